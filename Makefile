@@ -23,10 +23,10 @@ demo: $(VENV)/.live ## four trainings on a cluster of CPU slots, alone and inter
 demo-simulate: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under nine policies, write a report
 	@$(BIN)/plait demo --simulate --out $(DEMO)
 
-# One worker more than there are cores: tests of processes wait for a third of their time.
+# Two workers more than there are cores: tests of processes wait for a third of their time, and for each other's kernels.
 test: $(VENV)/.dev ## the test suite
 	$(BIN)/python -m pytest -m 'not engines' $(PYTEST_ARGS) \
-		--dist loadfile -n $$($(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
+		--dist loadfile -n $$($(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or 1) + 2))')
 
 # One at a time: each starts a cluster of its own, and they measure how soon things happen.
 test-engines: $(VENV)/.engines ## ... of whole clusters, of processes and on Ray, Slurm and PostgreSQL (half an hour)
@@ -56,7 +56,7 @@ doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules --doctest-ignore-import-errors \
 		--ignore=src/plait/live/store/migrations src/plait
 
-chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster (eight minutes); CHAOS_SEED=n another plan
+chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster, then with guests (20 minutes); CHAOS_SEED=n another plan
 	PLAIT_CHAOS=1 $(BIN)/python -m pytest -s tests/live/test_chaos.py -k for_minutes
 
 bench: $(VENV)/.dev ## speed, as ratios (about twenty minutes; see benchmarks/README.md)

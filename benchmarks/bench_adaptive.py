@@ -1,8 +1,8 @@
-"""A simulated day of 80 jobs that adapt their batch, on 32 GPUs: what the events save.
+"""A simulated day of 80 jobs that adapt their batch, on 32 GPUs: what events save over polling.
 
     python benchmarks/bench_adaptive.py [--quick]
 
-The named alternative is the same simulator asking every job every 30 s whether it wants another batch, as a live job
+The alternative is the same simulator, which checks every 30 s whether a job would change its batch, as a live job
 does; under `tiresias-l` jobs end at the same time either way, or the benchmark fails. `--quick` is 40 jobs on 16 GPUs.
 """
 

@@ -2,14 +2,13 @@
 
     python benchmarks/bench_adaptive_live.py [--quick]
 
-25 minutes; --quick is over in three, which restarts fill.
+Takes 25 minutes; `--quick` takes three, most of them for restarts.
 
-Real processes, real checkpoints, gradients reduced by gloo; passes over a batch take a time that is given, by sleeping,
-so that two cores are enough. Tiresias gives jobs the slots they ask for, one as `plait submit` does by default, or two;
-their batch adapts there too. Seconds are those from submission to end. What the simulator would have foretold is from
-the log of the run: decisions, batches and paces, by the throughput and gradient noise that jobs measured and what their
-starts and stops cost (`plait fidelity`). Beside it: what a restart cost, whether every sample came once in a pass, and
-the loss on data that nobody trained on.
+Real processes, real checkpoints, gradients reduced by gloo; each pass sleeps for a given time, so two cores are
+enough. Tiresias gives jobs the slots they ask for, one as `plait submit` does by default, or two; their batch adapts
+there, too. Seconds count from submission to end. The simulator's prediction comes from the log of the run, by the
+throughput and gradient noise that jobs measured and the measured costs of starts and stops (`plait fidelity`). The
+table also has the cost of a restart, whether each pass used every sample once, and the loss on held-out data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Who gets how many GPUs: exact allocation of adaptive jobs against the published genetic search.
+"""Exact allocation of GPUs to adaptive jobs against the published genetic search.
 
     python benchmarks/bench_allocation.py [--quick | --whole]
 
-Jobs of the six shipped models in the shares of the published workload, somewhere in their training, on an empty
-cluster of 4-GPU nodes; harmonic mean of speed-ups. A round is goodput tables, sizes and places. The search has tables
-too, and 100 generations. `--whole`: 200 instances of 20 to 160 jobs on 16 to 64 nodes, half an hour.
+Jobs of the six models in the shares of the published workload, at random points of their training, on an empty cluster
+of 4-GPU nodes; the objective is the harmonic mean of speed-ups. A round computes goodput tables, sizes and placements.
+The search also has tables, and 100 generations. `--whole`: 200 instances of 20 to 160 jobs on 16 to 64 nodes, half an
+hour.
 """
 
 from __future__ import annotations

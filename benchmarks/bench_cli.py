@@ -1,4 +1,4 @@
-"""How long a person waits for the command line: CPU seconds of fresh processes.
+"""CPU seconds of commands in fresh processes.
 
     python benchmarks/bench_cli.py [--quick]
 

@@ -1,9 +1,9 @@
-"""The live scheduler and many nodes: commands, heartbeats, memory of agents, rounds of a large cluster.
+"""The live scheduler with many nodes: commands, heartbeats, memory of agents, rounds of a large cluster.
 
     python benchmarks/bench_cluster.py [--quick]
 
-Nodes are simulated at the level of the agents' protocol (`plait.testing`), the service that they talk to is a real
-process. CPU seconds of the service are those of its process; agents' own are not in them.
+Nodes are simulated at the level of the agents' protocol (`plait.testing`); the service is a real process, and CPU
+seconds are those of this process, without agents.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/bench_forecast.py [--quick] [--busy-only | --quiet-only]
 
-Jobs come to a cluster of one slot, half of them plain scripts that say nothing, half attached ones with their number of
-iterations; each sleeps its time away, so that the benchmark itself is no load. Each job that waits 1.5 s after its
-submission is asked about as `plait explain` does, once; what came is compared with the interval that was said then. 50
-starts take about seven minutes. `busy`: so many processes as there are cores compute without end beside them.
+Jobs arrive at a cluster of one slot. Half of them are plain scripts without progress, half are attached and state their
+number of iterations; all sleep, so that the benchmark itself is no load. For each job that waits 1.5 s after its
+submission, the benchmark requests the estimate of `plait explain` once and compares its interval with the actual start.
+50 starts take about seven minutes. `busy`: as many processes as there are cores compute all the time.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/bench_gates.py [--quick]
 
 Mixes in units of 50 ms on storage, CPU, GPU, network: M4 = four jobs with 2 units on a different resource and 1 on the
-others; M2 = two jobs that bottleneck two slots apart; G4 = four jobs that want the GPU, where nothing can be gained.
-Seconds are wall time, until all jobs have done their iterations, filling and draining included: devices are clocks, so
-a busy host moves them little.
+others; M2 = two jobs whose bottlenecks are two slots apart; G4 = four jobs that need the GPU, where nothing can be
+gained. Seconds are wall time until all jobs have ended, including start and end phases. Devices are clocks, so a busy
+host changes them little.
 """
 
 from __future__ import annotations

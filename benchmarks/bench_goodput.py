@@ -3,8 +3,8 @@
     python benchmarks/bench_goodput.py [--quick]
 
 Jobs are drawn around the six published models (Pollux, OSDI'21; fits of its published measurements), with noise of
-5 % on each time measured. All fits of a row have the same profiles and the same start. The loss that each reaches is
-in the note: less is better.
+5 % on each measured time. All fits of a row have the same profiles and the same start. The note has the loss of each;
+less is better.
 """
 
 from __future__ import annotations

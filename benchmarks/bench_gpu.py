@@ -2,7 +2,7 @@
 
     python benchmarks/bench_gpu.py [--quick] [--cpu]
 
-Needs CUDA; `--cpu` goes the same ways on the CPU with tiny jobs, which tries the code and measures nothing.
+Needs CUDA; `--cpu` runs the same code on the CPU with tiny jobs, which tests it and measures nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gpu_cases as cases
+import gpu_sharing
 import torch
 from gpu_cases import TINY, WAYS, Shape
 
@@ -57,6 +58,16 @@ def details(device: str, shape: Shape) -> list[str]:
     ]
 
 
+def sharing(device: str, *, quick: bool) -> Iterator[str]:
+    """A guest beside a training and beside a server, and what else this machine could share by."""
+    small = {"width": 64, "layers": 3, "batch": 64}
+    size = small if device == "cpu" else {"width": 4096, "layers": 8, "batch": 2048}
+    seconds = 2.0 if device == "cpu" else 10.0 if quick else 60.0
+    yield from gpu_sharing.pairs(device, seconds, **size)
+    yield from gpu_sharing.serving(device, seconds, **size)
+    yield from gpu_sharing.available()
+
+
 def main(options: Sequence[str]) -> None:
     """Measure and print."""
     device = "cpu" if "--cpu" in options else "cuda"
@@ -66,6 +77,8 @@ def main(options: Sequence[str]) -> None:
     print(shape, flush=True)
     for jobs in (2, 4):
         print("\n".join(ways(device, shape, jobs)), flush=True)
+    for line in sharing(device, quick="--quick" in options):
+        print(line, flush=True)
     for line in (*details(device, shape), *environment(device)):  # last: this process has no context before
         print(line, flush=True)
 

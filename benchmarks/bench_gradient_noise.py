@@ -1,10 +1,10 @@
-"""What measuring gradient noise, accumulating and scaling the learning rate cost a training step.
+"""The cost of measuring gradient noise, accumulating and scaling the learning rate, per training step.
 
     python benchmarks/bench_gradient_noise.py [--quick]
 
 A network of 1.3 million parameters, batches of 64. Epochs of the plain loop and of the same loop with `Adaptive`
 alternate in one process, each with its own model and the same samples; the plain loop accumulates by hand where the
-other does. CPU seconds of a step are compared, with those of loading, which is torch's DataLoader in both.
+other does. CPU seconds of a step are compared, including loading by torch's DataLoader in both.
 """
 
 from __future__ import annotations

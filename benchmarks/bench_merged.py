@@ -2,9 +2,9 @@
 
     python benchmarks/bench_merged.py [--quick]
 
-The specification expects processes within 5 % of threads: taking turns needs no merging. What merging may save on a GPU
-(context switches, memory) is measured by bench_gpu.py. Besides: how late a thread wakes that shares the interpreter's
-lock.
+Processes should be within 5 % of threads, since taking turns needs no merging. `bench_gpu.py` measures what merging may
+save on a GPU (context switches, memory). This benchmark also measures how late a thread wakes that shares the
+interpreter's lock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from paced import Device, Played, _plain, _prefetching, play
 from plait.core.resources import Resource
 from plait.runtime.gate_choice import best_turns
 from plait.runtime.stage_gate import NullGate
+from plait.training.job import Job
 from plait.training.merged import InterleavePlan, jobs, run_merged
-from plait.training.noop_job import Job
 
 
 def play_merged(

@@ -1,10 +1,10 @@
-"""The engine against the naive reference simulator of the tests, at sizes the reference can do.
+"""The engine against the naive reference simulator of the tests, at sizes that the reference can handle.
 
     python benchmarks/bench_naive.py [--quick]
 
-The reference (`tests/reference/naive.py`) looks at every job at every instant. It is asked for the same decisions in
-the same world, and both must end with the same completion times, or nothing is printed. Its time grows with the
-square of the trace and worse, so the ratio grows with the size: two sizes are shown, and none is extrapolated.
+The reference (`tests/reference/naive.py`) visits every job at every event. It makes the same decisions in the
+same world, and both must end with the same completion times, or nothing is printed. Its time grows at least with the
+square of the trace, so the ratio grows with the size: two sizes are shown, and none is extrapolated.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python benchmarks/bench_preemption.py [--jobs N] [--seed N] [--data DIR] [--trace TEXT] [--policies A,B]
     python benchmarks/bench_preemption.py --mixed [--jobs N]                        policies on plain and attached jobs
 
-Before and after: the same jobs with every policy stopping and moving whom it likes and Muri grouping anew at each
-decision (`FREELY`, `sticky=off`), as published, and with the rule and sticky groups, which are the default. Muri's
-traces are read from DIR, Philly-like ones are drawn, by the seed; `--jobs` takes the first jobs of each only.
+Before and after: the same jobs as published, where policies stop and move any job and Muri groups from scratch at each
+decision (`FREELY`, `sticky=off`), and with the rule and sticky groups, which are the default. Muri's traces are read
+from DIR, Philly-like ones are drawn by the seed; `--jobs` takes only the first jobs of each.
 
-Mixed: half of the jobs of a Philly-like trace are plain: they have no checkpoint to go on from and no stage profile.
+Mixed: half of the jobs of a Philly-like trace are plain, so they have neither checkpoints nor stage profiles.
 """
 
 from __future__ import annotations

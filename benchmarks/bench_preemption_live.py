@@ -1,11 +1,10 @@
-"""Plain and attached scripts in one queue on a live cluster, policy by policy: what each costs whom.
+"""Plain and attached scripts in one queue on a live cluster: completion times of both under each policy.
 
     python benchmarks/bench_preemption_live.py [--quick] [POLICY ...]
 
-Two slots; every job sleeps its time away, so that the policy and the restarts are all that is timed. The same
-submissions under each policy: half of the jobs are plain scripts that begin at the beginning whenever they are stopped,
-half call `attach` and go on. Wall seconds, compared with `fifo` in the same run; work that was lost is the cluster's
-own figure. `--quick`: a third of the jobs.
+Two slots; every job sleeps, so only the policy and the restarts take time. Each policy gets the same submissions: half
+of the jobs are plain scripts, which start over after a stop, and half call `attach` and resume. Figures are wall
+seconds, relative to `fifo` in the same run; lost work is the cluster's own figure. `--quick`: a third of the jobs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Muri's evaluation run again: seconds a figure, and how many times faster than the artifact's README says it took.
+"""CPU seconds of each figure of Muri's evaluation, and the speed-up over the times in the artifact's README.
 
     PLAIT_DATA=folder-with-muri python benchmarks/bench_reproduce.py [--quick]
 
 The artifact's README gives 2, 4, 2, 2 and 1 days for figures 9 to 13 over all ten traces, on hardware it does not name
-and in wall time; ours are CPU seconds over the traces that are there, with and without plait's own world. `--quick`
+and in wall time; ours are CPU seconds over the available traces, with and without plait's own world. `--quick`
 takes the first 200 jobs of each trace. The 60.0 CPU seconds of the released simulator for Muri-S on trace 3 were
 measured once on a machine with two shared cores, as these are.
 """

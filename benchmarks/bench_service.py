@@ -1,9 +1,9 @@
-"""The live service: submissions, listing, a round over a long queue, and coming back.
+"""The live service: submissions, listing, a round over a long queue, and a restart.
 
     python benchmarks/bench_service.py [--quick]
 
-Submissions go through a real service process over HTTP, one after the other, from one client; the rest asks the engine
-and the store themselves. Wall seconds, as users wait for them, and the goals are those of the specification.
+Submissions go to a real service process over HTTP, one after the other, from one client; all else calls the engine and
+the store directly. Figures are wall seconds, for which users wait.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     python benchmarks/bench_sharing_macro.py [--random 50] [--seconds 600] [--seeds 3] [--guests]
 
-One line a pattern, quantum and way of sharing: the part of the slack, the part of the whole GPU and the guaranteed
-slowdown of each model, the mean over seeds of so many virtual seconds from a cold start; random patterns by turns with
-the law and with the gate. `--guests`: two and three opportunistic jobs at once instead of one. Then how many lie within
-15 %, and the worst. The source of the section on the macro model in docs/explanation/sharing-law.md; with the defaults
-half an hour.
+One line per pattern, quantum and mode: the part of the slack, the part of the whole GPU and the guaranteed slowdown of
+each model, as means over seeds from a cold start; random patterns alternate between the law and the gate. `--guests`:
+two and three opportunistic jobs instead of one. The last lines count the cells within 15 % and name the worst. The
+section on the macro model in docs/explanation/sharing-law.md has these figures; the defaults take half an hour.
 """
 
 from __future__ import annotations

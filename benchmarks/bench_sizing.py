@@ -1,9 +1,9 @@
-"""A decision of each policy that chooses sizes: from a view to a plan that names GPUs, CPU seconds.
+"""CPU seconds of a decision of each policy that chooses sizes, from a view to a plan that names GPUs.
 
     python benchmarks/bench_sizing.py [--quick]
 
 Adaptive jobs of one scalable model with different noise and speed, all running, one round later. Then whole
-simulations of jobs that do not adapt, whose quiet rounds are not decided, beside the same with every round decided.
+simulations of jobs that do not adapt, with rounds without changes skipped, and with a decision in every round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What plait adds to a training process: step hooks, stage marks, and how long a checkpoint stops training.
+"""The overhead of plait in a training process: step hooks, stage marks, and the pause of a checkpoint.
 
     python benchmarks/bench_training.py [--quick]
 

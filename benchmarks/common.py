@@ -1,8 +1,8 @@
-"""What every benchmark shares: traces, CPU seconds, medians, a table of ratios.
+"""Shared code of all benchmarks: traces, CPU seconds, medians, a table of ratios.
 
-CPU seconds are those of this process, user and system, all threads (`time.process_time`): on a machine that is
-shared they move far less than wall time. Everything is run once, small, before it is measured, so that compiling
-is not counted; each figure is a median of the stated number of runs.
+CPU seconds are those of this process, user and system, all threads (`time.process_time`): on a shared machine they
+vary far less than wall time. A small run precedes each measurement, so that compilation does not count; each figure is
+a median of the stated number of runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Real training on a GPU (or, to try the code, on the CPU): alone, at once, taking turns, in processes and merged.
 
-What `bench_gpu.py` prints and `tests/gpu` checks. Every function takes the device it runs on; jobs are made of stages
-that are marked, with yield points between the layers, so the same code runs under a `Job` and under bare marks and a
-gate.
+`bench_gpu.py` prints these figures and `tests/gpu` checks them. Every function takes its device. Jobs consist of marked
+stages with yield points between the layers, so the same code runs under a `Job` and with bare marks and a gate.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -33,8 +33,8 @@ from plait.core.turns import lock_step_s
 from plait.runtime.gate_choice import best_turns
 from plait.runtime.gates import Group, GroupMember, NullGate, make_group, open_gate
 from plait.runtime.page import Page
+from plait.training.job import Job
 from plait.training.merged import InterleavePlan, run_merged
-from plait.training.noop_job import Job
 from plait.training.stages import Stages
 
 CPU, GPU = Resource.CPU, Resource.GPU
@@ -328,9 +328,11 @@ def barrier_round(device: str, shapes: Sequence[Shape]) -> Round:
         rows.append([busy / shape.steps for busy in stages.busy_s])
     turns, _ = best_turns(rows)
     got: dict[int, Trained] = {}
+    start = threading.Barrier(len(shapes), timeout=60)  # or a small job may have ended before another begins
 
     def job_of(index: int) -> Callable[[Job], None]:
         def work(job: Job) -> None:
+            start.wait()
             got[index] = train(job, device, shapes[index])
 
         return work

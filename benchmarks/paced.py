@@ -1,8 +1,9 @@
 """Jobs on paced devices, each job a process: what interleaving brings, without the noise of real work.
 
-A device serves requests first come first served, 5 ms each, and nothing interrupts one. It is a clock: a request gets
-the next free 5 ms and sleeps until they are over, so a busy host hardly matters, and two jobs never use a device at
-the same time, gate or not. Within a stage a job has the next request ready when one ends, as a GPU has the next kernel.
+A device serves requests of 5 ms each, first come, first served, without interruption. It is a clock: a request takes
+the next free 5 ms and sleeps until they are over. So a busy host hardly matters, and two jobs never use a device at
+the same time, with or without a gate. Within a stage a job has the next request ready when one ends, as a GPU has the
+next kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All benchmarks, each in a process of its own, one after the other: `make bench`.
+"""Run all benchmarks in turn, each in its own process: `make bench`.
 
 python benchmarks/run.py [--quick]
 """
@@ -28,6 +28,7 @@ SCRIPTS = {
     "Muri's evaluation": ["bench_reproduce.py"],
     "Goodput of adaptive jobs": ["bench_goodput.py"],
     "Simulated adaptive jobs": ["bench_adaptive.py"],
+    "Networks": ["bench_network.py"],
     "Training": ["bench_training.py"],
     "Gradient noise": ["bench_gradient_noise.py"],
     "The live service": ["bench_service.py"],

@@ -17,6 +17,8 @@ from plait.core.errors import PlaitError
 from plait.core.options import declared
 from plait.live.protocol.job import Batch, Job, Profile, key_of
 from plait.live.service.options import ServiceOptions
+from plait.network.topology.cluster_file import LinkTable, NodesTable, SwitchTable
+from plait.network.topology.shapes import SHAPES
 from plait.policies.catalog import CATALOG, citations
 from plait.report.metrics import METRICS
 from plait.reproduce.worlds import SUMMARIES, published_world
@@ -27,12 +29,18 @@ from plait.traces.synthetic.generate import ADAPTIVE, PRESETS
 
 POLICIES_INTRO = """
 Written from the catalog; `plait policies` prints the same. An option follows the name:
-`tiresias-l:thresholds=3250/7200,knob=8`. *Knows* is what the policy is told about jobs.
+`tiresias-l:thresholds=3250/7200,knob=8`. *Knows* is what the policy knows about jobs.
 Every policy takes `quota`, too: GPUs of projects, in all or by kind, such as `fifo:quota=vision=32/speech@v100=16/*=8`.
 """
 OPTIONS_INTRO = """
 Written from the declarations of which the parsers are made. `plait submit --schema` prints what a job file may say as
 JSON Schema; [submit jobs](../how-to/submit-jobs.md) has examples.
+"""
+CLUSTER_FILE_INTRO = """
+Written from the declarations of which the reader is made. [Describe a network](../how-to/describe-a-network.md) has
+examples. `nodes` is a text as `--cluster` takes it (`nodes = "16x8@4"`) or one table `[[nodes]]` for each kind of node.
+`[network]` is optional: with `topology` it is built, and `[[network.switches]]` and `[[network.links]]` change switches
+by `id` and links by `ends`; without, these tables list all switches and links.
 """
 SUMMARY_ALSO = """
 A summary also has the labels of the run (`trace`, `policy`, `world`, `seed`, `cluster` and the settings), the counts
@@ -43,7 +51,7 @@ A summary also has the labels of the run (`trace`, `policy`, `world`, `seed`, `c
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
-    for make in (cli, options, policies, metrics, traces, worlds):
+    for make in (cli, options, cluster_file, policies, metrics, traces, worlds):
         files.append(File.generated(config, f"reference/{make.__name__}.md", content=make()))
     return files
 
@@ -132,7 +140,7 @@ def traces() -> str:
             "",
             "## Formats",
             "",
-            "The format is told by the header; `--format` names it where that is not possible.",
+            "The format is recognised by the header; `--format` names it where that is not possible.",
             "",
             table(
                 ("format", "units", "published as", "licence"),
@@ -217,6 +225,18 @@ def options() -> str:
     ):
         rows = ((code(name(one)), _said(one.option), one.unit, _default(one)) for one in declared(kind))
         out += [f"## {title}", "", table(head, rows), ""]
+    return "\n".join(out)
+
+
+def cluster_file() -> str:
+    """What a cluster file may say, and the topologies of `--network`."""
+    head = ("name", "meaning", "default")
+    out = ["# Cluster files and topologies", "", CLUSTER_FILE_INTRO, ""]
+    kinds = {"`[[nodes]]`": NodesTable, "`[[network.switches]]`": SwitchTable, "`[[network.links]]`": LinkTable}
+    kinds |= {f'`[network]` with `topology = "{name}"`, or `--network {name}`': SHAPES[name] for name in SHAPES}
+    for title, kind in kinds.items():
+        rows = ((code(one.name), one.option.help, _default(one) or code("0")) for one in declared(kind))
+        out += [f"## {title}", "", (kind.__doc__ or "").partition("\n")[0], "", table(head, rows), ""]
     return "\n".join(out)
 
 

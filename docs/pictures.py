@@ -3,11 +3,13 @@
 python docs/pictures.py                  those of `make demo-simulate`; the screenshot only where there is a Chromium
 python docs/pictures.py goodput          those of goodput, from plait's fit of ResNet18 on CIFAR-10
 python docs/pictures.py DATA rows.json   those about Muri, from its traces and `plait reproduce muri --json rows.json`
+python docs/pictures.py antman rows.json those about AntMan, from `plait reproduce antman --json rows.json`
 
 Needs the package with [sim].
 """
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -67,6 +69,19 @@ def muri(data: Path, rows: Path) -> None:
         (ASSETS / f"muri-worlds-{metric.removesuffix('_s')}.svg").write_text(svg, encoding="utf-8")
 
 
+def antman(rows: Path) -> None:
+    """What others take over AntMan's time by the offered load, and the published ratios."""
+    found = [row for row in json.loads(rows.read_text(encoding="utf-8"))["rows"] if row["section"] == "load"]
+    for what, title in (("jct", "Mean JCT over AntMan's"), ("makespan", "Makespan over AntMan's")):
+        bars = []
+        for row in found:
+            if row["variant"] != "antman":
+                published = row[what]["published"] or math.nan
+                bars.append(GroupedBar(row["at"], row["variant"], row[what]["ours"], published, published))
+        text = f"{title}, durations up to 6 h; the line across a bar is the published ratio"
+        (ASSETS / f"antman-{what}.svg").write_text(grouped_bars_svg(text, bars, width=900), encoding="utf-8")
+
+
 def goodput() -> None:
     """Throughput, efficiency and goodput of one model over its batch, and its best goodput over the GPUs."""
     theta = np.array([[0.01866, 0.0006798, 0.09152, 0.002525, 0.01540, 5e-8, 1.277]])  # docs/explanation/pollux.md
@@ -124,6 +139,8 @@ def demo() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["goodput"]:
         goodput()
+    elif sys.argv[1:2] == ["antman"]:
+        antman(Path(sys.argv[2]))
     elif len(sys.argv) == 3:
         muri(Path(sys.argv[1]), Path(sys.argv[2]))
     else:

@@ -23,6 +23,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "plait"))
 compiled_once.compile_once()
 
 ROOT = Path(__file__).resolve().parents[1]
+_kill = os.kill
+
+
+def _kill_one(pid: int, number: int) -> None:
+    """Refuse 0, -1 and 1: a pid that is not known yet would end the tests with all that they are part of."""
+    assert pid > 1, f"signal {number} to {pid}: the process is not known yet; wait until it is"
+    _kill(pid, number)
+
+
+os.kill = _kill_one
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What jobs of the contract suite do, as a real process: steps at a pace, fenced checkpoints, an end as it is told.
+"""What jobs of the contract suite do, as a real process: steps at a pace, fenced checkpoints, the end it is given.
 
 contract_job.py steps=40 pace_s=0.05 every=10 exit_code=0 keep=FOLDER stubborn=1: see `plait.testing.programs.Program`.
 With until=FILE it goes on after its steps until that file exists.

@@ -19,12 +19,13 @@ from urllib.parse import urlsplit
 from backend_worlds import GPUS, LOST_S, POLICY, SCRIPT, Json, World
 from repeating_proxy import Between
 
-from plait.live.agent import journal, procs
-from plait.live.agent.procs import Process
+from plait.live.agent import journal
 from plait.live.backends.base import NodeBackend
 from plait.live.backends.local import LocalBackend
 from plait.live.client.client import Client, NotRunning, read_service_file
 from plait.live.protocol.wire import NodeInfo, Observed, Seen, to_json
+from plait.live.system import procs
+from plait.live.system.procs import Process
 
 
 class Served(World):
@@ -185,7 +186,7 @@ class Served(World):
 
     @contextlib.contextmanager
     def confused(self) -> Iterator[object]:
-        """Agents that start anew find a go-between in the service's place."""
+        """Agents that restart find a go-between in the service's place."""
         said = self.layout.service_file.read_text()
         between = Between(urlsplit(self.client.url).netloc)
         try:

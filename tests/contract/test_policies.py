@@ -24,6 +24,7 @@ from plait.sim.contract import CONTRACTS, check_policy
 VARIANTS = (
     "fifo-backfill:reserve_after_s=100",
     "yarn-cs:shares=2/1",
+    "yarn-cs:preempt=on",
     "srsf:min_run_s=300",
     "srsf:quantum_s=50",
     "2d-las:quantum_s=60",

@@ -2,7 +2,7 @@
 
 `trace.jsonl` has a line a decision: what was seen, and the directives. In it a guaranteed job starts beside two
 opportunistic jobs, is measured, has a burst of memory, changes its label and ends. After a change of the laws that is
-meant, record it anew: PLAIT_RECORD=1 pytest tests/golden/test_sharing_law.py
+meant, record it again: PLAIT_RECORD=1 pytest tests/golden/test_sharing_law.py
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from plait.live.agent import procs
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import (
     VERSION,
@@ -31,11 +30,12 @@ from plait.live.protocol.wire import (
     from_json,
     to_json,
 )
+from plait.live.system import procs
 
 DEADLINE_S = 20.0
 TOKEN = "enrolment-token"
-#: How a service of version 1 answers somebody of a later one.
-REFUSAL = Path(__file__).parents[1] / "golden" / "wire" / "refusal_v1.json"
+#: How a service of version 2 answers somebody of a later one.
+REFUSAL = Path(__file__).parents[1] / "golden" / "wire" / "refusal_v2.json"
 
 
 def until(true: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S, look_s: float = 0.02) -> Any:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.live.agent import procs
 from plait.live.backends.ray.local_cluster import RayCluster, RayProcessGroup
 from plait.live.layout import Layout
+from plait.live.system import procs
 
 #: Ray's own is a minute: it is to find out within the test. Never so tight where people work.
 HEALTH = {

@@ -16,7 +16,7 @@ import pytest
 from agent_world import World, group, until
 
 import plait
-from plait.live.agent import procs
+from plait.live.system import procs
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Everything is killed, stopped or filled up at random moments, and no job is lost, done twice, or changed by a bit.
 
-`make chaos` is the long form: 30 jobs, 50 faults; PLAIT_SLOW=1 takes 6 jobs and 10 faults, not 4 and 8. CHAOS_SEED is
-the plan of faults (it is printed), PLAIT_CHAOS=1 switches the long form on.
+Hosts and guests on the same slots are disturbed likewise, and nobody is stopped for somebody else. `make chaos` is the
+long form of both: 30 jobs, 50 faults; PLAIT_SLOW=1 takes 6 jobs and 10 faults, not 4 and 8. CHAOS_SEED is the plan of
+faults (it is printed), PLAIT_CHAOS=1 switches the long form on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +32,8 @@ pytestmark = [
 ]
 
 from plait.core.errors import PlaitError  # noqa: E402
-from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
+from plait.forecast.log_replay import LoggedEntry, replay, stored_rows  # noqa: E402
+from plait.live.scheduler.state import State  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.testing import (  # noqa: E402
     Chaos,
@@ -99,6 +102,9 @@ class Trial:
     lost_s: float
     seeds: int = 1  # different trainings of each width
     seed: int = SEED
+    slots: int = 4
+    policy: str = "muri-l"
+    classes: Sequence[str] = ("guaranteed",)
 
     def run(self) -> None:
         draw = random.Random(self.seed)
@@ -107,8 +113,8 @@ class Trial:
         shapes = [(world, draw.randrange(self.seeds)) for world in worlds]
         out = self.tmp / "out"
         out.mkdir()
-        options = {"policy": "muri-l", "round": 2, "lost": self.lost_s, "grace": 5}
-        cluster = Cluster(self.tmp / "home", nodes=2, slots=4, options=options)
+        options = {"policy": self.policy, "round": 2, "lost": self.lost_s, "grace": 5}
+        cluster = Cluster(self.tmp / "home", nodes=2, slots=self.slots, options=options)
         undisturbed = Undisturbed(self.tmp / "alone")
         begin = time.monotonic()
         plan = plan_faults(self.seed, self.faults, every_s=self.every_s, longest_s=2.0 * self.lost_s)
@@ -122,8 +128,7 @@ class Trial:
                 finally:
                     chaos.end()
                 people.join()
-                for world, seed in shapes:
-                    undisturbed.start(world, seed)
+                self._run_undisturbed(undisturbed, shapes)
             starts = sum(epoch for _, _, _, epoch in _jobs(cluster.layout.database))
             kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(f.kind for f in chaos.done).most_common())
             print(f"chaos: seed {self.seed}: {self.jobs} jobs in {starts} attempts, {time.monotonic() - begin:.0f} s")
@@ -134,17 +139,28 @@ class Trial:
             assert len(chaos.done) == self.faults
             self._check_log(cluster)
             for i, (world, seed) in enumerate(shapes):
-                self._check_weights(out, numbers[f"chaos-{i}"], undisturbed.weights(world, seed))
+                self._check_weights(out, numbers[f"chaos-{i}"], self._right(undisturbed, world, seed))
         finally:
             undisturbed.close()
+
+    def _run_undisturbed(self, undisturbed: Undisturbed, shapes: list[tuple[int, int]]) -> None:
+        for world, seed in shapes:
+            undisturbed.start(world, seed)
+
+    def _right(self, undisturbed: Undisturbed, world: int, seed: int) -> list[bytes]:
+        return undisturbed.weights(world, seed)
+
+    def _command(self, out: Path, seed: int) -> list[str]:
+        return [sys.executable, str(SCRIPT), str(out), str(seed), str(self.pause_s)]
 
     def _submit(self, cluster: Cluster, shapes: list[tuple[int, int]], out: Path) -> None:
         """One by one, as people do; whoever gets no answer looks whether the job is there before asking again."""
         for i, (world, seed) in enumerate(shapes):
             job = {
                 "name": f"chaos-{i}",
-                "command": [sys.executable, str(SCRIPT), str(out), str(seed), str(self.pause_s)],
+                "command": self._command(out, seed),
                 "gpus": world,
+                "class": self.classes[i % len(self.classes)],
                 "retries": 100,
                 "checkpoint_s": 0.5,
                 "profile": MIXES[i % len(MIXES)],
@@ -210,6 +226,54 @@ class Trial:
             assert [p.name for p in written if p.read_bytes() != weights] == []
 
 
+@dataclass
+class GuestTrial(Trial):
+    """The same for hosts and guests: nobody is stopped for somebody else, nobody runs out of memory."""
+
+    slots: int = 2
+    policy: str = "antman:max_per_gpu=2"
+    classes: Sequence[str] = ("guaranteed", "opportunistic", "auto")
+
+    def _check_log(self, cluster: Cluster) -> None:
+        super()._check_log(cluster)
+        store = Store.open(cluster.layout.database)
+        try:
+            entries = [json.loads(row.entry) for row in store.entries()]
+            asked = Counter(e["why"] for e in entries if e["type"] == "StopAsked")
+            assert asked.keys() <= {"failed", "start", "requeue", "lost"}, asked
+            assert [e for e in entries if "GPU memory" in str(e.get("reason"))] == []
+            shared, last = Counter(), {}
+
+            def watch(state: State, row: LoggedEntry) -> None:
+                """How often a host and a guest had a GPU together, and which guests became hosts."""
+                for here in state.groups.shared.values():
+                    shared["shared"] += len({state.groups.by_job[job].guest for job in here}) == 2
+                for job, group in state.groups.by_job.items():
+                    attempt = state.jobs[job].live
+                    if attempt is not None:
+                        shared["promoted"] += last.get((job, attempt.epoch)) is True and not group.guest
+                        last[job, attempt.epoch] = group.guest
+
+            assert replay(stored_rows(store), observe=watch).difference is None
+            print(f"chaos: {shared['promoted']} promotions; stops: {dict(asked)}", flush=True)
+            assert shared["shared"] > 0
+        finally:
+            store.close()
+
+
+class PageTrial(GuestTrial):
+    """With jobs that are no trainings: they report steps by hand, and are done sooner."""
+
+    def _command(self, out: Path, seed: int) -> list[str]:
+        return [sys.executable, str(SCRIPT.with_name("page_job.py")), str(out), str(400 + 100 * seed)]
+
+    def _run_undisturbed(self, undisturbed: Undisturbed, shapes: list[tuple[int, int]]) -> None:
+        pass
+
+    def _right(self, undisturbed: Undisturbed, world: int, seed: int) -> list[bytes]:
+        return [b"the end"] * world
+
+
 def _jobs(database: Path) -> list[tuple[int, str, str, int]]:
     """Number, name, state and epoch of all jobs, read beside the service, which may be dead or stopped just now."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5.0)) as store:
@@ -228,6 +292,21 @@ def test_nothing_is_lost_whatever_is_killed(tmp_path):
         pause_s=0.08,
         submit_s=1.0,
         lost_s=8.0,
+    ).run()
+
+
+@pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="set PLAIT_SLOW=1")
+def test_no_guest_is_ended_for_its_host_whatever_is_killed(tmp_path):
+    PageTrial(
+        tmp_path, jobs=9, faults=12, widest=2, patience_s=300, every_s=1.0, pause_s=0.0, submit_s=0.5, lost_s=8.0
+    ).run()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("PLAIT_CHAOS") != "1", reason="the long form: make chaos")
+def test_guests_train_beside_their_hosts_whatever_is_killed_for_minutes(tmp_path):
+    GuestTrial(
+        tmp_path, jobs=30, faults=50, widest=3, patience_s=1500, every_s=6.0, pause_s=0.1, submit_s=3.0, lost_s=6.0
     ).run()
 
 

@@ -14,11 +14,11 @@ import pytest
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from plait.core.errors import InputError  # noqa: E402
-from plait.live.agent import procs  # noqa: E402
 from plait.live.agent.lease import Lease, NodeLease  # noqa: E402
 from plait.live.agent.processes import container, launch  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
+from plait.live.system import procs  # noqa: E402
 
 #: Notes its arguments, then runs what follows the image, as the real ones do.
 FAKE = """#!/bin/sh

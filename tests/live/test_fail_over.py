@@ -24,14 +24,14 @@ pytestmark = [
 ]
 
 from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
-from plait.live.agent import procs  # noqa: E402
 from plait.live.backends.local import LocalBackend  # noqa: E402
 from plait.live.client.client import Client  # noqa: E402
+from plait.live.discovery import records  # noqa: E402
 from plait.live.layout import Layout, make_private  # noqa: E402
 from plait.live.protocol.wire import NodeInfo, Observed, to_json  # noqa: E402
-from plait.live.service.discovery import records  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.live.supervisor.services import process_of, processes  # noqa: E402
+from plait.live.system import procs  # noqa: E402
 from plait.testing import leaks  # noqa: E402
 
 #: Nothing here takes so long on any machine.

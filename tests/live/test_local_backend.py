@@ -12,11 +12,11 @@ import pytest
 from agent_world import TOKEN, World, until
 
 from plait.core.errors import InputError
-from plait.live.agent import procs
 from plait.live.agent.monitor import Gpu
 from plait.live.backends import local
 from plait.live.backends.local import LocalBackend, LocalNode, Machine, detect, divide
 from plait.live.layout import Layout, make_private
+from plait.live.system import procs
 
 PATIENT = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
 

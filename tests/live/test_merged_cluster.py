@@ -22,8 +22,8 @@ pytestmark = [
 ]
 
 from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
-from plait.live.agent import procs  # noqa: E402
 from plait.live.store import Store  # noqa: E402
+from plait.live.system import procs  # noqa: E402
 from plait.testing import Cluster, leaks  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from agent_world import World, group, until
 
-from plait.live.agent import procs
 from plait.live.agent.agent import Agent, Settings
 from plait.live.agent.processes import launch
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Run, Seen
+from plait.live.system import procs
 
 #: Steps until told to end; says where it runs. Torch is kept out: these are about processes.
 SCRIPT = """

@@ -23,13 +23,13 @@ from small_ray import SmallRay, why_not
 
 from plait.core.errors import InputError
 from plait.forecast.log_replay import replay, stored_rows
-from plait.live.agent import procs
 from plait.live.backends.ray.backend import RayBackend
 from plait.live.backends.ray.local_cluster import HEAD
 from plait.live.client.client import Client
 from plait.live.layout import Layout
 from plait.live.store import Store
 from plait.live.supervisor.down import job_processes, kill_jobs
+from plait.live.system import procs
 
 pytestmark = [
     pytest.mark.engines,

@@ -19,7 +19,7 @@ pytestmark = [
 
 from test_end_to_end import Shell  # noqa: E402
 
-from plait.live.service.discovery import records  # noqa: E402
+from plait.live.discovery import records  # noqa: E402
 from plait.live.supervisor import daemon  # noqa: E402
 from plait.live.supervisor.down import job_processes  # noqa: E402
 from plait.live.supervisor.services import process_of, processes  # noqa: E402
@@ -58,7 +58,7 @@ def test_it_takes_over_is_kept_and_comes_back_as_it_was(plait: Shell, postgres: 
     words = ("--nodes", 1, "--gpus-per-node", 2, "--fake", "--policy", "fifo", "--round", 0.2, "--port", ports["1"])
     assert "--db postgresql://host/name" in plait("up", "--standby", code=2)
     plait("up", "--db", postgres(), *words)
-    assert f"stands by at http://127.0.0.1:{ports['2']};" in plait("up", "--standby", "--port", ports["2"])
+    assert f"standby service runs at http://127.0.0.1:{ports['2']};" in plait("up", "--standby", "--port", ports["2"])
     assert "runs already" in plait("up", "--standby", code=2)
     assert f"cannot listen on port {ports['2']}" in plait(
         "up", "--standby", "--name", "c", "--port", ports["2"], code=2
@@ -76,6 +76,6 @@ def test_it_takes_over_is_kept_and_comes_back_as_it_was(plait: Shell, postgres: 
 
     assert "2 services are stopped" in plait("down")
     plait("up")
-    assert f"stands by at http://127.0.0.1:{ports['2']};" in plait("up", "--standby")
+    assert f"standby service runs at http://127.0.0.1:{ports['2']};" in plait("up", "--standby")
     assert role(plait, "1") == "leader"
     assert plait.until(job, "running")["starts"] == 1

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 
-from plait.live.client import tls
+from plait.live import tls
 from plait.live.client.client import Client, NotRunning
 from plait.live.layout import Layout
 

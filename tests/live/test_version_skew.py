@@ -1,4 +1,4 @@
-"""An upgrade while jobs run: the service and agents of version 1 of the protocol, as they were, beside ours.
+"""An upgrade while jobs run: the service, agents and libraries of the version before, as they were, beside ours.
 
 Those come from the history of the repository, so this needs a clone that has it.
 """
@@ -27,8 +27,8 @@ from manual_cluster import HandCluster, alone  # noqa: E402
 import plait  # noqa: E402
 from plait.live.supervisor.down import job_processes  # noqa: E402
 
-#: The last commit that spoke version 1.
-VERSION_1 = "817de312c3ccfd296337e532f1b8620448287a26"
+#: The last commit that spoke version 2, of messages and of pages.
+BEFORE = "1c74e6b2aca87cf7682f7ab6a0934a3e9964b078"
 OURS = Path(plait.__file__).parents[1]
 #: After each step until `hurry`: minutes in all, so that no training is over before the last upgrade.
 PAUSE_S = 3.0
@@ -36,17 +36,17 @@ PAUSE_S = 3.0
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources that spoke version 1."""
+    """The sources that spoke the version before."""
     root = Path(__file__).parents[2]
-    command = ["git", "-C", str(root), "archive", VERSION_1, "src"]
+    command = ["git", "-C", str(root), "archive", BEFORE, "src"]
     try:
         packed = subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip(
-            f"the sources that spoke version 1 (commit {VERSION_1[:7]}) are not here; in a shallow clone get them by "
-            f"`git fetch --depth 1 origin {VERSION_1}` or `git fetch --unshallow`"
+            f"the sources that spoke version 2 (commit {BEFORE[:7]}) are not here; in a shallow clone get them by "
+            f"`git fetch --depth 1 origin {BEFORE}` or `git fetch --unshallow`"
         )
-    folder = tmp_path_factory.mktemp("version-1")
+    folder = tmp_path_factory.mktemp("version-2")
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")
     return folder / "src"
@@ -92,7 +92,7 @@ def test_service_agents_and_libraries_are_upgraded_in_any_order_and_jobs_go_on(
         assert [(a["epoch"], a["state"]) for a in found["attempts"]] == [(1, "finished")]
         assert (out / f"{job}-e1-r0.bin").read_bytes() == alone(tmp_path / f"alone-{seed}", seed)
 
-    # Our agent has come forward with the service: only version 2 has a last word.
+    # Our agent has come forward with the service, and says its last word.
     assert cluster.end_agent("n1") == 0
     assert cluster.states()["n1"] == "left"
     with cluster.client as client:

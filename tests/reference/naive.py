@@ -83,11 +83,12 @@ class Job:
     waits_since_s: float = 0.0
     first_start_s: float = math.nan
     last_start_s: float = math.nan
+    slow_since_s: float = math.nan  # nobody shares a GPU here, so nobody is slow
     starts: int = 0
     preemptions: int = 0
     failures: int = 0
     promotions: int = 0
-    rank: int = 1 << 60
+    position: int = 1 << 60
     level: int = -1
     shared_speed: float = math.nan
     promoted_at_service: int = 0
@@ -431,14 +432,14 @@ class Naive:
         turns, lock_step = turns_of(choice)
         for members, _ in choice.groups:
             again = lambda n: (turns[n], n in lock_step) != (self.jobs[n].turn, self.jobs[n].in_lock_step)  # noqa: E731
-            anew = any(again(n) for n in members)
+            renewed = any(again(n) for n in members)
             for n in members:
                 self.jobs[n].turn, self.jobs[n].in_lock_step = turns[n], n in lock_step
             for n in members:
-                if anew or n in started or set(members) != set(self.jobs[n].company):
+                if renewed or n in started or set(members) != set(self.jobs[n].company):
                     self.pace(self.jobs[n], members, self.now)
         for place, n in enumerate(choice.order):
-            self.jobs[n].rank = place
+            self.jobs[n].position = place
         for n, level in zip(choice.order, choice.levels, strict=False):
             self.jobs[n].level = level
         self.last_group = {n: i for i, (members, _) in enumerate(choice.groups) for n in members}
@@ -489,7 +490,7 @@ class Naive:
             "run_s": np.array([j.held_by(now) / 1e3 for j in jobs]),
             "pending_since_s": state("waits_since_s"),
             **{name: state(name) for name in REMEMBERED},
-            # all save when they are told to stop, which then loses less than anybody's patience
+            # all save at a stop request, which then loses less than any patience
             "checkpoints": np.full(len(jobs), int(Checkpoints.ON_STOP)),
             **{name: np.zeros(len(jobs)) for name in ("saved_run_s", "restart_s")},
             "running_group": np.array([self.last_group.get(j.number, -1) for j in jobs], dtype=np.int64),
@@ -510,7 +511,9 @@ SPEC_FLOATS = (
 #: none of these jobs adapts its batch
 ADAPTIVE = ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch", "accumulates")
 REMEMBERED = (
-    "first_start_s", "last_start_s", "starts", "preemptions", "failures", "promotions", "rank", "level", "shared_speed",
+    "first_start_s", "last_start_s", "slow_since_s", "starts",
+    "preemptions", "failures", "promotions", "position", "level",
+    "shared_speed",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the commands that talk to the service share: options, the client, times and tables for people."""
+"""What all commands that talk to the service share: options, the client, times and tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def client(home: str | None) -> Client:
-    """The service the user means."""
+    """The client of the service that serves this home folder."""
     # Importing httpx brings its own command line along, and with it half of the time of `plait ls`.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     from plait.live.client.client import Client
@@ -37,7 +37,7 @@ def print_json(value: Any) -> None:
 
 
 def seconds(text: str) -> float:
-    """What people write for a time; `InputError` for what is none.
+    """Seconds of a duration such as `30m`; `InputError` if it is not one.
 
     >>> seconds("90"), seconds("30m"), seconds("1.5h"), seconds("30d")
     (90.0, 1800.0, 5400.0, 2592000.0)
@@ -56,7 +56,7 @@ def seconds(text: str) -> float:
 
 
 def progress(job: dict[str, Any]) -> str:
-    """Iterations done, of how many."""
+    """Completed iterations, as a share of the total if it is known."""
     adaptive = job.get("adaptive") or {}
     if adaptive.get("total_progress"):  # its steps are worth more, or less, as its batch changes
         done, total = number(adaptive.get("progress")), number(adaptive["total_progress"])
@@ -69,7 +69,11 @@ def progress(job: dict[str, Any]) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], nothing: str, most_lines: int = 3) -> None:
-    """A table, or a sentence if there is nothing in it; for the marks of headings see `plait.cli.render.tables`."""
+    """Print a table, or the sentence `nothing` if there are no rows.
+
+    `columns`: headings with the marks of `plait.cli.render.tables`; `rows`: a cell per column; `most_lines`: largest
+    number of lines of a cell.
+    """
     from plait.cli.render.tables import piped, table
 
     lines = list(rows)

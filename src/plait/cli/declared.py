@@ -17,10 +17,10 @@ _CONTEXT = "context"
 def command(
     request: type[Any], run: Callable[..., object], *, context: bool = False
 ) -> Callable[[Callable[[], None]], Callable[..., None]]:
-    """Make a command of a function that has only a name and a text for people: it calls `run(request(**options))`.
+    """Turn a function that has only a name and a docstring into a command: it calls `run(request(**options))`.
 
     Annotations of the fields are `Annotated[type, typer.Option(...)]`, as for parameters of a command, or the fields
-    are options of `plait.core.options`. With `context`, `run` gets the context of the command, too.
+    are options of `plait.core.options`. With `context`, `run` also gets the context of the command.
     """
     hints = get_type_hints(request, include_extras=True)
     hints |= {one.name: Annotated[hints[one.name], _parameter(one)] for one in declared(request)}
@@ -48,9 +48,9 @@ def command(
 
 
 def _parameter(one: Declared) -> Any:
-    """An option as typer has it."""
-    told = one.option
-    flags = [*([f"-{told.short}"] if told.short else []), f"--{one.word}"]
+    """The typer option of a declared option."""
+    option = one.option
+    flags = [*([f"-{option.short}"] if option.short else []), f"--{one.word}"]
     return typer.Option(
-        *reversed(flags), help=one.text, min=told.least, max=told.most, metavar=told.metavar, envvar=told.env
+        *reversed(flags), help=one.text, min=option.least, max=option.most, metavar=option.metavar, envvar=option.env
     )

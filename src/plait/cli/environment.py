@@ -1,10 +1,10 @@
-"""The interpreter and environment of whoever submits: what a job gets of the shell in which it was submitted.
+"""The interpreter and environment of a submitter: what a job inherits from the shell that submits it.
 
     python, env = of_submitter(os.environ)              # an activated venv or conda environment, else `python` on PATH
     python, env = of_submitter(os.environ, conda="nlp")
 
-The job's `python` and `python3` are that interpreter, and it finds programs and libraries where the shell found them.
-Nothing else of the shell goes with it unless it is named (`--env NAME`) or asked for (`--export-all`).
+`python` and `python3` in the job are that interpreter, and the job finds programs and libraries where the shell does.
+Other variables are passed only on request (`--env NAME`, `--export-all`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from plait.core.errors import InputError, suggest
 
-#: Of the submitter's environment, always: where programs, libraries and modules are, which environment is activated.
+#: Variables that are always passed: where programs, libraries and modules are, and which environment is active.
 CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
-#: Not even with --export-all: of the shell and terminal alone, or of the service (all that begins with PLAIT_).
+#: Never passed, even with --export-all: variables of the shell, the terminal or the service (PLAIT_*).
 _OF_THE_SHELL = frozenset(
     ("_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", "PS1", "DISPLAY", "SSH_AUTH_SOCK", "SSH_CLIENT",
      "SSH_CONNECTION", "SSH_TTY", "PGPASSWORD", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
 )  # fmt: skip
-#: Where conda and its kin are installed unless the environment says so; below the home folder.
+#: Default folders of conda and similar tools, below the home folder.
 _ROOTS = (
     "miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromamba", "mamba", "opt/miniconda3", "opt/anaconda3",
 )  # fmt: skip

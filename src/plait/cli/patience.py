@@ -1,4 +1,4 @@
-"""Commands wait for a service that is away for a moment: jobs go on without it, and its keeper starts it again."""
+"""Waiting for a service that does not answer for a moment: jobs continue, and its keeper restarts it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from plait.live.notes import note
 
 #: Seconds between two looks.
 LOOK_S = 0.3
-#: A keeper starts a service again within so many seconds.
+#: A keeper restarts a service within this many seconds.
 STARTED_S = 60.0
-#: One that is asked for after so many seconds without a question has answered in between.
+#: After this many seconds without a failed request, the service must have answered in between.
 AGAIN_S = 10.0
 
 
 def patiently(service: Any, job: str) -> dict[str, Any]:
-    """The job; a service that is away for less than a minute is waited for: jobs go on without it."""
+    """The job; waits up to a minute for a service that does not answer, since jobs continue without it."""
     from plait.live.client.client import NotRunning
 
     until = time.monotonic() + STARTED_S
@@ -34,7 +34,7 @@ def patiently(service: Any, job: str) -> dict[str, Any]:
 
 
 def while_it_is_started(home: str | None) -> Callable[[], bool]:
-    """Whether to wait on for a service that does not answer: for a minute, while its keeper is there to start it."""
+    """A function: whether to keep waiting for a silent service, up to a minute and while its keeper runs."""
     from plait.live.layout import Layout
     from plait.live.supervisor import daemon
 
@@ -55,7 +55,7 @@ def while_it_is_started(home: str | None) -> Callable[[], bool]:
 
 
 def last_state(job: str, home: str | None) -> str | None:
-    """The state of a job in the store of a service that was stopped; None where that is not on this machine."""
+    """The state of a job in the store of a stopped service; None if the store is not on this machine."""
     import contextlib
     import sqlite3
 
@@ -73,7 +73,7 @@ def last_state(job: str, home: str | None) -> str | None:
 
 
 def awaited(ask: Callable[[], Mapping[str, Any]], waits: Callable[[], bool]) -> Mapping[str, Any]:
-    """The answer, waiting for the service as long as `waits` says."""
+    """The answer of `ask`; retries while the service does not answer and `waits` returns True."""
     from plait.live.client.client import NotRunning
 
     while True:

@@ -1,9 +1,9 @@
-"""Policies of a user's own modules: where the service finds them, and which of them commands load.
+"""Policies of a user's own modules: where the service finds them, and which ones commands may import.
 
-`plait up --policy module:Class` names a module on the machine of the service. Its folder is remembered, so the service
-finds it however often it is started again; so is its name, which `plait policy set` may then give, and which commands
-on this machine may import to play the queue forward. What a service elsewhere names is not imported, nor what a log
-names: whoever reads one says with `--allow-policy` which modules of it may run.
+`plait up --policy module:Class` names a module on the machine of the service. plait saves its folder and name: the
+service finds the module after every restart, `plait policy set` may use it, and commands on this machine may import it
+to simulate the queue. Modules that a remote service or a log names are never imported without permission; readers of a
+log give it with `--allow-policy`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from plait.core.errors import InputError
 AllowForLog = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow-policy", metavar="MODULE", help="The log's policies of this module may be imported; may be repeated."
+        "--allow-policy",
+        metavar="MODULE",
+        help="Allow importing policies from MODULE that the log names; may be repeated.",
     ),
 ]
 
@@ -40,7 +42,7 @@ def module_of(policy: str) -> str | None:
 
 
 def named_modules(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a service for the modules that the options of `plait up` name: which, and where they are."""
+    """Service options for the policy modules that the options of `plait up` name: their names and their folder."""
     module = module_of(str(given.get("policy", "")))
     named = list(dict.fromkeys([*given.get("allow-policy", ()), *([module] if module else [])]))
     if not named:
@@ -53,9 +55,9 @@ def named_modules(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def let_load(policy: str, remembered: Mapping[str, Any]) -> None:
-    """Let this process import the module of a policy, by the options of the home's `plait up`.
+    """Let this process import the module of a policy if the saved options of `plait up` allow it.
 
-    Raises `InputError` for a module that was not named there: a service elsewhere has no say in what runs here.
+    Raises `InputError` for any other module: a remote service must not decide which code runs here.
     """
     module = module_of(policy)
     if module is None:
@@ -70,10 +72,11 @@ def let_load(policy: str, remembered: Mapping[str, Any]) -> None:
 
 
 def let_load_of_log(policy: str, allowed: Sequence[str], remembered: Mapping[str, Any] | None = None) -> None:
-    """Let this process import the module of a policy that a log names; `allowed` are those that the user named.
+    """Let this process import the module of a policy that a log names.
 
-    `remembered`: options of the home's `plait up`, if the log is that of its own service. Raises `InputError` for any
-    other module, and for what is no policy in one of these: a log may come from anywhere, and runs nothing else.
+    `allowed`: modules that the user named; `remembered`: saved options of `plait up`, if the log is that of this home's
+    service. Raises `InputError` for any other module, and for names in these modules that are not policies: a log may
+    come from anywhere.
     """
     from plait.policies.catalog import check_named
 

@@ -1,4 +1,4 @@
-"""From the words of `plait submit` to requests: options over files, the submitter's environment, what cannot run."""
+"""From the command line of `plait submit` to requests: files, options, the environment, checks before sending."""
 
 from __future__ import annotations
 
@@ -27,35 +27,39 @@ from plait.runtime.command_line import parse_script
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 #: The group of options that are bounds of the batch of a job.
 _BATCH = "batch"
-#: Fields that are more than what an option says: folders and images are looked for here.
+#: Fields that need more than the value of an option: folders and images are resolved here.
 _SETTLED = ("workdir", "container")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `plait submit`; None and False is what was not said."""
+    """The options of `plait submit`; None or False if not given."""
 
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")
     ] = None
-    file: Path | None = option("A job, or several, as YAML, TOML or JSON", default=None, short="f")
+    file: Path | None = option("File of one or several jobs: YAML, TOML or JSON", default=None, short="f")
     gpus: int | None = same(Job, "gpus")
     min_gpus: int | None = same(Job, "min_gpus")
     max_gpus: int | None = same(Job, "max_gpus")
     batch_size: int | None = same(Batch, "initial", group=_BATCH)
     max_batch_size: int | None = same(Batch, "most", group=_BATCH)
-    local_batch: str | None = option("Adaptive: examples that one GPU takes, 32..1024", default=None)
+    local_batch: str | None = option("Adaptive jobs: fewest and most examples per GPU, e.g. 32..1024", default=None)
     accumulation: bool = same(Batch, "accumulation", group=_BATCH)
     name: str | None = same(Job, "name")
     job_class: str | None = same(Job, "job_class")
     model: str | None = same(Job, "model")
     iterations: float | None = same(Job, "iterations")
-    env: list[str] | None = option("NAME=VALUE, or NAME for its value here", default=None, short="e")
-    python: str | None = option("Interpreter, or venv folder", default=None, unset="this shell's")
+    env: list[str] | None = option(
+        "Environment variable NAME=VALUE, or NAME with its value here", default=None, short="e"
+    )
+    python: str | None = option(
+        "Python interpreter or folder of a virtual environment", default=None, unset="this shell's"
+    )
     conda: str | None = option("Conda environment, by name or folder", default=None)
     container: str | None = same(Job, "container")
-    export_all: bool = option("All of this shell's variables", default=False)
-    node_env: bool = option("No variables of this shell", default=False)
+    export_all: bool = option("Pass all variables of this shell", default=False)
+    node_env: bool = option("Pass no variables of this shell", default=False)
     workdir: Path | None = same(Job, "workdir", unset="this one")
     retries: int | None = same(Job, "retries")
     gpu_memory: str | None = same(Job, "gpu_memory")
@@ -67,7 +71,7 @@ class Asked:
     wait_for_nodes: bool = same(Job, "wait_for_nodes")
     project: str | None = same(Job, "project")
     priority: float | None = same(Job, "priority")
-    wait: bool = option("Wait for the end; exit code 1 if it fails", default=False, short="w")
+    wait: bool = option("Wait for the end; exit code 1 if a job fails", default=False, short="w")
     show_schema: bool = option("Print the JSON Schema of job files and exit", default=False, flag="schema")
     home: HomeOption = None
     as_json: JsonFlag = False
@@ -90,7 +94,7 @@ class Asked:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The fields of a job that the options say; sizes in bytes."""
+        """The fields of a job that the options set; sizes in bytes."""
         said: dict[str, Any] = {}
         for one in _FIELDS:
             value = getattr(self, one.name)
@@ -101,7 +105,7 @@ class Asked:
 
     @property
     def batch(self) -> dict[str, Any]:
-        """What they say of the bounds of the batch."""
+        """The given bounds of the batch."""
         return batch_bounds(self.batch_size, self.max_batch_size, self.local_batch, self.accumulation)
 
 
@@ -114,9 +118,9 @@ _FIELDS = tuple(
 
 
 def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list[dict[str, Any]]:
-    """The jobs of a file, or the one of a command, with what the options say instead; `InputError` for bad ones.
+    """The jobs of a file or of a command, with the options applied; `InputError` for an invalid one.
 
-    `here`: they run on this machine, so that folders, programs and scripts can be looked for before they are sent.
+    `here`: the jobs run on this machine, so folders, programs and scripts are checked before submission.
     """
     from plait.live.protocol.requests import check_sizes  # it needs NumPy, and the help of the command does not
 
@@ -156,7 +160,7 @@ def _of_shell(asked: Asked, environ: Mapping[str, str]) -> tuple[str | None, dic
 def _settle(
     job: dict[str, Any], asked: Asked, python: str | None, shell: Mapping[str, str], variables: Mapping[str, str]
 ) -> None:
-    """Interpreter and variables of one job: options, its file, the shell; in a container only what is named."""
+    """Set interpreter and variables of a job from options, its file and the shell; in a container only named ones."""
     if asked.container is not None:
         job["container"] = asked.container
     if job.get("container"):
@@ -180,7 +184,7 @@ def _settle(
 
 
 def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What --env says."""
+    """The variables that --env sets."""
     out = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -190,7 +194,7 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
     return out
 
 
-#: Options of `plait submit` that training scripts hardly have, and whether a value follows.
+#: Options of `plait submit` that training scripts rarely have, and whether a value follows.
 _RARE = (
     "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "job_class", "priority", "project",
     "conda", "container", "node_env", "export_all", "wait_for_nodes", "merge",
@@ -199,9 +203,9 @@ _OWN = {"-g": True} | {f"--{one.word}": one.type is not bool for one in declared
 
 
 def misplaced(command: Sequence[str], typed: Sequence[str]) -> str:
-    """That words of the user's command look like options of `plait submit`; empty if none do, or after a `--`.
+    """Return a warning if the user's command contains options of `plait submit`; "" if not, or after a `--`.
 
-    `typed` are all words after `plait submit`.
+    `command`: the words of the user's command; `typed`: all words after `plait submit`.
 
     >>> misplaced(["python", "x.py", "-g", "2"], ["python", "x.py", "-g", "2"])
     '-g 2 went to python x.py; options of plait submit come before the command'
@@ -219,7 +223,11 @@ def misplaced(command: Sequence[str], typed: Sequence[str]) -> str:
 
 
 def batch_bounds(initial: int | None, most: int | None, local: str | None, accumulation: bool) -> dict[str, Any]:
-    """What the options say of the bounds of the batch; `InputError` for a range that is none."""
+    """The bounds of the batch that the options give, by field of `Batch`.
+
+    `initial`, `most`: first and largest batch size; `local`: range of examples per GPU, as `32..1024`; `accumulation`:
+    whether a step may take several passes. Raises `InputError` if `local` is not a range.
+    """
     bounds: list[int | None] = [None, None]
     if local is not None:
         match = re.fullmatch(r"\s*([0-9]{1,18})\s*\.\.\s*([0-9]{1,18})\s*", local)
@@ -237,11 +245,11 @@ def batch_bounds(initial: int | None, most: int | None, local: str | None, accum
 
 
 def runs_here(home: str | None, environ: Mapping[str, str]) -> bool:
-    """Whether the jobs of this service run on this machine: its home is here, and so are its nodes."""
-    from plait.live.agent.procs import boot_id
+    """Whether the service of this home folder and its nodes are on this machine."""
     from plait.live.client.client import read_service_file
     from plait.live.layout import Layout
     from plait.live.supervisor.saved_options import remembered
+    from plait.live.system.procs import boot_id
 
     if environ.get("PLAIT_URL"):
         return False
@@ -293,7 +301,7 @@ def _check_program(program: str, job: Mapping[str, Any], workdir: Path, where: s
 
 
 def _script(argv: Sequence[str]) -> str | None:
-    """The file that an interpreter is to run, if that can be told."""
+    """The script that the command's interpreter runs, if it is known."""
     if Path(argv[0]).name in _SHELLS:
         return argv[1] if len(argv) > 1 and not argv[1].startswith(("-", "+")) else None
     try:

@@ -2,11 +2,12 @@
 
 Conventions, beside those of `metrics`:
   a job counts in the class it was submitted with
-  stretch is a job's time on GPUs over its time alone at the size asked for: what company, placement, starts and work
-  that was lost add, without waiting
+  stretch is a job's time on GPUs over its time alone at the size asked for: it includes the cost of sharing,
+  placement, starts and lost work, but no waiting
   throttled time is that of guests on their GPUs, starts included, minus what their work takes alone
+  a conversion lets a job of class auto run as a guest, once a job
   a promotion makes a guest the host of the GPUs it is on
-  a kill stops an opportunistic job whose work cannot go on from a checkpoint
+  a kill stops an opportunistic job without a checkpoint, or one that cannot resume from any
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NAMES = (
     *(f"{figure}_{each.name.lower()}{unit}" for each in JobClass
       for figure, unit in (("jobs", ""), ("avg_jct", "_s"), ("p99_jct", "_s"), ("avg_queue", "_s"))),
     *(f"{name}_stretch_guaranteed" for name in ("avg", "p50", "p99", "max")),
-    "throttled_h", "promotions_in_place", "opportunistic_kills",
+    "throttled_h", "conversions", "promotions_in_place", "opportunistic_kills", "opportunistic_killed_share",
 )  # fmt: skip
 
 
@@ -52,12 +53,17 @@ def class_figures(
     names = ("avg", "p50", "p99", "max")
     values = [_mean(stretch), *_percentiles(stretch, (50, 99, 100))]
     figures |= {f"{name}_stretch_guaranteed": value for name, value in zip(names, values, strict=True)}
-    stopped = timeline.span_end == int(SpanEnd.STOPPED)
-    lost = (job_class != int(JobClass.GUARANTEED)) & (checkpoints == int(Checkpoints.NEVER)) & counted
+    lowly = (job_class != int(JobClass.GUARANTEED)) & counted
+    lost = lowly & (checkpoints == int(Checkpoints.NEVER))
+    kills = (timeline.span_end == int(SpanEnd.STOPPED)) & lost[timeline.span_job]
+    kills |= (timeline.span_end == int(SpanEnd.KILLED)) & lowly[timeline.span_job]
+    killed = np.unique(timeline.span_job[kills])
     return figures | {
         "throttled_h": _throttled_s(timeline, jobs, counted) / 3600,
+        "conversions": _conversions(timeline, job_class == int(JobClass.AUTO), counted),
         "promotions_in_place": _promotions(timeline, counted),
-        "opportunistic_kills": int((stopped & lost[timeline.span_job]).sum()),
+        "opportunistic_kills": int(kills.sum()),
+        "opportunistic_killed_share": len(killed) / int(lowly.sum()),
     }
 
 
@@ -87,8 +93,14 @@ def _throttled_s(timeline: Timeline, jobs: Outcomes, counted: BoolArray) -> floa
     return float(np.nansum(np.maximum(held_s - alone_s, 0.0)))
 
 
+def _conversions(timeline: Timeline, auto: BoolArray, counted: BoolArray) -> int:
+    """Jobs of class auto that were guests at some time."""
+    job = timeline.span_job[_guest_spans(timeline)]
+    return len(np.unique(job[(auto & counted)[job]]))
+
+
 def _promotions(timeline: Timeline, counted: BoolArray) -> int:
-    """Spans of hosts that go on from a span of the same job as a guest, on the same GPUs."""
+    """Spans of hosts that continue a span of the same job as a guest, on the same GPUs."""
     guest, job = _guest_spans(timeline), timeline.span_job
     turned: IntArray = np.flatnonzero(guest[:-1] & ~guest[1:] & (job[:-1] == job[1:]) & timeline.span_continued[1:])
     return int(counted[job[turned]].sum())

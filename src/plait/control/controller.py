@@ -45,9 +45,9 @@ from plait.control.messages import (
     Wake,
 )
 from plait.control.plan_check.capacity import refuse_overfull, refuse_overload
-from plait.control.plan_check.groups import OK, PlanChanges, assign, check_plan, neighbours, plan_error, unfinished
+from plait.control.plan_check.check import OK, PlanChanges, assign, check_plan, neighbours, plan_error, unfinished
 from plait.control.plan_check.reservations import refuse_reservations, still_reserved
-from plait.control.usage import updated, without_gpus
+from plait.control.usage import note_slow_progress, note_slow_steps, updated, without_gpus
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
@@ -62,7 +62,7 @@ from plait.placement.pinned import keep_running
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
 CLOCK_S = 1e-6
 
-#: Guest groups on a GPU at most, where nobody says otherwise: room for policies, and a plan with more is a mistake.
+#: Default limit of guest groups on a GPU: more than policies need, so a plan with more is a mistake.
 MAX_GUESTS_PER_GPU = 8
 
 _PHASES = tuple(Phase)
@@ -82,7 +82,7 @@ def start_jobs(
     starts: IntArray,
     phase: IntArray,
 ) -> None:
-    """Write into the job store that these jobs start now.
+    """Write into the job store that `jobs` (numbers) start at `now_s`; the rest are its columns, changed in place.
 
     A wait counts for promotion once the job has run since its last promotion.
     """
@@ -108,7 +108,11 @@ def record_progress(
     iteration_s: FloatArray,
     lost_s: FloatArray,
 ) -> None:
-    """Write what the monitors measured into the job store. Iterations that were done and no longer are were lost."""
+    """Write what the monitors measured into the job store: iterations that are no longer `done` were lost.
+
+    `done` (iterations), `attained` (GPU-seconds) and `ran` (seconds) have one entry per entry of `jobs` (numbers); the
+    rest are columns of the store, changed in place.
+    """
     for i in range(len(jobs)):
         lost = (iterations_done[jobs[i]] - done[i]) * iteration_s[jobs[i]]
         if lost > 1e-6:  # unknown (NaN) compares false
@@ -120,7 +124,7 @@ def record_progress(
 
 @kernel
 def record_completion(jobs: IntArray, iterations: FloatArray, iterations_done: FloatArray) -> None:
-    """Finished jobs have done all their iterations, where that number is known."""
+    """Set `iterations_done` of finished `jobs` (numbers) to `iterations`, where that is known."""
     for job in jobs:
         if not math.isnan(iterations[job]):
             iterations_done[job] = iterations[job]
@@ -130,7 +134,7 @@ class Controller:
     """Applies one policy to one cluster.
 
     `handle(event)` returns the commands the event causes; only `ReplanDue` (and a refusal at submission)
-    causes any. Raises `PlanError` for a plan that cannot be, and `PlaitError` for an event that cannot be.
+    causes any. Raises `PlanError` for an impossible plan and `PlaitError` for an impossible event.
     """
 
     def __init__(
@@ -139,15 +143,18 @@ class Controller:
         cluster: Cluster,
         rule: PreemptionRule = DEFAULT_RULE,
         max_guests_per_gpu: int = MAX_GUESTS_PER_GPU,
+        kills: bool = True,
     ) -> None:
         """Start with no jobs. `rule` says which running jobs the policy may stop or move; it may change at any time.
 
         Plans with more than `max_guests_per_gpu` guest groups on a GPU are refused; 0: all with guests.
+        Without `kills` the jobs that a plan kills save a checkpoint first, as the other jobs that it stops do.
         """
         self.policy = policy
         self.cluster = cluster
         self.rule = rule
         self.max_guests_per_gpu = max_guests_per_gpu
+        self.kills = kills
         self.job_store = JobStore()
         self.active: IntArray = NO_JOBS
         self.running: Groups = NO_GROUPS
@@ -198,7 +205,7 @@ class Controller:
 
     @property
     def reservations(self) -> tuple[Reservation, ...]:
-        """Those of the last plan, without jobs that no longer wait and GPUs that are lost."""
+        """Reservations of the last plan, without jobs that no longer wait and GPUs that are lost."""
         return still_reserved(self.plan.reservations, self.job_store.columns["phase"], self.cluster)
 
     def waiting_reason(self, job: int) -> str | None:
@@ -247,6 +254,8 @@ class Controller:
 
     def _progress(self, event: ProgressReported) -> Sequence[Command]:
         columns = self.job_store.columns
+        if self.running.guest is not None:
+            note_slow_progress(event, columns, self.running, self.usage)
         record_progress(
             event.jobs, event.iterations_done, event.attained_gpu_s, event.run_s,
             columns["iterations_done"], columns["attained_gpu_s"], columns["run_s"], columns["iteration_s"],
@@ -257,16 +266,16 @@ class Controller:
         return ()
 
     def _note_lost_runs(self, jobs: IntArray) -> None:
-        """The runs of jobs without checkpoints of whose progress nothing is known, in seconds on their GPUs."""
+        """Count as lost the run time of jobs without checkpoints whose progress is unknown."""
         columns = self.job_store.columns
         lost = jobs[(columns["checkpoints"][jobs] == int(Checkpoints.NEVER)) & (columns["iterations_done"][jobs] == 0)]
         columns["lost_s"][lost] += columns["run_s"][lost] - columns["saved_run_s"][lost]
         columns["saved_run_s"][lost] = columns["run_s"][lost]
 
     def _note_shared_speed(self, event: ProgressReported) -> None:
-        """Speeds of guests, and of groups whose members all report a pace.
+        """Record speeds of guests, and of groups in which every member reports one.
 
-        Of others somebody has just left, and the rest runs faster.
+        From other groups a member has just left, so the reported speeds of the rest are outdated.
         """
         columns = self.job_store.columns
         members = np.diff(self.running.first_job)
@@ -306,11 +315,13 @@ class Controller:
         return ()
 
     def _use(self, event: UsageReported) -> Sequence[Command]:
-        self.usage = updated(self.usage, event, self.cluster.gpus, self.job_store.columns["running_group"])
+        columns = self.job_store.columns
+        self.usage = updated(self.usage, event, self.cluster.gpus, columns["running_group"])
+        self.changed |= note_slow_steps(event, columns, self.running)
         return ()
 
     def _may_release(self) -> None:
-        """Decide anew if somebody waits for GPUs that a job may have to give up now."""
+        """Make a decision due if a job waits for GPUs that another may have to give up now."""
         if (self.job_store.columns["phase"][self.active] == _WAITING).any():
             self.changed = True
 
@@ -368,13 +379,13 @@ class Controller:
         columns = self.job_store.columns
         lost = members[(columns["phase"][members] == _RUNNING) & (columns["running_group"][members] >= 0)]
         columns["reason"][lost] = f"lost node {event.node}"
-        # Processes of the gang on other nodes are told to go; there is nothing left to checkpoint.
+        # Processes of the gang on other nodes are stopped without a checkpoint, as the gang is incomplete.
         self._to_waiting(lost)
         self.changed = True
         return (Stop(self.events, np.sort(lost), checkpoint=False),) if len(lost) else ()
 
     def _suspect(self, event: NodeSuspected) -> Sequence[Command]:
-        """A silent node counts as down, and whoever has GPUs there stays: `View.on_silent_nodes`."""
+        """Mark a silent node as down; jobs with GPUs there stay (`View.on_silent_nodes`)."""
         node = self.cluster.nodes[self.cluster.index(event.node)]
         self.cluster = self.cluster.without_node(node.id) if event.suspect else self.cluster.with_node(node)
         self.changed = True
@@ -416,6 +427,7 @@ class Controller:
             jobs, self.now_s, c["run_s"], c["run_base_s"], c["wait_s"], c["pending_since_s"], c["first_start_s"],
             c["last_start_s"], c["starts"], c["phase"],
         )  # fmt: skip
+        c["slow_since_s"][jobs] = math.nan
 
     def _promote(self, jobs: IntArray) -> None:
         columns = self.job_store.columns
@@ -449,11 +461,11 @@ class Controller:
         if len(changes.leave):
             self._to_waiting(changes.leave)
             columns["preemptions"][changes.leave] += 1
-            commands.append(Stop(self.events, changes.leave, suspend=plan.suspend))
+            commands += self._stops(changes.leave, plan)
         if len(changes.starts):
             self._start(changes.starts)
         order = NO_JOBS if plan.order is None else plan.order
-        assign(groups.jobs, groups.first_job, order, columns["running_group"], columns["rank"])
+        assign(groups.jobs, groups.first_job, order, columns["running_group"], columns["position"])
         if plan.levels is not None:
             columns["level"][order] = plan.levels
         if len(changes.adjusted):
@@ -465,8 +477,15 @@ class Controller:
         self.running, self.plan, self.changed = groups, plan, False
         return commands
 
+    def _stops(self, jobs: IntArray, plan: Plan) -> list[Command]:
+        """Jobs that leave their GPUs after a checkpoint, and jobs that are killed."""
+        killed = np.isin(jobs, plan.kills) & self.kills
+        saved, lost = jobs[~killed], jobs[killed]
+        stops: list[Command] = [Stop(self.events, saved, suspend=plan.suspend)] if len(saved) else []
+        return [*stops, Stop(self.events, lost, checkpoint=False)] if len(lost) else stops
+
     def _checked(self, groups: Groups) -> PlanChanges:
-        """What groups change of what runs; raises `PlanError` if they cannot run."""
+        """The changes that `groups` make to what runs; raises `PlanError` if they cannot run."""
         columns, store, policy = self.job_store.columns, self.job_store, describe(self.policy)
         code, job, gpu, changes = check_plan(
             groups, self.running, columns, self.events, store.count, self.cluster, self.max_guests_per_gpu

@@ -34,7 +34,7 @@ def ignore(event: Event, commands: Sequence[Command]) -> None:
 
 
 def drive(controller: Controller, backend: Backend, record: Record = ignore) -> None:
-    """Run until the backend has no more events."""
+    """Pass events of `backend` to `controller`, and commands back, to the last event; `record` sees each step."""
     for event in backend.events():
         commands = controller.handle(event)
         record(event, commands)

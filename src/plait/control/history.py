@@ -1,7 +1,7 @@
 """What happened, folded into arrays: who held which GPUs when, who waited, which nodes were down.
 
 `History` listens to `drive` and sees only events, commands and the controller's job store, so a simulated, a live
-and a replayed run are recorded by the same code. While the run goes on it only keeps references; `timeline`
+and a replayed run are recorded by the same code. During the run it only keeps references; `timeline`
 does the work at the end.
 
     history = History(controller)
@@ -9,7 +9,7 @@ does the work at the end.
     history.timeline().span_gpus
 
 Times of a span are the scheduler's: from the command that starts a job to the command or event that takes it
-off (a completion counts from when it happened, `end_s`, not from when the controller heard of it).
+off (a completion counts from when it happened, `end_s`, not from when the controller learned of it).
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from plait.control.messages import (
     NodeJoined,
     NodeLost,
     Refuse,
+    ReplanDue,
     Stop,
+    UsageReported,
 )
-from plait.control.plan_check.groups import guest_flags
+from plait.control.plan_check.check import guest_flags
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.plan import Groups, Reservation
@@ -62,6 +64,7 @@ class SpanEnd(IntEnum):
     CANCELLED = 5
     NODE_LOST = 6
     LAUNCH_FAILED = 7
+    KILLED = 8
 
 
 _ENDINGS: Mapping[type, int] = {
@@ -70,6 +73,7 @@ _ENDINGS: Mapping[type, int] = {
     JobCancelled: int(SpanEnd.CANCELLED),
     LaunchFailed: int(SpanEnd.LAUNCH_FAILED),
 }
+_STOPS = (SpanEnd.STOPPED, SpanEnd.KILLED)
 _START, _FINISHED = int(SpanEnd.CHANGED), int(SpanEnd.FINISHED)  # a start ends the span before it by a change
 
 
@@ -83,11 +87,12 @@ class Timeline:
              `SpanEnd`
     group_*  jobs on the same GPUs, held from `group_from_s` until the last member left; group `g` has the
              GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`; `group_guest` says whether as a guest, and
-             is empty where nobody ever was
+             is empty if no group ever was
     reserved_*  a GPU held for a waiting job, without a host
     wait_*   a job without GPUs, in order of job, then time; `wait_remaining_s` is the work left alone at the
              asked size as the job store knows it, NaN if unknown
     down_*   a place in the cluster without a node that is up: lost, forgotten or not there yet
+    spill_*  bytes of all jobs in host memory from `spill_at_s` until the next row; empty without reports of usage
     refused  jobs refused when they were submitted
     """
 
@@ -120,6 +125,8 @@ class Timeline:
     down_node: IntArray
     down_from_s: FloatArray
     down_to_s: FloatArray
+    spill_at_s: FloatArray
+    spill_bytes: FloatArray
     refused: IntArray
 
 
@@ -132,6 +139,7 @@ class History:
         self._up = controller.cluster.up
         self._node_changes: list[tuple[float, int, bool]] = []
         self._refused: list[IntArray] = []
+        self._spill: list[tuple[float, float]] = []
         self._codes: list[int] = []
         self._jobs: list[IntArray] = []
         self._at: list[float] = []
@@ -156,6 +164,9 @@ class History:
             self._at.append(at_s)
             if isinstance(event, JobFinished):
                 self._ends.append(event.end_s)
+        elif isinstance(event, UsageReported):
+            spill = event.spill_bytes * self._controller.job_store.columns["gpus"][event.jobs]  # each of its GPUs
+            self._spill.append((at_s, float(np.nansum(spill))))
         elif isinstance(event, NodeLost):
             self._node_changes.append((at_s, self._controller.cluster.index(event.node), False))
         elif isinstance(event, NodeJoined):
@@ -177,7 +188,8 @@ class History:
             self._groups.append(groups)
             self._group_at.append(at_s)
         elif isinstance(command, Stop):
-            self._codes.append(int(SpanEnd.NODE_LOST if cause is NodeLost else SpanEnd.STOPPED))
+            killed = cause is ReplanDue and not command.checkpoint
+            self._codes.append(int(SpanEnd.NODE_LOST if cause is NodeLost else _STOPS[killed]))
             self._jobs.append(command.jobs)
             self._at.append(at_s)
         elif isinstance(command, Refuse) and cause is JobSubmitted:
@@ -257,6 +269,8 @@ class History:
             down_node=np.array([d[0] for d in down], dtype=np.int64),
             down_from_s=np.array([d[1] for d in down], dtype=np.float64),
             down_to_s=np.array([d[2] for d in down], dtype=np.float64),
+            spill_at_s=np.array([row[0] for row in self._spill], dtype=np.float64),
+            spill_bytes=np.array([row[1] for row in self._spill], dtype=np.float64),
             refused=refused,
         )
 

@@ -1,7 +1,7 @@
 """The controller's memory: one growing array a column, one row a job, finished jobs included.
 
-Of a job that has left for good only its service counts any more (for policies that learn from it), so a store can be
-kept without such jobs: numbers stay as they are, and what the jobs got is in `past_gpu_s`.
+Of a job that has ended only its service is still needed (by policies that learn from it), so a store may drop such
+jobs: numbers stay as they are, and `past_gpu_s` keeps the service.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
     "attained_gpu_s": (0.0, np.float64),
     "run_s": (0.0, np.float64),
     "shared_speed": (math.nan, np.float64),
+    "slow_since_s": (math.nan, np.float64),
     "pending_since_s": (0.0, np.float64),
     "first_start_s": (math.nan, np.float64),
     "last_start_s": (math.nan, np.float64),
@@ -39,7 +40,7 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
     "preemptions": (0, np.int64),
     "failures": (0, np.int64),
     "promotions": (0, np.int64),
-    "rank": (1 << 60, np.int64),
+    "position": (1 << 60, np.int64),
     "level": (-1, np.int64),
     "running_group": (-1, np.int64),
     "attained_base_gpu_s": (0.0, np.float64),
@@ -57,12 +58,14 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
 
 
 #: columns that have another name in snapshots, as they were called when these were first written
-_STORED_AS = {"running_group": "slot", "project_number": "group_number"}
+_STORED_AS = {"running_group": "slot", "position": "rank", "project_number": "group_number"}
 #: columns with several numbers a job
 _WIDE = ("stage_s", "goodput")
+#: columns that are left out of snapshots as long as no job has a value
+_RARE = ("slow_since_s",)
 #: columns of the spec that what was measured replaces
 _MEASURED = ("iteration_s", "checkpoints", "restart_s")
-#: one flag each for all jobs, so that nobody looks at columns in which nothing is said
+#: one flag for all jobs: whether the column differs from its default anywhere, so empty columns are skipped
 _FLAGS = ("has_demands", "has_kinds", "has_losses")
 
 
@@ -74,7 +77,7 @@ class JobStore:
         self.count = 0
         self.departed: IntArray = np.zeros(64, dtype=np.int64)  # jobs in order of departure; see `departures`
         self.departures = 0
-        self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed, of whom nothing else is known
+        self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed; nothing else of them is kept
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
         self._chosen: list[JobSpec] = []  # of the first jobs, where they do not come in batches; see `select`
@@ -146,7 +149,7 @@ class JobStore:
             self.columns[name] = self._whole[row]
 
     def depart(self, jobs: IntArray) -> None:
-        """Note that these jobs have left the cluster for good."""
+        """Note that these jobs have ended or failed and will not run again."""
         known = self.departures - len(self._past_gpu_s)
         needed = known + len(jobs)
         if needed > len(self.departed):
@@ -178,7 +181,7 @@ class JobStore:
         return sizes, sums
 
     def spec(self, number: int) -> JobSpec:
-        """What the user said about a job; LookupError for one of which that is not kept any more."""
+        """What the user said about a job; raises `LookupError` if it is no longer kept."""
         if number < len(self._chosen):
             return self._chosen[number]
         lo, hi = 0, len(self.batches)
@@ -191,7 +194,7 @@ class JobStore:
         return batch[number - first]
 
     def forget(self, recent: int) -> None:
-        """Keep of jobs that have left only their service, but for the `recent` ones that left last."""
+        """Keep only the service of jobs that have left, except for the `recent` last ones."""
         kept = self.last_departed(recent)
         self._past_gpu_s = self.departed_gpu_s(self.departures - len(kept)).copy()
         self.departed = kept
@@ -241,7 +244,7 @@ class JobStore:
                 "life": {
                     _STORED_AS.get(name, name): plain_array(column)
                     for name, column in columns.items()
-                    if name not in _WIDE
+                    if name not in _WIDE and not (name in _RARE and np.isnan(column).all())
                 },
                 "stage_s": plain_array(columns["stage_s"]),
                 "goodput": _known_rows(columns["goodput"]),
@@ -298,7 +301,7 @@ class JobStore:
         return job_store
 
     def select(self, numbers: IntArray, departed: IntArray) -> JobStore:
-        """A store of its own with these jobs only (numbers, growing), renumbered from 0 in the same order.
+        """A separate store with these jobs only (numbers, growing), renumbered from 0 in the same order.
 
         `departed`: those of them that left last, in order of departure; of all before only the service is known.
         """
@@ -344,7 +347,7 @@ def _runs(numbers: IntArray, batch: JobBatch) -> list[tuple[int, JobBatch]]:
 def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
     """Why a job can never run on this cluster, or None if it can.
 
-    `room`: the cluster may grow so far that gangs of so many GPUs fit, of kinds and sizes that nobody knows yet.
+    `room`: gangs of up to this many GPUs may fit once the cluster has grown by nodes of yet unknown kinds and sizes.
     """
     if spec.min_gpus <= room:
         return None
@@ -372,7 +375,7 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
 
 
 def usable_gpus(spec: JobSpec, gpus: int, cpus: float, memory_bytes: float) -> int:
-    """GPUs of a node that a gang can use, each with its share of the CPUs and memory that the job asks for."""
+    """How many of a node's `gpus` a gang can use, as its `cpus` (cores) and `memory_bytes` allow."""
     if spec.cpus and cpus:
         gpus = min(gpus, int(cpus * spec.gpus / spec.cpus + 1e-9))
     if spec.memory_bytes and memory_bytes:

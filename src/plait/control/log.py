@@ -1,4 +1,4 @@
-"""The event log: one JSON line for what the run was, then one for each event with the commands it caused.
+"""The event log: one JSON line about the run, then one for each event with the commands it caused.
 
     {"plait_log": 1, "policy": "srsf", "cluster": [...], ...}
     {"event": {"type": "JobSubmitted", ...}, "commands": [...]}
@@ -17,7 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from plait.control.messages import Command, Event, from_json, node_from_json, node_to_json, to_json
+from plait.control.messages import (
+    Command,
+    Event,
+    from_json,
+    network_from_json,
+    network_to_json,
+    node_from_json,
+    node_to_json,
+    to_json,
+)
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 
@@ -32,10 +41,12 @@ class EventLog:
     """
 
     def __init__(self, path: str | Path, *, policy: str, cluster: Cluster, **about: Any) -> None:
-        """`about` goes to the header: trace, seed, world, whatever says what the run was."""
+        """`about` goes to the header: trace, seed, world and whatever else identifies the run."""
         self.path = Path(path)
         self._part = self.path.with_name(self.path.name + ".part")
         header = {"plait_log": VERSION, "policy": policy, "cluster": cluster_to_json(cluster), **about}
+        if cluster.network is not None:
+            header["network"] = network_to_json(cluster.network)
         try:
             self._file: IO[bytes] = open(self._part, "wb")  # noqa: SIM115 - closed by `close`
         except OSError as error:
@@ -81,7 +92,7 @@ def cluster_to_json(cluster: Cluster) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a log: where it is, what happened, what was done."""
+    """One line of a log: its place, the event and the commands."""
 
     line: int
     event: Event
@@ -98,7 +109,9 @@ class RecordedRun:
     @property
     def cluster(self) -> Cluster:
         """The cluster at the beginning of the run."""
-        return Cluster(tuple(node_from_json(node) for node in self.header["cluster"]))
+        nodes = tuple(node_from_json(node) for node in self.header["cluster"])
+        network = self.header.get("network")
+        return Cluster(nodes, network=None if network is None else network_from_json(network))
 
 
 def read_log(path: str | Path) -> RecordedRun:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 from plait.core.arrays import AS_LISTS, FloatArray, IntArray
-from plait.core.cluster import Node
+from plait.core.cluster import Network, Node
 from plait.core.codec import Codec, form
 from plait.core.errors import InputError
 from plait.core.goodput import Estimate
@@ -61,9 +61,9 @@ class JobProfiled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GoodputReported:
-    """What adaptive jobs have fitted and measured of themselves, shape (jobs, `Estimate`); NaN unknown.
+    """What adaptive jobs have fitted and measured themselves, shape (jobs, `Estimate`); NaN unknown.
 
-    By itself no reason to decide anew: policies that use it say when they want to be asked again.
+    It does not trigger a decision: policies that use it say when they want to be asked again.
     """
 
     at_s: float
@@ -103,8 +103,8 @@ class JobKept:
 class UsageReported:
     """What was measured of GPUs and of running jobs: the fields of `core.policy.Usage`, NaN unknown.
 
-    `gpu_utilisation` and `gpu_memory_bytes` have one entry a GPU of the cluster, or are empty; the others one a job. By
-    itself no reason to decide anew: policies that use it say when they want to be asked again.
+    `gpu_utilisation` and `gpu_memory_bytes` have one entry a GPU of the cluster, or are empty; the others one a job.
+    It does not trigger a decision: policies that use it say when they want to be asked again.
     """
 
     at_s: float
@@ -162,7 +162,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeSuspected:
-    """A node is silent (`suspect`), or is heard of again: nothing new starts there, and what runs there stays."""
+    """A node is silent (`suspect`) or responds again; on a silent node nothing new starts, and running jobs stay."""
 
     at_s: float
     node: str
@@ -171,7 +171,7 @@ class NodeSuspected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchFailed:
-    """Jobs that could not be started where they were told to."""
+    """Jobs that could not be started where the plan put them."""
 
     at_s: float
     jobs: IntArray
@@ -180,7 +180,7 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplanDue:
-    """Time to decide: all that happened until now has been said."""
+    """Time to decide: every event up to now has been reported."""
 
     at_s: float
 
@@ -206,7 +206,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stop:
-    """Take these jobs off their GPUs: after a checkpoint, or suspended in host memory, or just so."""
+    """Take these jobs off their GPUs: after a checkpoint, suspended in host memory, or without either."""
 
     event: int
     jobs: IntArray
@@ -216,7 +216,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """These groups shall run as given: members not yet running there start, the others go on."""
+    """Run these groups as given: members not yet running there start, the others continue."""
 
     event: int
     groups: Groups
@@ -224,7 +224,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjust:
-    """These groups run on, with other members, turns, shares, memory, batch sizes or gate."""
+    """Continue these groups with other members, turns, shares, memory, batch sizes or gate."""
 
     event: int
     groups: Groups
@@ -303,7 +303,7 @@ def group_from_json(data: Mapping[str, Any]) -> Group:
 
 
 def node_to_json(node: Node) -> dict[str, Any]:
-    """All fields of a node."""
+    """All fields of a node, without the bandwidth of its network if that is not known."""
     out: dict[str, Any] = _PARTS.encode(node)
     return out
 
@@ -311,6 +311,17 @@ def node_to_json(node: Node) -> dict[str, Any]:
 def node_from_json(data: Mapping[str, Any]) -> Node:
     """The node that `node_to_json` wrote."""
     return _PARTS.decode(Node, data)
+
+
+def network_to_json(network: Network) -> dict[str, Any]:
+    """All fields of a network."""
+    out: dict[str, Any] = _PARTS.encode(network)
+    return out
+
+
+def network_from_json(data: Mapping[str, Any]) -> Network:
+    """The network that `network_to_json` wrote."""
+    return _PARTS.decode(Network, data)
 
 
 #: What messages are made of. The iteration time of a profile is a field of its job, so a profile is its stages alone.

@@ -13,6 +13,7 @@ Conventions, once for all figures:
   useful work is in GPU-seconds at the speed of a job alone, so jobs that take turns may add up to more
   than the GPU time they hold; `lost_gpu_h` is held minus useful; both are unknown if a job that ran adapts
   its batch, as its work is worth other GPU time at another size
+  spill is what jobs have of their GPU memory on the host, of runs in which usage is reported
   reserved idle is GPU time in which a GPU is held for a waiting job and no host runs there; guests may use it, and
   their time counts each GPU once; runs without reservations and guests do not have these figures
 """
@@ -45,6 +46,7 @@ LABELS = ("trace", "policy", "world", "seed", "cluster")
 SAMPLES, POINTS = 2000, 1000
 BLOCKING_CAP = 100.0
 #: Figures of runs with reservations or guests.
+SPILL = "spill_gb_h"
 SHARING = ("reserved_idle_gpu_h", "reserved_idle_used_gpu_h", "guest_gpu_h")
 UTILISATION = {
     Resource.STORAGE: "storage_utilisation",
@@ -242,7 +244,16 @@ def _sharing(timeline: Timeline, span: tuple[float, float]) -> dict[str, Value]:
     reserved = t.reserved_gpu, t.reserved_from_s, t.reserved_to_s
     guests = covered(*by_gpu(t, np.flatnonzero(t.group_guest)))
     rows = reserved, covered(*reserved, by=guests), guests
-    return {name: _gpu_h(from_s, to_s, span) for name, (_, from_s, to_s) in zip(SHARING, rows, strict=True)}
+    hours: dict[str, Value] = {
+        name: _gpu_h(from_s, to_s, span) for name, (_, from_s, to_s) in zip(SHARING, rows, strict=True)
+    }
+    return hours | ({SPILL: _spill_gb_h(t, span)} if len(t.spill_at_s) else {})
+
+
+def _spill_gb_h(timeline: Timeline, span: tuple[float, float]) -> float:
+    """Gigabytes in host memory times hours, inside a span."""
+    at = np.clip(np.append(timeline.spill_at_s, timeline.last_s), *span)
+    return float((np.diff(at) * timeline.spill_bytes).sum()) / 1e9 / 3600
 
 
 def _gpu_h(from_s: FloatArray, to_s: FloatArray, span: tuple[float, float]) -> float:

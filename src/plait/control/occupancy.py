@@ -92,7 +92,7 @@ class Held:
 
 
 def held_gpus(t: Timeline) -> Held:
-    """The groups of a run; where there are guests, each GPU by itself while anybody has it."""
+    """The groups of a run; with guests, one entry per GPU for as long as any group holds it."""
     if not len(t.group_guest):
         return Held(t.group_from_s, t.group_to_s, t.group_first_gpu, t.group_gpus.astype(np.int64))
     gpu, from_s, to_s = covered(*by_gpu(t, np.arange(len(t.group_from_s))))

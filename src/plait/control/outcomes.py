@@ -101,7 +101,7 @@ def _sums(job: IntArray, values: FloatArray, n: int) -> FloatArray:
 
 
 #: Seconds (J,) that each job takes alone on so many GPUs (J,), of those whose speed is not in proportion to them; else
-#: NaN. A share is a real number, and NaN for jobs of which nobody asks.
+#: NaN. Shares are real numbers, NaN for jobs that are not asked for.
 Isolated: TypeAlias = Callable[[FloatArray], FloatArray]
 
 
@@ -110,7 +110,7 @@ def fairness(jobs: Outcomes, timeline: Timeline, isolated: Isolated | None = Non
 
     `rho = JCT / (work / min(R / N, gpus))` with R the GPUs of the cluster, N the time-average number of
     active jobs over the job's life, work in GPU-seconds alone: `JCT / (duration * max(1, N * gpus / R))`.
-    At most 1 for every job means that nobody would be better off with a fixed share. Jobs that `isolated` knows are
+    At most 1 for every job means that no job would be better off with a fixed share. Jobs that `isolated` knows are
     compared with their own time on R / N GPUs, which may be more than they ask for: `JCT / isolated(R / N)`.
     """
     alive = ~jobs.refused

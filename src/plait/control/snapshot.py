@@ -1,4 +1,4 @@
-"""A controller as a JSON object and back: what a restarted scheduler needs to go on as if nothing happened."""
+"""A controller as a JSON object and back: what a restarted scheduler needs to continue unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import numpy as np
 
 from plait.control.controller import MAX_GUESTS_PER_GPU, Controller
 from plait.control.job_store import JobStore
-from plait.control.messages import group_from_json, group_to_json, node_from_json, node_to_json
+from plait.control.messages import (
+    group_from_json,
+    group_to_json,
+    network_from_json,
+    network_to_json,
+    node_from_json,
+    node_to_json,
+)
 from plait.control.usage import of_jobs
 from plait.core.arrays import AS_LISTS, IntArray
 from plait.core.cluster import Cluster
@@ -59,6 +66,7 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
             "cluster": {
                 "nodes": [node_to_json(node) for node in cluster.nodes],
                 "up": list(cluster.up),
+                **({} if cluster.network is None else {"network": network_to_json(cluster.network)}),
             },
             "running": [group_to_json(g) for g in running],
             "reasons": {str(job): reason for job, reason in reasons.items()},
@@ -70,7 +78,7 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
 
 
 def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntArray]:
-    """A controller of its own that knows only the jobs that have not left, and the `recent` ones that left last.
+    """A separate controller that knows only the jobs that have not left, and the `recent` ones that left last.
 
     They are renumbered in the same order; the second result has their former numbers. What it decides is what the
     controller would decide, at a cost that does not grow with the jobs that ever were.
@@ -78,7 +86,9 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     job_store, running, plan = controller.job_store, controller.running, controller.plan
     departed = job_store.last_departed(recent)
     numbers = np.unique(np.concatenate([controller.active, running.jobs, departed]))
-    small = Controller(controller.policy, controller.cluster, controller.rule, controller.max_guests_per_gpu)
+    small = Controller(
+        controller.policy, controller.cluster, controller.rule, controller.max_guests_per_gpu, controller.kills
+    )
     small.job_store = job_store.select(numbers, departed)
     small.now_s, small.events = controller.now_s, controller.events
     small.changed, small.competing = controller.changed, controller.competing
@@ -97,17 +107,24 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     return small, numbers
 
 
-def restore(data: Mapping[str, Any], policy: Policy, max_guests_per_gpu: int = MAX_GUESTS_PER_GPU) -> Controller:
-    """The controller of a snapshot, under a policy (the same one, or another from now on).
+def restore(
+    data: Mapping[str, Any], policy: Policy, max_guests_per_gpu: int = MAX_GUESTS_PER_GPU, kills: bool = True
+) -> Controller:
+    """The controller of the snapshot `data`, under `policy` (the same one, or another from now on).
 
-    Raises `InputError` for a snapshot of another version.
+    `max_guests_per_gpu` and `kills` as for `Controller`. Raises `InputError` for a snapshot of another version.
     """
     if data.get("version") not in READ:
         raise InputError(f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}")
     nodes = tuple(node_from_json(node) for node in data["cluster"]["nodes"])
     rule = PreemptionRule.from_json(data.get("preemption"))
-    cluster = Cluster(nodes, tuple(bool(up) for up in data["cluster"]["up"]))
-    controller = Controller(policy, cluster, rule, max_guests_per_gpu)
+    network = data["cluster"].get("network")
+    cluster = Cluster(
+        nodes,
+        tuple(bool(up) for up in data["cluster"]["up"]),
+        None if network is None else network_from_json(network),
+    )
+    controller = Controller(policy, cluster, rule, max_guests_per_gpu, kills)
     controller.job_store = JobStore.from_json(data["books"])
     controller.now_s = _parse(data["now_s"], -math.inf)
     controller.events = int(data["events"])

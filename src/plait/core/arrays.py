@@ -32,5 +32,5 @@ def _floats(values: Any) -> FloatArray:
     return np.array(floats(values), dtype=np.float64)
 
 
-#: For `Codec.own`: arrays as lists, in which null stands for NaN.
+#: For `Codec.own`: arrays as lists, with null for NaN.
 AS_LISTS: dict[Any, Any] = {IntArray: (plain_array, _ints), FloatArray: (plain_array, _floats)}

@@ -30,11 +30,11 @@ _SCALARS = (float, bool, int, str)
 
 
 class CodecError(ValueError):
-    """A value that is not of its type; says which field."""
+    """A value does not have the type of its field; the message names the field."""
 
 
 class _Wrong(Exception):
-    """What is wrong, and where: the path grows on the way up."""
+    """A problem and the path to it, which grows as the exception passes outwards."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -51,11 +51,11 @@ def form(
 ) -> dict[str, Any]:
     """Metadata of a field with a rule of its own.
 
-    omit     leave it out where it has its default, or where this function of the whole object says so; False: never
-    skip     never write it
-    since    the version of the format that has it first
-    absent   what it is where it is missing; else its default, if it has one
-    columns  columns of an array of two dimensions
+    `omit`     leave it out where it has its default, or where this function of the whole object is true; False: never
+    `skip`     never write it
+    `since`    the first version of the format that has it
+    `absent`   its value where it is missing; otherwise its default, if it has one
+    `columns`  number of columns of a two-dimensional array
     """
     said: dict[str, Any] = {"skip": skip, "since": since, "columns": columns}
     if omit is not None:
@@ -74,7 +74,7 @@ class Codec:
     strict  numbers, texts and flags need the type of their field when read; else they are taken as they are
     closed  fields that a dataclass does not have are refused when read; else they are left out
     nulls   numbers that are NaN are null
-    error   raised for what cannot be read
+    error   raised for unreadable values
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Codec:
         nulls: bool = False,
         error: type[Exception] = CodecError,
     ) -> None:
-        """Nothing is looked up before it is used."""
+        """Store the rules; types are resolved at first use."""
         self.own: dict[Any, tuple[Write, Read]] = dict(own or {})
         self.sparse, self.strict, self.closed, self.nulls = sparse, strict, closed, nulls
         self.kinds = {kind.__name__: kind for kind in kinds}
@@ -163,7 +163,7 @@ class Codec:
         return write
 
     def _left_out(self, kind: Any, f: Field[Any]) -> Callable[[Any], bool] | None:
-        """Tells of an object whether a field of it is left out; None if it never is."""
+        """A function of an object: whether to omit this field; None if it is always written."""
         rule = f.metadata.get("omit", kind in self.sparse)
         if callable(rule):
             return typing.cast("Callable[[Any], bool]", rule)

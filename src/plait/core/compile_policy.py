@@ -1,4 +1,4 @@
-"""Whether to wait for the compiler: small problems never do, and a long run of small ones does once.
+"""Decide whether to wait for the compiler: small problems never do, a long run of small ones does once.
 
 The compiled and the plain way give the same bits, so this choice shows in time only. A process that decides about a
 few jobs neither compiles nor reads machine code that it would hardly use.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import ParamSpec, TypeVar
 
-from plait.core.jit import announced, has_machine_code
+from plait.core.jit import announced, has_machine_code, plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,12 +21,12 @@ R = TypeVar("R")
 PATIENCE, READING = 5_000, 200
 COMPILE_CPU_S = 2
 
-_asked: dict[Callable[..., object], int] = {}
+_asked: dict[Callable[..., object], float] = {}
 _loaded: set[Callable[..., object]] = set()  # asking the compiler takes longer than a small problem
 _nothing = nullcontext()
 
 
-def compiled(kernel: Callable[..., object], work: int) -> bool:
+def compiled(kernel: Callable[..., object], work: float) -> bool:
     """Whether to call `kernel` compiled for a piece of `work`: tenths of a millisecond that plain Python takes for it.
 
     True as soon as its machine code is in memory, or the work since the process began makes it worth while to compile
@@ -40,15 +41,32 @@ def compiled(kernel: Callable[..., object], work: int) -> bool:
 
 
 def run(kernel: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a compiled kernel, and say so if that means waiting for the compiler."""
+    """Call a compiled kernel; print a notice if that means waiting for the compiler."""
     if kernel in _loaded:
         return kernel(*args, **kwargs)
-    with _first(kernel, getattr(kernel, "__name__", str(kernel)), COMPILE_CPU_S):
+    return _announced(kernel, COMPILE_CPU_S, *args, **kwargs)
+
+
+def either(kernel: Callable[P, R], work: float, cpu_s: int = COMPILE_CPU_S) -> Callable[P, R]:
+    """What to call for a piece of `work` (see `compiled`): the compiled kernel or its plain twin.
+
+    `cpu_s`: about how long compiling it takes, for the notice.
+    """
+    if kernel in _loaded:
+        return kernel
+    return partial(_announced, kernel, cpu_s) if compiled(kernel, work) else _plain(kernel)
+
+
+def _announced(kernel: Callable[P, R], cpu_s: int, *args: P.args, **kwargs: P.kwargs) -> R:
+    with _first(kernel, getattr(kernel, "__name__", str(kernel)), cpu_s):
         return kernel(*args, **kwargs)
+
+
+_plain = cache(plain)
 
 
 def waiting(kernel: Callable[..., object], what: str, cpu_s: int) -> AbstractContextManager[None]:
-    """Call `kernel` in this: the first time it says so if `what` has to be compiled, later it costs nothing."""
+    """A context in which to call `kernel`: prints once that `what` is being compiled, which takes `cpu_s` seconds."""
     return _nothing if kernel in _loaded else _first(kernel, what, cpu_s)
 
 

@@ -4,8 +4,8 @@
       InputError       the user's file, option or value is wrong           (exit code 2)
         TraceError     ... in a trace: names file, line and column
         MissingExtra   an optional dependency is not installed
-      PlanError        a policy proposed a plan that cannot be             (exit code 4)
-      SimulationError  a run cannot go on: stuck jobs, a broken invariant  (exit code 4)
+      PlanError        a policy proposed an impossible plan                (exit code 4)
+      SimulationError  a run cannot continue: stuck jobs, a broken invariant  (exit code 4)
 
 Other packages define further errors beside the code that raises them. A message names the thing, what was given, and
 what would work.
@@ -54,13 +54,13 @@ class TraceError(InputError):
 
 
 class PlanError(PlaitError):
-    """A plan that cannot be: names the policy, the job and the GPU."""
+    """An impossible plan; the message names the policy, the job and the GPU."""
 
     exit_code = 4
 
 
 class SimulationError(PlaitError):
-    """The simulated run cannot go on, or broke one of its own invariants."""
+    """The simulated run cannot continue, or broke one of its invariants."""
 
     exit_code = 4
 

@@ -1,4 +1,4 @@
-"""What is said and known of jobs whose batch adapts (Pollux, OSDI'21): the limits, and a row of estimates a job."""
+"""Jobs that adapt their batch (Pollux, OSDI'21): the limits of the batch, and one row of estimates per job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.core.errors import InputError
 
 
 class BoundNames(NamedTuple):
-    """What whoever gave the bounds of a batch calls them: arguments, options, fields of a file."""
+    """The names of the bounds for error messages: of arguments, options, or fields of a file."""
 
     initial: str = "initial"
     most: str = "most"
@@ -44,7 +44,7 @@ def check_bounds(
             f"allow {names.accumulation}, or give a larger {names.most_local} or a smaller {names.initial}"
         )
     passes = -(-initial // most_local)
-    if passes * (least_local - 1) >= most:  # what rounding up adds to `most` counts for nobody
+    if passes * (least_local - 1) >= most:  # ignore what rounding adds to `most`
         raise InputError(
             f"batch size {initial} to {most} takes {passes} passes of {least_local} to {most_local} examples, at least "
             f"{passes * least_local}; give {names.most} {passes * least_local}, {names.least_local} "
@@ -69,7 +69,7 @@ class BatchLimits:
     accumulation: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse bounds between which there is nothing to choose."""
+        """Raise `InputError` for bounds that leave nothing to choose."""
         check_bounds(self.initial, self.most, self.least_local, self.most_local, self.accumulation, names=BoundNames())
 
     @property

@@ -1,4 +1,4 @@
-"""Options declared once, as fields of a dataclass: type, help, unit, default. Everything else is made of that.
+"""Options declared once, as fields of a dataclass: type, help, unit, default. Parsers and help derive from them.
 
     @dataclass(frozen=True)
     class Options:
@@ -26,15 +26,15 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """What is said of an option besides its name, type and default.
+    """Properties of an option besides its name, type and default.
 
-    help       one sentence, without the stop at its end
-    unset      in words, what holds unless it is given; else that is its default, where it has one that can be said
-    flag       the long name, if it is not the field's; `short` another one of a letter
-    least      and `most`: of a number that a person types
-    metavar    what stands for its value
-    env        the environment variable that says it, too
-    group      whatever the owner of the options tells apart by it
+    help       one sentence, without a full stop
+    unset      the value that holds when the option is absent, in words; otherwise its default, if it can be printed
+    flag       the long name, if it differs from the field's; `short` is a one-letter name
+    least      and `most`: the range of a number that a person types
+    metavar    the placeholder for its value in the help
+    env        the environment variable that also sets it
+    group      a label that the owner of the options may use to divide them
     """
 
     help: str
@@ -88,7 +88,7 @@ class Declared:
 
     @property
     def text(self) -> str:
-        """Its help, as sentences: what it is, and what holds unless it is given."""
+        """Its help, as sentences: its meaning, and what holds if it is absent."""
         unset = self.option.unset
         if not unset and not isinstance(self.default, bool) and self.default not in (None, MISSING, ()):
             unset = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
@@ -135,7 +135,7 @@ def parser(kind: type[Any], **about: Any) -> argparse.ArgumentParser:
 
 
 def parse(kind: type[T], argv: Sequence[str] | None, **about: Any) -> T:
-    """The options of a command line; ends the process for those that there are not, as `argparse` does."""
+    """The options of a command line; ends the process for unknown ones, as `argparse` does."""
     found = vars(parser(kind, **about).parse_args(argv))
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
 

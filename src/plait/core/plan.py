@@ -43,8 +43,8 @@ class Member:
 class Group:
     """Jobs that share these GPUs (numbers in the cluster, ascending).
 
-    A `guest` group lives from what others leave (AntMan, section 3): its GPUs may be those of other groups, hosts and
-    other guests. Groups that are no guests, the hosts, have their GPUs to themselves as far as hosts go.
+    A `guest` group uses what other groups leave free (AntMan, section 3): its GPUs may belong to other groups, hosts
+    and guests. All other groups are hosts, and no GPU has two hosts.
     """
 
     members: tuple[Member, ...]
@@ -53,7 +53,7 @@ class Group:
     guest: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a group nobody is in or that has nowhere to run."""
+        """Raise `PlanError` for a group without jobs or without GPUs."""
         if not self.members or not self.gpus:
             raise InputError("a group needs at least one member and one GPU")
 
@@ -64,7 +64,7 @@ TURN, GPU_MEMORY_BYTES = list(_DETAILS).index("turn"), list(_DETAILS).index("gpu
 
 
 def plain_details(members: int) -> FloatArray:
-    """`Groups.details` of members about whom there is nothing special, to be filled in."""
+    """`Groups.details` of so many members, all defaults, to be filled in."""
     return np.tile(np.array(list(_DETAILS.values())), (members, 1))
 
 
@@ -187,7 +187,8 @@ class Groups:
 
     def gpu_count(self) -> IntArray:
         """GPUs of each group."""
-        return np.diff(self.first_gpu)
+        count: IntArray = self.first_gpu[1:] - self.first_gpu[:-1]
+        return count
 
     def group_of_member(self) -> IntArray:
         """For each entry of `jobs`, the index of its group."""
@@ -227,14 +228,16 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who runs where, completely: what is not named should not run.
+    """The complete plan: a job that it does not name should not run.
 
     `order` lists jobs best first (place in the queue) and `levels` their queue, both kept in `JobStatus` for
     the next decision. `promoted` jobs start counting service and waiting from zero (Tiresias, section 3).
     `reasons` says for jobs that wait why they do. `valid_until_s`: when the policy wants to be asked again if
-    nothing happens before. `suspend`: jobs that lose their GPUs stay in host memory, so that going on where
-    they were is quick (Gandiva, section 3). `settled`: every active job runs and would go on as it does if
-    others left, so departures alone are no reason to ask again. `reservations` hold GPUs for waiting jobs.
+    nothing happens before. `suspend`: jobs that lose their GPUs stay in host memory, so that they
+    resume quickly (Gandiva, section 3). `settled`: every active job runs and would continue unchanged if
+    others left, so departures alone are no reason to ask again. `reservations` hold GPUs for waiting jobs. `kills`
+    are jobs that lose their GPUs without a checkpoint: they resume from the last one they wrote while they ran. In a
+    live cluster they save one first, as all others do.
     """
 
     groups: Groups
@@ -246,6 +249,7 @@ class Plan:
     suspend: bool = False
     settled: bool = False
     reservations: tuple[Reservation, ...] = ()
+    kills: IntArray = field(default_factory=lambda: NO_JOBS)
 
     @classmethod
     def of(

@@ -42,8 +42,8 @@ class View:
 
     `jobs.running_group` says which entry of `running` a job is in. A group may still name a member that has just
     ended; such a job is no longer in `jobs`. `rule` says which running jobs a policy may stop or move: `may_stop` is
-    one flag a row of `jobs`, and `keeps` says until when the others stay. `plait.placement.place` minds them; a policy
-    that names GPUs itself gives them the GPUs they have, in `running`. A job may run on a node that is down in
+    one flag a row of `jobs`, and `keeps` says until when the others stay. `plait.placement.place` respects them; a
+    policy that names GPUs itself gives them the GPUs they have, in `running`. A job may run on a node that is down in
     `cluster`: the node is silent, and until it is known to be lost the job stays there and nothing new starts.
     `reservations` are those of the last plan, without jobs that no longer wait and GPUs that are lost. `usage` is what
     has been measured of GPUs and jobs; None if nothing reports it.
@@ -73,7 +73,7 @@ class View:
         )
 
     def _kept(self) -> KeptJobs:
-        """Who stays by the rule, and who runs on a silent node: nobody can tell it anything."""
+        """Jobs kept by the rule, and jobs on silent nodes, which cannot receive commands."""
         kept, silent = self.rule.kept(self.jobs), self.on_silent_nodes
         if not silent.any():
             return kept
@@ -176,7 +176,7 @@ def has_guests(policy: Policy) -> bool:
 
 
 class Wanted(NamedTuple):
-    """How many GPUs a cluster should have, and why: a sentence for whoever pays for them."""
+    """How many GPUs a cluster should have, and why, as a sentence for its operator."""
 
     gpus: int
     why: str
@@ -184,7 +184,7 @@ class Wanted(NamedTuple):
 
 @runtime_checkable
 class Autoscaling(Protocol):
-    """What a policy has that also knows what GPUs are worth to its jobs. Optional: others count what jobs ask for."""
+    """A policy that can say what more GPUs are worth to its jobs. Optional: for others, requested GPUs are counted."""
 
     def wanted_gpus(self, view: View, most: int) -> Wanted | None:
         """GPUs that the cluster should have for all jobs of the view, at most `most`; None if it cannot say.

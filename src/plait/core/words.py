@@ -16,7 +16,7 @@ def counted(number: int, what: str) -> str:
 
 
 def number(value: Any) -> float:
-    """A number, or NaN for null and for what is not there."""
+    """A number, or NaN for null and missing values."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 

@@ -1,4 +1,4 @@
-"""When a waiting job will start: the live queue is simulated from its present state, and later compared with the truth.
+"""Forecasts of when waiting jobs start: the live queue simulated from its present state, and checks of the forecasts.
 
 Start at `queue.foresee`.
 """

@@ -1,7 +1,7 @@
-"""What may be true of the jobs of a queue, drawn for one run of a forecast: pace, work, and what starts and ends cost.
+"""Unknown properties of queued jobs, drawn for one run of a forecast: pace, work, and the cost of starts and ends.
 
-What was measured on this cluster is drawn from as it is: costs of starts and ends, and how long jobs ran that did not
-say how much work they have. A job that has run for so long already is like those that ran longer.
+Costs of starts and ends, and durations of jobs that did not state their work, are drawn from measurements of this
+cluster. The duration of a job that already runs is drawn from longer ones.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from plait.sim.overheads import CHECKPOINT, FIELDS, LAUNCH, RESTORE
 
 #: Standard deviation of the logarithm of an iteration's time: of each job, and of all jobs of the cluster together.
 PACE_NOISE = 0.1
-#: Range of the work of a job that did not say, as factors of what is typical here, where too few have ended; and what
-#: is taken for typical where nothing has ended yet, seconds.
+#: Range of the work of a job that did not state it, as factors of the typical work here, while too few have ended; and
+#: the typical work assumed while none has ended, seconds.
 WORK_FACTORS, TYPICAL_S = (0.3, 3.0), 300.0
-#: So many jobs of the same user and model have to have ended to be taken for typical of them.
+#: Number of ended jobs of the same user and model from which their durations count as typical.
 ALIKE = 3
 #: The longest of those known is exceeded by up to this factor.
 BEYOND = 3.0
-#: Seconds from the last iteration to the end, and around a process that says nothing, where none was measured.
+#: Seconds from the last iteration to the end, and around a process that reports nothing, where none was measured.
 END_S, LAG_S = 0.5, 0.5
 #: Range of these, as factors.
 COST_FACTORS = (0.3, 3.0)
@@ -57,7 +57,7 @@ def draw(controller: Controller, pace: FloatArray, record: TrackRecord, starting
     silent = np.isnan(c["iterations"])
     iteration_s = pace * noise
     held_s = np.where(running, now_s - c["last_start_s"], 0.0)
-    # Work of those that said nothing is drawn as seconds from the start on, so nothing comes on top of that.
+    # Work of jobs that stated none is drawn in seconds since the start, which includes all costs.
     ran_s = np.where(running & (done <= 0), held_s, c["run_s"])
     work_s = _durations(c, specs, ran_s, silent & ~ended, rng)
     left = np.maximum((work_s - ran_s) / iteration_s, 1.0)
@@ -79,7 +79,7 @@ def draw(controller: Controller, pace: FloatArray, record: TrackRecord, starting
 
 
 def _costs(measured: Sequence[float], unknown_s: float, n: int, rng: Any) -> FloatArray:
-    """Seconds for each job: some that were measured, or what is taken for them."""
+    """Seconds for each job, drawn from `measured` ones, or around `unknown_s`."""
     if len(measured):
         found: FloatArray = rng.choice(np.array(measured), size=n)
         return found
@@ -88,7 +88,7 @@ def _costs(measured: Sequence[float], unknown_s: float, n: int, rng: Any) -> Flo
 
 
 def _durations(c: dict[str, Any], specs: JobBatch, ran_s: FloatArray, wanted: Any, rng: Any) -> FloatArray:
-    """Seconds in all of jobs that did not say, each longer than it has run."""
+    """Total seconds of jobs that did not state their work, each longer than it has run."""
     out = np.zeros(len(ran_s))
     finished = np.flatnonzero(c["phase"] == int(Phase.FINISHED))
     users, models = specs.column("user"), specs.column("model")

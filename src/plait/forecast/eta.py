@@ -1,9 +1,9 @@
-"""When will it start, when will it end? The current queue, played forward under the same policy.
+"""Forecasts of starts and ends: the current queue, simulated forward under the same policy.
 
-A forecast is some runs of the simulator from the state the cluster is in now. They differ in what nobody knows: how
-long an iteration will really take, how much work a job has that did not say, and what its start and its end cost. What
-comes out is an interval, with the assumptions beside it. Arrivals of other jobs are not foreseen, nor is what else the
-machines are busy with: so the interval is widened by what came of earlier forecasts (`calibrated`).
+A forecast is some runs of the simulator from the state the cluster is in now. They differ in what is unknown: the
+true time of an iteration, the work of a job that did not state it, and the cost of its start and end. The result is an
+interval, with its assumptions. Arrivals of other jobs and other load of the machines are not predicted, so the interval
+is widened by the errors of earlier forecasts (`calibrated`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.core.words import counted
 from plait.forecast.drawn import PACE_NOISE, Drawn, draw
-from plait.forecast.resume import Continued
+from plait.forecast.resume import ResumedSimulator
 from plait.live.scheduler.records.track_record import ENOUGH, START_UP_S, Calibration, Said, TrackRecord
 from plait.sim.physics import StandardPhysics
 from plait.sim.settings import SimulationSettings
@@ -55,20 +55,20 @@ class Interval:
 
     @property
     def said(self) -> Said:
-        """Early end, middle, late end."""
+        """Early bound, median, late bound."""
         return self.low_s, self.middle_s, self.high_s
 
     def calibrated(self, calibration: Calibration) -> Interval:
-        """The same forecast with ends that hold as often as they say, by what came of earlier ones."""
+        """The same forecast with bounds corrected by the errors of earlier ones."""
         low_s, high_s = calibration.interval(self.said)
         return Interval(low_s, high_s, self.middle_s)
 
     def to_json(self) -> list[float | None]:
-        """Both ends; null for never."""
+        """Both bounds; null for never."""
         return _plain(self.low_s, self.high_s)
 
     def said_json(self) -> list[float | None]:
-        """Early end, middle, late end, none of them in the past; null for never."""
+        """Early bound, median, late bound, none of them in the past; null for never."""
         return _plain(*(max(0.0, seconds) for seconds in self.said))
 
 
@@ -172,9 +172,9 @@ def _least(starts: Sequence[float], ends: Sequence[float]) -> float:
 
 
 def play(controller: Controller, drawn: Drawn, settings: SimulationSettings) -> dict[int, float]:
-    """Drive the controller to the end; returns when each job was launched first, by number.
+    """Drive `controller` with the jobs `drawn` to the end; returns the first launch of each job by number, seconds.
 
-    A run that cannot go on (jobs that fit nowhere, a policy that gives up) ends there: its jobs have no end.
+    A run that cannot continue (jobs that fit nowhere, a policy that gives up) ends there: its jobs have no end.
     """
     began: dict[int, float] = {}
 
@@ -185,15 +185,15 @@ def play(controller: Controller, drawn: Drawn, settings: SimulationSettings) -> 
                     began.setdefault(job, event.at_s)
 
     with suppress(PlaitError):
-        drive(controller, Continued(controller, drawn.truth, settings, drawn.left_s, drawn.costs_s), note)
+        drive(controller, ResumedSimulator(controller, drawn.truth, settings, drawn.left_s, drawn.costs_s), note)
     return began
 
 
 def pace_s(columns: dict[str, Any], n: int) -> FloatArray:
     """Seconds an iteration of each job alone, at the size asked for.
 
-    As measured or said, else as it went so far (of an elastic job by its GPU-seconds, since it may have had other
-    sizes), else as others went.
+    As measured or stated, else from its progress so far (of an elastic job by its GPU-seconds, since it may have had
+    other sizes), else from the progress of others.
     """
     known = columns["iteration_s"].copy()
     done, run_s = columns["iterations_done"], columns["run_s"]
@@ -214,7 +214,7 @@ def _assumptions(controller: Controller, runs: int, record: TrackRecord) -> tupl
     starts = record.starts_s
     start = f"{np.median(starts):.1f} s as measured here" if starts else f"{START_UP_S:.1f} s, not measured here yet"
     out = [
-        f"{runs} runs of the queue as it is, under {describe(controller.policy)}; nobody else submits, nothing fails",
+        f"{runs} runs of the queue as it is, under {describe(controller.policy)}; no new jobs, no failures",
         f"iterations take {PACE_NOISE:.0%} more or less than measured; a start costs {start}",
     ]
     if silent:

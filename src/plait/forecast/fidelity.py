@@ -1,9 +1,9 @@
-"""Does the simulator predict what happened? The live log's submissions simulated, beside what was measured.
+"""Accuracy of the simulator: the submissions of a live log, simulated and compared with the measurements.
 
 Taken from the log as measured: who submitted what when, the stage times of each job alone, what its starts and stops
-cost, when which profile and which policy was told, and when the first decision was made. Predicted: every decision,
+cost, the times of profiles and policy changes, and the time of the first decision. Predicted: every decision,
 every wait, the gates and turns of groups and the pace of their members, hence each job's completion. No completion time
-of the log is looked at before the comparison.
+of the log is used before the comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, Phase
 from plait.forecast.live_replay import LiveReplay, News, numbered
 from plait.forecast.log_replay import LoggedEntry, replay
-from plait.forecast.measured_costs import Observed
+from plait.forecast.measured_costs import MeasuredCosts
 from plait.forecast.turns import TurnsPhysics, stages_known
 from plait.sim.adaptive import INTERVAL_S
 from plait.sim.overheads import Overheads
@@ -62,8 +62,8 @@ class Compared:
 class Fidelity:
     """All jobs that finished; `start_up_s` is what a start cost (median), `left_out` the jobs that did not finish.
 
-    `policies`: seconds and name of each policy that was in force. `failures`: attempts that failed, which nobody
-    foresees. `lost_gpu_s`: GPU-seconds of work that nobody went on from.
+    `policies`: seconds and name of each policy that was in force. `failures`: attempts that failed, which the
+    simulation does not predict. `lost_gpu_s`: GPU-seconds of work that was discarded.
     """
 
     jobs: tuple[Compared, ...]
@@ -84,7 +84,7 @@ class Fidelity:
         return max((abs(job.error) for job in self.jobs), default=math.nan)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; null for what is not known."""
+        """As plain values; null for unknown ones."""
         rows = [
             {
                 "id": j.id, "predicted_s": j.predicted_s, "measured_s": j.measured_s, "error": j.error,
@@ -103,7 +103,7 @@ class Fidelity:
 
 def fidelity(rows: Sequence[LoggedEntry], *, round_s: float = 1.0) -> Fidelity:
     """Simulate what was submitted and compare; `InputError` if nothing finished yet."""
-    seen = Observed()
+    seen = MeasuredCosts()
     replayed = replay(rows, compare=False, observe=seen)
     controller = replayed.state.controller
     if controller is None:
@@ -114,7 +114,7 @@ def fidelity(rows: Sequence[LoggedEntry], *, round_s: float = 1.0) -> Fidelity:
     if not finished:
         raise InputError("no job has finished yet; look again when one has (plait ls)")
     truth = _truth(controller, finished, seen)
-    ends = _relive(controller, truth, finished, seen, round_s)
+    ends = _simulated_ends(controller, truth, finished, seen, round_s)
     costs = _costs(truth, finished, seen)
     jobs = tuple(
         Compared(
@@ -135,16 +135,18 @@ def fidelity(rows: Sequence[LoggedEntry], *, round_s: float = 1.0) -> Fidelity:
     return Fidelity(jobs, tuple(seen.policy_texts), typical, left_out, seen.failures, lost_gpu_s)
 
 
-def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: Observed, round_s: float) -> Any:
+def _simulated_ends(
+    controller: Controller, truth: JobBatch, finished: list[int], seen: MeasuredCosts, round_s: float
+) -> Any:
     """When each job ends in the simulation, seconds."""
     job_store = controller.job_store
-    # The policy is told what was said at submission; the rest comes to it when it came live.
+    # The policy knows what was stated at submission; the rest arrives when it arrived live.
     reported = JobBatch.of([job_store.spec(job) for job in finished])
-    told = [*seen.profiles, *seen.estimates, *seen.stop_costs]
-    news: list[News] = [*seen.policies[1:], *numbered(told, finished)]
-    news.sort(key=lambda told: told[0])
+    events = [*seen.profiles, *seen.estimates, *seen.stop_costs]
+    news: list[News] = [*seen.policies[1:], *numbered(events, finished)]
+    news.sort(key=lambda item: item[0])
     again = Controller(seen.policies[0][1], controller.cluster, controller.rule)
-    worlds = [seen.worlds.get(job, 1) for job in finished]
+    world_sizes = [seen.world_sizes.get(job, 1) for job in finished]
     costs = _costs(truth, finished, seen)
     names = truth.column("model").tolist()
     table = tuple(
@@ -153,7 +155,7 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     )
     backend: list[LiveReplay] = []
     physics = TurnsPhysics(
-        again.job_store.columns, lambda job, gpus: gpus * worlds[job], lambda jobs: backend[0].awake(jobs)
+        again.job_store.columns, lambda job, gpus: gpus * world_sizes[job], lambda jobs: backend[0].awake(jobs)
     )
     training = Training.reported(truth, [seen.reports.get(job, []) for job in finished])
     silent = [s - float(np.nan_to_num(seen.start_s(job))) for job, s in seen.silent_s.items() if s > 0]
@@ -173,7 +175,7 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     return again.job_store.columns["end_s"]
 
 
-def _truth(controller: Controller, finished: list[int], seen: Observed) -> JobBatch:
+def _truth(controller: Controller, finished: list[int], seen: MeasuredCosts) -> JobBatch:
     """The finished jobs with what was measured; each is a model of its own, so that it has its own start-up."""
     job_store = controller.job_store
     specs = []
@@ -193,7 +195,7 @@ def _truth(controller: Controller, finished: list[int], seen: Observed) -> JobBa
     return batch.replace(stage_s=job_store.columns["stage_s"][finished].copy())
 
 
-def _costs(truth: JobBatch, finished: list[int], seen: Observed) -> list[tuple[float, float, float, float]]:
+def _costs(truth: JobBatch, finished: list[int], seen: MeasuredCosts) -> list[tuple[float, float, float, float]]:
     """Seconds of each job until it iterates, of a stop, until it iterates again, and from the last iteration on."""
     firsts = [seen.start_s(job) for job in finished]
     typical = _median(firsts)
@@ -201,7 +203,7 @@ def _costs(truth: JobBatch, finished: list[int], seen: Observed) -> list[tuple[f
     out = []
     for i, job in enumerate(finished):
         pace = float(truth.iteration_s[i])
-        # A job that made no iteration is all work: nobody saw where its start ended.
+        # A job that made no iteration is all work: the end of its start was not observed.
         unseen = 0.0 if truth.iterations[i] <= 1 else max(0.0, typical - pace)
         first = max(0.0, firsts[i] - pace) if math.isfinite(firsts[i]) else unseen
         again = seen.again_s(job)

@@ -1,9 +1,8 @@
-"""The simulator with the manners of the live service, and with what it was told from outside at the times it was told.
+"""The simulator with the timing of the live service, and with the external events of the log at their times.
 
 decisions    when something has changed, at once if the last one is `gap_s` ago, else then
-starting     a job that starts is nobody's partner at a gate before its first iteration; then all get a new pace
-news         other policies, measured profiles, what stops would cost and what adaptive jobs say of themselves come when
-             they came live
+starting     a job that starts takes part in no gate before its first iteration; then all get a new pace
+news         other policies, measured profiles, stop costs and estimates of adaptive jobs arrive when they arrived live
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from plait.sim.backend import Simulator
 from plait.sim.settings import SimulationSettings
 from plait.sim.state import to_ms
 
-#: What jobs said of themselves.
-Told: TypeAlias = JobProfiled | GoodputReported | StopCostReported | JobKept
+#: What jobs reported of themselves.
+ExternalEvent: TypeAlias = JobProfiled | GoodputReported | StopCostReported | JobKept
 
-News = tuple[float, Policy | Told]
+News = tuple[float, Policy | ExternalEvent]
 
 
 class LiveReplay(Simulator):
-    """A simulator for one controller, which is asked when the live service would have asked it."""
+    """A simulator that asks its controller when the live service would have asked it."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class LiveReplay(Simulator):
         self.gap_ms, self.decide_ms = to_ms(gap_s), to_ms(first_s)
         self.news: list[News] = list(news)
         self.starting: set[int] = set()
-        self.tells = False
+        self.reports_estimates = False
 
     def awake(self, jobs: IntArray) -> BoolArray:
         """Which of these jobs run and have their start behind them."""
@@ -68,9 +67,9 @@ class LiveReplay(Simulator):
             if due == math.inf:
                 return
             yield from self.happened(due)
-            yield from self._told(due)
+            yield from self._external_events(due)
             self._join(due)
-            if self._asks(due):
+            if self._decides(due):
                 self.decide_ms = due + self.gap_ms
                 yield self.replan_due()
             self.check_progress()
@@ -87,7 +86,7 @@ class LiveReplay(Simulator):
             due = min(due, max(self.decide_ms, self.now))
         return due
 
-    def _asks(self, now_ms: float) -> bool:
+    def _decides(self, now_ms: float) -> bool:
         """Whether the service would decide now."""
         assert self.controller is not None
         wanted = self.controller.changed or to_ms(self.controller.plan.valid_until_s) <= now_ms
@@ -97,8 +96,8 @@ class LiveReplay(Simulator):
             self.wake_ms = self.decide_ms if wanted else math.inf
         return False
 
-    def _told(self, now_ms: float) -> Iterator[Event]:
-        """What was told from outside by now."""
+    def _external_events(self, now_ms: float) -> Iterator[Event]:
+        """The external events that are due by now."""
         assert self.controller is not None
         while self.news and to_ms(self.news[0][0]) <= now_ms:
             what = self.news.pop(0)[1]
@@ -110,7 +109,7 @@ class LiveReplay(Simulator):
                 self.controller.policy, self.controller.changed = what, True
 
     def execute(self, command: Command) -> None:
-        """Carry out a command; who has been launched is not a partner yet."""
+        """Carry out a command; launched jobs do not take part in gates yet."""
         super().execute(command)
         if isinstance(command, Launch):
             self.starting.update(command.groups.jobs.tolist())
@@ -125,17 +124,17 @@ class LiveReplay(Simulator):
                 self.share_gpus(self.groups[job], now_ms)
 
 
-def _rows(event: Told, rows: IntArray, jobs: IntArray, at_s: float) -> Told:
+def _rows(event: ExternalEvent, rows: IntArray, jobs: IntArray, at_s: float) -> ExternalEvent:
     """Some rows of an event, about jobs of these numbers."""
     names = [f.name for f in fields(event) if f.name not in ("at_s", "jobs")]
     return replace(event, at_s=at_s, jobs=jobs, **{name: getattr(event, name)[rows] for name in names})
 
 
-def numbered(told: Sequence[Told], jobs: Sequence[int]) -> list[News]:
-    """What was told of these jobs of the log, under their numbers in the simulation."""
+def numbered(events: Sequence[ExternalEvent], jobs: Sequence[int]) -> list[News]:
+    """The events about these jobs of the log, under their numbers in the simulation."""
     number = {job: i for i, job in enumerate(jobs)}
     out: list[News] = []
-    for event in told:
+    for event in events:
         rows = np.array([i for i, job in enumerate(event.jobs.tolist()) if job in number], dtype=np.int64)
         if len(rows):
             new = np.array([number[int(event.jobs[i])] for i in rows], dtype=np.int64)

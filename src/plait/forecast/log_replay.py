@@ -61,7 +61,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class LogReplay:
     """The state at the end of the log (or at the difference), and what became of the jobs."""
 
     state: State
@@ -78,7 +78,7 @@ class Replayed:
 
 
 def _isolated(controller: Controller) -> Isolated | None:
-    """How long adaptive jobs would have taken alone, by what they said of themselves last."""
+    """How long adaptive jobs would have taken alone, by their last reports."""
     job_store = controller.job_store
     if not (job_store.columns["batch_size"][: job_store.count] > 0).any():
         return None
@@ -104,7 +104,7 @@ def stored_rows(store: Store) -> Iterator[LoggedEntry]:
 
 def replay(
     rows: Iterable[LoggedEntry], *, compare: bool = True, observe: Callable[[State, LoggedEntry], None] | None = None
-) -> Replayed:
+) -> LogReplay:
     """Fold the log from its beginning; stops at the first decision that differs from the recorded one.
 
     `observe` sees the state after each entry. Raises `InputError` for a log with a gap.
@@ -116,7 +116,7 @@ def replay(
         derived = [to_json(command) for command in apply(state, row.entry)]
         count += 1
         if compare and derived != row.commands:
-            return Replayed(state, history, count, _difference(row, derived))
+            return LogReplay(state, history, count, _difference(row, derived))
         if observe is not None:
             observe(state, row)
         if state.controller is not None:
@@ -124,7 +124,7 @@ def replay(
                 history = History(state.controller)  # from the first node on
             elif row.event is not None:
                 history(row.event, tuple(from_json(command) for command in derived))  # type: ignore[misc]
-    return Replayed(state, history, count, None)
+    return LogReplay(state, history, count, None)
 
 
 def _difference(row: LoggedEntry, derived: list[dict[str, Any]]) -> Difference:

@@ -1,7 +1,7 @@
-"""What a live log says that a simulation cannot know: what starts and stops cost, and what was told from outside when.
+"""What a simulation takes from a live log: the cost of starts and stops, and the times of external events.
 
-Every job's seconds are measured by its agent: from the service's word to its first iteration, from its last iteration
-to its end, from being told to stop to being gone. Jobs of which something was not seen are taken to be like the others.
+Every job's seconds are measured by its agent: from the assignment to its first iteration, from its last iteration
+to its end, from the stop request to its end. Where something was not measured, a job counts like the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Costs:
 
 @dataclass
 class _Attempt:
-    """`blocked_s`: until then somebody who had been told to stop was still on its GPUs; that wait is predicted."""
+    """`blocked_s`: until then a job that had to stop was still on its GPUs; that wait is predicted."""
 
     began_s: float
     gpus: frozenset[int] = frozenset()
@@ -48,8 +48,8 @@ class _Attempt:
     blocked_s: float = -math.inf
 
 
-class Observed:
-    """Follows a replay (`replay(..., observe=observed)`) and notes what was measured or told from outside."""
+class MeasuredCosts:
+    """Follows a replay (`replay(..., observe=observed)`) and records measurements and external events."""
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -63,12 +63,12 @@ class Observed:
         self.silent_s: dict[int, float] = {}  # seconds that it held its GPUs until the first report
         self.first_decision_s = math.nan
         self.failures = 0
-        self.worlds: dict[int, int] = {}
+        self.world_sizes: dict[int, int] = {}
         self._attempts: dict[int, _Attempt] = {}
         self._began: dict[int, float] = {}
 
     def __call__(self, state: State, row: LoggedEntry) -> None:
-        """Look at an entry of the log and the state after it."""
+        """Record an entry of the log and the state after it."""
         self._follow_policy(state, row)
         event = row.event
         if isinstance(row.entry, Note):
@@ -98,7 +98,7 @@ class Observed:
     def _note(self, note: Note) -> None:
         if isinstance(note, Requested):
             for i, request in enumerate(note.requests):
-                self.worlds[note.first + i] = int(request.get("processes_per_gpu") or 1)
+                self.world_sizes[note.first + i] = int(request.get("processes_per_gpu") or 1)
         elif isinstance(note, AttemptBegan):
             self._attempts[note.job] = _Attempt(note.at_s, frozenset(note.gpus))
         elif isinstance(note, StopAsked) and note.job in self._attempts:
@@ -130,7 +130,7 @@ class Observed:
             self.reports.setdefault(job, []).append((float(done[job]), row))
 
     def _progress(self, event: ProgressReported) -> None:
-        """Logs of jobs whose pages say no more: the time held at the first report, less the iterations at its pace."""
+        """Estimate the start of jobs with less detailed reports: time held at the first report, less its iterations."""
         for job, done, held, pace in zip(
             event.jobs.tolist(), event.iterations_done.tolist(), event.run_s.tolist(), event.iteration_s.tolist(),
             strict=True,
@@ -149,7 +149,7 @@ class Observed:
         return _mean(costs.starts_s[1:] if costs else [])
 
     def stop_s(self, job: int) -> float:
-        """Seconds from being told to stop to being gone; NaN if it never was."""
+        """Seconds from the stop request to the end; NaN without one."""
         costs = self.costs.get(job)
         return _mean(costs.stops_s if costs else [])
 

@@ -11,26 +11,26 @@ from plait.control.controller import Controller
 from plait.control.snapshot import restore
 from plait.core.errors import InputError
 from plait.forecast.eta import Forecast, calibrated, forecast
-from plait.live.scheduler.live_policy import GUESTS_PER_GPU
+from plait.live.scheduler.live_policy import GUESTS_PER_GPU, KILLS
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import State
 
 
 def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:
-    """What makes controllers in this state: same jobs, same numbers, same policy with its quotas.
+    """A function that makes controllers in this state: same jobs, same numbers, same policy with its quotas.
 
-    What agents said since the last entry of the log (`paces`) is brought in. Raises `InputError` if no node is there.
+    Reports of agents since the last entry of the log (`paces`) are included. Raises `InputError` if no node is there.
     """
     known = State.from_json(state).controller
     if known is None:
         raise InputError("no node has joined yet, so there is no forecast; look at: plait nodes")
     policy = known.policy
-    return lambda: _now(restore(state["controller"], policy, GUESTS_PER_GPU), state)
+    return lambda: _now(restore(state["controller"], policy, GUESTS_PER_GPU, KILLS), state)
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A forecast as the runs gave it, and with intervals by what came of earlier ones."""
+    """A forecast as simulated, and with intervals calibrated by earlier ones."""
 
     raw: Forecast
     honest: Forecast

@@ -20,8 +20,8 @@ from plait.sim.state import DONE, RUN, SERVICE, to_ms
 from plait.sim.training import Training
 
 
-class Continued(Simulator):
-    """A cluster that is in the state of a controller's job store: who runs where, what is done, who waits.
+class ResumedSimulator(Simulator):
+    """A cluster that is in the state of a controller's job store: running jobs and their GPUs, progress, waiting jobs.
 
     `truth` has every job of the job store by number, with the work and pace that are assumed to be true. What runs
     needs `left_s` seconds beside its iterations (what is left of its start-up, and its end). `costs_s` (jobs, 4)
@@ -62,7 +62,7 @@ class Continued(Simulator):
 
 
 def _as_said(columns: Mapping[str, Any], truth: JobBatch) -> Training:
-    """Jobs that adapt their batch train on as they have said of themselves, faster or slower where `truth` is."""
+    """Jobs that adapt their batch continue by their own reports, faster or slower where `truth` is."""
     slower = truth.iteration_s / columns["iteration_s"]
     reports = [[(0.0, row)] for row in columns["goodput"]]
     return Training.reported(truth, reports, np.where(np.isfinite(slower), slower, 1.0))

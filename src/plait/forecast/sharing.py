@@ -1,4 +1,4 @@
-"""Jobs that took turns: how long an iteration of theirs should take by the model, and how long it took."""
+"""Jobs that took turns: seconds of an iteration by the model, and as measured."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Sharing:
 
 
 class Watch:
-    """Follows a replay (`replay(..., observe=watch)`) and notes who shared what, and at which pace."""
+    """Follows a replay (`replay(..., observe=watch)`) and records groups and their pace."""
 
     def __init__(self) -> None:
-        """Nobody shares yet."""
+        """Start without groups."""
         self._spans: dict[tuple[int, ...], tuple[float, float, str, dict[int, int]]] = {}
         self._paces: dict[tuple[int, ...], dict[int, list[float]]] = {}
 

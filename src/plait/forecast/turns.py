@@ -1,7 +1,7 @@
-"""How fast jobs are that take turns, as the live cluster lets them: its gates, chosen as it chooses them.
+"""Pace of jobs that take turns in the live cluster, with the gates that it would choose.
 
-Two things are told apart: what the scheduler knows of the jobs, from which it chooses the gate of a group and the
-turns, and the stage times that are true, from which their pace follows.
+The gate and the turns of a group follow from the stage times that the scheduler knows; the pace follows from the true
+ones.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from plait.runtime.gate_choice import paces
 from plait.sim.physics import StandardPhysics, resized
 
 
-def everybody(jobs: IntArray) -> BoolArray:
-    """That all of these jobs take part (jobs,)."""
+def all_take_part(jobs: IntArray) -> BoolArray:
+    """All of these jobs take part (jobs,)."""
     return np.ones(len(jobs), dtype=bool)
 
 
@@ -31,14 +31,13 @@ def everybody(jobs: IntArray) -> BoolArray:
 class TurnsPhysics:
     """Pace of members of live groups.
 
-    `known`: columns of the job store that the gate is chosen from. `worlds`: processes of a job on a group of so many
-    GPUs.
-    `awake`: which jobs take part by now; one that is still starting is nobody's partner yet.
+    `known`: columns of the job store that the gate is chosen from. `world_sizes`: processes of a job on so many GPUs.
+    `awake`: which jobs take part by now; a job that is still starting does not.
     """
 
     known: Mapping[str, Any]
-    worlds: Callable[[int, int], int] = lambda job, gpus: gpus
-    awake: Callable[[IntArray], BoolArray] = everybody
+    world_sizes: Callable[[int, int], int] = lambda job, gpus: gpus
+    awake: Callable[[IntArray], BoolArray] = all_take_part
     together: StandardPhysics = field(default_factory=lambda: StandardPhysics(interference=(1.0,)))
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
@@ -67,22 +66,22 @@ class TurnsPhysics:
         return out
 
     def _gate(self, groups: Groups, g: int, rows: IntArray) -> tuple[str, list[int]]:
-        """As the service chooses it for the whole group."""
+        """The gate that the service chooses for the whole group."""
         group = groups[g]
         turns = [0] * len(rows) if groups.details is None else groups.details[rows, TURN].astype(int).tolist()
         gate = Gate.NONE if groups.gate is None else Gate(int(groups.gate[g]))
         jobs = groups.jobs[rows].tolist()
         members = tuple(Member(job, turn=turn) for job, turn in zip(jobs, turns, strict=True))
-        worlds = [self.worlds(job, len(group.gpus)) for job in jobs]
-        return choose(Group(members, tuple(int(i) for i in group.gpus), gate), self.known, worlds)
+        world_sizes = [self.world_sizes(job, len(group.gpus)) for job in jobs]
+        return choose(Group(members, tuple(int(i) for i in group.gpus), gate), self.known, world_sizes)
 
     def _ungated(self, truth: JobBatch, jobs: Sequence[int], gpus: Sequence[int], cluster: Cluster) -> FloatArray:
-        """Nobody waits for a turn: all are slowed down alike by the busiest resource."""
+        """Pace without a gate: all members are slowed down alike by the busiest resource."""
         group = Group(tuple(Member(job) for job in jobs), tuple(int(i) for i in gpus), Gate.NONE)
         return self.together.iteration_s(truth, Groups.of([group]), cluster)
 
 
 def stages_known(stage_s: Any) -> bool:
-    """Whether all four were measured, and are not all nothing."""
+    """Whether all four were measured, and at least one is above 0."""
     values = np.asarray(stage_s, dtype=np.float64)
     return bool(len(values) == len(Resource) and np.isfinite(values).all() and values.sum() > 0)

@@ -1,6 +1,6 @@
 """Algorithm 1 of Muri: rounds of matching in every bucket of equal GPU count (paper, section 4.2 and A.7).
 
-Also its ablation without matching. Both merge only while GPUs are short if they are told how many there are.
+Also its ablation without matching. Both merge only while GPUs are short if the number of GPUs is given.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def algorithm1(buckets: Sequence[Bucket], available: int | None, cache: Grouping
 
 
 def _cheapest(buckets: Sequence[Bucket], found: Sequence[Pairs], short: int) -> list[list[int]]:
-    """Which pairs of each bucket to merge so that `short` GPUs become free, least cost first."""
+    """Choose the pairs of each bucket to merge so that `short` GPUs become free, least cost first."""
     offers = []
     for b, (bucket, pairs) in enumerate(zip(buckets, found, strict=True)):
         for i, value in enumerate(pairs.value):
@@ -110,7 +110,7 @@ def _merge(bucket: Bucket, pairs: Sequence[tuple[int, int]]) -> None:
 
 
 def matched(bucket: Bucket, last: bool, cache: GroupingCache) -> Pairs:
-    """The matching of a bucket's nodes: maximum weight, or greedy."""
+    """The matching of the nodes of `bucket`: maximum weight, or greedy; `last` as in the last round (`algorithm1`)."""
     bucket.nodes.sort()
     key = ("match", bucket.model.key, tuple(bucket.nodes), last, bucket.greedy)
     return cache.remember(key, lambda: _matched(bucket.model, bucket.nodes, last, bucket.greedy))

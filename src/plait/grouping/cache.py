@@ -1,4 +1,4 @@
-"""Answers that were computed before; bounded, and never different from computing them again."""
+"""A bounded cache of results of grouping; a cached result equals the recomputed one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ class GroupingCache:
     def __init__(self, limit: int = 1024) -> None:
         """Remember at most `limit` results; the one not used for longest goes first."""
         self.limit = limit
-        self.hits = 0
-        self.misses = 0
         self._results: OrderedDict[Hashable, Any] = OrderedDict()
 
     def __len__(self) -> int:
@@ -28,13 +26,11 @@ class GroupingCache:
         return len(self._results)
 
     def remember(self, key: Hashable, make: Callable[[], R]) -> R:
-        """The result for `key`, made now if it is not known; do not change what you are given."""
+        """The result for `key`, computed by `make` if it is not cached; callers must not modify it."""
         if key in self._results:
-            self.hits += 1
             self._results.move_to_end(key)
             found: R = self._results[key]
             return found
-        self.misses += 1
         made = make()
         self._results[key] = made
         if len(self._results) > self.limit:

@@ -1,4 +1,4 @@
-"""Groups that there are already, and jobs that join them while GPUs are short: nobody changes groups."""
+"""Existing groups, and jobs that join them while GPUs are short: no job changes groups."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def extended(
     """Let jobs that are in none of `units` (groups of rows) join them, cheapest first, while `short` GPUs are missing.
 
     If GPUs are missing even then, whole units join others, but no two of those that are `fixed` to their GPUs. What a
-    join costs is what Algorithm 1 with known room counts: what the objective loses, times GPUs. Nobody joins a group in
-    which all together would do no more than one alone (the guard). Groups that there are stay whatever they are worth.
+    join costs is what Algorithm 1 with known room counts: what the objective loses, times GPUs. No job joins a
+    group in which all together would do no more than one alone (the guard). Existing groups stay, whatever their worth.
     """
     buckets = buckets_of(jobs, options, cache)
     parts = []
@@ -90,7 +90,7 @@ class _Part:
         return tuple(sorted(self.class_of[row] for unit in units for row in self.units[unit]))
 
     def offer(self, part: int, one: int) -> tuple[float, int, int, int, tuple[int, int | None]] | None:
-        """The cheapest group to join: (cost, part, who joins, which, the versions of both); None if there is none."""
+        """The cheapest group to join: (cost, part, joining unit, group, versions of both); None if there is none."""
         options, gpus = self.bucket.model.options, self.bucket.gpus
         room = options.max_jobs - len(self.units[one])
         able = [i for i in self.units if i < self.there and i != one and len(self.units[i]) <= room]
@@ -121,5 +121,5 @@ class _Part:
         out = []
         for unit, one in zip(self.units.values(), worth, strict=True):
             members = tuple(sorted(unit))
-            out.append((members, known.seated(tuple(self.class_of[row] for row in members))[0], one.speedup))
+            out.append((members, known.arranged(tuple(self.class_of[row] for row in members))[0], one.speedup))
         return out

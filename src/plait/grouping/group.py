@@ -1,4 +1,4 @@
-"""The one front of grouping: which of these jobs share GPUs, by which method, and how far from the best it may be."""
+"""The entry point of grouping: which jobs share GPUs, by which method, and a bound on the distance to the optimum."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _better(bucket: Bucket, search: bool, cache: GroupingCache) -> None:
 
 
 def checked(options: Options, jobs: Candidates, method: str = "auto") -> None:
-    """Raise `InputError` for options that cannot be."""
+    """Raise `InputError` for invalid `options` or `method`, or options that do not fit `jobs`."""
     for name, value, known in (
         ("method", method, get_args(Method)),
         ("objective", options.objective, OBJECTIVES),
@@ -157,7 +157,7 @@ def checked(options: Options, jobs: Candidates, method: str = "auto") -> None:
 
 
 def buckets_of(jobs: Candidates, options: Options, cache: GroupingCache) -> list[Bucket]:
-    """Jobs by GPU count, in order of first appearance."""
+    """`jobs` by GPU count, in order of first appearance, each bucket modelled under `options`."""
     buckets = []
     for gpus in dict.fromkeys(jobs.gpus.tolist()):
         rows = np.flatnonzero(jobs.gpus == gpus)

@@ -3,7 +3,7 @@
 The rounds of Algorithm 1 fix pairs before it sees quadruples; exchanging single members afterwards gains 3 to 8 % of
 total efficiency, more where jobs have one long stage each. Where it starts from hardly matters, and exchanging two
 members for two as well gains 0.05 % more for twice the time, so it is not done. The total never falls, the number of
-groups never changes, and no group comes to be that the guard would split.
+groups never changes, and no group arises that the guard would split.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plait.grouping.model.bucket import Model, Node
 
 #: More passes than any search has needed; it stops by itself when a pass changes nothing.
 MOST_PASSES = 200
-#: All pairs of groups are looked at: up to so many groups that takes less than a second.
+#: All pairs of groups are examined: up to this many groups that takes less than a second.
 MOST_TO_IMPROVE = 300
 
 
@@ -32,20 +32,20 @@ def improved(model: Model, nodes: Sequence[Node], cache: GroupingCache) -> list[
 def _improved(model: Model, nodes: Sequence[Node]) -> list[Node]:
     if len(nodes) < 2:
         return list(nodes)
-    seats = model.padded(nodes)
+    members = model.padded(nodes)
     arguments = (
         model.rows,
-        seats,
+        members,
         MOST_PASSES,
         model.options.floor,
         *model.packed,
-        *kernels.search_room(len(seats), model.packed[1]),
+        *kernels.search_room(len(members), model.packed[1]),
     )
     if compiled(kernels.swap_search, len(nodes) ** 2 * model.options.max_jobs**2):
         run(kernels.swap_search, *arguments)
     else:
         plain(kernels.swap_search)(*arguments)
-    return sorted(tuple(c for c in seat if c >= 0) for seat in seats.tolist())
+    return sorted(tuple(c for c in group if c >= 0) for group in members.tolist())
 
 
 def reference_swap_search(
@@ -54,7 +54,9 @@ def reference_swap_search(
     value_of: Callable[[Node], float],
     may_be: Callable[[Node], bool] = lambda node: True,
 ) -> list[Node]:
-    """The same search, said plainly: what a group is worth, and whether it may come to be.
+    """The plain reference of the search: `value_of` is the worth of a group, `may_be` whether it is allowed.
+
+    `nodes` are groups of classes, of at most `most` members each.
 
     >>> reference_swap_search([(1, 1), (2, 2)], 2, lambda node: len(set(node)))
     [(1, 2), (1, 2)]
@@ -77,19 +79,19 @@ def reference_swap_search(
 
 
 def _exchanges(one: Node, other: Node, most: int) -> list[tuple[Node, Node]]:
-    """Both groups after every exchange of two seats, an empty one included."""
+    """Both groups after every exchange of two members, or after a move of one."""
     found = []
-    for leaves in _seats(one, most):
-        for joins in _seats(other, most):
+    for leaves in _members(one, most):
+        for joins in _members(other, most):
             left, right = list(one), list(other)
-            for seat, group, to in ((leaves, left, right), (joins, right, left)):
-                if seat is not None:
-                    group.remove(seat)
-                    to.append(seat)
+            for member, group, to in ((leaves, left, right), (joins, right, left)):
+                if member is not None:
+                    group.remove(member)
+                    to.append(member)
             if left and right and max(len(left), len(right)) <= most:
                 found.append((tuple(sorted(left)), tuple(sorted(right))))
     return found
 
 
-def _seats(group: Node, most: int) -> list[int | None]:
+def _members(group: Node, most: int) -> list[int | None]:
     return [*dict.fromkeys(group), *([None] if len(group) < most else [])]

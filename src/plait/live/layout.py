@@ -1,4 +1,4 @@
-"""Where everything lies under one folder, `~/.plait` unless told otherwise.
+"""Where everything is stored below one folder, by default `~/.plait`.
 
     service.json, service.lock, service.log, token, plait.db      the service
     keeper.json, keeper.lock, keeper.log, up.json                 what keeps it and the nodes, and with which options

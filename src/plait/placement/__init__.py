@@ -1,4 +1,4 @@
-"""Where gangs go: from an order of jobs to GPUs by name.
+"""Placement of gangs: from an order of jobs to GPUs by name.
 
 Start at `packing.place`.
 """

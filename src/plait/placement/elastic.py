@@ -1,14 +1,14 @@
-"""Where jobs go whose sizes were just chosen: from GPU counts to a jobs x nodes matrix.
+"""Placement of jobs whose sizes were just chosen: from GPU counts to a jobs x nodes matrix.
 
 A job whose size is unchanged keeps its GPUs, unless it is on more nodes than its size needs and can now come together;
 one that fits on a node gets one, best fit, the largest first; a larger one gets whole free nodes; where fragments are
 in the way, the fewest small jobs are moved, each of which costs a restart. A node holds GPUs of at most one job that
 is spread over several nodes (Pollux, section 4.2; placement rules of Sia, section 3.4).
 
-Mostly nobody is in the way of others, and then a kernel does all of it (`elastic_kernels`).
+If no job is in the way of another, the usual case, a kernel does all of it (`elastic_kernels`).
 
-The sizes of `goodput.ladder` always find a place on nodes of equal size that are all there. Others may not, nor may
-any when nodes are down or differ: those jobs are named, or shrunk to sizes the caller allows.
+Sizes of `goodput.ladder` always fit on nodes of equal size that are all up. Other sizes may not, nor may any when
+nodes are down or differ: the result names those jobs, or shrinks them to sizes that the caller allows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
 from plait.placement.elastic_kernels import place_undisturbed
 
-#: What a placement takes without its kernel, tenths of a millisecond.
+#: Time of a placement without its kernel, tenths of a millisecond.
 WORK = 3
 
 
@@ -32,7 +32,7 @@ WORK = 3
 class Placed:
     """A placement: `gpus` (J, N), and the rows of jobs that were moved or found no place.
 
-    `moved` had as many GPUs before, elsewhere. `unplaced` were to get GPUs and have none, or fewer than chosen.
+    `moved` had as many GPUs before, elsewhere. `unplaced` should have GPUs and have none, or fewer than chosen.
     """
 
     gpus: IntArray
@@ -55,7 +55,7 @@ def place_sizes(
     `capacity` (N,): the GPUs that each node has for these jobs, 0 for one that is down. `spread` (J,): jobs that may
     use several nodes although one would hold them. `pinned` (J,): keep their GPUs even if others find no place.
     `stay` (J,): with their size unchanged these keep their GPUs however many nodes they are on; the others are brought
-    together on as few as their size needs as soon as that can be, those that may spread without moving anybody else.
+    together on as few as their size needs as soon as possible, those that may spread without moving other jobs.
     `smaller`: sizes to which a job without a place may be cut, e.g. the ladder's. Among equals earlier rows come first.
     """
     jobs, nodes = running.shape
@@ -84,7 +84,7 @@ def place_sizes(
     board, missing = _gathered(fresh, apart & ~loose, needed)
     for kept in (np.flatnonzero(fixed | tidy), np.flatnonzero(fixed)):
         if not missing:
-            break  # else what is kept is in the way: first those spread over parts of nodes, then everybody
+            break  # else what is kept is in the way: first those spread over parts of nodes, then all
         tried = fresh()
         left = tried.settle(tried.keep(kept))
         if len(left) < len(missing):
@@ -98,7 +98,7 @@ def place_sizes(
 
 
 def _gathered(fresh: Callable[[], _Board], apart: BoolArray, needed: IntArray) -> tuple[_Board, list[int]]:
-    """A board on which everybody keeps their GPUs but those jobs `apart` that find as few nodes as `needed`; the rest.
+    """A board on which jobs keep their GPUs, except jobs `apart` that now fit on as few nodes as `needed`; the rest.
 
     A job that would be moved without that stays as it is, and so do all of them if more would be without a place.
     """
@@ -133,7 +133,7 @@ class _Board:
         self.owner = np.full(len(capacity), -1, dtype=np.int64)
 
     def keep(self, jobs: IntArray) -> list[int]:
-        """Leave those of `jobs` where they are whose size is unchanged, if they can stay; who is still to be placed."""
+        """Leave `jobs` of unchanged size where they are, if they can stay; return the rest."""
         unchanged = (self.running.sum(axis=1) == self.sizes) & (self.sizes > 0)
         able = jobs[unchanged[jobs]]
         if self.all_can(able):
@@ -158,7 +158,7 @@ class _Board:
         return bool(fits and (spread.sum(axis=0) + (self.owner >= 0) <= 1).all())
 
     def settle(self, jobs: list[int]) -> list[int]:
-        """Place `jobs`, the largest first; those in their way are placed after them. Who found no place."""
+        """Place `jobs`, the largest first; those in their way are placed after them. Return jobs without a place."""
         waiting = sorted(jobs, key=lambda job: (-self.sizes[job], job))
         missing = []
         while waiting:
@@ -175,7 +175,7 @@ class _Board:
         return missing
 
     def cut(self, job: int, smaller: Sequence[int]) -> None:
-        """Give a job without a place the largest of the `smaller` sizes for which there is one, moving nobody."""
+        """Give a job without a place the largest of the `smaller` sizes that fits without moving other jobs."""
         for size in sorted((s for s in smaller if 0 < s < self.sizes[job]), reverse=True):
             if size > self.capacity.max(initial=0):
                 if self._scatter(job, size) is not None:
@@ -257,7 +257,7 @@ class _Board:
         return out
 
     def _scatter(self, job: int, size: int) -> list[int] | None:
-        """What is free, from the nodes with most of it, the last one best fit; None if that is too little."""
+        """Free GPUs, from the nodes with most of them, the last one best fit; None if they are too few."""
         usable = np.flatnonzero((self.owner < 0) & (self.free > 0))
         order = usable[np.argsort(-self.free[usable], kind="stable")]
         if self.free[order].sum() < size:

@@ -1,4 +1,4 @@
-"""The common case of `plait.placement.elastic.place_sizes`, compiled: everybody finds a place and nobody is in the way.
+"""The common case of `plait.placement.elastic.place_sizes`, compiled: all jobs fit and none is in the way.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
 """
@@ -87,8 +87,8 @@ def place_undisturbed(
 ) -> bool:
     """Fill `gpus` (J, N), zeros so far, with what `place_sizes` finds; False where that takes more than these steps.
 
-    Whoever has its size keeps its GPUs, and nobody of them would come together; the others, in `order` (J,), the
-    largest first, get the node that they fit best or whole nodes, and none of them needs room of others.
+    Jobs of unchanged size keep their GPUs, and none of them could use fewer nodes; the others, in `order` (J,), the
+    largest first, get the node that they fit best or whole nodes, without moving others.
     """
     free, owned = capacity.copy(), np.zeros(len(capacity), dtype=np.bool_)
     if not _keep(sizes, running, capacity, fixed, gpus, free, owned):

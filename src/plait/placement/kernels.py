@@ -21,15 +21,15 @@ CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RAN
 # what became of a job
 PLACED, TOO_FEW, FRAGMENTED, BLOCKED = 0, 1, 2, 3
 
-# how a running job of the order stands: nowhere any more (or yet), on its GPUs until somebody needs them, for good
+# state of a running job of the order: off its GPUs (or not placed yet), on them until needed, settled
 OUT, KEPT, SETTLED = 0, 1, 2
 
 
 class Nodes(NamedTuple):
-    """What does not change in a walk: columns of `Cluster`, and each node as if nobody ran.
+    """What does not change in a walk: columns of `Cluster`, and each node as if it were empty.
 
-    `whole` GPUs and `capacity` (cores and bytes) of the nodes that are up. `plain`: all nodes are up and nobody states
-    cores or memory; `limits`: somebody does.
+    `whole` GPUs and `capacity` (cores and bytes) of the nodes that are up. `plain`: all nodes are up and no job
+    states cores or memory; `limits`: some job does.
     """
 
     cap_prefix: IntArray
@@ -76,7 +76,7 @@ class Found(NamedTuple):
 
 @kernel
 def room(node: int, free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> int:
-    """GPUs of a job that fit on a node beside what is there."""
+    """GPUs of a job, each with `per_gpu` cores and bytes, that fit into what is `free` and `spare` on `node`."""
     fits = free[node]
     for i in range(2):
         if per_gpu[i] > 0.0 and per_gpu[i] * fits > spare[node, i] + 1e-6:
@@ -110,7 +110,7 @@ def best_node(
 def roomiest(
     kind: int, node_kind: IntArray, free: IntArray, spare: FloatArray, per_gpu: FloatArray, taken: IntArray
 ) -> int:
-    """The node with most room; -1 if none has any."""
+    """The node of `kind` with most room; -1 if none has any. Arguments as for `best_node`."""
     best, best_room = -1, 0
     for node in range(len(free)):
         if free[node] > best_room and node_kind[node] == kind and taken[node] == 0:
@@ -131,7 +131,7 @@ def pick_fewest(
     per_gpu: FloatArray,
     take: IntArray,
 ) -> bool:
-    """Fewest nodes, and among those the least room left over."""
+    """Fill `take` (nodes,) with `need` GPUs on `nodes_needed` nodes, those with least room left over."""
     left = need
     for _ in range(nodes_needed - 1):
         node = roomiest(kind, node_kind, free, spare, per_gpu, take)
@@ -161,7 +161,7 @@ def pick_first(
     per_gpu: FloatArray,
     take: IntArray,
 ) -> bool:
-    """The first idle nodes by number, then the first with the rest, all in one rack."""
+    """Fill `take` (nodes,) with `need` GPUs: the first idle nodes, then the first with the rest, in one rack."""
     size = 0
     for node in range(len(free)):
         if node_kind[node] == kind:
@@ -201,7 +201,7 @@ def pick_anywhere(
     per_gpu: FloatArray,
     take: IntArray,
 ) -> bool:
-    """Any nodes, as many as it takes: by number, the roomiest first, or the fullest first."""
+    """Fill `take` (nodes,) with `need` GPUs of any nodes: by `scheme` by number, the roomiest or the fullest first."""
     left = need
     if scheme in (FIRST_FIT, BEST_FIT):
         node = -1
@@ -247,7 +247,7 @@ def pick_random(
     per_gpu: FloatArray,
     take: IntArray,
 ) -> bool:
-    """GPUs drawn without replacement among the free ones of a kind; the same for the same seed."""
+    """Fill `take` (nodes,) with `need` free GPUs of `kind` drawn without replacement; a function of `seed`."""
     state = seed % 2147483646 + 1
     pool = np.empty(len(taken), dtype=np.int64)
     n = 0
@@ -270,7 +270,7 @@ def pick_random(
 
 @kernel
 def fewest_nodes(need: int, kind: int, nodes: Nodes, per_gpu: FloatArray) -> int:
-    """How many empty nodes that are up can hold a gang; 0 if all together cannot."""
+    """How many empty nodes that are up can hold a gang of `need` GPUs of `kind`; 0 if all together cannot."""
     if nodes.plain:  # the sums tell
         for k in range(nodes.cap_prefix.shape[1]):
             if nodes.cap_prefix[kind, k] >= need:
@@ -312,7 +312,7 @@ def choose(
             ok = pick_first(need, kind, nodes.racks, nodes.kind, nodes.rack, nodes.gpus, free, spare, per_gpu, take)
             if not ok and not pick_first(
                 need, kind, nodes.racks, nodes.kind, nodes.rack, nodes.gpus, nodes.whole, nodes.capacity, per_gpu, take
-            ):  # not even on idle nodes: it would wait for ever
+            ):  # not even on idle nodes: it would never start
                 take[:] = 0
                 number = fewest_nodes(need, kind, nodes, per_gpu)
                 ok = number > 0 and pick_fewest(need, kind, number, nodes.kind, free, spare, per_gpu, take)
@@ -496,7 +496,7 @@ def idle(
     gpu_node: IntArray,
     node_up: BoolArray,
 ) -> tuple[BoolArray, IntArray, IntArray, int]:
-    """The cluster before the walk, as if no job of the order ran.
+    """The cluster before the walk, as if no job of `order` ran; arguments as for `admit`.
 
     Returns (taken GPUs, free GPUs of each node, those of nodes that are up, how many are free). On a node that is down
     only the GPUs of running jobs of the order are free.
@@ -534,11 +534,11 @@ def keep(
     nodes: Nodes,
     left: Left,
 ) -> None:
-    """Running jobs that are admitted hold their GPUs."""
+    """Let running jobs before position `stop` that are `admitted` hold their GPUs; updates `running` and `left`."""
     gpus, lo, hi = running.gpus, running.lo, running.hi
     for p in range(stop):
         if admitted[p] and hi[p] > lo[p] and hi[p] - lo[p] == size[order[p]]:
-            # Running groups share all their GPUs or none: while nothing is placed anew, one GPU tells for all.
+            # Running groups share all their GPUs or none: until something is placed, one GPU decides for all.
             ok = not left.taken[gpus[lo[p]]]
             if nodes.limits:
                 ok = all_free(gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
@@ -567,7 +567,7 @@ def place_in_order(
     left: Left,
     found: Found,
 ) -> tuple[int, int]:
-    """Place those who are admitted or, to `backfill`, all others.
+    """Place jobs that are admitted or, to `backfill`, all others.
 
     Returns where the walk stops, and how much of `found.gpus` is used.
     """
@@ -606,7 +606,7 @@ def place_in_order(
         held[p], found.status[p] = SETTLED, PLACED
         rest -= need
     for q in range(stop, len(order)):
-        if held[q] == KEPT:  # after a strict job that does not fit nobody runs
+        if held[q] == KEPT:  # after a strict job that does not fit no job runs
             hold(False, gpus, lo[q], hi[q], per_gpu, demand[q], nodes, left)
             held[q] = OUT
     return stop, used
@@ -633,10 +633,10 @@ def admit(
     node_up: BoolArray,
     capacity: FloatArray,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Walk the order and say who gets which GPUs.
+    """Walk the order and assign GPUs.
 
     `order` lists rows; `size`, `running_group` (-1 or the running group whose GPUs the job holds), `scheme`, `strict`
-    (if it does not fit nobody after it runs), `kinds_allowed` (bit mask) and `per_gpu` (cores and bytes a GPU)
+    (if it does not fit, no job after it runs), `kinds_allowed` (bit mask) and `per_gpu` (cores and bytes a GPU)
     have one entry a row, the last four alternatively one entry for all. Group `g` holds
     `now_gpus[now_first[g]:now_first[g + 1]]`. Returns (status of each position, positions placed, their GPUs,
     offsets). Of a node that is down only the GPUs that running jobs of the order hold can be had.
@@ -644,7 +644,7 @@ def admit(
     1. Count: admit in order while GPUs last, so that running jobs outside are known to leave.
     2. Running jobs that are admitted hold their GPUs.
     3. In order, place the rest; one that does not fit because of lower-ranked running jobs makes them move.
-    4. In order, use what is left over (backfill), first for those who can simply stay.
+    4. In order, use what is left over (backfill), first for jobs that can stay.
     """
     n = len(order)
     limits = bool(per_gpu.any())
@@ -676,7 +676,7 @@ def admit(
 
 @part
 def gather(stop: int, running: Running, found: Found) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Collect the GPUs of all that were placed, in order."""
+    """Collect the GPUs of all jobs before position `stop` that stay (`running`) or were placed (`found`), in order."""
     status = found.status
     n = len(status)
     count, total = 0, 0

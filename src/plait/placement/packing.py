@@ -27,7 +27,7 @@ from plait.placement.pinned import elsewhere, kept_units
 
 A = TypeVar("A", bound="np.ndarray[Any, Any]")
 
-#: what became of a job besides what the kernel says: kept jobs are in its way; GPUs stay free for one ahead of it
+#: further statuses of a job, besides the kernel's: kept jobs are in its way; GPUs stay free for a job ahead of it
 KEPT, RESERVED = kernels.BLOCKED + 1, kernels.BLOCKED + 2
 
 
@@ -37,7 +37,7 @@ class Scheme(IntEnum):
     CONSOLIDATED: the fewest nodes that can hold the gang, best fit among them; waits if they are not free.
     CONSOLIDATED_FIRST_FIT: whole idle nodes by number plus one for the rest, under one switch, as in the
     released Tiresias simulator's `yarn`; waits otherwise. A gang that the nodes that are up cannot hold this way even
-    when idle (nodes of several sizes, racks too small) is placed as CONSOLIDATED instead of waiting for ever.
+    when idle (nodes of several sizes, racks too small) is placed as CONSOLIDATED instead of never starting.
     FIRST_FIT and BEST_FIT: one node if possible (lowest number; least room left), else several.
     SPREAD: the fullest nodes first, filling fragments. COUNTING: any free GPUs by number, so that only the
     count matters. RANDOM: any free GPUs, drawn by a seeded generator.
@@ -61,10 +61,10 @@ class Placement(Protocol):
 
 
 class WaitReasons(Mapping[int, str]):
-    """Why each job that was not placed waits; the words are made when somebody asks."""
+    """Why each job that was not placed waits; sentences are made on demand."""
 
     def __init__(self, view: View, order: IntArray, status: IntArray) -> None:
-        """`status[i]` is what the kernel said about `view.jobs` row `order[i]`."""
+        """`status[i]` is the kernel's status of `view.jobs` row `order[i]`."""
         waiting = status != kernels.PLACED
         self._status = dict(zip(view.jobs.number[order[waiting]].tolist(), status[waiting].tolist(), strict=True))
         self._gpus = dict(zip(self._status, view.jobs.gpus[order[waiting]].tolist(), strict=True))
@@ -126,7 +126,7 @@ NO_DEMANDS = np.zeros((1, 2))
 
 
 def demands(jobs: JobTable) -> FloatArray:
-    """CPU cores and memory bytes a GPU, shape (jobs, 2), or one row of zeros if nobody states any."""
+    """CPU cores and memory bytes a GPU, shape (jobs, 2), or one row of zeros if no job states any."""
     if not jobs.columns["has_demands"][0]:
         return NO_DEMANDS
     return np.column_stack([jobs.cpus / jobs.gpus, jobs.memory_bytes / jobs.gpus])
@@ -150,7 +150,7 @@ def allowed_kinds(view: View) -> IntArray:
 
 
 def _groups_of_units(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
-    """A unit stays where a member is that must stay, or else where its first running member of the right size is."""
+    """The group whose GPUs each unit keeps: of a member that must stay, else its first running member of its size."""
     jobs = view.jobs
     counts = view.running.gpu_count()
     out = jobs.running_group.copy()
@@ -164,7 +164,7 @@ def _groups_of_units(view: View, order: IntArray, companions: Mapping[int, Seque
 
 
 def _groups_of_most(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
-    """A unit stays where a member is that must stay, or else where most of its members are and no other unit stays.
+    """The group whose GPUs each unit keeps: of a member that must stay, else of most members, if still available.
 
     Units of which more members could stay choose first, then those ahead in the order.
     """
@@ -226,7 +226,9 @@ def _with_companions(
     return Groups(jobs.number[members], groups.gpus, groups.first_gpu, first, gates, details)
 
 
-def _everybody(order: IntArray, status: IntArray, companions: Mapping[int, Sequence[int]]) -> tuple[IntArray, IntArray]:
+def _join_companions(
+    order: IntArray, status: IntArray, companions: Mapping[int, Sequence[int]]
+) -> tuple[IntArray, IntArray]:
     """Order and status with companions right behind the row they share with, and waiting for what it waits for."""
     units = [(row, *companions.get(row, ())) for row in order.tolist()]
     rows = np.array([row for unit in units for row in unit], dtype=np.int64)
@@ -235,9 +237,9 @@ def _everybody(order: IntArray, status: IntArray, companions: Mapping[int, Seque
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Who of `order` (rows, each with its `companions`) gets which GPUs, as `kernels.admit` says it.
+    """Which rows of `order`, each with its `companions`, get which GPUs, as found by `kernels.admit`.
 
-    `taken_out`: rows of units that are not as the policy asked, because they go on where they are.
+    `taken_out`: rows of units that differ from the policy's request, because they stay where they are.
     """
 
     order: IntArray
@@ -264,7 +266,7 @@ class Walk:
         )  # fmt: skip
 
     def waiting_for_kept(self, rows: BoolArray) -> Walk:
-        """The same, which says of these rows that they wait because others are kept."""
+        """The same, with these rows waiting because others are kept."""
         return replace(self, status=np.where(rows[self.order], KEPT, self.status))
 
     def without(self, gone: BoolArray) -> Walk:
@@ -281,7 +283,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What `place` was asked for, one value a row of `view.jobs`, or one for all."""
+    """The arguments of `place`, one value a row of `view.jobs`, or one for all."""
 
     view: View
     gpus: IntArray
@@ -324,11 +326,11 @@ class Asked:
 
 
 def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
-    """A walk in which everybody who is kept stays, and when it should be looked at again, seconds.
+    """A walk in which all kept jobs stay, and when to decide again, seconds.
 
-    `free` is the walk as the policy asked. Kept jobs hold their GPUs first. What they leave goes to whom the policy
-    would start anyway: GPUs that a job would have got if jobs that are kept for a while were stopped stay free for it,
-    or jobs behind it would take them, be kept as well, and shut it out for good.
+    `free` is the walk as the policy asked. Kept jobs hold their GPUs first. What they leave goes to jobs that
+    the policy would start anyway: GPUs that a job would have got if temporarily kept jobs were stopped stay free for
+    it; otherwise jobs behind it would take them, be kept as well, and shut it out permanently.
     """
     view, kept = ask.view, ask.view.keeps
     order, companions = free.order, free.companions
@@ -363,7 +365,7 @@ def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
 
 
 def _as_running(view: View, rows: IntArray, turns: IntArray | None, gate: Gate) -> tuple[IntArray | None, Gate]:
-    """Turns and gate under which these rows go on as they do, beside those that were asked for."""
+    """Turns and gate with which these rows continue as they are, beside the requested ones."""
     running = view.running
     if not len(rows) or running.single:
         return turns, gate
@@ -397,12 +399,12 @@ def place(
     `levels` are one value a row of `view.jobs` (not of `order`). A `strict` job that does not fit blocks all
     after it. `promoted` lists rows. `companions` adds rows that share the GPUs of a row in `order` (and are
     not in `order` themselves), under `gate`; `turns` is one value a row of `view.jobs`, for those that share.
-    `move` lists rows that give up their GPUs to be placed anew.
+    `move` lists rows that give up their GPUs and are placed again.
 
-    Jobs that may not be stopped or moved (`View.keeps`) go on where they are, whatever the order says, those left out
+    Jobs that may not be stopped or moved (`View.keeps`) stay where they are, whatever the order is, those left out
     too. Kept jobs that share GPUs stay together and may get other company; kept jobs on different GPUs are not brought
     together. If that changes the plan, it is valid until the first of them may be stopped.
-    Those on a silent node get no other company. Raises nothing: what does not fit waits, with a reason.
+    Those on a silent node get no other company. Raises no errors: what does not fit waits, with a reason.
     """
     order = np.asarray(order, dtype=np.int64)
     ask = Asked(
@@ -426,12 +428,12 @@ def place(
         turns, gate = _as_running(view, np.union1d(taken_out, found.taken_out), turns, gate)
     jobs = view.jobs
     numbers = jobs.number[found.order]
-    everybody = len(found.positions) == len(jobs) and len(found.order) == len(jobs)
-    groups = Groups(numbers if everybody else numbers[found.positions], found.gpus, found.first_gpu)
+    all_run = len(found.positions) == len(jobs) and len(found.order) == len(jobs)
+    groups = Groups(numbers if all_run else numbers[found.positions], found.gpus, found.first_gpu)
     rows, status = found.order, found.status
     if found.companions:
         groups = _with_companions(jobs, rows[found.positions], groups, found.companions, gate, turns)
-        rows, status = _everybody(rows, status, found.companions)
+        rows, status = _join_companions(rows, status, found.companions)
     return Plan(
         groups,
         jobs.number[order],
@@ -439,5 +441,5 @@ def place(
         NO_JOBS if promoted is None else jobs.number[promoted],
         LazyReasons(view, rows, status),
         valid_until_s,
-        settled=everybody,
+        settled=all_run,
     )

@@ -1,13 +1,14 @@
-"""Running jobs that a policy may not stop or move (`View.keeps`): who they are in a plan, and plans that mind them.
+"""Running jobs that a policy may not stop or move (`View.keeps`), and plans that respect them.
 
-`place` minds them by itself. `broken` says which of them a plan would stop or move, and `keep_running` repairs such a
-plan, for policies that name GPUs themselves: what cannot be is left out, so that a policy somebody wrote can neither
-throw away the work of a job nor stop the cluster.
+`place` respects them by itself. `broken` finds those that a plan would stop or move, and `keep_running` repairs such a
+plan, for policies that name GPUs themselves: impossible parts are dropped, so a third-party policy can neither discard
+the work of a job nor stop the cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from plait.core.policy import View
 
 #: Of a job that does not run: its GPUs, and whether it is a guest.
 NOWHERE: tuple[tuple[int, ...], bool] = ((), False)
-#: Why a job waits that was to join others on a node which is not heard of.
+#: Reason of a job that should have joined others on a silent node.
 SILENT = "its GPUs are on a node that has not been heard of lately"
 
 
@@ -73,8 +74,9 @@ def broken(view: View, plan: Plan) -> IntArray:
 def keep_running(view: View, plan: Plan) -> Plan:
     """The plan, or if it stops or moves jobs that are kept, one that does not.
 
-    They go on where they are, in the company of kept ones alone; groups that were meant for their GPUs wait, but for
-    hosts and guests that share these GPUs with them now. Nobody joins those on a silent node.
+    They stay where they are, with kept jobs only; groups planned on their GPUs wait, except hosts and guests that
+    share these GPUs with them now. Whoever stays on its GPUs stays host or guest as it is, as long as that goes with
+    the others. No job joins those on a silent node.
     """
     plan = _without_new_members(view, plan)
     moved = broken(view, plan)
@@ -85,16 +87,12 @@ def keep_running(view: View, plan: Plan) -> Plan:
     numbers = {group: set(jobs.number[kept.rows & (jobs.running_group == group)].tolist()) for group in held}
     stay = [_only(running[group], numbers[group]) for group in sorted(held)]
     names, held = set().union(*numbers.values()), {gpu for group in stay for gpu in group.gpus}
-    groups, reasons = list(stay), dict(plan.reasons)
-    beside = _beside(view) if running.guest is not None else {}
+    reasons = dict(plan.reasons)
+    groups = stay + _beside_kept(view, plan, stay, names, held, set(jobs.number[kept.rows].tolist()))
+    placed = {member.job for group in groups for member in group.members}
     for group in plan.groups:
-        rest = tuple(member for member in group.members if member.job not in names)
-        if rest and not held.intersection(group.gpus):
-            groups.append(replace(group, members=rest))
-        elif rest and all(beside.get(m.job, NOWHERE)[0] == group.gpus for m in rest):
-            groups.append(replace(group, members=rest, guest=beside[rest[0].job][1]))
-        else:
-            reasons.update({m.job: "its GPUs are those of running jobs that may not be stopped yet" for m in rest})
+        late = (m.job for m in group.members if m.job not in placed)
+        reasons.update(dict.fromkeys(late, "its GPUs are those of running jobs that may not be stopped yet"))
     for job in names:
         reasons.pop(job, None)
     until = float(kept.until_s[moved].min())
@@ -108,8 +106,65 @@ def keep_running(view: View, plan: Plan) -> Plan:
     )
 
 
-def _beside(view: View) -> dict[int, tuple[tuple[int, ...], bool]]:
-    """Where each running job is, and whether as a guest."""
+def _beside_kept(
+    view: View, plan: Plan, stay: Sequence[Group], names: set[int], held: set[int], kept: set[int]
+) -> list[Group]:
+    """Groups of the plan that can be beside those that `stay`, without the jobs `names` of these, in the plan's order.
+
+    `held`: the GPUs of `stay`; `kept`: jobs that may not be stopped. Kept jobs choose first, then all that are on their
+    GPUs now, then those that come.
+    """
+    now = _gpus_now(view) if view.running.guest is not None else {}
+    taken = _Taken(stay, view, plan)
+    found: dict[int, Group] = {}
+    waiting: list[tuple[int, int, Group]] = []
+    for at, group in enumerate(plan.groups):
+        members = tuple(member for member in group.members if member.job not in names)
+        if members:
+            stays = all(now.get(m.job, NOWHERE)[0] == group.gpus for m in members)
+            rank = 0 if any(m.job in kept for m in members) else 1 if stays else 2
+            waiting.append((rank, at, replace(group, members=members)))
+    for rank, at, group in sorted(waiting, key=lambda one: one[:2]):
+        gpus, guest = now.get(group.members[0].job, NOWHERE)
+        stays = rank < 2 and gpus == group.gpus
+        if not stays and held.intersection(group.gpus):
+            continue
+        for flag in dict.fromkeys((guest, group.guest)) if stays else (group.guest,):
+            if taken.take(group.gpus, flag):
+                found[at] = replace(group, guest=flag)
+                break
+    return [found[at] for at in sorted(found)]
+
+
+class _Taken:
+    """Who is on each GPU: at most one host, and no more guests than there are now or would be by the plan."""
+
+    def __init__(self, stay: Sequence[Group], view: View, plan: Plan) -> None:
+        self._hosts, self._guests = set[int](), Counter[int]()
+        self._most = _guests_of(plan.groups) | _guests_of(view.running)
+        for group in stay:
+            self.take(group.gpus, group.guest)
+
+    def take(self, gpus: Sequence[int], guest: bool) -> bool:
+        """Use these GPUs, if that is possible; whether it is."""
+        if guest:
+            if any(self._guests[gpu] >= self._most[gpu] for gpu in gpus):
+                return False
+            self._guests.update(gpus)
+        else:
+            if not self._hosts.isdisjoint(gpus):
+                return False
+            self._hosts.update(gpus)
+        return True
+
+
+def _guests_of(groups: Iterable[Group]) -> Counter[int]:
+    """How many guests are on each GPU that has some."""
+    return Counter(gpu for group in groups if group.guest for gpu in group.gpus)
+
+
+def _gpus_now(view: View) -> dict[int, tuple[tuple[int, ...], bool]]:
+    """The GPUs of each running job, and whether it is a guest."""
     return {member.job: (group.gpus, group.guest) for group in view.running for member in group.members}
 
 
@@ -127,14 +182,14 @@ def _without_new_members(view: View, plan: Plan) -> Plan:
     if not away.any():
         return plan
     there = set(view.jobs.number[away].tolist())
-    groups, reasons = [], dict(plan.reasons)
+    groups, reasons, cut = [], dict(plan.reasons), False
     for group in plan.groups:
         new = {member.job for member in group.members} - there
         if new and len(new) < len(group.members):
             reasons.update(dict.fromkeys(new, SILENT))
-            group = _only(group, there)
+            group, cut = _only(group, there), True
         groups.append(group)
-    if len(reasons) == len(plan.reasons):
+    if not cut:
         return plan
     return replace(plan, groups=Groups.of(groups), reasons=reasons, settled=False)
 
@@ -150,8 +205,8 @@ def kept_units(
     """Units whose `kept` members all run on the same GPUs: (order, companions, rows taken out of others).
 
     Units as `place` takes them; `kept` is one flag a row of `view.jobs`. Kept jobs that share GPUs are in one unit,
-    those on other GPUs in others. Where a unit has to be taken apart for that, its kept members go on as they are and
-    the rest stays together. Units with kept jobs come first, then the rest in its order. `alone`: nobody joins them.
+    those on other GPUs in others. Where a unit has to be split for that, its kept members stay as they are and the
+    rest stays together. Units with kept jobs come first, then the rest in its order. `alone`: no job joins them.
     """
     running_group, rows = view.jobs.running_group, np.flatnonzero(kept)
     size = view.running.gpu_count()

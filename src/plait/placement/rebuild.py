@@ -1,4 +1,4 @@
-"""Nodes for an arrangement of which only the pattern of each node is known, so that most jobs stay where they are."""
+"""Real nodes for an arrangement on unnamed nodes, chosen so that most jobs stay where they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def place_arranged(
 
     `arranged` (J, V): GPUs on V nodes without names, as an integer program found them; `running` (J, N) the placement
     now; `capacity` (N,) the GPUs of each node, of which V have to be large enough. Where the placer cannot place all
-    jobs, nodes are matched to the arranged ones anew, which may move also `pinned` jobs: look at `Placed.moved`.
+    jobs, nodes are matched to the arranged ones again, which may move also `pinned` jobs: see `Placed.moved`.
     """
     sizes = arranged.sum(axis=1)
     found = place_sizes(sizes, running, capacity, spread=(arranged > 0).sum(axis=1) > 1, pinned=pinned)
@@ -26,7 +26,7 @@ def place_arranged(
 def rebuild(arranged: IntArray, running: IntArray, capacity: IntArray) -> Placed:
     """Match the nodes of `arranged` (J, V) to real ones so that most of the `running` (J, N) jobs keep their GPUs.
 
-    One-node jobs of equal size are exchangeable, so a slot is worth a job as soon as one of its size runs there.
+    One-node jobs of equal size are exchangeable, so a place counts as kept if a job of its size runs there.
     Raises `InputError` if the arranged nodes do not fit on the real ones, `MissingExtra` without SciPy.
     """
     try:
@@ -50,7 +50,7 @@ def rebuild(arranged: IntArray, running: IntArray, capacity: IntArray) -> Placed
     spread = (busy > 0).sum(axis=1) > 1
     gpus[np.ix_(spread, at)] = busy[np.ix_(spread, slot)]
     one = np.where(spread[:, None], 0, busy)[:, slot]  # one-node jobs, column i on real node at[i]
-    _seat(one, at, np.where(staying & ~spread, sizes, 0), running, gpus)
+    _fill_places(one, at, np.where(staying & ~spread, sizes, 0), running, gpus)
     moved = np.flatnonzero(staying & (gpus != running).any(axis=1))
     return Placed(gpus, moved, np.zeros(0, dtype=np.int64))
 
@@ -70,8 +70,8 @@ def _kept(busy: IntArray, running: IntArray) -> FloatArray:
     return kept
 
 
-def _seat(one: IntArray, at: IntArray, staying: IntArray, running: IntArray, gpus: IntArray) -> None:
-    """Give the slots of one-node jobs to jobs of that size, first to those that run there; fills `gpus` (J, N)."""
+def _fill_places(one: IntArray, at: IntArray, staying: IntArray, running: IntArray, gpus: IntArray) -> None:
+    """Give the places of one-node jobs to jobs of that size, first to those that run there; fills `gpus` (J, N)."""
     sizes = one.sum(axis=1)
     for size in np.unique(sizes[sizes > 0]).tolist():
         free = {int(at[i]): int(count) for i, count in enumerate((one == size).sum(axis=0)) if count}

@@ -1,6 +1,6 @@
-"""The walk of `kernels.py` once more, slow and plain: sets, dictionaries, one gang at a time.
+"""The plain reference of the walk in `kernels.py`: sets, dictionaries, one gang at a time.
 
-Nothing uses it but tests, which compare the two on random clusters.
+Only tests use it; they compare the two on random clusters.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from plait.placement.packing import Scheme
 
 @dataclass(frozen=True)
 class Gang:
-    """One job in the order: how many GPUs, where it runs now, and what it insists on.
+    """One job in the order: its size, its present GPUs, and its constraints.
 
     `kinds`: GPU kinds it may use. `cpus` and `memory_bytes`: what each of its GPUs needs beside it. `strict`:
-    if it does not fit, nobody after it runs. `seed`: for random placement.
+    if it does not fit, no gang after it runs. `seed`: for random placement.
     """
 
     size: int
@@ -33,7 +33,7 @@ class Gang:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a gang: a status of `kernels.py`, and its GPUs if it was placed."""
+    """The result for a gang: a status of `kernels.py`, and its GPUs if it was placed."""
 
     status: int
     gpus: tuple[int, ...] = ()
@@ -227,7 +227,7 @@ def walk(gangs: Sequence[Gang], cluster: Cluster) -> list[Answer]:
        way, these give theirs up, the lowest first, and are placed again when the line reaches them.
     4. In order, gangs that are not in get what is left, by preference where they run now.
 
-    Of a node that is down only the GPUs that running gangs hold can be had.
+    Of a node that is down only the GPUs that running gangs hold are available.
     """
     hardware = Hardware(cluster)
     hardware.free |= {gpu for gang in gangs for gpu in gang.runs_on}

@@ -1,4 +1,4 @@
-"""Tensor-size skew decides who must be consolidated (Tiresias, section 3).
+"""Tensor-size skew decides which jobs must be consolidated (Tiresias, section 3).
 
 A tensor is one message: a huge one suffers from contention, small ones interleave. The paper's own formula
 is not published; the default here is the share of the largest tensor, which separates the paper's sensitive
@@ -19,12 +19,12 @@ from plait.core.errors import InputError
 from plait.core.policy import View
 from plait.placement.packing import Scheme
 
-#: So many models are named in a remark.
+#: Most models named in a remark.
 MOST_NAMES = 8
 
 
 def unknown_models(models: Sequence[str], skew: FloatArray, gpus: IntArray) -> str:
-    """A remark on gangs whose tensor sizes are unknown, each model named once; empty if there are none.
+    """A remark on gangs without known `skew` (J,) on several `gpus` (J,), each of `models` once; empty without any.
 
     >>> unknown_models(["mine", "mine", "vgg16"], np.array([np.nan, np.nan, 0.7]), np.array([2, 4, 2]))
     'tensor sizes of mine are unknown: placement=skew keeps these jobs together'
@@ -46,14 +46,14 @@ class SkewAware:
     """Consolidate jobs whose skew exceeds `packlimit`, spread the rest.
 
     Unknown skew counts as sensitive. After `patience_s` of waiting a sensitive job accepts any GPUs. Raises
-    `InputError` for limits that are none.
+    `InputError` for invalid limits.
     """
 
     packlimit: float = 0.3
     patience_s: float = math.inf
 
     def __post_init__(self) -> None:
-        """Refuse limits that no share can be compared with."""
+        """Check the limits."""
         if not 0 <= self.packlimit <= 1:
             raise InputError(f"packlimit is {self.packlimit}; it takes a share of all tensor bytes, from 0 to 1")
         if not self.patience_s >= 0:

@@ -1,4 +1,4 @@
-"""AntMan: guaranteed jobs get their quota at full speed, opportunistic ones what they leave (Xiao et al., OSDI 2020).
+"""AntMan: guaranteed jobs run at full speed within quotas, opportunistic ones use the rest (Xiao et al., OSDI 2020).
 
 The global scheduler. How the jobs of one GPU then share it is decided by `plait.sharing`.
 """
@@ -6,24 +6,48 @@ The global scheduler. How the jobs of one GPU then share it is decided by `plait
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
-from plait.core.compile_policy import compiled, waiting
 from plait.core.errors import InputError
-from plait.core.jit import plain
 from plait.core.jobs import JobClass
-from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation, plain_details
+from plait.core.plan import GPU_MEMORY_BYTES, NO_GROUPS, Groups, Plan, Reservation, plain_details
 from plait.core.policy import JOB_CLASS, View
 from plait.core.resources import Resource
 from plait.core.words import counted
 from plait.placement.packing import allowed_kinds
-from plait.policies import antman_kernels as k
+from plait.policies.guest_walk import walk as k
+from plait.policies.guest_walk.kernels import (
+    BYTES,
+    CAPACITY,
+    CORES,
+    DISPLACED,
+    GPUS,
+    GUEST,
+    HI,
+    HOST_BYTES,
+    KEPT,
+    KINDS,
+    LENDS,
+    LO,
+    MOVED,
+    NODE,
+    POSITION,
+    PROJECT,
+    PROMOTED,
+    STALLED,
+    START_BYTES,
+    STARTS,
+    STATUS,
+    STAYS,
+    THERE,
+    USE,
+)
 from plait.policies.quotas import ALL, Quotas
 from plait.policies.tiresias import Queues
 from plait.sharing.memory_state import CONTEXT_BYTES
@@ -33,12 +57,8 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 #: Opportunistic jobs a GPU, at most; controllers refuse more.
 MOST_GUESTS = 8
-#: A guest below this part of its own speed is stalled.
-STALLED = 0.01
 #: How often to look again while jobs wait for GPUs whose use is measured, seconds: it is a mean over ten.
 USAGE_S = 60.0
-#: What compiling one of the two kernels takes, seconds of CPU time.
-COMPILE_CPU_S = 10
 
 
 @dataclass(frozen=True)
@@ -48,13 +68,13 @@ class AntMan:
     Guaranteed jobs of a project start in `order`; the project that uses least of its quota is served first. A gang gets
     the best topology: fewest nodes, then one rack, then the fewest guests, the least room left over, lowest numbers. If
     there are too few GPUs it reserves those that are there, which closes them to guaranteed jobs behind it, and waits;
-    who has a reservation goes first from then on, so no two gangs wait for each other. Nothing is preempted, and no
+    jobs with a reservation go first from then on, so no two gangs wait for each other. Nothing is preempted, and no
     guaranteed job waits for an opportunistic one.
 
     Opportunistic jobs are guests: on the least used GPUs of which less than `limit` is used, idle, reserved or with a
-    host, at most `max_per_gpu` on each, wherever their memory fits, all or nothing. They count against no quota. A
-    guest that a host leaves no room for (memory, cores) goes elsewhere or waits; one that got nothing for `stall_s`
-    is checkpointed and goes elsewhere if there is anything better.
+    host, at most `max_per_gpu` on each, wherever the part `least_memory` of their memory fits, all or nothing. They
+    count against no quota. A guest that a host leaves no room for (memory, cores) goes elsewhere or waits; one that got
+    next to nothing for `stall_s` on end is checkpointed and goes elsewhere if there is anything better.
 
     A job of class auto is guaranteed if it can start at once, else after `auto_after_s` a guest, and is promoted where
     it runs once its quota allows it and its GPUs have no host.
@@ -67,6 +87,7 @@ class AntMan:
     quota: tuple[tuple[str, str, int], ...] = ()
     limit: float = 0.8
     max_per_gpu: int = 1
+    least_memory: float = 1.0
     auto_after_s: float = 0.0
     stall_s: float = 600.0
     name: str = "antman"
@@ -78,12 +99,18 @@ class AntMan:
         """The same quotas as a value."""
         return Quotas(self.quota)
 
+    def with_quotas(self, quotas: Quotas) -> AntMan:
+        """The same policy with these quotas."""
+        return replace(self, quota=quotas.rules)
+
     def __post_init__(self) -> None:
-        """Refuse options that mean nothing."""
+        """Check the options."""
         if self.order not in ORDERS:
             raise InputError(f"order is {self.order!r}; use {', '.join(ORDERS)}")
         if not 0 < self.limit <= 1:
             raise InputError(f"limit must be over 0 and at most 1, got {self.limit}")
+        if not 0 < self.least_memory <= 1:
+            raise InputError(f"least_memory must be over 0 and at most 1, got {self.least_memory}")
         if self.max_per_gpu < 0 or self.auto_after_s < 0 or not self.stall_s > 0:
             raise InputError("max_per_gpu and auto_after_s must be >= 0, stall_s > 0")
         for project, _, gpus in self.quota:
@@ -99,42 +126,38 @@ class AntMan:
         guest = runs & opportunistic
         if running.guest is not None:
             guest |= runs & running.guest[jobs.running_group]
-        lends = (jobs.job_class == int(JobClass.AUTO)) & (jobs.age_s >= self.auto_after_s - 1e-6)
-        rank = self._rank(view)
-        found = _table(view, rank, guest, lends, self._stalled(view, guest))
+        lends = (jobs.job_class == int(JobClass.AUTO)) & (view.now_s - jobs.submit_s >= self.auto_after_s - 1e-6)
+        position, slow = self._positions(view), np.flatnonzero(guest & ~np.isnan(jobs.slow_since_s))
+        stalled = slow[view.now_s - _nothing_since_s(view, slow) >= self.stall_s - 1e-6]
+        found = _table(view, position, lends, stalled)
+        if self.least_memory < 1.0:
+            found.amounts[opportunistic, START_BYTES] *= self.least_memory
+        found.amounts[:, BYTES] = np.where(runs, _held_bytes(view), found.amounts[:, START_BYTES])
         lists = _lists(
-            view, rank, runs & ~guest, guest, ~opportunistic & (~runs | guest), ~runs & (opportunistic | lends)
+            view, position, runs & ~guest, guest, ~opportunistic & (~runs | guest), ~runs & (opportunistic | lends)
         )
         turns = self._walk(view, found, lists)
-        status = found.whole[:, k.STATUS]
-        plan = _plan(view, found, lists, turns, guest, WaitReasons(view, found, self))
-        return replace(plan, valid_until_s=self._until(view, status, guest, runs, lends))
+        status = found.whole[:, STATUS]
+        until_s = self._until(view, status, slow, runs, lends)
+        return _plan(view, found, lists, turns, guest, WaitReasons(view, found, self), until_s)
 
-    def _rank(self, view: View) -> IntArray:
-        """Everybody's place among those that wait, by `order`."""
+    def _positions(self, view: View) -> IntArray:
+        """The position of each job among waiting ones, by `order`."""
         jobs, n = view.jobs, len(view.jobs)
-        keys: tuple[FloatArray | IntArray | BoolArray, ...] = ()
-        if self.order == "srtf":
-            keys = (jobs.remaining_s,)
-        elif self.order == "tiresias":
-            keys = Queues()(view).keys
-        rank = np.empty(n, dtype=np.int64)
-        rank[np.lexsort((jobs.number, *reversed(keys)))] = np.arange(n)
-        return rank
+        position = np.arange(n)
+        if self.order != "fifo":  # jobs are in the order of their submission
+            keys = (jobs.remaining_s,) if self.order == "srtf" else Queues()(view).keys
+            position[np.lexsort((jobs.number, *reversed(keys)))] = np.arange(n)
+        return position
 
-    def _stalled(self, view: View, guest: BoolArray) -> BoolArray:
-        """Guests that have got nearly nothing since they started, `stall_s` ago or longer."""
-        jobs = view.jobs
-        return guest & (_speed(view) < STALLED) & (view.now_s - jobs.last_start_s >= self.stall_s - 1e-6)
-
-    def _tenants(self, view: View) -> k.Tenants:
+    def _projects(self, view: View) -> k.Projects:
         """Quotas of the projects of the view, by their number."""
-        tenant, kinds = view.jobs.project_number, view.cluster.kinds
-        count = int(tenant.max()) + 1
+        project, kinds = view.jobs.project_number, view.cluster.kinds
+        count = int(project.max()) + 1
         quota, total = np.full((count, len(kinds)), np.inf), np.full(count, np.inf)
         if self.quota:
-            for t in np.unique(tenant).tolist():
-                name = view.jobs[int(np.argmax(tenant == t))].spec.project
+            for t in np.unique(project).tolist():
+                name = view.jobs[int(np.argmax(project == t))].spec.project
                 own = [rule for rule in self.quota if rule[0] == name] or [r for r in self.quota if r[0] == ALL]
                 for _, kind, gpus in own:
                     if not kind:
@@ -143,51 +166,44 @@ class AntMan:
                         quota[t, kinds.index(kind)] = gpus
         share = np.minimum(total, quota.sum(axis=1))
         share = np.maximum(np.where(np.isfinite(share), share, 1.0), 1e-9)
-        return k.Tenants(np.zeros((count, len(kinds))), np.zeros((count, len(kinds))), quota, total, share)
+        return k.Projects(quota, total, share)
 
     def _walk(self, view: View, jobs: k.Jobs, lists: k.Lists) -> IntArray:
         """Fill in what becomes of the jobs; the rows of guaranteed ones in the order of their turn."""
         cluster = view.cluster
         racks = int(cluster.node_rack.max()) + 1
         rules = k.Rules(self.limit, self.max_per_gpu, float(CONTEXT_BYTES), len(cluster.kinds), racks)
-        devices, tenants = _devices(cluster), self._tenants(view)
-        call = _caller(1 + (len(view.jobs) + cluster.gpus) // 10)
-        turns: IntArray = call(k.admit_hosts, lists, tenants, jobs, devices, rules)
-        call(k.admit_guests, lists, jobs, devices, rules, _measured(view))
-        return turns
+        return k.walk(lists, self._projects(view), jobs, _devices(cluster), rules, _measured(view))
 
-    def _until(self, view: View, status: IntArray, guest: BoolArray, runs: BoolArray, lends: BoolArray) -> float:
+    def _until(self, view: View, status: IntArray, slow: IntArray, runs: BoolArray, lends: BoolArray) -> float:
         """When something changes by itself: an auto job may be a guest, a guest has stalled for long enough."""
         jobs = view.jobs
-        soon = np.full(len(jobs), math.inf)
-        auto = (jobs.job_class == int(JobClass.AUTO)) & ~runs & ~lends & (status != k.STARTS)
-        soon[auto] = jobs.submit_s[auto] + self.auto_after_s
-        slow = guest & (_speed(view) < STALLED) & (status == k.STAYS)
-        begun = np.where(slow, jobs.last_start_s, math.inf)
-        soon = np.minimum(soon, np.where(begun + self.stall_s > view.now_s, begun, view.now_s) + self.stall_s)
-        until = float(soon.min())
-        waits = bool((status == k.UNSHARED).any())
-        if waits and view.usage is not None and not np.isnan(_measured(view)).all():
+        auto = (jobs.job_class == int(JobClass.AUTO)) & ~runs & ~lends & (status != STARTS)
+        until = float((jobs.submit_s[auto] + self.auto_after_s).min(initial=math.inf))
+        since_s = _nothing_since_s(view, slow[status[slow] == STAYS])
+        again = np.where(since_s + self.stall_s > view.now_s, since_s, view.now_s) + self.stall_s
+        until = min(until, float(again.min(initial=math.inf)))
+        if view.usage is not None and (status == k.UNSHARED).any() and not np.isnan(_measured(view)).all():
             until = min(until, view.now_s + USAGE_S)
         return until
 
 
 class WaitReasons(Mapping[int, str]):
-    """Why each job waits that does; the words are made when somebody asks."""
+    """Why each waiting job waits; sentences are made on demand."""
 
     def __init__(self, view: View, found: k.Jobs, policy: AntMan) -> None:
         """`found` as the walk left it."""
-        self._view, self._found, self._policy = view, found.whole, policy
-        waits = np.flatnonzero(found.whole[:, k.STATUS] >= k.DISPLACED)
+        self._view, self._found, self._given, self._policy = view, found.whole, found.given, policy
+        waits = np.flatnonzero(found.whole[:, STATUS] >= DISPLACED)
         self._row = dict(zip(view.jobs.number[waits].tolist(), waits.tolist(), strict=True))
 
     def __getitem__(self, job: int) -> str:
         """The reason of one waiting job."""
         row, found, jobs = self._row[job], self._found, self._view.jobs
-        status, there = int(found[row, k.STATUS]), int(found[row, k.THERE])
+        status, there = int(found[row, STATUS]), int(found[row, THERE])
         needs = f"needs {counted(int(jobs.gpus[row]), 'GPU')}"
         if status == k.HOLDS:
-            reserved = int(found[row, k.NEW_HI] - found[row, k.NEW_LO])
+            reserved = len(self._given[row])
             return f"{needs}; {reserved} are reserved for it until the rest is free"
         if status == k.OVER_QUOTA:
             return (
@@ -201,13 +217,16 @@ class WaitReasons(Mapping[int, str]):
             )
         if status == k.BEHIND:
             return f"{needs}; {there or 'none'} are free of guaranteed jobs and reservations for jobs ahead of it"
-        if status == k.DISPLACED:
+        if status == DISPLACED:
             what = "a guaranteed job needs the memory or cores that it used"
             return f"{needs} to share; {what}, and {there or 'no'} others are open to it"
         context, most = float(CONTEXT_BYTES), float(self._view.cluster.kind_gpu_memory_bytes.max())
-        if jobs.gpu_memory_bytes[row] + context > most:
+        needed = float(jobs.gpu_memory_bytes[row])
+        if jobs.job_class[row] == int(JobClass.OPPORTUNISTIC):
+            needed *= self._policy.least_memory
+        if needed + context > most:
             return (
-                f"needs {jobs.gpu_memory_bytes[row] / 1e9:g} GB of GPU memory and {context / 1e9:g} GB for the context "
+                f"needs {needed / 1e9:g} GB of GPU memory and {context / 1e9:g} GB for the context "
                 f"of its process, and no GPU has more than {most / 1e9:g} GB to share; ask for less, or submit it with "
                 "class guaranteed"
             )
@@ -232,69 +251,70 @@ class WaitReasons(Mapping[int, str]):
 # -- between the view and the walk ---------------------------------------------------------------------------
 
 
-def _table(view: View, rank: IntArray, guest: BoolArray, lends: BoolArray, stalled: BoolArray) -> k.Jobs:
-    """The jobs of the view as the walk sees them."""
+def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray) -> k.Jobs:
+    """The jobs of the view as the walk sees them; `stalled` are rows."""
     jobs, running, n = view.jobs, view.running, len(view.jobs)
-    whole, amounts = np.zeros((n, k.THERE + 1), dtype=np.int64), np.zeros((n, 4))
-    whole[:, k.GPUS], whole[:, k.TENANT], whole[:, k.KINDS] = jobs.gpus, jobs.project_number, allowed_kinds(view)
-    there = jobs.running_group >= 0
-    whole[there, k.LO] = running.first_gpu[jobs.running_group[there]]
-    whole[there, k.HI] = running.first_gpu[jobs.running_group[there] + 1]
-    whole[:, k.KEPT], whole[:, k.STALLED], whole[:, k.LENDS] = view.keeps.rows, stalled, lends
-    whole[:, k.RANK] = rank
+    whole, amounts = np.zeros((n, THERE + 1), dtype=np.int64), np.zeros((n, 5))
+    whole[:, GPUS], whole[:, PROJECT], whole[:, KINDS] = jobs.gpus, jobs.project_number, allowed_kinds(view)
+    there = np.flatnonzero(jobs.running_group >= 0)
+    group = jobs.running_group[there]
+    whole[there, LO], whole[there, HI] = running.first_gpu[group], running.first_gpu[group + 1]
+    whole[:, KEPT], whole[:, LENDS], whole[:, POSITION] = view.keeps.rows, lends, position
+    whole[stalled, STALLED] = 1
     if jobs.columns["has_demands"][0]:
-        amounts[:, k.CORES], amounts[:, k.HOST_BYTES] = jobs.cpus / jobs.gpus, jobs.memory_bytes / jobs.gpus
-    amounts[:, k.BYTES] = jobs.gpu_memory_bytes
+        amounts[:, CORES], amounts[:, HOST_BYTES] = jobs.cpus / jobs.gpus, jobs.memory_bytes / jobs.gpus
+    amounts[:, START_BYTES] = jobs.gpu_memory_bytes
     use = np.minimum(jobs.stage_s[:, Resource.GPU] / jobs.iteration_s, 1.0)
-    amounts[:, k.USE] = np.where(np.isnan(use), 1.0, use)
-    moving = int(whole[guest, k.GPUS].sum())
-    new = np.empty(moving + (MOST_GUESTS + 1) * view.cluster.gpus, dtype=np.int64)
-    return k.Jobs(whole, amounts, running.gpus, new, np.zeros(1, dtype=np.int64))
+    amounts[:, USE] = np.where(np.isnan(use), 1.0, use)
+    return k.Jobs(whole, amounts, running.gpus, {})
+
+
+def _held_bytes(view: View) -> FloatArray:
+    """GPU memory of each running job, (jobs,): what its group allows it, else what it asks for; all else as asked."""
+    jobs, running = view.jobs, view.running
+    out: FloatArray = jobs.gpu_memory_bytes.copy()
+    if running.details is not None:
+        there, members = np.flatnonzero(jobs.running_group >= 0), np.argsort(running.jobs)
+        at = members[np.searchsorted(running.jobs, jobs.number[there], sorter=members)]
+        allowed = running.details[at, GPU_MEMORY_BYTES]
+        out[there] = np.where(allowed > 0, allowed, out[there])
+    return out
 
 
 def _lists(
-    view: View, rank: IntArray, hosts: BoolArray, guests: BoolArray, queue: BoolArray, asking: BoolArray
+    view: View, position: IntArray, hosts: BoolArray, guests: BoolArray, queue: BoolArray, asking: BoolArray
 ) -> k.Lists:
     """Rows of these jobs in the order in which the walk takes them."""
-    number, tenant = view.jobs.number, view.jobs.project_number
+    number, project = view.jobs.number, view.jobs.project_number
     rows = np.flatnonzero(queue)
-    first = np.concatenate([[0], np.cumsum(np.bincount(tenant[rows], minlength=int(tenant.max()) + 1))])
+    first = np.concatenate([[0], np.cumsum(np.bincount(project[rows], minlength=int(project.max()) + 1))])
     holding = np.array([r.job for r in view.reservations], dtype=np.int64)
     at = np.minimum(np.searchsorted(number, holding), len(number) - 1)
 
     def ranked(flags: BoolArray) -> IntArray:
         some = np.flatnonzero(flags)
-        return some[np.argsort(rank[some], kind="stable")]
+        return some[np.argsort(position[some], kind="stable")]
 
     return k.Lists(
         np.flatnonzero(hosts),
         ranked(guests),
         ranked(asking),
-        rows[np.lexsort((rank[rows], tenant[rows]))],
+        rows[np.lexsort((position[rows], project[rows]))],
         first.astype(np.int64),
         at[(number[at] == holding) & queue[at]],
     )
 
 
 def _devices(cluster: Cluster) -> k.Devices:
-    """The hardware as the walk sees it, with nobody on it."""
+    """The hardware as the walk sees it, without jobs."""
     whole, amounts = np.zeros((cluster.gpus, 4), dtype=np.int64), np.zeros((cluster.gpus, 3))
-    whole[:, k.NODE] = cluster.gpu_node
-    amounts[:, k.CAPACITY] = cluster.node_gpu_memory_bytes[cluster.gpu_node]
+    whole[:, NODE] = cluster.gpu_node
+    amounts[:, CAPACITY] = cluster.node_gpu_memory_bytes[cluster.gpu_node]
+    nodes = np.empty((len(cluster.nodes), 5), dtype=np.int64)
     columns = (cluster.first_gpu[:-1], cluster.first_gpu[1:], cluster.node_kind, cluster.node_rack, cluster.node_up)
-    return k.Devices(whole, amounts, np.column_stack(columns).astype(np.int64), cluster.node_spare.copy())
-
-
-def _caller(work: int) -> Callable[..., Any]:
-    """What calls a kernel: compiled for so much work, tenths of a millisecond in plain Python, or plain."""
-    if not compiled(k.admit_hosts, work):
-        return lambda kernel, *args: plain(kernel)(*args)
-
-    def call(kernel: Callable[..., Any], *args: Any) -> Any:
-        with waiting(kernel, f"antman: {kernel.__name__}", COMPILE_CPU_S):
-            return kernel(*args)
-
-    return call
+    for at, column in enumerate(columns):
+        nodes[:, at] = column
+    return k.Devices(whole, amounts, nodes, cluster.node_spare.copy())
 
 
 def _measured(view: View) -> FloatArray:
@@ -308,78 +328,84 @@ def _measured(view: View) -> FloatArray:
     return out
 
 
-def _speed(view: View) -> FloatArray:
-    """Speed of each job relative to alone when it last shared its GPUs, NaN unknown; as its steps say, if measured."""
-    jobs, usage = view.jobs, view.usage
-    speed = jobs.shared_speed
-    if usage is not None and len(usage.jobs):
-        at = np.minimum(np.searchsorted(usage.jobs, jobs.number), len(usage.jobs) - 1)
-        own = np.where(usage.jobs[at] == jobs.number, jobs.iteration_s / usage.step_s[at], math.nan)
-        speed = np.where(np.isnan(own), speed, own)
-    return speed
+def _nothing_since_s(view: View, rows: IntArray) -> FloatArray:
+    """Since when these slow guests have got nothing where they are, seconds."""
+    since_s: FloatArray = np.maximum(view.jobs.slow_since_s[rows], view.jobs.last_start_s[rows])
+    return since_s
 
 
 def _plan(
-    view: View, found: k.Jobs, lists: k.Lists, turns: IntArray, guest: BoolArray, reasons: Mapping[int, str]
+    view: View,
+    found: k.Jobs,
+    lists: k.Lists,
+    turns: IntArray,
+    guest: BoolArray,
+    reasons: Mapping[int, str],
+    until_s: float,
 ) -> Plan:
     """The groups that stay, hosts that start, guests that start or move; reservations; who comes when."""
-    jobs, status, rank = view.jobs, found.whole[:, k.STATUS], found.whole[:, k.RANK]
-    stays = (jobs.running_group >= 0) & ((status == k.STAYS) | (status == k.PROMOTED))
-    kept = _kept(view, np.unique(jobs.running_group[stays]), guest & (status != k.PROMOTED))
-    begins = np.flatnonzero((status == k.GUEST) | (status == k.MOVED))
-    starts = np.concatenate([turns[status[turns] == k.STARTS], begins])
-    new = _started(jobs.number[starts], starts, found, status[starts] != k.STARTS)
+    jobs, status, position = view.jobs, found.whole[:, STATUS], found.whole[:, POSITION]
+    stays = np.flatnonzero((jobs.running_group >= 0) & ((status == STAYS) | (status == PROMOTED)))
+    kept = _kept(view, stays, guest & (status != PROMOTED))
+    begins = np.flatnonzero((status == GUEST) | (status == MOVED))
+    starts = np.concatenate([turns[status[turns] == STARTS], begins])
+    new = _started(view, starts, found, status[starts] != STARTS)
     reservations = tuple(
-        Reservation(int(jobs.number[r]), tuple(_gpus(found, r).tolist()))
+        Reservation(int(jobs.number[r]), tuple(found.given[r].tolist()))
         for r in turns[status[turns] == k.HOLDS].tolist()
     )
     rest = np.ones(len(jobs), dtype=bool)
     rest[lists.hosts] = rest[turns] = False
     others = np.flatnonzero(rest)
-    order = np.concatenate([lists.hosts, turns, others[np.argsort(rank[others], kind="stable")]])
+    order = np.concatenate([lists.hosts, turns, others[np.argsort(position[others], kind="stable")]])
     everybody = not len(reasons) and not len(turns)
     return Plan(
-        _joined(kept, new), jobs.number[order], reasons=reasons, settled=everybody, reservations=reservations
+        _joined(kept, new), jobs.number[order], reasons=reasons, valid_until_s=until_s, settled=everybody,
+        reservations=reservations,
     )  # fmt: skip
 
 
-def _gpus(found: k.Jobs, row: int) -> IntArray:
-    """What a job got, or what is reserved for it, ascending."""
-    gpus: IntArray = np.sort(found.new[found.whole[row, k.NEW_LO] : found.whole[row, k.NEW_HI]])
-    return gpus
-
-
-def _kept(view: View, groups: IntArray, guest: BoolArray) -> Groups:
-    """These running groups as they are, but for members that have ended and for who is a guest."""
+def _kept(view: View, rows: IntArray, guest: BoolArray) -> Groups:
+    """The groups of these rows as they are, but for members that have ended and for who is a guest."""
     jobs = view.jobs
+    row_of = np.full(len(view.running), -1, dtype=np.int64)  # of one member of each group
+    row_of[jobs.running_group[rows]] = rows
+    groups = np.flatnonzero(row_of >= 0)
     kept = view.running[groups] if len(groups) else NO_GROUPS
-    at = np.minimum(np.searchsorted(jobs.number, kept.jobs), len(jobs) - 1)
-    there = jobs.number[at] == kept.jobs
-    if not there.all():
-        gone = set(kept.jobs[~there].tolist())
-        kept = Groups.of(replace(g, members=tuple(m for m in g.members if m.job not in gone)) for g in kept)
-        at = np.searchsorted(jobs.number, kept.jobs)
-    flags = guest[at[kept.first_job[:-1]]]
+    if not view.running.single:
+        at = np.minimum(np.searchsorted(jobs.number, kept.jobs), len(jobs) - 1)
+        if not (jobs.number[at] == kept.jobs).all():
+            gone = set(kept.jobs[jobs.number[at] != kept.jobs].tolist())
+            kept = Groups.of(replace(g, members=tuple(m for m in g.members if m.job not in gone)) for g in kept)
+    flags = guest[row_of[groups]]
     return Groups(
         kept.jobs, kept.gpus, kept.first_gpu, kept.first_job, kept.gate, kept.details, flags if flags.any() else None
     )  # fmt: skip
 
 
-def _started(jobs: IntArray, rows: IntArray, found: k.Jobs, guest: BoolArray) -> Groups:
-    """Groups of one member each for these rows."""
-    gpus = [_gpus(found, r) for r in rows.tolist()]
+def _started(view: View, rows: IntArray, found: k.Jobs, guest: BoolArray) -> Groups:
+    """Groups of one member each for these rows; those that start with less memory than they ask for have that."""
+    gpus = [found.given[r] for r in rows.tolist()]
     first = np.concatenate([[0], np.cumsum([len(one) for one in gpus])]).astype(np.int64)
-    return Groups(jobs, np.concatenate(gpus) if gpus else NO_JOBS, first, guest=guest if guest.any() else None)
+    details, asked = None, view.jobs.gpu_memory_bytes[rows]
+    allowed = found.amounts[rows, BYTES]
+    if (allowed < asked).any():
+        details = plain_details(len(rows))
+        details[:, GPU_MEMORY_BYTES] = np.where(allowed < asked, allowed, 0.0)
+    flags = guest if guest.any() else None
+    return Groups(
+        view.jobs.number[rows], np.concatenate(gpus) if gpus else NO_JOBS, first, details=details, guest=flags
+    )  # fmt: skip
 
 
 def _joined(one: Groups, two: Groups) -> Groups:
-    """All groups of both; of the second each has one member about whom there is nothing special."""
+    """All groups of both; those of the second have one member each and no gate."""
     if not len(two) or not len(one):
         return one if len(one) else two
-    members = len(two.jobs)
     gate = None if one.gate is None else np.append(one.gate, np.zeros(len(two), dtype=np.int64))
-    details = None if one.details is None else np.vstack([one.details, plain_details(members)])
-    guest = None
+    details = guest = None
+    if one.details is not None or two.details is not None:
+        details = np.vstack([plain_details(len(g.jobs)) if g.details is None else g.details for g in (one, two)])
     if one.guest is not None or two.guest is not None:
         flags = [np.zeros(len(g), dtype=bool) if g.guest is None else g.guest for g in (one, two)]
         guest = np.concatenate(flags)

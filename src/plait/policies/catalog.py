@@ -1,4 +1,4 @@
-"""The list of policies: name on the command line -> how it is made, what it knows, where it comes from.
+"""The list of policies: name on the command line -> its constructor, what it knows of jobs, and its source.
 
 One row a policy; the contract suite runs over this list. Third parties add rows by the entry point group
 `plait.policies` (name -> a `Row`), users by `module:Name`.
@@ -60,9 +60,9 @@ from plait.policies.tiresias import WITHIN, Queues
 class Row:
     """One policy of the catalog.
 
-    `make(**options)` builds it. `knows` says what it is told about jobs. `cites` are keys of `CITATIONS`. `options`
-    declares each option. `preempts`: whether it takes GPUs from running jobs; None = it does not say. `needs`: what
-    asks for an extra, "" being the policy itself, e.g. {"exact=on": "sim"}.
+    `make(**options)` builds it. `knows` says what it knows about jobs. `cites` are keys of `CITATIONS`. `options`
+    declares each option. `preempts`: whether it takes GPUs from running jobs, or the option with which it does; None =
+    it does not say. `needs`: what asks for an extra, "" being the policy itself, e.g. {"exact=on": "sim"}.
     """
 
     summary: str
@@ -70,7 +70,7 @@ class Row:
     knows: str
     cites: tuple[str, ...]
     options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
-    preempts: bool | None = None
+    preempts: bool | str | None = None
     needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -220,7 +220,7 @@ def _antman(quota: str = "", **options: Any) -> AntMan:
     return AntMan(**options, quota=Quotas.parse(quota).rules if quota else ())
 
 
-#: whose jobs go first, by name on the command line: the order and what it needs
+#: orders of jobs, by name on the command line: the order and what it needs
 _MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "remaining": (orders.by_remaining_service, {}),
     "attained": (orders.by_attained_service, {"quantum_s": 360.0}),
@@ -233,14 +233,14 @@ _INTERLEAVE = {
     **_PLACED,
     "quantum_s": _FITTED_QUANTUM_S,
     **{option: _COMPOSED[option] for option in _URGENCY},
-    "order": choice("who goes first; attained is continuous, discretised has queues as Tiresias", *_MURI_ORDERS),
+    "order": choice("order of jobs; attained is continuous, discretised has queues as Tiresias", *_MURI_ORDERS),
     "max_jobs": whole("jobs a group at most", 1, 4, fit=Range(1, 4, "linear", whole=True)),
     "objective": choice("efficiency (the paper's gamma) or speedup (sum of normalised throughput)",
                         "efficiency", "speedup", fit=("efficiency", "speedup")),
     "method": choice("blossom (the paper's), auto, exact, greedy, consecutive (no matching)",
                      "blossom", "auto", "exact", "greedy", "consecutive"),
     "turns": choice("stage order", "best", "worst"),
-    "idle_slots": switch("may a slot between two jobs stay empty", fit=True),
+    "idle_slots": switch("allow idle slots in the rotation", fit=True),
     "guard": number("groups must win by this share, e.g. 0.05; off = never split", words=SWITCH,
                     fit=Range(0.0, 0.5, "linear", also=("off",))),
     "merge": choice("need (while GPUs are short, cheapest first), always (the paper's)",
@@ -250,7 +250,7 @@ _INTERLEAVE = {
     **{option: _COMPOSED[option] for option in ("min_run_s", "reserve_after_s")},
     "interference": switch("expect the measured slow-down of sharing"),
 }  # fmt: skip
-#: A policy may not ask for what its order needs and others do not know: `muri-l` does without durations.
+#: A policy with an order that needs durations declares them; `muri-l` works without.
 _MURI_S = {**_INTERLEAVE, "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=tuple(_MURI_ORDERS)))}
 _MURI_L = {
     **_INTERLEAVE,
@@ -258,9 +258,9 @@ _MURI_L = {
 }
 
 _ROUNDS = {
-    "interval_s": seconds("sizes are chosen anew this often, seconds", LEAST_S, fit=Range(30, 1800, "log")),
+    "interval_s": seconds("period of choosing all sizes again, seconds", LEAST_S, fit=Range(30, 1800, "log")),
     "restart_s": seconds("cost of a restart that a job has not measured yet, seconds", fit=Range(1, 600, "log")),
-    "patience_s": seconds("a job that waited this long goes before the others, seconds; inf = never", over=True,
+    "patience_s": seconds("a job that waited this long takes precedence, seconds; inf = never", over=True,
                           infinite=True, fit=Range(600, 604_800, "log", also=("inf",))),
 }  # fmt: skip
 _FITNESS = {
@@ -271,13 +271,15 @@ _FITNESS = {
 }  # fmt: skip
 
 _ANTMAN = {
-    "order": choice("who goes first among a project's jobs that wait; guaranteed jobs are not preempted", *ORDERS,
+    "order": choice("order of a project's waiting jobs; guaranteed jobs are not preempted", *ORDERS,
                     fit=("fifo", "tiresias")),
-    "quota": free_text("GPUs of guaranteed jobs, e.g. vision=32/speech@v100=16/*=8 (* = all other projects); without "
-                       "it there is no limit"),
+    "quota": free_text("GPUs that guaranteed jobs of a project may hold, e.g. vision=32/speech@v100=16/*=8 "
+                       "(* = all other projects); without it there is no limit"),
     "limit": number("opportunistic jobs go on GPUs of which less than this part is used", 0.0, 1.0, over=True,
                     fit=Range(0.3, 1.0, "linear")),
     "max_per_gpu": whole("opportunistic jobs a GPU at most", 0, MOST_GUESTS, fit=Range(1, 4, "linear", whole=True)),
+    "least_memory": number("the part of its GPU memory with which an opportunistic job starts; the rest as there is "
+                           "room", 0.0, 1.0, over=True, fit=Range(0.2, 1.0, "linear")),
     "auto_after_s": seconds("a job of class auto that waited this long may be opportunistic, seconds; inf = never",
                             infinite=True, fit=Range(10, 3600, "log", also=("0",))),
     "stall_s": seconds("an opportunistic job that got nothing for this long goes elsewhere, seconds; inf = never",
@@ -292,8 +294,9 @@ CATALOG: dict[str, Row] = dict(
                  "tiresias", preempt=False),
         ("yarn-cs", Row("capacity scheduler: FIFO queues, gangs wait to be consolidated under one switch",
                         partial(_placed, "yarn-cs", YarnCapacity), "nothing", ("yarn", "tiresias"),
-                        {**_PLACED, "shares": number("capacity of each queue, e.g. 2/1", over=True, many=True)},
-                        preempts=False)),
+                        {**_PLACED, "shares": number("capacity of each queue, e.g. 2/1", over=True, many=True),
+                         "preempt": switch("guaranteed jobs take GPUs back from opportunistic ones, which are killed")},
+                        preempts="preempt=on")),
         _ordered("shortest job first, not preemptive", "sjf", orders.by_duration, "duration", preempt=False),
         _ordered("smallest gang first (called sjf in the released Tiresias simulator)", "smallest-first",
                  orders.by_gpus, "GPU count", "tiresias"),
@@ -354,7 +357,7 @@ CATALOG: dict[str, Row] = dict(
                      "penalty": number("what a job without GPUs costs in that sum", fit=Range(0.01, 10, "log")),
                      "speeds": free_text("how fast GPU kinds are, e.g. a100=2/v100=1; 1 where none is given")},
                     True, {"": "sim"})),
-        ("optimus", Row("one more GPU always to whom it saves the most time", Optimus,
+        ("optimus", Row("the next GPU to the job whose time it shortens the most", Optimus,
                         "remaining work, what jobs fit and measure of themselves", ("optimus", "pollux"), _ROUNDS,
                         True)),
         ("antman", Row("guaranteed jobs at full speed within quotas, opportunistic ones on what they leave idle",
@@ -367,7 +370,7 @@ CATALOG: dict[str, Row] = dict(
 
 #: Options of every policy of the catalog.
 COMMON: Mapping[str, Option] = {
-    "quota": free_text("GPUs that jobs of a project may hold together, also by GPU kind, e.g. "
+    "quota": free_text("GPUs that all jobs of a project may hold together, also by GPU kind, e.g. "
                        "vision=32/speech@v100=16/*=8 (* = all other projects)"),
 }  # fmt: skip
 
@@ -382,7 +385,7 @@ def rows() -> dict[str, Row]:
 
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
-    """What installed packages say: read once, since that opens a file of every package."""
+    """Rows of installed packages, read once, because that opens a file of every package."""
     return tuple(entry_points(group="plait.policies"))
 
 
@@ -414,10 +417,10 @@ def make_policy(text: str) -> Policy:
 
 
 def check_named(text: str, modules: Collection[str], folder: Path) -> None:
-    """Refuse a policy that somebody elsewhere named, before anything of it is imported, called or read.
+    """Refuse a policy named by another user before any of it is imported, called or read.
 
-    Fine are names of the catalog and of installed packages, and what the allowed `modules` define themselves. Options
-    that name files may name those in `folder`. Raises `InputError` that says what would work.
+    Accepted are names of the catalog and of installed packages, and what the allowed `modules` define themselves.
+    Options may name files in `folder` only. Raises `InputError` that says what would work.
     """
     name, _, rest = text.partition(":")
     known = rows()
@@ -429,14 +432,14 @@ def check_named(text: str, modules: Collection[str], folder: Path) -> None:
     if name not in modules:
         there = f" (allowed: {', '.join(sorted(modules))})" if modules else ""
         raise InputError(
-            f"policy {text[:100]!r}: the service does not load module {name[:100]!r} because somebody names it{there}; "
+            f"policy {text[:100]!r}: the service does not load module {name[:100]!r} for users{there}; "
             f"allow it on the service's machine with: plait up --allow-policy MODULE; or take one of `plait policies`"
         )
     attribute = rest.partition(":")[0]
     try:
         found = getattr(importlib.import_module(name), attribute, None)
     except ModuleNotFoundError:
-        return  # which making it will say
+        return  # `make_policy` reports it
     if found is not None and not _makes_policy(found, name):
         raise InputError(
             f"policy {text[:100]!r}: {name}.{attribute} is no policy, and no function of {name} that makes one"
@@ -451,7 +454,7 @@ def _check_files(policy: str, options: str, folder: Path) -> None:
             if not (file.is_relative_to(folder.resolve()) and file.is_file()):
                 raise InputError(
                     f"policy {policy[:100]!r}: {key} names a file on the service's machine, and only files in {folder} "
-                    "are read because somebody names them; put it there, or give it with: plait up --policy"
+                    "are read for users; put it there, or name the policy with: plait up --policy"
                 )
 
 
@@ -526,7 +529,7 @@ def split_policies(text: str) -> list[str]:
 
 
 def citations(name: str) -> list[str]:
-    """BibTeX of what a policy comes from."""
+    """BibTeX entries of the sources of a policy."""
     known = rows()
     base = name.partition(":")[0]
     if base not in known:

@@ -17,13 +17,13 @@ from plait.placement import Scheme, place
 
 @dataclass(frozen=True)
 class Gandiva:
-    """Early feedback for everybody and high utilisation; mean JCT is not its goal.
+    """Early feedback for all jobs and high utilisation; mean JCT is not its goal.
 
     While GPUs last, each job runs alone on one node if it can (affinity), else on several. When more is asked
     for than there is:
 
       time slicing  jobs run for a slice of `slice_s` each, the longest not served first, and all change at once;
-                    a suspended job stays in host memory and goes on quickly where it was
+                    a suspended job stays in host memory and resumes quickly
       packing       a job that has run alone for a slice is measured; pairs of equal size with the lowest GPU
                     utilisation share GPUs if together they ask for no more than all of the time and their
                     memory fits; a pair that ran slower than by time slicing (less than half its own speed) is
@@ -41,12 +41,12 @@ class Gandiva:
     name: str = "gandiva"
 
     def __post_init__(self) -> None:
-        """Refuse slices without length."""
+        """Check the length of a slice."""
         if not self.slice_s > 0:
             raise InputError(f"slice_s must be > 0 seconds, got {self.slice_s}")
 
     def decide(self, view: View) -> Plan:
-        """Exclusive while GPUs last, slices and pairs when they do not."""
+        """Run jobs exclusively while GPUs last, otherwise in slices and pairs."""
         jobs = view.jobs
         overloaded = int(jobs.gpus.sum()) > int(view.node_gpus.sum())
         mates = self._pairs(view) if overloaded and self.packing else {}
@@ -66,7 +66,7 @@ class Gandiva:
         return math.floor(now_s / self.slice_s + 1e-9) * self.slice_s
 
     def _by_last_service(self, view: View, leaders: IntArray, mates: dict[int, int]) -> IntArray:
-        """Units inside their slice first, then whoever has not been served for longest."""
+        """Order units: those inside their slice first, then by the time since their last slice, longest first."""
         jobs = view.jobs
         served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))
         inside = jobs.running & (view.now_s > self._slice_began(view.now_s) + 1e-6)

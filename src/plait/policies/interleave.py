@@ -1,4 +1,4 @@
-"""Jobs that take turns on the same GPUs: the part of Muri that decides who with whom.
+"""Jobs that take turns on the same GPUs: the part of Muri that chooses the groups.
 
 muri_s = Composed("muri-s", order=by_remaining_service, group=Interleave())
 """
@@ -24,7 +24,7 @@ from plait.grouping.model.bucket import Options
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement.packing import allowed_kinds
 from plait.policies.parts.regrouping import (
-    Together,
+    RatedGroup,
     gpus_of,
     parts_of,
     pays_s,
@@ -40,8 +40,8 @@ class Units:
     """What is placed as one: a row of the job table and those that share its GPUs.
 
     `order` has one row for each of the `count` units, in the order in which to look for GPUs, then jobs that may
-    have what is left. `turns`: one value a row of the job table. `settles`: whether a plan in which everybody is alone
-    stays as it is when somebody leaves. `until_s`: when other groups become worth it if nothing happens before.
+    have what is left. `turns`: one value a row of the job table. `settles`: whether a plan in which every job is alone
+    stays as it is when a job leaves. `until_s`: when other groups become worth it if nothing happens before.
     """
 
     order: IntArray
@@ -58,7 +58,7 @@ class Room:
     """GPUs that are up, by the sets of kinds that jobs may use; the set of all kinds is always one of them.
 
     `of` is the set of each row of the job table, `gpus[s]` how many GPUs set s has, `inside[s, t]` whether t has all
-    kinds of s, so that whoever uses s takes from t too.
+    kinds of s, so that a job of set s also takes from t.
     """
 
     of: IntArray
@@ -67,7 +67,7 @@ class Room:
 
     @classmethod
     def in_view(cls, view: View) -> Room:
-        """Count what there is."""
+        """Count the GPUs that are up."""
         cluster = view.cluster
         kinds = np.broadcast_to(allowed_kinds(view), len(view.jobs))
         sets = np.union1d(kinds, cluster.any_kind)
@@ -109,7 +109,7 @@ def candidates(
 ) -> IntArray:
     """Rows to group, in this order: enough to fill the cluster with full groups (Muri, Algorithm 1, line 2).
 
-    The best job that still finds GPUs takes them and brings the next `max_jobs` - 1 of its bucket along. `of`, `room`
+    The best job that still finds GPUs takes them and adds the next `max_jobs` - 1 of its bucket. `of`, `room`
     and `inside` are fields of a `Room`. `unit`: rows of the same number >= 0 stay together on the GPUs they have; they
     come before all others.
     """
@@ -155,9 +155,8 @@ class Interleave:
     merge         need: only while more is asked for than there is, cheapest first; always: whatever matches (paper)
     improve       local search after the rounds
     interference  slow-down by group size that is expected on top of the ideal schedule
-    sticky        who shares already goes on sharing, unless other groups gain more than the restarts cost
-                  (`regrouping`); off: all are grouped anew at each decision (paper). Where restarts cost nothing it
-                  makes no difference
+    sticky        groups continue unless other groups gain more than the restarts cost (`regrouping`); off: each
+                  decision groups all jobs from scratch (paper). Where restarts cost nothing it makes no difference
 
     Jobs that may not be moved (`View.keeps`) stay on their GPUs either way, and others join them there. Jobs without a
     measured profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
@@ -177,7 +176,7 @@ class Interleave:
     cache: GroupingCache = field(default_factory=GroupingCache, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse groups of nobody and unknown words."""
+        """Check the size of groups and the choices given by name."""
         if isinstance(self.max_jobs, bool) or self.max_jobs not in (1, 2, 3, 4):
             raise InputError(f"max_jobs must be 1 to 4, one a resource, got {self.max_jobs}")
         for name, known in (
@@ -252,10 +251,10 @@ class Interleave:
             unknown[:] = True
         return np.where(unknown, -1, room.of * _WIDEST + jobs.gpus)
 
-    def _group(self, view: View, rows: IntArray, gpus: int) -> tuple[list[Together], float]:
-        """Groups of rows with their turns, on `gpus` GPUs if need decides, and when others become worth it, seconds."""
+    def _group(self, view: View, rows: IntArray, gpus: int) -> tuple[list[RatedGroup], float]:
+        """Groups of rows with their turns, on `gpus` GPUs if `merge` is need, and when other groups pay, seconds."""
         kept = view.keeps
-        found = self._anew(view, rows, gpus)
+        found = self._from_scratch(view, rows, gpus)
         if not (kept.losses or kept.any):
             return found, math.inf
         if self.sticky and self.merge == "need":
@@ -263,14 +262,14 @@ class Interleave:
         stays = units_of(view, rows[kept.rows[rows]])
         return (found if stay_whole(stays, found) else self._around(view, rows, gpus, stays)), math.inf
 
-    def _weighed(self, view: View, rows: IntArray, fresh: Sequence[Together]) -> tuple[list[Together], float]:
-        """These groups of rows, or what runs and who may join it, where changing groups does not pay yet.
+    def _weighed(self, view: View, rows: IntArray, fresh: Sequence[RatedGroup]) -> tuple[list[RatedGroup], float]:
+        """These groups of rows, or the running ones and jobs that join them where a change does not pay yet.
 
-        What comes second is when it will for the first of them, seconds.
+        The second result is when the first change will pay, seconds.
         """
         jobs, kept = view.jobs, view.keeps.rows
         at = {row: i for i, row in enumerate(rows.tolist())}
-        found: list[Together] = []
+        found: list[RatedGroup] = []
         until_s = math.inf
         for part in parts_of(view, rows, fresh):
             fits = gpus_of(jobs, part.groups)
@@ -289,17 +288,17 @@ class Interleave:
             found += groups
         return sorted(found, key=lambda one: at[one.members[0]]), until_s
 
-    def _around(self, view: View, rows: IntArray, gpus: int, stays: list[list[int]]) -> list[Together]:
-        """Groups made anew of all but the units that stay; who finds no room beside them joins them."""
+    def _around(self, view: View, rows: IntArray, gpus: int, stays: list[list[int]]) -> list[RatedGroup]:
+        """Groups made from scratch of all but the units that stay; jobs that find no room beside them join them."""
         size = view.jobs.gpus
         free = rows[~np.isin(rows, [row for unit in stays for row in unit])]
         left = gpus - sum(int(size[unit[0]]) for unit in stays)
-        found = [list(one.members) for one in self._anew(view, free, left)] if len(free) else []
+        found = [list(one.members) for one in self._from_scratch(view, free, left)] if len(free) else []
         while found and sum(int(size[unit[0]]) for unit in found) > left:
             found.pop()  # the one whose best job comes last; its members look for room in other groups
         return self._joined(view, rows, gpus, stays + found)
 
-    def _joined(self, view: View, rows: IntArray, gpus: int, units: list[list[int]]) -> list[Together]:
+    def _joined(self, view: View, rows: IntArray, gpus: int, units: list[list[int]]) -> list[RatedGroup]:
         """These units as they are, and the rest of the rows in them where GPUs are short."""
         need = view.jobs.gpus[rows].sum() - sum(int(view.jobs.gpus[unit[0]]) * (len(unit) - 1) for unit in units)
         at = {row: i for i, row in enumerate(rows.tolist())}
@@ -321,15 +320,15 @@ class Interleave:
         jobs = view.jobs
         of_gpu, of_node = room_taken(view)
         shares = None
-        if of_node.any():  # whoever says how many cores it needs leaves the others to its mates
+        if of_node.any():  # a job that declares its cores leaves the rest to its mates
             shares = np.where(jobs.stage_s[rows] > 0, 1.0, 1.0 / self.max_jobs)  # a stage that takes no time fits all
             cores = of_node[rows, 0]
             shares[:, Resource.CPU] = np.where((cores > 0) & (cores < 1), cores, shares[:, Resource.CPU])
         memory = np.maximum(of_gpu, of_node.max(axis=1))[rows]
         return Candidates(jobs.stage_s[rows], jobs.iteration_s[rows], jobs.gpus[rows], memory, shares)
 
-    def _anew(self, view: View, rows: IntArray, gpus: int) -> list[Together]:
-        """Groups of rows, whoever ran with whom; sorted by their best rows."""
+    def _from_scratch(self, view: View, rows: IntArray, gpus: int) -> list[RatedGroup]:
+        """Groups of rows, independent of running groups; sorted by their best rows."""
         found = group(
             self._candidates(view, rows),
             self.max_jobs,
@@ -351,8 +350,8 @@ class Interleave:
 #: In shares of what a group has.
 _MEMORY_LIMIT = 1.0
 
-#: Running jobs times running groups that would exchange members beyond which they do: to look at every pair of a job
-#: and a group that it may join would take longer than to group anew.
+#: Above this number of running jobs times running groups that would exchange members, all are grouped from scratch:
+#: examining every pair of a job and a group would take longer.
 MOST_OFFERS = 1_000_000
 
 
@@ -361,10 +360,10 @@ def _together(
     groups: Sequence[tuple[int, ...]],
     turns: Sequence[tuple[int, ...]],
     speedup: Sequence[float],
-) -> list[Together]:
+) -> list[RatedGroup]:
     rows_of = rows.tolist()
     return [
-        Together(tuple(rows_of[i] for i in members), when, worth)
+        RatedGroup(tuple(rows_of[i] for i in members), when, worth)
         for members, when, worth in zip(groups, turns, speedup, strict=True)
     ]
 

@@ -35,7 +35,7 @@ class PolluxInterleaved(Pollux):
     name: str = "pollux"
 
     def between(self, view: View, due: BoolArray) -> list[PoolAllocation]:
-        """Groups stay as they are; who waits takes free GPUs."""
+        """Keep groups as they are; waiting jobs take free GPUs."""
         mates, turns = _running(view)
         others = np.array([row for some in mates.values() for row in some], dtype=np.int64)
         out = []
@@ -47,7 +47,7 @@ class PolluxInterleaved(Pollux):
         return out
 
     def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
-        """The best of sharing by none, two, three, ... and of going on as before."""
+        """The best of sharing by one, two, three, ... jobs and of keeping the present allocation."""
         everywhere, kept = _held_by_all(view), self.between(view, due)
         out = []
         for pool in pools(view, due=due, restart_s=self.restart_s):
@@ -69,7 +69,7 @@ class PolluxInterleaved(Pollux):
         return out
 
     def _shared(self, view: View, pool: Pool, jobs: int) -> PoolAllocation:
-        """Sizes for `jobs` times as many GPUs, and groups that fit on those there are."""
+        """Sizes for `jobs` times as many GPUs, and groups of them that fit on the real ones."""
         steps = Ladder.of(pool)
         weights = np.where(pool.weights > 0, pool.weights, 0.0)
         first = np.flatnonzero(weights > 0)
@@ -125,7 +125,7 @@ class PolluxInterleaved(Pollux):
 
 
 def _running(view: View) -> tuple[dict[int, tuple[int, ...]], IntArray]:
-    """Groups that run: the row that counts as having the GPUs -> the rows that share them; and everybody's turn."""
+    """Running groups: the row that counts as holding the GPUs -> the rows that share them; and the turn of each row."""
     turns = np.zeros(len(view.jobs), dtype=np.int64)
     mates: dict[int, tuple[int, ...]] = {}
     if view.running.single:

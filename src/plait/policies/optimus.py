@@ -1,4 +1,4 @@
-"""Optimus: one more GPU to whom it saves the most time (Peng et al., EuroSys 2018)."""
+"""Optimus: the next GPU goes to the job whose time it shortens the most (Peng et al., EuroSys 2018)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from plait.policies.sizing.rounds import InRounds, Sizes
 
 @dataclass(frozen=True, kw_only=True)
 class Optimus(InRounds):
-    """Every job its fewest GPUs, in order of submission; then always the GPUs that shorten a remaining time the most.
+    """Every job gets its fewest GPUs, in order of submission; then the job with the largest gain gets more.
 
     Remaining time is what is left of the iterations over goodput, the gain the difference per GPU granted (as the
     Pollux paper runs it, section 5.1). Jobs whose work is not known count as having as much left as the others have on
     average. Jobs whose number of GPUs stays keep theirs; the rest are placed close together.
 
-    Memory and cores of nodes are looked at when jobs are placed; who finds no room waits for the next round.
+    Memory and cores of nodes are checked when jobs are placed; a job that finds no room waits for the next round.
     """
 
     name: str = "optimus"
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
-        """Grant GPUs one by one, and place what came out."""
+        """Grant GPUs one by one, then place the jobs."""
         queued = np.where(pool.due, np.arange(len(pool.rows)), pool.rows)
         order = np.lexsort((queued, ~pool.fresh, ~pool.due))
         gpus = grants(self.left(pool, view), pool.least, pool.most, pool.total, order)
@@ -62,8 +62,8 @@ class Optimus(InRounds):
 def grants(left_s: FloatArray, least: IntArray, most: IntArray, total: int, order: IntArray) -> IntArray:
     """GPUs (J,) by marginal gain: first `least` for each in `order` as they last, then one by one to the largest gain.
 
-    `left_s` (J, K): seconds left on 1 to K GPUs. Ties go to the first in `order`. Nobody gets more than `most` or than
-    still shortens its time.
+    `left_s` (J, K): seconds left on 1 to K GPUs. Ties go to the first in `order`. No job gets more than `most`
+    or GPUs that do not shorten its time.
 
     >>> left_s = np.array([[8.0, 4.0, 3.0], [4.0, 2.0, 1.5]])
     >>> grants(left_s, np.array([1, 1]), np.array([3, 3]), 4, np.arange(2)).tolist()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from plait.core.errors import InputError
 
 SWITCH: Mapping[str, Any] = {"on": True, "off": False}
-#: How a switch may be written besides.
+#: Other spellings of a switch.
 _SAME = {"true": "on", "yes": "on", "false": "off", "no": "off"}
 #: Seeds are 63 bits; a policy asked more often than each millisecond would never get to run anything.
 MOST_SEED = 2**63 - 1
@@ -157,7 +157,7 @@ def free_text(meaning: str) -> Option:
 
 
 def _guess(text: str) -> Any:
-    """A number, a switch or text, whatever it looks like."""
+    """The text as a number, a switch or text, by its form."""
     if text in _SAME or text in SWITCH:
         return SWITCH[_SAME.get(text, text)]
     for kind in (int, float):

@@ -24,7 +24,7 @@ from plait.policies.sizing.steps import Ladder, every_speedup, guaranteed, patte
 #: Up to how many GPUs, and how many pairs of job and size, `exact=auto` looks for the best of all sizes.
 AUTO_GPUS, AUTO_PAIRS = 64, 4000
 
-#: By how much more than the ladder's the program's mean of speed-ups has to be for `auto`: its sizes change more often.
+#: Gain in mean speed-up over the ladder that `auto` demands of the program, because its sizes change more often.
 GAIN = 0.1
 
 #: What rounding may take from a bound, relatively.
@@ -42,7 +42,7 @@ class Pollux(ByFitness):
     find a place, and no two jobs that span nodes meet on one (Sia, section 3.4). Or they are chosen among all sizes and
     patterns of nodes, by an integer program (`exact=on`). `auto` asks the program too where it can matter and is quick,
     on up to 64 GPUs of equal nodes with more than two a job, and takes its sizes if they gain 10 % once placed:
-    they change more often, and with that jobs restart more. Jobs that wait are told which method was used.
+    they change more often, which costs restarts. The reasons of waiting jobs name the method used.
 
     `autoscale`: whether backends whose nodes come and go ask for as many as jobs that adapt are worth.
 
@@ -55,7 +55,7 @@ class Pollux(ByFitness):
     name: str = "pollux"
 
     def __post_init__(self) -> None:
-        """Refuse unknown words."""
+        """Check the options given by name."""
         super().__post_init__()
         if self.exact not in (True, False, "auto"):
             raise InputError(f"policy {self.name}: exact is {self.exact!r}; it takes on, off or auto")
@@ -71,7 +71,7 @@ class Pollux(ByFitness):
         return cluster_size(view, most, p=self.p, floor=self.floor, restart_s=self.restart_s)
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
-        """Best sizes on the ladder or of all, put close to where everybody is."""
+        """The best sizes, on the ladder or of all, placed close to the present allocation."""
         if not pool.total:
             return Sizes(np.zeros_like(pool.held), "none: no node is up")
         if not self._asks_program(pool):
@@ -87,13 +87,13 @@ class Pollux(ByFitness):
         return ladder._replace(method=f"the best of a ladder {said}")
 
     def _gains(self, new: tuple[float, ...], old: tuple[float, ...]) -> bool:
-        """Whether the program's sizes serve more of those who must be, or are better by the margin."""
+        """Whether the program's sizes serve more due jobs, or are better by the margin."""
         return new[:2] > old[:2] or (new[:2] == old[:2] and new[2] > (1 + GAIN) * old[2])
 
     def _may_gain(self, pool: Pool, merit: tuple[float, ...]) -> bool:
         """Whether the program's sizes can gain that much over this merit; mostly there is not as much to gain.
 
-        As if sizes were all that counts, and not where they find a place: the best of those is a bound.
+        The bound is the best mean of speed-ups if placement did not matter.
         """
         try:
             most = self._bound(pool)
@@ -107,7 +107,7 @@ class Pollux(ByFitness):
         return most * (1 + ROUNDING) > (1 + GAIN) * reached
 
     def _bound(self, pool: Pool) -> float:
-        """The largest mean of speed-ups, wherever jobs find a place; raises `InputError` where no choice fits."""
+        """The largest mean of speed-ups, regardless of placement; raises `InputError` if no choice fits."""
         must = guaranteed(pool, pool.least)
         if pool.simple and pool.weights.all():
             worth = np.where(pool.running[1] > 0, 1.0, pool.kept)
@@ -171,7 +171,7 @@ class Pollux(ByFitness):
         return HAVE_HIGHS and small and pool.total > 2 * counted
 
     def _best_of_all(self, pool: Pool) -> Sizes | None:
-        """Every size and pattern of nodes, by an integer program; None if those who are due cannot be served so."""
+        """The best of every size and pattern of nodes, by an integer program; None if it cannot serve due jobs."""
         up = np.flatnonzero(pool.capacity > 0)
         some = np.flatnonzero(pool.weights > 0)
         at = np.ix_(some, up)

@@ -22,8 +22,9 @@ class PolluxGa(ByFitness):
     """The same aim as `Pollux`, searched for by `generations` of `population` allocations; the reference for it.
 
     Each round starts from what runs. The published scheduler also keeps the non-dominated allocations of the round
-    before; a policy here remembers nothing that is not in the view, so that a plan can be had again from the view and
-    the seed. `plait reproduce pollux` keeps them, as published. Waiting jobs that the search left out take free GPUs.
+    before; a policy here remembers nothing that is not in the view, so that the view and the seed
+    reproduce a plan. `plait reproduce pollux` keeps them, as published. Waiting jobs that the search left out take free
+    GPUs.
     """
 
     generations: int = GENERATIONS
@@ -32,7 +33,7 @@ class PolluxGa(ByFitness):
     name: str = "pollux-ga"
 
     def __post_init__(self) -> None:
-        """Refuse searches without anybody."""
+        """Check the size of the search."""
         super().__post_init__()
         for name, low, high in (("generations", 1, MOST), ("population", 2, MOST), ("seed", 0, MOST_SEED)):
             self._require(name, partial(_whole, low=low, high=high), f"a whole number from {low} to {high}")

@@ -2,7 +2,7 @@
 
 A quota limits the GPUs that the *started* jobs of a project asked for, so jobs that share GPUs count in full. Within a
 project jobs pass in order of submission, running ones first; the policy inside decides among those that passed.
-Holding jobs back here, and not at submission, keeps everybody in the queue under the number they were given.
+Holding jobs back here, and not at submission, keeps every job in the queue under its number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -77,9 +77,32 @@ class Quotas:
                 raise InputError(f"quota {project}@{kind}={gpus}: no GPU is a {kind!r}; {suggest(kind, kinds)}")
 
 
+@runtime_checkable
+class AppliesQuotas(Protocol):
+    """A policy that applies quotas itself: it knows which jobs count, and what jobs beyond a quota may still have."""
+
+    @property
+    def quotas(self) -> Quotas:
+        """The quotas that it applies."""
+        ...
+
+    def with_quotas(self, quotas: Quotas) -> Policy:
+        """The same policy with these quotas instead."""
+        ...
+
+
+def within(policy: Policy, quotas: Quotas) -> Policy:
+    """`policy` within these quotas, which override its own for the same projects."""
+    if not isinstance(policy, AppliesQuotas):
+        return WithinQuotas(policy, quotas)
+    named = {project for project, _, _ in quotas.rules}
+    rest = tuple(rule for rule in policy.quotas.rules if rule[0] not in named)
+    return policy.with_quotas(Quotas((*rest, *quotas.rules)))
+
+
 @dataclass(frozen=True)
 class WithinQuotas:
-    """A policy that sees only jobs within their project's quota; the others wait, and are told why.
+    """A policy that sees only jobs within their project's quota; the others wait, with the reason.
 
     Where kinds of GPU have quotas, each job that passes may use one kind, that which it has or of which most GPUs are
     free, and counts there.
@@ -105,21 +128,21 @@ class WithinQuotas:
 
     def decide(self, view: View) -> Plan:
         """The inner policy's plan for the jobs that may run."""
-        book = _Book(self.quotas, view)
-        book.admit()
-        if not book.held and not book.kind_of:
+        admission = _Admission(self.quotas, view)
+        admission.admit()
+        if not admission.held and not admission.kind_of:
             return self.policy.decide(view)
         jobs = view.jobs
-        keep = np.array([number not in book.held for number in jobs.number.tolist()], dtype=bool)
-        table = jobs.subset(jobs.number[keep], **book.kinds())
+        keep = np.array([number not in admission.held for number in jobs.number.tolist()], dtype=bool)
+        table = jobs.subset(jobs.number[keep], **admission.kinds())
         plan = self.policy.decide(replace(view, jobs=table)) if len(table) else Plan.of([])
         # When a job leaves, one of those held back may start: the plan is never settled.
-        return replace(plan, reasons={**plan.reasons, **book.held}, settled=False)
+        return replace(plan, reasons={**plan.reasons, **admission.held}, settled=False)
 
 
 @dataclass
-class _Book:
-    """Who passes: GPUs used by project and kind ("" for all), who is held back and why, and who is for which kind."""
+class _Admission:
+    """Admission: GPUs used by project and kind ("" for all), jobs held back with reasons, and the kind of each job."""
 
     quotas: Quotas
     view: View
@@ -129,7 +152,7 @@ class _Book:
     kind_of: dict[int, str] = field(default_factory=dict)
 
     def admit(self) -> None:
-        """Look at all jobs in order."""
+        """Admit or hold back all jobs, in order."""
         jobs, stays = self.view.jobs, self.view.keeps.rows.tolist()
         numbers, sizes = jobs.number.tolist(), jobs.gpus.tolist()
         for row in np.lexsort((jobs.number, ~jobs.running)).tolist():

@@ -16,7 +16,7 @@ from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.placement.packing import allowed_kinds
 from plait.policies.sizing.exact import MOST_NODES
 from plait.policies.sizing.free_gpus import FreeGpus
-from plait.policies.sizing.pools import Pool, every_pool, nobody_adapts, pools
+from plait.policies.sizing.pools import Pool, every_pool, none_adapts, pools
 from plait.policies.sizing.rounds import Chosen, InRounds, PoolAllocation, Sizes
 from plait.policies.sizing.steps import Ladder
 
@@ -38,7 +38,7 @@ class Sia(InRounds):
     name: str = "sia"
 
     def __post_init__(self) -> None:
-        """Refuse impossible values, and to start without the solver."""
+        """Check the values and that the solver is installed."""
         super().__post_init__()
         bounds = f"a number from {-MOST_POWER} to {MOST_POWER}, e.g. -0.5 (fair) or 0.5"
         self._require("p", lambda value: abs(value) <= MOST_POWER, bounds)
@@ -51,7 +51,7 @@ class Sia(InRounds):
 
     def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """Choose among all kinds at once, then place kind by kind."""
-        if len(view.cluster.kinds) == 1 and nobody_adapts(view):
+        if len(view.cluster.kinds) == 1 and none_adapts(view):
             found = list(pools(view, due=due, restart_s=self.restart_s))
             if all(pool.rigid for pool in found):
                 return [self._of_one_kind(pool) for pool in found]
@@ -65,7 +65,7 @@ class Sia(InRounds):
         return out
 
     def _of_one_kind(self, pool: Pool) -> PoolAllocation:
-        """Who runs of jobs that have one size each: a knapsack; of equal choices that in which most go on running."""
+        """The jobs to run of jobs with one size each: a knapsack; ties keep as many running jobs as possible."""
         ladder = Ladder.of(pool)
         step = self._who_runs(pool, ladder)
         placed = ladder.placed(pool, step)
@@ -132,7 +132,7 @@ class Sia(InRounds):
 
 
 def _filled(pool: Pool, matrix: IntArray) -> IntArray:
-    """The allocation with free GPUs for those who wait; as it is now if nobody gains by moving."""
+    """The allocation with free GPUs for waiting jobs; the present one if no job gains by moving."""
     filled = FreeGpus(pool, matrix).fill(matrix.sum(axis=1))
     nodes, gpus = pool.running
     same = (filled.sum(axis=1) == gpus).all() and ((filled > 0).sum(axis=1) == nodes).all()

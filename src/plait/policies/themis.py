@@ -33,7 +33,7 @@ def fair_shares(
     >>> [round(float(v), 6) for v in x], round(rho, 6)
     ([0.618034, 0.381966], 1.309017)
     """
-    low = float(((elapsed_s + remaining_s) / isolated_s).max())  # nobody runs more than all the time
+    low = float(((elapsed_s + remaining_s) / isolated_s).max())  # no job runs more than all the time
 
     def shares(rho: float) -> FloatArray:
         return np.minimum(remaining_s / np.maximum(rho * isolated_s - elapsed_s, 1e-300), 1.0)
@@ -71,7 +71,7 @@ class Themis:
     name: str = "themis"
 
     def __post_init__(self) -> None:
-        """Refuse leases without length."""
+        """Check the length of a lease."""
         if not self.lease_s > 0:
             raise InputError(f"lease_s must be > 0 seconds, got {self.lease_s}")
         if self.independent not in ("share", "queue"):
@@ -88,7 +88,7 @@ class Themis:
         return Plan(plan.groups, plan.order, None, plan.promoted, plan.reasons, until)
 
     def ranking(self, view: View) -> Ranking:
-        """The order by itself, for `Composed`: leased jobs first, then those who are owed most."""
+        """The order by itself, for `Composed`: leased jobs first, then jobs that are owed most."""
         jobs = view.jobs
         if not len(jobs):
             return Ranking((jobs.number,))

@@ -21,7 +21,7 @@ WITHIN: tuple[WithinQueue, ...] = get_args(WithinQueue)
 #: 16 GPU-hours, as in the Pollux artifact; no constant suits every workload: fit with `plait tune`.
 DEFAULT_THRESHOLDS_GPU_S = (57_600.0,)
 
-#: A place in the order is looked at again after this long at the earliest, seconds: sums of service are off by
+#: A position in the order is checked again after this long at the earliest, seconds: sums of service are off by
 #: rounding errors, and "in 1e-13 s" would mean now.
 TICK_S = 1e-3
 
@@ -40,8 +40,8 @@ class Queues:
     quantum. `knob` promotes a waiting job to the first queue when it has waited `knob` times as long as it
     ran; its service and waiting then count from zero. Plain promotion thrashes under overload, so the wait
     asked for doubles with each promotion and counts at least `floor_s` of run time; both are plait's guard,
-    off with `guard=False`. A running job whose wait is due already is promoted where it would be stopped: to stop it
-    first would bring it back in the next moment. `dimensions=1` counts seconds instead of GPU-seconds.
+    off with `guard=False`. A running job whose wait is due already is promoted where it would be stopped: otherwise it
+    would be stopped and started again at once. `dimensions=1` counts seconds instead of GPU-seconds.
     """
 
     thresholds: tuple[float, ...] = DEFAULT_THRESHOLDS_GPU_S
@@ -53,7 +53,7 @@ class Queues:
     index: Index | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse thresholds that make no queues."""
+        """Check the thresholds."""
         values = self.thresholds
         if any(t <= 0 or not math.isfinite(t) for t in values) or list(values) != sorted(set(values)):
             raise InputError(f"thresholds must be ascending GPU-seconds > 0, got {list(values)}")
@@ -131,5 +131,5 @@ class Queues:
         return (
             ~stayed,
             np.where(stayed, ~jobs.running, 0),
-            np.where(stayed, jobs.rank, 0),
+            np.where(stayed, jobs.position, 0),
         )

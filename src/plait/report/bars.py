@@ -36,8 +36,8 @@ def grouped_bars_svg(
 ) -> str:
     """Vertical bars from 0. A published value is a line across the bar, a published range a dashed box.
 
-    Groups and series come in order of first appearance. `up_to` is what the axis reaches at least, for pictures to
-    be compared with each other.
+    Groups and series come in order of first appearance. The axis reaches at least `up_to`, so that
+    pictures can be compared.
     """
     groups = list(dict.fromkeys(bar.group for bar in bars))
     series = list(dict.fromkeys(bar.series for bar in bars))

@@ -69,7 +69,10 @@ def policy_bars_svg(
 
 
 def cdf_svg(results: Sequence[RunResult], column: str = "jct_s", width: int = 640, height: int = 320) -> str:
-    """Distribution of a job column, one line a run, over a logarithmic axis."""
+    """Distribution of the job column `column`, one line per run of `results`, on a logarithmic axis.
+
+    `width` and `height` are in pixels.
+    """
     names = [str(r.summary["policy"]) for r in results]
     lines = [[(max(float(x), 1e-3), float(y)) for x, y in distribution(r.jobs[column])] for r in results]
     xs = [x for line in lines for x, _ in line]

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, for people who want to look at a run."""
+"""The report of a run: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_html(
     settings: Mapping[str, str] | None = None,
     rows: int = ROWS,
 ) -> None:
-    """Write the report; see `html_report`."""
+    """Write the report of `results` to `path`; `title`, `settings` and `rows` as for `html_report`."""
     write_text(path, html_report(results, title=title, settings=settings, rows=rows))
 
 
@@ -47,7 +47,7 @@ def html_report(
     """The report as text; a function of its arguments.
 
     `settings` are shown as given (load, overheads, command line, ...). `rows` bounds the jobs and the Gantt
-    bars that go into the file, over all runs; what is left out is said in the report. Runs that differ only
+    bars that go into the file, over all runs; the report states what is left out. Runs that differ only
     in their seed are one row of the comparison, and charts show the first of them.
     """
     groups = compare(results)
@@ -189,7 +189,7 @@ def table_columns(groups: Sequence[Comparison]) -> list[dict[str, Any]]:
 def table_row(
     i: int, groups: Sequence[Comparison], names: Sequence[str], columns: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """One row of a comparison: its label, and a cell a column."""
+    """Row `i` of a comparison of `groups` labelled `names`: its label, and a cell per entry of `columns`."""
     rivals = next(group for group in comparable(groups) if i in group)
     before = baselines(groups)[i]
     cells = []
@@ -224,7 +224,7 @@ def _table_note(groups: Sequence[Comparison]) -> str:
 
 
 def _settings(results: Sequence[RunResult], given: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What was run, from the summaries and from the caller; never empty."""
+    """The settings of the runs, from the summaries and from the caller; never empty."""
     out: dict[str, str] = {}
     for name, label in (
         ("trace", "Trace"),

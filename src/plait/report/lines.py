@@ -9,7 +9,7 @@ from html import escape
 
 from plait.core.errors import InputError
 
-#: Colours and dashes by line, so that lines can be told apart without colours.
+#: Colours and dashes by line, so that lines can be distinguished without colours.
 _PENS = (("#2b83ba", ""), ("#e0692a", "7 3"), ("#1f9d76", "2 3"), ("#a88a1c", "10 3 2 3"), ("#7a67d0", "14 4"))
 _STYLE = (
     ".lines text{font:12px system-ui,sans-serif;fill:#1b2430}.lines .soft{fill:#566274}.lines .title{font-weight:600}"
@@ -31,7 +31,10 @@ class Line:
 def lines_svg(
     title: str, lines: Sequence[Line], x_label: str, y_label: str, *, width: int = 420, height: int = 300
 ) -> str:
-    """Lines over an axis of x in powers of two; y from 0. Raises `InputError` for a line that cannot be drawn."""
+    """Draw `lines` over x in powers of two, y from 0, in `width` x `height` pixels.
+
+    `x_label` and `y_label` name the axes. Raises `InputError` for a line that cannot be drawn.
+    """
     for line in lines:
         if len(line.x) != len(line.y) or not len(line.x) or min(line.x) <= 0 or not all(map(math.isfinite, line.y)):
             raise InputError(f"line {line.name!r} needs as many finite y as x, and x > 0")

@@ -73,14 +73,19 @@ METRICS = (
     Metric("reserved_idle_used_gpu_h", "Reserved, used", "gpu_h", "high", "Those of them that guests used.",
            main=False),
     Metric("guest_gpu_h", "Guests", "gpu_h", "", "GPU-hours on which guests ran, each GPU once.", main=False),
+    Metric("spill_gb_h", "Spill", "ratio", "low", "GB of GPU memory that jobs had on the host, times hours.",
+           main=False),
     Metric("avg_stretch_guaranteed", "Stretch", "ratio", "low", "Time of guaranteed jobs on GPUs over that alone; "
            "mean.", main=False),
     Metric("p99_stretch_guaranteed", "p99 stretch", "ratio", "low", "99th percentile of that.", main=False),
     Metric("throttled_h", "Throttled", "ratio", "low", "Hours of guests on their GPUs beyond what their work takes "
            "alone.", main=False),
     Metric("promotions_in_place", "Promoted", "count", "", "Guests that became hosts where they ran.", main=False),
+    Metric("conversions", "Converted", "count", "", "Jobs of class auto that ran as guests.", main=False),
     Metric("opportunistic_kills", "Kills", "count", "low", "Stops of opportunistic jobs whose work was lost.",
            main=False),
+    Metric("opportunistic_killed_share", "Killed", "share", "low", "Opportunistic jobs that were killed at least "
+           "once.", main=False),
 )  # fmt: skip
 
 

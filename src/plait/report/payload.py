@@ -1,4 +1,4 @@
-"""What the HTML report shows, as one JSON value: small, rounded, and open about what it leaves out."""
+"""The data of the HTML report as one JSON value: small, rounded, with a note of omitted rows."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def gantt(t: Timeline, names: Any, limit: int, origin: float, words: Mapping[str
 
     Where there are guests, a flag says which bars are those. `words`: user and model by job number, as `names` are.
 
-    A span over GPUs that are not neighbours gives several bars. `until_s` says up to when all spans are shown.
+    A span over GPUs that are not neighbours gives several bars. All spans are shown up to `until_s`.
     """
     real = np.flatnonzero(t.span_to_s > t.span_from_s)
     order = real[np.argsort(t.span_from_s[real], kind="stable")]

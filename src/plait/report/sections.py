@@ -36,7 +36,7 @@ class Section:
 def sections_page(
     sections: Sequence[Section], *, title: str, brand: str, facts: Sequence[str] = (), lead: str = ""
 ) -> str:
-    """A page that needs nothing else; a function of its arguments."""
+    """A self-contained page of `sections` under `title` and `lead`; `facts` are short notes, `brand` a label."""
     environment = Environment(
         loader=PackageLoader("plait.report"), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )

@@ -1,4 +1,4 @@
-"""Who uses which resource when, in one interleaved iteration: the Gantt of stages, as SVG without scripts."""
+"""The Gantt of stages: jobs on resources in one interleaved iteration, as SVG without scripts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def stages_svg(rows: Sequence[StageRow]) -> str:
 
 
 def stages_page(groups: Sequence[StageGroup], title: str) -> str:
-    """A page that needs nothing else: each group's iteration, a legend, and what was predicted and measured."""
+    """A self-contained page: each group's iteration, a legend, and predicted and measured times."""
     sections = []
     for group in groups:
         known = all(math.isfinite(v) for row in group.rows for v in row.stage_s)
@@ -99,5 +99,5 @@ def stages_page(groups: Sequence[StageGroup], title: str) -> str:
 
 
 def write_stages(groups: Sequence[StageGroup], path: str | Path, title: str = "Stages") -> None:
-    """Write the page of the Gantt of stages; raises `OSError`."""
+    """Write the page of `groups` (`stages_page`) to `path`; raises `OSError`."""
     write_text(path, stages_page(groups, title))

@@ -18,7 +18,7 @@ from plait.report.metrics import METRICS, Metric, best, show, time_unit, unit_of
 
 
 def labels(rows: Sequence[Comparison]) -> list[str]:
-    """The shortest texts that tell the rows apart: the policy, and whatever else differs."""
+    """The shortest texts that distinguish the rows: the policy, and all else that differs."""
     parts = [[row.policy] for row in rows]
     for name in ("trace", "world", "cluster"):
         values = [getattr(row, name) for row in rows]
@@ -56,7 +56,7 @@ def baselines(rows: Sequence[Comparison]) -> list[int]:
 
 
 def change(value: float, before: float) -> str:
-    """How far a value is from that on the first cluster, to stand behind it; "" where that says nothing.
+    """Relative change of a value from the first cluster, to print behind it; "" if undefined.
 
     >>> change(75.0, 100.0), change(1.0, 0.0)
     (' (-25 %)', '')

@@ -20,7 +20,7 @@ def write_chrome_trace(result: RunResult, path: str | Path) -> None:
 
     Where there are guests, a second thread a GPU has them.
 
-    Times are microseconds, as the format wants. Jobs that share a GPU begin together, so the one that stays
+    Times are microseconds, as the format requires. Jobs that share a GPU begin together, so the one that stays
     longest is drawn around the others.
     """
     with whole_file(path) as file:

@@ -1,4 +1,5 @@
-"""Published experiments, run again: each published simulator as it was, and the published figures beside ours.
+"""Reproductions of published experiments: the published simulators as they were, and published figures beside ours.
 
-Start at `worlds.published_world`; `muri` and `pollux` are the two published simulators.
+Start at `worlds.published_world`; `muri` and `pollux` are the two published simulators. AntMan had none: `antman` runs
+its experiment in plait's own world.
 """

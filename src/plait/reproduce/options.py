@@ -11,7 +11,7 @@ def split_options(text: str, world: str, policies: Iterable[str], example: str) 
     """The name and the options, unread, of `NAME` or `NAME:option=value,...`.
 
     Raises `InputError` for a policy that the world does not have, an option without a value or given twice; `example`
-    is shown to whoever forgets the value.
+    is shown to users who forget the value.
 
     >>> split_options("optimus:interval=120", "pollux-artifact", ["optimus"], "optimus:nodes=8")
     ('optimus', {'interval': '120'})

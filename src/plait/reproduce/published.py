@@ -1,4 +1,4 @@
-"""What a published world is to those that run it: one run of it as a value, and what it is asked."""
+"""The interface of a published world, and one run of it as a value."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ class PublishedWorld(Protocol):
         """How many jobs the run has; raises `InputError` for a trace that is not of this world."""
 
     def run(self, run: PublishedRun, ended: Callable[[int], None] | None = None, **labels: Any) -> RunResult:
-        """Run it; `ended(n)` is told whenever `n` more jobs have ended, `labels` go into the summary."""
+        """Run it; `ended(n)` is called whenever `n` more jobs have ended; `labels` go into the summary."""

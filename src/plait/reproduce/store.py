@@ -1,4 +1,4 @@
-"""A folder that keeps finished runs, so that a command that was stopped goes on where it was."""
+"""A folder that keeps finished runs, so that an interrupted command resumes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RunStore(Generic[D]):
     """Finished runs, one small file each, written whole or not at all; `D` is a data class."""
 
     def __init__(self, folder: Path, kind: type[D], whole: Callable[[D], bool], *, fresh: bool = False) -> None:
-        """Use this folder, made if need be; `fresh` does not look at what is there.
+        """Use this folder, created if necessary; `fresh` ignores existing runs.
 
-        `whole` tells of what was kept of a run whether it is all there.
+        `whole` checks that a stored run is complete.
         """
         self.folder, self._kind, self._whole, self._fresh = folder, kind, whole, fresh
         try:
@@ -60,6 +60,6 @@ class RunStore(Generic[D]):
 
 
 def folder_of(paper: str) -> Path:
-    """Where runs of a paper's evaluation are kept unless told otherwise: the user's cache."""
+    """The default folder of runs of a paper's evaluation, in the user's cache."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache_home) / "plait" / f"reproduce-{paper}"

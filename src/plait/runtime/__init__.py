@@ -1,4 +1,4 @@
-"""What an agent and a training process share: the page of a rank, files of a group, stage gates, throttles. No torch.
+"""Shared by agents and training processes, without torch: the page of a rank, the files of a group, and gates.
 
-Start at `page.Page` for what the two tell each other, at `gates.open_gate` for how a job takes its turn.
+Start at `page.Page` for what the two exchange, and at `gates.open_gate` for how jobs take turns.
 """

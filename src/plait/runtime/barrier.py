@@ -1,13 +1,13 @@
 """The barrier gate: in slot s the job with turn i may use resource (s + i) mod k, and all slots end together.
 
-Each member has a counter in the group's page, the slot it has reached; it may go on in slot s when all others have
-reached s too. A stage on resource r moves the counter to the next slot in which r is this job's, so slots a job
-does not use cost nobody anything. Turns may be any distance apart, and a slot may be nobody's.
+Each member has a counter in the group's page, the slot that it has reached; it may enter slot s when all others have
+reached s, too. A stage on resource r moves the counter to the next slot in which r belongs to this job, so slots that a
+job does not use cost no time. Turns may be any distance apart, and a slot may have no user.
 
-Who takes no part is not waited for: members that have not come yet, that left, that died (their lock is free: looked
-at every 20 ms by whoever waits for them), that stay longer than `lease_s` in one stage or `rest_s` between stages.
-Whoever comes (again) joins in the slot that is on and begins in the next one of its own: turns differ, so it is in
-nobody's way, and nobody waits for it to catch up.
+The barrier does not wait for members that have not joined yet, that have left, that have died (their lock is free;
+waiting members check every 20 ms), or that stay longer than `lease_s` in one stage or `rest_s` between stages. A member
+that joins, again or for the first time, takes the current slot and begins in its next own one. Turns differ, so it
+blocks no other member, and none waits for it to catch up.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ _SPINS = 20
 class BarrierGate:
     """The barrier of a group for one process of a member; forked children pass.
 
-    Stages come one after the other. The network's may be left by a thread of its own a little after the job has gone
-    on: whoever wants the next stage waits for that. In a job of several processes rank 0 keeps the slots; its peers go
-    with it on GPU and network, and freely else.
+    Stages do not overlap. A separate thread may leave the network stage a little later; the next stage waits for it.
+    In a job of several processes rank 0 keeps the slots; its peers follow it on GPU and network and are free otherwise.
     """
 
     def __init__(self, group: Group, index: int, rank: int = 0) -> None:
-        """Open as process `rank` of member `index`; it takes part from its first stage on."""
+        """Open the gate of `group` as process `rank` of member `index`; it joins at its first stage."""
         self.stats, self.reason, self.version = GateStats(), "", group.version
         self._page, self._files, self._index, self._rank = GroupPage(group), LockFiles(group.files), index, rank
         come_alive(self._files, index, rank)
@@ -61,7 +60,7 @@ class BarrierGate:
         self._turn = group.members[index].turn
         self._closed, self._pid, self._began, self._inside = False, os.getpid(), 0.0, -1
         self._holder, self._outside = 0, threading.Condition()
-        #: What each member was seen doing since when, while we waited for it: (slot, in stage), monotonic seconds.
+        #: Last observed (slot, in_stage) of each member that we wait for, and since when, in monotonic seconds.
         self._seen: dict[int, tuple[tuple[int, int], float]] = {}
         if rank == 0:
             self._words[self._own + STATE] = AWAY
@@ -76,7 +75,7 @@ class BarrierGate:
         return self._closed or os.getpid() != self._pid or self._page.stale
 
     def enter(self, resource: Resource, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Wait for the next slot in which the resource is this job's; raises `GateTimeout`."""
+        """Wait for the next slot in which the resource belongs to this job; raises `GateTimeout`."""
         r, begin = int(resource), time.perf_counter()
         if os.getpid() == self._pid:
             if self._inside >= 0 and not self._left_elsewhere(timeout_s):
@@ -134,7 +133,7 @@ class BarrierGate:
         words[own + IN_STAGE] = r + 1
 
     def _join(self) -> None:
-        """Be in the slot that is on."""
+        """Join in the current slot."""
         words, own = self._words, self._own
         words[own + IN_STAGE] = 0
         while True:
@@ -142,10 +141,10 @@ class BarrierGate:
             if words[own + STATE] == ACTIVE and words[own + SLOT] >= now:
                 return
             words[own + SLOT] = now
-            words[own + STATE] = ACTIVE  # and look again: the others may have gone on meanwhile
+            words[own + STATE] = ACTIVE  # and check again: the others may have advanced meanwhile
 
     def _behind(self, slot: int) -> int | None:
-        """A member that has not reached the slot; None if all have."""
+        """Index of a member that has not reached the slot; None if all have."""
         words = self._words
         for i, at in self._others:
             if words[at + SLOT] < slot and words[at + STATE] == ACTIVE:
@@ -168,14 +167,14 @@ class BarrierGate:
                     self._judge(i, at)
 
     def _judge(self, i: int, at: int) -> None:
-        """Go on without a member that we wait for, if it is dead or does not move."""
+        """Exclude a member that we wait for, if it is dead or makes no progress."""
         words, group, now = self._words, self._page.group, time.monotonic()
         if self._files.is_free(f"alive-{i}-0.lock"):
             state = GONE
         else:
             target = words[at + TARGET]
             if target and any(words[o + SLOT] < target - 1 and words[o + STATE] == ACTIVE for _, o in self._others):
-                self._seen.pop(i, None)  # it waits itself, for somebody else
+                self._seen.pop(i, None)  # it waits for another member itself
                 return
             doing = words[at + SLOT], words[at + IN_STAGE]
             was, since = self._seen.get(i, (None, now))
@@ -187,11 +186,10 @@ class BarrierGate:
             state = AWAY
         words[at + STATE] = state
         self._seen.pop(i, None)
-        self.stats.reformed += 1
         self._wake()
 
     def _wake(self) -> None:
-        """Ring whoever may go on now."""
+        """Wake the members that may enter their slot now."""
         words, own = self._words, self._own
         waiting = [at for _, at in self._others if words[at + TARGET]]
         if not waiting:
@@ -205,13 +203,13 @@ class BarrierGate:
                 self._page.bells.ring(at + BELL)
 
     def leave(self, resource: Resource) -> None:
-        """The part of this job in the slot is done."""
+        """End the stage of this job in the slot."""
         r = int(resource)
         if os.getpid() != self._pid or self._inside != r:
             return
         try:
             self._end_slot(self._gang if r in GANG else None, r)
-        finally:  # not before: two threads must not move the slot
+        finally:  # only here, so that no two threads move the slot
             self.stats.stages[r] += 1
             self.stats.inside_s[r] += time.perf_counter() - self._began
             with self._outside:
@@ -234,21 +232,21 @@ class BarrierGate:
             self._wake()
 
     def _give_up(self, error: OSError) -> None:
-        """The group's files went away under us."""
+        """Continue without a gate: the files of the group are gone."""
         self._closed, self.reason = True, f"group {self._page.group.folder.name}: {error}"
 
     def yield_point(self, before: Callable[[], None] | None = None) -> None:
-        """Nothing: slots end with the stage."""
+        """Do nothing: slots end with the stage."""
 
     def drop(self) -> None:
-        """The others go on with one less, until this job's next stage."""
+        """Let the others continue without this job until its next stage."""
         if self._rank == 0 and not self._passes():
             self._words[self._own + TARGET] = self._words[self._own + IN_STAGE] = 0
             self._words[self._own + STATE] = AWAY
             self._wake()
 
     def close(self) -> None:
-        """Take no part any more."""
+        """Leave the group for good."""
         if os.getpid() == self._pid:
             self.drop()
         self._closed = True

@@ -1,4 +1,4 @@
-"""A Python command line taken apart: what a host process must know to run a script as a thread."""
+"""Parse a Python command line, so that a process of merged jobs can run the script as a thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from plait.core.errors import InputError
 
-#: Options of the interpreter that change nothing a host process could not do for all its members alike.
+#: Options of the interpreter that may be the same for all members of a process.
 _PLAIN, _WITH_VALUE = ("-u", "-B", "-O", "-OO", "-q", "-b", "-bb"), ("-W", "-X")
 _PYTHON = re.compile(r"python(\d+(\.\d+)*t?)?")
 
@@ -26,12 +26,12 @@ class Script:
 
     @property
     def folder(self) -> str:
-        """What Python puts first on the path for it: the script's folder as written, "" for a module."""
+        """First entry of sys.path for this script: its folder as written, "" for a module."""
         return "" if self.module else os.path.dirname(self.target)
 
 
 def parse_script(command: Sequence[str]) -> Script:
-    """The parts of a Python command; raises `InputError` for one that cannot be a thread of another process.
+    """Parse a Python command; raises `InputError` for one that cannot run as a thread of another process.
 
     >>> parse_script(["python", "-u", "src/train.py", "--lr", "1"]).args
     ('--lr', '1')

@@ -1,8 +1,8 @@
-"""Sleeping until another process has changed a word of shared memory: the kernel's futex, by ctypes.
+"""Sleep until another process changes a word of shared memory, by the kernel's futex through ctypes.
 
-A waiter reads the bell, looks whether it may go on, and sleeps unless the bell has been rung since it was read: no ring
-is lost. Ringing costs about a microsecond, waking some tens. Where there is no futex, waiters look again every 0.2 ms.
-Nobody may rely on being woken: a ringer can die first, so each sleep is short and followed by a look.
+A waiter reads the bell, checks its condition, and sleeps unless the bell was rung since it was read: so no ring is
+lost. Ringing costs about a microsecond, waking some tens. Without a futex, waiters poll every 0.2 ms. A process can die
+before it rings, so each sleep must be short and followed by a check.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ class FutexWords:
     """The words of a mapped page that are bells, by word number (8 bytes each; the low half rings)."""
 
     def __init__(self, page: mmap.mmap) -> None:
-        """Bells in `page`, which the caller keeps mapped."""
+        """Use the words of `page`, which the caller keeps mapped."""
         self._words = memoryview(page).cast("q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(page))
 
     def read(self, word: int) -> int:
-        """The state of a bell, to be given to `wait`."""
+        """The present value of a bell, for `wait`."""
         return self._words[word]
 
     def ring(self, word: int) -> None:
-        """Wake whoever sleeps at this bell, or is about to."""
+        """Wake all that sleep at this bell, or are about to."""
         self._words[word] = (self._words[word] + 1) & _ALL
         if _syscall is not None:
             _syscall(_number, self._address + 8 * word, _WAKE, _ALL, None, None, 0)  # type: ignore[operator]
 
     def wait(self, word: int, seen: int, timeout_s: float) -> None:
-        """Sleep until it is rung, at most `timeout_s`; not at all if it was rung since it read `seen`."""
+        """Sleep until the bell is rung, at most `timeout_s`; returns at once if it is no longer `seen`."""
         if self._words[word] != seen or timeout_s <= 0:
             return
         if _syscall is None:

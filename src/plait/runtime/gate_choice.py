@@ -1,9 +1,9 @@
-"""Barrier, tokens, or better alone: the gate of a group from its members' stage times.
+"""Choose the gate of a group from its members' stage times: barrier, tokens, or no sharing.
 
-A barrier runs in lock step, so a round takes formula (3) (Muri, section 4), or as long as the longest iteration alone
-where that is longer (gaps between stages), and is never late; tokens let each
-job go at its own pace and can reach the bound of the busiest resource, but lose some of it to waiting in line. What
-they lose was fitted to three mixes on paced devices: 10 % of the mean load of the other resources.
+A barrier runs in lock step. A round takes the time of formula (3) (Muri, section 4), or of the longest iteration alone
+if that is longer because of gaps between stages. With tokens each job runs at its own pace; they can reach the bound of
+the busiest resource but lose some of it to queueing. This loss was fitted to three mixes on paced devices: 10 % of the
+mean load of the other resources.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from plait.core.turns import lock_step_s, turn_vectors
 from plait.runtime.token_model import queued_iterations
 
 K = len(Resource)
-#: Measured on the barrier over formula (3), and what a barrier must win before it is worth lock step.
+#: Measured rounds of the barrier over formula (3), and the ratio below which lock step is worth it.
 BARRIER_COST, BARRIER_MARGIN = 1.02, 0.97
-#: Part of the other resources' mean load that waiting in line costs.
+#: Cost of queueing, as a part of the other resources' mean load.
 TOKEN_COST = 0.10
 MOST_UNEQUAL = 2.0
 LEAST_GAIN = 1.05
@@ -28,7 +28,7 @@ LEAST_GAIN = 1.05
 
 @dataclass(frozen=True)
 class Choice:
-    """What a group should do, and what is expected of it.
+    """The chosen gate of a group, and its predicted times.
 
     `gate` is none, tokens or barrier; `exclusive`: sharing is not worth it, run the jobs one after the other. `turns`
     and `iteration_s` (predicted seconds of an iteration) are by member. `gain` is the sum of normalised progress, 1 for
@@ -47,7 +47,7 @@ class Choice:
 
 
 def best_turns(stage_s: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], float]:
-    """Turns of the shortest round, the first of equals, and its seconds; inf for more jobs than resources."""
+    """Turns of the shortest round (the first of equals) and its seconds; inf for more jobs than resources."""
     vectors = turn_vectors(K, len(stage_s))
     if not vectors:
         return tuple(i % K for i in range(len(stage_s))), math.inf
@@ -55,7 +55,7 @@ def best_turns(stage_s: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], flo
 
 
 def segments_s(row: Sequence[float], prefetch: bool) -> tuple[float, ...]:
-    """Seconds of the parts of an iteration that run one after the other: loading beside training, if it prefetches."""
+    """Seconds of the parts of an iteration: loading and training, which overlap with `prefetch`, else their sum."""
     load, train = row[Resource.STORAGE] + row[Resource.CPU], row[Resource.GPU] + row[Resource.NETWORK]
     return (load, train) if prefetch else (load + train,)
 
@@ -71,11 +71,12 @@ def choose_gate(
     yields: Sequence[bool] | None = None,
     token_cost: float = TOKEN_COST,
 ) -> Choice:
-    """The gate for jobs with these stage seconds (a row a job, in `Resource` order).
+    """The gate for jobs with stage times `stage_s`: seconds, one row per job, in `Resource` order.
 
-    `iteration_s` are measured alone; without them, the longest segment (with `prefetch`) or the sum of the stages.
-    `world_sizes` are processes a job (1), `gang_rule` whether those of a job are granted together, `yields` whether a
-    job has yield points (yes). Raises `InputError` for stage times no iteration can have.
+    `iteration_s`: seconds of an iteration alone, by default the longest segment (with `prefetch`) or the sum of the
+    stages. `capacities`: jobs per resource; `world_sizes`: processes per job (default 1); `gang_rule`: whether the
+    processes of a job are granted together; `yields`: whether each job has yield points (default yes); `token_cost`:
+    see `TOKEN_COST`. Raises `InputError` for impossible stage times.
 
     >>> choose_gate([(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]).gate
     'barrier'
@@ -112,10 +113,11 @@ def choose_gate(
 def paces(
     gate: str, stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float], turns: Sequence[int]
 ) -> tuple[float, ...]:
-    """Seconds of an iteration of each job at this gate; `turns` matter at a barrier only.
+    """Seconds of an iteration of each job at `gate`; `stage_s` and `iteration_s` as for `choose_gate`.
 
-    At tokens the longer of two predictions: what the busiest resource allows, with what waiting in line was measured to
-    cost; and whole stages in queues (`queued_iterations`), which see that short stages wait behind long ones.
+    `turns` matter at a barrier only. With tokens, the result is the longer of two predictions: the bound of the busiest
+    resource with the measured cost of queueing, and whole stages in queues (`queued_iterations`), in which short stages
+    wait behind long ones.
 
     >>> pair = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
     >>> [round(s, 2) for s in paces("barrier", pair, (3.0, 2.5), (0, 2))]
@@ -138,7 +140,7 @@ def _bound(
     prefetch: bool,
     token_cost: float,
 ) -> tuple[float, float]:
-    """What the busiest resource or the longest job alone needs, and the factor that waiting in line costs."""
+    """Seconds that the busiest resource or the longest job alone needs, and the factor of queueing."""
     load = [sum(row[r] for row in stage_s) / capacities[r] for r in Resource]
     bound_s = max(*load, *(max(segments_s(row, prefetch)) for row in stage_s), *alone)
     return bound_s, 1 + token_cost * (sum(load) - max(load)) / (K - 1) / bound_s
@@ -147,7 +149,7 @@ def _bound(
 def _checked(
     stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float] | None, capacities: Sequence[int], prefetch: bool
 ) -> tuple[float, ...]:
-    """Seconds of each job's iteration alone; refuses what no iteration can have."""
+    """Seconds of each job's iteration alone; raises `InputError` for impossible stage times."""
     for job, row in enumerate(stage_s):
         if len(row) != K or any(not math.isfinite(t) or t < 0 for t in row) or sum(row) <= 0:
             raise InputError(f"job {job} of the group has stage times {list(row)}; needs {K} seconds >= 0, not all 0")
@@ -165,7 +167,7 @@ def _checked(
 def _may_share_tokens(
     stage_s: Sequence[Sequence[float]], alone: Sequence[float], yields: Sequence[bool] | None
 ) -> bool:
-    """Without yield points a token is held for a whole stage: no partner for a job of iterations below half of it."""
+    """True unless a job without yield points would hold a token longer than two iterations of another job."""
     return all(
         may or i == j or alone[j] >= max(stage_s[i]) / 2
         for i, may in enumerate(yields or ())
@@ -176,10 +178,10 @@ def _may_share_tokens(
 def _token_iterations(
     stage_s: Sequence[Sequence[float]], alone: Sequence[float], capacities: Sequence[int], beta: float
 ) -> tuple[float, ...]:
-    """Predicted iteration seconds under tokens, `beta` of it for waiting in line.
+    """Predicted iteration seconds under tokens, with the factor `beta` for queueing.
 
-    Speeds, as parts of those alone, rise together until a resource is full or a job is as fast as alone; those jobs
-    stay, the others go on rising.
+    Speeds, relative to running alone, rise together until a resource is full or a job is as fast as alone; these jobs
+    stop, the others continue to rise.
     """
     jobs = range(len(alone))
     use = [[stage_s[i][r] / alone[i] / capacities[r] for r in Resource] for i in jobs]

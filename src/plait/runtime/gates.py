@@ -1,10 +1,10 @@
-"""Stage gates: when a job may be on a resource that it shares with the others of its group.
+"""Stage gates decide when a job may use a resource that it shares with the others of its group.
 
     null      at once; counts only                     alone, or resources to spare
     tokens    one job a slot, in order, by quantum     default                                   (`tokens`)
     barrier   lock step: in slot s turn i has resource (s + i) mod k                              (`barrier`)
 
-The agent makes a group's files and tells each process in control.json what it is in it; the process opens its gate:
+The agent creates the files of a group and writes the place of each process to control.json; the process opens its gate:
 
     group = make_group(folder, "tokens", members, version=3)              # members: job, turn, world size
     control = {"version": 8, "epoch": 2, "group": group.control(job=12, rank=0)}
@@ -14,8 +14,8 @@ The agent makes a group's files and tells each process in control.json what it i
 The entry "group" of control.json: {"id", "dir", "index" of the member, "rank", "gate", "version", "quantum_s",
 "lease_s", "rest_s", "capacities": [4], "members": [{"job", "turn", "world"}]}; without it, or null, the job is alone.
 
-Gates pace; they never protect. What goes wrong with a gate (files gone, a newer plan, a wait without end) leaves
-the job running without one.
+Gates only pace; they never protect. If a gate fails (files gone, a newer plan, a wait without end), the job continues
+without one.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ __all__ = [
 
 
 def open_gate(control: Mapping[str, Any], page: Page | None = None) -> StageGate:
-    """The gate that control.json asks for; never fails: the null gate with a `reason` where it cannot be had.
+    """Open the gate of `control`, the contents of control.json; if that fails, the null gate with a `reason`.
 
-    `page` is told which gate is in effect and for which version of the plan.
+    Writes the gate in effect, and the version of its plan, to `page`.
     """
     entry = control.get("group")
     gate: StageGate = NullGate()

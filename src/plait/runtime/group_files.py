@@ -1,16 +1,16 @@
-"""The files of a running group: what its gate works on. The agent makes them, the members open them.
+"""The files of a running group, on which its gate works. The agent creates them, the members open them.
 
-    <group>/plan.json               the plan in force; replaced by rename, after its folder is whole
+    <group>/plan.json               the current plan; replaced by rename after its folder is complete
     <group>/v<version>/page.bin     words shared by the members, mapped by them
     <group>/v<version>/token-<resource>-<slot>.lock      who holds it has a slot of the resource (flock)
     <group>/v<version>/alive-<member>-<rank>.lock        held as long as the process lives (flock)
     <group>/v<version>/row-<n>.lock                      held by the thread that waits under this number (flock)
 
-**Versions.** Each change of a group has a folder of its own. The version word of older pages is overwritten, so a
-member that still follows the old plan notices at its next stage and goes on without a gate until it has read the new.
+**Versions.** Each change of a group has its own folder. The version word of older pages is overwritten, so a member
+that still follows the old plan notices it at its next stage and continues without a gate until it has read the new one.
 
 **Death.** Locks are flocks: the kernel frees them when the process dies, however it dies. A forked child closes the
-descriptors it inherits, else it would keep its dead parent's locks.
+inherited descriptors, or it would keep the locks of its dead parent.
 
 **Words of the page** (8 bytes each, one writer a word unless said otherwise):
 
@@ -42,7 +42,8 @@ from plait.core.errors import InputError
 from plait.core.files import replace_file
 from plait.core.resources import Resource
 from plait.runtime.futex import FutexWords
-from plait.runtime.page import GATES, WORD
+from plait.runtime.page import GATES
+from plait.runtime.page_words import WORD
 
 MAGIC = b"PLAITG1\0"
 LAYOUT = 1
@@ -58,12 +59,12 @@ ABSENT, ACTIVE, AWAY, GONE = 0, 1, 2, 3
 
 
 class GroupError(InputError):
-    """The files of a group cannot be used; says why."""
+    """The files of a group cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
 class GroupMember:
-    """A job in a group: its number, its turn 0..3, how many processes it has."""
+    """A job in a group: its number, its turn 0..3, and its number of processes."""
 
     job: int
     turn: int
@@ -72,7 +73,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class Group:
-    """A group whose files are in place. `capacities[r]` jobs may be on resource r at once (tokens)."""
+    """A group whose files exist. `capacities[r]` jobs may be on resource r at once (tokens)."""
 
     folder: Path
     gate: str
@@ -109,7 +110,7 @@ def _plan(group: Group) -> dict[str, Any]:
 
 
 def group_of(entry: Any) -> Group:
-    """The group an entry of control.json speaks of; raises `GroupError` for what is none."""
+    """The group of an entry of control.json; raises `GroupError` for an invalid entry."""
     try:
         members = tuple(GroupMember(int(m["job"]), int(m["turn"]), int(m.get("world", 1))) for m in entry["members"])
         return _checked(
@@ -147,7 +148,7 @@ def _checked(group: Group) -> Group:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the words of a group's page are, from its members and capacities."""
+    """Offsets of the words of a group's page, from its members and capacities."""
 
     members: int
     world_size: int
@@ -164,7 +165,7 @@ class Places:
 
     @classmethod
     def of(cls, group: Group) -> Places:
-        """The places for this group."""
+        """The offsets for this group."""
         members, world_size = len(group.members), max(m.world_size for m in group.members)
         rows = max(64, 8 * sum(m.world_size for m in group.members))
         slots, at = [], HEAD
@@ -198,10 +199,11 @@ def make_group(
     rest_s: float = 1.0,
     capacities: Sequence[int] = (1,) * K,
 ) -> Group:
-    """Put the files of a group's plan in place; the next versions replace it. The same version again changes nothing.
+    """Create the files of a group's plan in `folder`; later versions replace it, and the same version changes nothing.
 
-    `lease_s` is how long a member may stay in one stage, and `rest_s` between two stages, before a barrier goes on
-    without it. Raises `GroupError` for a plan that cannot be, or older than the one in place.
+    `gate`: tokens, barrier or none; `members`: the jobs with their turns. A barrier waits at most `lease_s` seconds for
+    a member in one stage, and `rest_s` between two stages. Raises `GroupError` for an invalid plan, or one older than
+    the present one.
     """
     folder = Path(folder)
     own = tuple(members)
@@ -226,7 +228,7 @@ def make_group(
 
 
 def remove_group(folder: str | os.PathLike[str]) -> None:
-    """Take a group's files away; members that still use them go on without a gate. Nothing there: nothing happens."""
+    """Remove the files of a group, if any; members that still use them continue without a gate."""
     folder = Path(folder)
     for version in _versions(folder):
         _retire(folder / f"v{version}", -1)
@@ -242,7 +244,7 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _retire(files: Path, version: int) -> None:
-    """Tell whoever still maps the page of an old plan, then unlink its files; their locks stay valid."""
+    """Mark the page of an old plan as replaced, then unlink its files; their locks stay valid."""
     with contextlib.suppress(OSError):
         fd = os.open(files / "page.bin", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -256,15 +258,15 @@ _open_files: weakref.WeakSet[LockFiles] = weakref.WeakSet()
 
 
 class LockFiles:
-    """Lock files of a group's version, opened when first needed; a forked child starts without any."""
+    """Lock files of a version of a group, opened at first use; a forked child starts without any."""
 
     def __init__(self, files: Path) -> None:
-        """Files in this folder."""
+        """Use the files in `folder`."""
         self._files, self._fds = files, dict[str, int]()
         _open_files.add(self)
 
     def lock(self, name: str, *, shared: bool = False) -> bool:
-        """Take a lock if it is free; False if somebody else has it."""
+        """Take a lock if it is free; returns False if another process has it."""
         fd = self._fds.get(name)
         if fd is None:
             fd = self._fds[name] = os.open(self._files / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -275,25 +277,25 @@ class LockFiles:
         return True
 
     def unlock(self, name: str) -> None:
-        """Give a lock back."""
+        """Release a lock."""
         fcntl.flock(self._fds[name], fcntl.LOCK_UN)
 
     def is_free(self, name: str) -> bool:
-        """Whether nobody has a lock; for files of others."""
+        """True if no process holds the lock; for files of other processes."""
         if not self.lock(name, shared=True):
             return False
         self.unlock(name)
         return True
 
     def close(self) -> None:
-        """Close all; what was locked is free, unless a child that plait could not see holds the descriptor too."""
+        """Close all files and so release their locks, unless an unknown child holds the descriptors, too."""
         while self._fds:
             _, fd = self._fds.popitem()
             with contextlib.suppress(OSError):
                 os.close(fd)
 
     def __del__(self) -> None:
-        """A thread that ends gives back what it held."""
+        """Release the locks of a thread that ends."""
         self.close()
 
 
@@ -306,10 +308,10 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class GroupPage:
-    """The mapped page of a group, seen by one process of one member."""
+    """The mapped page of a group, for one process of one member."""
 
     def __init__(self, group: Group) -> None:
-        """Map it; raises `GroupError` if it is not there or belongs to another plan."""
+        """Map it; raises `GroupError` if it does not exist or belongs to another plan."""
         self.group, self.at = group, Places.of(group)
         try:
             fd = os.open(group.files / "page.bin", os.O_RDWR | os.O_CLOEXEC)
@@ -329,14 +331,15 @@ class GroupPage:
 
     @property
     def stale(self) -> bool:
-        """Whether another plan is in force."""
+        """True if the plan was replaced."""
         return self.words[VERSION_WORD] != self.group.version
 
 
 def come_alive(files: LockFiles, index: int, rank: int, patience_s: float = 1.0) -> None:
-    """Hold the lock that says that this process lives; raises `GroupError` if another process holds it.
+    """Hold the lock that shows that process `rank` of member `index` lives.
 
-    Others look by taking it for some microseconds, so one refusal means nothing.
+    Others check it by taking it for some microseconds, so the attempt is repeated for `patience_s` seconds. Raises
+    `GroupError` if another process holds it.
     """
     until = time.monotonic() + patience_s
     while not files.lock(f"alive-{index}-{rank}.lock"):

@@ -1,10 +1,10 @@
-"""The page of a rank: 4,096 bytes through which a training process and its agent tell each other numbers.
+"""The page of a rank: 4,096 bytes through which a training process and its agent exchange numbers.
 
-The file `page.bin` in the rank's folder is mapped by the process and read by the agent, so telling costs nanoseconds
-and nobody ever waits. Every field is one aligned word of 8 bytes (a little-endian double or signed integer) at a fixed
+The file `page.bin` in the rank's folder is mapped by the process and read by the agent, so a write costs nanoseconds
+and never waits. Every field is one aligned word of 8 bytes (a little-endian double or signed integer) at a fixed
 offset, and has one writer. A word is stored whole, so a reader sees the old value or the new one, also when the
 writer is killed in between. The facts of several words, profile and goodput, have a counter each that is odd while the
-fact is written.
+fact is written; an entry of the steps begins with a number that is 0 meanwhile.
 
     offset  field                               written by the job
          0  magic "PLAIT1", two zero bytes         (whoever makes the page)
@@ -41,12 +41,21 @@ fact is written.
        408  goodput[11]                f8       what its goodput is predicted from (columns of `core.goodput.Estimate`)
        496  limits[5]                  f8       bounds of its batch that it keeps to, as `core.goodput.BatchLimits`
        536  not_finite                 f8       newest steps in a row whose gradients were not finite (a loss of NaN)
+       544  library_version            i8       version of the training library, 0 means 2 or older: it reports no steps
+       552  limit_reached_number       i8       number of the memory limit that the job last acted on
+       560  limit_reached_bytes        f8       ... the limit it keeps to since; infinite: none, 0: not said yet
+       568  refused_bytes              f8       the job waits in an allocation that nobody could serve
+       576  steps[12]                           the newest steps, 120 bytes each (`step_ring`)
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes
       2064  pause                      i8       1 hold at the next step boundary
       2072  share                      f8       part of the GPU's time, 1 = all
       2080  memory_limit_bytes         f8       GPU memory, 0 no limit
+      2088  limit_number               i8       counts limits and pauses, so that the job can say what it acted on
+      2096  micro_batches              i8       into how many micro-batches a step is split; 0 means 1
+      2104  action                     i8       `sharing.Action`
+      2112  share_until                f8       CLOCK_MONOTONIC until which a guest may run; 0: not said yet
 
 An agent and the training library of a job may differ by one version, either way (`check_versions`): words are added in
 places that were 0 before, and a reader takes 0 for not known. control.json follows the same rule.
@@ -66,23 +75,28 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol, cast, overload
+from typing import cast
 
 from plait.core.errors import InputError
 from plait.core.files import OWNER_ONLY, replace_file
 from plait.core.goodput import THETA, BatchLimits, Estimate
-from plait.core.resources import Resource
+from plait.runtime.page_words import WORD, FileWords, Float, Int, PerResource, Words
+from plait.runtime.step_ring import RING_BYTES, entry_of, steps_in
+from plait.sharing.directive import Action, Directive, Reached, StepStats
 
 SIZE = 4096
 MAGIC = b"PLAIT1\0\0"
 #: The version of what an agent and a training library tell each other, and the oldest that can read this one.
-VERSION, OLDEST = 2, 1
-WORD = 8
+VERSION, OLDEST = 3, 2
 #: Gates by the number that stands for them in the page.
 GATES = ("none", "tokens", "barrier")
 GO_ON, STOP_GRACEFULLY, STOP_NOW = 0, 1, 2
 _GOODPUT_AT = 408 // WORD
 _LIMITS_AT = 496 // WORD
+_ACTIONS = frozenset(action.value for action in Action)
+_STEPS_AT = 576
+#: Numbers that a limit may have: those that a double holds, as which words are read from a file.
+_NUMBERS = range(1 << 53)
 
 
 class PageError(InputError):
@@ -111,79 +125,6 @@ class JobState(IntEnum):
     FAILED = 5
 
 
-class _Words(Protocol):
-    """Something that holds words of one kind by number."""
-
-    def __getitem__(self, index: int, /) -> float: ...
-    def __setitem__(self, index: int, value: float, /) -> None: ...
-
-
-class _FileWords:
-    """Words of a file by plain reads and writes; what is not there reads as 0."""
-
-    def __init__(self, fd: int, code: str) -> None:
-        self.fd, self.packed = fd, struct.Struct("=" + code)
-
-    def __getitem__(self, index: int) -> float:
-        data = os.pread(self.fd, WORD, index * WORD)
-        return float(self.packed.unpack(data)[0]) if len(data) == WORD else 0.0
-
-    def __setitem__(self, index: int, value: float) -> None:
-        os.pwrite(self.fd, self.packed.pack(value), index * WORD)
-
-
-class _Float:
-    """A double at a fixed offset."""
-
-    def __init__(self, offset: int) -> None:
-        self.index = offset // WORD
-
-    @overload
-    def __get__(self, page: None, owner: type[Page]) -> _Float: ...
-    @overload
-    def __get__(self, page: Page, owner: type[Page]) -> float: ...
-    def __get__(self, page: Page | None, owner: type[Page]) -> float | _Float:
-        return self if page is None else page._floats[self.index]
-
-    def __set__(self, page: Page, value: float) -> None:
-        page._floats[self.index] = value
-
-
-class _Int:
-    """A signed integer at a fixed offset."""
-
-    def __init__(self, offset: int) -> None:
-        self.index = offset // WORD
-
-    @overload
-    def __get__(self, page: None, owner: type[Page]) -> _Int: ...
-    @overload
-    def __get__(self, page: Page, owner: type[Page]) -> int: ...
-    def __get__(self, page: Page | None, owner: type[Page]) -> int | _Int:
-        return self if page is None else int(page._ints[self.index])
-
-    def __set__(self, page: Page, value: int) -> None:
-        page._ints[self.index] = value
-
-
-class _PerResource:
-    """A double for each resource, from a fixed offset on; single ones by `Page.add`."""
-
-    def __init__(self, offset: int) -> None:
-        self.index = offset // WORD
-
-    @overload
-    def __get__(self, page: None, owner: type[Page]) -> _PerResource: ...
-    @overload
-    def __get__(self, page: Page, owner: type[Page]) -> tuple[float, ...]: ...
-    def __get__(self, page: Page | None, owner: type[Page]) -> tuple[float, ...] | _PerResource:
-        return self if page is None else tuple(page._floats[self.index + r] for r in Resource)
-
-    def __set__(self, page: Page, values: tuple[float, ...] | list[float]) -> None:
-        for r in Resource:
-            page._floats[self.index + r] = values[r]
-
-
 @dataclass(frozen=True)
 class PageProfile:
     """Mean seconds of an iteration and of its stages by resource, over so many iterations."""
@@ -199,44 +140,52 @@ class Page:
     Fields are attributes; see the module for units and writers. Close it when done; the file stays.
     """
 
-    steps = _Float(64)
-    step_s = _Float(72)
-    last_step_monotonic = _Float(80)
-    total_iterations = _Float(88)
-    state = _Int(96)
-    in_stage = _Int(104)
-    skew = _Float(112)
-    checkpoint_steps = _Float(120)
-    checkpoint_time = _Float(128)
-    pid = _Int(136)
-    blocking_s = _Float(144)
-    stage_since = _Float(152)
-    busy_s = _PerResource(160)
-    exposed_s = _PerResource(192)
-    waited_s = _PerResource(224)
-    gate = _Int(256)
-    gate_version = _Int(264)
-    gate_timeouts = _Int(272)
-    first_step_monotonic = _Float(280)
-    saves = _Int(288)
-    _profile_guard = _Int(320)
-    _profile_samples = _Int(328)
-    _profile_iteration_s = _Float(336)
-    _profile_stage_s = _PerResource(344)
-    progress = _Float(376)
-    total_progress = _Float(384)
-    batch_size = _Float(392)
-    _goodput_guard = _Int(400)
-    not_finite = _Float(536)
+    steps = Float(64)
+    step_s = Float(72)
+    last_step_monotonic = Float(80)
+    total_iterations = Float(88)
+    state = Int(96)
+    in_stage = Int(104)
+    skew = Float(112)
+    checkpoint_steps = Float(120)
+    checkpoint_time = Float(128)
+    pid = Int(136)
+    blocking_s = Float(144)
+    stage_since = Float(152)
+    busy_s = PerResource(160)
+    exposed_s = PerResource(192)
+    waited_s = PerResource(224)
+    gate = Int(256)
+    gate_version = Int(264)
+    gate_timeouts = Int(272)
+    first_step_monotonic = Float(280)
+    saves = Int(288)
+    _profile_guard = Int(320)
+    _profile_samples = Int(328)
+    _profile_iteration_s = Float(336)
+    _profile_stage_s = PerResource(344)
+    progress = Float(376)
+    total_progress = Float(384)
+    batch_size = Float(392)
+    _goodput_guard = Int(400)
+    not_finite = Float(536)
+    library_version = Int(544)
+    limit_reached_number = Int(552)
+    limit_reached_bytes = Float(560)
+    refused_bytes = Float(568)
 
-    stop = _Int(2048)
-    control_version = _Int(2056)
-    pause = _Int(2064)
-    share = _Float(2072)
-    memory_limit_bytes = _Float(2080)
+    stop = Int(2048)
+    control_version = Int(2056)
+    pause = Int(2064)
+    share = Float(2072)
+    memory_limit_bytes = Float(2080)
+    limit_number = Int(2088)
+    micro_batches = Int(2096)
+    action = Int(2104)
+    share_until = Float(2112)
 
-    _floats: _Words
-    _ints: _Words
+    floats: Words
+    ints: Words
 
     def __init__(self, path: Path, fd: int, *, mapped: bool) -> None:
         """Take over `fd`, an open page file; use `create` and `open`."""
@@ -245,9 +194,9 @@ class Page:
             self._map = mmap.mmap(fd, SIZE)
             self._view = memoryview(self._map)
             # Casts store a word at once; struct with an explicit byte order would store byte by byte.
-            self._floats, self._ints = self._view.cast("d"), cast("_Words", self._view.cast("q"))
+            self.floats, self.ints = self._view.cast("d"), cast("Words", self._view.cast("q"))
         else:
-            self._floats, self._ints = _FileWords(fd, "d"), _FileWords(fd, "q")
+            self.floats, self.ints = FileWords(fd, "d"), FileWords(fd, "q")
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, mapped: bool = False) -> Page:
@@ -281,10 +230,13 @@ class Page:
         Not atomic: only one thread of one process may add to a (field, resource).
         """
         index = getattr(type(self), field).index + resource
-        self._floats[index] += seconds
+        self.floats[index] += seconds
 
     def set_profile(self, stage_s: tuple[float, ...] | list[float], iteration_s: float, samples: int) -> None:
-        """Publish a profile: a reader sees all of it or none."""
+        """Publish a profile; a reader sees all of it or none.
+
+        `stage_s` by resource and `iteration_s` are mean seconds over `samples` iterations.
+        """
         guard = self._profile_guard | 1
         self._profile_guard = guard
         self._profile_stage_s = stage_s
@@ -293,7 +245,7 @@ class Page:
 
     @property
     def profile(self) -> PageProfile | None:
-        """The newest whole profile that makes sense; None while there is none."""
+        """The newest complete and valid profile; None without one."""
         for _ in range(3):
             guard = self._profile_guard
             if guard == 0 or guard % 2:
@@ -309,7 +261,7 @@ class Page:
         guard = self._goodput_guard | 1
         self._goodput_guard = guard
         for i, number in zip(range(len(Estimate)), numbers, strict=True):
-            self._floats[_GOODPUT_AT + i] = number
+            self.floats[_GOODPUT_AT + i] = number
         self._goodput_guard = guard + 1
 
     @property
@@ -319,37 +271,92 @@ class Page:
             guard = self._goodput_guard
             if guard == 0 or guard % 2:
                 return None
-            found = tuple(self._floats[_GOODPUT_AT + i] for i in range(len(Estimate)))
+            found = tuple(self.floats[_GOODPUT_AT + i] for i in range(len(Estimate)))
             if self._goodput_guard == guard:
                 return found if _makes_sense(found) else None
         return None
 
     def set_limits(self, limits: BatchLimits) -> None:
-        """Say between which bounds the batch is chosen; once, and the word that says that there are some comes last."""
+        """Publish the bounds of the batch, once; the word that marks them as present is written last."""
         for i, number in reversed(list(enumerate(astuple(limits)))):
-            self._floats[_LIMITS_AT + i] = float(number)
+            self.floats[_LIMITS_AT + i] = float(number)
 
     @property
     def limits(self) -> tuple[int, ...] | None:
-        """The bounds of the batch in the order of `BatchLimits`; None while there are none, or none that can be."""
-        found = [self._floats[_LIMITS_AT + i] for i in range(len(fields(BatchLimits)))]
+        """The bounds of the batch in the order of `BatchLimits`; None if missing or invalid."""
+        found = [self.floats[_LIMITS_AT + i] for i in range(len(fields(BatchLimits)))]
         possible = found[0] >= 1 and all(0 <= x <= 1e15 and x == int(x) for x in found)
         return tuple(int(x) for x in found) if possible else None
 
+    def add_step(self, stats: StepStats) -> None:
+        """Report a finished step, which stays in the page until 12 later ones replace it."""
+        at, entry = entry_of(stats)
+        at += _STEPS_AT
+        self._put(at, bytes(WORD))
+        self._put(at + WORD, entry[WORD:])
+        self._put(at, entry[:WORD])
+
+    def new_steps(self, after: int) -> list[StepStats]:
+        """The reported steps with numbers above `after` (-1: all), oldest first; invalid ones are skipped."""
+        return steps_in(self._bytes(_STEPS_AT, RING_BYTES), self._bytes(_STEPS_AT, RING_BYTES), after)
+
+    def set_directive(self, directive: Directive) -> None:
+        """Write the directive for the job; the number of the memory limit, which announces it, is written last."""
+        limit = directive.memory_limit_bytes
+        self.share, self.action = directive.share, directive.action.value
+        self.micro_batches = directive.micro_batches
+        self.memory_limit_bytes = 0.0 if limit is None else max(limit, 1)  # 0 is no limit
+        self.limit_number = directive.limit_number
+
+    @property
+    def directive(self) -> Directive:
+        """The directive for the job; invalid values count as missing."""
+        number, share, limit = self.limit_number, self.share, self.memory_limit_bytes
+        action, split = self.action, self.micro_batches
+        return Directive(
+            share=share if 0 <= share <= 1 else 1.0,
+            memory_limit_bytes=int(limit) if 0 < limit < math.inf else None,
+            limit_number=number if number in _NUMBERS else 0,
+            action=Action(action) if action in _ACTIONS else Action.RUN,
+            micro_batches=max(split, 1),
+        )
+
+    def set_reached(self, number: int, limit_bytes: float) -> None:
+        """Report the number of the limit that the job has applied, and the bytes it keeps to (infinite: no limit)."""
+        self.limit_reached_bytes = limit_bytes
+        self.limit_reached_number = number
+
+    def reached(self, capacity_bytes: int) -> Reached | None:
+        """The limit as the job reported it, on a device of so many bytes; None before it has said anything valid."""
+        number, limit = self.limit_reached_number, self.limit_reached_bytes
+        return Reached(number, int(min(limit, capacity_bytes))) if limit > 0 and number in _NUMBERS else None
+
     def seconds(self, field: str) -> tuple[float, ...]:
-        """A field of seconds by resource as a reader should take it: what cannot be is 0."""
+        """A field of seconds by resource; invalid values read as 0."""
         values: tuple[float, ...] = getattr(self, field)
         return tuple(t if math.isfinite(t) and t >= 0 else 0.0 for t in values)
 
     def number(self, field: str) -> float | None:
-        """A field as a reader should take it: None for what is not finite."""
+        """A field; None if it is not finite."""
         value = float(getattr(self, field))
         return value if math.isfinite(value) else None
 
+    def _bytes(self, at: int, size: int) -> bytes:
+        """A part of the page as it is now; shorter if the file was cut short."""
+        return bytes(self._view[at : at + size]) if self._map is not None else os.pread(self._fd, size, at)
+
+    def _put(self, at: int, data: bytes) -> None:
+        """Write whole words."""
+        if self._map is None:
+            os.pwrite(self._fd, data, at)
+            return
+        for i in range(0, len(data), WORD):
+            self.ints[(at + i) // WORD] = int.from_bytes(data[i : i + WORD], "little", signed=True)
+
     def close(self) -> None:
-        """Unmap and close; twice does no harm."""
+        """Unmap and close; may be called twice."""
         if self._map is not None:
-            for words in (self._floats, self._ints, self._view):
+            for words in (self.floats, self.ints, self._view):
                 words.release()  # type: ignore[union-attr]
             self._map.close()
             self._map = None
@@ -367,7 +374,7 @@ class Page:
 
 
 def _makes_sense(estimate: tuple[float, ...]) -> bool:
-    """Whether each number can be what it says, or is not known (NaN); the parameters of the throughput all or none."""
+    """True if each number is valid or unknown (NaN), and the parameters of the throughput are all known or none."""
     theta = estimate[:THETA]
     some = [math.isnan(t) for t in theta]
     possible = all(math.isnan(x) or 0 <= x < math.inf for x in estimate)
@@ -387,9 +394,9 @@ def _check(path: Path, fd: int) -> None:
 
 
 def check_versions(made_by: int, oldest: int) -> str:
-    """Why what was made by that version, for readers from the oldest on, cannot be read; empty if it can.
+    """Return why data of version `made_by`, readable from version `oldest` on, cannot be read; "" if it can.
 
-    >>> check_versions(1, 1), check_versions(3, 2)
+    >>> check_versions(2, 1), check_versions(4, 3)
     ('', '')
     """
     if made_by >= VERSION - 1 and oldest <= VERSION:

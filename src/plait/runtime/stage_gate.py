@@ -1,4 +1,4 @@
-"""What a gate is, what it counts, and the gate that lets everybody through."""
+"""The interface of stage gates, their counters, and the null gate."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class GateError(PlaitError):
-    """A gate was used in a way that could lock jobs up; says which way."""
+    """A gate was used in a way that could deadlock jobs; the message says how."""
 
 
 class GateTimeout(PlaitError, TimeoutError):
-    """A wait at a gate ran out of time. Gates only pace: a job that gets this may go on without waiting.
+    """A wait at a gate timed out. Gates only pace, so the job may continue without waiting.
 
-    `resource`, `group`, `waited_s`, and `holder_pid` (0 if nobody is known to hold it).
+    Attributes: `resource`, `group`, `waited_s`, and `holder_pid` (0 if unknown).
     """
 
     def __init__(self, resource: Resource, group: str, waited_s: float, holder: str, holder_pid: int) -> None:
-        """Name what was waited for, how long, and who has it."""
+        """State the `resource`, the `group`, the seconds waited, and the `holder` in words with its process id."""
         self.resource, self.group, self.waited_s, self.holder_pid = resource, group, waited_s, holder_pid
         super().__init__(
             f"waited {waited_s:.1f} s for {resource.name} in group {group}; {holder}; the job may go on without a gate"
@@ -33,23 +33,23 @@ class GateTimeout(PlaitError, TimeoutError):
 
 
 class GateStats:
-    """What happened at a gate in this process, by resource: stages, seconds waited, seconds inside.
+    """Counters of a gate in this process, by resource: stages, seconds waited, seconds inside.
 
     Threads of one process that use the same resource at the same time may lose a count.
     """
 
     def __init__(self) -> None:
-        """All zero."""
+        """Start at zero."""
         self.stages, self.waited_s, self.inside_s = [0] * K, [0.0] * K, [0.0] * K
-        self.timeouts = self.yields = self.reformed = 0
+        self.timeouts = self.yields = 0
 
 
 class StageGate(Protocol):
     """Decides when a job may enter a stage.
 
-    `enter` waits at most `timeout_s` and raises `GateTimeout`; each that returns is followed by one `leave`, in the
-    same thread. `yield_point` within a stage lets others go first if its quantum is used up. `drop`: not taking part
-    until the next `enter` (evaluation, checkpoint, pause, end), so that nobody waits for this job. `close` ends it.
+    Each `enter` that returns needs one `leave` in the same thread. `enter` waits at most `timeout_s` seconds and then
+    raises `GateTimeout`. `yield_point` within a stage gives way to others if the quantum is used up. `drop` suspends
+    the job until its next `enter` (evaluation, checkpoint, pause, end), so that no other waits for it. `close` ends it.
     """
 
     stats: GateStats
@@ -62,26 +62,26 @@ class StageGate(Protocol):
 
     @property
     def version(self) -> int:
-        """The version of the group's plan it follows; 0 without one."""
+        """Version of the group's plan that it follows; 0 without one."""
 
     def enter(self, resource: Resource, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Wait until this job may be on the resource."""
+        """Wait until this job may use the resource."""
 
     def leave(self, resource: Resource) -> None:
-        """Done with the resource."""
+        """Release the resource."""
 
     def yield_point(self, before: Callable[[], None] | None = None) -> None:
-        """A good moment to let others go first; `before` is called only when they do."""
+        """Give way to others if the quantum is used up; `before` is called first, and only in that case."""
 
     def drop(self) -> None:
-        """Take no part until the next `enter`."""
+        """Suspend the job until its next `enter`."""
 
     def close(self) -> None:
-        """Take no part any more; twice does no harm."""
+        """Leave the group; may be called twice."""
 
 
 class NullGate:
-    """Lets everybody in at once and counts."""
+    """Admits every stage at once and counts."""
 
     def __init__(self, reason: str = "") -> None:
         """`reason`: why a planned gate is not in effect."""
@@ -89,7 +89,7 @@ class NullGate:
         self._began: dict[tuple[int, int], float] = {}  # by thread and resource
 
     def enter(self, resource: Resource, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Go on at once."""
+        """Begin a stage at once."""
         self._began[threading.get_ident(), resource] = time.perf_counter()
 
     def leave(self, resource: Resource) -> None:

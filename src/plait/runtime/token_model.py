@@ -1,8 +1,8 @@
-"""Paces at tokens: every resource is a queue that serves whole stages, first come first served.
+"""Predict paces at tokens: every resource is a queue that serves whole stages, first come first served.
 
-The bound of `gate_choice` says how much a resource can do, not that a job which needs the GPU for a moment waits
-behind one that holds it for long, once in each of its iterations. Here the jobs' stages are played through the queues
-until the paces have settled. Jobs with yield points wait less than this: at most a quantum.
+The bound of `gate_choice` is the capacity of each resource. It ignores that a job with a short GPU stage waits behind
+one with a long stage in each iteration. Here the stages are simulated through the queues until the paces settle. Jobs
+with yield points wait less: at most a quantum.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from functools import lru_cache
 
 from plait.core.resources import Resource
 
-#: Batches that a loader has ready before it waits for the job to take one.
+#: Batches that a loader prepares before it waits for the job.
 AHEAD = 2
-#: Of a job that exchanges gradients: the part of its GPU time before them; the optimizer's step is after.
+#: Part of the GPU time before the exchange of gradients; the optimizer's step follows it.
 BEFORE_NETWORK = 0.75
-#: Iterations of the slowest job that are played; the first half is not measured.
+#: Simulated iterations of the slowest job; the first half is not measured.
 PLAYED = 24
-#: Stages after which it ends in any case: jobs a thousand times apart would play for long.
+#: Most stages to simulate: jobs whose iterations differ a thousand times would take long.
 MOST_STAGES = 20_000
 
 
 @dataclass
 class _Line:
-    """Stages that one thread of a job does one after the other, again and again; a pause belongs to no resource."""
+    """The stages that one thread of a job repeats in a cycle; a pause belongs to no resource."""
 
     stages: list[tuple[int | None, float]]
     at: int = 0
@@ -36,7 +36,7 @@ class _Line:
     parked: bool = False
 
     def may_begin(self) -> bool:
-        """A loader needs room for its batch, training needs a batch."""
+        """True if the loader has room for a batch, or training has a batch."""
         if self.feeds is not None:
             return len(self.done) - len(self.feeds.done) < AHEAD
         return self.fed_by is None or len(self.fed_by.done) > len(self.done)
@@ -45,8 +45,8 @@ class _Line:
 def queued_iterations(stage_s: Sequence[Sequence[float]], alone: Sequence[float]) -> tuple[float, ...]:
     """Seconds of an iteration of each job at tokens held for whole stages.
 
-    `stage_s` rows in `Resource` order, `alone` seconds of an iteration alone: it tells whether a job loads ahead of its
-    training (then it is about the longer of the two) or not (about the sum of all stages).
+    `stage_s`: seconds, one row per job in `Resource` order. `alone`: seconds of an iteration alone, about the longer of
+    loading and training if a job prefetches, else about the sum of its stages.
 
     >>> [round(s, 2) for s in queued_iterations([(0, 0, 8, 0), (0, 6, 1, 0)], (8, 7))]
     [9.0, 9.0]
@@ -86,7 +86,7 @@ def _play(stage_s: tuple[tuple[float, ...], ...], alone: tuple[float, ...]) -> t
 
 
 def _lines(row: Sequence[float], alone: float) -> list[_Line]:
-    """A job as one line, or as a loader and a training line; the last one makes the iterations."""
+    """A job as one line, or as a loader and a training line; the last line counts the iterations."""
     load = [(int(r), row[r]) for r in (Resource.STORAGE, Resource.CPU) if row[r] > 0]
     gpu, network = row[Resource.GPU], row[Resource.NETWORK]
     train: list[tuple[int | None, float]] = [(int(Resource.GPU), gpu)] if gpu > 0 else []

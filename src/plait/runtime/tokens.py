@@ -1,15 +1,15 @@
-"""The token gate: as many jobs on a resource as it has slots, first come first served, for a quantum at a time.
+"""The token gate: as many jobs on a resource as it has slots, first come, first served, for a quantum at a time.
 
-Who may go on is settled by flocks, one a slot, so that a holder's death frees its slot and two never have the same.
-Whose turn it is stands in the group's page: each waiting thread has a row with what it wants and since when, and the
-oldest tries the lock. The order is advice: a slot that nobody took for 20 ms, because the oldest is stopped, goes to
-whoever looks. A row belongs to whoever holds its lock, so rows of the dead are known and are used again.
+Each slot is a flock, so the death of a holder frees its slot and no two jobs hold the same one. The queue is in the
+group's page: each waiting thread has a row with the resource it needs and since when, and the oldest tries the lock.
+The order is advisory: a slot that stays free for 20 ms, because the oldest thread is stopped, goes to any thread that
+checks. A row belongs to the thread that holds its lock, so rows of dead threads are recognised and reused.
 
-**The quantum** keeps a job of short stages from the pace of one of long stages. At a yield point a holder that has
-used it up queues again if somebody waits whose stage is expected to take less than half of what is left of its own.
-Among stages of about the same length, giving way in the middle would only make both late: on the mix of four
-jobs of one bottleneck each it costs half of what interleaving gains. A stage that is the first of its kind, or longer
-than usual, is expected to last as long again as it has.
+**The quantum** protects a job with short stages from the pace of one with long stages. At a yield point a holder that
+has used it up queues again if another thread waits whose stage is expected to take less than half of the rest of its
+own. Among stages of about the same length, giving way in the middle would only delay both: for four jobs with one
+bottleneck each it costs half of the gain of interleaving. A stage that is the first of its kind, or longer than usual,
+is expected to last as long again as it has.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _IDLE_NS = 20_000_000
 
 
 class _Thread:
-    """One thread of a member at the tokens: its row, its descriptors, what it holds."""
+    """One thread of a member: its row in the queue, its descriptors, and the slots that it holds."""
 
     def __init__(self, page: GroupPage, index: int) -> None:
         self.page, self.index, self.words, self.at = page, index, page.words, page.at
         self.files, self.row = LockFiles(page.group.files), -1
         self.held: dict[int, tuple[int, float]] = {}  # resource -> slot, since when (monotonic)
-        self.served_s = [0.0] * K  # of the stage that is on, before it gave way
+        self.served_s = [0.0] * K  # of the current stage, before it gave way
         self.usual_s: list[float | None] = [None] * K  # how long a stage holds the resource
         self.stamp = os.getpid() << 16 | index
 
     def waiting(self, r: int) -> list[tuple[int, int]]:
-        """(since when, row) of all that want `r`, oldest first."""
+        """(since when, row) of all threads that wait for `r`, oldest first."""
         words, at = self.words, self.at
         want = words[at.want : at.want + at.rows].tolist()
         if r + 1 not in want:
@@ -50,7 +50,7 @@ class _Thread:
         return sorted((words[at.since + i], i) for i, w in enumerate(want) if w == r + 1)
 
     def try_slots(self, r: int) -> bool:
-        """Take a free slot of `r`."""
+        """Take a free slot of `r`; returns whether there was one."""
         for slot in range(self.page.group.capacities[r]):
             if self.files.lock(f"token-{r}-{slot}.lock"):
                 self.words[self.at.slots[r] + slot] = self.stamp
@@ -64,24 +64,24 @@ class _Thread:
             self._queue(r, timeout_s)
 
     def left_s(self, r: int, held_s: float) -> float:
-        """How long the stage on `r` is expected to hold it from now on."""
+        """Expected remaining seconds of the stage on `r`, which has held it for `held_s`."""
         had = self.served_s[r] + held_s
         usual = self.usual_s[r] or 0.0
         return usual - had if usual > had else had
 
     def gives_way(self, r: int, held_s: float) -> bool:
-        """Whether somebody waits for `r` who should not have to wait for the rest of this stage."""
+        """True if a thread waits for `r` whose stage is much shorter than the rest of this one."""
         left = self.left_s(r, held_s)
         needs = [self.words[self.at.need + row] for _, row in self.waiting(r)]
         return any(0 <= need / 1e9 < left / 2 for need in needs)
 
     def ended(self, r: int) -> None:
-        """The stage on `r` is over: remember how long it held it; recent ones count most."""
+        """Note the end of the stage on `r` and update its usual duration; recent stages count most."""
         usual, took = self.usual_s[r], self.served_s[r]
         self.usual_s[r], self.served_s[r] = took if usual is None else 0.7 * usual + 0.3 * took, 0.0
 
     def release(self, r: int) -> None:
-        """Free the slot, wake the oldest that waits for it."""
+        """Free the slot of `r` and wake the oldest thread that waits for it."""
         slot, since = self.held.pop(r)
         self.served_s[r] += time.monotonic() - since
         self.words[self.at.slots[r] + slot] = 0
@@ -126,16 +126,16 @@ class _Thread:
             if self.row >= 0:
                 bells.wait(bell, seen, min(left, _LOOK_S))
             else:
-                time.sleep(min(left, _LOOK_S))  # more threads wait than there are rows: no place in the queue
+                time.sleep(min(left, _LOOK_S))  # more threads than rows: this one has no place in the queue
             for row in ahead:
                 self._clear_if_dead(row)
 
     def _overtake(self, r: int) -> bool:
-        """Take a slot that lay idle although somebody older waits for it."""
+        """Take a slot that stays free although an older thread waits for it."""
         words = self.words
         if time.monotonic_ns() - words[FREED + r] < _IDLE_NS or not self.try_slots(r):
             return False
-        if time.monotonic_ns() - words[FREED + r] < _IDLE_NS:  # freed just now: it is the oldest's
+        if time.monotonic_ns() - words[FREED + r] < _IDLE_NS:  # freed just now: it belongs to the oldest thread
             self.release(r)
             return False
         return True
@@ -148,7 +148,7 @@ class _Thread:
                 return
 
     def _clear_if_dead(self, row: int) -> None:
-        """Take a dead thread out of the queue; its row's lock makes us the only writer."""
+        """Remove a dead thread from the queue; the lock of its row makes us the only writer."""
         name = f"row-{row}.lock"
         if self.files.lock(name):
             self.words[self.at.want + row] = 0
@@ -164,13 +164,13 @@ class _Thread:
 
 
 class TokenGate:
-    """Tokens of a group for one process of a member; its threads and forked children queue each for themselves.
+    """Tokens of a group for one process of a member; each of its threads and forked children queues separately.
 
     In a job of several processes, rank 0 takes GPU and network for all (see `gang`).
     """
 
     def __init__(self, group: Group, index: int, rank: int = 0) -> None:
-        """Join as process `rank` of member `index`; raises `GroupError` if its files are not those of this plan."""
+        """Join `group` as process `rank` of member `index`; raises `GroupError` if its files belong to another plan."""
         self.stats, self.reason, self.version = GateStats(), "", group.version
         self._page, self._files, self._index = GroupPage(group), LockFiles(group.files), index
         come_alive(self._files, index, rank)
@@ -196,8 +196,7 @@ class TokenGate:
     def enter(self, resource: Resource, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait for the resource; raises `GateTimeout`, or `GateError` for a stage inside one of a later resource.
 
-        A thread that holds the GPU may also take the network, never the other way round: else two jobs could each
-        hold what the other wants.
+        A thread that holds the GPU may also take the network, but not vice versa, or two jobs could deadlock.
         """
         thread, r = self._thread(), int(resource)
         if thread.held and r <= max(thread.held):
@@ -231,11 +230,11 @@ class TokenGate:
             gang.open(r)
 
     def _give_up(self, error: OSError) -> None:
-        """The group's files went away under us."""
+        """Continue without a gate: the files of the group are gone."""
         self._closed, self.reason = True, f"group {self._page.group.folder.name}: {error}"
 
     def leave(self, resource: Resource) -> None:
-        """Give the resource to whoever waits longest."""
+        """Release the resource to the thread that has waited longest."""
         thread, r = self._thread(), int(resource)
         began = self._local.began.pop(r, None)
         if began is None:
@@ -256,11 +255,14 @@ class TokenGate:
 
     @property
     def quantum_s(self) -> float:
-        """How long a stage goes on at least before it lets others go first."""
+        """Seconds that a stage runs at least before it gives way."""
         return self._page.group.quantum_s
 
     def yield_point(self, before: Callable[[], None] | None = None) -> None:
-        """Queue again if the quantum is used up and a shorter stage waits. Jobs of several processes go on."""
+        """Queue again if the quantum is used up and a shorter stage waits; jobs of several processes never do.
+
+        `before` is called first, and only in that case.
+        """
         thread = self._thread()
         if not thread.held:
             return
@@ -278,7 +280,7 @@ class TokenGate:
         try:
             thread.take(r, self._page.group.lease_s)
         except GateTimeout:
-            self.stats.timeouts += 1  # go on without: a yield point never fails
+            self.stats.timeouts += 1  # continue without a token: a yield point never fails
         except OSError as error:
             self._give_up(error)
         waited = time.perf_counter() - begin
@@ -286,17 +288,17 @@ class TokenGate:
         self._local.began[r] += waited
 
     def drop(self) -> None:
-        """Give back whatever this thread holds."""
+        """Release everything that this thread holds."""
         thread = self._thread()
         for r in sorted(thread.held, reverse=True):
             self.leave(Resource(r))
 
     def close(self) -> None:
-        """Give everything back, for all threads."""
+        """Release everything that any thread holds."""
         self._closed = True
         for thread in list(self._threads):
             for r in list(thread.held):
-                with contextlib.suppress(KeyError, OSError):  # its own thread may be leaving just now
+                with contextlib.suppress(KeyError, OSError):  # its own thread may release it at the same time
                     thread.release(r)
             thread.files.close()
             thread.row = -1
@@ -304,12 +306,12 @@ class TokenGate:
 
 
 class WorkerTokens(TokenGate):
-    """Tokens for a loader worker: a process that may come and go without the member coming or going."""
+    """Tokens for a loader worker: a process whose start and end do not change the membership."""
 
     def __init__(self, group: Group, index: int) -> None:
-        """Queue for member `index`; its lock of life stays with the job's process."""
+        """Queue for member `index`; the job's process keeps the lock that shows that it lives."""
         self.stats, self.reason, self.version = GateStats(), "", group.version
         self._page, self._files, self._index, self._rank = GroupPage(group), LockFiles(group.files), index, 0
-        self._gang = None  # storage and CPU are granted one by one
+        self._gang = None  # storage and CPU are granted to each process separately
         self._local, self._threads, self._closed = threading.local(), weakref.WeakSet(), False
         self._pid = os.getpid()

@@ -3,13 +3,13 @@
     state, directives = decide(state, now_s, stats, device)
 
 The simulator calls it with virtual time, the agent of a node with a monotonic clock: after steps, or ten times a
-second. The state is a frozen value that `CODEC` writes as JSON, so a coordinator that died goes on where it was, and
+second. The state is a frozen value that `CODEC` writes as JSON, so a restarted coordinator continues from it, and
 recorded observations replay bit for bit:
 
     for seen in observations:
         state, directives = decide(state, seen.now_s, seen.stats, seen.device)
 
-What the coordinator of AntMan has to do is published (Xiao et al., OSDI 2020, section 3.3), how it decides is not: the
+The duties of AntMan's coordinator are published (Xiao et al., OSDI 2020, section 3.3), its decision rules are not: the
 laws are plait's own, see `share_law` and `memory_law`.
 """
 
@@ -32,7 +32,7 @@ CODEC = Codec(strict=True, sparse=(Directive, Sharer, StepStats), error=InputErr
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The last step that was taken in of a job, and the longest quantum that it started then, in seconds."""
+    """The last step of a job that was processed, and its longest quantum, in seconds."""
 
     step: int
     quantum_s: float
@@ -40,7 +40,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that the coordinator of one GPU remembers. `guaranteed`: the job whose speed `share` is about."""
+    """The state of the coordinator of one GPU. `guaranteed`: the job whose speed `share` protects."""
 
     guaranteed: str | None = None
     share: ShareState = field(default_factory=ShareState)
@@ -50,7 +50,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one decision was made from: seconds of a monotonic clock, steps by job, the device."""
+    """The input of one decision: seconds of a monotonic clock, steps by job, the device."""
 
     now_s: float
     stats: Mapping[str, tuple[StepStats, ...]]
@@ -62,10 +62,10 @@ def decide(
 ) -> tuple[State, dict[str, Directive]]:
     """The next state, and the directive of every job on the device.
 
-    state   the last state; `State()` at first
-    now_s   seconds of a clock that never goes back
-    stats   steps that ended since the last decision, by job, oldest first; those that were seen before are ignored
-    device  what is on the GPU now
+    `state`   the last state; `State()` at first
+    `now_s`   seconds of a clock that never goes back
+    `stats`   steps that ended since the last decision, by job, oldest first; known ones are ignored
+    `device`  the GPU and the jobs on it now
 
     Opportunistic jobs share by weight what the guaranteed job leaves; without one, all of the GPU. The guaranteed job
     has share 1 always, and no memory limit while it is alone. A job that has to give memory back may finish its step at
@@ -80,7 +80,7 @@ def decide(
     host, others = device.guaranteed, device.opportunistic
     running = [name for name in others if memory.jobs[name].action is Action.RUN]
     share = state.share if host == state.guaranteed and running else ShareState()
-    owing = [name for name in others if _owes(memory, name, device)]
+    owing = [name for name in others if owes(memory, name, device)]
     if host is not None and running and not owing and not _on_its_way(memory.jobs[host], device.reached.get(host)):
         quantum_s = max((seen[name].quantum_s for name in running if name in seen), default=0.0)
         for step in fresh[host]:
@@ -108,14 +108,14 @@ def decide(
 def replay(
     observations: Iterable[Observation], state: State | None = None
 ) -> Iterator[tuple[State, dict[str, Directive]]]:
-    """The decisions on recorded observations, one by one from `state` on: the same to the bit as they were made."""
+    """Repeat the decisions on recorded observations from `state` on; results are bit-identical."""
     state = State() if state is None else state
     for seen in observations:
         state, directives = decide(state, seen.now_s, seen.stats, seen.device)
         yield state, directives
 
 
-def _owes(memory: MemoryState, name: str, device: Device) -> bool:
+def owes(memory: MemoryState, name: str, device: Device) -> bool:
     """Whether a job must reach its boundary soon: to pause or leave, or because the guaranteed job needs memory."""
     job, reached = memory.jobs[name], device.reached.get(name)
     if reached is None or reached.number == job.number:

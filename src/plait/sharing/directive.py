@@ -1,4 +1,4 @@
-"""What the coordinator of a GPU is told about its jobs, and what it tells them.
+"""Input and output of the coordinator of a GPU: statistics of jobs in, directives out.
 
 All values are frozen and go to JSON and back by `plait.core.codec`. Times are seconds, sizes bytes.
 
@@ -43,11 +43,11 @@ class SpillReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """What a job keeps to from its next boundary on; until it hears otherwise, the last one stays in force.
+    """Limits of a job from its next boundary on; they stay in force until the next directive.
 
     share                part of the time in which the job may use the GPU, 0 to 1
     memory_limit_bytes   most device memory it may reserve; None: no limit
-    limit_number         counts limits and pauses of the job, so that it can say which one it acted on
+    limit_number         counts limits and pauses of the job, so that it can report which one it applied
     micro_batches        into how many micro-batches it splits each step
 
     Raises `InputError` if a value is out of its range.
@@ -60,7 +60,7 @@ class Directive:
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
-        """An impossible directive cannot be built."""
+        """Check the values."""
         if not 0.0 <= self.share <= 1.0:
             raise InputError(f"share of a GPU is {self.share!r}, needs a number from 0 to 1")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 0:
@@ -77,12 +77,12 @@ class StepStats:
     step_s                   seconds from the end of the last step to the end of this one
     stage_s                  seconds in each stage by name; their sum is the job's own time, without waiting
     device_peak_bytes        most bytes in use during the step
-    device_persistent_bytes  bytes that live from step to step: parameters, optimiser state; 0: unknown
+    device_persistent_bytes  bytes kept from step to step: parameters, optimiser state; 0: unknown
     device_reserved_bytes    bytes that the allocator holds, in use or cached
     host_spill_bytes         bytes that had to be allocated on the host
     quantum_s                longest GPU work that the job starts without looking at its share
     phase                    label of what the job does: training, evaluation, ...
-    work                     samples or tokens of the step; 0 if the job does not say
+    work                     samples or tokens of the step; 0 if the job does not report it
     operations               GPU operations of the step; 0 if unknown, or if it differs from step to step
     left_out                 the step contains a checkpoint, an evaluation or a compilation: judge nothing by it
 
@@ -104,7 +104,7 @@ class StepStats:
     left_out: bool = False
 
     def __post_init__(self) -> None:
-        """Statistics that cannot be are refused where they are made."""
+        """Check the statistics."""
         for name in _NUMBERS:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -128,22 +128,22 @@ class Sharer:
 
     guaranteed          it keeps its dedicated speed; at most one a GPU. Otherwise it is opportunistic
     weight              its part of what opportunistic jobs get together
-    persistent_bytes    bytes of parameters and optimiser state as far as known, until a step reports them
+    persistent_bytes    bytes of parameters and optimiser state, until a step reports them; None: not known
     most_micro_batches  into how many micro-batches a step may be split when memory is short; 1: never
 
-    Raises `InputError` for a weight or a number that cannot be.
+    Raises `InputError` for an invalid weight or number.
     """
 
     guaranteed: bool
     weight: float = 1.0
-    persistent_bytes: int = 0
+    persistent_bytes: int | None = 0
     most_micro_batches: int = 1
 
     def __post_init__(self) -> None:
         """Weights divide a share, so none is 0."""
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise InputError(f"weight of a job is {self.weight!r}, needs a number above 0")
-        if self.persistent_bytes < 0 or self.most_micro_batches < 1:
+        if (self.persistent_bytes or 0) < 0 or self.most_micro_batches < 1:
             raise InputError(
                 f"a job with {self.persistent_bytes!r} persistent bytes and at most {self.most_micro_batches!r} "
                 "micro-batches cannot be; needs at least 0 and at least 1"
@@ -152,7 +152,7 @@ class Sharer:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The number of the memory limit that a job last tried to keep to, and the limit in bytes that it keeps to since.
+    """The number of the last memory limit that a job applied, and the limit in bytes that it reached.
 
     It is above the one it was given after a partial shrink: what is in use cannot be freed before the step that uses it
     has ended. A job without a limit has reached the capacity of the device.
@@ -164,7 +164,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU and what is on it now.
+    """A GPU and the jobs on it now.
 
     capacity_bytes  memory of the device
     jobs            by name, in order of arrival; a job that is not in it holds no memory there any more
@@ -180,7 +180,7 @@ class Device:
     refused_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """One promise a GPU."""
+        """Check that at most one job is guaranteed."""
         promised = [name for name, job in self.jobs.items() if job.guaranteed]
         if len(promised) > 1:
             raise InputError(f"jobs {', '.join(promised)} are guaranteed on one GPU; at most one can be")

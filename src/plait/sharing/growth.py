@@ -1,4 +1,4 @@
-"""Which opportunistic job gets the memory that is left: trials, one at a time.
+"""Growth of opportunistic jobs into free memory: trials, one at a time.
 
 AntMan grows opportunistic jobs by greedy trial and error (Xiao et al., OSDI 2020, section 4.1): a twentieth of the
 device for one job, kept if it makes the job faster. Where nothing is left it is another job that gives it, and gets it
@@ -21,9 +21,9 @@ Jobs = dict[str, JobMemory]
 
 
 def tried(jobs: Jobs, trial: Trial | None, device: Device, now_s: float, spare_bytes: int) -> Trial | None:
-    """The trial that goes on from now, if any; one that has ended leaves its result in the grants of `jobs`.
+    """The trial that is active from now on, if any; a finished one leaves its result in the grants of `jobs`.
 
-    `spare_bytes` belong to nobody. Nothing is judged or begun while a limit is on its way to its job.
+    `spare_bytes` are unassigned. No trial is judged or started while a job has yet to apply a limit.
     """
     if any(job.held_bytes != job.cap_bytes for job in jobs.values()):
         return trial
@@ -45,7 +45,7 @@ def tried(jobs: Jobs, trial: Trial | None, device: Device, now_s: float, spare_b
 
 
 def _begun(jobs: Jobs, device: Device, now_s: float, spare_bytes: int) -> Trial | None:
-    """A trial for the job that has waited longest for one; None if nobody is due or nobody can give."""
+    """A trial for the job that has waited longest for one; None if no job is due or none can give memory."""
     size = int(PART * device.capacity_bytes)
     due = [
         name for name in device.opportunistic
@@ -66,6 +66,6 @@ def _begun(jobs: Jobs, device: Device, now_s: float, spare_bytes: int) -> Trial 
 
 
 def least_gain(jobs: Jobs, except_for: str | None = None) -> str | None:
-    """The job whose newest grant brought it least a byte; None if nobody has one."""
+    """The job whose newest grant brought it least per byte; None if no job has one."""
     owners = [name for name, job in jobs.items() if job.grants and name != except_for]
     return min(owners, key=lambda name: jobs[name].grants[-1].gain, default=None)

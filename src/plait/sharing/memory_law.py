@@ -1,4 +1,4 @@
-"""How much device memory each job of a GPU may reserve.
+"""Device memory that each job of a GPU may reserve.
 
 From two jobs on, at all times: the sum of limits in force, contexts and margin is at most the capacity. A limit
 that was lowered stays in force until its job has confirmed the lower one, so memory is given away only once it is free.
@@ -8,6 +8,9 @@ more (it spills to the host, or reserves beyond that), one decision lowers the l
 missing, least marginal loss first; jobs that fall below their least limit pause, and those whose persistent bytes do
 not fit save their state and leave. Its own limit rises as they confirm; a partial shrink is tried again at the job's
 next boundary, and counted.
+
+Of a job that was never seen nobody knows what its parameters take. It starts with all that others do not need, and one
+such job at a time, until its first step says what persists.
 
 The mechanisms (limit at a step boundary, spill to the host instead of an error) are AntMan's (Xiao et al., OSDI 2020,
 section 4.1, and its published code). The sizes, the order of shrinking and the ladder for errors are plait's own.
@@ -19,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from plait.sharing.directive import Action, Device, Reached, StepStats
-from plait.sharing.growth import least_gain, tried
+from plait.sharing.growth import PART, least_gain, tried
 from plait.sharing.memory_state import (
     FOOTPRINT_STEPS,
     HOLD_S,
@@ -61,11 +64,17 @@ def after_steps(state: MemoryState, now_s: float, steps: Steps, device: Device) 
     target = 0
     if host is not None:
         target = _guaranteed_target(jobs, host, whole, now_s < hold_until_s)
+        if jobs[host].unlimited and jobs[host].demand_bytes:  # nor does it keep one before its first step
+            target = whole
         if len(jobs) == 1:
             whole = target = device.capacity_bytes
     spare = _fitted(jobs, device, whole - target)
+    starting = any(job.unknown and job.action is Action.RUN for job in jobs.values())
+    if starting:  # without this it would fail in less than its parameters take
+        trial = None
+        jobs |= {name: replace(job, grants=()) for name, job in jobs.items() if job.grants}
     trial, spare = _shrunk(jobs, trial, spare)
-    if now_s >= hold_until_s and not any(job.rung for job in jobs.values()):
+    if now_s >= hold_until_s and not starting and not any(job.rung for job in jobs.values()):
         trial = tried(jobs, trial, device, now_s, spare)
     targets = _targets(jobs, device.opportunistic, trial, spare)
     if host is not None:
@@ -85,7 +94,10 @@ def _heard(job: JobMemory | None, name: str, device: Device, steps: Sequence[Ste
     """A job after its report: what it still holds, and what its steps were like."""
     reached = device.reached.get(name)
     if job is None:
-        job = JobMemory(persistent_bytes=device.jobs[name].persistent_bytes)
+        persistent = device.jobs[name].persistent_bytes
+        job = JobMemory(persistent_bytes=persistent or 0)
+        if persistent is None and not device.jobs[name].guaranteed:
+            job = replace(job, unknown=True, needed_bytes=int(PART * device.capacity_bytes))
         if reached is not None:  # it was here before this coordinator was
             job = replace(job, cap_bytes=reached.limit_bytes, number=reached.number)
     if reached is None:
@@ -96,8 +108,15 @@ def _heard(job: JobMemory | None, name: str, device: Device, steps: Sequence[Ste
         held = max(job.held_bytes, job.cap_bytes, reached.limit_bytes)
     if held != job.held_bytes:
         job = replace(job, held_bytes=held)
+    if reached is not None and reached.number == job.number > 0:
+        unlimited = reached.limit_bytes >= device.capacity_bytes > job.cap_bytes
+        job = job if unlimited == job.unlimited else replace(job, unlimited=unlimited)
+    if job.unknown and reached is not None and _short(job, reached) and reached.limit_bytes < device.capacity_bytes:
+        job = replace(job, persistent_bytes=max(job.persistent_bytes, reached.limit_bytes))  # it could not free that
     if not steps:
         return job
+    if job.unknown:
+        job = replace(job, unknown=False, needed_bytes=0)
     meter, last = job.meter, steps[-1]
     if not device.jobs[name].guaranteed and job.held_bytes == job.cap_bytes:
         for step in steps:
@@ -156,22 +175,32 @@ def _guaranteed_target(jobs: Jobs, host: str, whole: int, held: bool) -> int:
     if job.rung is not None:
         wanted = whole - sum(other.persistent_bytes for name, other in jobs.items() if name != host)
     elif len(job.demand_bytes) < FOOTPRINT_STEPS:
-        wanted = max(wanted, whole - sum(other.least_bytes for name, other in jobs.items() if name != host))
+        left = whole - sum(other.least_bytes for name, other in jobs.items() if name != host)
+        if job.demand_bytes and any(other.unknown for name, other in jobs.items() if name != host):
+            left -= max(left - wanted, 0) // 2  # for the one that starts
+        wanted = max(wanted, left)
     elif held or wanted <= job.cap_bytes <= wanted + headroom(wanted):
         wanted = max(wanted, job.cap_bytes)
     return min(max(wanted, 0), whole)
 
 
 def _fitted(jobs: Jobs, device: Device, room: int) -> int:
-    """Who of the opportunistic jobs can run, first come, first served; the bytes that are left for growth."""
+    """The opportunistic jobs that can run, first come, first served; the bytes left for growth.
+
+    An unknown job starts alone, and once the guaranteed job has made a step: that may need all there is for its first.
+    First come, first served here, too: gangs that took turns as their processes arrive would wait for each other.
+    """
+    host = device.guaranteed
+    closed = host is not None and not jobs[host].demand_bytes
     squeezed = next((name for name, job in jobs.items() if job.rung is not None), None)
     for name in device.opportunistic:
         job = jobs[name]
-        if not job.leaving and squeezed in (None, name) and job.least_bytes <= room:
+        waits = job.leaving or squeezed not in (None, name) or (job.unknown and closed)
+        if not waits and job.least_bytes <= room:
             room -= job.least_bytes
-            action = Action.RUN
+            action, closed = Action.RUN, closed or job.unknown
         else:
-            leaving = job.leaving or (job.cap_bytes > 0 and job.persistent_bytes > room)
+            leaving = job.leaving or ((job.cap_bytes > 0 or job.unknown) and job.persistent_bytes > room)
             room -= min(job.persistent_bytes, room)
             action = Action.CHECKPOINT if leaving else Action.PAUSE
             if job.grants or leaving != job.leaving:
@@ -211,7 +240,7 @@ def _targets(jobs: Jobs, opportunistic: Sequence[str], trial: Trial | None, spar
         if job.action is not Action.RUN:
             targets[name] = min(job.cap_bytes, job.persistent_bytes)
         else:
-            takes_all = job.rung is not None or len(jobs) == 1
+            takes_all = job.rung is not None or len(jobs) == 1 or job.unknown
             targets[name] = job.least_bytes + job.granted_bytes + (spare if takes_all else 0)
     if trial is not None:
         targets[trial.job] += trial.size_bytes
@@ -219,7 +248,7 @@ def _targets(jobs: Jobs, opportunistic: Sequence[str], trial: Trial | None, spar
 
 
 def _limited(jobs: Jobs, targets: Mapping[str, int], host: str | None, whole: int) -> None:
-    """Lower limits at once, and raise them only out of what nobody holds any more: the guaranteed job's first.
+    """Lower limits at once, and raise them only from freed memory: the guaranteed job's first.
 
     The guaranteed job takes what has come free so far; an opportunistic job waits until all of its raise is there.
     """

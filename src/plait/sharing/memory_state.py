@@ -1,4 +1,4 @@
-"""What the memory law remembers of the jobs on a GPU, and its rules in numbers. Sizes are bytes."""
+"""The state of the memory law for the jobs on a GPU, and its constants. Sizes are bytes."""
 
 from __future__ import annotations
 
@@ -77,16 +77,18 @@ class JobMemory:
     """One job.
 
     cap_bytes         the limit in its last directive
-    number            counts changes of it, and pauses, so that the job can say what it acted on
+    number            counts changes of it, and pauses, so that the job can report what it applied
     held_bytes        the most that it may still use: its limit until it has confirmed a lower one
     persistent_bytes  as its last step reported, before that as declared
-    needed_bytes      the least limit that an out-of-memory error taught
+    unlimited         it has confirmed a limit and keeps none: what it needs beyond could not go to the host
+    unknown           nobody has said what persists: neither a declaration nor a step
+    needed_bytes      the least limit that an out-of-memory error taught; of an unknown job, to start with
     demand_bytes      of the guaranteed job: reserved and spilled by the last steps
     grants            of an opportunistic job: what it has above the least limit, oldest first
     tried_at_s        when more memory last brought it nothing
     split             into how many micro-batches its steps are split
     rung              how far its allocation that fails has climbed the ladder
-    leaving           it was told to save its state and go
+    leaving           its directive is to save its state and leave
     """
 
     cap_bytes: int = 0
@@ -102,6 +104,8 @@ class JobMemory:
     rung: Rung | None = None
     leaving: bool = False
     action: Action = Action.PAUSE
+    unknown: bool = False
+    unlimited: bool = False
 
     @property
     def least_bytes(self) -> int:
@@ -133,7 +137,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """What the law remembers. `hold_until_s`: the guaranteed limit is not lowered before; the rest are counts."""
+    """The state of the law. `hold_until_s`: the guaranteed limit is not lowered before; the rest are counts."""
 
     jobs: Mapping[str, JobMemory] = field(default_factory=dict)
     trial: Trial | None = None

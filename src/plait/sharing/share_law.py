@@ -1,4 +1,4 @@
-"""How much of a GPU opportunistic jobs get together, so that the guaranteed job keeps its speed.
+"""The part of a GPU that opportunistic jobs get together, so that the guaranteed job keeps its speed.
 
 One law a GPU, for the sum of all opportunistic shares: additive increase, multiplicative decrease on the ratio r of the
 mean step of the guaranteed job to b0, its step while opportunistic jobs pause:
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from plait.sharing.directive import StepStats
 
-#: How much slower the guaranteed job may get.
+#: Allowed slowdown of the guaranteed job.
 EPS = 0.02
 #: Below 1 + QUIET * EPS the share grows; above 1 + SURE * EPS one window is enough to cut it.
 QUIET, SURE = 0.75, 1.5
@@ -65,7 +65,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class ShareState:
-    """What the law remembers. Seconds of a step are a unit of work if the job states its work.
+    """The state of the law. Seconds of a step are a unit of work if the job states its work.
 
     share        sum of opportunistic shares while b0 is not being measured
     measuring    whether opportunistic jobs pause so that b0 can be measured
@@ -103,14 +103,14 @@ class ShareState:
 
 
 def after_step(state: ShareState, now_s: float, step: StepStats, quantum_s: float) -> ShareState:
-    """The state after a step of the guaranteed job.
+    """The state after the step `step` of the guaranteed job at `now_s`.
 
-    quantum_s: the longest GPU work that opportunistic jobs start without looking at their share, in seconds.
+    `quantum_s`: the longest GPU work that opportunistic jobs start without looking at their share, in seconds.
     """
     kind = (step.phase, step.operations, step.work > 0)
     if kind != state.kind:
         known = state.kind is not None
-        return replace(_measure_anew(state) if known else state, kind=kind, settling=known)
+        return replace(_measure_again(state) if known else state, kind=kind, settling=known)
     if step.left_out or state.settling:
         return replace(state, settling=False)
     value_s = step.step_s / step.work if step.work > 0 else step.step_s
@@ -118,7 +118,7 @@ def after_step(state: ShareState, now_s: float, step: StepStats, quantum_s: floa
         return after_measuring(state, now_s, step.step_s, value_s)
     shifted = _shifted(state, value_s / state.baseline_s)
     if abs(shifted) >= SHIFTED_STEPS:
-        return _measure_anew(state)
+        return _measure_again(state)
     window, measured = state.window.add(step.step_s, value_s), state.measured + 1
     if now_s - state.measured_at_s >= AGAIN_S and measured >= AGAIN_AFTER_STEPS:
         return replace(state, measuring=True, settling=True, window=Window(), shifted=0)
@@ -141,13 +141,13 @@ def divided(total: float, weights: Mapping[str, float]) -> dict[str, float]:
     return {name: min(total * weight / whole, 1.0) for name, weight in weights.items()}
 
 
-def _measure_anew(state: ShareState) -> ShareState:
-    """Another phase has begun: b0 is unknown, and so is what was too much."""
+def _measure_again(state: ShareState) -> ShareState:
+    """Start another phase: b0 and the share that was too much are unknown."""
     return ShareState(share=state.share, kind=state.kind)
 
 
 def after_measuring(state: ShareState, now_s: float, step_s: float, value_s: float) -> ShareState:
-    """One step more of a measurement of b0; the last one ends it."""
+    """The state after one more step of a measurement of b0, `step_s` long (`value_s` per unit of work) at `now_s`."""
     window, old_s = state.window.add(step_s, value_s), state.baseline_s
     if window.steps < (FIRST_STEPS if old_s is None else AGAIN_STEPS):
         return replace(state, window=window)
@@ -179,7 +179,7 @@ def window_ratio(window: Window, baseline_s: float, paced_s: float) -> float | N
 
 
 def after_window(state: ShareState, now_s: float, ratio: float) -> ShareState:
-    """The share after a window; at 0 the guaranteed job is alone, so there is nothing to cut."""
+    """The state after a window with this `ratio` at `now_s`; at share 0 the guaranteed job is alone."""
     if ratio > 1.0 + EPS and state.share > 0.0:
         share = state.share * CUT
         if share >= FLOOR:

@@ -26,7 +26,7 @@ from plait.sim.training import Training
 #: Seconds that a job runs in a configuration until it has measured it: the paper's interval (Pollux, section 4.1).
 INTERVAL_S = 30.0
 
-#: A running job changes its batch for a predicted goodput so many times as high; as published, in the library.
+#: A running job changes its batch if the predicted goodput is this many times higher; as in the published library.
 HYSTERESIS = 1.05
 
 #: Nodes, GPUs and batch of a GPU: what step times depend on.
@@ -34,7 +34,7 @@ Key = tuple[int, int, int]
 
 
 class AdaptiveJobs:
-    """All adaptive jobs of a simulation, by number: what is true of them, what they know, how they run."""
+    """All adaptive jobs of a simulation, by number: their truth, their knowledge, their configuration."""
 
     def __init__(self, jobs: JobBatch, training: Training, *, noise: float = 0.0, seed: int = 0) -> None:
         """No job has run. Measured times are off by a factor U[1 - noise, 1 + noise], one for each job and key."""
@@ -54,8 +54,8 @@ class AdaptiveJobs:
         self.local, self.passes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         self.level = np.zeros(n, dtype=np.int64)  # of the gradient noise
         self.profiles: dict[int, dict[Key, tuple[float, float]]] = {}  # seconds on GPUs of speed 1
-        self.sure: set[int] = set()  # whose estimates are the truth: they need not measure anything
-        self.fresh: set[int] = set()  # who has learnt something since the last report
+        self.sure: set[int] = set()  # jobs whose estimates are the truth, so they need no measurements
+        self.fresh: set[int] = set()  # jobs with new measurements since the last report
 
     def start(self, job: int, nodes: int, gpus: int, done: float, speed: float = 1.0) -> None:
         """The job starts on these GPUs, which are of this speed, with so many iterations done."""
@@ -67,7 +67,7 @@ class AdaptiveJobs:
         self._take(job, choice.local[0], choice.passes[0])
 
     def _move(self, job: int, speed: float) -> None:
-        """All that the job has measured takes longer or shorter from now on."""
+        """Scale the job's measurements to the speed of its new GPUs."""
         before, self.speed[job] = self.speed[job], speed
         if np.isfinite(before) and before != speed:
             times = slice(0, int(Estimate.GAMMA))
@@ -77,7 +77,7 @@ class AdaptiveJobs:
                 self.fresh.add(job)
 
     def trust(self, estimates: FloatArray) -> None:
-        """Jobs with a truth of their own know all of it, and have told these estimates (J, `Estimate`)."""
+        """Let jobs with a given truth know all of it; they have reported these estimates (J, `Estimate`)."""
         self.estimates[:] = estimates
         self.known.theta[:] = self.training.theta
         self.sure.update(np.flatnonzero(self.adapts).tolist())
@@ -86,7 +86,7 @@ class AdaptiveJobs:
         return len(self.training.ends[job]) - 1
 
     def _see_noise(self, job: int) -> None:
-        """A job that has a fit follows its gradient noise; before, it has no statistics."""
+        """Update the gradient noise that the job knows, once it has a fit; before, it has no statistics."""
         if job in self.profiles or job in self.sure:
             self.known.sqr[job] = 1.0
             self.known.var[job] = self.training.noise[job][self.level[job]] / self.known.initial[job]
@@ -94,7 +94,7 @@ class AdaptiveJobs:
             self.fresh.add(job)
 
     def _take(self, job: int, local: int, passes: int) -> None:
-        """Run with this batch; on more GPUs than there is work for, each takes the least it can."""
+        """Run with this batch; with more GPUs than the batch can use, each takes its minimum."""
         self.local[job], self.passes[job] = (local, passes) if local else (self.known.least_local[job], 0)
 
     def key(self, job: int) -> Key:
@@ -119,7 +119,7 @@ class AdaptiveJobs:
         return float(self.training.ends[job][level]) if level < self._last(job) else np.inf
 
     def measure(self, job: int) -> None:
-        """The job has run long enough to know its step times; it fits its throughput anew."""
+        """Fit the job's throughput again: it has run long enough in this configuration to know its step time."""
         key = self.key(job)
         theta = self.training.theta[job]
         off = 1.0
@@ -136,12 +136,12 @@ class AdaptiveJobs:
         self._see_noise(job)
 
     def pass_level(self, job: int) -> None:
-        """The next level of gradient noise begins."""
+        """Enter the next level of gradient noise."""
         self.level[job] += 1
         self._see_noise(job)
 
     def adapt(self, job: int) -> None:
-        """Choose the batch anew; a gain below `HYSTERESIS` is not worth a change."""
+        """Choose the batch again; a gain below `HYSTERESIS` does not justify a change."""
         own = self.known[job]
         nodes, gpus = [self.nodes[job]], [self.gpus[job]]
         choice = best_batch_each(own, nodes, gpus)
@@ -150,12 +150,12 @@ class AdaptiveJobs:
             self._take(job, choice.local[0], choice.passes[0])
 
     def restarted(self, job: int, seconds: float) -> None:
-        """The job has seen what a restart costs it."""
+        """Record the measured cost of a restart of the job."""
         self.estimates[job, Estimate.RESTART_S] = seconds
         self.fresh.add(job)
 
     def report(self) -> tuple[IntArray, FloatArray]:
-        """Who has learnt something since the last report, and what all of those know now."""
+        """Jobs with new measurements since the last report, and their current estimates."""
         jobs = np.array(sorted(self.fresh), dtype=np.int64)
         self.fresh.clear()
         return jobs, self.estimates[jobs]

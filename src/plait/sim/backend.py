@@ -1,14 +1,14 @@
 """The simulator is a backend: it yields what happens to jobs and nodes and carries out commands.
 
 Time is whole milliseconds (held in floats, which are exact here), so equal times compare equal and a run is
-a function of its inputs. `running.py` has what happens to jobs on their GPUs; here are the times at which it does, what
-is told of it, and the commands.
+a function of its inputs. `running.py` has what happens to jobs on their GPUs; this module has the times at which it
+happens, the events that report it, and the commands.
 
-With `round_ms` > 0 the controller hears of arrivals and completions at the next round boundary and decides
+With `round_ms` > 0 the controller learns of arrivals and completions at the next round boundary and decides
 there; jobs still end when they end. Boundaries at which nothing is new are skipped.
 
-Jobs that adapt their batch (`adaptive.py`) change their rate at times of their own, of which nobody is told; what
-they have learnt is reported at the next decision.
+Jobs that adapt their batch (`adaptive.py`) change their rate at times of their own, which are not reported; their
+estimates are reported at the next decision.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from plait.sim.state import due_by, earliest, measure, still, to_ms
 
 NO_TIMES: FloatArray = np.zeros(0)
 
-#: Instants without any progress, at which there could have been some, after which a run is declared stuck.
+#: A run is declared stuck after this many instants without progress that was possible.
 PATIENCE = 1000
 
 
 class Simulator(Running):
-    """A cluster made of arithmetic; see the module docstring.
+    """A simulated cluster; see the module docstring.
 
     `truth` holds the jobs as they are, sorted by submission; `reported` is what users and profiling say of
     them (the same by default). `node_changes` must be ordered by time.
@@ -76,10 +76,10 @@ class Simulator(Running):
         super().__init__(truth, cluster, settings)
         self.reported = truth if reported is None else reported
         self.submit_ms: FloatArray = np.ceil(truth.submit_s * 1000 - 1e-6)
-        self.tells = True  # whether jobs report what they learn of themselves
+        self.reports_estimates = True  # whether jobs report what they learn of themselves
         self.round_ms = to_ms(settings.round_s)
         self.wake_ms = math.inf
-        self.news_ms = math.inf  # when something was told between two rounds that needs a decision
+        self.news_ms = math.inf  # when an event between two rounds needs a decision
         self.soonest = math.inf  # when the next running job completes or fails
         self.arrived = 0
         self.ended = 0
@@ -88,7 +88,7 @@ class Simulator(Running):
         self.node_changes: Iterator[NodeChange] = node_changes or iter(())
         self.next_change = next(self.node_changes, None)
         self.some_save_at_times = bool((self.saves_as == PERIODIC).any())
-        self.changed = False  # whether a node ever went down or came back
+        self.changed = False  # whether a node ever went down or returned
 
     # -- what happens -----------------------------------------------------------------------------------
 
@@ -104,14 +104,15 @@ class Simulator(Running):
             elif due < math.inf:
                 yield from self.happened(due)
                 yield self.replan_due()
+                yield from self._usage()  # of jobs that have just started
             else:
                 return  # jobs wait and nothing will ever happen: the caller knows their names and reasons
             self.check_progress()
 
     def check_progress(self) -> None:
-        """Count this instant; raises if nothing was done and nobody came at `PATIENCE` of them.
+        """Count this instant; raise after `PATIENCE` instants without work or arrivals.
 
-        While nothing runs and nodes that will change have no room for anybody, policies cannot do better than wait.
+        Instants at which nothing runs and no job fits on the nodes that are up do not count: policies can only wait.
         """
         if (
             self.next_change is not None
@@ -128,7 +129,7 @@ class Simulator(Running):
         return np.flatnonzero(self.done_ms[: self.arrived] < self.total_ms[: self.arrived])
 
     def _progress_since(self, before: float) -> float:
-        """Work done and jobs arrived so far; raises if they are what they were."""
+        """Work done and jobs arrived so far; raise if neither has changed."""
         worked = np.maximum(self.now - self.since_ms[self.running], 0.0) * self.rate[self.running]
         now = float(self.done_ms.sum() + worked.sum()) + self.arrived
         if now == before:
@@ -145,9 +146,7 @@ class Simulator(Running):
         """When something happens next, in ms; infinity if never."""
         while self.thinned:
             self.share_gpus(self.thinned.pop(), self.now)
-        if self.touched and self.neighbours is not None:
-            touched, self.touched = self.touched, set()
-            self.pace_around(self.neighbours, touched)
+        self.pace_touched()
         self.soonest = earliest(self.running, self.stop_ms)
         due = min(self.soonest, self.wake_ms, self.news_ms)
         if self.arrived < len(self.submit_ms):
@@ -158,13 +157,13 @@ class Simulator(Running):
         return float(due)
 
     def happened(self, now_ms: float) -> Iterator[Event]:
-        """Bring the world to `now_ms` and tell of it, in a fixed order."""
+        """Advance the world to `now_ms` and yield the events, in a fixed order."""
         finished, end_ms, failed = self._run_until(now_ms)
         self.now = now_ms
         jobs = self.running
         if len(finished) or len(failed) or self.late:
             jobs = np.concatenate([jobs, finished, failed, *self.late])
-            if self.late:  # a job that saved may be running again by now
+            if self.late:  # a job that saved may already run again
                 jobs, self.late = np.unique(jobs), []
         at_s = now_ms / 1000
         if len(jobs):
@@ -175,17 +174,22 @@ class Simulator(Running):
             yield JobFinished(at_s, finished, end_ms / 1000)
         if len(failed):
             yield JobFailed(at_s, failed, "process failed")
-        if self.usage is not None and self.usage.fresh:
-            yield self.usage.report(at_s, self.running, self.cluster)
-        if self.adaptive is not None and self.adaptive.fresh and self.tells:
+        yield from self._usage()
+        if self.adaptive is not None and self.adaptive.fresh and self.reports_estimates:
             yield GoodputReported(at_s, *self.adaptive.report())
         if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now_ms:
             first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now_ms, side="right"))
             last = self.arrived
             yield JobSubmitted(at_s, first, self.reported[first:last])
 
+    def _usage(self) -> Iterator[Event]:
+        """How busy and full GPUs are, if that has changed since the last report."""
+        if self.usage is not None and self.usage.fresh:
+            self.pace_touched()  # which measures again whom stopped jobs have left behind
+            yield self.usage.report(self.now / 1000, self.running, self.cluster)
+
     def replan_due(self) -> ReplanDue:
-        """Ask for a decision now; wake-ups that were due are served by it."""
+        """Ask for a decision now, which also serves wake-ups that are due."""
         self.news_ms = math.inf
         if self.wake_ms <= self.now:
             self.wake_ms = math.inf
@@ -196,7 +200,7 @@ class Simulator(Running):
         return ProgressReported(now_ms / 1000, jobs, *figures)
 
     def _stop_costs(self, at_s: float) -> Iterator[Event]:
-        """What the last checkpoints of running jobs hold that save from time to time."""
+        """The work held by the last checkpoints of running jobs with periodic checkpoints."""
         jobs = self.running[self.saves_as[self.running] == PERIODIC]
         if not len(jobs):
             return
@@ -219,14 +223,16 @@ class Simulator(Running):
             due = due_by(self.running, self.stop_ms, now_ms)
             if not len(due):
                 break
-            # The pace of others may change before they end: one instant at a time.
-            if self.groups or self.neighbours is not None or self.adaptive:
-                due = due[self.stop_ms[due] == self.stop_ms[due].min()]
             if len(due) > 1:
                 due = due[np.lexsort((due, self.stop_ms[due]))]
-            # Read before anybody is released: when one member of a group ends, the others get a new pace.
+            # Read before any job is released: when one member of a group ends, the others get a new pace.
             stops, crashes = self.stop_ms[due].tolist(), (self.fail_ms[due] < self.end_ms[due]).tolist()
+            self.repaced, before = False, stops[0]
             for job, at, crashed in zip(due.tolist(), stops, crashes, strict=True):
+                # The pace of others may have changed before they end, or they choose another batch.
+                if at > before and (self.repaced or self.adaptive):
+                    break
+                before = at
                 self._release(job, at, lost=crashed, save=crashed)
                 if crashed:
                     failed.append(job)
@@ -253,11 +259,12 @@ class Simulator(Running):
         elif not change.up and self.cluster.up[index]:
             self.changed = True
             yield from self._lose_node(index, now)
-        # Even if the node was as it is said to be now, jobs may have come or gone in this very millisecond.
+        # Even if the state of the node did not change, jobs may have come or gone in this millisecond.
         if self.round_ms:
             self.news_ms = now
         else:
             yield self.replan_due()
+            yield from self._usage()
 
     def _lose_node(self, index: int, now_ms: float) -> Iterator[Event]:
         node = self.cluster.nodes[index].id
@@ -274,7 +281,7 @@ class Simulator(Running):
             yield self._progress(np.array(hit, dtype=np.int64), now_ms)
         yield NodeLost(now_ms / 1000, node)
 
-    # -- what is done -----------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------
 
     def execute(self, command: Command) -> None:
         """Carry out a command now."""
@@ -293,7 +300,7 @@ class Simulator(Running):
                 continue
             gpus = self.where[job]
             saving = self._release(job, self.now, lost=not command.checkpoint, save=not command.suspend)
-            if saving or self.saves_as[job] != ON_STOP:
+            if saving or not command.checkpoint or self.saves_as[job] != ON_STOP:
                 self.late.append(np.array([job], dtype=np.int64))
             if command.suspend:
                 self.parked[job] = gpus

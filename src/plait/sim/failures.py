@@ -73,7 +73,7 @@ def _change(row: dict[str, str], known: set[str], file: str, line: int) -> NodeC
 
 
 def drawn_failures(cluster: Cluster, mtbf_s: float, mttr_s: float, seed: int) -> Iterator[NodeChange]:
-    """An endless, ordered stream of exponential failures and repairs, independent for each node."""
+    """An endless, ordered stream of node failures and repairs, exponential with means `mtbf_s` and `mttr_s`."""
     streams = [np.random.default_rng((seed, 0x0FA11, i)) for i in range(len(cluster.nodes))]
     heap = [(float(rng.exponential(mtbf_s)), i, False) for i, rng in enumerate(streams)]
     heapq.heapify(heap)
@@ -86,7 +86,7 @@ def drawn_failures(cluster: Cluster, mtbf_s: float, mttr_s: float, seed: int) ->
 
 
 def time_to_failure_s(seed: int, job: int, attempt: int, mtbf_s: float) -> float:
-    """Seconds after its start at which an attempt of a job fails; the same whatever else happens."""
+    """Seconds from the start of attempt number `attempt` of `job` to its failure, with mean `mtbf_s`."""
     rng = np.random.default_rng((seed, 0x10B, job, attempt))
     return float(rng.exponential(mtbf_s))
 

@@ -26,7 +26,7 @@ from plait.sim.backend import Simulator
 
 
 class Invariants:
-    """A record that looks at controller and simulator after each event and raises at the first wrong."""
+    """A record that checks controller and simulator after each event and raises at the first violation."""
 
     def __init__(self, controller: Controller, backend: Simulator) -> None:
         """Watch this run."""
@@ -101,7 +101,7 @@ class Invariants:
             if isinstance(command, Stop) and not command.suspend:
                 for job in command.jobs.tolist():
                     self._nodes.pop(job, None)
-                    if self.backend.saves_as[job] != int(Checkpoints.ON_STOP):
+                    if not command.checkpoint or self.backend.saves_as[job] != int(Checkpoints.ON_STOP):
                         self._lost.add(job)
             elif isinstance(command, Launch):
                 for group in command.groups:
@@ -148,7 +148,7 @@ class Invariants:
                 self._fail(event, f"node {cluster.nodes[int(np.argmax(used - capacity))].id} has too little {name}")
 
     def _alive(self) -> Groups:
-        """The groups of which somebody runs."""
+        """The groups with at least one running member."""
         groups = self.controller.running
         alive = self.controller.job_store.columns["running_group"][groups.jobs] >= 0
         return groups[np.unique(groups.group_of_member()[alive])]

@@ -1,4 +1,4 @@
-"""How long adaptive jobs would take alone on a fixed part of the cluster: what finish-time fairness compares with.
+"""How long adaptive jobs would take alone on a fixed part of the cluster: the baseline of finish-time fairness.
 
 On k GPUs such a job makes `best goodput / M0` iterations a second, at the batch that is best for the gradient noise
 that it has then (Pollux, OSDI'21, section 3): more GPUs bring less each, and what they bring changes as it trains.

@@ -75,7 +75,8 @@ class StandardPhysics:
         if groups.guest is None:
             return inside
         if self.sharing is not None:
-            return self.sharing.iteration_s(truth, groups, inside)
+            capacity = None if self.sharing.models is None else gpu_memory_bytes(groups, cluster)
+            return self.sharing.iteration_s(truth, groups, inside, capacity)
         return np.maximum(inside, alone * self._crowded(truth, groups, alone))
 
     def _spread(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
@@ -93,7 +94,7 @@ class StandardPhysics:
         return np.where(spread & sensitive, self.spread_slowdown, 1.0)
 
     def _shared(self, truth: JobBatch, groups: Groups, alone: FloatArray, share: FloatArray) -> FloatArray:
-        """Everybody's pace when some share their GPUs; `share` is the part of each resource a job needs in its turn."""
+        """The pace of all members on shared GPUs; `share` is the part of each resource a job needs in its turn."""
         group = groups.group_of_member()
         members = np.diff(groups.first_job)
         slower = alone / truth.iteration_s[groups.jobs]
@@ -116,7 +117,7 @@ class StandardPhysics:
         return np.where((members > 1)[group], out * factor[group], alone)
 
     def _crowded(self, truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:
-        """How much slower each member is than alone, on the worst of its GPUs, by all who are there."""
+        """How much slower each member is than alone, on the worst of its GPUs, because of all jobs there."""
         group, members = groups.group_of_member(), np.diff(groups.first_job)
         owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
         slower = alone / truth.iteration_s[groups.jobs]
@@ -138,6 +139,37 @@ class StandardPhysics:
         return slowed
 
 
+@dataclass(frozen=True)
+class MeasuredPhysics(StandardPhysics):
+    """The same, and reports how busy and full GPUs are: where memory matters (`GpuSharing.models`)."""
+
+    def usage(self, truth: JobBatch, groups: Groups, cluster: Cluster, iteration_s: FloatArray) -> Usage:
+        """See `MeasuresUsage`. A job without a profile keeps its GPUs busy."""
+        group, alone = groups.group_of_member(), truth.iteration_s[groups.jobs]
+        gpu_s = truth.stage_s[groups.jobs, Resource.GPU]
+        busy = np.minimum(np.where(np.isnan(gpu_s), alone, gpu_s) / iteration_s, 1.0)
+        used = self.sharing and self.sharing.memory(truth, groups, alone, gpu_memory_bytes(groups, cluster))
+        granted, spill = (used.granted_bytes, used.spill_bytes) if used else (np.zeros(len(groups)),) * 2
+        gpus = np.full((2, cluster.gpus), np.nan)
+        gpus[:, groups.gpus] = 0.0
+        owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
+        for row, values in zip(gpus, (np.add.reduceat(busy, groups.first_job[:-1]), granted), strict=True):
+            np.add.at(row, groups.gpus, values[owner])
+        models = self.sharing.models.columns(truth)[0] if self.sharing and self.sharing.models else []
+        kept = np.array([models[job].persistent_bytes if models else 0.0 for job in groups.jobs.tolist()])
+        part = 1.0 / np.diff(groups.first_job)[group]  # of a group's memory, for each of its members
+        return Usage(
+            np.minimum(gpus[0], 1.0), gpus[1], groups.jobs, iteration_s, granted[group] * part, kept,
+            spill[group] * part,
+        )  # fmt: skip
+
+
+def gpu_memory_bytes(groups: Groups, cluster: Cluster) -> FloatArray:
+    """Memory of each entry of `groups.gpus`, infinite where it is not known."""
+    memory: FloatArray = cluster.node_gpu_memory_bytes[cluster.gpu_node[groups.gpus]]
+    return memory
+
+
 def busy_part(stage_s: FloatArray, alone: FloatArray) -> FloatArray:
     """The part of the time in which each member alone uses each resource, shape (members, k).
 
@@ -153,7 +185,9 @@ def resized(truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:
 
     Jobs that adapt their batch keep theirs: their own throughput says what GPUs do for them.
     """
-    held, asked = groups.gpu_count()[groups.group_of_member()], truth.gpus[groups.jobs]
+    held, asked = groups.gpu_count(), truth.gpus[groups.jobs]
+    if not groups.single:
+        held = held[groups.group_of_member()]
     other = held != asked
     if not other.any():
         return alone
@@ -162,9 +196,10 @@ def resized(truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:
 
 
 def cpu_shares(truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
-    """The part of each resource that a member needs in its turn, shape (members, k): all, unless cores are declared.
+    """The part of each resource that a member needs in its turn, shape (members, k): 1 unless cores are declared.
 
-    A group owns as much of its node's cores as it holds of its GPUs.
+    `truth` has one row a job number; `groups` run on nodes of `cluster`. A group owns as much of its node's cores as it
+    holds of its GPUs.
     """
     share = np.ones((len(groups.jobs), len(Resource)))
     if truth.any_demands:
@@ -182,7 +217,7 @@ def lock_step_s(stage_s: FloatArray, first: IntArray, turns: IntArray, share: Fl
     `stage_s` has shape (members, k); group `g` begins at row `first[g]`. In slot j the member with turn s is on
     resource (s + j) mod k. Members that meet on a resource in the same slot take as long as it needs to serve them
     all, each asking for its `share` (members, k) of it. If all turns are 0 that may be the plan, where all find room
-    side by side, or nobody planned turns; then the executors choose, and take the best order if it is faster.
+    side by side, or no turns are planned; then the executors choose, and take the best order if it is faster.
     """
     members, k = stage_s.shape
     group = np.repeat(np.arange(len(first)), np.diff(np.append(first, members)))

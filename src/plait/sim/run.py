@@ -82,7 +82,7 @@ def simulate(
     `check` verifies the invariants after every event. `node_changes` replaces the world's drawn failures.
 
     Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
-    Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for a plan that cannot be.
+    Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for an impossible plan.
 
     >>> from plait import Cluster, JobBatch, JobSpec, make_policy, make_world
     >>> jobs = JobBatch.of([JobSpec(id=f"job-{i}", gpus=8, iterations=100, iteration_s=1) for i in range(2)])
@@ -111,7 +111,7 @@ def simulate(
 
 
 def refuse_silence(controller: Controller) -> None:
-    """Raise if a run ended while jobs still wait: losing one silently is the worst a scheduler can do."""
+    """Raise `SimulationError` if a run ended while jobs still wait, so that no job is lost silently."""
     if not len(controller.active):
         return
     lines = []
@@ -126,7 +126,7 @@ def refuse_silence(controller: Controller) -> None:
 
 
 def with_plain_jobs(jobs: JobBatch, share: float, seed: int) -> JobBatch:
-    """The same jobs, of which this share cannot resume from a checkpoint; which do not depends on seed and position."""
+    """The same jobs, of which the part `share` cannot resume from a checkpoint, drawn by `seed` and position."""
     if share == 0:
         return jobs
     plain = np.random.default_rng((seed, 0x9A17)).random(len(jobs)) < share
@@ -147,9 +147,9 @@ def with_restart_costs(jobs: JobBatch, overheads: Overheads) -> JobBatch:
 
 
 def noisy(jobs: JobBatch, noise: float, seed: int) -> JobBatch:
-    """The same jobs as profiling would report them: each stage and iteration time x U[1 - noise, 1 + noise].
+    """The same jobs as profiling would report them: each stage and iteration time x U[1 - `noise`, 1 + `noise`].
 
-    Each job's factors depend only on the seed and its position (Muri, section 6.4, figure 14).
+    Each job's factors depend only on `seed` and its position (Muri, section 6.4, figure 14).
     """
     if noise == 0:
         return jobs

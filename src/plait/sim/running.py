@@ -4,8 +4,8 @@ Job time has three parts, and every millisecond a job holds its GPUs is in one:
   start-up   `hold_ms` to `since_ms`   launch, restore, migrate: GPUs held, no progress
   work       `since_ms` to `end_ms`    progress at `rate` solo-milliseconds a millisecond
   save       after a stop              GPUs held until the checkpoint is written; the next job waits for them
-Each is charged once, to the job that starts or stops. Hosts wait until those before them have saved; guests wait for
-nobody, and nobody waits for what they save.
+Each is charged once, to the job that starts or stops. Hosts wait until the jobs before them have saved; guests
+neither wait nor are waited for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from plait.sim.neighbours import GpuFigures, Neighbours
 from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
 from plait.sim.physics import MeasuresUsage
 from plait.sim.settings import SimulationSettings, adaptive_jobs, with_known_batches
-from plait.sim.state import DONE, GPUS, HOLD, RATE, RUN, SERVICE, SINCE, UNIT, due_by, earliest, to_ms
+from plait.sim.state import DONE, GPUS, HOLD, RATE, RUN, SERVICE, SINCE, UNIT, due_by, earliest, repace, to_ms
 
 #: A group of some groups, by its index.
 Shared: TypeAlias = tuple[Groups, int]
 
-#: Going on from host memory: Gandiva (OSDI 2018, section 4) reports about 100 ms for a suspend and resume.
+#: Seconds to resume from host memory: Gandiva (OSDI 2018, section 4) reports about 100 ms for a suspend and resume.
 RESUME_MS = 100.0
 
 NEVER, PERIODIC, ON_STOP = (int(kind) for kind in Checkpoints)
@@ -68,13 +68,13 @@ class Running:
         self.moving = with_known_batches(truth, self.adaptive)  # what physics gets to see
         self.solo = np.ones(n)  # part of its solo speed that a running job gets
         self.ripe_ms: FloatArray = np.full(n, math.inf)  # when a job will have measured what it runs in
-        self.retune_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch anew
+        self.retune_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch again
         self.is_running = np.zeros(n, dtype=np.int64)
         self.attempts = np.zeros(n, dtype=np.int64)
         self.last_node = np.full(n, -1, dtype=np.int64)
         self.running: IntArray = NO_JOBS
         self.groups: dict[int, Shared] = {}  # of jobs that share GPUs: the group they are in
-        self.thinned: list[Shared] = []  # groups that were told to stop somebody, until the rest has its new pace
+        self.thinned: list[Shared] = []  # groups with a member that is being stopped, until the rest has its new pace
         physics = settings.physics
         self.usage = GpuFigures(n, cluster.gpus, physics) if isinstance(physics, MeasuresUsage) else None
         # From the first guest on, in place of `groups` and `thinned`; `touched`: GPUs whose jobs need a new pace.
@@ -84,41 +84,41 @@ class Running:
         self.where: dict[int, IntArray] = {}
         self.parked: dict[int, IntArray] = {}  # suspended jobs: the GPUs whose host memory they are in
         self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
+        self.repaced = False  # whether a running job has got a new pace since the last query
         self.now = 0.0
 
     # -- start and stop ---------------------------------------------------------------------------------
 
     def run_groups(self, groups: Groups) -> None:
-        """Start the members that do not run yet and set everybody's pace."""
+        """Start the members that do not run yet and set the pace of all."""
         if groups.guest is not None or self.neighbours is not None:
             neighbours = self.neighbours = self.neighbours or self._touching()
             neighbours.put(groups)
-            self._run(neighbours.around(groups.gpus.tolist()), set(groups.jobs.tolist()))
+            self._run(neighbours.around(groups.gpus), set(groups.jobs.tolist()))
             return
         if not groups.single or self.groups:
             self._regroup(groups)
         self._run(groups)
 
     def _run(self, groups: Groups, named: set[int] | None = None) -> None:
-        """Set the pace of these groups and start who does not run; others than `named` only if theirs changes."""
+        """Set the pace of these groups and start new members; groups not `named` only if their pace changes."""
         jobs = groups.jobs
         pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
         if self.usage is not None:
             self.usage.measure(self.moving, groups, self.cluster, pace)
-        started = []
-        for g in range(len(groups)):
-            for m in range(int(groups.first_job[g]), int(groups.first_job[g + 1])):
-                job = int(jobs[m])
-                solo = float(self.truth.iteration_s[job] / pace[m])
-                if self.is_running[job]:
-                    if named is not None and solo == self.solo[job] and job not in named:
-                        continue
-                    self._settle(job, self.now)
-                else:
-                    self._start(job, groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
-                    started.append(job)
-                self.solo[job] = solo
-                self._set_pace(job)
+        speed = self.truth.iteration_s[jobs] / pace
+        runs = self.is_running[jobs] == 1
+        same = (runs & (speed == self.solo[jobs])).tolist()
+        member, repaced, started = groups.group_of_member(), [], []
+        for m, (job, already) in enumerate(zip(jobs.tolist(), runs.tolist(), strict=True)):
+            if same[m] and named is not None and job not in named:
+                continue
+            repaced.append(m)
+            if not already:
+                g = member[m]
+                self._start(job, groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
+                started.append(job)
+        self._repace(jobs[repaced], speed[repaced])
         if started:
             self.running = np.concatenate([self.running, np.array(started, dtype=np.int64)])
             self.running.sort()
@@ -159,7 +159,7 @@ class Running:
                 self.adaptive.restarted(job, start_up / 1000)
 
     def _speed(self, job: int, gpus: IntArray) -> float:
-        """How fast a job that adapts is on these GPUs with nobody beside it; 1 is as its own throughput says."""
+        """Speed of a job that adapts on these GPUs without other jobs; 1 is the speed of its own throughput model."""
         alone = Groups(np.array([job]), gpus, np.array([0, len(gpus)]), np.array([0, 1]))
         pace = self.settings.physics.iteration_s(self.moving, alone, self.cluster)
         return float(self.truth.iteration_s[job] / pace[0])
@@ -199,7 +199,7 @@ class Running:
         return saving
 
     def _saved(self, job: int, begun: float) -> float:
-        """Work of a job that outlives the death of its process, when it has done `begun`; milliseconds alone."""
+        """Work of a job, of `begun` done, that survives a crash of its process; milliseconds alone."""
         if self.saves_as[job] == NEVER:
             return 0.0
         every = self.settings.checkpoint_every_s * 1000
@@ -209,7 +209,7 @@ class Running:
     # -- who shares GPUs --------------------------------------------------------------------------------
 
     def _regroup(self, groups: Groups) -> None:
-        """Note who shares GPUs with whom."""
+        """Record which jobs share GPUs."""
         for job in groups.jobs.tolist():
             self.groups.pop(job, None)
         first = groups.first_job
@@ -219,7 +219,7 @@ class Running:
                 self.groups[job] = shared
 
     def share_gpus(self, shared: Shared, at: float) -> None:
-        """When somebody leaves a group, the others speed up at once, before anybody is told."""
+        """Speed up the remaining members of a group at once when one leaves, before it is reported."""
         rest = self._rest(shared)
         if rest is None:
             return
@@ -228,7 +228,7 @@ class Running:
         self.now = now
 
     def _rest(self, shared: Shared) -> Groups | None:
-        """What is left of a group that some have left; None if nobody."""
+        """The remaining members of a group; None if there are none."""
         groups, g = shared
         lo, hi = int(groups.first_job[g]), int(groups.first_job[g + 1])
         stay = np.array([m for m in range(lo, hi) if self.groups.get(int(groups.jobs[m])) is shared], dtype=np.int64)
@@ -245,7 +245,7 @@ class Running:
         )
 
     def _touching(self) -> Neighbours:
-        """Everybody who runs, for when the first guest comes; of who shares GPUs nothing else is kept from then on."""
+        """All running groups, needed when the first guest arrives; from then on they replace `groups`."""
         neighbours = Neighbours()
         for job in self.running.tolist():
             gpus = self.where[job]
@@ -261,27 +261,50 @@ class Running:
         return neighbours
 
     def _leave_neighbours(self, neighbours: Neighbours, job: int, gpus: IntArray, at: float) -> None:
-        """Take a job from its GPUs; who shares them gets a new pace at once, or with all that is told at this time."""
-        neighbours.leave(job)
+        """Take a job off its GPUs; jobs sharing them get a new pace now, or together with other events at `at`."""
+        others = neighbours.leave(job)
         if self.usage is not None:
             self.usage.clear(job, gpus)
+        if not others:
+            return
         if at <= self.now:
             self.touched.update(gpus.tolist())
             return
         now, self.now = self.now, at
-        self.pace_around(neighbours, set(gpus.tolist()))
+        self.pace_around(neighbours, np.sort(gpus))
         self.now = now
 
-    def pace_around(self, neighbours: Neighbours, gpus: set[int]) -> None:
-        """Give everybody on these GPUs, and who shares GPUs with them, the pace that they have now."""
-        groups = neighbours.around(sorted(gpus))
+    def pace_touched(self) -> None:
+        """Update the pace of jobs that shared GPUs with others that have left."""
+        if self.touched and self.neighbours is not None:
+            touched, self.touched = self.touched, set()
+            self.pace_around(self.neighbours, np.array(sorted(touched), dtype=np.int64))
+
+    def pace_around(self, neighbours: Neighbours, gpus: IntArray) -> None:
+        """Update the pace of all jobs on these GPUs, ascending, and of all that share GPUs with them."""
+        groups = neighbours.around(gpus)
         if len(groups):
             self._run(groups, set())
 
     # -- pace -------------------------------------------------------------------------------------------
 
+    def _repace(self, jobs: IntArray, speed: FloatArray) -> None:
+        """Let these jobs go on from now at another speed; 1 is that of a job alone."""
+        if self.adaptive is not None:
+            for job, solo in zip(jobs.tolist(), speed.tolist(), strict=True):
+                self._settle(job, self.now)
+                self.solo[job] = solo
+                self._set_pace(job)
+        elif len(jobs):
+            self.repaced = True
+            repace(
+                jobs, speed, self.now, self.state, self.solo, self.worked_ms, self.total_ms, self.fail_ms, self.end_ms,
+                self.stop_ms,
+            )  # fmt: skip
+
     def _set_pace(self, job: int) -> None:
-        """From `since_ms` on the job works at its rate, until it ends, fails or chooses another batch."""
+        """Let the job work at its rate from `since_ms` until it ends, fails or chooses another batch."""
+        self.repaced = True
         rate = float(self.solo[job])
         adaptive = self.adaptive if self.adaptive is not None and self.adaptive.adapts[job] else None
         if adaptive is not None:
@@ -305,7 +328,7 @@ class Running:
             self.since_ms[job] = at
 
     def adapt_until(self, limit: float) -> bool:
-        """Let jobs choose their batches anew, in order of time, up to `limit` and the first end; whether any did."""
+        """Let jobs choose their batches again, in order of time, up to `limit` and the first end; whether any did."""
         adapted = False
         if self.adaptive is None:
             return adapted
@@ -318,7 +341,7 @@ class Running:
                 self._adapt(self.adaptive, job, at)
 
     def _adapt(self, adaptive: AdaptiveJobs, job: int, at: float) -> None:
-        """A job has measured itself or its gradient noise has changed: it may take another batch."""
+        """Let a job take another batch after a measurement or a change of its gradient noise."""
         self._settle(job, at)
         if self.ripe_ms[job] <= at:
             adaptive.measure(job)

@@ -1,4 +1,4 @@
-"""What a simulation is told besides its jobs, its cluster and its policy, and which of its jobs adapt their batch."""
+"""Settings of a simulation besides jobs, cluster and policy, and which of its jobs adapt their batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SimulationSettings:
 
 
 def adaptive_jobs(truth: JobBatch, settings: SimulationSettings) -> AdaptiveJobs | None:
-    """The jobs that adapt their batch; None if none does, and the rest of the simulation need not look."""
+    """The jobs that adapt their batch; None if none does, so the simulation can skip all of it."""
     if not (truth.column("batch_size") > 0).any():
         return None
     training = Training.shipped(truth) if settings.training is None else settings.training
@@ -47,7 +47,7 @@ def adaptive_jobs(truth: JobBatch, settings: SimulationSettings) -> AdaptiveJobs
 
 
 def with_known_batches(truth: JobBatch, adaptive: AdaptiveJobs | None) -> JobBatch:
-    """The same jobs; those of whose adapting nothing is known have a fixed batch, as far as physics goes."""
+    """The same jobs, with a fixed batch for those whose adaptive behaviour is unknown."""
     unknown = truth.column("batch_size") > 0
     if adaptive is not None:
         unknown &= ~adaptive.adapts

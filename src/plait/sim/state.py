@@ -1,4 +1,4 @@
-"""What the simulator's monitors need to know of jobs, and the loops over jobs that it runs at every instant.
+"""Columns of jobs that the simulator's monitors need, and the loops over jobs that it runs at every instant.
 
 `state` has a row a job and the columns below; times are milliseconds since the origin of time. `running` is a flag.
 """
@@ -37,6 +37,37 @@ def measure(
         ran[i] = (state[j, RUN] + held) / 1e3
         attained[i] = (state[j, SERVICE] + held * state[j, GPUS]) / 1e3
     return iterations, attained, ran, pace
+
+
+@kernel
+def repace(
+    jobs: IntArray,
+    speed: FloatArray,
+    now_ms: float,
+    state: FloatArray,
+    solo: FloatArray,
+    worked_ms: FloatArray,
+    total_ms: FloatArray,
+    fail_ms: FloatArray,
+    end_ms: FloatArray,
+    stop_ms: FloatArray,
+) -> None:
+    """Book the work that these jobs have done until `now_ms`, and let them go on at `speed` (one entry a job).
+
+    All but `jobs` and `speed` are columns of all jobs, changed in place: see `Running`, whose `_settle` and `_set_pace`
+    do the same for one job that may adapt its batch.
+    """
+    for i in range(len(jobs)):
+        j = jobs[i]
+        work = now_ms - state[j, SINCE]
+        if work > 0:
+            state[j, DONE] += work * state[j, RATE]
+            worked_ms[j] += work
+            state[j, SINCE] = now_ms
+        solo[j] = state[j, RATE] = speed[i]
+        left = math.ceil((total_ms[j] - state[j, DONE]) / speed[i] - 1e-6)
+        end_ms[j] = state[j, SINCE] + max(left, 1)
+        stop_ms[j] = min(end_ms[j], fail_ms[j])
 
 
 @kernel

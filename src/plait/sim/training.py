@@ -40,7 +40,7 @@ class Training:
 
     @classmethod
     def shipped(cls, jobs: JobBatch) -> Training:
-        """What plait ships of the models of these jobs; jobs without batch limits or of other models do not adapt.
+        """The shipped truth for the models of these jobs; jobs without batch limits or of other models do not adapt.
 
         A job with more or fewer iterations than its model has goes through the same noise slower or faster.
         """
@@ -59,11 +59,11 @@ class Training:
     def reported(
         cls, jobs: JobBatch, reports: Sequence[Sequence[Report]], slower: FloatArray | None = None
     ) -> Training:
-        """What jobs have said of themselves, taken for the truth: the last throughput, all the gradient noise.
+        """The truth as jobs have reported it: the last throughput, and all levels of gradient noise.
 
         `reports` has those of each job in order of its iterations done. A level of noise lasts until the next report,
-        the first from the beginning and the last to the end. Jobs that have said nothing do not adapt. Iterations take
-        `slower` (J,) times as long as said.
+        the first from the beginning and the last to the end. Jobs without reports do not adapt. Iterations take
+        `slower` (J,) times as long as reported.
         """
         theta = np.full((len(jobs), THETA), np.nan)
         ends, noise = [_NONE] * len(jobs), [_NONE] * len(jobs)

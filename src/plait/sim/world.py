@@ -16,8 +16,8 @@ class World:
 
     `round_s` 0 decides at every event. Failures are exponential with these means; `checkpoint_every_s` is
     how often a running job saves its work without stopping. `profile_noise` n lets policies see stage times
-    that are off by a factor U[1-n, 1+n]. `plain` is the share of jobs (drawn by the seed) that cannot go on from a
-    checkpoint: whoever stops them makes them begin again.
+    that are off by a factor U[1-n, 1+n]. `plain` is the share of jobs (drawn by the seed) that cannot resume from a
+    checkpoint and start over after a stop.
     """
 
     name: str
@@ -33,7 +33,7 @@ class World:
     plain: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse times that cannot be."""
+        """Check the times."""
         for name in ("node_mtbf_s", "node_mttr_s", "job_mtbf_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"world {self.name}: {name} must be > 0 seconds, got {getattr(self, name)}")
@@ -45,8 +45,8 @@ class World:
             raise InputError(f"profile noise must be between 0 and 1, got {self.profile_noise}")
 
 
-#: How much slower a sensitive gang is on more nodes than it needs. An assumption: nobody has published a
-#: figure for these models; it only has to be there, so that free spreading is not free.
+#: How much slower a sensitive gang is on more nodes than it needs. An assumption: no figure
+#: has been published for these models; it keeps spreading from being free of cost.
 SPREAD_SLOWDOWN = 1.3
 
 
@@ -61,7 +61,7 @@ def plait_world() -> World:
 
 
 def ideal_world() -> World:
-    """No overheads and no slow-down: the textbook."""
+    """No overheads and no slow-down, as in textbooks."""
     return World("ideal", "no overheads, placement does not matter to speed", StandardPhysics())
 
 

@@ -1,4 +1,4 @@
-"""Faults for a live cluster: what happens to real ones, at random moments that a seed repeats.
+"""Faults for a live cluster, as they happen in production, at random times that a seed reproduces.
 
 with Cluster(home, nodes=2, slots=4) as cluster:
     ...submit jobs...

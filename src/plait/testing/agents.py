@@ -1,12 +1,12 @@
-"""Simulated nodes: agents that say and obey what real ones do, with processes that are only numbers.
+"""Simulated nodes: agents that follow the protocol of real ones, with simulated processes.
 
     fleet = Fleet(home, [SimulatedAgent(NodeInfo(f"n{i}", 8), program) for i in range(4)], policy="muri-l")
     fleet.engine.submit([{"command": ["train"]}], owner="ann", now_s=fleet.now_s)
     fleet.pass_s(10.0)
 
 Time is given to every call, so a day of a thousand nodes takes as long as the scheduler needs for it. What an agent
-refuses (lower terms, lower epochs, old versions), remembers over its death (its journal) and loses with its machine is
-as in `plait.live.agent`; the contract suite runs the same script against both.
+refuses (lower terms, lower epochs, old versions), keeps when it dies (its journal) and loses with its machine is as in
+`plait.live.agent`; the contract suite runs the same script against both.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _LEAVES = "its node is leaving"
 
 
 class SimulatedAgent:
-    """A node with its agent. The agent may die or stand still, and the node may: processes outlive the first only."""
+    """A node with its agent. Agent and node may die or stop responding; processes survive only the agent's death."""
 
     def __init__(self, node: NodeInfo, program: Callable[[Run], Program], disk: Disk | None = None) -> None:
         """`program` says what the process of a run does; `disk` is shared by the nodes of a cluster."""
         self.node, self.program, self.disk = node, program, disk or MemoryDisk()
-        #: What the journal of a real agent has: over its death.
+        #: The journal of a real agent, which survives its death.
         self.term, self.epochs = 0, dict[int, int]()
         self.held: dict[Key, Held] = {}
         #: All processes that were started here: their logs stay on the disk.
@@ -45,7 +45,7 @@ class SimulatedAgent:
         self.alive, self.frozen = False, False
         self._births = self._pids = 0
         self.refused: list[str] = []
-        #: The lease that runners go by, over the agent's death; and when which question was asked.
+        #: The lease of the runners, which survives the agent's death; and when each question was asked.
         self.lease = Lease(-math.inf, LEASE_SHARE * LOST_S)
         self._asked: deque[tuple[Observed, float]] = deque(maxlen=64)
         self.start()
@@ -59,11 +59,11 @@ class SimulatedAgent:
         self._leave_s = math.inf
 
     def kill(self) -> None:
-        """The agent dies; what it started goes on."""
+        """Kill the agent; processes that it started continue."""
         self.alive = False
 
     def crash(self, now_s: float) -> None:
-        """The machine dies, and all that runs on it."""
+        """Crash the machine with everything that runs on it."""
         self.advance(now_s)
         self.alive = False
         for held in self.held.values():
@@ -72,15 +72,15 @@ class SimulatedAgent:
                 held.collect()
 
     def leave(self, now_s: float, grace_s: float = 10.0) -> None:
-        """Told to go: it gives notice, and jobs stop after a checkpoint; once nothing runs, tell it and `kill`."""
+        """Drain the node: the agent gives notice and jobs stop after a checkpoint; once nothing runs, `kill` it."""
         self._leave_s = now_s + grace_s
         for held in self.held.values():
             held.stop(now_s, min(held.run.grace_s, grace_s), _LEAVES, own=True)
 
-    # -- what it says -------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------
 
     def observe(self, now_s: float, wait_s: float = 0.0) -> Observed:
-        """Everything that is seen now; answers to questions go with it once."""
+        """The present observation; replies to questions are included once."""
         self.advance(now_s)
         replies, self.replies = self.replies, []
         seen = [held.seen(now_s) for held in self.held.values()]
@@ -91,11 +91,11 @@ class SimulatedAgent:
         self._asked.append((words, now_s))
         return words
 
-    # -- what it obeys ------------------------------------------------------------------------------------
+    # -- assignments --------------------------------------------------------------------------------------
 
-    def obey(self, answer: Assignment, told: Observed, now_s: float) -> bool:
-        """Take in what should be; False if its leader was replaced. Told twice or late, it changes nothing."""
-        asked_s = next((at for words, at in self._asked if words is told), now_s)
+    def obey(self, answer: Assignment, report: Observed, now_s: float) -> bool:
+        """Apply the assignment `answer` to report `report`; False if its leader was replaced. It is idempotent."""
+        asked_s = next((at for words, at in self._asked if words is report), now_s)
         lease = Lease(asked_s, answer.lease_s)
         if now_s >= lease.stop_s():
             return True  # it was under way for as long as the lease
@@ -107,13 +107,13 @@ class SimulatedAgent:
         if lease.asked_s >= self.lease.asked_s:
             self.lease = lease
         if self._leave_s < math.inf:
-            for run in answer.attempts:  # assigned before the service knew that the node goes
+            for run in answer.attempts:  # assigned before the service knew of the drain
                 if (key := (run.job, run.epoch, run.rank)) not in self.held:
                     self.held[key] = Held(run)
                     self.held[key].end(now_s, PREEMPTED, _LEAVES)
             return True
         self.ever = True
-        self._forget(answer, told)
+        self._forget(answer, report)
         if answer.version >= self.reached:
             self._apply(answer.attempts, now_s)
             self.reached = answer.version
@@ -121,9 +121,9 @@ class SimulatedAgent:
         self.replies += [self._answer(ask) for ask in answer.ask]
         return True
 
-    def _forget(self, answer: Assignment, told: Observed) -> None:
+    def _forget(self, answer: Assignment, report: Observed) -> None:
         needed = {tuple(key) for key in answer.keep} | {(run.job, run.epoch, run.rank) for run in answer.attempts}
-        for seen in told.attempts:
+        for seen in report.attempts:
             key = seen.job, seen.epoch, seen.rank
             if seen.state == ENDED and key not in needed:
                 self.held.pop(key, None)
@@ -166,7 +166,7 @@ class SimulatedAgent:
         return Reply(ask.id, part.decode(errors="replace"), at, at + len(part), len(data))
 
     def advance(self, now_s: float) -> None:
-        """Processes go on; what the agent sees of it and starts, it does unless it is dead or stands still."""
+        """Advance the processes; the agent acts on them unless it is dead or stopped."""
         for held in self.held.values():
             if held.process is not None:
                 held.process.lapse(now_s, self.lease)
@@ -188,7 +188,7 @@ class SimulatedAgent:
                 held.reason = f"attempt {key[1]} of job {key[0]} waits until others have left its GPUs"
 
     def running(self) -> list[Key]:
-        """Processes on the machine, whoever knows of them."""
+        """All processes on the machine."""
         return [key for key, held in self.held.items() if held.process is not None and held.process.ended_s is None]
 
 
@@ -228,7 +228,7 @@ class Fleet:
         #: Questions for the agents of nodes, and what they replied by number.
         self.asks: dict[str, list[Ask]] = {}
         self.replies: dict[int, Reply] = {}
-        #: What an agent gets instead of its answer: several, older ones, in any order.
+        #: Answers that an agent gets in place of its own: older ones, in any order.
         self.deliver: Callable[[SimulatedAgent, Assignment], list[Assignment]] = lambda agent, answer: [answer]
 
     def _engine(self, policy: str | None) -> Engine:
@@ -236,32 +236,32 @@ class Fleet:
         return Engine(self.store, fences, now_s=self.now_s, policy=policy, options=self.options)
 
     def restart(self) -> None:
-        """The service dies and comes back from its store."""
+        """Restart the service from its store."""
         self.store.close()
         self.store = Store.open(self.home / "plait.db")
         self.engine = self._engine(None)
 
     def sync(self, only: Iterable[str] | None = None) -> None:
-        """Agents tell and hear, all in one commit, as the service does with those that ask at once."""
-        told: dict[str, Observed] = {}
+        """Exchange reports and assignments of all agents in one commit, as the service does for a batch."""
+        report: dict[str, Observed] = {}
         with self.engine.batch():
             for name in list(self.agents) if only is None else only:
                 agent = self.agents[name]
                 if not agent.alive or agent.frozen:
-                    agent.advance(self.now_s)  # its processes go on
+                    agent.advance(self.now_s)  # its processes continue
                 else:
-                    told[name] = agent.observe(self.now_s)
-                    self.replies.update({reply.id: reply for reply in told[name].replies})
-                    self.engine.observe(told[name], self.now_s)
+                    report[name] = agent.observe(self.now_s)
+                    self.replies.update({reply.id: reply for reply in report[name].replies})
+                    self.engine.observe(report[name], self.now_s)
             self.engine.step(self.now_s)
-        for name, words in told.items():
+        for name, words in report.items():
             agent = self.agents[name]
             answer = replace(self.engine.assignment(name, agent.id), ask=self.asks.pop(name, []))
             for one in self.deliver(agent, answer):
                 agent.obey(one, words, self.now_s)
 
     def pass_s(self, seconds: float, every_s: float = 0.25) -> None:
-        """Time passes; agents tell and hear so often."""
+        """Let `seconds` pass; agents exchange reports every `every_s`."""
         until = self.now_s + seconds
         while self.now_s < until - 1e-9:
             self.now_s = min(self.now_s + every_s, until)

@@ -27,7 +27,7 @@ MOST_GPUS = 64
 
 @dataclass(frozen=True)
 class Round:
-    """One question: who gets how many of `nodes` x `gpus_per_node` GPUs.
+    """One round: the division of `nodes` x `gpus_per_node` GPUs among jobs.
 
     `speedup` (J, C) over `configs` (C, 2), every size; the same over the `steps` (C', 2) of the ladder is `on_ladder`.
     """
@@ -84,7 +84,7 @@ def random_jobs(count: int, rng: np.random.Generator) -> GoodputJobs:
 
 
 def random_round(seed: int, jobs: int | None = None, nodes: int | None = None, gpus_per_node: int = 4) -> Round:
-    """20 to 160 jobs on 16 to 64 nodes, unless told."""
+    """A round of `jobs` jobs on `nodes` nodes; if not given, 20 to 160 jobs and 16 to 64 nodes are drawn."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(20, 161)) if jobs is None else jobs
     size = int(rng.integers(16, 65)) if nodes is None else nodes

@@ -1,4 +1,4 @@
-"""Carries out a plan of faults against a running cluster, and writes down what it did.
+"""Carries out a plan of faults against a running cluster, and records them.
 
 Signals go to processes by pid and start time, never by name. A disk is full for a process of a job by its
 limit on the size of files (RLIMIT_FSIZE, which needs no privileges): every write beyond it fails with EFBIG, the
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from plait.live.agent.procs import Process
+from plait.live.system.procs import Process
 from plait.testing.cluster import Cluster, workers
 from plait.testing.schedule import Fault, Kind
 
@@ -29,7 +29,7 @@ FULL_BYTES = 64
 
 @dataclass(frozen=True)
 class Done:
-    """A fault that happened: seconds after the begin, what, to whom, for how long."""
+    """A fault that happened: seconds after the begin, kind, target, duration."""
 
     at_s: float
     kind: Kind
@@ -92,7 +92,7 @@ class Chaos:
     def _later(self, fault: Fault, undo: Callable[[], object]) -> None:
         self._undo.append((time.monotonic() + fault.length_s, undo))
 
-    # Each makes a fault and says to whom; None if there is nobody.
+    # Each makes a fault and returns its target; None if there is none.
 
     def _kill_service(self, fault: Fault) -> str | None:
         process = self.cluster.service

@@ -1,6 +1,6 @@
 """A cluster on CPU slots of this machine that is kept up: what a supervisor of the service and the backend do.
 
-Everything happens in `maintain`, called now and then by whoever owns the cluster: no thread, no surprise.
+All work happens in `maintain`, which the owner of the cluster calls now and then: there is no thread.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 
 from plait.core.errors import InputError
-from plait.live.agent import procs
-from plait.live.agent.procs import Process
 from plait.live.backends.local import LocalBackend
 from plait.live.client.client import Client, read_service_file
 from plait.live.layout import Layout, make_private
+from plait.live.system import procs
+from plait.live.system.procs import Process
 
 _PATIENCE_S, _LOOK_S = 60.0, 0.1
 
@@ -29,12 +29,21 @@ class Cluster:
     """The service and the agents of a home folder; a context manager that ends them and their jobs."""
 
     def __init__(
-        self, home: Path, *, nodes: int = 2, slots: int = 4, options: Mapping[str, object] | None = None
+        self,
+        home: Path,
+        *,
+        nodes: int = 2,
+        slots: int = 4,
+        options: Mapping[str, object] | None = None,
+        slot_memory_gb: float | None = None,
     ) -> None:
-        """`options` of `python -m plait.live.service` by name, e.g. {"policy": "muri-l", "lost": 2}."""
+        """`options` of `python -m plait.live.service` by name, e.g. {"policy": "muri-l", "lost": 2}.
+
+        `slot_memory_gb`: declared memory of each slot; None: not limited.
+        """
         self.layout = Layout.at(home)
         self.options = dict(options or {})
-        self.backend = LocalBackend(self.layout, nodes, slots, False, stop_grace_s=5.0)
+        self.backend = LocalBackend(self.layout, nodes, slots, False, stop_grace_s=5.0, slot_memory_gb=slot_memory_gb)
         self.starts = 0
         self._service: subprocess.Popen[bytes] | None = None
         self._down_until = 0.0
@@ -84,7 +93,7 @@ class Cluster:
         self._down_until = time.monotonic() + seconds
 
     def maintain(self) -> None:
-        """Start what has died: agents as the backend does, the service as a supervisor would."""
+        """Restart dead processes: agents as the backend does, the service as a supervisor would."""
         if self._service is not None and self._service.poll() is not None and time.monotonic() >= self._down_until:
             self._spawn()
         self.backend.maintain()

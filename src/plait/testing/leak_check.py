@@ -1,4 +1,4 @@
-"""What a cluster that was stopped has left behind and should not have."""
+"""Checks for what a stopped cluster should not leave behind."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import hashlib
 import os
 from pathlib import Path
 
-from plait.live.agent import procs
 from plait.live.layout import Layout
+from plait.live.system import procs
 
 
 def leaks(layout: Layout) -> list[str]:
-    """Processes, gates and sockets of a home folder, and files that say that something runs; in words.
+    """Remaining processes, gates, sockets and files of running processes of a home folder, as sentences.
 
     Processes are known by the mark of their attempt or by the folder in their command line; a port is left only with a
     process that has it. The store, logs, checkpoints and attempts' folders are meant to stay.

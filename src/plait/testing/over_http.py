@@ -18,7 +18,7 @@ class HttpLink:
     """A connection of an agent to a service, kept open. An answer that is no 200 is a `ConnectionError`."""
 
     def __init__(self, url: str, token: str) -> None:
-        """Nothing is opened yet."""
+        """Store the address; connections open later."""
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._head = f"POST {PATH} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n"
@@ -38,7 +38,7 @@ class HttpLink:
             await self._streams[1].wait_closed()
 
     async def send(self, body: bytes) -> bytes:
-        """One question as bytes, and the body of its answer."""
+        """Send one request and return the body of the answer."""
         assert self._streams is not None, "use it as a context manager"
         reader, writer = self._streams
         writer.write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -50,20 +50,20 @@ class HttpLink:
             raise ConnectionError(f"{lines[0]}: {data[:200].decode(errors='replace')}")
         return data
 
-    async def ask(self, told: Observed) -> Assignment:
-        """What should be, in answer to what is seen."""
-        return from_json(Assignment, json.loads(await self.send(json.dumps(to_json(told)).encode())))
+    async def ask(self, report: Observed) -> Assignment:
+        """The assignment in answer to the report `report`."""
+        return from_json(Assignment, json.loads(await self.send(json.dumps(to_json(report)).encode())))
 
 
 async def live(
     agent: SimulatedAgent, link: HttpLink, until: Callable[[], bool], *, wait_s: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:  # fmt: skip
-    """Tell and obey as a real agent does, until told otherwise; how many questions that were."""
+    """Run `agent` over `link` as a real agent until `until` is true; returns the number of requests."""
     asked = 0
     async with link:
         while not until():
-            told = agent.observe(clock(), wait_s)
-            agent.obey(await link.ask(told), told, clock())
+            report = agent.observe(clock(), wait_s)
+            agent.obey(await link.ask(report), report, clock())
             asked += 1
     return asked

@@ -1,4 +1,4 @@
-"""What simulated processes do: iterations at a pace, checkpoints that are fenced, ends."""
+"""Simulated processes: iterations at a pace, fenced checkpoints, ends."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ Key = tuple[int, int, int]
 class Program:
     """What a process does: so many `steps`, one each `pace_s`, then it ends with `exit_code`.
 
-    It makes a checkpoint `every` so many steps (0 = never) and when told to stop, which takes `stop_s`; a `stubborn`
-    one does not hear that and is killed after the grace. From step `hangs_at` on it makes no more steps. `keep`: a name
-    under which its checkpoints are found by later jobs; "" = they are this job's own. `boot_s`: before its first step.
-    A `plain` one is a script that knows nothing of plait: it says nothing, keeps nothing, and begins at the beginning.
+    It makes a checkpoint `every` so many steps (0 = never) and at a stop request, which takes `stop_s`; a `stubborn`
+    one ignores the request and is killed after the grace period. From step `hangs_at` on it makes no more steps.
+    `keep`: a name under which its checkpoints are found by later jobs; "" = they are this job's own. `boot_s`: before
+    its first step. A `plain` one is a script that does not use plait: it reports nothing, saves nothing, and starts
+    from scratch.
     """
 
     steps: float = math.inf
@@ -37,7 +38,7 @@ class Program:
     boot_s: float = 0.0
 
     def process(self, run: Run, disk: Disk, pid: int, now_s: float) -> Process:
-        """A process of it that begins now."""
+        """A process of the program that starts now."""
         return Process(run, self, disk, pid, now_s)
 
 
@@ -89,7 +90,7 @@ class HomeDisk:
     """The folders of a home, with the commits of the training library and the fences of the service."""
 
     def __init__(self, layout: Layout) -> None:
-        """Nothing is made yet."""
+        """Store the layout; folders are made later."""
         from plait.live.fencing import Fences
 
         self._layout = layout
@@ -124,10 +125,10 @@ class HomeDisk:
 
 
 class Process:
-    """A process of an attempt; it goes on whether or not anybody looks."""
+    """A process of an attempt; it runs independently of its agent."""
 
     def __init__(self, run: Run, program: Program, disk: Disk, pid: int, now_s: float) -> None:
-        """It begins now, where the newest checkpoint is."""
+        """Start now, from the newest checkpoint."""
         self.run, self.program, self.pid, self.began_s = run, program, pid, now_s
         self._disk = disk
         self.first = self.saved = 0 if program.plain else disk.newest(run, program.keep)
@@ -146,7 +147,7 @@ class Process:
         return max(self.first, min(made, self.program.steps, self.program.hangs_at))
 
     def said(self, now_s: float) -> dict[str, Any]:
-        """What its page says beside the steps: further fields of `Seen`."""
+        """Further fields of `Seen` from its page, besides the steps."""
         program, steps = self.program, self.steps(now_s)
         if program.plain:
             return {"steps": 0.0}
@@ -162,7 +163,7 @@ class Process:
         }
 
     def stop(self, now_s: float, grace_s: float) -> None:
-        """It is told to; asking again can only hurry it."""
+        """Request a stop; a repeated request can only shorten the grace period."""
         self.advance(now_s)
         if self.stop_s == math.inf:
             self.stop_s, self.grace_s = now_s, grace_s
@@ -170,14 +171,14 @@ class Process:
             self.grace_s = min(self.grace_s, now_s + grace_s - self.stop_s)
 
     def lapse(self, now_s: float, lease: Lease) -> None:
-        """It is told to stop if the lease of its node is nearly over, and killed when it is: `advance` does it."""
+        """Set the lease of its node: `advance` stops the process shortly before it expires, and kills it then."""
         if self.ended_s is None and now_s >= lease.stop_s(self.run.grace_s):
             at_s = min(lease.stop_s(self.run.grace_s), self.stop_s)
             known_s = self.grace_s if self.stop_s < math.inf else math.inf
             self.stop_s, self.grace_s, self.lapsed = at_s, min(known_s, lease.kill_s - at_s), str(lease)
 
     def advance(self, now_s: float) -> None:
-        """What it has done until now: checkpoints that were due, its end."""
+        """Advance to now: checkpoints that were due, its end."""
         if self.ended_s is not None:
             return
         program, step = self.program, self.steps(now_s)
@@ -229,13 +230,13 @@ class Held:
         return self.state in (RUNNING, STOPPING)
 
     def begin(self, program: Program, disk: Disk, pid: int, now_s: float) -> Process:
-        """Its process is started."""
+        """Start its process."""
         process = self.process = program.process(self.run, disk, pid, now_s)
         self.state, self.reason = RUNNING, None
         return process
 
     def stop(self, now_s: float, grace_s: float, reason: str, *, own: bool = False) -> None:
-        """Ask it to end; `own`: the service did not ask, so that it is to be started again."""
+        """Request its end; `own`: not by request of the service, so it is started again."""
         if self.state == STARTING:
             self.end(now_s, PREEMPTED, reason)
         elif self.state != ENDED and self.process is not None:
@@ -244,7 +245,7 @@ class Held:
             self.process.advance(now_s)
 
     def collect(self) -> None:
-        """See whether its process has ended, and how."""
+        """Record whether and how its process has ended."""
         process = self.process
         if self.state == ENDED or process is None or process.ended_s is None:
             return
@@ -258,7 +259,7 @@ class Held:
         self.state, self.ended_s, self.exit_code, self.reason = ENDED, now_s, exit_code, reason
 
     def seen(self, now_s: float) -> Seen:
-        """What the service is told of it."""
+        """The process as reported to the service."""
         run, process = self.run, self.process
         if process is None:
             return Seen(

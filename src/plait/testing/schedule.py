@@ -1,4 +1,4 @@
-"""Which faults, when, against which of the possible targets: numbers from a seed, nothing is touched."""
+"""Plans of faults: kind, time and target, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait.core.errors import InputError
 
 
 class Kind(enum.StrEnum):
-    """What can go wrong in a run."""
+    """Kinds of faults."""
 
     KILL_SERVICE = "kill the service"
     STOP_SERVICE = "stop the service for a while"
@@ -58,7 +58,7 @@ def plan_faults(
     """`count` faults, `every_s` seconds apart in the mean, each at most `longest_s` long.
 
     Each kind with a weight comes at least once if there are enough faults. Stopping an agent takes the longest time, so
-    with `longest_s` above the cluster's `lost` its work is replaced. Raises InputError for numbers that make no plan.
+    with `longest_s` above the cluster's `lost` its work is replaced. Raises `InputError` for invalid numbers.
 
     >>> [fault.kind.name for fault in plan_faults(3, 2)] == [fault.kind.name for fault in plan_faults(3, 2)]
     True

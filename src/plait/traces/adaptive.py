@@ -16,7 +16,7 @@ from plait.core.jobs import JobBatch
 from plait.goodput.model.shipped import measured_node, shipped
 from plait.traces.table import TraceTable
 
-#: Adaptive jobs may grow to so many GPUs, as in the published simulation.
+#: Most GPUs of an adaptive job, as in the published simulation.
 MOST_GPUS = 64
 
 
@@ -31,7 +31,7 @@ def no_larger_than(jobs: JobBatch, cluster: Cluster) -> JobBatch:
     """The same jobs; elastic ones that ask for more than the largest gang of a kind they may use ask for that.
 
     Their iterations then take as long as on so many GPUs: by their model if they adapt their batch and plait knows it,
-    in inverse proportion otherwise, as in the simulator. What they need of cores and memory is that of fewer GPUs.
+    in inverse proportion otherwise, as in the simulator. Their cores and memory shrink with their GPUs.
     """
     most = _largest_gangs(jobs, cluster)
     large = (jobs.gpus > most) & (jobs.column("min_gpus") <= most)

@@ -27,7 +27,7 @@ __all__ = ["FORMAT", "TraceTable", "read_canonical", "sidecar_path", "write_cano
 CHUNK_ROWS = 1 << 15
 ENDINGS = (".parquet", ".csv.gz", ".csv")
 NEAR = 0.8
-"""Spelling similarity from which an unknown column is taken for a typing error."""
+"""Spelling similarity from which an unknown column counts as a typing error."""
 
 
 def _stem(path: Path) -> tuple[str, str]:
@@ -38,12 +38,12 @@ def _stem(path: Path) -> tuple[str, str]:
 
 
 def sidecar_path(path: Pathish) -> Path:
-    """Where the sidecar of a canonical trace lies: `jobs.csv` -> `jobs.meta.json`."""
+    """Path of the sidecar of a canonical trace: `jobs.csv` -> `jobs.meta.json`."""
     return Path(path).with_name(_stem(Path(path))[0] + ".meta.json")
 
 
 def nodes_path(path: Pathish) -> Path:
-    """Where the nodes of a canonical trace lie: `jobs.csv` -> `jobs.nodes.csv`."""
+    """Path of the nodes of a canonical trace: `jobs.csv` -> `jobs.nodes.csv`."""
     stem, ending = _stem(Path(path))
     return Path(path).with_name(f"{stem}.nodes{ending or '.csv'}")
 
@@ -76,7 +76,7 @@ def read_canonical(path: Pathish, *, strict: bool = False) -> TraceTable:
 
 
 def _refuse_nothing(columns: Mapping[str, Array], lines: Array, file: str) -> None:
-    """A job without GPUs must be one that runs on CPUs and says how many; else the 0 is a mistake."""
+    """Raise `TraceError` for a job without GPUs that states no CPUs either: the 0 is a mistake."""
     gpus = np.asarray(columns["gpus"], dtype=np.float64)
     if not len(gpus) or not (gpus == 0).any():
         return
@@ -183,7 +183,7 @@ def _csv_chunks(
 
 
 def canonical_names(source: Source, header: Sequence[str], known: Mapping[str, Column]) -> list[str]:
-    """The header with unknown names prefixed by `x_`; a near miss of a known name is an error."""
+    """The `header` of `source` with names not in `known` prefixed by `x_`; a near miss of a known name is an error."""
     import difflib
 
     names = []

@@ -25,7 +25,7 @@ CHUNK_CHARS = 1 << 20
 
 
 class _Hashing(io.RawIOBase):
-    """A raw file that keeps the SHA-256 of what went through it."""
+    """A raw file that computes the SHA-256 of the bytes read."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
@@ -49,7 +49,7 @@ class Source:
     """An input file being read: its path for messages, the line reached, and its checksum once read."""
 
     def __init__(self, path: Pathish) -> None:
-        """Name the file; nothing is opened yet."""
+        """Name the file; `open` opens it."""
         self.path = Path(path)
         self.file = str(path)
         self.line: int | None = None

@@ -35,7 +35,7 @@ def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> W
     """The GPU jobs of a trace, in order of (submission, natural id).
 
     Work is `duration_s`, the solo run time at the requested size; where the trace has iteration times it is
-    counted in iterations. `censored` says what to do with jobs whose end nobody saw: `as_is` replays what was
+    counted in iterations. `censored` is the treatment of jobs whose end was not observed: `as_is` replays what was
     observed, `drop` leaves them out, `extend` adds a seeded draw from the durations that were longer.
     Rows without GPUs or without a duration are left out and counted. Raises `InputError` if nothing is left.
     Jobs without a duration of a model whose throughput plait knows adapt their batch (`traces.adaptive`).
@@ -86,9 +86,13 @@ def cluster_of(table: TraceTable) -> Cluster:
             cpus=float(cpus) / 1000,
             memory_bytes=float(memory),
             gpu_memory_bytes=int(gpu_memory),
+            nic_bytes_per_s=float(nic),
         )
-        for i, (gpus, cpus, memory, gpu_memory) in enumerate(
-            zip(*map(numbers, ("gpus", "cpu_milli", "memory_bytes", "gpu_memory_bytes")), strict=True)
+        for i, (gpus, cpus, memory, gpu_memory, nic) in enumerate(
+            zip(
+                *map(numbers, ("gpus", "cpu_milli", "memory_bytes", "gpu_memory_bytes", "nic_bytes_per_s")),
+                strict=True,
+            )
         )
         if gpus >= 1
     ]

@@ -72,7 +72,7 @@ def _values(pyarrow: Any, column: Column, part: Any) -> Array:
 
 
 def write_parquet(path: Path, columns: Mapping[str, Array], known: Mapping[str, Column]) -> None:
-    """All columns in their declared types, nulls as nulls."""
+    """Write `columns` to `path` in their declared types (`known`, by name), nulls as nulls."""
     pyarrow, parquet = _pyarrow()
     types = {
         "string": pyarrow.string(),

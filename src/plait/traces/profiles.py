@@ -57,7 +57,7 @@ class Catalogue:
         return tuple(sorted({gpus for _, gpus in self.profiles}))
 
     def profile(self, model: str, gpus: int) -> ModelProfile:
-        """The profile of a model at a size, or an error that says what there is. Never interpolates."""
+        """The profile of a model at a size, or an error that lists the known ones. Never interpolates."""
         found = self.profiles.get((model, gpus))
         if found is None:
             if model not in self.models:

@@ -1,4 +1,4 @@
-"""What is in a trace, in a few lines."""
+"""A summary of a trace in a few lines."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class TraceTable:
 
 
 def column_of(name: str, values: Array, known: Mapping[str, Column] = JOBS) -> Column:
-    """The declaration of a column, known or extra."""
+    """The declaration of the column `name`: from `known`, or by the type of `values` for an extra one."""
     return known.get(name) or extra_column(name, "string" if values.dtype == object else "float")
 
 

@@ -77,11 +77,11 @@ def checked_table(
 
 
 def settled_work(columns: Mapping[str, Array], place: _Place) -> tuple[Mapping[str, Array], list[str]]:
-    """Columns in which every job that has stages has an iteration time and none has a duration of 0; and what to note.
+    """Columns in which every job with stages has an iteration time and no duration is 0; and notes about changes.
 
     An iteration time that is missing is duration / iterations where the row has both, else the sum of the stages: no
-    overlap is known of. A job that a log's clock saw for 0 seconds did something: it becomes one iteration, of 1 s
-    where nothing says how long it takes. Values that are wrong are left to the checks that follow.
+    overlap is known of. A job with 0 s on a log's clock still did something: it becomes one iteration, of 1 s if its
+    time is unknown. The checks that follow report wrong values.
     """
     if any(np.asarray(columns[n]).dtype.kind not in "iuf" for n in _WORK if n in columns):
         return columns, []
@@ -124,7 +124,10 @@ _WORK = ("duration_s", "iterations", "iteration_s", *STAGES)
 def checked_nodes(
     columns: Mapping[str, Array], *, file: str = "<memory>", lines: Array | None = None
 ) -> dict[str, Array]:
-    """A nodes table with the same checks; its rows keep their order."""
+    """Check the `columns` of a nodes table like those of jobs; rows keep their order.
+
+    `file` and the source line of each row (`lines`) are for messages.
+    """
     place = _Place(file, lines)
     nodes = _checked_columns(columns, NODES, place)
     _check_unique(nodes["node_id"], NODES["node_id"], place)
@@ -309,7 +312,7 @@ def _check_work(jobs: Mapping[str, Array], place: _Place) -> None:
 
 
 def suspicions(jobs: Mapping[str, Array], file: str) -> list[str]:
-    """Warnings about units. A median duration over ten years is past doubt and raises TraceError."""
+    """Warnings about units. A median duration over ten years is certainly wrong and raises `TraceError`."""
     found = []
     durations = jobs.get("duration_s", np.empty(0))
     durations = durations[~np.isnan(durations)]

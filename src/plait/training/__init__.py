@@ -4,9 +4,9 @@ from plait.training import attach
 
 job = attach(model=model, optimizer=optimizer)     # a job that does nothing outside plait
 loader = job.wrap_loader(loader)
-for epoch in job.epochs(10):                       # goes on where the newest checkpoint ends
+for epoch in job.epochs(10):                       # continues from the newest checkpoint
     for batch in loader:
-        ...                                        # as ever
+        ...                                        # the usual loop
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.core.resources import Resource
+    from plait.training.attached_job import AttachedJob
     from plait.training.attachment import attach
-    from plait.training.job import AttachedJob
-    from plait.training.noop_job import Job
+    from plait.training.job import Job
 
 __all__ = ["AttachedJob", "Job", "Resource", "attach"]
 
 _HOMES = {
-    "AttachedJob": "plait.training.job",
-    "Job": "plait.training.noop_job",
+    "AttachedJob": "plait.training.attached_job",
+    "Job": "plait.training.job",
     "Resource": "plait.core.resources",
     "attach": "plait.training.attachment",
 }

@@ -1,4 +1,4 @@
-"""How a process comes to its job: `attach`, which a script calls, and the first optimizer step of one that does not.
+"""Attach a process to its job: by `attach`, or at the first optimizer step of a script that does not call it.
 
 Outside plait `attach` gives a `Job` whose methods do nothing, so a script runs unchanged anywhere. Under plait it gives
 the one `AttachedJob` of the process.
@@ -10,9 +10,9 @@ import os
 from typing import Any
 
 from plait.runtime.page import Page
+from plait.training.attached_job import AttachedJob
 from plait.training.environment import Environment, claim
-from plait.training.job import AttachedJob
-from plait.training.noop_job import Job
+from plait.training.job import Job
 from plait.training.process import here
 from plait.training.torch_watch import watch_torch
 
@@ -31,9 +31,9 @@ def attach(*, seed: int = 0, **stateful: Any) -> Job:
         for step in job.steps(1000):
             ...
 
-    Raises `InputError` for state that cannot be saved. Where plait runs the process but another process speaks for
-    the rank already (a script that starts its training several times), the job does nothing either. In a process that
-    several jobs share it is the job of the thread.
+    Raises `InputError` for state that cannot be saved. If another process represents the rank already (a script that
+    starts its training several times), the job does nothing either. In a process that several jobs share, it is the
+    job of the thread.
     """
     job = attach_quietly(seed=seed)
     job._seed = seed
@@ -44,7 +44,7 @@ def attach(*, seed: int = 0, **stateful: Any) -> Job:
 
 
 def attach_quietly(*, seed: int = 0) -> Job:
-    """As `attach`, for a script that has not called it: it is told nothing."""
+    """Attach a script that has not called `attach`; gives it no advice."""
     job: Job | None = current()
     if job is None:
         around = Environment.of(os.environ)
@@ -54,14 +54,27 @@ def attach_quietly(*, seed: int = 0) -> Job:
         job = AttachedJob(around, Page.open(around.page_file), seed=seed)
         job.process.attached(job, lock_fd)
         watch_torch(optimizer_stepped)
+        job.settle()  # a guest waits for its turn
     return job
 
 
 def optimizer_stepped(optimizer: Any) -> None:
     """After every optimizer step of the process; the first one attaches a script that has not called `attach`."""
-    job = current()
-    if job is None and here().looks_first():  # else there is no job here, and there will be none
-        made = attach_quietly()
-        job = made if isinstance(made, AttachedJob) else None
+    job = _job()
     if job is not None:
         job.optimizer_stepped(optimizer)
+
+
+def optimizer_made(optimizer: Any) -> None:
+    """A guest has made an optimizer; the first one attaches a script that has not called `attach`."""
+    job = _job()
+    if job is not None:
+        job.shared.trains(optimizer)
+
+
+def _job() -> AttachedJob | None:
+    job = current()
+    if job is None and here().looks_first():  # else this process has no job
+        made = attach_quietly()
+        job = made if isinstance(made, AttachedJob) else None
+    return job

@@ -1,11 +1,11 @@
-"""What a process learns from the agent that started it: the environment, and control.json as it changes."""
+"""Read what the agent tells a process: its environment, and control.json whenever that changes."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.runtime.gates import open_gate
 from plait.runtime.group_files import GroupError, group_of
+from plait.runtime.neighbours import Neighbours, neighbours_of
 from plait.runtime.page import Page, PageError, check_versions
 from plait.runtime.stage_gate import NullGate, StageGate
 from plait.runtime.tokens import WorkerTokens
@@ -21,7 +22,7 @@ from plait.training.notes import note
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a rank lives. `run_dir` is None outside plait."""
+    """The environment of a rank. `run_dir` is None outside plait."""
 
     run_dir: Path | None = None
     job_dir: Path | None = None
@@ -32,7 +33,7 @@ class Environment:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Environment:
-        """From the environment; raises `InputError` for a number that is none."""
+        """From the environment; raises `InputError` for an invalid number."""
         if not environ.get("PLAIT_RUN_DIR"):
             return cls()
         run_dir = Path(environ["PLAIT_RUN_DIR"])
@@ -47,7 +48,7 @@ class Environment:
 
     @property
     def grace_s(self) -> float:
-        """Seconds between being asked to stop and being killed: what the agent wrote down when it asked, or 60."""
+        """Seconds between a stop request and the kill: as the agent wrote them with the request, else 60."""
         try:
             assert self.run_dir is not None
             return float(json.loads((self.run_dir / "stop.json").read_text())["grace_s"])
@@ -62,7 +63,7 @@ class Environment:
 
     @property
     def control_file(self) -> Path:
-        """What the agent says about the group."""
+        """Path of control.json."""
         assert self.run_dir is not None
         return self.run_dir / "control.json"
 
@@ -75,15 +76,27 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 class ControlFile:
-    """The gate that control.json asks for, opened again when the agent says that it has changed."""
+    """Contents of control.json, read again when the agent reports a change: the gate and the neighbours on the GPU."""
 
-    def __init__(self, around: Environment, page: Page | None = None, *, worker: bool = False) -> None:
-        """`worker`: for a loader worker, which follows the same file beside its job's process."""
-        self._around, self._worker = around, worker
+    def __init__(
+        self,
+        around: Environment,
+        page: Page | None = None,
+        *,
+        worker: bool = False,
+        wrap: Callable[[StageGate], StageGate] = lambda gate: gate,
+    ) -> None:
+        """Follow the file that `around` names. `worker`: True in a loader worker, which reads the same file.
+
+        `wrap` puts the gate of a guest around the gate of its group.
+        """
+        self._around, self._worker, self._wrap = around, worker, wrap
         self._page = page if page is not None else _own_page(around)
         self._told = page
-        self._version: int | None = None
-        #: Whether this job shares its GPUs with nobody.
+        self._version = self._gate_version = self._sharing_version = -1
+        self._control: dict[str, Any] = {}
+        self._neighbours: Neighbours | None = None
+        #: Whether this job has its GPUs to itself.
         self.alone = True
 
     def gate(self, current: StageGate) -> StageGate:
@@ -91,30 +104,54 @@ class ControlFile:
         if self._page is None:
             return current
         version = self._page.control_version
-        if version == self._version:
+        if version == self._gate_version:
             return current
-        self._version = version
-        control = self._read()
-        self.alone = len((control.get("group") or {}).get("members") or ()) <= 1
+        self._gate_version = version
+        control = self._read(version)
+        grouped = len((control.get("group") or {}).get("members") or ()) > 1
+        self.alone = not grouped and self.neighbours() is None
         current.close()
-        return _open_in_worker(control) if self._worker else open_gate(control, self._told)
+        return _open_in_worker(control) if self._worker else self._wrap(open_gate(control, self._told))
 
-    def _read(self) -> dict[str, Any]:
+    def neighbours(self) -> Neighbours | None:
+        """The neighbours on the GPU now; None without any.
+
+        An invalid entry makes the process a guest, which is paced by its share: so its hosts lose nothing.
+        """
+        if self._page is None:
+            return None
+        version = self._page.control_version
+        if version != self._sharing_version:
+            self._sharing_version = version
+            try:
+                self._neighbours = neighbours_of(self._read(version))
+            except InputError as error:
+                note(self._around.run_dir, f"runs as a guest without a gate: {error}")
+                self._neighbours = Neighbours(guest=True)
+        return self._neighbours
+
+    def _read(self, version: int) -> dict[str, Any]:
+        """The file of this version, read once."""
+        if version != self._version:
+            self._version, self._control = version, self._load()
+        return self._control
+
+    def _load(self) -> dict[str, Any]:
         try:
             control = json.loads(self._around.control_file.read_text())
-        except (OSError, ValueError):  # nothing said yet; renamed into place, so never half a file
+        except (OSError, ValueError):  # not written yet; it is renamed into place, so it is never partial
             return {}
         if not isinstance(control, dict):
             return {}
         trouble = check_versions(_whole(control.get("made_by")), _whole(control.get("oldest")))
         if trouble:
-            note(self._around.run_dir, f"no gate: control.json is {trouble}")
+            note(self._around.run_dir, f"no gate and no sharing: control.json is {trouble}")
             return {}
         return control
 
 
 def _whole(value: object) -> int:
-    """A version; 1 where none is given, as before there were any."""
+    """The version; 1 where none is given, since the first one did not state it."""
     return value if isinstance(value, int) else 1
 
 
@@ -128,7 +165,7 @@ def _own_page(around: Environment) -> Page | None:
 
 
 def _open_in_worker(control: dict[str, Any]) -> StageGate:
-    """Tokens if the group has them. At a barrier the job's own process keeps the slots, and workers fetch ahead."""
+    """The gate of a loader worker: tokens if the group has them. At a barrier only the job's process waits."""
     entry = control.get("group") or {}
     if entry.get("gate") != "tokens":
         return NullGate()
@@ -139,10 +176,9 @@ def _open_in_worker(control: dict[str, Any]) -> StageGate:
 
 
 def claim(run_dir: Path) -> int | None:
-    """Become the one process that speaks for this rank: a descriptor to keep, or None if another does.
+    """Become the one process that represents this rank: returns a descriptor to keep, or None if another does.
 
-    A script that starts its training as a child, or several of them, inherits the environment; the first to train
-    has it.
+    Child processes of a script inherit its environment; the first one that trains represents the rank.
     """
     fd = os.open(run_dir / "speaker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,7 +1,8 @@
-"""What counts as one iteration of a job, and between which two steps of which loop the job may act on it.
+"""Count the iterations of a job, and decide between which two steps of which loop the job may save or stop.
 
-An iteration is a step of a torch optimizer; in a process where none steps it is a step of one of the job's loops. Loops
-know better moments to act than the optimizer, and `job.steps` better ones than those inside it.
+An iteration is a step of a torch optimizer; in a process where none steps, it is a step of one of the job's loops.
+The job acts between two steps of a loop rather than in the optimizer's step, and in `job.steps` rather than in loops
+inside it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 
 from plait.training.device.gpu_stage import GpuStage
 
-#: Steps of a loop, and their seconds, after which a registered optimizer that never stepped is waited for no longer.
+#: After so many steps of a loop and so many seconds, a registered optimizer that never stepped counts no more.
 WAIT_LOOP_STEPS, WAIT_S = 100, 20.0
 
 
 def saved_loop_step(about: Mapping[str, Any], step: int) -> int:
-    """The step at which `job.steps` resumes, of what a checkpoint says about its job; `step` if it says nothing.
+    """The step at which `job.steps` resumes, from `about` in a checkpoint; `step` if it is not stated.
 
     Version 0.2.0 wrote it as `turn`.
     """
@@ -29,11 +30,11 @@ class Iterations:
     """Counts the iterations of this process. `compute` knows whether a torch optimizer steps in it."""
 
     def __init__(self, compute: GpuStage) -> None:
-        """None has been done, and no loop runs."""
+        """Start at 0, without a loop."""
         self._compute = compute
         self.counted = 0  # in this process
         self.had_loop = False  # whether a loop of the job has begun
-        self.manual = False  # the script or a trainer counts
+        self.manual = False  # the script or a trainer counts by itself
         self.pending = False  # the job has not acted on the last iteration
         self.loop_step, self.loop_step_counted = 0, False  # of `job.steps`; whether an iteration ended in it
         self._loops: list[str] = []  # that are running, the innermost last
@@ -41,7 +42,7 @@ class Iterations:
 
     @contextlib.contextmanager
     def in_loop(self, loop: str) -> Iterator[None]:
-        """While a loop of the job runs: `steps`, `epochs` or `loader`."""
+        """Context in which the loop `loop` runs: `steps`, `epochs` or `loader`."""
         self._loops.append(loop)
         self.had_loop = True
         try:
@@ -51,11 +52,11 @@ class Iterations:
 
     @property
     def looping(self) -> bool:
-        """Whether a loop of the job is running."""
+        """True while a loop of the job runs."""
         return bool(self._loops)
 
     def inside(self, loop: str) -> bool:
-        """Whether this loop is running."""
+        """True while the loop `loop` runs."""
         return loop in self._loops
 
     @property
@@ -65,11 +66,11 @@ class Iterations:
 
     @property
     def saves_at_loop_end(self) -> bool:
-        """Whether the script is in the middle of a loop step that is an iteration: only its end can be saved."""
+        """True inside a loop step; a checkpoint is possible only at its end."""
         return self.looping and not self.loop_step_counted and self.loop_steps_count()
 
     def begin_loop_step(self, number: int) -> None:
-        """`job.steps` is at this step."""
+        """Note that `job.steps` begins this step."""
         self.loop_step, self.loop_step_counted = number, False
 
     def count(self) -> None:
@@ -78,15 +79,15 @@ class Iterations:
         self.loop_step_counted = True
 
     def end_loop_step(self) -> bool:
-        """A step of a loop is over in which no optimizer has stepped; returns whether it is an iteration."""
+        """End a step of a loop without an optimizer step; returns whether it counts as an iteration."""
         self._idle_loop_steps += 1
         self._idle_since_s = self._idle_since_s or time.monotonic()
         return self.loop_steps_count()
 
     def loop_steps_count(self) -> bool:
-        """Whether the steps of loops are the iterations: where no torch optimizer steps.
+        """True if steps of loops are the iterations, because no torch optimizer steps.
 
-        One that is registered may need several steps of a loop for its first step, but not for ever.
+        A registered optimizer may need several steps of a loop before its first step, up to a limit.
         """
         if self.manual:
             return False
@@ -95,7 +96,7 @@ class Iterations:
         return self._idle_loop_steps > WAIT_LOOP_STEPS and time.monotonic() - self._idle_since_s > WAIT_S
 
     def take_pending(self, loop: str) -> bool:
-        """Whether the job may act on its last iteration between two steps of `loop`; then it is no longer pending."""
+        """True if the job may act on its last iteration between two steps of `loop`; clears the pending iteration."""
         best = loop == "steps" or not self.inside("steps")
         taken = self.pending and best
         self.pending = self.pending and not best

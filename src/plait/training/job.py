@@ -1,448 +1,142 @@
-"""The job as its own process sees it under plait: what a training script calls.
-
-An iteration is a step of a torch optimizer; in a process where none steps (NumPy, JAX, plain Python) it is a step of
-`job.steps`, a batch of a wrapped loader, or an epoch of `job.epochs` (`iterations`). Between two of
-them the job tells its agent how far it is, makes a checkpoint if one is due, and stops if it was asked to; the best
-moment for that is the beginning of the next iteration, when everything that belongs to the last one (scheduler,
-counters) is done:
-
-    in `job.steps(n)`           before the next number            anything may follow optimizer.step()
-    in a wrapped loader         before the next batch             "
-    in `job.epochs(n)`          before the next number            if no iteration ended inside
-    `job.step_boundary()`       where it is called                for loops of another kind
-    none of these               in optimizer.step() itself        what follows it in the iteration is in no checkpoint
-"""
+"""The job of a script outside plait: its methods do nothing, and the script runs as if without plait."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.runtime.page import STOP_NOW, JobState, Page, Saves
-from plait.runtime.throttle import Throttle
-from plait.training.device.emulation import make_stages
-from plait.training.device.gpu_stage import GpuStage
-from plait.training.environment import ControlFile, Environment
-from plait.training.iterations import Iterations, saved_loop_step
-from plait.training.noop_job import Job, whole_number
-from plait.training.process import here
-from plait.training.profiler import Profiler
-from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
-from plait.training.state.checkpoint_store import CheckpointStore, Commit
-from plait.training.state.resume_advice import ResumeAdvice
-from plait.training.state.state_registry import StateRegistry
-from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
+from plait.training.device.cuda import torch_cuda
 
-#: Half of the usual grace: a longer evaluation might be cut off by a stop.
-LONG_EVALUATION_S = 30.0
+if TYPE_CHECKING:
+    from plait.training.state.checkpoint import CheckpointHandle
 
 
-class AttachedJob(Job):
-    """The job of this process under plait; made by `attachment.attach`."""
+def whole_number(total: object, loop: str) -> int:
+    """Number of steps of `job.<loop>(total)`; raises `InputError` unless `total` is a whole number >= 0."""
+    if isinstance(total, SupportsIndex) and not isinstance(total, bool) and (number := index(total)) >= 0:
+        return number
+    plain = isinstance(total, int | float | str)
+    raise InputError(
+        f"job.{loop} takes how many {loop} the whole training has, as in `for {loop[:-1]} in job.{loop}(100):`; got "
+        + (repr(total) if plain else f"a {type(total).__name__}; for batches: `for batch in job.wrap_loader(loader):`")
+    )
 
-    def __init__(self, around: Environment, page: Page, *, seed: int = 0) -> None:
-        """Speak for the rank that `around` describes, through its page."""
-        super().__init__(seed=seed)
-        assert around.job_dir is not None
-        self.around, self.page = around, page
-        self.control = ControlFile(around, page)
-        self.process = here()
-        self.stages = make_stages(page, refresh=self.control.gate, begun=self.process.gpu_stage_begins)
-        self.compute = GpuStage(self.stages, page)
-        self.profiler = Profiler()
-        folder = around.job_dir / "checkpoints"
-        commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
-        self.checkpointer = Checkpointer(commits, rank=around.rank, world_size=around.world_size, done=self._committed)
-        self.step = 0
-        self._pid = os.getpid()
-        self.kept = StateRegistry()
-        self._pace = Throttle(page, limits_memory=self.process.limits_memory)
-        self._resumed = self._leaving = self._foreign = False
-        self.iterations = Iterations(self.compute)
-        self._epoch = 0
-        self._save_asked: bool | None = None  # by `checkpoint` within a loop step: whether to wait until it is written
-        self.total_epochs = 0  # that the script says it will do, 0 unknown
-        self.advice = ResumeAdvice(self)
-        self.boundary = Boundary(page, self.checkpointer, around, boundary_missing=self._boundary_missing)
-        self._idle_s = self._evaluation_s = 0.0
-        self.evaluated_s = 0.0  # all evaluations together
-        self._gate_thread: Any = None
-        self._group: Any = None
-        page.pid, page.state, page.saves = os.getpid(), JobState.STARTING, Saves.NO_BOUNDARY
-        tell_where_on_quit()
-        self._failed = False
-        self.process.end_with(self._end, self._note_failure)
 
-    @property
-    def rng(self) -> Any:
-        """See `Job.rng`."""
-        return self.kept.generator(self._seed)
+class Job:
+    """A job outside plait: every method does nothing, or what a plain script does."""
 
-    # -- what scripts call; documented in Job ---------------------------------------------------------------------
+    def __init__(self, *, seed: int = 0) -> None:
+        """`seed`: initial seed of `rng`."""
+        self._seed = seed
+        self._rng: Any = None
 
     @property
     def attached(self) -> bool:
-        """True."""
-        return True
+        """True if plait runs this process."""
+        return False
+
+    @property
+    def rng(self) -> Any:
+        """A torch generator of the job, seeded by `attach(seed=...)`; checkpoints contain its state."""
+        if self._rng is None:
+            import torch
+
+            self._rng = torch.Generator().manual_seed(self._seed)
+        return self._rng
 
     @property
     def process_group(self) -> Any:
-        """See `Job.process_group`."""
-        if self._group is None:
-            self._group = self.process.process_group()
-        return self._group if self._group is not None else super().process_group
+        """The process group of all ranks: torch.distributed's default one, or that of a merged job with peers.
+
+        None without an initialised process group.
+        """
+        dist = sys.modules.get("torch.distributed")
+        return dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+    @property
+    def stream(self) -> Any:
+        """The CUDA stream of the job (a merged job has its own); None if the process uses no GPU."""
+        cuda = torch_cuda()
+        return None if cuda is None else cuda.current_stream()
 
     def stage(self, resource: Resource, *, sync: bool = False) -> AbstractContextManager[None]:
-        """See `Job.stage`."""
-        if resource is Resource.GPU:
-            self.compute.leave_to_script()
-        return self.stages.stage(Resource(resource), sync=sync)
+        """`with job.stage(Resource.GPU):` marks a stage and waits for its turn. `sync`: wait for the GPU at the end."""
+        return nullcontext()
 
     def wrap_loader(self, loader: Any, *, train: bool = True) -> Any:
-        """See `Job.wrap_loader`."""
-        from plait.training.loader.loader import wrap
+        """Mark the storage and CPU stages of `loader`, and save the position of a training loader in checkpoints.
 
-        if hasattr(loader, "join_job"):  # an adaptive one marks its stages and keeps its place itself
-            loader.join_job(self)
-            return loader
-        wrapped = wrap(self, loader, train=train)
-        if train and wrapped is not loader:
-            self.kept.add(self.kept.free_name("loader"), wrapped)
-        return wrapped
+        An ordinary DataLoader resumes with exactly the remaining batches, also in the middle of an epoch; torchdata's
+        StatefulDataLoader keeps its own state. `train=False` is for evaluation: only the stages are marked.
+        """
+        return loader
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
-        """See `Job.wrap_optimizer`."""
-        if self.kept.name_of(optimizer) is None:
-            self.kept.give(self.kept.free_name("optimizer"), optimizer)
-        self.compute.know(optimizer)
+        """Count the steps of `optimizer`, end the GPU stage with them, and save its state; returns it unchanged."""
         return optimizer
 
     def wrap_ddp(self, model: Any, *, inner: Any = None) -> Any:
-        """See `Job.wrap_ddp`."""
-        from plait.training.collectives.network import alike, module_of, register
+        """Mark the network stage of the DDP `model`; returns it. `inner`: the script's own communication hook.
 
-        layout = register(self, model, inner).layout
-        module = module_of(model)
-        name = self.kept.name_of(model, module)
-        if name is None:
-            name = self.kept.free_name("model")
-            self.kept.give(name, module)
-        self.kept.values[name] = module
-        buckets = self.kept.free_name("buckets")
-        self.kept.replicated |= {name, buckets} if alike(model) else {buckets}
-        self.kept.add(buckets, layout)
+        DDP accepts one hook only, so a script with its own passes it here instead of registering it.
+        """
+        if inner is not None:
+            model.register_comm_hook(None, inner)
         return model
 
     def register_state(self, **stateful: Any) -> None:
-        """See `Job.register_state`."""
-        for name, value in stateful.items():
-            self.kept.give(name, value)
-            if hasattr(value, "param_groups"):
-                self.compute.know(value)
+        """Save these values in checkpoints, by name.
+
+        They are objects with `state_dict` and `load_state_dict`, or dicts, lists, sets, NumPy arrays, tensors, random
+        generators and picklable objects. The latter are restored in place, so the loop must change the object itself.
+        Optimizers are also wrapped as by `wrap_optimizer`. Raises `InputError` for values that cannot be saved.
+        """
 
     def resume(self) -> int:
-        """See `Job.resume`."""
-        if self._resumed:
-            return self.step
-        self._resumed = True
-        self.boundary.stop.listen()  # a signal now waits for the next boundary, or for the end if nothing is left
-        found = self.checkpointer.load()
-        if found is not None:
-            commit, state = found
-            self.step = commit.step
-            self._epoch = state["plait"]["epoch"]
-            self.iterations.loop_step = saved_loop_step(state["plait"], self.step)
-            self.page.steps = self.page.checkpoint_steps = self.step
-            with contextlib.suppress(OSError):
-                self.page.checkpoint_time = commit.path.stat().st_mtime
-            self.kept.found(state)
-        self.page.state = JobState.RUNNING
-        self.boundary.saved()
-        return self.step
+        """Restore the newest checkpoint, if there is one; returns the number of the next step, 0 at the beginning.
 
-    def steps(self, total: int) -> Iterator[int]:
-        """See `Job.steps`."""
-        total = whole_number(total, "steps")
-        self.resume()
-        self.page.total_iterations = total
-        with self.in_loop("steps"):
-            for loop_step in range(self.iterations.loop_step, total):
-                self.iterations.begin_loop_step(loop_step)
-                yield loop_step
-                if not self.iterations.loop_step_counted:
-                    self._loop_step_ended()
-                # Not the count of optimizer steps: a scaler may skip one, and one may take several steps of the loop.
-                self.iterations.begin_loop_step(loop_step + 1)
-                self.safe_point("steps")
+        Values that are registered later are restored when they are registered.
+        """
+        return 0
 
-    def epochs(self, total: int) -> Iterator[int]:
-        """See `Job.epochs`."""
-        total = whole_number(total, "epochs")
-        self.resume()
-        self.total_epochs = total
-        with self.in_loop("epochs"):
-            for epoch in range(self._epoch, total):
-                self._epoch, before = epoch, self.counted
-                yield epoch
-                self._epoch = epoch + 1
-                if self.counted == before:
-                    self.page.total_iterations = total
-                    self._loop_step_ended()
-                self.safe_point("epochs")
+    def steps(self, total: int) -> Iterable[int]:
+        """Yield the remaining steps of `total`, after a resume: `for step in job.steps(1000):`.
+
+        Without steps of a torch optimizer, each step of this loop is an iteration. Raises `InputError` if `total` is
+        not a number of steps but, for example, a loader, which belongs to `wrap_loader`.
+        """
+        return range(whole_number(total, "steps"))
+
+    def epochs(self, total: int) -> Iterable[int]:
+        """Yield the remaining epochs of `total`, after a resume: `for epoch in job.epochs(10):`.
+
+        The first one may have begun before the resume. Raises `InputError` if `total` is not a number of epochs.
+        """
+        return range(whole_number(total, "epochs"))
 
     def yield_point(self) -> None:
-        """See `Job.yield_point`."""
-        self.stages.yield_point()
+        """Mark a moment within a long stage at which other jobs may use the resource first."""
 
-    def step_boundary(self) -> None:
-        """See `Job.step_boundary`."""
-        if not self.iterations.manual:
-            self.iterations.manual = True
-            self.iterations.pending = False
-            if self.counted:  # the optimizer's hook has counted this one already
-                self._act()
-                return
-        self._count()
-        self._act()
+    @property
+    def micro_batches(self) -> int:
+        """Into how many micro-batches the next step should be split, because memory is short; 1 outside plait."""
+        return 1
+
+    def step_boundary(self, *, work: float = 0.0, phase: str = "") -> None:
+        """End an iteration, in loops that do not end it with an optimizer step; from then on nothing else does.
+
+        For jobs that share a GPU: `work` is its number of samples or tokens if batches differ, `phase` a label for its
+        kind of work.
+        """
 
     def checkpoint(self, *, block: bool = False) -> CheckpointHandle | None:
-        """See `Job.checkpoint`."""
-        if self.kept.missing:
-            self.advice.warn_unregistered()
-            return None
-        if self.iterations.saves_at_loop_end:
-            self._save_asked = block or bool(self._save_asked)  # only at its end everything of a loop step is done
-            return None
-        return self._save(block=block)
+        """Save a checkpoint now, at the end of an iteration, on all ranks; written beside training unless `block`.
 
-    def _save(self, *, block: bool = False) -> CheckpointHandle:
-        before = self.page.state
-        self.page.state = JobState.CHECKPOINTING
-        handle = self.checkpointer.save(self.step, self._collect)
-        self.page.blocking_s += handle.blocking_s
-        self._idle_s += handle.blocking_s
-        self.boundary.saved()
-        if block:
-            handle.wait()
-        self.page.state = before
-        return handle
-
-    # -- what loaders, hooks and adapters call --------------------------------------------------------------------
-
-    @property
-    def counted(self) -> int:
-        """Iterations of this process."""
-        return self.iterations.counted
-
-    @property
-    def had_loop(self) -> bool:
-        """Whether a loop of the job has begun."""
-        return self.iterations.had_loop
-
-    @property
-    def compute_thread(self) -> int:
-        """The thread that the GPU stage was opened in."""
-        return self.compute.thread
-
-    @property
-    def gate_thread(self) -> Any:
-        """The thread that stands at the gate of the network."""
-        if self._gate_thread is None:
-            from plait.training.collectives.network import GateThread
-
-            self._gate_thread = GateThread()
-        return self._gate_thread
-
-    def optimizer_stepped(self, optimizer: Any) -> None:
-        """After `step()` of any optimizer of the process. The first, or the first wrapped, is the one that counts."""
-        if os.getpid() != self._pid or self._leaving:
-            return
-        if not self.compute.stepped(optimizer):
-            return
-        if self.iterations.manual:
-            return
-        self._count()
-        if self.iterations.looping:
-            self.iterations.pending = True
-        else:
-            self._act()
-
-    def in_loop(self, loop: str) -> AbstractContextManager[None]:
-        """While a loop of ours runs: `steps`, `epochs` or `loader`."""
-        return self.iterations.in_loop(loop)
-
-    @contextlib.contextmanager
-    def in_evaluation(self) -> Iterator[None]:
-        """While a loader that is not for training runs."""
-        begin_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._evaluation_s = time.monotonic() - begin_s
-            self.evaluated_s += self._evaluation_s
-
-    def look_up(self, *, evaluating: bool) -> None:
-        """Between two batches, where nothing can be saved: go if there is no time for more.
-
-        Asked to stop, an evaluation may end, since what follows it cannot be known, and the next boundary saves; if it
-        takes longer than half of the grace, the job leaves with the checkpoint it has. Ranks of a gang stay together.
+        Returns None if nothing is registered, and in loops without torch optimizer, which save at the end of the step.
         """
-        if self.page.in_stage:
-            self.page.stage_since = time.monotonic()  # it lives
-        wants_stop = self.boundary.wants_stop
-        if wants_stop and self.around.world_size == 1:
-            overdue = evaluating and self.boundary.asked_for_s > self.around.grace_s / 2
-            if wants_stop == STOP_NOW or overdue:
-                self.leave()
-
-    @property
-    def in_epochs(self) -> bool:
-        """Whether the script counts its epochs by `epochs`."""
-        return self.iterations.inside("epochs")
-
-    def leave(self) -> NoReturn:
-        """End the process as preempted, once what is being written is written."""
-        self._leaving = True
-        self.boundary.stop.ignore()
-        self.profiler.close()
-        self.stages.close_all()
-        self.stages.gate.close()
-        self.checkpointer.drain()
-        self.page.state = JobState.PREEMPTED
-        self.process.leave(PREEMPTED)
-
-    def end(self, *, failed: bool) -> None:
-        """The script has ended before the process: do what the interpreter's end does elsewhere."""
-        self._failed = failed
-        try:
-            self.stages.close_all()
-        finally:  # a GPU that is gone keeps nobody from its gate
-            self._end()
-
-    def _note_failure(self) -> None:
-        """The script ends by an exception that nobody caught."""
-        self._failed = True
-
-    def _end(self) -> None:
-        """The interpreter ends: nobody may wait for this job at a gate; what is being written gets written."""
-        if os.getpid() != self._pid:
-            return
-        self.advice.end()
-        self.profiler.close()
-        self.stages.gate.close()
-        self.checkpointer.drain()
-        self.boundary.stop.ignore()  # it ends by itself: what it has done shall count
-        if not self._leaving:
-            self.page.state = JobState.FAILED if self._failed else JobState.FINISHED
-
-    def _collect(self) -> dict[str, Any]:
-        about = {"epoch": self._epoch, "step": self.step, "world": self.around.world_size}
-        about["loop_step"] = self.iterations.loop_steps_done
-        return self.kept.collect(self.around.rank, about)
-
-    def _committed(self, commit: Commit) -> None:
-        self.page.checkpoint_steps, self.page.checkpoint_time = commit.step, time.time()
-
-    # -- boundaries -----------------------------------------------------------------------------------------------
-
-    def safe_point(self, loop: str, *, last: bool = False) -> None:
-        """Act on the last iteration, here between two steps of a loop; `steps`, if there is one, knows best.
-
-        `last`: of its pass. Then an evaluation may follow, and a long one is not begun without a checkpoint.
-        """
-        if self.iterations.take_pending(loop):
-            self._act(save=last and self._evaluation_s > LONG_EVALUATION_S)
-
-    def batch_ended(self) -> None:
-        """A batch of a training loader is done with: an iteration, if nothing that knows better counts them."""
-        if not self.iterations.inside("steps"):
-            self._loop_step_ended()
-
-    def _loop_step_ended(self) -> None:
-        """A step of a loop is over in which no optimizer has stepped."""
-        if self.iterations.end_loop_step():
-            self._count()
-            self.iterations.pending = True
-
-    @property
-    def saves(self) -> Saves:
-        """Whether it would go on from its newest checkpoint."""
-        if not self.counted:
-            return Saves.NO_BOUNDARY
-        if self._foreign:
-            return Saves.YES
-        if self.kept.missing:
-            return Saves.NOTHING
-        if not self._resumed:
-            return Saves.NOT_RESUMED
-        return Saves.FAILED if self.checkpointer.failed else Saves.YES
-
-    def _boundary_missing(self) -> bool:
-        """Whether no boundary will come, so that a stop must not wait for one."""
-        return self.advice.boundary_missing and not self.counted and not self.had_loop
-
-    def _count(self) -> None:
-        """One iteration more: tell the page, feed the profiler."""
-        self.stages.publish()
-        # An optimizer steps inside a stage: its time until now is of this iteration, the rest of the next one.
-        now_s, busy_s = time.monotonic(), self.stages.busy_so_far()
-        self.step += 1
-        self.iterations.count()
-        page, profiler = self.page, self.profiler
-        if self.step == 1 or page.state == JobState.STARTING:
-            page.state = JobState.RUNNING
-        if self.counted == 1:
-            page.first_step_monotonic = now_s
-        idle_s, self._idle_s = self._idle_s, 0.0
-        if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s) and profiler.result:
-            page.set_profile(*profiler.result)
-        page.step_s, page.last_step_monotonic, page.steps = profiler.step_s, now_s, self.step
-        page.saves = self.saves
-
-    def _act(self, *, save: bool = False) -> None:
-        """Between two iterations: save, stop, hold, slow down, as it was asked for, or because it is wise to `save`."""
-        stop, save = self.boundary.decide(save=save)
-        if stop == STOP_NOW:
-            self.leave()
-        asked, self._save_asked = self._save_asked, None
-        if (stop or save or asked is not None) and not self.kept.missing:
-            self.advice.warn_stale()
-            self._save(block=bool(asked))
-        if stop:
-            self.leave()
-        self.advice.check()
-        self.settle()
-
-    # -- for adapters, whose trainers count, save and end in their own way ------------------------------------------
-
-    def take_over(self, step: int, total: float) -> None:
-        """From now on a trainer counts: it is at `step` of `total` iterations (0 unknown)."""
-        self.iterations.manual = self._resumed = self._foreign = True
-        self.step = step
-        self.page.steps, self.page.total_iterations = step, total
-        self.page.state = JobState.RUNNING
-        self.boundary.saved()
-
-    def count(self) -> None:
-        """One iteration is done."""
-        self._count()
-
-    def settle(self) -> None:
-        """Hold or slow down, if the agent asked for it."""
-        if self.page.pause:
-            self.stages.gate.drop()
-            self._idle_s += self._pace.hold(lambda: self.boundary.wants_stop)
-        self._idle_s += self._pace.keep(self.profiler.step_s)
-
-    def saved(self, commit: Commit | None, blocking_s: float) -> None:
-        """A checkpoint was made in the trainer's own way; training stood still for it."""
-        self.boundary.saved()
-        self._idle_s += blocking_s
-        self.page.blocking_s += blocking_s
-        if commit is not None:
-            self._committed(commit)
+        return None

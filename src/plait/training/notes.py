@@ -1,4 +1,4 @@
-"""What plait has to say about a process, in a file of its own: the job's log has what the job wrote."""
+"""Write messages of plait about a process to plait.log; the job's own log has only what the job wrote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FILE = "plait.log"
 
 
 def note(folder: str | os.PathLike[str] | None, text: str) -> None:
-    """Add a line; nothing where there is no folder, or the disk refuses."""
+    """Append the line; does nothing without a folder, or if writing fails."""
     if folder:
         with contextlib.suppress(OSError), open(os.path.join(folder, FILE), "a", encoding="utf-8") as file:
             file.write(text + "\n")

@@ -1,7 +1,7 @@
-"""What a job asks of the process it runs in: to be remembered, ended, given a process group.
+"""The process in which a job runs: it holds the job, ends it, and provides its process group.
 
-A job has its process to itself unless something else hosts several jobs in one (`plait.training.merged`); that then
-answers `here` for its own threads, and nothing else in this package has to know.
+A job has its process to itself, unless `plait.training.merged` runs several jobs in one. That package then determines
+what `here` returns in its threads, so nothing else in this package depends on it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from plait.training.collectives.process_groups import let_threads_finish
+
 
 class JobProcess:
-    """A process with one job. `job`: its `plait.training.job.AttachedJob`, once it has attached."""
+    """A process with one job. `job`: its `plait.training.attached_job.AttachedJob`, once it has attached."""
 
-    #: Whether a limit of torch for the whole process is one for the job.
+    #: True if torch's memory limit for the process is a limit for the job.
     limits_memory = True
 
     def __init__(self) -> None:
@@ -27,16 +29,16 @@ class JobProcess:
         self._lock_fd: int | None = None
 
     def looks_first(self) -> bool:
-        """Whether nobody has looked for a job yet; from now on somebody has. A forked child looks for itself."""
+        """True at the first call in this process; a forked child counts as another process."""
         first, self._looked_pid = self._looked_pid != os.getpid(), os.getpid()
         return first
 
     def attached(self, job: Any, lock_fd: int) -> None:
-        """Remember the job, and hold the lock that makes it the only one."""
+        """Store the job, and hold the lock by which it is the only one of its rank."""
         self.job, self._lock_fd = job, lock_fd
 
     def end_with(self, end: Callable[[], object], failed: Callable[[], object]) -> None:
-        """Call `end` when the script is over, and `failed` before it if it ends by an exception."""
+        """Call `end` when the script ends, and before it `failed` if it ends by an exception."""
         before = sys.excepthook
 
         def hook(*exception: Any) -> None:
@@ -44,6 +46,7 @@ class JobProcess:
             before(*exception)
 
         sys.excepthook = hook
+        atexit.register(let_threads_finish)  # the last to run of what is registered from here on
         atexit.register(end)
 
     def process_group(self) -> Any:
@@ -51,15 +54,15 @@ class JobProcess:
         return None
 
     @property
-    def alone(self) -> bool:
-        """Whether torch.distributed's default process group is the job's."""
+    def owns_default_group(self) -> bool:
+        """True if torch.distributed's default process group belongs to the job."""
         return True
 
     def gpu_stage_begins(self) -> None:
-        """A GPU stage of the job begins, or goes on."""
+        """Note that a GPU stage of the job begins or continues."""
 
     def leave(self, code: int) -> NoReturn:
-        """End the job with this exit code, from whichever of its threads."""
+        """End the job with exit code `code`; may be called in any of its threads."""
         if threading.current_thread() is not threading.main_thread():  # SystemExit would only end this thread
             sys.stdout.flush()
             sys.stderr.flush()
@@ -77,6 +80,6 @@ def here() -> JobProcess:
 
 
 def host_jobs(find: Callable[[], JobProcess | None]) -> None:
-    """From now on `find` says whose the current thread is, where it knows."""
+    """Let `find` return the process of the current thread; None where it does not know."""
     global _find
     _find = find

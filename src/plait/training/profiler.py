@@ -1,10 +1,10 @@
-"""How long an iteration takes and how long each stage: measured in the first tens of iterations, then published once.
+"""Measure the times of an iteration and of its stages in the first tens of iterations, then publish them once.
 
-Five iterations warm up; the next 20 to 50 are measured while the job has its GPUs for itself, as Muri's profiler does
-(section 5 of the paper); 20 if they hardly differ. A profile measured beside others would count their waiting as the
-job's own work, so it starts over when the job is no longer alone. Marks cost microseconds, so the same marks go on
-after the profile. What they cannot see, how long transfers really take, torch's profiler adds in these iterations and
-in no others. An iteration that has become a fifth longer or shorter, ten times in a row, is profiled anew.
+After five iterations of warm-up, the next 20 to 50 are measured while the job has its GPUs to itself, as by Muri's
+profiler (section 5 of the paper); 20 are enough if they hardly differ. In company, waiting would count as work of the
+job, so profiling restarts when the job no longer has its GPUs to itself. Stage marks cost microseconds and stay on
+after the profile. They cannot see how long transfers really take; torch's profiler adds this in these iterations only.
+When ten iterations in a row take a fifth more or less time, the job is profiled again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Profiler:
     """Iteration and stage times from step boundaries. Times are seconds on any clock that never goes back."""
 
     def __init__(self, transfers: Transfers | None = None) -> None:
-        """Nothing measured yet. `transfers`: recorded while iterations are measured."""
+        """Start without measurements. `transfers`: recorder of network transfers, on while iterations are measured."""
         self._transfers = transfers if transfers is not None else Transfers()
         self._drifting = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -44,10 +44,10 @@ class Profiler:
         return sum(self._recent) / len(self._recent) if self._recent else 0.0
 
     def step(self, now_s: float, busy_s: Sequence[float], *, alone: bool = True, idle_s: float = 0.0) -> bool:
-        """One iteration ended; true if it completed the profile, which is then in `result`.
+        """Note the end of an iteration at `now_s`; returns True if it completed the profile, now in `result`.
 
-        `busy_s`: seconds of each resource since the beginning. `idle_s`: seconds of this iteration that are not the
-        job's own (held by a pause, slowed down on purpose, standing still for a checkpoint).
+        `busy_s`: seconds of each resource since the beginning. `alone`: whether the job has its GPUs to itself.
+        `idle_s`: seconds of this iteration that are no work of the job (a pause, a reduced share, a checkpoint).
         """
         before, self._last_s = self._last_s, now_s
         if before is None:
@@ -72,7 +72,7 @@ class Profiler:
         return self._complete(busy_s)
 
     def close(self) -> None:
-        """Leave nothing switched on."""
+        """Stop recording transfers."""
         self._transfers.stop()
 
     def _begin_anew(self) -> None:
@@ -97,7 +97,7 @@ class Profiler:
         stages = [(b - a) / count for a, b in zip(self._busy_before, busy_s, strict=True)]
         if (moving_s := self._transfers.stop() / count) > 0:
             stages[Resource.NETWORK] = moving_s
-        if not sum(stages):  # no marks at all: as far as anyone knows the GPU is what the job needs
+        if not sum(stages):  # without any marks, all time counts as GPU time
             stages[Resource.GPU] = mean
         self.result = (tuple(stages), mean, count)
         return True

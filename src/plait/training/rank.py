@@ -1,4 +1,4 @@
-"""What loaders, the network stage and advice see of the job of their process: one rank under plait."""
+"""Interface of the job of a process for loaders, the network stage and advice: one rank under plait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Rank(Protocol):
-    """Implemented by `plait.training.job.AttachedJob`, whose docstrings say what each does."""
+    """Implemented by `plait.training.attached_job.AttachedJob`, whose docstrings describe each member."""
 
     around: Environment
     stages: Stages

@@ -1,9 +1,9 @@
-"""Marks of stages: the gate is asked, the clock is read, the page is told.
+"""Mark stages: pass the gate, measure the time, and write it to the page.
 
-`busy_s[r]` counts the seconds in which a stage on resource r was open; `exposed_s[r]` those in which no other stage of
-this job was. On a CUDA device the host runs ahead of the GPU, so there the GPU's seconds come from events: read later
-without waiting if there is no gate; waited for at the end of the stage if there is one, or the next job would be let
-in while our work still runs.
+`busy_s[r]` counts the seconds in which a stage on resource r was open, `exposed_s[r]` those in which no other stage
+was open. On a CUDA device the host runs ahead of the GPU, so the GPU's seconds come from events. Without a gate they
+are read later, without waiting. With a gate the end of the stage waits for them, or the next job would enter while our
+work still runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ K = len(Resource)
 
 
 class Stages:
-    """The stages of one process. Open and close may come from different threads, one at a time for a resource."""
+    """The stages of one process. Different threads may open and close them, one at a time per resource."""
+
+    #: The memory of an emulated GPU (`training.sharing.device_memory.DeviceMemory`); a real one is found by torch.
+    memory: Any = None
 
     def __init__(
         self,
@@ -45,8 +48,8 @@ class Stages:
         self.busy_s, self.exposed_s = [0.0] * K, [0.0] * K
         self._page, self._clock = page, clock
         self._since: list[float | None] = [None] * K
-        self._passed = [False] * K  # the gate let us in and waits for our leaving
-        self._asleep = [False] * K  # open, but waiting for something else: by the clock as if it were closed
+        self._passed = [False] * K  # stages that have entered the gate
+        self._asleep = [False] * K  # open, but waiting for something else; their clocks stand still
         self._exposed_before = [0.0] * K
         self._last = [(0.0, 0.0)] * K  # busy and exposed seconds of the newest closed stage
         self._open = 0
@@ -65,19 +68,27 @@ class Stages:
         return self._since[resource] is not None
 
     def has(self, resource: Resource) -> bool:
-        """Whether the gate has let us in on the resource, and we have not let go."""
+        """True while this job holds the resource at the gate."""
         return self._passed[resource]
 
+    def refresh(self) -> None:
+        """Between two stages: switch to the current gate."""
+        if not self._open:
+            self.gate = self._refresh(self.gate)
+
+    def wait_for_gpu(self) -> None:
+        """Wait until all launched GPU work has ended."""
+        self._cuda.wait()
+
     def lease_s(self, resource: Resource) -> float:
-        """How long a wait for the resource may take before it counts as somebody's mistake."""
+        """Seconds that a wait for the resource may take before it counts as an error."""
         done = self.gate.stats.stages[resource]
         return max(LEAST_LEASE_S, 10 * self.gate.stats.inside_s[resource] / done if done else 0.0)
 
     def enter(self, resource: Resource, *, gated: bool = True) -> None:
         """Open a stage; waits for the gate unless it is not `gated`."""
         if gated:
-            if not self._open:
-                self.gate = self._refresh(self.gate)
+            self.refresh()
             try:
                 self.gate.enter(resource, self.lease_s(resource))
                 self._passed[resource] = True
@@ -92,7 +103,8 @@ class Stages:
             self._begun()
             self._cuda.begin()
         if self._page is not None:
-            self._page.stage_since, self._page.in_stage = time.monotonic(), resource + 1
+            self._page.stage_since = self._open_since_s()
+            self._page.in_stage = resource + 1
 
     def leave(self, resource: Resource, *, sync: bool = False) -> None:
         """Close the stage, if it is open. `sync`: wait for the GPU also without a gate."""
@@ -113,7 +125,7 @@ class Stages:
 
     @contextmanager
     def stage(self, resource: Resource, *, sync: bool = False) -> Iterator[None]:
-        """A stage around a block; inside one of the same resource it changes nothing."""
+        """A stage around a block; within a stage on the same resource it does nothing."""
         if self.is_open(resource):
             yield
             return
@@ -125,7 +137,7 @@ class Stages:
 
     @contextmanager
     def waiting(self, resource: Resource) -> Iterator[None]:
-        """While this thread waits for what others load: whoever looks at the page sees for what, and since when."""
+        """Context in which this thread waits for data; the page shows the resource and since when."""
         page = self._page
         if page is not None:
             page.stage_since, page.in_stage = time.monotonic(), resource + 1
@@ -133,12 +145,13 @@ class Stages:
             yield
         finally:
             if page is not None:
+                page.stage_since = self._open_since_s()
                 page.in_stage = next((r + 1 for r in range(K) if self._since[r] is not None), 0)
 
     def yield_point(self) -> None:
-        """Let others go first if the quantum is used up; the time they take is not counted.
+        """Give way to others if the quantum is used up; their time does not count.
 
-        The host runs ahead of the GPU by one quantum of work at most, and waits for all of it only to give way.
+        The host runs at most one quantum of work ahead of the GPU, and waits for all of it only if it gives way.
         """
         if self.gate.kind == "none" or self.idle:
             return
@@ -162,7 +175,7 @@ class Stages:
             return self._tick()
 
     def _go_on(self, gave_way_s: float) -> None:
-        """The open stages go on, as if no time had passed since they gave way."""
+        """Continue the open stages as if no time had passed since they gave way."""
         with self._lock:
             self._changed_s = now = self._clock()
             self._since = [s if s is None else s + now - gave_way_s for s in self._since]
@@ -170,18 +183,25 @@ class Stages:
             self._begun()
             self._cuda.begin()
         if self._page is not None:
-            self._page.stage_since = time.monotonic()
+            self._page.stage_since = self._open_since_s()
+
+    def _open_since_s(self) -> float:
+        """For the page: when the open stage last made progress; 0 for a guest.
+
+        The peers of a guest may wait for it as long as its hosts need the GPU: that is no hanging.
+        """
+        return time.monotonic() if self.gate.kind != "guest" else 0.0
 
     def let_go(self, resource: Resource) -> None:
-        """Give the resource to others while the stage goes on by the clock."""
+        """Release the resource to others while the clock of the stage continues."""
         if self._passed[resource]:
             if resource is Resource.GPU and self.gate.kind != "none":
-                self._cuda.wait()  # what was launched is still running
+                self._cuda.wait()  # launched work still runs
             self._passed[resource] = False
             self.gate.leave(resource)
 
     def sleep(self, resource: Resource) -> None:
-        """The open stage waits for another one, the GPU's for the network: let go of it, and stop its clock."""
+        """Release the open stage and stop its clock while it waits for another one (the GPU's for the network)."""
         self.let_go(resource)
         with self._lock:
             began = self._since[resource]
@@ -193,7 +213,7 @@ class Stages:
             self._open -= 1
 
     def wake(self, resource: Resource) -> bool:
-        """It goes on, if it slept; whether it did."""
+        """Continue a sleeping stage; returns whether it slept."""
         with self._lock:
             slept = self._since[resource] is not None and self._asleep[resource]
             if slept:
@@ -210,12 +230,12 @@ class Stages:
             self.add(resource, busy_s * part, exposed_s * part)
 
     def close_all(self) -> None:
-        """Close every stage; for the way out."""
+        """Close all stages, at the end of the job."""
         for resource in Resource:
             self.leave(resource)
 
     def publish(self) -> None:
-        """Tell the page; at step boundaries, so that a mark costs no more than it must."""
+        """Write the times to the page; only at step boundaries, so that marks stay cheap."""
         self.busy_s[Resource.GPU] += self._cuda.collect()
         page, stats = self._page, self.gate.stats
         if page is not None:
@@ -233,13 +253,13 @@ class Stages:
         return out
 
     def add(self, resource: Resource, busy_s: float, exposed_s: float) -> None:
-        """Count seconds measured elsewhere: by loader workers."""
+        """Add `busy_s` and `exposed_s` seconds of `resource` that loader workers measured."""
         with self._lock:
             self.busy_s[resource] += busy_s
             self.exposed_s[resource] += exposed_s
 
     def _tick(self) -> float:
-        """Give the time since the last change to the stage that was alone, if one was."""
+        """Count the time since the last change for the only open stage, if there is exactly one."""
         now = self._clock()
         if self._open == 1:
             alone = next(r for r in range(K) if self._since[r] is not None and not self._asleep[r])

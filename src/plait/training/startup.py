@@ -1,4 +1,4 @@
-"""A script that does not call plait: its optimizer steps are counted from when torch is imported."""
+"""Count the optimizer steps of a script that does not call plait, from the import of torch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,45 @@ _lacking = False
 
 
 def watch_script() -> None:
-    """See every optimizer step of the process. Once a process."""
-    watch_torch(_stepped)
+    """Watch every optimizer step of the process and, in a guest, every new optimizer. Call it once per process."""
+    watch_torch(_stepped, _watch_guest)
+
+
+def _watch_guest(module: Any) -> None:
+    """After the import of torch.optim.optimizer: in a guest, watch new optimizers."""
+    try:
+        with open(os.path.join(os.environ["PLAIT_RUN_DIR"], "control.json"), "rb") as file:
+            shared = b'"sharing"' in file.read()
+    except (KeyError, OSError):
+        return
+    if not shared:
+        return
+    from plait.training.sharing.first_step import starts_as_guest, watch_first  # imported only where a GPU is shared
+
+    if starts_as_guest(os.environ["PLAIT_RUN_DIR"]):
+        watch_first(module, _made)
 
 
 def _stepped(optimizer: Any) -> None:
     """After every optimizer step. The first one attaches a script that has not."""
+    if (attachment := _attachment()) is not None:
+        attachment.optimizer_stepped(optimizer)
+
+
+def _made(optimizer: Any) -> None:
+    """After a guest has made an optimizer; the first one attaches the script."""
+    if (attachment := _attachment()) is not None:
+        attachment.optimizer_made(optimizer)
+
+
+def _attachment() -> Any:
     global _lacking
     if _lacking:
-        return
+        return None
     try:
-        from plait.training.attachment import optimizer_stepped
-    except Exception as error:  # the script's environment lacks what plait needs, and the script goes on without
+        from plait.training import attachment
+    except Exception as error:  # the script's environment lacks what plait needs; the script runs without plait
         _lacking = True
         note(os.environ.get("PLAIT_RUN_DIR"), f"this script runs without step counts: {error!r}")
-        return
-    optimizer_stepped(optimizer)
+        return None
+    return attachment

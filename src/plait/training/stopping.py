@@ -1,9 +1,9 @@
-"""When a job stops: a signal or a word of its agent sets a flag, and all ranks act on it at the same step.
+"""Stop a job: a signal or a command of the agent sets a flag, and all ranks act on it at the same step.
 
-SIGTERM (and SIGUSR1) sets a flag and does nothing else; the next step boundary saves and exits. A second one within the
-grace means: exit at the next boundary without a checkpoint. With several ranks the flags are all-reduced once a step by
-a small asynchronous operation on a host-side group of its own: sent at one boundary, read at the next, so it costs
-tens of microseconds and every rank reads the same.
+SIGTERM (and SIGUSR1) only sets a flag; the job saves and exits at the next step boundary. After a second signal within
+the grace period it exits at the next boundary without a checkpoint. With several ranks the flags are all-reduced once
+a step by a small asynchronous operation on a separate host-side group: sent at one boundary and read at the next, it
+costs tens of microseconds, and all ranks read the same value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PREEMPTED = 75
 
 
 def tell_where_on_quit() -> None:
-    """SIGQUIT writes the stacks of all threads to stderr: what the runner wants to know of a job that hangs."""
+    """Let SIGQUIT write the stacks of all threads to stderr; the runner sends it to a job that hangs."""
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
         faulthandler.register(signal.SIGQUIT, file=sys.__stderr__ or 2, all_threads=True)
 
@@ -40,14 +40,14 @@ class StopFlag:
     """Counts the signals that ask this process to stop."""
 
     def __init__(self, boundary_missing: Callable[[], bool] = lambda: False) -> None:
-        """Not asked yet, and not listening. `boundary_missing`: whether no boundary will look at the flag."""
+        """Start without a request and without handlers. `boundary_missing`: True if no boundary will read the flag."""
         self.level, self._boundary_missing = 0, boundary_missing
         self._before: dict[int, Any] = {}
 
     def listen(self, *, chain: bool = True) -> None:
-        """Install the handlers; only the main thread can, in others the agent's word alone counts.
+        """Install the signal handlers; only the main thread can, so other threads obey the agent's command only.
 
-        `chain`: handlers that were there before are called too.
+        `chain`: call earlier handlers, too.
         """
         if self._before or threading.current_thread() is not threading.main_thread():
             return
@@ -64,26 +64,29 @@ class StopFlag:
             raise SystemExit(PREEMPTED)
 
     def ignore(self) -> None:
-        """From now on signals do nothing: this process is on its way out."""
+        """Ignore signals from now on: the process is ending."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
 
 class Agreement:
-    """What all ranks know at a step boundary: the highest of their wishes at the boundary before.
+    """Agreement of all ranks at a step boundary: the maximum of their requests at the previous boundary.
 
     Every rank must call `decide` equally often, which optimizer steps of one job do. Without an initialised
     `torch.distributed` each rank decides for itself.
     """
 
     def __init__(self, world_size: int) -> None:
-        """`world_size` ranks in the job."""
+        """Agree among `world_size` ranks."""
         self.world_size = world_size
         self._own: OwnGroup | None = None
         self._sent: Any = None
 
     def decide(self, stop: int, save: bool) -> tuple[int, bool]:
-        """Tell this rank's wishes, get what all ranks do now: (0, 1 or 2; whether to make a checkpoint)."""
+        """Send this rank's requests; returns what all ranks do now, as (0, 1 or 2; make a checkpoint).
+
+        `stop`: 0 continue, 1 stop after a checkpoint, 2 stop at once; `save`: make a checkpoint.
+        """
         dist = sys.modules.get("torch.distributed")
         if self.world_size == 1 or dist is None or not (dist.is_available() and dist.is_initialized()):
             return stop, save
@@ -105,13 +108,22 @@ class Agreement:
 
 
 class Boundary:
-    """What is done between two iterations: whether to stop, whether to make a checkpoint."""
+    """Decides between two iterations whether to stop and whether to make a checkpoint."""
 
     def __init__(
-        self, page: Page, checkpointer: Checkpointer, around: Environment, *, boundary_missing: Callable[[], bool]
+        self,
+        page: Page,
+        checkpointer: Checkpointer,
+        around: Environment,
+        *,
+        boundary_missing: Callable[[], bool],
+        leaves: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Of the rank that `around` describes. `boundary_missing`: whether no boundary can be expected."""
-        self.stop = StopFlag(boundary_missing)
+        """Decide for the rank that `around` describes, whose agent writes to `page`.
+
+        `boundary_missing`: True if no boundary can be expected. `leaves`: True if a guest must save and leave its GPU.
+        """
+        self.stop, self._leaves = StopFlag(boundary_missing), leaves
         self._page, self._checkpointer, self._around = page, checkpointer, around
         self._agreement = Agreement(around.world_size)
         self._saved_s = time.monotonic()
@@ -120,28 +132,28 @@ class Boundary:
 
     @property
     def wants_stop(self) -> int:
-        """0 go on, 1 checkpoint and exit, 2 exit: what the agent or a signal asked of this rank."""
-        level = max(self.stop.level, min(self._page.stop, STOP_NOW))
+        """Request of the agent or of a signal: 0 continue, 1 checkpoint and exit, 2 exit."""
+        level = max(self.stop.level, min(self._page.stop, STOP_NOW), STOP_GRACEFULLY if self._leaves() else 0)
         if level and self._asked_s is None:
             self._asked_s = time.monotonic()
         return level
 
     @property
     def asked_for_s(self) -> float:
-        """Seconds since somebody looked and was asked to stop; 0 if nobody was."""
+        """Seconds since a stop request was first noticed; 0 without one."""
         return time.monotonic() - self._asked_s if self._asked_s is not None else 0.0
 
     def saved(self) -> None:
-        """A checkpoint was made, or there was nothing to lose before now."""
+        """Restart the checkpoint interval: a checkpoint was made, or there is nothing to lose yet."""
         self._saved_s = time.monotonic()
 
     def decide(self, *, save: bool = False) -> tuple[int, bool]:
-        """What all ranks do at this boundary: stop (0 no, 1 after a checkpoint, 2 at once), make a checkpoint.
+        """What all ranks do at this boundary: (stop: 0 no, 1 after a checkpoint, 2 at once; make a checkpoint).
 
-        `save`: there is a reason to, beside the time since the last one.
+        `save`: make a checkpoint even if the interval has not passed.
         """
         self.stop.listen()
-        # Rank 0 says when, since clocks and disks of the others differ; one at a time.
+        # Rank 0 decides, since clocks and disks differ; one checkpoint at a time.
         around = self._around
         due = around.rank == 0 and (save or time.monotonic() - self._saved_s >= around.checkpoint_s)
         due = due and not self._checkpointer.busy
@@ -151,10 +163,10 @@ class Boundary:
 
 
 def ignore_in_worker(inner: Callable[[int], None] | None, worker: int) -> None:
-    """What a loader worker does first: no SIGTERM for it, or it dies before the job has saved its state.
+    """Initialise a loader worker: ignore SIGTERM, or it would die before the job has saved its state.
 
-    That of its own process counts: multiprocessing ends workers so, and then waits for them. Only a waiting thread is
-    told who sent a signal.
+    A SIGTERM of its parent counts, since multiprocessing ends workers so. Only a thread in `sigwaitinfo` can see the
+    sender of a signal. `inner`: the script's own initialiser; `worker`: number of the worker.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):

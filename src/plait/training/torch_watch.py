@@ -1,4 +1,4 @@
-"""Calls a function after every step of a torch optimizer, from when torch is imported."""
+"""Call a function after every step of a torch optimizer, from the import of torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WATCHED = "torch.optim.optimizer"
 _watching = False
 
 
-def watch_torch(stepped: Callable[[Any], object]) -> None:
-    """Call `stepped(optimizer)` after every optimizer step of this process; the first call of a process counts.
+def watch_torch(stepped: Callable[[Any], object], loaded: Callable[[Any], object] = lambda module: None) -> None:
+    """Call `stepped(optimizer)` after every optimizer step of this process; later calls do nothing.
 
-    The hook is registered now if torch is there, else when it is imported.
+    The hook is registered now if torch is imported, else at its import; then `loaded(torch.optim.optimizer)` is called.
     """
     global _watching
     if _watching:
@@ -24,26 +24,27 @@ def watch_torch(stepped: Callable[[Any], object]) -> None:
     _watching = True
     module = sys.modules.get(WATCHED)
     if module is not None and hasattr(module, "register_optimizer_step_post_hook"):
-        _register(module, stepped)
+        _register(module, stepped, loaded)
     else:
-        sys.meta_path.insert(0, _Finder(stepped))
+        sys.meta_path.insert(0, _Finder(stepped, loaded))
 
 
-def _register(module: Any, stepped: Callable[[Any], object]) -> None:
+def _register(module: Any, stepped: Callable[[Any], object], loaded: Callable[[Any], object]) -> None:
     module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped(optimizer))
+    loaded(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the watched module where it is and has it tell us when it is loaded."""
+    """Finds the watched module and registers the hook after it was loaded."""
 
-    def __init__(self, stepped: Callable[[Any], object]) -> None:
-        """Register `stepped` then."""
-        self._stepped = stepped
+    def __init__(self, stepped: Callable[[Any], object], loaded: Callable[[Any], object]) -> None:
+        """Register `stepped` and call `loaded` after the import."""
+        self._stepped, self._loaded = stepped, loaded
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec with one call added; None for all others."""
+        """The spec of the watched module, with a call added to its loading; None for all other names."""
         if name != WATCHED:
             return None
         sys.meta_path.remove(self)
@@ -55,7 +56,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def load_and_tell(module: ModuleType) -> None:
             load(module)
-            _register(module, self._stepped)
+            _register(module, self._stepped, self._loaded)
 
         loader.exec_module = load_and_tell  # type: ignore[method-assign]
         return spec

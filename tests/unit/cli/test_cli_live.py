@@ -328,7 +328,7 @@ def test_explain_an_adaptive_job_by_its_fit(plait, fake):
     told = plait("explain", "j-3", "--no-eta").out
     assert "adapts: 1 GPU of 1 to 8, batch 512" in told
     assert "each with its best batch, against 1 GPU: 1: 1 times (batch 128), 2: 1.4 times (batch 256), 4: 2" in told
-    assert "sizes are chosen anew in 34.0 s" in told
+    assert "sizes are chosen again in 34.0 s" in told
     assert "at most 2 GPUs for now: twice as many as it has measured itself on" in told
     found["sizes"] = {"profiled": 0, "cap": 1, "at": []}
     told = plait("explain", "j-3", "--no-eta").out
@@ -635,7 +635,7 @@ def test_events_of_a_job_in_words(plait, fake):
     lines = [line.split(" s  ")[1] for line in plait("events", "j-3").out.splitlines()]
     assert lines == [
         "j-3 started on n0 GPU 0, n1 GPU 1 (attempt 2)",
-        "j-3 was told to stop: moved (attempt 2)",
+        "j-3 was asked to stop: moved (attempt 2)",
         "process 1 of j-3 ended with exit code -9: it was killed (attempt 2)",
         "j-3 left its GPUs: preempted (attempt 2)",
         "j-3 runs again; its restart took 1 min 27 s (attempt 3)",
@@ -696,6 +696,7 @@ def test_every_entry_and_command_has_words():
     kinds = {kind.__name__ for kind in (*get_args(Event), *get_args(Command))} | set(KINDS)
     assert kinds - set(_WORDS) == set()
     assert in_words({"type": "Later", "jobs": [3]}) == "Later j-3"
+    assert in_words({"type": "Foreseen", "job": 3}) == "a forecast for j-3 was kept"  # its name in older logs
 
 
 def test_explain_says_why_what_would_help_and_when(plait, fake):

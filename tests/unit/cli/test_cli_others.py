@@ -19,6 +19,7 @@ def test_policies(plait):
     rows = {row["name"]: row for row in json.loads(plait("policies", "--json").out)}
     assert rows["fifo"]["preempts"] == rows["drf"]["preempts"] == "no"
     assert rows["srsf"]["preempts"] == rows["themis"]["preempts"] == "yes"
+    assert rows["yarn-cs"]["preempts"] == "with preempt=on"
     assert rows["sjf"]["knows"] == "duration"
     assert "thresholds" in rows["tiresias-l"]["options"]
 

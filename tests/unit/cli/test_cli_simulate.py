@@ -359,3 +359,38 @@ def test_models_of_unknown_tensor_sizes_are_named_once(plait, tmp_path):
     said = plait("simulate", path, "-p", "tiresias-l,tiresias-l:packlimit=0.9,fifo", "-c", "2x2").err
     assert said.count("tensor sizes of my-model are unknown: placement=skew keeps these jobs together") == 1
     assert "tensor sizes" not in plait("simulate", path, "-p", "fifo", "-c", "2x2").err
+
+
+def test_models_on_shared_gpus_come_from_a_table_and_their_figures_are_in_the_results(plait, tmp_path) -> None:
+    """Guests of 8 GB start with half of it beside hosts of 8 GB on GPUs of 16."""
+    table = tmp_path / "models.csv"
+    table.write_text("model,memory_gb,persistent_gb,curve,quantum_ms\n*,8,2,sr,4\n")
+    rows = [f"j{i},0,{1 + i % 2},1000,exact,completed" for i in range(16)]
+    (tmp_path / "pairs.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    asked = (
+        "simulate", "pairs.csv", "-p", "antman:least_memory=0.5", "-c", "1x8", "--opportunistic-share", "0.5",
+        "--assign-models", "uniform", "--world", "ideal", "--json", "-",
+    )  # fmt: skip
+    done = plait(*asked, "--guest-models", table, "--gpu-memory", "16", "--check")
+    assert done.code == 0, done.err
+    [row] = json.loads(done.out)
+    assert row["guest_models"] == str(table)
+    assert row["opportunistic_kills"] == row["conversions"] == 0
+    assert row["spill_gb_h"] > 0
+    plain = plait(*asked)
+    assert "spill_gb_h" not in json.loads(plain.out)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--guest-models", "none.csv"), "cannot read the table of models: No such file or directory"),
+        (("--gpu-memory", "0"), "--gpu-memory must be over 0 GB, got 0"),
+        (("--guest-models", "low.csv"), "low.csv:2: model x: its memory of 1 GB is less than the 2 GB"),
+    ],
+)
+def test_bad_tables_of_models_are_refused(plait, small, tmp_path, options, said) -> None:
+    (tmp_path / "low.csv").write_text("model,memory_gb,persistent_gb\nx,1,2\n")
+    answer = plait("simulate", small, "-p", "antman", *options)
+    assert answer.code != 0
+    assert said in " ".join(answer.err.split())

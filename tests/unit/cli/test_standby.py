@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.agent.procs import Process
 from plait.live.layout import Layout
-from plait.live.supervisor import follower, services
+from plait.live.supervisor import services, standby
 from plait.live.supervisor.saved_options import remember, remembered
+from plait.live.system.procs import Process
 
 DB = "postgresql://host/name"
 
@@ -32,25 +32,25 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options of each service started; nothing else of this home runs on this machine."""
     found: list[dict[str, Any]] = []
 
-    def start_follower(layout: Layout, options: dict[str, Any], name: str) -> str:
+    def start_standby(layout: Layout, options: dict[str, Any], name: str) -> str:
         found.append({"name": name, **options})
         return "http://there"
 
-    monkeypatch.setattr(follower, "start_follower", start_follower)
-    monkeypatch.setattr(follower, "refuse_taken_port", lambda port, host: None)
-    monkeypatch.setattr(follower.daemon, "spawn", lambda *words: None)
+    monkeypatch.setattr(standby, "start_standby", start_standby)
+    monkeypatch.setattr(standby, "refuse_taken_port", lambda port, host: None)
+    monkeypatch.setattr(standby.daemon, "spawn", lambda *words: None)
     here(monkeypatch)
     return found
 
 
 def here(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    monkeypatch.setattr(follower, "processes", lambda layout: {name: SimpleNamespace(pid=7) for name in names})
+    monkeypatch.setattr(standby, "processes", lambda layout: {name: SimpleNamespace(pid=7) for name in names})
 
 
 def test_on_another_machine_it_has_the_options_of_the_first(layout: Layout, started: list[dict[str, Any]]) -> None:
     (layout.home / "keeper.json").write_text('{"pid": 1, "boot": "another", "host": "login1"}')
-    follower.start(layout, {})
-    follower.look(layout, "2")
+    standby.start(layout, {})
+    standby.look(layout, "2")
     assert started == [{"name": "2", "db": DB, "port": 7001, "host": "0.0.0.0", "insecure": True}] * 2
     assert remembered(layout, "2") == {}
 
@@ -58,8 +58,8 @@ def test_on_another_machine_it_has_the_options_of_the_first(layout: Layout, star
 def test_it_leaves_the_port_to_a_first_one_that_is_dead_at_the_moment(
     layout: Layout, started: list[dict[str, Any]]
 ) -> None:
-    follower.start(layout, {})
-    follower.look(layout, "2")
+    standby.start(layout, {})
+    standby.look(layout, "2")
     assert [options.get("port") for options in started] == [None, None]
 
 
@@ -67,8 +67,8 @@ def test_beside_the_first_it_takes_another_port(
     layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here(monkeypatch, "1")
-    follower.start(layout, {})
-    follower.start(layout, {"port": 7002}, "3")
+    standby.start(layout, {})
+    standby.start(layout, {"port": 7002}, "3")
     assert [options.get("port") for options in started] == [None, 7002]
 
 
@@ -76,10 +76,10 @@ def test_its_own_are_remembered_and_its_keeper_uses_them(
     layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here(monkeypatch, "1")
-    follower.start(layout, {"port": 7002, "host": "127.0.0.1"}, "b")
-    follower.start(layout, {}, "b")
+    standby.start(layout, {"port": 7002, "host": "127.0.0.1"}, "b")
+    standby.start(layout, {}, "b")
     remember(layout, {**remembered(layout), "lost": 9.0})  # the next plait up gave another one
-    assert follower.look(layout, "b") == ["service b was started again at http://there"]
+    assert standby.look(layout, "b") == ["service b was started again at http://there"]
     assert [(options["port"], options["host"]) for options in started] == [(7002, "127.0.0.1")] * 3
     assert started[-1]["lost"] == 9.0
     assert remembered(layout)["port"] == 7001
@@ -89,11 +89,11 @@ def test_one_that_was_told_to_end_is_started_again_as_after_an_upgrade(
     layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(layout, {"port": 7002}, "b")
-    monkeypatch.setattr(follower.daemon.time, "sleep", lambda _: None)
-    follower.keep(layout, "b", until=lambda: bool(started))  # it left no record, since it ended as it should
+    monkeypatch.setattr(standby.daemon.time, "sleep", lambda _: None)
+    standby.keep(layout, "b", until=lambda: bool(started))  # it left no record, since it ended as it should
     assert [(options["name"], options["port"]) for options in started] == [("b", 7002)]
     here(monkeypatch, "b")
-    assert follower.look(layout, "b") == []
+    assert standby.look(layout, "b") == []
 
 
 def test_what_cannot_be_is_refused_in_words(
@@ -101,16 +101,16 @@ def test_what_cannot_be_is_refused_in_words(
 ) -> None:
     here(monkeypatch, "2")
     with pytest.raises(InputError, match=r"service 2 of .* runs already \(process 7\); give another --name"):
-        follower.start(layout, {})
+        standby.start(layout, {})
     monkeypatch.undo()
     remember(layout, {})
     with pytest.raises(InputError, match="plait up --db postgresql://host/name"):
-        follower.start(layout, {})
+        standby.start(layout, {})
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InputError, match="give another --port"):
-            follower.start(layout, {"db": DB, "port": taken.getsockname()[1]})
+            standby.start(layout, {"db": DB, "port": taken.getsockname()[1]})
     assert started == []
     assert remembered(layout, "2") == {}
 
@@ -119,8 +119,8 @@ def test_one_of_another_machine_is_left_to_it(layout: Layout, started: list[dict
     record = layout.home / "service-2.json"
     record.write_text('{"url": "http://b", "pid": 1, "boot": "another", "host": "login2"}')
     with pytest.raises(InputError, match=f"service 2 of .* is kept on login2: .* rm {record}"):
-        follower.start(layout, {})
-    follower.start(layout, {}, "3")
+        standby.start(layout, {})
+    standby.start(layout, {}, "3")
     assert [options["name"] for options in started] == ["3"]
 
 
@@ -138,7 +138,7 @@ def test_one_for_which_nobody_waits_any_more_is_ended(layout: Layout, monkeypatc
     monkeypatch.setattr(services, "records", interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            services.start_follower(layout, {"db": DB}, "2")
+            services.start_standby(layout, {"db": DB}, "2")
         assert Process.of(children[0].pid) is None
     finally:
         children[0].kill()

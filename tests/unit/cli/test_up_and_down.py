@@ -19,7 +19,6 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
 from plait.core.errors import InputError  # noqa: E402
-from plait.live.agent.procs import Process  # noqa: E402
 from plait.live.client.client import Client  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.service.main import only_one  # noqa: E402
@@ -28,6 +27,7 @@ from plait.live.supervisor import daemon, down, keeper  # noqa: E402
 from plait.live.supervisor import up as starting  # noqa: E402
 from plait.live.supervisor.saved_options import remember, remembered, was_up  # noqa: E402
 from plait.live.supervisor.services import elsewhere, process_of, start_service  # noqa: E402
+from plait.live.system.procs import Process  # noqa: E402
 
 #: Nothing here takes so long on any machine.
 PATIENCE_S = 60.0
@@ -191,7 +191,7 @@ def test_one_that_comes_back_beside_a_leader_stands_by_though_the_engine_is_away
 ) -> None:
     started: list[str] = []
     monkeypatch.setattr(starting, "others_ready", lambda layout: True)
-    monkeypatch.setattr(starting, "start_follower", lambda layout, options, name: started.append(name))
+    monkeypatch.setattr(starting, "start_standby", lambda layout, options, name: started.append(name))
     monkeypatch.setattr(starting, "own_client", lambda layout: SimpleNamespace(status=dict))
     starting.start(layout, {"db": "postgresql://h/d"})
     assert (started, nodes.asked) == (["1"], ["start"])

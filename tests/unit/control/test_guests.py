@@ -13,10 +13,20 @@ from hypothesis import strategies as st
 from scripted_runs import decide, finish, floats, ints, submit
 
 from plait.control.controller import Controller
-from plait.control.messages import Adjust, JobCancelled, Launch, NodeJoined, NodeLost, Stop, UsageReported
+from plait.control.messages import (
+    Adjust,
+    JobCancelled,
+    Launch,
+    NodeJoined,
+    NodeLost,
+    ProgressReported,
+    Stop,
+    UsageReported,
+)
 from plait.control.plan_check.capacity import needed_bytes, overfull, reference_overfull
-from plait.control.plan_check.groups import GPU_TWICE, GUESTS_FULL, OK, check_plan
+from plait.control.plan_check.check import GPU_TWICE, GUESTS_FULL, OK, check_plan
 from plait.control.snapshot import of_active, restore, snapshot
+from plait.control.usage import SLOW_SPEED, note_slow_guests
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import Checkpoints, JobSpec
@@ -117,7 +127,7 @@ def test_more_guests_than_a_gpu_takes_are_refused() -> None:
         c.handle(decide(0.0))
     none = Controller(Planned([plan]), Cluster.parse("1x1"), max_guests_per_gpu=0)
     none.handle(submit(0, *specs(1, 1)))
-    with pytest.raises(PlanError, match="sharing GPUs with guests is simulated only, so far"):
+    with pytest.raises(PlanError, match="guests are not allowed here"):
         none.handle(decide(0.0))
 
 
@@ -283,6 +293,99 @@ def test_usage_of_gpus_that_are_not_there_is_refused() -> None:
         c.handle(used(1.0, floats(), floats(), ints(0), floats()))
 
 
+def progressed(at_s: float, done: float, run_s: float, step_s: float) -> ProgressReported:
+    """What is measured of job 1."""
+    return ProgressReported(at_s, ints(1), floats(done), floats(run_s), floats(run_s), floats(step_s))
+
+
+def slow_since_s(c: Controller) -> list[float]:
+    return c.view().jobs.slow_since_s.tolist()
+
+
+def test_guests_are_slow_since_they_got_nothing() -> None:
+    """Of one second an iteration alone, job 1 is the guest; steps of over 100 s are next to nothing."""
+    c, _ = running([Plan.of([host(0, 0), guest(1, 0)])], 1, 1)
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+    c.handle(progressed(20.0, 10.0, 20.0, 2.0))
+    c.handle(progressed(30.0, 15.0, 30.0, 1e6))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, 30.0])  # it got something until now
+    c.handle(progressed(90.0, 15.0, 90.0, 1e6))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, 30.0])
+    c.handle(progressed(95.0, 15.0, 95.0, 1.0))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+    c.handle(progressed(100.0, 20.0, 100.0, 1.0))
+    c.handle(progressed(150.0, 20.001, 150.0, 1e6))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, 100.0])  # and nothing since the report before
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slow_guests_are_noted_one_by_one_as_all_at_once(seed: int) -> None:
+    chance, n = np.random.default_rng(seed), 40
+    jobs, group = np.sort(chance.choice(60, n, replace=False)), chance.integers(-1, 12, 60)
+    done, ran_s, step_s = chance.uniform(0, 9, n), chance.uniform(0, 900, n), chance.choice([NAN, 0.5, 90.0, 1e6], n)
+    told, guest = chance.random(n) < 0.2, chance.random(12) < 0.6
+    before_done, before_s, alone_s = chance.uniform(0, 9, 60), chance.uniform(0, 900, 60), chance.choice([NAN, 1.0], 60)
+    since_s = chance.choice([NAN, 5.0], 60)
+    expected = since_s.copy()
+    for i, job in enumerate(jobs.tolist()):
+        speed = alone_s[job] / step_s[i]
+        if not told[i] and group[job] >= 0 and guest[group[job]] and speed == speed:
+            run_s, work_s = ran_s[i] - before_s[job], (done[i] - before_done[job]) * alone_s[job]
+            first_s = expected[job] if expected[job] == expected[job] else 1e3 - run_s * (work_s < SLOW_SPEED * run_s)
+            expected[job] = first_s if speed < SLOW_SPEED else NAN
+    note_slow_guests(jobs, done, ran_s, step_s, told, 1e3, guest, group, before_done, before_s, alone_s, since_s)
+    np.testing.assert_array_equal(since_s, expected)
+
+
+def test_what_agents_measure_of_a_guest_goes_before_its_mean_pace() -> None:
+    c, _ = running([Plan.of([host(0, 0), guest(1, 0)])], 1, 1)
+    c.handle(used(10.0, floats(), floats(), ints(0, 1), floats(500.0, 99.0)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+    assert not c.changed
+    c.handle(used(20.0, floats(), floats(), ints(0, 1), floats(500.0, 101.0)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, 20.0])
+    assert c.changed, "the policy has to know, or it would not look again in time"
+    c.changed = False
+    c.handle(progressed(30.0, 10.0, 30.0, 1.0))
+    c.handle(used(40.0, floats(), floats(), ints(1), floats(121.0)))
+    c.handle(used(50.0, floats(), floats(), ints(1), floats(NAN)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, 20.0])
+    c.handle(used(60.0, floats(), floats(), ints(1), floats(2.0)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+    assert not c.changed
+
+
+def test_a_guest_whose_speed_nobody_knows_is_slow_from_a_minute_a_step_on() -> None:
+    """A guest beside its host measures no profile, and it is the one that may never get anything."""
+    c, _ = running([Plan.of([host(0, 0), guest(1, 0)])], 1, 1)
+    c.job_store.columns["iteration_s"][:] = NAN
+    c.handle(used(10.0, floats(), floats(), ints(0, 1), floats(500.0, 59.0)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+    c.handle(used(20.0, floats(), floats(), ints(0, 1), floats(500.0, 61.0)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, 20.0])
+    c.handle(used(30.0, floats(), floats(), ints(1), floats(5.0)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+
+
+def test_a_guest_that_starts_again_is_not_slow_yet() -> None:
+    here, there, nowhere = ([host(0, 0), *more] for more in ([guest(1, 0)], [guest(1, 1)], []))
+    c, _ = running([Plan.of(groups) for groups in (here, there, nowhere, there)], 1, 1)
+    for at_s, plans in ((1.0, 1), (2.0, 2)):  # it is moved, and it is stopped and starts again
+        c.handle(used(at_s, floats(), floats(), ints(1), floats(1e3)))
+        np.testing.assert_array_equal(slow_since_s(c), [NAN, at_s])
+        for _ in range(plans):
+            c.changed = True
+            c.handle(decide(at_s))
+        np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+        assert c.job_store.columns["starts"][1] == at_s + 1
+
+
+def test_nobody_but_guests_is_slow() -> None:
+    c, _ = running([Plan.of([Group((Member(0), Member(1)), (0,))])], 1, 1)
+    c.handle(progressed(20.0, 0.0, 20.0, 1e6))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+
+
 # -- memory of the controller ----------------------------------------------------------------------------
 
 
@@ -299,6 +402,17 @@ def test_a_snapshot_keeps_guests_reservations_and_usage() -> None:
     np.testing.assert_array_equal(again.usage.utilisation, floats(0.5, NAN, NAN, NAN))
     assert snapshot(again) == snapshot(c)
     assert not {"reservations", "usage"} & set(snapshot(running([Plan.of([host(0, 0)])], 1)[0]))
+
+
+def test_a_snapshot_says_who_is_slow_if_anybody_is() -> None:
+    c, _ = running([Plan.of([host(0, 0), guest(1, 0)])], 1, 1)
+    older = snapshot(c)
+    assert "slow_since_s" not in older["books"]["life"]  # as versions without the column wrote it
+    np.testing.assert_array_equal(slow_since_s(restore(older, c.policy)), [NAN, NAN])
+    c.handle(used(1.0, floats(), floats(), ints(1), floats(1e3)))
+    again = restore(json.loads(json.dumps(snapshot(c), allow_nan=False)), c.policy)
+    np.testing.assert_array_equal(slow_since_s(again), [NAN, 1.0])
+    np.testing.assert_array_equal(slow_since_s(of_active(c)[0]), [NAN, 1.0])
 
 
 def test_a_controller_of_the_active_jobs_renumbers_reservations_and_usage() -> None:

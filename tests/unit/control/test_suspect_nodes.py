@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -129,6 +129,14 @@ class Joins:
 
 
 @dataclass(frozen=True)
+class JoinsWithReasons(Joins):
+    """The same, and a reason for everybody."""
+
+    def decide(self, view: View) -> Plan:
+        return replace(super().decide(view), reasons=dict.fromkeys(view.jobs.number.tolist(), "not yet"))
+
+
+@dataclass(frozen=True)
 class Pairs:
     """`place` with every second job as the company of the one before it."""
 
@@ -138,7 +146,7 @@ class Pairs:
         return place(view, np.array(rows[::2]), companions=pairs)
 
 
-@pytest.mark.parametrize("policy", [Joins(), Pairs()])
+@pytest.mark.parametrize("policy", [Joins(), JoinsWithReasons(), Pairs()])
 def test_nobody_joins_a_group_on_a_silent_node(policy: Policy) -> None:
     c = Controller(policy, Cluster.parse("2x1"))
     submit(c, 0.0, job("a"))

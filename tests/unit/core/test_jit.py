@@ -89,3 +89,46 @@ def test_plain_of_a_plain_function_is_itself():
         return x
 
     assert plain(function) is function
+
+
+CALLED = """
+from plait.core.jit import kernel
+
+@kernel
+def called(x: int) -> int:
+    return x + {}
+"""
+MIDDLE = """
+import called_by_a_test
+from called_by_a_test import called
+from plait.core.jit import linked
+
+@linked(called_by_a_test)
+def middle(x: int) -> int:
+    return 10 * called(x)
+"""
+OUTER = """
+import middle_of_a_test
+from middle_of_a_test import middle
+from plait.core.jit import has_machine_code, linked
+
+@linked(middle_of_a_test)
+def outermost(x: int) -> int:
+    return middle(x) + 100
+
+print(has_machine_code(outermost), outermost(3))
+"""
+
+
+@pytest.mark.skipif(not HAVE_NUMBA, reason="needs the compiler")
+def test_a_linked_kernel_is_compiled_again_when_a_file_changes_that_it_is_linked_with(tmp_path):
+    (tmp_path / "middle_of_a_test.py").write_text(MIDDLE)
+    (tmp_path / "outer_of_a_test.py").write_text(OUTER)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    env["NUMBA_DISABLE_JIT"] = "0"
+    said = []
+    for number in (1, 1, 2):
+        (tmp_path / "called_by_a_test.py").write_text(CALLED.format(number))
+        command = [sys.executable, "-c", "import outer_of_a_test"]
+        said.append(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split())
+    assert said == [["False", "140"], ["True", "140"], ["False", "150"]]

@@ -382,7 +382,7 @@ def test_only_who_leads_is_ready(objects):
     assert "httpGet" not in container["livenessProbe"], "who stands by answers 503, and must not be killed for it"
 
 
-def test_a_rollout_replaces_the_follower_and_leaves_the_leader(objects):
+def test_a_rollout_replaces_the_standby_and_leaves_the_leader(objects):
     spec = one(objects, "Deployment")["spec"]
     how = spec["strategy"]["rollingUpdate"]
     assert spec["replicas"] - how["maxUnavailable"] == 1, "all that are ready: the leader goes when somebody deletes it"

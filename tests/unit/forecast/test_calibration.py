@@ -13,7 +13,7 @@ import pytest
 from plait.forecast.queue import foresee
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.options import Options
-from plait.live.scheduler.records.notes import Foreseen
+from plait.live.scheduler.records.notes import ForecastRecorded
 from plait.live.scheduler.records.track_record import ENOUGH, PRIOR, Calibration, Said, TrackRecord, score
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program
@@ -55,8 +55,8 @@ def test_until_there_are_enough_the_prior_counts() -> None:
 
 def test_the_first_forecast_of_a_job_is_scored_when_it_starts_and_when_it_ends() -> None:
     record = TrackRecord()
-    record.told(Foreseen(10.0, 3, [9.0, 10.0, 11.0], [19.0, 20.0, None]))
-    record.told(Foreseen(15.0, 3, [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]))
+    record.add_forecast(ForecastRecorded(10.0, 3, [9.0, 10.0, 11.0], [19.0, 20.0, None]))
+    record.add_forecast(ForecastRecorded(15.0, 3, [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]))
     record.came(3, "start", 20.0)
     record.came(3, "start", 40.0)  # it was stopped and begins again: no longer what was asked
     assert list(record.scores["start"]) == [0.0]

@@ -13,7 +13,7 @@ from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast import drawn
 from plait.forecast.eta import Eta, Interval, _least, forecast, pace_s
-from plait.forecast.resume import Continued, running_now
+from plait.forecast.resume import ResumedSimulator, running_now
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.policies.catalog import make_policy
 from plait.sim.settings import SimulationSettings
@@ -117,7 +117,9 @@ def test_nothing_waits_nothing_is_foreseen():
 
 def test_groups_are_taken_over_without_those_that_ended():
     controller = at_work()
-    backend = Continued(controller, JobBatch.of([controller.job_store.spec(i) for i in range(3)]), SimulationSettings())
+    backend = ResumedSimulator(
+        controller, JobBatch.of([controller.job_store.spec(i) for i in range(3)]), SimulationSettings()
+    )
     assert backend.is_running.tolist() == [1, 0, 0]
     assert backend.done_ms.tolist() == [50_000, 0, 0]
     controller.job_store.columns["phase"][0] = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from itertools import product
 
@@ -108,6 +110,19 @@ def test_jobs_are_on_as_few_nodes_as_their_size_needs():
     values = np.where(configs[:, 1] == 5, 5.0, 0.0)[None]
     found = best_arrangement(values, configs, 4, 6)
     assert sorted(found.gpus[0].tolist()) == [0, 0, 0, 0, 1, 4]
+
+
+def test_solving_prints_nothing():
+    """Standard output is for results; HiGHS 1.16 greets there, once a process."""
+    program = """if True:
+        import numpy as np
+        from plait.goodput.allocate.ilp import best_arrangement
+        from plait.goodput.allocate.ladder import every_size
+        configs = every_size(4, 6)
+        best_arrangement(np.where(configs[:, 1] == 5, 5.0, 0.0)[None], configs, 4, 6)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_three_jobs_share_two_nodes_where_the_ladder_cannot():

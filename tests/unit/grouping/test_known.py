@@ -33,7 +33,7 @@ def test_worth_is_what_the_model_says_one_at_a_time(model):
 def test_turns_follow_the_members_and_take_the_time_of_the_group(model, members):
     known = Known(model)
     for classes in permutations(range(3), members):
-        turns, efficiency = known.seated(classes)
+        turns, efficiency = known.arranged(classes)
         (worth,) = known.worth([tuple(sorted(classes))])
         stage_s = model.rows[:, :3]
         slots = [max(stage_s[c, (turn + j) % 3] for c, turn in zip(classes, turns, strict=True)) for j in range(3)]

@@ -21,10 +21,10 @@ def dealt(model: Model, groups: int) -> list[tuple[int, ...]]:
 
 
 def search(model, nodes, kernel):
-    seats = model.padded(nodes)
-    room = kernels.search_room(len(seats), model.packed[1])
-    kernel(model.rows, seats, 100, model.options.floor, *model.packed, *room)
-    return sorted(tuple(c for c in seat if c >= 0) for seat in seats.tolist())
+    members = model.padded(nodes)
+    room = kernels.search_room(len(members), model.packed[1])
+    kernel(model.rows, members, 100, model.options.floor, *model.packed, *room)
+    return sorted(tuple(c for c in group if c >= 0) for group in members.tolist())
 
 
 def total(model, nodes):
@@ -90,7 +90,7 @@ def test_gains_over_the_rounds(stage_s):
 
 
 def test_an_empty_seat_is_a_seat():
-    """Three of one kind and one of another: the odd one moves to the free seat opposite, not in exchange for a job."""
+    """Three of one kind and one of another: the odd one moves to the free place opposite, not in exchange for a job."""
     stage_s = np.array([[1.0, 0, 0, 0], [0.9, 0, 0, 0], [0, 1.0, 0, 0]])
     made = Model.of(Options(2), stage_s, stage_s.sum(axis=1), None, None)
     a, b, c = made.of_job.tolist()

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 from live_cases import Cluster
+from local_agent import LocalAgent
+
+from plait.live.system import procs
 
 
 @pytest.fixture
@@ -24,3 +27,11 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         verified = replay(stored_rows(one.store))
         one.store.close()
         assert verified.difference is None, str(verified.difference)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LocalAgent]:
+    made = LocalAgent(tmp_path / "home", slot_memory=16.0)
+    yield made
+    made.close()
+    procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
-from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, Assignment, NodeInfo, Observed, Run, Seen
+from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, Assignment, NodeInfo, Observed, Run, Seen, Usage
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.store import Store
@@ -25,11 +25,12 @@ class Node:
         self.seen: dict[Key, Seen] = {}
         self.answer: Assignment | None = None
         self.obeys = True
+        self.usage = Usage()
 
     def observed(self) -> Observed:
         answer = self.answer
         term, reached = (0, 0) if answer is None else (answer.term, answer.version)
-        return Observed(self.info, self.agent, term, reached, list(self.seen.values()))
+        return Observed(self.info, self.agent, term, reached, list(self.seen.values()), self.usage)
 
     def sync(self) -> Assignment:
         """Tell and hear; processes start at once, and stop (with a checkpoint) when told to."""

@@ -107,7 +107,7 @@ def test_an_agent_reads_what_a_job_says(tmp_path: Path) -> None:
         page.set_goodput([math.nan if x is None else x for x in ESTIMATE])
         assert reader.read().adaptive == said()
         page.progress = page.batch_size = math.inf
-        page._floats[496 // 8] = 1.5  # half an example
+        page.floats[496 // 8] = 1.5  # half an example
         assert reader.read().adaptive == Adaptive(0.0, 100.0, None, ESTIMATE)
         reader.close()
         assert reader.read().adaptive is not None

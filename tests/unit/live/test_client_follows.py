@@ -27,7 +27,7 @@ def standby(leader: str | None) -> httpx.Response:
     return httpx.Response(503, json={"role": "standby", "leader": leader, "error": {"message": "stands by"}})
 
 
-def test_a_follower_names_the_leader_and_a_submission_goes_there() -> None:
+def test_a_standby_names_the_leader_and_a_submission_goes_there() -> None:
     asked = []
 
     def answer(request: httpx.Request) -> httpx.Response:

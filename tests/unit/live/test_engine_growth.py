@@ -24,9 +24,9 @@ from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import NextEpoch, reconcile
-from plait.live.scheduler.records.notes import Learnt
+from plait.live.scheduler.records.notes import ProfileRecorded
 from plait.live.scheduler.state import State
-from plait.live.service.what_if import Asker
+from plait.live.service.what_if import WhatIfService
 from plait.live.store import pack
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import MemoryDisk, Program
@@ -124,7 +124,7 @@ def test_profiles_for_later_jobs_are_not_kept_for_ever(monkeypatch: pytest.Monke
     monkeypatch.setattr(fold_module, "MOST_LEARNT", 3)
     state = State()
     for i in [0, 1, 2, 0, 3]:
-        apply(state, Learnt(1.0, key=f"k{i}", skew=0.5))
+        apply(state, ProfileRecorded(1.0, key=f"k{i}", skew=0.5))
     assert list(state.learnt) == ["k2", "k0", "k3"]
 
 
@@ -180,24 +180,24 @@ def test_questions_have_an_end(cluster: Make) -> None:
     c = cluster((1,))
     c.submit(*[{} for _ in range(20)])
     c.pass_s(2)
-    asker = Asker()
+    what_if = WhatIfService()
     try:
         asked: list[Future[list[dict[str, object]]]] = []
-        first = asker.explain(c.engine, 1, c.now)[1]
+        first = what_if.explain(c.engine, 1, c.now)[1]
         assert first is not None
         stuck: Future[None] = Future()
-        asker._pool.submit(stuck.result)
+        what_if._pool.submit(stuck.result)
         for number in range(1, 20):
-            question = asker.explain(c.engine, number, c.now)[1]
+            question = what_if.explain(c.engine, number, c.now)[1]
             assert question is not None
             assert question.copy is first.copy
-            if (answer := asker.ask(question)) is not None:
+            if (answer := what_if.ask(question)) is not None:
                 asked.append(answer)
         assert len(asked) == 16
         stuck.set_result(None)
         assert asked[0].result()[0]["jobs"] == ["j-0"]
     finally:
-        asker.close()
+        what_if.close()
 
 
 def test_reports_of_many_nodes_in_one_batch_are_acted_upon_once(

@@ -14,7 +14,8 @@ from plait.core.errors import InputError
 from plait.live.protocol.validation import LONGEST_REASON
 from plait.live.protocol.wire import NodeInfo, Observed, Profile
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.records.notes import Learnt
+from plait.live.scheduler.records.notes import ProfileRecorded
+from plait.live.service.worker import Worker
 
 Make = Callable[..., Cluster]
 
@@ -76,6 +77,29 @@ def test_an_end_that_no_process_has_can_be_stored(cluster: Make, code: int, reas
     assert "\0" not in failed["cause"]
 
 
+def test_a_report_that_cannot_be_taken_fails_its_job_and_is_logged_by_the_service(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    c = started(cluster)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("no such profile")
+
+    monkeypatch.setattr("plait.live.scheduler.ingest.processes.learn", broken)
+    c.nodes[0].sync()
+    worker = Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None)
+    worker._log_problems()
+    record = next(one for one in caplog.records if one.getMessage() == "a report was refused")
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+    assert vars(record)["facts"] == {"job": 0, "epoch": 1}
+    assert not c.engine.counts.problems
+    go(c, 1)
+    row = c.store.job(0)
+    assert row is not None
+    assert "what its agent says of it cannot be taken: no such profile" in row["attempts"][0]["cause"]
+
+
 @pytest.mark.parametrize(
     "info",
     [
@@ -95,8 +119,8 @@ def test_hardware_that_no_node_has_is_refused(cluster: Make, info: NodeInfo) -> 
 def test_what_cannot_be_stored_is_refused_before_it_changes_anything(cluster: Make) -> None:
     c = started(cluster)
     before = c.engine.state.seq
-    with pytest.raises(InputError, match="Learnt: skew is nan"):
-        c.engine.ledger.do(Learnt(c.now, key="k", skew=math.nan))
+    with pytest.raises(InputError, match="ProfileRecorded: skew is nan"):
+        c.engine.ledger.do(ProfileRecorded(c.now, key="k", skew=math.nan))
     assert (c.engine.broken, c.engine.state.seq) == (False, before)
 
 
@@ -104,7 +128,7 @@ def test_what_cannot_be_written_down_ends_the_engine_and_not_the_log(cluster: Ma
     """An entry that was applied but not noted would leave a gap that no restart gets over."""
     c = started(cluster)
     with pytest.raises(TypeError, match="JSON"):
-        c.engine.ledger.do(Learnt(c.now, key="k", skew=0.5, like=[object()]))  # type: ignore[list-item]
+        c.engine.ledger.do(ProfileRecorded(c.now, key="k", skew=0.5, like=[object()]))  # type: ignore[list-item]
     assert c.engine.broken
     assert Engine(c.store, c.engine.fencing, now_s=c.now).state.seq < c.engine.state.seq
 

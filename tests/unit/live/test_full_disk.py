@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from plait.live.agent import procs
 from plait.live.agent.journal import Journal
-from plait.live.agent.processes import cgroups
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.wire import RUNNING, NodeInfo, Observed, Reply, Seen, to_json
@@ -33,6 +31,7 @@ from plait.live.service.worker import Worker
 from plait.live.store import NoRoom, Store
 from plait.live.supervisor.down import kill_jobs
 from plait.live.supervisor.services import any_service_process
+from plait.live.system import cgroups, procs
 
 
 @pytest.fixture

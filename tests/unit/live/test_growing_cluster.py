@@ -14,7 +14,7 @@ from plait.core.policy import has_guests
 from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.scheduler.options import ANY_SIZE
-from plait.live.service.leadership import open_lead
+from plait.live.service.leadership import open_leadership
 from plait.live.service.options import read_options
 from plait.policies.catalog import CATALOG, make_policy
 
@@ -109,7 +109,7 @@ def test_without_a_backend_that_grows_a_wide_gang_is_refused(cluster: Make) -> N
     [([], 0), (["--backend", "ray"], ANY_SIZE), (["--backend", "slurm", "--most-gpus", "6"], 6)],
 )
 def test_the_service_goes_by_its_backend(tmp_path: Any, words: list[str], most: int) -> None:
-    lead = open_lead(read_options(["--home", str(tmp_path), *words]), Layout(tmp_path), None)
+    lead = open_leadership(read_options(["--home", str(tmp_path), *words]), Layout(tmp_path), None)
     lead.store.close()
     assert lead.engine.options.most_gpus == most
 

@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import signal
 import sys
 import time
@@ -20,15 +19,13 @@ from typing import Any
 
 import pytest
 from live_cases import Cluster
+from local_agent import LocalAgent
 
 from plait.core.errors import InputError
-from plait.live.agent import procs
-from plait.live.agent.agent import Agent, Settings
-from plait.live.layout import Layout, make_private
+from plait.live.layout import make_private
 from plait.live.protocol.wire import (
     ENDED,
     Ask,
-    Assignment,
     GroupInfo,
     Mate,
     NodeInfo,
@@ -40,6 +37,7 @@ from plait.live.protocol.wire import (
     to_json,
 )  # fmt: skip
 from plait.live.scheduler.records.notes import AttemptOver, RankEnded
+from plait.live.system import procs
 
 DEEP = "[" * 100_000 + "]" * 100_000
 NONSENSE: dict[str, bytes] = {
@@ -87,55 +85,7 @@ def planted() -> Iterator[tuple[str, bytes]]:
     yield from (("EPOCH", text) for text in (b"10000000000000000000000", b"-5", b"1e308", b"nan", b"\xd9\xa1"))
 
 
-class Node:
-    """An agent in this process that talks to nobody, with jobs whose runners are shells that sleep."""
-
-    def __init__(self, home: Path) -> None:
-        self.layout = Layout.at(home)
-        make_private(self.layout.node("n0"))
-        (self.layout.node("n0") / "enrol").write_text("x")
-        self.agent = Agent(self.layout, Settings("n0", 8))
-        self.agent.log = lambda *_, **__: None  # type: ignore[method-assign]
-        children, strays = procs.children(os.getpid()), self.agent._strays
-        ours = {pid for child in children for pid in (child, *procs.descendants(child))}
-        self.agent._strays = lambda: strays() - ours  # type: ignore[method-assign]  # whom other tests need
-        self.version = 0
-
-    def want(self, *runs: Run, asks: list[Ask] | None = None) -> Observed:
-        self.version += 1
-        told = self.agent.observe(0.0)
-        assert self.agent.obey(Assignment(1, self.version, 60.0, list(runs), ask=asks or []), told, procs.boot_s())
-        self.agent._advance()
-        return self.agent.observe(0.0)
-
-    def died(self, run: Run) -> None:
-        """It had a runner, which has ended: as an agent finds it that was away."""
-        with self.agent.lock:
-            attempt = self.agent._new(run)
-            with self.agent._quarantined(attempt):
-                attempt.began(procs.Process(2**21, 5, procs.boot_id()))
-                attempt.seen()
-                attempt.watch()
-                self.agent._tell_group(attempt)
-                self.agent._collect(attempt)
-
-    def close(self) -> None:
-        self.agent.selector.close()
-        self.agent.journal.close()
-        for fd in (self.agent._lock_fd, self.agent._wake_read, self.agent._wake_write):
-            os.close(fd)
-        shutil.rmtree(self.layout.gates.parent, ignore_errors=True)
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path / "home")
-    yield made
-    made.close()
-    procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 0)
-
-
-def test_files_of_a_job_are_its_own_trouble(node: Node) -> None:
+def test_files_of_a_job_are_its_own_trouble(node: LocalAgent) -> None:
     """The agent reattaches to a job whose folder was spoilt, tells of it, answers for its log, and collects its end."""
     service = Cluster(node.layout.home, (8,))
     cases = list(planted())[:: 1 if os.environ.get("PLAIT_SLOW") == "1" else 3]
@@ -181,7 +131,7 @@ def test_what_lies_in_the_way_of_an_epoch_is_put_aside(tmp_path: Path, name: str
     c.store.close()
 
 
-def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: Node) -> None:
+def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: LocalAgent) -> None:
     run = Run(
         1,
         1,
@@ -209,7 +159,7 @@ def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: Nod
     assert procs.marked(attempt.mark) == []
 
 
-def test_what_goes_wrong_before_a_process_is_waited_for_is_its_own_trouble(node: Node) -> None:
+def test_what_goes_wrong_before_a_process_is_waited_for_is_its_own_trouble(node: LocalAgent) -> None:
     run = Run(1, 1, 0, 1, ["true"], [0], GroupInfo("g"))
     with node.agent.lock:
         attempt = node.agent._new(run)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.agent import procs
 from plait.live.backends.ray import local_cluster
 from plait.live.backends.ray.local_cluster import HEAD, RayCluster
 from plait.live.layout import Layout
+from plait.live.system import procs
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 #: Plays `ray start`: leaves processes of Ray's names behind in its session, and ends. The last words are its options.

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from live_cases import Cluster
 
-from plait.live.store.store import Store, restore_backup
+from plait.live.store.backup import restore_backup
+from plait.live.store.store import Store
 
 Make = Callable[..., Cluster]
 

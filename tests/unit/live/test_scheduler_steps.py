@@ -17,18 +17,19 @@ from plait.live.scheduler import decide, watch
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.ingest.report import ingest
 from plait.live.scheduler.reconcile import reconcile
+from plait.live.scheduler.records.entries import entry_from_json
 from plait.live.scheduler.records.notes import (
     KINDS,
     AttemptBegan,
     AttemptOver,
     CancelAsked,
-    Foreseen,
-    Learnt,
+    ForecastRecorded,
     NodeDrained,
     NodeForgotten,
     NodeLeaving,
     Note,
     PolicySet,
+    ProfileRecorded,
     ProjectSet,
     RankEnded,
     Requested,
@@ -65,9 +66,9 @@ WRITTEN: list[tuple[Note, dict[str, Any]]] = [
         },
     ),
     (Restarted(1.0, 2, 1, 4.0), {"job": 2, "epoch": 1, "cost_s": 4.0}),
-    (Learnt(1.0, key="k", skew=0.5), {"key": "k", "skew": 0.5}),
-    (Learnt(1.0, job=0, beside=True), {"job": 0, "beside": True}),
-    (Foreseen(1.0, 2, None, [1.0, 2.0, None]), {"job": 2, "start": None, "end": [1.0, 2.0, None]}),
+    (ProfileRecorded(1.0, key="k", skew=0.5), {"key": "k", "skew": 0.5}),
+    (ProfileRecorded(1.0, job=0, beside=True), {"job": 0, "beside": True}),
+    (ForecastRecorded(1.0, 2, None, [1.0, 2.0, None]), {"job": 2, "start": None, "end": [1.0, 2.0, None]}),
     (NodeDrained(1.0, "n0", drained=True), {"node": "n0", "drained": True}),
     (NodeLeaving(1.0, "n0", leaving=False), {"node": "n0", "leaving": False}),
     (NodeLeaving(1.0, "n0", leaving=True, leaving_s=0.0), {"node": "n0", "leaving": True, "leaving_s": 0.0}),
@@ -80,6 +81,13 @@ def test_a_note_is_written_with_what_it_says_and_read_back(note: Note, fields: d
     text = json.dumps(note_to_json(note), allow_nan=False)
     assert text == json.dumps({"type": type(note).__name__, "at_s": 1.0, **fields})
     assert note_from_json(json.loads(text)) == note
+
+
+def test_notes_of_older_logs_are_read_under_their_names_now() -> None:
+    kept = entry_from_json({"type": "Learnt", "at_s": 1.0, "key": "k", "skew": 0.5})
+    assert kept == ProfileRecorded(1.0, key="k", skew=0.5)
+    told = entry_from_json({"type": "Foreseen", "at_s": 1.0, "job": 2, "start": None, "end": [1.0, 2.0, None]})
+    assert told == ForecastRecorded(1.0, 2, None, [1.0, 2.0, None])
 
 
 def test_every_kind_of_note_is_tried_above() -> None:

@@ -554,17 +554,17 @@ def test_agents_are_answered_in_their_version_and_others_refused(service: Servic
     import json
 
     golden = Path(__file__).parents[2] / "golden" / "wire"
-    for version in (1, 2):
+    for version in (2, 3):
         asked = json.loads((golden / f"observed_v{version}.json").read_text()) | {"wait_s": 0.0}
         answer = service.ask("POST", "/agent/v1/sync", "agent", json=asked)
         assert (answer.status_code, answer.json()["v"]) == (200, version)
         assert set(answer.json()) == set(json.loads((golden / f"assignment_v{version}.json").read_text()))
-    refused = service.ask("POST", "/agent/v1/sync", "agent", json={**asked, "v": 3})
+    refused = service.ask("POST", "/agent/v1/sync", "agent", json={**asked, "v": 1})
     assert refused.status_code == 422
-    assert "this plait speaks version 2 and 1" in refused.json()["error"]["message"]
+    assert "this plait speaks version 3 and 2" in refused.json()["error"]["message"]
 
 
-def test_one_that_leads_no_more_sends_clients_on_as_a_follower_does(service: Service) -> None:
+def test_one_that_leads_no_more_sends_clients_on_as_a_standby_does(service: Service) -> None:
     worker = service.http.app.state.api.worker  # type: ignore[attr-defined]
     worker.stop()
     worker.join()

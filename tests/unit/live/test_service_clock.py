@@ -13,7 +13,7 @@ import pytest
 from plait.live.layout import Layout
 from plait.live.service import clock as clocks
 from plait.live.service.clock import FACT, MOST_AWAY_S, SLOW, Anchor, Clock, begin_s
-from plait.live.service.leadership import open_lead
+from plait.live.service.leadership import open_leadership
 from plait.live.service.options import read_options
 
 DAY, YEAR = 86_400.0, 365 * 86_400.0
@@ -156,7 +156,7 @@ def test_a_service_started_under_a_wrong_date_goes_on_where_it_was(tmp_path: Pat
 
     def started(boot: str) -> tuple[float, str | None]:
         monkeypatch.setattr(clocks, "boot_id", lambda: boot)
-        lead = open_lead(args, layout, None)
+        lead = open_leadership(args, layout, None)
         lead.engine.set_project("p", gpu_quota=1, weight=1.0, now_s=lead.clock())
         now, fact = lead.clock(), lead.store.fact(FACT)
         lead.store.close()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from plait.control.history import SpanEnd
 from plait.control.messages import from_json
+from plait.forecast.log_replay import replay, stored_rows
 from plait.live.protocol.wire import NodeInfo, Profile
 from plait.live.scheduler.options import Options
 from plait.testing.agents import Fleet, SimulatedAgent
@@ -179,3 +182,21 @@ def test_cancelling_and_draining_stop_a_plain_job_whatever_it_loses(make: Make) 
     assert epochs(fleet, 0) == 2
     assert ended_s(fleet, 0) > 10.0
     assert fleet.engine.state.record.lost_gpu_s == {"drained": pytest.approx(4.5, abs=1.5)}
+
+
+def test_a_live_job_saves_before_it_gives_its_gpus_to_a_guaranteed_one(make: Make) -> None:
+    """As all live jobs that are stopped do, so that is no kill: not in the log, in its figures or after a restart."""
+    fleet = make("yarn-cs:preempt=on", {0: replace(ATTACHED, steps=60), 1: Program(steps=4, pace_s=0.5)})
+    submit(fleet, {"class": "opportunistic", "iterations": 60, "profile": {"gpu": 0.5}})
+    fleet.pass_s(8.0)
+    fleet.restart()
+    submit(fleet, {"iterations": 4})
+    fleet.pass_s(40.0)
+    assert ended_s(fleet, 1) < ended_s(fleet, 0)
+    assert epochs(fleet, 0) == 2
+    replayed = replay(stored_rows(fleet.store))
+    assert replayed.history is not None
+    assert replayed.difference is None
+    ends = replayed.history.timeline().span_end.tolist()
+    assert (ends.count(SpanEnd.STOPPED), ends.count(SpanEnd.KILLED)) == (1, 0)
+    assert "preempted" not in fleet.engine.state.record.lost_gpu_s

@@ -21,8 +21,8 @@ from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.scheduler.engine import Engine
 from plait.live.store import Entry, Store, StoreError, Token, schema
+from plait.live.store.backup import restore_backup
 from plait.live.store.migrate import migrate, upgrade, version
-from plait.live.store.store import restore_backup
 from sampling import sample
 
 

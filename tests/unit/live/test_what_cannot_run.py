@@ -58,7 +58,7 @@ def test_a_program_that_fails_at_once_is_not_started_again(cluster: Make, exit_c
     row = c.store.job(job)
     assert row is not None
     assert (row["state"], row["starts"]) == ("failed", 1)
-    assert row["reason"] == f"failed at once (no retries unless --retries asks): its process {why}"
+    assert row["reason"] == f"failed at once, so it is not started again (unless --retries asks): its process {why}"
     c.restart()  # the log says it again
     assert c.state(job) == "failed"
 

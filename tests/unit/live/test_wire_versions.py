@@ -12,9 +12,10 @@ import pytest
 
 from plait.live.agent.gates import Gates
 from plait.live.protocol import wire
-from plait.live.protocol.wire import Assignment, Observed, WireError, from_json, to_json
+from plait.live.protocol.wire import Assignment, Observed, Sharing, WireError, from_json, to_json
 from plait.runtime import page as pages
 from plait.runtime.page import Page, PageError, check_versions
+from plait.sharing import Directive
 from plait.training.environment import ControlFile, Environment
 from plait.training.notes import FILE
 
@@ -28,7 +29,7 @@ def golden(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [2, 3])
 def test_a_message_of_a_released_version_is_read_and_written_as_ever(name: str, kind: Any, version: int) -> None:
     data = golden(f"{name}_v{version}")
     assert data["v"] == version
@@ -40,10 +41,14 @@ def test_a_message_of_a_released_version_is_read_and_written_as_ever(name: str, 
 
 def test_every_field_of_the_examples_is_something_else_than_its_default() -> None:
     """Else a field could be dropped from a version, and no example would say so."""
-    told, answer = from_json(Observed, golden("observed_v2")), from_json(Assignment, golden("assignment_v2"))
-    assert set(golden("observed_v2")) == set(to_json(told))
-    assert set(golden("observed_v2")) - set(golden("observed_v1")) == {"leaving_s"}
-    assert set(golden("assignment_v2")) == set(golden("assignment_v1")) == set(to_json(answer))
+    told, answer = from_json(Observed, golden("observed_v3")), from_json(Assignment, golden("assignment_v3"))
+    assert set(golden("observed_v3")) == set(to_json(told)) == set(golden("observed_v2"))
+    assert set(golden("assignment_v3")) == set(golden("assignment_v2")) == set(to_json(answer))
+    (seen, _), (before, _) = golden("observed_v3")["attempts"], golden("observed_v2")["attempts"]
+    assert set(seen) - set(before) == {"memory", "sharing"}
+    (run,), (old,) = golden("assignment_v3")["attempts"], golden("assignment_v2")["attempts"]
+    assert (set(run) - set(old), set(run["group"]) - set(old["group"])) == ({"device_bytes"}, {"guest"})
+    assert told.attempts[0].sharing == Sharing(True, 0.35, 12e9, "checkpoint", [7], told.attempts[0].sharing.leaves)
     assert told != Observed(told.node, told.agent)
     assert answer.attempts[0].group.members[1].turn == 1
 
@@ -51,26 +56,35 @@ def test_every_field_of_the_examples_is_something_else_than_its_default() -> Non
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 @pytest.mark.parametrize("version", [0, wire.VERSION + 1, "2", None])
 def test_versions_further_apart_are_refused_in_words(name: str, kind: Any, version: Any) -> None:
-    with pytest.raises(WireError, match=r"this plait speaks version 2 and 1: upgrade the older side"):
-        from_json(kind, {**golden(f"{name}_v2"), "v": version})
+    with pytest.raises(WireError, match=r"this plait speaks version 3 and 2: upgrade the older side"):
+        from_json(kind, {**golden(f"{name}_v3"), "v": version})
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_a_message_of_version_1_is_refused(name: str, kind: Any) -> None:
+    with pytest.raises(WireError, match="has version 1; this plait speaks version 3 and 2"):
+        from_json(kind, golden(f"{name}_v1"))
 
 
 def test_a_page_of_the_version_before_is_read_and_written(tmp_path: Path) -> None:
     path = tmp_path / "page.bin"
-    path.write_bytes((GOLDEN / "page_v1.bin").read_bytes())
+    path.write_bytes((GOLDEN / "page_v2.bin").read_bytes())
     with Page.open(path, mapped=False) as agent, Page.open(path) as job:
         assert (agent.steps, job.stop) == (120.0, pages.STOP_GRACEFULLY)
         job.steps, agent.stop = 121.0, pages.STOP_NOW
         assert (agent.steps, job.stop) == (121.0, pages.STOP_NOW)
+        # Words that it does not have say nothing.
+        assert (agent.library_version, agent.reached(1 << 30), agent.new_steps(-1)) == (0, None, [])
+        assert (job.directive, job.share_until) == (Directive(), 0.0)
 
 
 def test_the_version_before_can_read_our_page(tmp_path: Path) -> None:
-    """It looked for a 1 behind the magic and nothing else."""
+    """It looks for the two versions behind the magic, and all that it knows is where it was."""
     Page.create(tmp_path / "page.bin").close()
     data = (tmp_path / "page.bin").read_bytes()
-    assert struct.unpack_from("<qq", data, 8) == (1, pages.VERSION)
-    before = bytearray((GOLDEN / "page_v1.bin").read_bytes())
-    before[16:24] = data[16:24]
+    assert struct.unpack_from("<qq", data, 8) == (pages.VERSION - 1, pages.VERSION)
+    before = bytearray((GOLDEN / "page_v2.bin").read_bytes())
+    before[8:24] = data[8:24]
     before[64:72] = before[2048:2056] = bytes(8)  # what was told through it
     assert bytes(before) == data
 
@@ -78,18 +92,23 @@ def test_the_version_before_can_read_our_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("made_by", "oldest"), [(pages.VERSION + 2, pages.VERSION + 1), (pages.VERSION - 2, 1)])
 def test_pages_further_apart_are_refused_in_words(tmp_path: Path, made_by: int, oldest: int) -> None:
     path = tmp_path / "page.bin"
-    data = bytearray((GOLDEN / "page_v1.bin").read_bytes())
+    data = bytearray((GOLDEN / "page_v2.bin").read_bytes())
     struct.pack_into("<qq", data, 8, oldest, made_by)
     path.write_bytes(data)
-    if made_by:
-        with pytest.raises(PageError, match="within one version of each other"):
-            Page.open(path)
+    with pytest.raises(PageError, match="within one version of each other"):
+        Page.open(path)
     assert check_versions(made_by, oldest)
+
+
+def test_a_page_of_version_1_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.bin").write_bytes((GOLDEN / "page_v1.bin").read_bytes())
+    with pytest.raises(PageError, match="of protocol version 1, to be read from version 1 on; this plait speaks"):
+        Page.open(tmp_path / "page.bin")
 
 
 def test_a_page_of_the_version_after_ours_is_read(tmp_path: Path) -> None:
     path = tmp_path / "page.bin"
-    data = bytearray((GOLDEN / "page_v1.bin").read_bytes())
+    data = bytearray((GOLDEN / "page_v2.bin").read_bytes())
     struct.pack_into("<qq", data, 8, pages.VERSION, pages.VERSION + 1)
     path.write_bytes(data)
     with Page.open(path) as job:
@@ -99,7 +118,8 @@ def test_a_page_of_the_version_after_ours_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("versions", "alone"),
     [
-        ({}, False),  # of version 1
+        ({}, True),  # of version 1
+        ({"made_by": pages.VERSION - 1, "oldest": pages.VERSION - 2}, False),
         ({"made_by": pages.VERSION, "oldest": pages.OLDEST}, False),
         ({"made_by": pages.VERSION + 1, "oldest": pages.VERSION}, False),
         ({"made_by": pages.VERSION + 2, "oldest": pages.VERSION + 1}, True),
@@ -133,3 +153,25 @@ def test_agents_say_of_which_version_control_is(tmp_path: Path) -> None:
     gates.tell(LocalAttempt(alone, tmp_path, "mark"))
     control = json.loads((tmp_path / "control.json").read_text())
     assert (control["made_by"], control["oldest"]) == (pages.VERSION, pages.OLDEST)
+
+
+def test_a_control_file_that_was_written_by_an_agent_that_died_is_announced_by_the_next(tmp_path: Path) -> None:
+    from plait.live.agent.pages import PageReader
+    from plait.live.agent.processes.attempt import LocalAttempt
+    from plait.live.layout import Layout
+
+    run = from_json(Assignment, golden("assignment_v2")).attempts[0]
+    alone = replace(run, group=replace(run.group, gate="none"))
+    pages.Page.create(tmp_path / "page.bin").close()
+    gates = Gates(Layout(tmp_path), "n0", lambda *_, **__: None)
+    gates.tell(LocalAttempt(alone, tmp_path, "mark"))  # killed before it has written to the page
+    after = LocalAttempt(alone, tmp_path, "mark", page=PageReader(tmp_path / "page.bin"))
+    gates.tell(after)
+    with pages.Page.open(tmp_path / "page.bin") as page:
+        assert page.control_version == json.loads((tmp_path / "control.json").read_text())["version"] == 1
+    for odd in ("x", -1, 1 << 70, True):  # a job can write there
+        text = json.loads((tmp_path / "control.json").read_text()) | {"version": odd}
+        (tmp_path / "control.json").write_text(json.dumps(text))
+        after.group_version = None
+        gates.tell(after)
+    after.page.close()

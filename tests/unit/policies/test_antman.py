@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 
 from plait.control.job_store import JobStore
+from plait.control.plan_check.capacity import refuse_overfull
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.core.jit import has_machine_code
+from plait.core.jit import has_machine_code, plain
 from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
 from plait.core.policy import Usage, View
 from plait.core.resources import Resource, StageProfile
-from plait.policies import antman_kernels
 from plait.policies.antman import AntMan
 from plait.policies.catalog import make_policy
+from plait.policies.guest_walk import kernels, walk
+from reference import guest_walk as reference
 
 G, O, A = JobClass.GUARANTEED, JobClass.OPPORTUNISTIC, JobClass.AUTO  # noqa: E741 - one letter each
 HALF = StageProfile.of(cpu=0.5, gpu=0.5)  # keeps its GPUs busy half of the time
@@ -57,6 +59,8 @@ class House:
         self.now_s += after_s
         plan, columns = self.policy.decide(self.view()), self.store.columns
         before = {m.job: g.gpus for g in self.running for m in g.members}
+        changed = np.array([any(before.get(m.job) != g.gpus for m in g.members) for g in plan.groups], dtype=np.bool_)
+        refuse_overfull(plan.groups, changed, columns["gpu_memory_bytes"], self.cluster, self.store.name, "antman")
         columns["running_group"][:] = -1
         waiting = columns["phase"] <= int(Phase.RUNNING)
         columns["phase"][waiting] = int(Phase.WAITING)
@@ -65,7 +69,7 @@ class House:
                 columns["running_group"][member.job], columns["phase"][member.job] = i, int(Phase.RUNNING)
                 if before.get(member.job) != group.gpus:
                     columns["last_start_s"][member.job] = self.now_s
-                    columns["shared_speed"][member.job] = math.nan
+                    columns["slow_since_s"][member.job] = math.nan
         self.running, self.reservations, self.plan = plan.groups, plan.reservations, plan
         return plan
 
@@ -237,6 +241,58 @@ def test_a_guest_that_may_not_be_stopped_keeps_its_memory() -> None:
     assert here.gpus() == {0: (0,)}
 
 
+def shared_gpus(gpus: int, *jobs: JobSpec, **options: Any) -> House:
+    """These jobs on GPUs of 16 GB."""
+    here = House(AntMan(**options), Cluster.of(1, gpus, gpu_memory_bytes=16_000_000_000))
+    here.submit(*jobs).decide()
+    return here
+
+
+def memory(here: House) -> dict[int, float]:
+    """What the groups allow their members, gigabytes; 0: all that they ask for."""
+    return {m.job: m.gpu_memory_bytes / 1e9 for g in here.running for m in g.members}
+
+
+def test_guests_that_run_with_all_their_memory_have_it_also_if_less_is_enough_for_new_ones() -> None:
+    here = shared_gpus(1, job("first", 1, O, gpu_memory_bytes=10e9), max_per_gpu=2)
+    here.policy = AntMan(max_per_gpu=2, least_memory=0.5)
+    here.submit(job("second", 1, O, gpu_memory_bytes=12e9)).decide()
+    assert memory(here) == {0: 0.0}  # 10 and 6 GB and two contexts are more than 16 GB
+    here.submit(job("third", 1, O, gpu_memory_bytes=8e9)).decide()
+    assert memory(here) == {0: 0.0, 2: 4.0}
+    here.finish(0).decide()
+    assert memory(here) == {1: 6.0, 2: 4.0}
+
+
+def test_a_guest_that_runs_with_part_of_its_memory_stays_also_if_new_ones_get_all() -> None:
+    two = (job("host", 1, gpu_memory_bytes=8e9), job("guest", 1, O, gpu_memory_bytes=10e9))
+    here = shared_gpus(1, *two, least_memory=0.5)
+    here.policy = AntMan()
+    here.decide()
+    assert memory(here) == {0: 0.0, 1: 5.0}
+    assert here.gpus() == {0: (0,), 1: (0,)}
+
+
+def test_a_guest_that_a_host_displaces_goes_elsewhere_with_part_of_its_memory() -> None:
+    two = (job("host", 1, gpu_memory_bytes=8e9), job("guest", 1, O, gpu_memory_bytes=10e9))
+    here = shared_gpus(2, *two)
+    assert here.gpus() == {0: (0,), 1: (1,)}
+    here.policy = AntMan(least_memory=0.5)
+    here.submit(job("late", 1, gpu_memory_bytes=7e9)).decide()
+    assert here.gpus() == {0: (0,), 1: (0,), 2: (1,)}
+    assert memory(here) == {0: 0.0, 1: 5.0, 2: 0.0}
+
+
+def test_guests_that_came_first_stay_where_fewer_are_allowed_from_now_on() -> None:
+    here = house("1x2", max_per_gpu=2)
+    here.submit(*(job(f"guest{i}", gpus, O) for i, gpus in enumerate((1, 1, 2)))).decide()
+    assert here.gpus(guests=True) == {0: (0,), 1: (1,), 2: (0, 1)}
+    here.policy = AntMan(max_per_gpu=1)
+    here.decide()
+    assert here.gpus(guests=True) == {0: (0,), 1: (1,)}
+    assert 2 in here.plan.reasons
+
+
 def test_an_auto_job_is_a_guest_until_it_can_be_promoted_where_it_runs() -> None:
     here = house("1x4", quota=(("p", "", 2),))
     here.submit(job("host", 2, project="p"), job("auto", 2, A, project="p")).decide()
@@ -267,16 +323,29 @@ def test_a_stalled_guest_goes_elsewhere_at_most_once_in_a_while() -> None:
     here.submit(job("guest", 1, O)).decide(0.0)
     here.submit(job("host", 1)).decide(10.0)
     assert here.gpus() == {0: (0,), 1: (1,)}
-    here.store.columns["shared_speed"][0] = 0.0
+    slow_since_s = here.store.columns["slow_since_s"]
+    slow_since_s[0] = 15.0
     here.decide(10.0)
-    assert here.plan.valid_until_s == pytest.approx(100.0)
-    here.decide(80.0)
+    assert here.plan.valid_until_s == pytest.approx(115.0)
+    here.decide(90.0)
+    assert here.gpus(guests=True) == {0: (0,)}  # it began 110 s ago, and has got nothing for 95
+    here.decide(5.0)
     assert here.gpus(guests=True) == {0: (1,)}
-    here.store.columns["shared_speed"][0] = 0.0
+    slow_since_s[0] = 110.0  # a figure from before it came here
     here.decide(50.0)
     assert here.gpus(guests=True) == {0: (1,)}
+    assert here.plan.valid_until_s == pytest.approx(215.0)
     here.decide(50.0)
     assert here.gpus(guests=True) == {0: (0,)}
+
+
+def test_a_guest_that_has_waited_long_enough_asks_again_later_if_there_is_nothing_better() -> None:
+    here = house("1x1", stall_s=100.0, limit=1.0)
+    here.submit(job("guest", 1, O), job("host", 1)).decide(0.0)
+    here.store.columns["slow_since_s"][0] = 10.0
+    here.decide(110.0)
+    assert here.gpus(guests=True) == {0: (0,)}
+    assert here.plan.valid_until_s == pytest.approx(210.0)
 
 
 def test_other_policies_jobs_become_guests_where_they_run() -> None:
@@ -385,26 +454,78 @@ def test_no_gang_waits_for_ever_and_all_rules_hold(seed: int) -> None:
         assert steps < 500
 
 
-def test_compiled_and_plain_walk_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(antman_kernels.admit_hosts, "py_func"):
-        pytest.skip("needs the extra [sim]")
-    if not (os.environ.get("PLAIT_SLOW") or has_machine_code(antman_kernels.admit_hosts)):
-        pytest.skip("compiles for 20 s; set PLAIT_SLOW=1")
-    for seed in range(4):
-        chance = random.Random(seed)
-        here = House(AntMan(max_per_gpu=2), Cluster.parse(CLUSTERS[seed]))
-        for i in range(30):
-            here.submit(drawn_job(chance, i))
-            plans = []
-            for work in (False, True):
-                monkeypatch.setattr("plait.policies.antman.compiled", lambda *_, answer=work: answer)
-                plans.append(here.policy.decide(here.view()))
-            assert [*plans[0].groups] == [*plans[1].groups]
-            assert plans[0].reservations == plans[1].reservations
-            assert dict(plans[0].reasons) == dict(plans[1].reasons)
-            here.decide()
-            if chance.random() < 0.4 and here.gpus():
-                here.finish(chance.choice(sorted(here.gpus())))
+@pytest.mark.parametrize("work", [False, True])
+@pytest.mark.parametrize("seed", range(60 if os.environ.get("PLAIT_SLOW") else 8))
+def test_the_walk_does_what_its_reference_does_compiled_or_not(
+    monkeypatch: pytest.MonkeyPatch, seed: int, work: bool
+) -> None:
+    if work and not (os.environ.get("PLAIT_SLOW") or has_machine_code(kernels.start_guests)):
+        pytest.skip("compiles for 10 s, or lacks the extra [sim]; set PLAIT_SLOW=1")
+    compared = [0]
+
+    def both(
+        lists: walk.Lists,
+        projects: walk.Projects,
+        jobs: walk.Jobs,
+        devices: walk.Devices,
+        rules: walk.Rules,
+        measured: Any,
+    ) -> Any:
+        copies = [
+            (
+                jobs._replace(whole=jobs.whole.copy(), amounts=jobs.amounts.copy(), given={}),
+                devices._make(c.copy() for c in devices),
+            )
+            for _ in range(2)
+        ]
+        turns = [
+            run_walk(lists, projects, *copy, rules, measured)
+            for run_walk, copy in zip((ours_alone, reference.walk), copies, strict=True)
+        ]
+        assert turns[0].tolist() == turns[1].tolist()
+        ours, theirs = (one.whole for one, _ in copies)
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(*(one.amounts for one, _ in copies))
+        given = [{row: gpus.tolist() for row, gpus in one.given.items()} for one, _ in copies]
+        assert given[0] == given[1]
+        compared[0] += 1
+        return ours_alone(lists, projects, jobs, devices, rules, measured)
+
+    ours_alone = walk.walk
+    monkeypatch.setattr(walk, "walk", both)
+    monkeypatch.setattr(walk, "either", lambda kernel, *_: kernel if work else plain(kernel))
+    chance = random.Random(seed)
+    here = crowded_house(chance, seed)
+    for i in range(50):
+        here.submit(replace(drawn_job(chance, i), cpus=chance.choice([0.0, 2.0, 6.0])))
+        if i % 10 == 9:
+            least, most = chance.choice([0.3, 0.7, 1.0]), chance.choice([1, 2])
+            here.policy = replace(here.policy, max_per_gpu=most, least_memory=least)
+        view = here.view()
+        if chance.random() < 0.3:
+            busy = np.array([chance.random() for _ in range(here.cluster.gpus)])
+            here.usage = Usage(busy, busy * 1e9, *(np.zeros(0, dtype=t) for t in (np.int64, *[np.float64] * 4)))
+        here.decide(chance.choice([1.0, 400.0]))
+        columns = here.store.columns
+        columns["slow_since_s"][view.jobs.number] = [chance.choice([math.nan, 0.0]) for _ in view.jobs.number]
+        if chance.random() < 0.5 and here.gpus():
+            here.finish(chance.choice(sorted(here.gpus())))
+    assert compared[0] == 50
+
+
+def crowded_house(chance: random.Random, seed: int) -> House:
+    """A cluster on which cores, memory and quotas bind or not, for a policy with any options."""
+    cluster = Cluster.parse(CLUSTERS[seed % 4])
+    limits = {"gpu_memory_bytes": chance.choice([0, 16_000_000_000]), "cpus": chance.choice([0, 8])}
+    cluster = Cluster(tuple(replace(node, **limits) for node in cluster.nodes))
+    quota = [("a", "", 6), ("b", "", 4)] if chance.random() < 0.5 else []
+    return House(
+        AntMan(
+            quota=tuple(quota), max_per_gpu=chance.choice([1, 2]), order=chance.choice(["fifo", "srtf"]),
+            auto_after_s=chance.choice([0.0, 100.0]),
+        ),
+        cluster,
+    )  # fmt: skip
 
 
 def test_use_of_the_gpu_is_that_of_the_profile() -> None:

@@ -58,7 +58,7 @@ def test_complementary_jobs_share_one_gpu_in_lock_step_with_distinct_turns():
     (group,) = made.groups
     assert group.gate is Gate.BARRIER
     assert sorted(m.turn for m in group.members) == [0, 1, 2, 3]
-    assert not made.settled, "when one leaves the others may be grouped anew"
+    assert not made.settled, "when one leaves the others may be grouped again"
 
 
 def test_four_in_one_finish_in_the_time_of_about_one():

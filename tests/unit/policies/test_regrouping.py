@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.policy import View
-from plait.policies.parts.regrouping import Together, parts_of, pays_s, stay_whole, units_of
+from plait.policies.parts.regrouping import RatedGroup, parts_of, pays_s, stay_whole, units_of
 
 
 def view_of(running_group: list[int], kept: list[int] = [], **more: object) -> View:  # noqa: B006 - never written
@@ -27,8 +27,8 @@ def view_of(running_group: list[int], kept: list[int] = [], **more: object) -> V
     return cast("View", SimpleNamespace(now_s=100.0, jobs=jobs, running=running, keeps=keeps))
 
 
-def groups_of(*members: tuple[int, ...]) -> list[Together]:
-    return [Together(some, (0,) * len(some), 1.0) for some in members]
+def groups_of(*members: tuple[int, ...]) -> list[RatedGroup]:
+    return [RatedGroup(some, (0,) * len(some), 1.0) for some in members]
 
 
 def parts(view: View, *members: tuple[int, ...]) -> list[tuple[list[tuple[int, ...]], list[list[int]], list[int]]]:

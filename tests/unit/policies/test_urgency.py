@@ -134,7 +134,12 @@ def test_every_policy_says_what_it_ignores(name):
 
 
 def test_policies_that_treat_all_classes_alike_are_told():
-    apart = [name for name in CATALOG if not remarks(name, make_policy(name), 0.0, None, JobClass.OPPORTUNISTIC)]
+    switched = [f"{name}:preempt=on" for name, row in CATALOG.items() if "preempt" in row.options]
+    apart = [
+        name
+        for name in (*CATALOG, *switched)
+        if not remarks(name, make_policy(name), 0.0, None, JobClass.OPPORTUNISTIC)
+    ]
     assert sorted(apart) == sorted(TELL_CLASSES_APART)
     (said,) = remarks("fifo", make_policy("fifo"), 0.0, None, JobClass.AUTO)
     assert said.startswith("policy fifo ignores job classes and treats all jobs as guaranteed; others do not: pollux")

@@ -48,7 +48,7 @@ def test_policies_are_all_listed_and_say_what_they_need() -> None:
     assert rows["sia"]["needs"] == {"": "sim"}
     assert rows["pollux"]["needs"] == {"exact=on": "sim"}
     assert rows["muri-l"]["needs"] == {"method=exact": "sim"}
-    assert {row["preempts"] for row in rows.values()} == {"yes", "no"}
+    assert {row["preempts"] for row in rows.values()} == {"yes", "no", "with preempt=on"}
     table = without_extras("policies")
     assert table.returncode == 0, table.stderr
     assert "plait[sim]" in table.stdout

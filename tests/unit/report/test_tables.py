@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from plait.control.class_figures import NAMES
-from plait.control.metrics import SHARING
+from plait.control.metrics import SHARING, SPILL
 from plait.report.files import whole_file
 from plait.report.metrics import METRICS, best, show, unit_of
 from plait.report.tables import comparison_table, write_csv, write_jobs_csv, write_json
@@ -102,4 +102,4 @@ def test_units_and_winners():
 
 
 def test_every_shown_metric_is_in_the_summary(results):
-    assert {m.key for m in METRICS} - {*SHARING, *NAMES} <= set(results[0].summary)
+    assert {m.key for m in METRICS} - {*SHARING, SPILL, *NAMES} <= set(results[0].summary)

@@ -18,7 +18,7 @@ from plait.reproduce.muri.artifact.speeds import Profiles
 from plait.reproduce.muri.artifact.trace import read
 from plait.reproduce.muri.compare import Folder, cases_of, missing, rows_of
 from plait.reproduce.muri.figures import FIGURES
-from plait.reproduce.muri.noise_model import Believed, noisy
+from plait.reproduce.muri.noise_model import NoisyProfiles, noisy
 from plait.reproduce.muri.runs import Case, Done, Store, run_all, run_case
 
 
@@ -194,7 +194,7 @@ def test_who_believes_the_truth_sees_true_times(folder: Folder) -> None:
     factor = np.array([1.0, 1.0, 1.3, 1.4, 1.5])
     for worst in (False, True):
         true = Profiles.from_trace(trace).times(members, size, factor, worst=worst)
-        assert Believed(trace, trace).times(members, size, factor, worst=worst) == pytest.approx(true)
+        assert NoisyProfiles(trace, trace).times(members, size, factor, worst=worst) == pytest.approx(true)
 
 
 def test_a_wrong_belief_can_only_slow_a_group(folder: Folder) -> None:
@@ -202,7 +202,7 @@ def test_a_wrong_belief_can_only_slow_a_group(folder: Folder) -> None:
     members = np.array([[a, b, c, 0] for a in range(8) for b in range(8) for c in range(8) if a < b < c])
     size, factor = np.full(len(members), 3), np.ones(5)
     true = Profiles.from_trace(trace).times(members, size, factor)
-    believed = Believed(trace, noisy(trace, 1.0, 1)).times(members, size, factor)
+    believed = NoisyProfiles(trace, noisy(trace, 1.0, 1)).times(members, size, factor)
     assert (believed >= true - 1e-12).all()
     assert (believed > true + 1e-9).any()
 

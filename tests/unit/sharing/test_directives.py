@@ -1,4 +1,4 @@
-"""What the coordinator is told and tells: impossible values, and the way through JSON."""
+"""Input and output of the coordinator: impossible values, and the way through JSON."""
 
 from __future__ import annotations
 

@@ -291,3 +291,139 @@ def test_a_coordinator_without_memory_of_its_own_starts_from_what_jobs_hold() ->
     assert bench.limit("a") == least()
     assert bench.limit(HOST) == budget(CAPACITY, 2) - 10 * GB
     assert bench.directives["a"].limit_number == 4
+
+
+# -- jobs of which nobody knows what they keep from step to step -------------------------------------------------------
+
+NEW = Sharer(False, persistent_bytes=None)
+
+
+def test_a_job_never_seen_starts_with_all_that_others_do_not_need() -> None:
+    bench = shared("a")
+    grow(bench, "a", [1.5**i for i in range(30)])
+    assert bench.limit("a") > least() + 4 * DELTA
+    bench.jobs["new"] = NEW
+    for _ in range(3):
+        bench.decide()
+    left = budget(CAPACITY, 3) - bench.limit(HOST) - least()
+    assert (bench.limit("a"), bench.limit("new")) == (least(), left), "grown memory is given back for it"
+    assert bench.directives["new"].action is Action.RUN
+    assert not over_committed(bench)
+    bench.decide({"new": {"device_reserved_bytes": 6 * GB, "device_persistent_bytes": 5 * GB}})
+    assert bench.limit("new") == least(5), "from its first step on it grows like others"
+    before = bench.limit("a")
+    grow(bench, "a", [1.5**i for i in range(30)])
+    assert bench.limit("a") > before
+
+
+def test_jobs_never_seen_start_one_after_the_other() -> None:
+    bench = shared("a")
+    bench.jobs |= {"b": NEW, "c": NEW}
+    for _ in range(5):
+        bench.decide()
+        assert [bench.directives[name].action for name in ("a", "c")] == [Action.RUN, Action.PAUSE]
+        assert bench.limit("c") == 0
+    bench.reached["c"] = Reached(0, CAPACITY)  # it has seen no limit yet, which says nothing of what it keeps
+    assert bench.decide(obey=False)["c"].action is Action.PAUSE
+    bench.obey()
+    assert bench.directives["b"].action is Action.RUN
+    for persistent in (5 * GB, 0):  # a step that keeps nothing says so, too
+        for _ in range(3):
+            bench.decide({"b": {"device_persistent_bytes": persistent}})
+        assert bench.directives["c"].action is Action.RUN
+        assert bench.limit("c") > 8 * GB
+        assert not over_committed(bench)
+        bench = Bench({"b": NEW, "c": NEW})
+        bench.decide()
+        assert [bench.directives[name].action for name in ("b", "c")] == [Action.RUN, Action.PAUSE]
+
+
+def test_beside_a_job_that_is_not_known_either_it_waits_then_gets_half() -> None:
+    bench = Bench({HOST: Sharer(True), "new": NEW})
+    for _ in range(3):
+        bench.decide()
+    assert bench.directives["new"].action is Action.PAUSE, "the guaranteed job may need everything for its first step"
+    for _ in range(3):
+        bench.decide({HOST: {"device_reserved_bytes": 8 * GB}})
+    assert bench.directives["new"].action is Action.RUN
+    left = budget(CAPACITY, 2) - 8 * GB - headroom(8 * GB)
+    assert bench.limit("new") == pytest.approx(left / 2, abs=DELTA)
+    assert bench.limit(HOST) + bench.limit("new") == pytest.approx(budget(CAPACITY, 2), abs=1)
+    bench.decide({HOST: {"device_reserved_bytes": 8 * GB, "host_spill_bytes": 12 * GB}})
+    bench.decide()
+    assert bench.limit(HOST) >= 20 * GB, "a burst takes it back"
+
+
+def test_a_job_never_seen_does_not_start_in_less_than_a_twentieth_of_the_device() -> None:
+    for left, action in ((DELTA + GB, Action.RUN), (DELTA - GB // 4, Action.PAUSE)):
+        bench = shared("a")
+        demand = int((budget(CAPACITY, 3) - least() - left) / 1.05)
+        bench.settle(demand)
+        bench.jobs["new"] = NEW
+        for _ in range(3):
+            bench.decide()
+        assert bench.directives["new"].action is action, left
+        bench.reload()
+        assert bench.decide()["new"].action is action
+
+
+def test_what_a_job_cannot_free_before_its_first_step_persists() -> None:
+    for live, action in ((6, Action.RUN), (12, Action.CHECKPOINT)):
+        bench = Bench({"new": NEW})
+        bench.decide()
+        bench.stuck["new"] = live * GB
+        bench.jobs = {"new": NEW, HOST: Sharer(True)}
+        for _ in range(3):
+            bench.decide()
+        assert budget(CAPACITY, 2) - least(live) <= bench.limit(HOST) <= budget(CAPACITY, 2) - live * GB
+        bench.decide({HOST: {"device_reserved_bytes": 8 * GB, "host_spill_bytes": 12 * GB}})
+        assert bench.decide()["new"].action is action
+        assert not over_committed(bench)
+
+
+def test_beside_a_guaranteed_job_that_keeps_no_limit_nobody_runs() -> None:
+    bench = Bench({HOST: Sharer(True), "a": guest(), "b": NEW})
+    bench.stuck[HOST] = CAPACITY
+    for _ in range(4):
+        bench.decide()
+        assert bench.directives["a"].action is not Action.CHECKPOINT, "before its first step no job keeps a limit"
+    bench.stuck.clear()
+    bench.obey()  # at the end of its first step; it reports from the second on
+    bench.settle(8 * GB)
+    assert bench.directives["a"].action is Action.RUN
+    bench.stuck[HOST] = CAPACITY
+    bench.decide({HOST: {"device_reserved_bytes": 8 * GB, "host_spill_bytes": 2 * GB}})
+    for _ in range(3):
+        bench.decide({HOST: {"device_reserved_bytes": 10 * GB}})
+        assert (bench.directives["a"].action, bench.directives["b"].action) == (Action.CHECKPOINT, Action.PAUSE)
+    number = bench.directives[HOST].limit_number
+    for _ in range(10):
+        bench.decide({HOST: {"device_reserved_bytes": 10 * GB}}, obey=False)
+    assert bench.directives[HOST].limit_number == number
+    bench.stuck.clear()
+    bench.obey()
+    bench.jobs["c"] = guest()
+    bench.settle(10 * GB)
+    assert bench.directives["c"].action is Action.RUN, "it keeps one again"
+
+
+def test_a_guaranteed_job_that_was_told_no_limit_yet_drives_nobody_away() -> None:
+    bench = Bench({"a": guest()})
+    bench.decide()
+    bench.jobs = {"a": guest(), HOST: Sharer(True)}
+    bench.decide(obey=False)
+    bench.reached[HOST] = Reached(0, CAPACITY)
+    bench.decide({HOST: {"device_reserved_bytes": 8 * GB}}, obey=False)
+    assert bench.decide({HOST: {"device_reserved_bytes": 8 * GB}}, obey=False)["a"].action is Action.RUN
+
+
+def test_a_guaranteed_job_keeps_no_limit_before_its_first_report_so_it_holds_all() -> None:
+    bench = Bench({HOST: Sharer(True)})
+    bench.decide(obey=False)
+    bench.jobs["a"] = guest()
+    for _ in range(3):
+        bench.decide(obey=False)
+    assert (bench.limit("a"), bench.directives["a"].action) == (0, Action.PAUSE)
+    bench.obey(HOST)
+    bench.decide(obey=False)
+    assert bench.limit("a") == least()

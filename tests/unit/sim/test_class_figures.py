@@ -16,8 +16,11 @@ from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
 from plait.policies.catalog import make_policy
 from plait.sharing import Load, estimate
+from plait.sim.guests.models import GuestModels
+from plait.sim.physics import MeasuredPhysics
 from plait.sim.run import simulate
-from plait.sim.world import make_world
+from plait.sim.shared_gpu import GpuSharing
+from plait.sim.world import World, make_world
 
 HALF = StageProfile.of(cpu=0.5, gpu=0.5)
 GUEST, AUTO = JobClass.OPPORTUNISTIC, JobClass.AUTO
@@ -27,7 +30,9 @@ def job(name: str, seconds: float, klass: JobClass = JobClass.GUARANTEED, **more
     return JobSpec(id=name, iterations=seconds, profile=HALF, job_class=klass, **more)  # type: ignore[arg-type]
 
 
-def figures(policy: str, *jobs: JobSpec, cluster: str = "1x1", **options: object) -> RunResult:
+def figures(
+    policy: str, *jobs: JobSpec, cluster: str = "1x1", world: World | None = None, **options: object
+) -> RunResult:
     histories: list[History] = []
 
     def observe(controller: Controller) -> History:
@@ -35,8 +40,8 @@ def figures(policy: str, *jobs: JobSpec, cluster: str = "1x1", **options: object
         return histories[-1]
 
     done = simulate(
-        JobBatch.of(jobs), Cluster.parse(cluster), make_policy(policy), make_world("ideal"), observe=observe,
-        check=True, **options,  # type: ignore[arg-type]
+        JobBatch.of(jobs), Cluster.parse(cluster), make_policy(policy), world or make_world("ideal"),
+        observe=observe, check=True, **options,  # type: ignore[arg-type]
     )  # fmt: skip
     return measure(done.controller, histories[0])
 
@@ -66,6 +71,21 @@ def test_a_stalled_guest_goes_elsewhere_without_losing_work() -> None:
     assert found.summary["preemptions"] == 1  # beside the long one it gets nothing; 600 s later it goes elsewhere
     assert found.summary["lost_work_s"] == 0
     assert found.summary["avg_jct_opportunistic_s"] < 2900.0
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_guest_goes_elsewhere_once_it_has_got_nothing_for_long_however_old_it_is(measured: bool) -> None:
+    def busy(name: str, seconds: float, **more: object) -> JobSpec:
+        return replace(job(name, seconds, **more), profile=None, iteration_s=1.0)  # type: ignore[arg-type]
+
+    world = make_world("ideal")
+    if measured:
+        world = replace(world, physics=MeasuredPhysics(sharing=GpuSharing(models=GuestModels(()))))
+    jobs = (busy("short", 2010.0), job("guest", 3000.0, GUEST), busy("long", 3000.0, submit_s=2000.5))
+    found = figures("antman", *jobs, cluster="1x2", world=world)
+    assert found.summary["preemptions"] == 1
+    # It runs alone until 2000.5 s, beside the long one until 2600.5 s, although a GPU is free from 2010 s on.
+    assert found.jobs["end_s"][1] == pytest.approx(3600.0, abs=1.0)
 
 
 def test_a_job_stopped_without_a_checkpoint_is_a_kill() -> None:

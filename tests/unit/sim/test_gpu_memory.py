@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import SimulationError
@@ -25,19 +25,22 @@ class World:
     def __init__(self) -> None:
         self.device, self.state, self.now_s = SimDevice(CAPACITY), State(), 0.0
         self.jobs: dict[str, Sharer] = {}
+        self.persistent: dict[str, int] = {}
         self.directives: dict[str, Directive] = {}
         self.stats: dict[str, list[StepStats]] = {}
         self.steps: dict[str, int] = {}
         self.report: dict[str, Reached] = {}
+        self.waiting: dict[str, Reached] = {}
         self.refused: dict[str, int] = {}
         self.names = 0
 
-    def arrive(self, guaranteed: bool, persistent_gb: int) -> None:
+    def arrive(self, guaranteed: bool, persistent_gb: int, known: bool = True) -> None:
         if guaranteed and HOST in self.jobs:
             return
         self.names += 1
         name = HOST if guaranteed else f"o{self.names}"
-        self.jobs[name] = Sharer(guaranteed, persistent_bytes=0 if guaranteed else persistent_gb * GB)
+        self.persistent[name] = 0 if guaranteed else persistent_gb * GB
+        self.jobs[name] = Sharer(guaranteed, persistent_bytes=self.persistent[name] if known else None)
         self.steps[name] = 0
 
     def leave(self, index: int) -> None:
@@ -46,12 +49,12 @@ class World:
 
     def end(self, name: str) -> None:
         del self.jobs[name]
-        for table in (self.directives, self.stats, self.report, self.refused):
+        for table in (self.directives, self.stats, self.report, self.refused, self.waiting):
             table.pop(name, None)
         self.device.leave(name)
 
     def listen(self) -> None:
-        self.report = self.device.reached()
+        self.report = self.waiting | self.device.reached()
 
     def refuse(self, index: int, size_gb: int) -> None:
         """A job that runs waits in an allocation that nobody can serve, until its next boundary."""
@@ -88,17 +91,19 @@ class World:
             self.end(name)
             return
         if name not in self.device.reached() and given.action is not Action.RUN:
-            return  # nobody has told it to start
-        live = 0 if job.guaranteed else max(live_gb * GB, job.persistent_bytes)
+            self.waiting[name] = Reached(given.limit_number, given.memory_limit_bytes or 0)  # at the start of CUDA
+            return
+        self.waiting.pop(name, None)
+        live = 0 if job.guaranteed else max(live_gb * GB, self.persistent[name])
         self.device.bound(name, given, live)
         if given.action is Action.PAUSE:
             return
         self.refused.pop(name, None)
-        got = self.device.step(name, max(demand_gb * GB, job.persistent_bytes))
+        got = self.device.step(name, max(demand_gb * GB, self.persistent[name]))
         assert not (job.guaranteed and got.refused_bytes), "a burst fails the guaranteed job"
         self.steps[name] += 1
         step = StepStats(
-            step=self.steps[name], step_s=0.1, device_persistent_bytes=job.persistent_bytes,
+            step=self.steps[name], step_s=0.1, device_persistent_bytes=self.persistent[name],
             device_reserved_bytes=got.reserved_bytes, host_spill_bytes=got.spill_bytes, work=1.0 + demand_gb,
         )  # fmt: skip
         self.stats.setdefault(name, []).append(step)
@@ -111,14 +116,23 @@ events = st.one_of(
     st.tuples(st.just("decide"), st.sampled_from([0.1, 1.0, 40.0])),
     st.tuples(st.just("decide"), st.just(0.1)),
     st.tuples(st.just("listen")),
-    st.tuples(st.just("arrive"), st.booleans(), st.integers(0, 12)),
+    st.tuples(st.just("arrive"), st.booleans(), st.integers(0, 12), st.booleans()),
     st.tuples(st.just("leave"), small),
     st.tuples(st.just("refuse"), small, st.integers(1, 40)),
     st.tuples(st.just("forget")),
 )
 
 
+#: A guest starts with a limit that is lowered before anybody hears of it.
+UNHEARD = [
+    ("boundary", 0, 0, 0), ("decide", 0.1), *[("boundary", 0, 0, 0)] * 2, *[("decide", 0.1)] * 4, ("leave", 0),
+    ("boundary", 0, 0, 0), ("arrive", False, 0, False), ("decide", 0.1), *[("boundary", 0, 0, 0)] * 8,
+    ("boundary", 1, 0, 0), *[("decide", 0.1)] * 3, *[("boundary", 0, 0, 0)] * 5,
+]  # fmt: skip
+
+
 @settings(max_examples=EXAMPLES)
+@example(UNHEARD)
 @given(st.lists(events, min_size=30, max_size=120))
 def test_memory_is_never_over_committed_and_bursts_never_fail_the_guaranteed_job(history) -> None:
     world = World()

@@ -108,6 +108,11 @@ def test_interference_that_begins_is_cut_within_three_steps() -> None:
     assert marks[-1].step_s < 0.21
 
 
+def share_at(outcome: Outcome, now_s: float) -> float:
+    """The sum of opportunistic shares in force at a time."""
+    return next((share for at_s, share in reversed(outcome.shares) if at_s <= now_s), 0.0)
+
+
 def test_a_faster_phase_is_learned_too() -> None:
     faster = BASE.scaled(0.5)
     outcome = run(Scenario((Phase(BASE, 60.0), Phase(faster)), (Opportunistic("o", SHORT),), 70.0), Mode.LAW, 1)
@@ -118,23 +123,23 @@ def test_a_label_starts_a_measurement_at_once() -> None:
     phases = (Phase(BASE, 60.0, label="training"), Phase(BASE, label="evaluation"))
     outcome = run(Scenario(phases, (Opportunistic("o", SHORT),), 62.0), Mode.LAW, 1)
     _, labelled, *_ = [mark for mark in outcome.marks if mark.end_s > 60.0]
-    assert outcome.share_at(labelled.end_s - 0.05) == 1.0
-    assert outcome.share_at(labelled.end_s) == 0.0
+    assert share_at(outcome, labelled.end_s - 0.05) == 1.0
+    assert share_at(outcome, labelled.end_s) == 0.0
 
 
 def test_after_its_end_opportunistic_jobs_have_the_gpu() -> None:
     scenario = Scenario((Phase(BASE, 20.0),), (Opportunistic("o", SHORT),), 40.0)
     outcome = run(scenario, Mode.LAW, 1)
     end_s = outcome.marks[-1].end_s
-    assert outcome.share_at(end_s - 0.01) < 1.0
-    assert outcome.share_at(end_s + 0.2) == 1.0
+    assert share_at(outcome, end_s - 0.01) < 1.0
+    assert share_at(outcome, end_s + 0.2) == 1.0
     assert outcome.busy_s["o"] - outcome.marks[-1].others_s == pytest.approx(40.0 - end_s, rel=0.03)
 
 
 def test_a_guaranteed_job_that_arrives_is_alone_at_once() -> None:
     scenario = Scenario((Phase(BASE),), (Opportunistic("o", SHORT),), 40.0, starts_s=10.0)
     outcome = run(scenario, Mode.LAW, 1)
-    assert outcome.share_at(9.9) == 1.0
+    assert share_at(outcome, 9.9) == 1.0
     clean = [mark for mark in outcome.marks if 11.0 < mark.end_s < 13.0]
     assert clean
     assert all(mark.share == 0.0 for mark in clean)
@@ -192,7 +197,7 @@ def test_opportunistic_jobs_share_by_weight(phases: tuple[Phase, ...]) -> None:
 def test_without_a_guaranteed_job_the_gpu_is_full() -> None:
     jobs = tuple(Opportunistic(name, SHORT, starts_s=start_s) for name, start_s in (("a", 0.0), ("b", 4.0)))
     outcome = run(Scenario((), jobs, 14.0), Mode.LAW, 1)
-    assert outcome.share_at(13.0) == pytest.approx(1.0)
+    assert share_at(outcome, 13.0) == pytest.approx(1.0)
     assert sum(outcome.busy_s.values()) > 13.3
     assert outcome.busy_s["b"] == pytest.approx(4.9, abs=0.3)
 

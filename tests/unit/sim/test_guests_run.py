@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.control.controller import Controller
@@ -44,7 +44,7 @@ def only(group: Group, here: set[int]) -> Group:
 
 @dataclass
 class Steady:
-    """Runs of these groups those whose job has come, and reserves what it is told to."""
+    """Runs of these groups those whose job has come, and makes the given reservations."""
 
     groups: tuple[Group, ...]
     reservations: tuple[Reservation, ...] = ()
@@ -127,16 +127,16 @@ def test_a_change_reaches_guests_through_other_guests() -> None:
     chain = [host(0, 0), guest(1, 0, 1), host(2, 1), guest(3, 1, 2), host(4, 3)]
     neighbours = Neighbours()
     neighbours.put(Groups.of(chain))
-    assert sorted(neighbours.around([0]).jobs.tolist()) == [0, 1, 2, 3]
-    assert neighbours.around([3]).jobs.tolist() == [4]
+    assert sorted(neighbours.around(np.array([0])).jobs.tolist()) == [0, 1, 2, 3]
+    assert neighbours.around(np.array([3])).jobs.tolist() == [4]
     neighbours.leave(1)
-    assert sorted(neighbours.around([0]).jobs.tolist()) == [0]
-    assert sorted(neighbours.around([1]).jobs.tolist()) == [2, 3]
+    assert sorted(neighbours.around(np.array([0])).jobs.tolist()) == [0]
+    assert sorted(neighbours.around(np.array([1])).jobs.tolist()) == [2, 3]
     neighbours.put(Groups.of([Group((Member(2), Member(4, turn=1)), (1,))]))
-    assert sorted(map(str, neighbours.around([2]))) == sorted(
+    assert sorted(map(str, neighbours.around(np.array([2])))) == sorted(
         map(str, [guest(3, 1, 2), Group((Member(2), Member(4, turn=1)), (1,))])
     )
-    assert len(neighbours.around([3])) == 0
+    assert len(neighbours.around(np.array([3]))) == 0
 
 
 def test_groups_that_took_turns_before_the_first_guest_came_keep_their_pace() -> None:
@@ -203,6 +203,28 @@ def test_usage_is_reported_where_physics_measures_it_and_nowhere_else() -> None:
     seen.clear()
     simulate(jobs, Cluster.parse("1x4"), plan, PLAIN, observe=observe)  # type: ignore[arg-type]
     assert seen == []
+
+
+def test_the_use_of_a_gpu_is_that_of_its_host_when_a_guest_is_stopped() -> None:
+    class Pauses(Steady):
+        def decide(self, view: View) -> Plan:
+            plan = super().decide(view)
+            if view.now_s < 5.0:
+                return replace(plan, valid_until_s=5.0)
+            return replace(plan, groups=plan.groups.hosts, valid_until_s=8.0) if view.now_s < 8.0 else plan
+
+    seen: list[UsageReported] = []
+
+    def observe(controller: Controller) -> object:
+        return lambda event, commands: seen.append(event) if isinstance(event, UsageReported) else None
+
+    world = replace(PLAIN, physics=Measured(interference=(1.0,), sharing=None))
+    jobs = JobBatch.of([busy("a", 0.8, seconds=20.0), busy("g", 0.4)])
+    simulate(jobs, Cluster.parse("1x1"), Pauses((host(0, 0), guest(1, 0))), world, observe=observe)  # type: ignore[arg-type]
+    (stopped,) = [one for one in seen if one.at_s == 5.0]
+    assert (stopped.gpu_utilisation.tolist(), stopped.gpu_memory_bytes.tolist()) == ([0.8], [4e9])
+    assert (stopped.jobs.tolist(), stopped.step_s.tolist()) == ([0], [1.0])
+    assert [one.at_s for one in seen[:3]] == [0.0, 5.0, 8.0]
 
 
 # -- everything at once ----------------------------------------------------------------------------------
@@ -284,6 +306,7 @@ def workload(seed: int, world: World) -> Workload:
 
 @settings(max_examples=100 if os.environ.get("PLAIT_SLOW") else 4, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([IDEAL, COSTLY, replace(COSTLY, round_s=60.0)]))
+@example(2090, COSTLY)  # a repaired plan had two hosts on one GPU
 def test_whatever_guests_do_all_invariants_hold_and_a_restored_run_goes_on_the_same(seed: int, world: World) -> None:
     some = workload(seed, world)
     whole = play(Roulette(seed), some)

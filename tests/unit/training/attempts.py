@@ -75,9 +75,10 @@ class Forker:
         return Attempt(folder)
 
     def close(self) -> None:
-        """End it."""
+        """End it, and what it has started."""
         assert self.process.stdin is not None
         self.process.stdin.close()
+        self.process.kill()  # it may still import; its copies end with it
         self.process.wait(10)
 
 

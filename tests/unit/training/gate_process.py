@@ -167,7 +167,6 @@ COMMANDS = {
     "drop": lambda gate: gate.drop() or "dropped",
     "close": lambda gate: gate.close() or "closed",
     "fork": lambda gate: "forked",
-    "reformed": lambda gate: str(gate.stats.reformed),
 }
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_a_fit_that_fails_ends_the_adapting_but_not_the_training() -> None:
 
 def trained(loader: AdaptiveDataLoader, clock: Clock, after: int) -> list[int]:
     """The batch size of each step, in a world where a pass takes 1 s + 10 ms an example; noise is known `after`."""
-    loader.timings._clock = loader.decisions.rhythm._clock = clock
+    loader.timings._clock = loader.decisions.schedule._clock = clock
     sizes = []
     for number, batch in enumerate(loader):
         sizes.append(loader.current_batch_size)
@@ -151,7 +151,7 @@ def test_slower_steps_do_not_put_off_looks_and_words_for_long(monkeypatch: pytes
 
     monkeypatch.setattr("plait.training.adaptive.deciding.choose", chosen)
     loader = AdaptiveDataLoader(range(20000), 1, max_batch_size=64, interval_s=10)
-    loader.timings._clock = loader.decisions.rhythm._clock = clock
+    loader.timings._clock = loader.decisions.schedule._clock = clock
     page: Any = Told(clock)
     loader.decisions.page = page
     for batch in loader:

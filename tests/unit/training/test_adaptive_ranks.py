@@ -12,6 +12,7 @@ import pytest
 from attempts import PREEMPTED, ROOT, Attempt, free_port, the_forker
 
 from plait.runtime.gates import GATES, GroupMember, make_group
+from plait.runtime.page import VERSION
 
 pytest.importorskip("torch")
 EPOCHS = 3
@@ -25,7 +26,7 @@ def start(folder: Path, epoch: int, world: int, gate: str = "") -> list[Attempt]
         for rank in range(world):
             run_dir = folder / "attempts" / str(epoch) / f"rank{rank}"
             run_dir.mkdir(parents=True)
-            control = {"version": 1, "epoch": epoch, "group": group.control(1, rank)}
+            control = {"version": 1, "epoch": epoch, "group": group.control(1, rank), "made_by": VERSION}
             (run_dir / "control.json").write_text(json.dumps(control))
     return [
         forker.start(folder, epoch, "adaptive_ranks.py", rank=rank, world=world, MASTER_PORT=port)

@@ -48,7 +48,7 @@ def trained(name: str, seed: int, most: int, monkeypatch: pytest.MonkeyPatch) ->
         interval_s=1e-6 if most > BATCH else 1e9,
     )  # fmt: skip
     if most > BATCH:
-        monkeypatch.setattr(loader.decisions.rhythm, "next", lambda longer=1.0: 24)  # steps from one look to the next
+        monkeypatch.setattr(loader.decisions.schedule, "next", lambda longer=1.0: 24)  # steps from one look to the next
     loader.decisions.fitter = Fitter(lambda profile, start: THETA)
     loader.decisions.fitter.theta = THETA
     Adaptive(attach(), model, optimizer, loader)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from plait.training.adaptive.choosing import Rhythm
+from plait.training.adaptive.choosing import BatchSchedule
 from plait.training.adaptive.data.plan import Microbatch
 from plait.training.adaptive.data.sampler import Step
 from plait.training.adaptive.profile import Timings
@@ -147,16 +147,16 @@ def test_a_reduction_that_is_known_later_is_waited_for_but_not_for_ever() -> Non
 
 def test_ranks_meet_after_as_many_steps_as_the_interval_holds() -> None:
     clock = Clock()
-    rhythm = Rhythm(30, clock)
+    schedule = BatchSchedule(30, clock)
     met, steps = [], 0
     while clock.now_s < 200:
         clock.now_s += 0.5
         steps += 1
-        if rhythm.stepped():
+        if schedule.stepped():
             met.append(steps)
-            rhythm.begin(rhythm.next())
+            schedule.begin(schedule.next())
     assert met == [1, 11, 71, 131, 191, 251, 311, 371]
     clock.now_s += 10
-    assert not rhythm.soon
+    assert not schedule.soon
     clock.now_s += 5
-    assert rhythm.soon
+    assert schedule.soon

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from attempts import HOOK, PREEMPTED, ROOT, SCRIPTS, Attempt, Forker, environment, the_forker
 
 from plait.core.resources import Resource
-from plait.runtime.page import JobState
+from plait.runtime.page import JobState, Page
 from plait.training import AttachedJob, attach
 
 torch = pytest.importorskip("torch")
@@ -50,6 +51,16 @@ def test_outside_plait_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert job.checkpoint() is None
     assert (job.resume(), list(job.steps(3)), list(job.epochs(2))) == (0, [0, 1, 2], [0, 1])
     assert torch.rand(2, generator=job.rng).shape == (2,)
+
+
+@pytest.mark.parametrize("guest", [True, False])
+def test_a_batch_within_a_stage_is_progress_but_a_guest_never_hangs(tmp_path: Path, guest: bool) -> None:
+    """The peers of a guest wait for it as long as its hosts need the GPU."""
+    with Page.create(tmp_path / "page.bin", mapped=True) as page:
+        page.in_stage = GPU + 1
+        job = SimpleNamespace(page=page, shared=SimpleNamespace(guest=guest), boundary=SimpleNamespace(wants_stop=0))
+        AttachedJob.look_up(job, evaluating=False)  # type: ignore[arg-type]
+        assert (page.stage_since == 0.0) is guest
 
 
 def test_importing_the_library_imports_no_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,11 @@ def test_ranks_that_end_apart_end_well(kind: str, destroy: str, tmp_path: Path) 
         ]
         codes += [attempt.end() for attempt in both]
     assert [code for code, _ in codes] == [0] * len(codes), codes
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the states of threads from /proc")
+def test_the_end_waits_for_threads_that_still_release_what_they_hold(tmp_path: Path) -> None:
+    """Until they sleep, not until they end: the threads of a group that the script keeps never do."""
+    attempt = the_forker().start(tmp_path / "job", 1, "late_release.py", str(tmp_path / "released"), finalise=True)
+    assert attempt.end()[0] == 0
+    assert (tmp_path / "released").exists()

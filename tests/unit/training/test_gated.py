@@ -10,6 +10,7 @@ from attempts import Attempt, Forker, free_port, same_weights, the_forker
 
 from plait.core.resources import Resource
 from plait.runtime.gates import GATES, Group, GroupMember, make_group
+from plait.runtime.page import VERSION
 
 pytest.importorskip("torch")
 STORAGE, CPU, GPU, NETWORK = Resource
@@ -23,7 +24,7 @@ def forker() -> Forker:
 def tell(run_dir: Path, group: Group, job: int, rank: int = 0) -> None:
     """What the agent says to a rank before it starts."""
     run_dir.mkdir(parents=True)
-    control = {"version": 1, "epoch": 1, "group": group.control(job, rank)}
+    control = {"version": 1, "epoch": 1, "group": group.control(job, rank), "made_by": VERSION}
     (run_dir / "control.json").write_text(json.dumps(control))
 
 

@@ -58,7 +58,8 @@ def by_samples(gradients: list[torch.Tensor], parts: list[slice], examples: int 
 
 def same(one: Estimate | None, other: Estimate, rel: float = 1e-5) -> None:
     assert one is not None
-    assert one.sqr == pytest.approx(other.sqr, rel=rel)
+    # A product of two gradients may be near 0; its float32 rounding is that of the squares it is the difference of.
+    assert one.sqr == pytest.approx(other.sqr, rel=rel, abs=1e-6 * max(other.var))
     assert one.var == pytest.approx(other.var, rel=rel)
     assert (one.scale, one.biased) == (other.scale, other.biased)
 
@@ -112,7 +113,7 @@ def test_the_loss_scale_does_not_change_the_estimate(passes: int) -> None:
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
 def test_adam_is_estimated_as_it_divides(make, passes: int) -> None:
     world = World(make, betas=(0.9, 0.99), eps=1e-3)
-    known = torch.rand(11) + 0.5
+    known = torch.rand(11, generator=torch.Generator().manual_seed(11)) + 0.5
     last = None
     for turn in range(8):
         gradients = drawn(passes, turn)

@@ -12,7 +12,7 @@ from plait.core.errors import InputError  # noqa: E402
 from plait.training.adaptive.checks import check, check_graph, parallel_kind, warn_unknown  # noqa: E402
 from plait.training.adaptive.gradients.noise import Estimate, Statistics  # noqa: E402
 from plait.training.adaptive.gradients.preconditioner import Preconditioner  # noqa: E402
-from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scaler  # noqa: E402
+from plait.training.adaptive.patches import StepGate, hold_optimizer, hold_scaler  # noqa: E402
 from plait.training.adaptive.scaling import LearningRate, reset_moments  # noqa: E402
 
 
@@ -129,7 +129,7 @@ def test_adam_begins_anew_in_place(options: dict) -> None:
 
 
 def test_while_gradients_accumulate_nothing_steps() -> None:
-    p, gate, after = parameter(), Turnstile(), []
+    p, gate, after = parameter(), StepGate(), []
     optimizer = torch.optim.SGD([p], lr=1.0)
     hold_optimizer(optimizer, gate, lambda: after.append(1))
     for last in (False, False, True):
@@ -142,7 +142,7 @@ def test_while_gradients_accumulate_nothing_steps() -> None:
 
 def test_a_closure_is_refused() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    hold_optimizer(optimizer, Turnstile(), lambda: None)
+    hold_optimizer(optimizer, StepGate(), lambda: None)
     with pytest.raises(InputError, match=r"call loss\.backward\(\)"):
         optimizer.step(lambda: 0.0)
 
@@ -150,7 +150,7 @@ def test_a_closure_is_refused() -> None:
 @pytest.mark.parametrize("first", [False, True])
 def test_schedulers_go_with_it_made_before_or_after(first: bool) -> None:
     """They patch `step` too, and warn (an error here) when they think that somebody has replaced it."""
-    p, gate = parameter(), Turnstile()
+    p, gate = parameter(), StepGate()
     optimizer = torch.optim.SGD([p], lr=1.0)
     make = lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)  # noqa: E731
     scheduler = make() if first else None
@@ -166,7 +166,7 @@ def test_schedulers_go_with_it_made_before_or_after(first: bool) -> None:
 
 
 def test_a_scaler_waits_too() -> None:
-    p, gate = parameter(), Turnstile()
+    p, gate = parameter(), StepGate()
     optimizer = torch.optim.SGD([p], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
     hold_optimizer(optimizer, gate, lambda: None)

@@ -24,10 +24,10 @@ from plait.core.errors import InputError  # noqa: E402
 from plait.core.resources import Resource  # noqa: E402
 from plait.runtime.gate_choice import choose_gate  # noqa: E402
 from plait.training.attachment import attach  # noqa: E402
+from plait.training.job import Job  # noqa: E402
 from plait.training.merged import InterleavePlan, Merged, Peers, Unmergeable, run_merged, thread_jobs  # noqa: E402
-from plait.training.merged.jobs import Crew  # noqa: E402
+from plait.training.merged.jobs import JobThreads  # noqa: E402
 from plait.training.merged.thread_jobs import ThreadJob  # noqa: E402
-from plait.training.noop_job import Job  # noqa: E402
 
 STORAGE, CPU, GPU, NETWORK = Resource
 
@@ -119,10 +119,10 @@ def test_the_end_of_one_leaves_the_others(gate: str, error: BaseException) -> No
 def test_who_has_ended_cannot_be_interrupted() -> None:
     late: list[bool] = []
     member = ThreadJob(0, "a")
-    with Crew(lambda member, result: late.append(member.interrupt())) as crew:
-        crew.start(member, lambda: None)
+    with JobThreads(lambda member, result: late.append(member.interrupt())) as threads:
+        threads.start(member, lambda: None)
     assert late == [False]
-    assert crew.results[0].state == "finished"
+    assert threads.results[0].state == "finished"
 
 
 def test_one_is_stopped_with_a_checkpoint_and_goes_on_later(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_one_is_stopped_with_a_checkpoint_and_goes_on_later(tmp_path: Path) -> N
         while merged.steps(0) < 5:
             time.sleep(0.001)
         merged.stop(0)
-        while 0 not in merged._crew.results:
+        while 0 not in merged._threads.results:
             time.sleep(0.001)
-        assert 1 not in merged._crew.results
+        assert 1 not in merged._threads.results
         go_on.set()
     a, b = merged.results
     assert (a.state, a.exit_code, b.state) == ("preempted", 75, "finished")
@@ -247,7 +247,7 @@ def test_plans_that_cannot_be(tmp_path: Path) -> None:
 _PEER = """
 import sys, time, torch
 from plait.training.merged import InterleavePlan, Peers, run_merged
-from plait.training.noop_job import Job  # noqa: E402
+from plait.training.job import Job  # noqa: E402
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 def good(job):
     total = 0.0

@@ -11,6 +11,7 @@ import pytest
 
 from plait.runtime.gates import NullGate, make_group, open_gate
 from plait.runtime.page import SIZE, JobState, Page, PageError, PageProfile
+from plait.sharing import StepStats
 
 
 @pytest.fixture
@@ -26,8 +27,8 @@ def sides(tmp_path):
 #: A fit, statistics, GPUs, seconds of a restart.
 FIT = (0.1, 0.01, 0.5, 0.05, 0.2, 0.02, 1.5, 1.0, 4.0, 8.0, 30.0)
 
-NUMBERS = [name for name, field in vars(Page).items() if type(field).__name__ in ("_Float", "_Int") and name[0] != "_"]
-ROWS = [name for name, field in vars(Page).items() if type(field).__name__ == "_PerResource" and name[0] != "_"]
+NUMBERS = [name for name, field in vars(Page).items() if type(field).__name__ in ("Float", "Int") and name[0] != "_"]
+ROWS = [name for name, field in vars(Page).items() if type(field).__name__ == "PerResource" and name[0] != "_"]
 
 
 def test_every_field_has_a_place_of_its_own(sides):
@@ -55,6 +56,12 @@ def test_documented_offsets(sides):
     assert struct.unpack_from("<q", data, 96) == (1,)
     assert struct.unpack_from("<4d", data, 160) == (1, 2, 3, 4)
     assert struct.unpack_from("<q", data, 2048) == (2,)
+    job.refused_bytes, agent.share_until = 5.0, 6.0
+    job.add_step(StepStats(13, 0.5))
+    data = agent.path.read_bytes()
+    assert struct.unpack_from("<d", data, 568) == (5.0,)
+    assert struct.unpack_from("<qd", data, 576 + 120) == (14, 0.5)
+    assert struct.unpack_from("<d", data, 2112) == (6.0,)
 
 
 def test_a_fresh_page(sides):
@@ -130,8 +137,8 @@ def test_what_is_no_page_is_refused(tmp_path):
     (tmp_path / "odd").write_bytes(b"\0" * SIZE)
     with pytest.raises(PageError, match="not a page"):
         Page.open(tmp_path / "odd")
-    (tmp_path / "later").write_bytes(b"PLAIT1\0\0" + struct.pack("<q", 3) + b"\0" * SIZE)
-    with pytest.raises(PageError, match="to be read from version 3 on"):
+    (tmp_path / "later").write_bytes(b"PLAIT1\0\0" + struct.pack("<q", 4) + b"\0" * SIZE)
+    with pytest.raises(PageError, match="to be read from version 4 on"):
         Page.open(tmp_path / "later")
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from plait.core.resources import Resource
+from plait.runtime.guest_gate import GuestGate
+from plait.runtime.neighbours import Neighbours
+from plait.runtime.page import Page
 from plait.runtime.stage_gate import GateTimeout, NullGate
 from plait.training.profiler import FEWEST, WARM_UP, Profiler
 from plait.training.stages import Stages
@@ -137,3 +142,30 @@ def test_an_iteration_that_ends_inside_a_stage_has_its_part_of_it(clock):
     stage_s, iteration_s, _ = profiler.result
     assert (stage_s[CPU], stage_s[GPU], iteration_s) == pytest.approx((1, 5, 6))
     assert stages.busy_so_far() == stages.busy_s
+
+
+@pytest.mark.parametrize("guest", [True, False])
+def test_a_guest_between_yield_points_does_not_hang(tmp_path, guest):
+    """Its peer may be held at a yield point while it waits for their gradients, so it says nothing of since when."""
+    with Page.create(tmp_path / "page.bin", mapped=True) as page:
+        page.share_until = 1e12
+        gate = GuestGate(page, Neighbours(guest=True)) if guest else GivesWay()
+        stages = Stages(page, gate)
+        stages.enter(GPU)
+        assert (page.stage_since == 0.0) is guest
+        time.sleep(0.002)  # or the next yield point is passed over
+        stages.yield_point()
+        assert (page.stage_since == 0.0) is guest
+        with stages.waiting(Resource.STORAGE):
+            assert page.stage_since > 0
+        assert (page.stage_since == 0.0) is guest
+        stages.leave(GPU)
+
+
+class GivesWay(NullGate):
+    def __init__(self):
+        super().__init__()
+        self.kind = "tokens"
+
+    def yield_point(self, before=None):
+        before()

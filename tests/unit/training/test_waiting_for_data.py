@@ -7,7 +7,7 @@ import time
 import pytest
 
 pytest.importorskip("torch")
-from plait.training.loader.prefetch import Stretch
+from plait.training.loader.prefetch import WaitTimer
 
 
 class Clocks:
@@ -18,7 +18,7 @@ class Clocks:
         self.lost_s = lost_s
         monkeypatch.setattr(time, "perf_counter", lambda: self.read("now_s"))
         monkeypatch.setattr(time, "thread_time", lambda: self.read("cpu_s"))
-        monkeypatch.setattr(Stretch, "_queued_s", lambda _: self.read("queued_s"))
+        monkeypatch.setattr(WaitTimer, "_queued_s", lambda _: self.read("queued_s"))
 
     def read(self, name: str) -> float:
         value: float = getattr(self, name)
@@ -30,9 +30,9 @@ class Clocks:
 @pytest.mark.parametrize("at", range(8))
 def test_a_core_that_is_lost_while_clocks_are_read_is_no_part_of_it(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = Clocks(monkeypatch, [0.0] * at + [0.005])
-    stretch = Stretch()
+    timer = WaitTimer()
     clocks.now_s += 0.006
     clocks.cpu_s += 0.002
-    waited_s, all_s = stretch.waited_s()
+    waited_s, all_s = timer.waited_s()
     assert waited_s == pytest.approx(0.004)
     assert all_s in (pytest.approx(0.006), pytest.approx(0.011))

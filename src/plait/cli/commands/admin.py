@@ -1,4 +1,4 @@
-"""`plait token`, `project`, `backup`, `restore`, `replay`: what an administrator does, and checks."""
+"""`plait token`, `project`, `backup`, `restore`, `replay`: commands for administrators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
-    """Rows with whatever columns they have."""
+    """Print rows with all columns that occur."""
     if as_json:
         print_json(rows)
         return
@@ -28,14 +28,14 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None
 @token.command("new", no_args_is_help=True)
 @token.command("create", no_args_is_help=True, hidden=True)
 def create_token(
-    user: Annotated[str, typer.Argument(help="Who will use it.")],
-    role: Annotated[str, typer.Option(help="admin, user (own jobs) or viewer (reads only).")] = "user",
-    in_project: Annotated[str | None, typer.Option("--project", help="Project of this user's jobs.")] = None,
+    user: Annotated[str, typer.Argument(help="User of the token.")],
+    role: Annotated[str, typer.Option(help="`admin`, `user` (own jobs) or `viewer` (read only).")] = "user",
+    in_project: Annotated[str | None, typer.Option("--project", help="Project of the user's jobs.")] = None,
     expires: Annotated[str | None, typer.Option(help="Expires after this time: 12h, 30d, 8w; default: never.")] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a token; it is shown once."""
+    """Create a token and print it once."""
     lasts_s = None if expires is None else seconds(expires)
     with client(home) as service:
         made = service.create_token(user, role, in_project, expires_in_s=lasts_s)
@@ -68,7 +68,7 @@ def _expiry(shown: dict[str, Any]) -> str:
 
 @token.command("revoke", no_args_is_help=True)
 def revoke_token(
-    which: Annotated[str, typer.Argument(metavar="TOKEN", help="The id of a token of `plait token ls`.")],
+    which: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token, from `plait token ls`.")],
     home: HomeOption = None,
 ) -> None:
     """Revoke a token."""
@@ -87,12 +87,14 @@ def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 
 @project.command("set", no_args_is_help=True)
 def set_project(
-    name: Annotated[str, typer.Argument(help="A new or an existing one.")],
-    quota_gpus: Annotated[int | None, typer.Option(min=0, help="GPUs its jobs may hold together.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Its share beside other projects.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of a new or existing project.")],
+    quota_gpus: Annotated[
+        int | None, typer.Option(min=0, help="Largest number of GPUs that its jobs may hold together.")
+    ] = None,
+    weight: Annotated[float | None, typer.Option(help="Weight of the project in fair-sharing policies.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Make a project, or change its quota and weight."""
+    """Create a project, or change its quota and weight."""
     with client(home) as service:
         service.set_project(name, quota_gpus, weight)
     typer.echo(f"project {name} is set")
@@ -100,7 +102,7 @@ def set_project(
 
 @project.command("rm", no_args_is_help=True)
 def remove_project(
-    name: Annotated[str, typer.Argument(help="A project of `plait project ls`.")], home: HomeOption = None
+    name: Annotated[str, typer.Argument(help="Project that `plait project ls` lists.")], home: HomeOption = None
 ) -> None:
     """Remove a project."""
     with client(home) as service:
@@ -109,7 +111,7 @@ def remove_project(
 
 
 def backup(
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes; must not be there yet.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="New file for the copy.")],
     home: HomeOption = None,
 ) -> None:
     """Copy the store while the service runs."""
@@ -127,16 +129,16 @@ def backup(
 
 
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `plait backup` wrote.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="File written by `plait backup`.")],
     home: HomeOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the existing store.")] = False,
 ) -> None:
-    """Put a copy of the store back; the service must be down."""
+    """Restore the store from a backup; the service must be down."""
     import sqlite3
 
     from plait.core.errors import InputError
     from plait.live.layout import Layout, make_private
-    from plait.live.store.store import restore_backup
+    from plait.live.store.backup import restore_backup
 
     layout = Layout.at(home)
     if service_lives(layout):
@@ -157,7 +159,7 @@ def restore(
 
 
 def service_lives(layout: Any) -> bool:
-    """Whether the process that wrote the service file is still there."""
+    """Whether the process named in the service file still runs."""
     import os
 
     from plait.live.client.client import read_service_file
@@ -174,15 +176,16 @@ def service_lives(layout: Any) -> bool:
 
 def replay(
     log: Annotated[
-        Path | None, typer.Argument(metavar="[LOG]", help="A log of plait simulate --log; default: live.")
+        Path | None,
+        typer.Argument(
+            metavar="[LOG]", help="Event log from `plait simulate --log`; default: the running service's log."
+        ),
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Derive every decision again; exit code 4 on a difference.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Exit code 4 if a decision differs.")] = False,
     allow_policy: AllowForLog = None,
     home: HomeOption = None,
 ) -> None:
-    """Derive every decision again from the event log, and compare."""
+    """Repeat every decision of an event log and compare."""
     from plait.core.errors import PlanError
 
     if log is not None:

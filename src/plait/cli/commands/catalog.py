@@ -1,4 +1,4 @@
-"""`plait policies`, `plait policy check`, `plait cite`, `plait worlds`: what there is, and whether it is sound."""
+"""`plait policies`, `plait policy`, `plait cite`, `plait worlds`: what plait offers, and checks of own policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.core.words import counted
 if TYPE_CHECKING:
     from plait.policies.catalog import Row
 
-policy = typer.Typer(help="The policy that decides: show, set, check one of your own.", no_args_is_help=True)
+policy = typer.Typer(help="The scheduling policy: show it, change it, check your own.", no_args_is_help=True)
 
 
 def policies(as_json: JsonFlag = False) -> None:
@@ -54,16 +54,18 @@ def _as_json(row: Row) -> dict[str, object]:
 
 
 def preempts(row: Row) -> str:
-    """Whether a policy takes GPUs from running jobs: yes, no, or unknown for policies of others that do not say."""
+    """Whether a policy preempts running jobs: yes, no, with an option, or unknown for external ones that do not say."""
+    if isinstance(row.preempts, str):
+        return f"with {row.preempts}"
     return "unknown" if row.preempts is None else "yes" if row.preempts else "no"
 
 
 def needs(row: Row) -> str:
-    """The extras that a policy needs, and for what."""
+    """The optional dependencies that a policy needs, and what for."""
     return "; ".join(f"plait[{extra}]{' for ' * bool(what)}{what}" for what, extra in row.needs.items())
 
 
-#: What is said of a policy beside its name, where an operator let it.
+#: Printed after the name of a policy that an operator has permitted this.
 LOSES = "; it may stop jobs that cannot resume from a checkpoint"
 
 
@@ -82,15 +84,16 @@ def show(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 
 @policy.command("set", no_args_is_help=True)
 def set_policy(
-    name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of `plait policies`, with options.")],
+    name: Annotated[str, typer.Argument(metavar="POLICY", help="Policy that `plait policies` lists, with options.")],
     may_lose_work: Annotated[
-        bool, typer.Option("--may-lose-work", help="Let it also stop jobs that cannot resume from a checkpoint.")
+        bool,
+        typer.Option("--may-lose-work", help="Allow the policy to stop jobs that cannot resume from a checkpoint."),
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Let another policy decide from now on.
+    """Change the policy of the running cluster.
 
-    Jobs that it places elsewhere are checkpointed and moved.
+    Jobs that the new policy places elsewhere are checkpointed and moved.
 
     Jobs that cannot resume from a checkpoint keep their GPUs until they end, unless --may-lose-work is given.
     """
@@ -105,12 +108,14 @@ def set_policy(
 
 @policy.command("check", no_args_is_help=True)
 def check(
-    name: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Your class or function, or a policy by name.")],
-    seed: Annotated[int, typer.Option(help="Of the random workloads.")] = 0,
+    name: Annotated[
+        str, typer.Argument(metavar="MODULE:NAME", help="Class or function of your module, or the name of a policy.")
+    ],
+    seed: Annotated[int, typer.Option(help="Random seed of the workloads.")] = 0,
 ) -> None:
     """Run the contract suite on a policy.
 
-    Prints one line a contract, and a reason for which several are broken once; the exit code is 4 if one is broken.
+    Prints one line per contract; contracts broken for the same reason share a line. Exit code 4 if one is broken.
     """
     from plait.core.errors import PlanError
     from plait.policies.catalog import import_from_here, make_policy
@@ -135,8 +140,8 @@ def check(
     typer.echo(f"{name} keeps all {total} contracts")
 
 
-def cite(name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of `plait policies`.")]) -> None:
-    """Print BibTeX of the work a policy comes from."""
+def cite(name: Annotated[str, typer.Argument(metavar="POLICY", help="Policy that `plait policies` lists.")]) -> None:
+    """Print the BibTeX entries of the papers behind a policy."""
     from plait.policies.catalog import citations
 
     found = citations(name)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def _up(asked: UpOptions) -> None:
-    """Do what `plait up` was asked for."""
+    """Carry out `plait up`."""
     from plait.cli.policy_modules import named_modules
     from plait.live.layout import Layout, make_private
     from plait.live.supervisor import daemon, keeper
-    from plait.live.supervisor import up as starting
+    from plait.live.supervisor import up as cluster
     from plait.live.supervisor.saved_options import pairs
 
     layout = Layout.at(asked.home)
@@ -38,9 +38,9 @@ def _up(asked: UpOptions) -> None:
         _stand_by(layout, given, asked.name)
         return
     began = time.monotonic()
-    with daemon.exclusive(layout), starting.start(layout, given) as service:
+    with daemon.exclusive(layout), cluster.start(layout, given) as service:
         keeper.spawn(layout)
-        for line in starting.welcome(service, layout, asked.home, time.monotonic() - began):
+        for line in cluster.welcome(service, layout, asked.home, time.monotonic() - began):
             typer.echo(line)
     if asked.foreground:
         _stay(layout)
@@ -50,7 +50,7 @@ def _up(asked: UpOptions) -> None:
 def up() -> None:
     """Start the service and its nodes, here or on a cluster.
 
-    Jobs that run already continue.
+    Jobs that are already running continue.
 
     \b
     plait up
@@ -61,7 +61,7 @@ def up() -> None:
 
 
 def _pass_on(layout: Layout, names: list[str]) -> None:
-    """Note which variables of their nodes jobs get; agents look each time they start a process."""
+    """Save which variables of their nodes jobs get; agents read this whenever they start a process."""
     from plait.core.errors import InputError
     from plait.live.agent.processes.node_environment import FILE, NAME
 
@@ -72,13 +72,12 @@ def _pass_on(layout: Layout, names: list[str]) -> None:
 
 
 def _stand_by(layout: Layout, given: dict[str, Any], name: str | None) -> None:
-    from plait.live.service.discovery import SECOND
-    from plait.live.supervisor import daemon as daemon
-    from plait.live.supervisor import follower as standby
+    from plait.live.discovery import SECOND
+    from plait.live.supervisor import daemon, standby
 
     with daemon.exclusive(layout):
         url = standby.start(layout, given, name or SECOND)
-    typer.echo(f"a service stands by at {url}; it takes over when the one that leads dies")
+    typer.echo(f"a standby service runs at {url}; it takes over when the leader dies")
 
 
 def _stay(layout: Layout) -> None:
@@ -93,7 +92,7 @@ def _stay(layout: Layout) -> None:
 
 
 def _end(layout: Layout, *, stop_jobs: bool) -> None:
-    from plait.live.supervisor import daemon as daemon
+    from plait.live.supervisor import daemon
     from plait.live.supervisor.down import stop
 
     if not layout.home.is_dir():
@@ -105,10 +104,10 @@ def _end(layout: Layout, *, stop_jobs: bool) -> None:
 
 
 def down(
-    stop_jobs: Annotated[bool, typer.Option("--stop-jobs", help="Jobs too, after a checkpoint.")] = False,
+    stop_jobs: Annotated[bool, typer.Option("--stop-jobs", help="Also stop the jobs, after a checkpoint.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Stop the service and its nodes. Jobs keep running until the next `plait up` reattaches, or are stopped too."""
+    """Stop the service and its nodes. Jobs keep running, and the next `plait up` reattaches to them."""
     from plait.live.layout import Layout
 
     _end(Layout.at(home), stop_jobs=stop_jobs)

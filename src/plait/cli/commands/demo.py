@@ -1,4 +1,4 @@
-"""`plait demo`: the whole of plait in a few minutes, with nothing left behind but a report."""
+"""`plait demo`: all of plait in a few minutes; leaves only a report behind."""
 
 from __future__ import annotations
 
@@ -13,22 +13,30 @@ SIMULATED_POLICIES = "fifo,fifo-backfill,sjf,srtf,srsf,2d-las,tiresias-l,themis,
 
 def demo(
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Simulate 2,000 jobs under nine policies instead.")
+        bool, typer.Option("--simulate", help="Simulate 2,000 jobs under nine policies instead of training.")
+    ] = False,
+    antman: Annotated[
+        bool, typer.Option("--antman", help="A guaranteed and an opportunistic job on one emulated GPU instead.")
     ] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-out"),
     examples: Annotated[
-        Path | None, typer.Option(help="Folder of the training scripts; default: examples/training of the repository.")
+        Path | None, typer.Option(help="Folder of the training scripts. [default: examples/training of the repository]")
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="The policy that interleaves.")] = "muri-s",
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Policy that interleaves the jobs.")] = "muri-s",
 ) -> None:
     """Train four models apart, then interleaved, and compare.
 
-    Starts a cluster on CPU slots for it.
+    Starts a cluster of CPU slots on this machine and stops it at the end.
 
-    Everything is stopped at the end. Needs the extras [live,torch].
+    Needs the extras [live,torch].
     """
     if simulate:
         simulated(out)
+        return
+    if antman:
+        from plait.cli.experiments.antman_demo.demo import demonstrate_sharing
+
+        demonstrate_sharing(out, examples)
         return
     from plait.cli.experiments.demonstration import demonstrate
 
@@ -36,9 +44,9 @@ def demo(
 
 
 def simulated(out: Path) -> None:
-    """A seeded trace like Microsoft's Philly cluster on 64 GPUs, under nine policies.
+    """Simulate a seeded trace like Microsoft's Philly cluster on 64 GPUs under nine policies.
 
-    Half of the jobs are opportunistic, which only `antman` looks at.
+    Half of the jobs are opportunistic; only `antman` distinguishes them.
     """
     from plait.cli.commands.trace import generate
     from plait.cli.experiments.request import Request

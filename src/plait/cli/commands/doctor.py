@@ -1,4 +1,4 @@
-"""`plait doctor`: is this machine set up to run jobs, and what would fix it?"""
+"""`plait doctor`: whether this machine is set up to run jobs, and how to fix it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_DISK_BYTES, LEAST_SHM_BYTES = 1e9, 64e6
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what it is, how it is, and what to do about it."""
+    """One check: what was checked, its state, and how to fix it."""
 
     what: str
     state: str
@@ -57,7 +57,7 @@ def doctor(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 
 
 def examine(home: str | None) -> Iterator[Finding]:
-    """Look at everything, from the outside in."""
+    """Run all checks, from the interpreter to the service."""
     yield python()
     yield from extras()
     yield from folders(home)
@@ -74,7 +74,7 @@ def python() -> Finding:
 
 
 def extras() -> Iterator[Finding]:
-    """What is installed, without importing it."""
+    """Whether the optional dependencies are installed, without importing them."""
     for extra, modules in EXTRAS.items():
         missing = [m for m in modules if importlib.util.find_spec(m) is None]
         install = f"pip install 'plait[{extra}]'"
@@ -91,7 +91,7 @@ def extras() -> Iterator[Finding]:
 
 
 def folders(home: str | None) -> Iterator[Finding]:
-    """The home folder: its owner's alone, writable, with room; short enough for what is made in it."""
+    """Whether the home folder is private and writable, and the disk has room."""
     from plait.live.layout import Layout
 
     folder = Layout.at(home).home
@@ -114,7 +114,7 @@ def folders(home: str | None) -> Iterator[Finding]:
 
 
 def port() -> Finding:
-    """Whether this machine lets a service listen on loopback."""
+    """Whether a service can listen on the loopback address."""
     try:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -125,7 +125,7 @@ def port() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Where jobs that take turns meet."""
+    """Whether shared memory, which interleaved jobs use for gates, is writable and large enough."""
     from plait.live.layout import SHARED_MEMORY
 
     if not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)):
@@ -139,7 +139,7 @@ def shared_memory() -> Finding:
 
 
 def gpus() -> Finding:
-    """GPUs that the driver shows."""
+    """The GPUs that the driver lists."""
     if not Path("/proc/driver/nvidia/gpus").is_dir():
         return Finding("GPUs", OK, "no NVIDIA driver: give CPU slots, plait up --nodes 2 --gpus-per-node 4")
     count = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
@@ -150,7 +150,7 @@ def gpus() -> Finding:
 
 
 def service(home: str | None) -> Finding:
-    """Whether a service answers; none is fine."""
+    """Whether the service answers; having none is OK."""
     from plait.core.errors import PlaitError
     from plait.live.client.client import Client, read_service_file
     from plait.live.layout import Layout

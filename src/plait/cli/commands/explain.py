@@ -1,4 +1,4 @@
-"""`plait explain`, `plait fidelity`: why a job waits, when it ends, and whether such forecasts come true."""
+"""`plait explain`, `plait fidelity`: why a job waits, when it will end, and how accurate such forecasts are."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from plait.cli.commands.jobs import JobArgument, stop_text, stopped_text
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
 from plait.cli.policy_modules import AllowForLog
 from plait.cli.render import adaptive_view
+from plait.cli.render.fidelity_table import FIDELITY_HEADS, fidelity_lines, fidelity_row
 from plait.cli.render.tables import plain_lines
 from plait.core.words import counted, duration
 
 if TYPE_CHECKING:
     from plait.forecast.eta import Eta, Forecast, Interval
-    from plait.forecast.fidelity import Compared, Fidelity
     from plait.forecast.queue import Foreseen
     from plait.live.client.client import Client
 
-#: Open jobs up to which a forecast is made without being asked for: it plays all of them forward, ten times.
+#: Largest number of open jobs for a forecast without --eta: it simulates all of them, ten times.
 FORESEEN = 1000
 
 
@@ -32,15 +32,17 @@ def explain(
     job: JobArgument,
     eta: Annotated[
         bool | None,
-        typer.Option(help="Simulate the queue to estimate start and end; default: up to 1000 open jobs."),
+        typer.Option(
+            help="Simulate the queue to estimate start and end. [default: only if at most 1000 jobs are open]"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the unknown durations.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of unknown durations.")] = 0,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say why a job waits, how it shares, and when it will end.
 
-    Of a waiting job, also what would start it now.
+    For a waiting job, also shows what would start it now.
     """
     from plait.live.client.client import FINAL
     from plait.live.layout import job_number
@@ -71,7 +73,7 @@ def explain(
 
 
 def _too_many(service: Client, found: dict[str, Any]) -> int:
-    """How many jobs are open, if so many that nobody waits for a forecast who did not ask for it; else 0."""
+    """The number of open jobs if there are too many for a forecast without --eta; otherwise 0."""
     from plait.live.client.client import FINAL
 
     if found.get("state") in FINAL:
@@ -88,7 +90,10 @@ def _cut(many: int, job: str) -> str | None:
 
 
 def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None) -> tuple[Foreseen | None, str | None]:
-    """The forecast of the queue, or why there is none: this process need not be able to load the service's policy."""
+    """The forecast of the queue, or None and why: this process may be unable to load the service's policy.
+
+    `state`: the service's answer to `/v1/state`; `seed`: of unknown durations; `home`: folder of the service.
+    """
     from plait.cli.policy_modules import let_load
     from plait.core.errors import PlaitError
     from plait.forecast.queue import foresee
@@ -104,7 +109,7 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None
 
 
 def tell(service: Client, job: str, eta: Eta) -> None:
-    """Have the forecast kept, so that what comes of it counts; not if the token may not, or the job has ended."""
+    """Send the forecast of `job` to the service, for calibration; ignored if not permitted or the job has ended."""
     from plait.core.errors import PlaitError
 
     said = [None if interval is None else interval.said_json() for interval in (eta.start, eta.end)]
@@ -113,7 +118,7 @@ def tell(service: Client, job: str, eta: Eta) -> None:
 
 
 def explanation_lines(found: dict[str, Any]) -> list[str]:
-    """The service's explanation for people: a headline, what blocks it in order, what would start it, its stages."""
+    """The service's explanation as lines: a headline, what blocks the job, what would start it, its stages."""
     head = f"{found['id']} is {found['state']}"
     if found.get("position") is not None:
         head += f", place {found['position']} of {found.get('waiting')} in the queue"
@@ -144,7 +149,7 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _next_lines(found: Mapping[str, Any]) -> list[str]:
-    """Of a job that has ended, the commands that say more of it, and what can be done."""
+    """For a job that has ended, the commands that show more of it, and what to do next."""
     from plait.live.client.client import FINAL
 
     job, state = found["id"], found["state"]
@@ -160,8 +165,13 @@ def _next_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _stop(stops: Mapping[str, Any]) -> str:
-    text = stop_text(stops)
-    return text.replace("goes", "would go", 1) if text.startswith("goes") else text.replace("begins", "would begin", 1)
+    """What a stop would cost, as a condition.
+
+    >>> _stop({"resumable": True}), _stop({}), _stop({"unbegun": True})
+    ('would go on from a checkpoint', 'would begin at the beginning', 'would lose nothing, as it has made no step yet')
+    """
+    verb, rest = stop_text(stops).split(" ", 1)
+    return f"would {({'goes': 'go'}).get(verb, verb.removesuffix('s'))} {rest}"
 
 
 def _iteration_lines(found: dict[str, Any]) -> list[str]:
@@ -187,7 +197,7 @@ def _ms(seconds: Any) -> str:
 
 
 def _with_pace(eta: Eta, left_s: float | None) -> Eta:
-    """With the end that a job's own pace gives, if known, within its interval."""
+    """The forecast with its interval widened to the end that the job's own pace gives, if known."""
     if left_s is None:
         return eta
     end = replace(eta.end, low_s=min(eta.end.low_s, left_s), high_s=max(eta.end.high_s, left_s))
@@ -195,7 +205,10 @@ def _with_pace(eta: Eta, left_s: float | None) -> Eta:
 
 
 def eta_lines(foreseen: Forecast, eta: Eta, left_s: float | None = None) -> list[str]:
-    """Start and end as intervals, with what was assumed; `left_s`: what it has left at its pace now, if it runs."""
+    """Lines with the intervals of start and end, and the assumptions.
+
+    `foreseen`: forecast of the queue; `eta`: of this job; `left_s`: seconds left at its current pace, if it runs.
+    """
     lines = []
     if eta.start is not None:
         lines.append(f"  starts {_interval(eta.start, foreseen.runs)}")
@@ -226,22 +239,21 @@ def _eta_json(found: Foreseen | None, eta: Eta | None) -> dict[str, Any] | None:
 
 
 def fidelity(
-    log: Annotated[
-        Path | None, typer.Option(help="A saved log instead of the service's: the JSON of its events.")
-    ] = None,
+    log: Annotated[Path | None, typer.Option(help="JSON file of saved events, instead of the service's log.")] = None,
     round_s: Annotated[
-        float | None, typer.Option("--round", min=0, help="Seconds between decisions; default: the service's, or 1.")
+        float | None,
+        typer.Option("--round", min=0, help="Seconds between decisions. [default: the service's; 1 with --log]"),
     ] = None,
     allow_policy: AllowForLog = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Simulate what was submitted, and compare completion times.
+    """Simulate the submitted jobs and compare completion times.
 
-    Each job is simulated with what was measured of it.
+    Each job is simulated with its own measurements.
 
-    Taken from the log: submissions, stage times of each job alone, seconds of its starts, stops and end, when profiles
-    and policies came. Predicted: all decisions, waits, gates, and the pace of jobs that share.
+    The log supplies submissions, the stage times of each job running alone, how long its starts and stops took, and
+    when profiles and policies changed. Predicted are all decisions, waits, and the speed of jobs that share GPUs.
     """
     from plait.cli.policy_modules import only_allowed
     from plait.forecast import fidelity as judge
@@ -264,39 +276,6 @@ def fidelity(
     print_table(FIDELITY_HEADS, [fidelity_row(job) for job in found.jobs], "no job has finished yet")
     for line in fidelity_lines(found):
         typer.echo(line)
-
-
-#: Columns of a comparison: first what was predicted, then what was given.
-FIDELITY_HEADS = ("job", ">predicted", ">measured", ">error", ">given: start", ">iterations", ">each alone", ">end")
-
-
-def fidelity_row(job: Compared, name: str = "") -> list[str]:
-    """One job's prediction beside the truth, and what went into it."""
-    return [
-        name or job.id, f"{job.predicted_s:.2f} s", f"{job.measured_s:.2f} s", f"{job.error:+.1%}",
-        f"{job.start_s:.2f} s", f"{job.iterations:,.0f}", f"{1000 * job.iteration_s:.1f} ms{'*' * job.own_pace}",
-        f"{job.end_s:.2f} s",
-    ]  # fmt: skip
-
-
-def fidelity_lines(found: Fidelity) -> list[str]:
-    """What was taken as measured and what was predicted, and what is missing."""
-    from plait.forecast.fidelity import PREDICTED, TAKEN
-
-    lines = [
-        f"{found.policy}; the largest error is {found.worst:.1%}",
-        f"as measured: {TAKEN}",
-        f"predicted: {PREDICTED}",
-    ]
-    if any(job.own_pace for job in found.jobs):
-        lines.append("* never profiled alone: its pace is that of this very run, so it is no proof")
-    if found.failures:
-        lines.append(f"{counted(found.failures, 'attempt')} failed, which the simulator does not foresee")
-    if found.lost_gpu_s:
-        lines.append(f"work lost to stops and failures: {duration(found.lost_gpu_s)} on a GPU")
-    if found.left_out:
-        lines.append(f"left out, as they did not finish: {counted(found.left_out, 'job')}")
-    return lines
 
 
 def _saved(log: Path) -> list[Any]:

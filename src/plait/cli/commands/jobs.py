@@ -1,4 +1,4 @@
-"""`plait ls`, `show`, `logs`, `cancel`, `wait`, `history`: jobs as they wait, run and end."""
+"""`plait ls`, `show`, `logs`, `cancel`, `wait`, `history`: jobs that wait, run or have ended."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_
 from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
 from plait.cli.render.adaptive_view import rows as adaptive_rows
 from plait.cli.render.event_words import brief
+from plait.cli.render.sharing_view import rows as sharing_rows
+from plait.cli.render.sharing_view import where_text
 from plait.cli.render.tables import plain, plain_lines
 from plait.core.words import duration
 from plait.live.notes import note
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of jobs, e.g. j-12.")]
-#: Of a job, points in time by the service's clock; all its other seconds are durations.
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name printed by `plait submit`, e.g. j-12.")]
+JobsArgument = Annotated[
+    list[str], typer.Argument(metavar="JOB...", help="Names printed by `plait submit`, e.g. j-12.")
+]
+#: Fields of a job that are points in time of the service's clock; all other seconds are durations.
 _POINTS = ("created_s", "started_s", "ended_s")
 #: Of the list of jobs; see `job_row`.
 JOB_COLUMNS = ("job", "?name", "?user", "state", "?>gpus", "?progress", "?>age", "?>held", "~where or why")
 
 
 def ls(
-    state: Annotated[str | None, typer.Option(help="waiting, starting, running, finished, failed, ...")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only jobs in this state: waiting, starting, running, finished, failed, ...")
+    ] = None,
     user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, newest first.")] = 50,
-    offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of jobs to list.")] = 50,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest jobs.")] = 0,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -52,7 +58,7 @@ def print_jobs(jobs: list[dict[str, Any]]) -> None:
 
 
 def job_row(job: dict[str, Any]) -> list[object]:
-    """What the list says of a job; its age ends when it does."""
+    """The row of a job in a list; its age stops growing when it ends."""
     return [
         job["id"], short_name(job), job["user"], job["state"], gpus_cell(job),
         progress(job), duration(_age_s(job)), duration(job.get("run_s")),
@@ -61,7 +67,7 @@ def job_row(job: dict[str, Any]) -> list[object]:
 
 
 def short_name(job: Mapping[str, Any]) -> str:
-    """Its name, else its command, in 28 characters."""
+    """The job's name, otherwise its command, in at most 28 characters."""
     name = plain(str(job.get("name") or " ".join(job.get("command") or ())))
     return name if len(name) <= 28 else name[:27] + "…"
 
@@ -76,7 +82,7 @@ def _where(job: dict[str, Any]) -> str:
     nodes = dict.fromkeys(place["node"] for place in job.get("places") or ())
     others = [m for m in (job.get("group") or {}).get("members", ()) if m != job["id"]]
     where = ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
-    return "; ".join(part for part in (where, pace_text(job) if nodes else "") if part)
+    return "; ".join(part for part in (where, where_text(job), pace_text(job) if nodes else "") if part)
 
 
 def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
@@ -96,6 +102,8 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
             continue
         if key == "adaptive":
             rows += adaptive_rows(found)
+        elif key == "sharing":
+            rows += sharing_rows(value)
         elif key == "checkpoint_s":
             rows.append(("checkpoint every", duration(value)))
             if found.get("state") == "running":
@@ -128,7 +136,10 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
 
 
 def stop_rows(stops: Mapping[str, Any], state: str | None, *, begun: bool = False) -> list[tuple[str, object]]:
-    """What a stop would cost a job that has not ended, and what stops have cost it so far; `begun`: it ran before."""
+    """Rows of `plait show`: what a stop would cost the job now, and what stops have cost it so far.
+
+    `stops`: field of the service's answer; `state`: of the job; `begun`: it has run before.
+    """
     rows: list[tuple[str, object]] = []
     if state == "running":
         rows.append(("if stopped", stop_text(stops)))
@@ -144,7 +155,11 @@ def stop_text(stops: Mapping[str, Any]) -> str:
 
     >>> stop_text({"resumable": True, "kept": False, "stop_costs_s": 4.2})
     'goes on from a checkpoint after about 4.2 s'
+    >>> stop_text({"resumable": True, "unbegun": True})
+    'loses nothing, as it has made no step yet'
     """
+    if stops.get("unbegun"):
+        return "loses nothing, as it has made no step yet"
     if stops.get("resumable"):
         cost_s = stops.get("stop_costs_s")
         return "goes on from a checkpoint" + ("" if cost_s is None else f" after about {duration(cost_s)}")
@@ -170,17 +185,17 @@ def _ago_s(job: Mapping[str, Any], at_s: float) -> float:
     return max(0.0, float(job["created_s"]) + float(job["age_s"]) - at_s)
 
 
-#: Why a job that runs would not go on from a checkpoint, by what its process says.
+#: Why a running job could not resume from a checkpoint, by the report of its process.
 _NOT_SAVED = {
     "nothing": "its work cannot be saved: the script registers nothing; its log says what to add",
     "not_resumed": "its loop begins at step 0 whatever was saved; its log says what to add",
 }
-#: The same where it would go on from an older one.
+#: The same if it could resume from an older one.
 _FAILED = "the last one could not be written; its log says why"
 
 
 def _newest(job: Mapping[str, Any]) -> str:
-    """The step of the checkpoint that a running job would go on from."""
+    """The step of the checkpoint from which a running job would resume."""
     steps, age_s = job.get("checkpoint_steps"), job.get("checkpoint_age_s")
     if (why := _NOT_SAVED.get(job.get("saves") or "")) is not None:
         return why
@@ -192,7 +207,7 @@ def _newest(job: Mapping[str, Any]) -> str:
 
 
 def _shown(key: str, value: Any) -> object:
-    """A value for people; durations in words."""
+    """A value as text; durations in words."""
     if key == "command":
         import shlex
 
@@ -240,14 +255,14 @@ def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
 def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
-    rank: Annotated[int, typer.Option(min=0, help="Which process of the job.")] = 0,
-    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only about this many bytes of its end.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Keep escape sequences.")] = False,
+    rank: Annotated[int, typer.Option(min=0, help="Rank of the process whose log is printed.")] = 0,
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Print only about the last N bytes.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep terminal escape sequences.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Print what a job wrote in its newest attempt.
+    """Print the log of a job's newest attempt.
 
-    Escape sequences are removed if the output is a terminal.
+    On a terminal, escape sequences are removed unless --raw is given.
     """
     import sys
 
@@ -284,7 +299,7 @@ def logs(
 
 
 def _without_service(job: str, home: str | None) -> None:
-    """Say how a job ended whose log was followed until the service was gone; exit code 1 for one that goes on."""
+    """After the service stopped answering: print how the followed job ended; exit code 1 if it has not ended."""
     from plait.live.client.client import FINAL
 
     state = last_state(job, home)
@@ -297,7 +312,7 @@ def _without_service(job: str, home: str | None) -> None:
 
 
 def _between_attempts(found: Mapping[str, Any]) -> str:
-    """That a job does not write now although it has not ended, if so."""
+    """Why an unfinished job writes no log now; empty if it does."""
     attempts = found.get("attempts") or ()
     if found["state"] == "waiting" and not attempts:
         return f"{found['id']} has not started yet; plait explain {found['id']} says why"
@@ -325,12 +340,13 @@ def wait(
 ) -> None:
     """Wait until jobs have ended.
 
-    The exit code is 1 if one did not finish well.
+    Exit code 1 if a job failed or was cancelled.
     """
     await_ends(jobs, timeout, home)
 
 
 def await_ends(jobs: list[str], timeout: float | None, home: str | None) -> None:
+    """Wait until `jobs` have ended and print how; exit code 1 if one failed, or after `timeout` seconds."""
     from plait.live.client.client import FINAL
 
     ends = None if timeout is None else time.monotonic() + timeout
@@ -352,7 +368,7 @@ def await_ends(jobs: list[str], timeout: float | None, home: str | None) -> None
 
 
 def history(
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of jobs to list.")] = 50,
     user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
@@ -373,11 +389,20 @@ def history(
     if as_json:
         print_json(jobs)
         return
-    columns = (
+    print_history(jobs)
+
+
+def print_history(jobs: list[dict[str, Any]]) -> None:
+    """A line a job that has ended; classes where there are any but the usual one."""
+    columns = [
         "job", "?name", "?user", "state", "?>gpus", "?>completion", "?>waited", "?>held", "?>starts", "?>moved",
         "?>failed",
-    )  # fmt: skip
-    print_table(columns, (_history_row(job) for job in jobs), "no job has ended yet; `plait ls` shows all")
+    ]  # fmt: skip
+    rows = [_history_row(job) for job in jobs]
+    if any(job.get("class", "guaranteed") != "guaranteed" for job in jobs):
+        columns.append("?class")
+        rows = [[*row, job.get("class")] for row, job in zip(rows, jobs, strict=True)]
+    print_table(columns, rows, "no job has ended yet; `plait ls` shows all")
 
 
 def _history_row(job: dict[str, Any]) -> list[object]:

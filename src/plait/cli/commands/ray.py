@@ -10,18 +10,20 @@ import typer
 from plait.cli.connection import HomeOption
 from plait.core.words import duration
 
-app = typer.Typer(help="A small Ray cluster here, to try plait up --backend ray.")
+app = typer.Typer(help="A small Ray cluster here, to try `--backend ray`.")
 
 
 @app.command("up")
 def up(
-    nodes: Annotated[int | None, typer.Option(min=1, max=64, help="Nodes beside the head; default: 2.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="CPU slots of each; default: 4.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Number of nodes besides the head. [default: 2]")
+    ] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="CPU slots per node. [default: 4]")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Start a Ray cluster, or restart what died of it.
+    """Start a Ray cluster, or restart its processes that died.
 
-    A head and nodes, real `ray start` processes.
+    The head and the nodes are `ray start` processes on this machine.
     """
     from plait.live.backends.ray.local_cluster import RayCluster
     from plait.live.layout import Layout
@@ -40,7 +42,7 @@ def up(
 
 @app.command("status")
 def status(home: HomeOption = None) -> None:
-    """Show which of its processes run."""
+    """Show which processes of the Ray cluster run."""
     from plait.live.backends.ray.local_cluster import RayCluster
     from plait.live.layout import Layout
 
@@ -57,7 +59,7 @@ def status(home: HomeOption = None) -> None:
 
 @app.command("down")
 def down(home: HomeOption = None) -> None:
-    """End its processes, and no other Ray process. Agents and jobs of plait continue: end them with plait down."""
+    """Stop this Ray cluster and no other. Agents and jobs of plait continue; stop them with `plait down`."""
     from plait.live.backends.ray.local_cluster import RayCluster
     from plait.live.layout import Layout
 

@@ -1,13 +1,13 @@
-"""`plait reproduce`: a published evaluation again, ours beside the authors'."""
+"""`plait reproduce`: repeat published evaluations and compare with the authors' results."""
 
 from __future__ import annotations
 
 import typer
 
 from plait.cli.declared import command
-from plait.cli.experiments.request import MuriRequest, PolluxRequest
+from plait.cli.experiments.request import AntManRequest, MuriRequest, PolluxRequest
 
-app = typer.Typer(help="Run a published evaluation again: ours beside the authors'.", no_args_is_help=True)
+app = typer.Typer(help="Repeat a published evaluation and compare with its results.", no_args_is_help=True)
 
 
 def _muri(request: MuriRequest) -> None:
@@ -22,6 +22,12 @@ def _pollux(request: PolluxRequest) -> None:
     reproduce_pollux(request)
 
 
+def _antman(request: AntManRequest) -> None:
+    from plait.cli.experiments.reproduce_antman import reproduce_antman
+
+    reproduce_antman(request)
+
+
 @app.command("muri", no_args_is_help=True)
 @command(MuriRequest, _muri)
 def muri() -> None:
@@ -33,14 +39,14 @@ def muri() -> None:
     plait reproduce muri --data simulator/trace-data --report muri.html
     plait reproduce muri --data simulator/trace-data --figure 9,13
 
-    Stop with Ctrl-C; the same command continues where it was.
+    Stop with Ctrl-C; the same command continues from there.
     """
 
 
 @app.command("pollux", no_args_is_help=True)
 @command(PolluxRequest, _pollux)
 def pollux() -> None:
-    """Pollux (OSDI'21): its simulation, and studies around it.
+    """Pollux (OSDI'21): its simulation and further studies.
 
     The released simulation under Tiresias, Optimus and Pollux.
 
@@ -48,5 +54,21 @@ def pollux() -> None:
     plait reproduce pollux --data pollux-data --report pollux.html
     plait reproduce pollux --data simulator/traces --workload simulator/workloads/workload-6.csv --seeds 0
 
-    A run of the genetic search takes minutes. Stop with Ctrl-C; the same command continues where it was.
+    A run of the genetic search takes minutes. Stop with Ctrl-C; the same command continues from there.
+    """
+
+
+@app.command("antman")
+@command(AntManRequest, _antman)
+def antman() -> None:
+    """AntMan (OSDI'20): its cluster experiment, in plait's world.
+
+    Simulates 64 GPUs, two tenants and nine models under AntMan, YARN-CS with and without preemption, and Gandiva;
+    AntMan without each of its parts; and the traces under which the published ratios appear.
+
+    \b
+    plait reproduce antman --report antman.html
+    plait reproduce antman --study load --data simulator/trace-data
+
+    Stop with Ctrl-C; the same command continues from there.
     """

@@ -15,9 +15,9 @@ def run(
     ),
     checkpoint_s: Annotated[float, typer.Option("--checkpoint", min=0.1, help="Seconds between checkpoints.")] = 60.0,
 ) -> None:
-    """Run a training script alone, with what a job gets.
+    """Run a training script here, without a service.
 
-    Steps are counted, stages measured, checkpoints written, and it resumes exactly.
+    Counts its steps, measures its stages and writes checkpoints; the next run resumes from them exactly.
 
     \b
     plait run -- python train.py
@@ -27,10 +27,10 @@ def run(
     import subprocess
 
     from plait.core.errors import InputError
-    from plait.live.agent import procs
     from plait.live.agent.processes.launch import environment, prepare
     from plait.live.layout import Layout, make_private
     from plait.live.protocol.wire import GroupInfo, Run
+    from plait.live.system import procs
     from plait.runtime.page import Page
 
     layout = Layout(folder.resolve())
@@ -42,7 +42,7 @@ def run(
     place = prepare(task, layout)
     epochs.write_text(str(epoch))
     env = environment(task, layout, None, 0)
-    for name in (procs.MARK, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # alone nobody else needs the others
+    for name in (procs.MARK, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # only service jobs need the others
         env.pop(name, None)
         if name in os.environ:
             env[name] = os.environ[name]
@@ -56,7 +56,7 @@ def run(
             code = child.wait()
             break
         except KeyboardInterrupt:
-            continue  # the child has it too, and says when it is done
+            continue  # the child gets it too and decides when to end
     page = Page.open(place / "page.bin")
     try:
         typer.echo(f"plait: {_summary(page)}", err=True)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at a node that is to become empty.
 LOOK_S = 0.5
-#: What happens all the time and tells people little.
-_UNTOLD = ("ProgressReported", "GoodputReported", "ReplanDue")
+#: Frequent events that say little to people.
+_UNTOLD = ("ProgressReported", "UsageReported", "GoodputReported", "ReplanDue")
 
 
 def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
@@ -39,7 +39,7 @@ def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:
-    """The answer of /v1/status for people."""
+    """The answer of /v1/status as lines of text."""
     gpus = found["gpus"]
     up = f", up {duration(found['uptime_s'])}" if "uptime_s" in found else ""
     lines = [
@@ -47,7 +47,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s"
         + (", may stop jobs that cannot resume from a checkpoint" if found.get("may_lose_work") else ""),
         f"nodes     {_counts(found.get('nodes')) or 'none has joined yet'}",
-        f"GPUs      {gpus['held']} of {gpus['total']} held{_wanted(found.get('wanted'))}",
+        f"GPUs      {gpus['held']} of {gpus['total']} held{_lent(gpus)}{_wanted(found.get('wanted'))}",
         f"jobs      {_counts(found['jobs']) or 'none; plait submit -- python train.py'}",
     ]
     if lost := lost_text(found.get("lost")):
@@ -61,8 +61,20 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _lent(gpus: Mapping[str, int]) -> str:
+    """GPUs that guests share, and those that are held for a waiting job, if there are any.
+
+    >>> _lent({"shared": 2, "reserved_idle": 1})
+    ', 2 shared with guests, 1 reserved and idle'
+    """
+    shared, reserved = gpus.get("shared"), gpus.get("reserved_idle")
+    return (f", {shared} shared with guests" if shared else "") + (
+        f", {reserved} reserved and idle" if reserved else ""
+    )
+
+
 def lost_text(found: Mapping[str, Any] | None) -> str:
-    """Work that was thrown away since the cluster began, by the reason, and what restarts took; empty for none.
+    """Work lost since the cluster began, by reason, and the cost of restarts; empty for none.
 
     >>> lost_text({"work_gpu_s": {"preempted": 30.0, "failed": 12.0}, "restarts_gpu_s": 8.0})
     '42.0 GPU-seconds of work (30.0 preempted, 12.0 failed), and 8.0 GPU-seconds in restarts'
@@ -80,7 +92,7 @@ def lost_text(found: Mapping[str, Any] | None) -> str:
 
 
 def _wanted(found: dict[str, Any] | None) -> str:
-    """How many backends whose nodes come and go are asked for, and why; services of before do not say."""
+    """GPUs requested from backends that add and remove nodes, and why; empty for older services."""
     return f"; wanted {found['gpus']}: {found['why']}" if found else ""
 
 
@@ -109,7 +121,7 @@ def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFla
 
 
 def node_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What there is to know about nodes that take no work because they are silent or gone.
+    """One line for each node that takes no work because it is silent or gone.
 
     >>> node_lines([{"id": "n1", "state": "lost"}])
     ['n1 is lost; if it will not come back: plait nodes forget n1']
@@ -145,7 +157,7 @@ def _node_row(node: dict[str, Any]) -> list[object]:
 
 @nodes.command("enrol", no_args_is_help=True)
 def enrol(
-    node: Annotated[str, typer.Argument(help="What the new node will be called.")],
+    node: Annotated[str, typer.Argument(help="Name of the new node.")],
     expires: Annotated[str | None, typer.Option(help="Expires after this time: 12h, 30d; default: never.")] = None,
     home: HomeOption = None,
 ) -> None:
@@ -164,11 +176,13 @@ def enrol(
 @nodes.command("drain")
 def drain(
     context: typer.Context,
-    node: Annotated[str, typer.Argument(help="A node of `plait nodes`.")],
-    wait: Annotated[str | None, typer.Option(help="Wait until no job is left there, at most this long: 120s.")] = None,
+    node: Annotated[str, typer.Argument(help="Node that `plait nodes` lists.")],
+    wait: Annotated[
+        str | None, typer.Option(help="Wait up to this long until no job is left there, e.g. 120s.")
+    ] = None,
     home: HomeOption = None,
 ) -> None:
-    """Give a node no new work.
+    """Start no new jobs on a node and move its jobs away.
 
     Its jobs checkpoint and resume elsewhere.
     """
@@ -187,7 +201,7 @@ def drain(
 
 
 def _stop_said(service: Client, job: str) -> str:
-    """What a stop costs a job that has not been told to yet."""
+    """What a stop will cost a job that is not stopping yet."""
     from plait.core.errors import PlaitError
 
     try:
@@ -198,7 +212,7 @@ def _stop_said(service: Client, job: str) -> str:
 
 
 def _await_empty(service: Client, node: str, within_s: float) -> None:
-    """Until no job has a process on a node; `InputError` if some still have when the time is over."""
+    """Wait until no job has a process on the node; `InputError` if some remain after `within_s` seconds."""
     from plait.core.errors import InputError
 
     until = time.monotonic() + within_s
@@ -211,10 +225,10 @@ def _await_empty(service: Client, node: str, within_s: float) -> None:
 @nodes.command("resume")
 def resume(
     context: typer.Context,
-    node: Annotated[str, typer.Argument(help="A node of `plait nodes`.")],
+    node: Annotated[str, typer.Argument(help="Node that `plait nodes` lists.")],
     home: HomeOption = None,
 ) -> None:
-    """Let a drained node work again."""
+    """Return a drained node to service."""
     with client(home or context.obj) as service:
         service.resume(node)
     typer.echo(f"{node} takes work again")
@@ -223,12 +237,12 @@ def resume(
 @nodes.command("forget")
 def forget(
     context: typer.Context,
-    node: Annotated[str, typer.Argument(help="A node of `plait nodes` that is lost, or has left.")],
+    node: Annotated[str, typer.Argument(help="Node that is lost or has left.")],
     home: HomeOption = None,
 ) -> None:
     """Remove a node that will not come back.
 
-    An agent of that name joins as a new one.
+    An agent that reports under its name later joins as a new node.
     """
     with client(home or context.obj) as service:
         service.forget_node(node)
@@ -275,7 +289,7 @@ def top(
 
 
 def _screen(service: Any, width: int) -> RenderableType:
-    """One look: each node and job in a line of so many columns, so that ids and states keep their place."""
+    """Everything `plait top` shows: a line per node and job, `width` columns wide."""
     from rich.console import Group
     from rich.text import Text
 
@@ -295,10 +309,12 @@ def _screen(service: Any, width: int) -> RenderableType:
 
 
 def events(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only what happened to this job.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
-    limit: Annotated[int, typer.Option("--last", min=1, help="Only this many, the newest.")] = 50,
-    all_kinds: Annotated[bool, typer.Option("--all", help="Progress, estimates and idle rounds too.")] = False,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only events of this job.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
+    limit: Annotated[int, typer.Option("--last", min=1, help="Print the newest N events.")] = 50,
+    all_kinds: Annotated[
+        bool, typer.Option("--all", help="Include progress, estimates and decisions that change nothing.")
+    ] = False,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:

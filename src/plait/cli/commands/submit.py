@@ -19,7 +19,7 @@ from plait.live.protocol.job_file import schema_text
 
 
 def _submit(asked: Asked, context: typer.Context) -> None:
-    """Do what `plait submit` was asked for."""
+    """Carry out `plait submit`."""
     if asked.show_schema:
         typer.echo(schema_text(), nl=False)
         return
@@ -46,7 +46,7 @@ def submit() -> None:
 
 
 def _tell(answers: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """What became of a submission."""
+    """Print the names of the submitted jobs and the service's remarks."""
     if as_json:
         print_json(answers)
         return

@@ -1,4 +1,4 @@
-"""`plait sweep`: a grid of runs over processes, which can be stopped and taken up again."""
+"""`plait sweep`: a grid of runs in several processes, which can be stopped and continued."""
 
 from __future__ import annotations
 

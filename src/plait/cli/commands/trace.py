@@ -7,42 +7,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plait.cli.experiments.options import AssignModels, Nodes, OpportunisticShare, Tenants, TraceFormat, Work
+
 if TYPE_CHECKING:
     from plait.traces.table import TraceTable
 
 app = typer.Typer(help="Convert, inspect and generate traces.", no_args_is_help=True)
 
-FormatOption = Annotated[
-    str, typer.Option("--format", "-f", help="Format of the input; `plait trace formats` lists them.")
-]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
 DeadlinesOption = Annotated[
     str | None,
     typer.Option(
-        "--deadlines", metavar="FACTORS", help="Draw deadlines from these multiples of the duration: 1.2,2,10."
+        "--deadlines", metavar="FACTORS", help="Draw deadlines from these multiples of the duration, e.g. 1.2,2,10."
     ),
 ]
-ShareOption = Annotated[
-    float | None, typer.Option("--opportunistic-share", help="Share of jobs made opportunistic, from 0 to 1.")
-]
-TenantsOption = Annotated[int | None, typer.Option(help="Deal the jobs out to so many projects, by chance.")]
+Throughputs = Annotated[Path | None, typer.Option(help="Throughput table (JSON), for format gavel.")]
 
 
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A trace in any known format (.gz too).")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")],
-    trace_format: FormatOption = "auto",
-    work: Annotated[str | None, typer.Option(help="muri: duration or iterations, what the work of a job is.")] = None,
-    split: Annotated[str | None, typer.Option(help="muri: by_model, storage or cpu, where data time goes.")] = None,
-    attempts: Annotated[str | None, typer.Option(help="philly: sum, last or split.")] = None,
-    nodes: Annotated[Path | None, typer.Option(help="tiresias, openb2023, spot2026: the list of nodes.")] = None,
-    throughputs: Annotated[Path | None, typer.Option(help="gavel: throughput table (JSON).")] = None,
-    models: Annotated[str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")] = None,
+    trace_format: TraceFormat = "auto",
+    work: Work = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Only for format muri: data time counts as `storage`, as `cpu`, or `by_model`."),
+    ] = None,
+    attempts: Annotated[
+        str | None,
+        typer.Option(help="Only for format philly: `sum` the attempts of a job, keep the `last`, or `split` them."),
+    ] = None,
+    nodes: Nodes = None,
+    throughputs: Throughputs = None,
+    models: AssignModels = None,
     deadlines: DeadlinesOption = None,
-    opportunistic_share: ShareOption = None,
-    tenants: TenantsOption = None,
-    seed: Annotated[int, typer.Option(help="Of models, deadlines, classes and tenants.")] = 0,
+    opportunistic_share: OpportunisticShare = None,
+    tenants: Tenants = None,
+    seed: Annotated[int, typer.Option(help="Random seed of models, deadlines, classes and projects.")] = 0,
     strict: StrictOption = False,
 ) -> None:
     """Convert a trace to the canonical form."""
@@ -64,15 +66,17 @@ def convert(
 @app.command()
 def generate(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")],
-    preset: Annotated[str, typer.Option(help="philly, gavel, muri_like, lognormal, pollux, ...")] = "philly",
+    preset: Annotated[
+        str, typer.Option(help="Kind of trace: philly, gavel, muri_like, lognormal, pollux, ...")
+    ] = "philly",
     jobs: Annotated[int, typer.Option(help="Number of jobs.")] = 1000,
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster the load refers to.")] = 64,
-    load: Annotated[float | None, typer.Option(help="Offered load; default: the preset's own rate.")] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster to which the load refers.")] = 64,
+    load: Annotated[float | None, typer.Option(help="Offered load. [default: the preset's own]")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
-    models: Annotated[str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")] = None,
+    models: AssignModels = None,
     deadlines: DeadlinesOption = None,
-    opportunistic_share: ShareOption = None,
-    tenants: TenantsOption = None,
+    opportunistic_share: OpportunisticShare = None,
+    tenants: Tenants = None,
 ) -> None:
     """Generate a synthetic trace."""
     from plait.traces.canonical import write_canonical
@@ -87,13 +91,15 @@ def generate(
 @app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="A trace in any known format.")],
-    trace_format: FormatOption = "auto",
-    cluster_gpus: Annotated[int | None, typer.Option(help="GPUs of a cluster, to show the offered load.")] = None,
+    trace_format: TraceFormat = "auto",
+    cluster_gpus: Annotated[
+        int | None, typer.Option(help="Show the offered load on a cluster of this many GPUs.")
+    ] = None,
     strict: StrictOption = False,
 ) -> None:
     """Show what is in a trace: sizes, durations, load.
 
-    Also jobs, span, GPU-hours, and what was dropped.
+    Also shows the number of jobs, the time span, GPU-hours, and rows that were dropped.
     """
     from rich.console import Console
     from rich.table import Table

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.cli.experiments.options import Censored, FirstJobs, Json, TraceFormat, Work
 from plait.core.words import counted
 
 if TYPE_CHECKING:
@@ -15,22 +16,23 @@ if TYPE_CHECKING:
 
 def tune(
     policy: Annotated[
-        str, typer.Argument(metavar="POLICY", help="Any policy with options that have a range; those given stay.")
+        str,
+        typer.Argument(metavar="POLICY", help="Policy whose options have a range; options that are given stay fixed."),
     ],
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The history: at least 200 jobs.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace of at least 200 jobs.")],
     cluster: Annotated[str, typer.Option("--cluster", "-c", help="NODESxGPUS, e.g. 8x8.")] = "8x8",
-    max_queues: Annotated[int, typer.Option(help="Most queues, where a policy has any.")] = 4,
-    only: Annotated[str | None, typer.Option(help="Fit these options alone, e.g. thresholds,within.")] = None,
-    trace_format: Annotated[str, typer.Option("--format", "-f", help="See `plait trace formats`.")] = "auto",
-    work: Annotated[str | None, typer.Option(help="muri: duration or iterations, what the work is.")] = None,
-    censored: Annotated[str, typer.Option(help="Jobs whose end nobody saw: as_is, drop, extend.")] = "as_is",
-    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of the trace.")] = None,
+    max_queues: Annotated[int, typer.Option(help="Largest number of queues to try, if the policy has queues.")] = 4,
+    only: Annotated[str | None, typer.Option(help="Fit only these options, e.g. thresholds,within.")] = None,
+    trace_format: TraceFormat = "auto",
+    work: Work = None,
+    censored: Censored = "as_is",
+    jobs: FirstJobs = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    json: Annotated[str | None, typer.Option(help="Write the result as JSON; - for standard output.")] = None,
+    json: Json = None,
 ) -> None:
     """Fit a policy to half of a trace, and judge it on the rest.
 
-    The answer is text to give to --policy. It also says when the fit is not worth it.
+    Prints the policy with the fitted options, as --policy takes it, or says that fitting gains nothing.
     """
     from plait.cli.experiments.outputs import Outputs
     from plait.cli.experiments.request import Request

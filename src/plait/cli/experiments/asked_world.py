@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from plait.cli.experiments.request import Request
 from plait.control.metrics import Value
 from plait.core.errors import InputError
 from plait.core.version import __version__
+from plait.sim.guests.models import GuestModels
 from plait.sim.overheads import Overheads
-from plait.sim.physics import StandardPhysics
+from plait.sim.physics import MeasuredPhysics, StandardPhysics
 from plait.sim.run import with_round
+from plait.sim.shared_gpu import GpuSharing
 from plait.sim.world import World, make_world
 
 
@@ -24,7 +26,7 @@ def make_asked_world(name: str, request: Request) -> World:
         known = {"measured": Overheads.measured, "none": Overheads}
         make = known.get(request.overheads)
         asked["overheads"] = make() if make else Overheads.read(request.overheads)
-    if request.spread_slowdown is not None or request.gpu_speed is not None:
+    if (request.spread_slowdown, request.gpu_speed, request.guest_models) != (None, None, None):
         asked["physics"] = asked_physics(world, request)
     for option, value in (
         ("node_mtbf", request.node_mtbf),
@@ -45,16 +47,20 @@ def make_asked_world(name: str, request: Request) -> World:
 
 
 def asked_physics(world: World, request: Request) -> StandardPhysics:
-    """The world's physics with the spread slow-down and GPU speeds of the command line."""
+    """The world's physics with the spread slow-down, GPU speeds and models of guests of the command line."""
     physics = world.physics
     if not isinstance(physics, StandardPhysics):
-        raise InputError(f"world {world.name} has no spread slow-down and no GPU speeds")
+        raise InputError(f"world {world.name} has no spread slow-down, no GPU speeds and no guests")
     if request.spread_slowdown is not None:
         if not (math.isfinite(request.spread_slowdown) and request.spread_slowdown >= 1):
             raise InputError(f"--spread-slowdown must be at least 1, got {request.spread_slowdown}")
         physics = replace(physics, spread_slowdown=request.spread_slowdown)
     if request.gpu_speed is not None:
         physics = replace(physics, kind_speed=read_speeds(request.gpu_speed))
+    if request.guest_models is not None:
+        sharing = replace(physics.sharing or GpuSharing(), models=GuestModels.read(request.guest_models))
+        known = {field.name: getattr(physics, field.name) for field in fields(StandardPhysics)}
+        physics = MeasuredPhysics(**known | {"sharing": sharing})
     return physics
 
 
@@ -81,6 +87,8 @@ def settings(world: World, request: Request) -> dict[str, Value]:
         "overheads": request.overheads or world.overheads.label,
         "spread_slowdown": physics.spread_slowdown if isinstance(physics, StandardPhysics) else math.nan,
         "gpu_speed": request.gpu_speed or "",
+        **({} if request.guest_models is None else {"guest_models": request.guest_models}),
+        **({} if request.gpu_memory is None else {"gpu_memory_gb": request.gpu_memory}),
         "checkpoint_every_s": world.checkpoint_every_s,
         "node_failures": "" if request.failures is None else str(request.failures),
         "node_mtbf_s": _or_unknown(world.node_mtbf_s),

@@ -12,6 +12,7 @@ import numpy as np
 from plait.cli.experiments.asked_world import make_asked_world, settings
 from plait.cli.experiments.request import Request
 from plait.cli.experiments.workload import read_table, workload_of
+from plait.cli.hardware import read_cluster
 from plait.control.metrics import Window
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -23,6 +24,7 @@ from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.parts.ignored_requests import classes_ignored, remarks
 from plait.sim.failures import read_failures
+from plait.sim.guests.models import GuestModels
 from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
 from plait.traces.load import cluster_of
 
@@ -45,7 +47,9 @@ def make_cases(request: Request) -> list[Case]:
 
 def _cases_on(request: Request) -> list[Case]:
     """The cases on its one cluster."""
-    given = None if request.clusters == ("trace",) else Cluster.parse(request.clusters[0])
+    given = None if request.clusters == ("trace",) else read_cluster(request.clusters[0])
+    if given is not None and given.network is not None:
+        note(f"{request.clusters[0]}: logs keep its network; jobs are simulated as if links had no limits")
     if request.data is not None:
         raise InputError(f"world {request.world} uses no --data; of the worlds only pollux-artifact does")
     policies = split_policies(request.policy)
@@ -61,11 +65,14 @@ def _cases_on(request: Request) -> list[Case]:
     cases = []
     for path in request.traces:
         table = read_table(path, request)
-        cluster = given or cluster_of(table)
+        cluster = with_gpu_memory(given or cluster_of(table), request.gpu_memory)
         changes = None if request.failures is None else read_failures(request.failures, cluster)
         draws = (request.assign_models, request.opportunistic_share, request.tenants)
         drawn = any(draw is not None for draw in draws) or request.censored == "extend"
         loads = {seed: workload_of(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
+        if request.guest_models is not None:
+            models = GuestModels.read(request.guest_models)
+            loads = {seed: (models.with_memory(jobs), about) for seed, (jobs, about) in loads.items()}
         _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
         _say_ignored_classes(path, policies, loads[seeds[0]][0])
         for policy in policies:
@@ -79,6 +86,17 @@ def _cases_on(request: Request) -> list[Case]:
                              request.check, None, labels, rule)
                     )  # fmt: skip
     return cases
+
+
+def with_gpu_memory(cluster: Cluster, gigabytes: float | None) -> Cluster:
+    """The cluster, with so much memory on GPUs of which it is not known; raises `InputError` unless it is over 0."""
+    if gigabytes is None:
+        return cluster
+    if not 0 < gigabytes < math.inf:
+        raise InputError(f"--gpu-memory must be over 0 GB, got {gigabytes:g}")
+    size = int(gigabytes * 1e9)
+    nodes = tuple(replace(node, gpu_memory_bytes=node.gpu_memory_bytes or size) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
 
 
 def _say_ignored(path: Path, policy: str, jobs: JobBatch) -> None:

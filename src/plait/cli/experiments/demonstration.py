@@ -1,4 +1,4 @@
-"""The live demo: four training scripts, first each with its GPUs for itself, then taking turns on them."""
+"""The live demo: four training scripts, first with exclusive GPUs, then interleaved."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import plait
-from plait.cli.commands.explain import FIDELITY_HEADS, fidelity_lines, fidelity_row
 from plait.cli.connection import print_table
+from plait.cli.render.fidelity_table import FIDELITY_HEADS, fidelity_lines, fidelity_row
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.resources import Resource
 from plait.core.words import duration
 from plait.forecast.fidelity import Fidelity, fidelity
-from plait.forecast.log_replay import Replayed, read_rows, replay
+from plait.forecast.log_replay import LogReplay, read_rows, replay
 from plait.forecast.sharing import Sharing, Watch
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
@@ -41,8 +41,8 @@ SLOTS = 1
 #: an iteration of each job is in the list of jobs: about twice the time of a core, so that two cores have room for
 #: both, and for the programs that run beside the jobs.
 DISK_MB_S, LINK_MBIT_S = 64, 160
-#: Seconds between decisions, and the most that one half of the demo may take.
-ROUND_S, HALF_S = 1.0, 170.0
+#: Seconds between decisions, and the longest that one run of the demo may take.
+ROUND_S, RUN_S = 1.0, 600.0
 EXCLUSIVE = "srsf"
 DEVICES = f"""\
 Its devices: a disk of {DISK_MB_S} MB/s, for each worker a link of {LINK_MBIT_S} Mbit/s, and a CPU and a GPU about
@@ -53,8 +53,8 @@ CLUSTER = f"1 CPU slot, disk {DISK_MB_S} MB/s, link {LINK_MBIT_S} Mbit/s, declar
 
 
 @dataclass(frozen=True)
-class Half:
-    """One half of the demo: its policy, and everything that came of it."""
+class DemoRun:
+    """One run of the demo: its policy and its results."""
 
     policy: str
     result: RunResult
@@ -71,7 +71,7 @@ class Half:
         return sum(self.jct_s.values()) / len(self.jct_s)
 
     def profile(self, name: str) -> dict[str, Any]:
-        """What was measured of a job, as the field of a submission; empty if it was not."""
+        """The measured profile of a job as a field of a submission; empty if it was not measured."""
         stage_s, iteration_s = self.profiles.get(name, ([], 0.0))
         if not stage_s or not sum(stage_s) > 0:
             return {}
@@ -80,7 +80,11 @@ class Half:
 
 
 def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
-    """Run both halves, print what was measured and predicted, write the report; leaves nothing running."""
+    """Run the demo twice, print measurements and predictions, and write the report; leaves nothing running.
+
+    `out`: folder of the report; `examples`: folder of the training scripts, None: that of the repository; `policy`:
+    which interleaves the jobs in the second run.
+    """
     for module, extra in (("torch", "torch"), ("fastapi", "live"), ("sqlalchemy", "live"), ("httpx", "live")):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(module, extra, "the demo of a running cluster (plait demo --simulate needs nothing)")
@@ -92,15 +96,15 @@ def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
         print(f"Four trainings, each named after what it needs most ({names}), on one slot of this machine.")
         print(DEVICES)
         prepare(jobs)
-        first = run_half(EXCLUSIVE, jobs, "each with the slot for itself", out)
+        first = run_once(EXCLUSIVE, jobs, "each with the slot for itself", out)
         jobs = [job | first.profile(job["name"]) for job in jobs]
-        halves = [first, run_half(policy, jobs, "taking turns, by the profiles that were just measured", out)]
-    show(halves)
-    write(halves, out)
+        runs = [first, run_once(policy, jobs, "taking turns, by the profiles that were just measured", out)]
+    show(runs)
+    write(runs, out)
 
 
 def find_examples(given: Path | None) -> Path:
-    """The folder of the training scripts; `InputError` naming where it was looked for."""
+    """The folder of the training scripts; `InputError` naming the searched folders."""
     places = (
         [given] if given else [Path(plait.__file__).parents[2] / "examples" / "training", Path("examples/training")]
     )
@@ -130,7 +134,7 @@ def demo_jobs(folder: Path, work: Path) -> list[dict[str, Any]]:
 
 
 def prepare(jobs: list[dict[str, Any]]) -> None:
-    """Let the job that reads files make them now, so that the first half does not pay for it."""
+    """Create the files of the storage job now, so that the first run does not include it."""
     job = next((job for job in jobs if job["name"] == "storage"), None)
     if job is not None:
         print("Making the image files that one of them reads ...", flush=True)
@@ -140,8 +144,11 @@ def prepare(jobs: list[dict[str, Any]]) -> None:
             raise PlaitError(f"{job['name']} does not run here:\n{done.stderr[-1500:]}")
 
 
-def run_half(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> Half:
-    """One cluster from beginning to end, in a folder that is gone afterwards."""
+def run_once(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> DemoRun:
+    """Start a cluster in a temporary folder, run `jobs` under `policy`, and stop it.
+
+    `how`: printed after the policy's name; `out`: folder that gets the event log.
+    """
     print(f"\n{policy}: {how}")
     home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
     layout = Layout(home.resolve())
@@ -165,7 +172,7 @@ def run_half(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> Ha
     if answer.difference is not None:
         raise PlaitError(f"the replay of the demo makes another decision: {answer.difference}")
     jct_s = {names[job["id"]]: job["jct_s"] for job in ended}
-    return Half(
+    return DemoRun(
         policy,
         answer.result(trace="demo", world="live", cluster=CLUSTER),
         watch.sharings(answer.state),
@@ -177,8 +184,8 @@ def run_half(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> Ha
     )
 
 
-def _profiles(answer: Replayed, names: dict[str, str]) -> dict[str, tuple[list[float], float]]:
-    """Stage and iteration seconds of each job, where they are known."""
+def _profiles(answer: LogReplay, names: dict[str, str]) -> dict[str, tuple[list[float], float]]:
+    """Stage and iteration seconds of each job, if known."""
     assert answer.state.controller is not None
     job_store = answer.state.controller.job_store
     out = {}
@@ -190,7 +197,10 @@ def _profiles(answer: Replayed, names: dict[str, str]) -> dict[str, tuple[list[f
 
 
 def watch_jobs(service: Client, names: dict[str, str], began: float) -> list[dict[str, Any]]:
-    """Print the progress until all have ended; raises `PlaitError` when it takes too long."""
+    """Print the progress of the jobs until all have ended.
+
+    `names`: by id of the job; `began`: monotonic time of the submission. Raises `PlaitError` after `RUN_S` seconds.
+    """
     said = -10.0
     while True:
         found = sorted((j for j in service.jobs() if j["id"] in names), key=lambda job: job["number"])
@@ -203,9 +213,9 @@ def watch_jobs(service: Client, names: dict[str, str], began: float) -> list[dic
             )
         if over or any(job["state"] in ("failed", "cancelled") for job in found):
             return found
-        if passed > HALF_S:
+        if passed > RUN_S:
             late = ", ".join(names[job["id"]] for job in found if job["state"] not in FINAL)
-            raise PlaitError(f"the demo gives up after {HALF_S:g} s: {late} not done; this machine is too busy or slow")
+            raise PlaitError(f"the demo gives up after {RUN_S:g} s: {late} not done; try again when less runs here")
         time.sleep(0.25)
 
 
@@ -222,24 +232,24 @@ def _last_words(service: Client, job: dict[str, Any]) -> str:
     return "\n".join(text.splitlines()[-12:])
 
 
-def show(halves: list[Half]) -> None:
-    """What was measured: stages alone, completion times, groups beside their model, the simulator beside the truth."""
+def show(runs: list[DemoRun]) -> None:
+    """Print stages alone, completion times, groups beside their model, and the simulator beside the measurement."""
     print("\nMilliseconds of an iteration alone, measured")
     heads = ("", *(f">{r.name.lower()}" for r in Resource), ">iteration")
-    known = halves[0].profiles
+    known = runs[0].profiles
     print_table(heads, [[n, *(f"{1e3 * s:.1f}" for s in (*known[n][0], known[n][1]))] for n in known], "nothing")
     print("\nSeconds from submission to completion, measured")
-    names = list(halves[0].jct_s)
-    rows: list[list[object]] = [[name, *(f"{half.jct_s[name]:.1f}" for half in halves)] for name in names]
-    rows.append(["average", *(f"{sum(h.jct_s.values()) / len(names):.1f}" for h in halves)])
-    rows.append(["all done after", *(f"{h.makespan_s:.1f}" for h in halves)])
-    print_table(("", *(f">{half.policy}" for half in halves)), rows, "")
-    first, last = halves[0], halves[-1]
+    names = list(runs[0].jct_s)
+    rows: list[list[object]] = [[name, *(f"{run.jct_s[name]:.1f}" for run in runs)] for name in names]
+    rows.append(["average", *(f"{sum(h.jct_s.values()) / len(names):.1f}" for h in runs)])
+    rows.append(["all done after", *(f"{h.makespan_s:.1f}" for h in runs)])
+    print_table(("", *(f">{run.policy}" for run in runs)), rows, "")
+    first, last = runs[0], runs[-1]
     print(
         f"\nTaking turns: all done in {last.makespan_s / first.makespan_s:.2f} of the time, "
         f"{last.mean_jct_s / first.mean_jct_s:.2f} of the average completion time."
     )
-    shared = [(h, s) for h in halves for s in h.sharings]
+    shared = [(h, s) for h in runs for s in h.sharings]
     if shared:
         print("\nJobs that took turns: milliseconds in which each makes an iteration, by the model and measured")
         table = [_sharing_row(h, s) for h, s in shared]
@@ -248,16 +258,16 @@ def show(halves: list[Half]) -> None:
         print("Throughput: 1 is what the slot gives to one job after the other.")
     else:
         print(f"\n{last.policy} let no jobs take turns: it saw no gain in it.")
-    print("\nEach half's event log simulated again, beside what happened (plait fidelity)")
-    rows = [[half.policy, *fidelity_row(job, half.names[job.id])] for half in halves for job in half.fidelity.jobs]
+    print("\nThe event log of each run simulated again, beside what happened (plait fidelity)")
+    rows = [[run.policy, *fidelity_row(job, run.names[job.id])] for run in runs for job in run.fidelity.jobs]
     print_table(("policy", *FIDELITY_HEADS), rows, "")
     for line in fidelity_lines(last.fidelity)[1:]:
         print(line)
-    print(f"The largest error is {max(half.fidelity.worst for half in halves):.1%}.")
+    print(f"The largest error is {max(run.fidelity.worst for run in runs):.1%}.")
 
 
-def _sharing_row(half: Half, sharing: Sharing) -> list[str]:
-    names = " + ".join(half.names[m.id] for m in sharing.members)
+def _sharing_row(run: DemoRun, sharing: Sharing) -> list[str]:
+    names = " + ".join(run.names[m.id] for m in sharing.members)
     error = f"{sharing.predicted_s / sharing.measured_s - 1:+.0%}" if sharing.measured_s > 0 else "-"
     speed = f"{sharing.speed:.2f}" if sharing.speed == sharing.speed else "-"
     predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
@@ -268,17 +278,17 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds == seconds else "-"
 
 
-def write(halves: list[Half], out: Path) -> None:
-    """The report of both halves, and the stages of groups."""
-    write_html([half.result for half in halves], out / "live.html", title="Four trainings, live")
-    groups = [_stages(half, sharing) for half in halves for sharing in half.sharings]
+def write(runs: list[DemoRun], out: Path) -> None:
+    """Write the report of both runs and the stages of groups."""
+    write_html([run.result for run in runs], out / "live.html", title="Four trainings, live")
+    groups = [_stages(run, sharing) for run in runs for sharing in run.sharings]
     write_stages(groups, out / "stages.html", "Who used which resource when")
     print(f"\nOpen {(out / 'live.html').resolve()} (who held which slot) and stages.html beside it in a browser.")
 
 
-def _stages(half: Half, sharing: Sharing) -> StageGroup:
-    names = " + ".join(half.names[m.id] for m in sharing.members)
+def _stages(run: DemoRun, sharing: Sharing) -> StageGroup:
+    names = " + ".join(run.names[m.id] for m in sharing.members)
     predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
     text = f"Together for {duration(sharing.to_s - sharing.from_s)}. An iteration of all: {predicted} by the model, "
-    rows = tuple(StageRow(half.names[m.id], m.turn, m.stage_s) for m in sharing.members)
-    return StageGroup(f"{half.policy}: {names}, {sharing.gate}", (f"{text}{measured} measured.",), rows)
+    rows = tuple(StageRow(run.names[m.id], m.turn, m.stage_s) for m in sharing.members)
+    return StageGroup(f"{run.policy}: {names}, {sharing.gate}", (f"{text}{measured} measured.",), rows)

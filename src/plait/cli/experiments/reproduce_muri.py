@@ -87,7 +87,7 @@ class _Asked:
 
     def outcome(self, done: dict[Case, Done]) -> Outcome:
         """The comparison, once the runs are done."""
-        told = {"data": str(self.request.data), "version": __version__, "matching": self.request.matching}
+        facts = {"data": str(self.request.data), "version": __version__, "matching": self.request.matching}
         return Outcome(
             [row for figure in self.figures for row in rows_of(figure, self.folder, done)],
             noise.rows_of(self.folder, done) if self.noise else [],
@@ -96,7 +96,7 @@ class _Asked:
             self.notes,
             len(done),
             sum(run.cpu_s for run in done.values()),
-            {**told, "jobs": self.request.jobs},
+            {**facts, "jobs": self.request.jobs},
         )
 
 

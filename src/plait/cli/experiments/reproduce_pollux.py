@@ -10,10 +10,10 @@ from pathlib import Path
 from plait.cli.experiments.outputs import Outputs
 from plait.cli.experiments.request import PolluxRequest
 from plait.cli.experiments.results import Results
-from plait.cli.render.console import console
 from plait.cli.render.progress import Bar
 from plait.core.errors import InputError
 from plait.core.version import __version__
+from plait.core.words import counted
 from plait.live.notes import note
 from plait.reproduce.pollux.compare import Outcome, Point, chosen, points, rows_of, tables
 from plait.reproduce.pollux.published import is_published
@@ -30,15 +30,7 @@ def reproduce_pollux(request: PolluxRequest) -> None:
     with Outputs() as outputs:
         results = Results(outputs, request.report, request.json)
         outcome = _outcome(asked, _finish(asked, request), request, files)
-        results.fill(outcome.to_json(), lambda path: _write_page(outcome, path))
-        printer = console(error=results.to_stdout)
-        for table in tables(outcome):
-            printer.print(table)
-        for remark in outcome.notes:
-            note(remark)
-        note(f"{_many(outcome.runs, 'run')}, {outcome.cpu_s:.1f} CPU seconds when they were made")
-        for path in outputs.commit():
-            note(f"wrote {path}")
+        results.finish(outcome, tables(outcome), lambda path: _write_page(outcome, path))
 
 
 def _write_page(outcome: Outcome, path: Path) -> None:
@@ -61,25 +53,20 @@ def _finish(asked: Sequence[Point], request: PolluxRequest) -> dict[Case, Done]:
     for case in todo:
         workload_of(case)  # what is wrong in any file is said before anything runs; each is read once
     kept, jobs = len(done), sum(lengths.values())
-    note(f"{_many(len(todo), 'run')} of {_many(jobs, 'job')} in all to make; each is kept in {store.folder} when done")
+    work = f"{counted(len(todo), 'run')} of {counted(jobs, 'job')} in all"
+    note(f"{work} to make; each is kept in {store.folder} when done")
     try:
         with Bar("simulating", jobs) as bar:
             for case, found in run_all(todo, store, request.processes, bar.advance):
                 done[case] = found
                 if not sys.stderr.isatty():  # there the bar shows it
-                    note(
-                        f"{len(done)} of {_many(len(cases), 'run')} done: {case.policy}, {found.cpu_s:.1f} CPU seconds"
-                    )
+                    far = f"{len(done)} of {counted(len(cases), 'run')} done"
+                    note(f"{far}: {case.policy}, {found.cpu_s:.1f} CPU seconds")
     except KeyboardInterrupt:
         note(f"{len(done)} of {len(cases)} runs are kept in {store.folder}; the same command goes on from there")
         raise
-    note(f"{_many(len(todo), 'run')} made, {kept} were kept from before")
+    note(f"{counted(len(todo), 'run')} made, {kept} were kept from before")
     return done
-
-
-def _many(n: int, what: str) -> str:
-    """How many, as text."""
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _outcome(asked: Sequence[Point], done: dict[Case, Done], request: PolluxRequest, files: Sequence[Path]) -> Outcome:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from plait.cli.experiments.outputs import STDOUT, Outputs
+from plait.cli.render.console import console
+from plait.core.words import counted
+from plait.live.notes import note
 from plait.report.files import write_text
 
 
@@ -31,3 +34,18 @@ class Results:
             self.outputs.print_later(partial(write_text, text=text))
         if self.page is not None:
             self.outputs.fill(self.page, write_page)
+
+    def finish(self, outcome: Any, tables: Iterable[Any], write_page: Callable[[Path], None]) -> None:
+        """Write what was asked for, print `tables` and the remarks on a comparison, then let its files appear.
+
+        `outcome`: a comparison of `plait.reproduce`, with `to_json`, `notes`, `runs` and `cpu_s`.
+        """
+        self.fill(outcome.to_json(), write_page)
+        printer = console(error=self.to_stdout)
+        for table in tables:
+            printer.print(table)
+        for remark in outcome.notes:
+            note(remark)
+        note(f"{counted(outcome.runs, 'run')}, {outcome.cpu_s:.1f} CPU seconds when they were made")
+        for path in self.outputs.commit():
+            note(f"wrote {path}")

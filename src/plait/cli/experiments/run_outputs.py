@@ -16,7 +16,10 @@ from plait.live.notes import note
 
 
 def reserve(request: Request, names: list[tuple[str, ...]], outputs: Outputs) -> list[tuple[str, int, Path | None]]:
-    """Every output that is asked for, as (kind, run or -1 for all, path); those to standard output have none."""
+    """Reserve every output that the request asks for: (kind, run or -1 for all, path; None for standard output).
+
+    `names`: of the runs, for files of which there is one per run; `outputs`: where the files are reserved.
+    """
     files: list[tuple[str, int, Path | None]] = []
     for kind, target in (("json", request.json), ("csv", request.csv), ("report", request.report)):
         if target is not None:

@@ -39,7 +39,11 @@ def read_table(path: Path, request: Request) -> TraceTable:
 
 
 def read_workload(path: Path, request: Request, seed: int, cluster: Cluster) -> JobBatch:
-    """The jobs of one trace; notes what was left out and why. Raises `InputError`."""
+    """Read the jobs of the trace at `path`; prints which jobs were left out and why.
+
+    `request`: options of the command; `seed`: of models and classes that are drawn; `cluster`: jobs that are larger
+    are left out. Raises `InputError`.
+    """
     return workload_of(read_table(path, request), path, request, seed, cluster)[0]
 
 

@@ -93,7 +93,7 @@ def explanation_lines(found: Mapping[str, Any]) -> list[str]:
     if sizes["cap"] < adaptive["max_gpus"]:
         lines.append(f"  {_cap_text(adaptive['limits'], sizes)}")
     if sizes.get("next_s") is not None:
-        lines.append(f"  sizes are chosen anew in {duration(sizes['next_s'])}")
+        lines.append(f"  sizes are chosen again in {duration(sizes['next_s'])}")
     if adaptive.get("restarts"):
         lines.append(f"  restarts: {restarts_text(adaptive)}; another size has to be worth it")
     if adaptive.get("difference"):

@@ -1,4 +1,4 @@
-"""Entries of the event log in words: what happened, and what was decided."""
+"""Entries of the event log as sentences: what happened and what was decided."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plait.core.words import duration
+from plait.live.scheduler.records.notes import OLD_NAMES
 
 Message = Mapping[str, Any]
 
 
 def in_words(message: Message) -> str:
-    """One event or command as a short sentence; the name of its type where there are no words for that.
+    """One event or command as a short sentence; the name of its type if it is unknown.
 
     >>> in_words({"type": "NodeJoined", "node": {"id": "n0"}}), in_words({"type": "JobFinished", "jobs": [3, 4]})
     ('node n0 joined', 'j-3, j-4 finished')
     """
     kind = str(message.get("type"))
-    words = _WORDS.get(kind)
+    words = _WORDS.get(OLD_NAMES.get(kind, kind))
     return f"{kind} {_jobs(message)}".strip() if words is None else words(message)
 
 
 def step_in_words(event: Message, commands: Sequence[Message]) -> str:
-    """An event and what was decided on it; a reason that both have is said once."""
+    """An event and the commands that it caused; a shared reason is printed once."""
     caused = "; ".join(in_words(command).removesuffix(_because(event)) for command in commands)
     return in_words(event) + (f"  ->  {caused}" if caused else "")
 
 
 def brief(reason: str) -> str:
-    """A reason with the last of the lines that it quotes, which is the one that says what went wrong.
+    """A reason with only the last line of the log that it quotes, which usually names the error.
 
     >>> brief("its process ended with exit code 1; last lines of the log: Traceback: | line 1 | KeyError: 'a'")
     "its process ended with exit code 1: KeyError: 'a'"
@@ -60,7 +61,8 @@ def _groups(message: Message) -> str:
         names = [f"j-{m['job'] if isinstance(m, Mapping) else m}" for m in group["jobs"]]
         turns = f", taking turns by {group['gate']}" if group.get("gate") else ""
         gpus = group["gpus"]
-        said.append(f"{' with '.join(names)} on GPU{'s' * (len(gpus) > 1)} {','.join(map(str, gpus))}{turns}")
+        guest = ", as a guest" if group.get("guest") else ""
+        said.append(f"{' with '.join(names)} on GPU{'s' * (len(gpus) > 1)} {','.join(map(str, gpus))}{turns}{guest}")
     return "; ".join(said)
 
 
@@ -108,8 +110,8 @@ def _suspected(message: Message) -> str:
     return f"node {message['node']} was {'not heard of lately' if message['suspect'] else 'heard of again'}"
 
 
-def _told(text: str) -> Callable[[Message], str]:
-    """Words with a place for the jobs, for the node and for the reason."""
+def _sentence(text: str) -> Callable[[Message], str]:
+    """A function that fills jobs, node and reason of a message into `text`."""
 
     def words(message: Message) -> str:
         node = message.get("node")
@@ -121,37 +123,37 @@ def _told(text: str) -> Callable[[Message], str]:
 
 _WORDS: Mapping[str, Callable[[Message], str]] = {
     "Requested": _requested,
-    "JobSubmitted": _told("{jobs} joined the queue"),
-    "JobFinished": _told("{jobs} finished"),
+    "JobSubmitted": _sentence("{jobs} joined the queue"),
+    "JobFinished": _sentence("{jobs} finished"),
     "JobFailed": lambda m: f"{_jobs(m)} failed{_because(m)}" + ("; it is tried again" if m.get("again") else ""),
-    "JobCancelled": _told("{jobs} was cancelled"),
-    "CancelAsked": _told("{jobs} is to be cancelled"),
-    "LaunchFailed": _told("{jobs} could not start{because}"),
+    "JobCancelled": _sentence("{jobs} was cancelled"),
+    "CancelAsked": _sentence("{jobs} is to be cancelled"),
+    "LaunchFailed": _sentence("{jobs} could not start{because}"),
     "AttemptBegan": _began,
-    "StopAsked": lambda m: f"{_jobs(m)} was told to stop" + (f": {m['why']}" if m.get("why") else "") + _attempt(m),
+    "StopAsked": lambda m: f"{_jobs(m)} was asked to stop" + (f": {m['why']}" if m.get("why") else "") + _attempt(m),
     "RankEnded": _rank_ended,
     "AttemptOver": _over,
     "Restarted": lambda m: f"{_jobs(m)} runs again; its restart took {duration(m.get('cost_s'))}{_attempt(m)}",
-    "ProgressReported": _told("{jobs} made progress"),
-    "GoodputReported": _told("{jobs} reported goodput"),
-    "UsageReported": _told("the use of GPUs by {jobs} was measured"),
-    "JobProfiled": _told("the stages of {jobs} were measured"),
-    "Learnt": lambda m: "a measurement was kept for later jobs" + (f", from {_jobs(m)}" if "job" in m else ""),
+    "ProgressReported": _sentence("{jobs} made progress"),
+    "GoodputReported": _sentence("{jobs} reported goodput"),
+    "UsageReported": _sentence("the use of GPUs by {jobs} was measured"),
+    "JobProfiled": _sentence("the stages of {jobs} were measured"),
+    "ProfileRecorded": lambda m: "a measurement was kept for later jobs" + (f", from {_jobs(m)}" if "job" in m else ""),
     "StopCostReported": _stop_costs,
-    "JobKept": _told("how long {jobs} keeps its GPUs was set"),
-    "Foreseen": _told("a forecast for {jobs} was kept"),
-    "NodeJoined": _told("node {node} joined"),
-    "NodeLost": _told("node {node} was lost"),
+    "JobKept": _sentence("how long {jobs} keeps its GPUs was set"),
+    "ForecastRecorded": _sentence("a forecast for {jobs} was kept"),
+    "NodeJoined": _sentence("node {node} joined"),
+    "NodeLost": _sentence("node {node} was lost"),
     "NodeSuspected": _suspected,
     "NodeDrained": lambda m: f"node {m['node']} takes " + ("no new work" if m.get("drained", True) else "work again"),
     "NodeLeaving": lambda m: f"node {m['node']} " + ("is about to leave" if m.get("leaving", True) else "stays"),
-    "NodeForgotten": _told("node {node} was taken off the list"),
+    "NodeForgotten": _sentence("node {node} was taken off the list"),
     "PolicySet": lambda m: f"policy {m.get('policy')} decides from now on",
     "ProjectSet": lambda m: f"project {m.get('name')} was set",
     "ReplanDue": lambda m: "a decision was due",
     "Launch": lambda m: f"start {_groups(m)}",
     "Adjust": lambda m: f"change {_groups(m)}",
     "Stop": _stop,
-    "Refuse": _told("refuse {jobs}{because}"),
+    "Refuse": _sentence("refuse {jobs}{because}"),
     "Wake": lambda m: f"decide again at {m['at_s']:.2f} s",
 }

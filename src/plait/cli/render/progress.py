@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-#: The display is told at most this often, seconds: a run may end a million jobs.
+#: Shortest time between two updates of the display, seconds: a run may end a million jobs.
 EVERY_S = 0.1
 
 

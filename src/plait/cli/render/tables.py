@@ -107,7 +107,9 @@ def table(
 
 
 def piped(headings: Sequence[str], rows: Iterable[Sequence[object]], most_lines: int = MOST_LINES) -> list[str]:
-    """The lines of the same table in a file or a pipe, without rich, whose import takes longer than a short command.
+    """The lines of a table for a file or a pipe; without rich, whose import takes longer than a short command.
+
+    `headings`, `rows`, `most_lines`: as for `table`.
 
     >>> piped(["job", ">gpus", "~reason"], [["j-1", 16, ""], ["j-12", 1, "no room"]])
     ['job   gpus  reason', 'j-1     16  -', 'j-12     1  no room']

@@ -2,9 +2,9 @@
 
 A gang uses its cores and host memory in equal parts on each of its GPUs; GPU memory is what it needs on each. Members
 of a group are on the same GPUs, so what they ask for adds up. On a GPU with guests all its groups add up, each process
-with the memory of its context; a member takes what the plan allows it, where that is said (`Member.gpu_memory_bytes`).
-Only nodes and GPUs on which a group starts or changes are judged: hardware that shrank under running jobs is no fault
-of the plan.
+with the memory of its context; a member takes what the plan allows it, where it states that
+(`Member.gpu_memory_bytes`). Only nodes and GPUs on which a group starts or changes are judged: hardware that shrank
+under running jobs is no fault of the plan.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def refuse_overfull(
 ) -> None:
     """Raise `PlanError` if hosts and guests need more memory of a GPU than it has, contexts included.
 
-    Arguments as of `refuse_overload`; only GPUs with guests are judged, and only if a group starts or changes there.
+    Arguments as of `refuse_overload`, with `gpu_memory_bytes` by job number; only GPUs with guests are judged, and only
+    if a group starts or changes there.
     """
     if groups.guest is None or not cluster.limits_gpu_memory or not changed.any():
         return
@@ -136,7 +137,7 @@ def refuse_overfull(
         return
     owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
     here = owner[groups.gpus == gpu].tolist()
-    here.sort(key=lambda g: (not changed[g], not groups.guest[g]))  # who comes, guests first
+    here.sort(key=lambda g: (not changed[g], not groups.guest[g]))  # groups that start, guests first
     jobs = [member.job for g in here for member in groups[g].members]
     others = ", ".join(name(job) for job in jobs[1:4])
     node = cluster.nodes[cluster.gpu_node[gpu]]
@@ -149,7 +150,10 @@ def refuse_overfull(
 
 
 def reference_overfull(groups: Groups, changed: BoolArray, needed: FloatArray, cluster: Cluster) -> set[int]:
-    """The plain reference of `overfull`: every GPU with guests on which too much is asked for."""
+    """The plain reference of `overfull`: every overfull GPU with guests.
+
+    `changed` (groups,) says which groups start or change; `needed` (members,) is in bytes, contexts included.
+    """
     found = set()
     for gpu in range(cluster.gpus):
         here = [g for g in range(len(groups)) if gpu in groups[g].gpus]
@@ -169,7 +173,7 @@ def refuse_overload(
     name: Callable[[int], str],
     policy: str,
 ) -> None:
-    """Raise `PlanError` if groups ask a node for more than it has; nothing is looked at where nothing is limited.
+    """Raise `PlanError` if groups ask a node for more than it has; does nothing without limits.
 
     `changed` (groups,) says which groups start or change; `columns` are those of the job store, by job number; `name`
     gives a job's name for messages.
@@ -212,7 +216,7 @@ def _amount(what: int, value: float) -> str:
 def reference_overload(
     groups: Groups, changed: BoolArray, columns: Mapping[str, Any], cluster: Cluster
 ) -> set[tuple[int, int]]:
-    """The plain reference of `overload`: every (resource, node) of which changed groups ask for too much."""
+    """The plain reference of `overload`: every (resource, node) of which groups that are `changed` ask for too much."""
     used: dict[tuple[int, int], float] = defaultdict(float)
     judged, found = set(), set()
     for group, new in zip(groups, changed.tolist(), strict=True):

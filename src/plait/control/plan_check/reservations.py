@@ -1,4 +1,4 @@
-"""Reservations of a plan: whether they can be, and what is left of them until the next plan."""
+"""Reservations of a plan: whether they are valid, and which remain until the next plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAITING = int(Phase.WAITING)
 
 
 def refuse_reservations(plan: Plan, phase: IntArray, cluster: Cluster, name: Callable[[int], str], policy: str) -> None:
-    """Raise `PlanError` for a reservation that cannot be; the groups of the plan have been checked.
+    """Raise `PlanError` for an invalid reservation; the groups of the plan have been checked.
 
     Reserved GPUs are up, each for one job, which waits and is in no group, and no host is on them. `phase` is a column
     of the job store; `name` gives a job's name for messages.
@@ -54,7 +54,7 @@ def refuse_reservations(plan: Plan, phase: IntArray, cluster: Cluster, name: Cal
 
 
 def still_reserved(reservations: tuple[Reservation, ...], phase: IntArray, cluster: Cluster) -> tuple[Reservation, ...]:
-    """The same reservations, without jobs that no longer wait and GPUs on nodes that are down."""
+    """The same reservations, without jobs that `phase` (by job number) has not as waiting, and GPUs of down nodes."""
     out = []
     for one in reservations:
         if phase[one.job] == _WAITING:

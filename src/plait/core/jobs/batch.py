@@ -210,7 +210,7 @@ class JobBatch:
 
 
 def _batches_can_be(jobs: JobBatch) -> BoolArray:
-    """Whether each job's limits of its batch are none, or such as `BatchLimits` and `JobSpec` take."""
+    """Whether each job has no limits of its batch, or limits that `BatchLimits` and `JobSpec` accept."""
     initial, most = jobs.column("batch_size"), jobs.column("max_batch_size")
     least_local, most_local = jobs.column("min_local_batch"), jobs.column("max_local_batch")
     some = (initial >= 1) & (initial <= most) & (least_local >= 1) & (least_local <= most_local)

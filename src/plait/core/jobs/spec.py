@@ -14,7 +14,7 @@ from plait.core.resources import StageProfile, skew
 
 
 class JobClass(IntEnum):
-    """Whether a job owns its GPUs or lives from what others leave (AntMan, section 3).
+    """Whether a job owns its GPUs or uses what other jobs leave free (AntMan, section 3).
 
     AUTO: guaranteed where its quota and the GPUs allow it, else opportunistic until they do. Policies without classes
     treat it as guaranteed.
@@ -26,10 +26,10 @@ class JobClass(IntEnum):
 
 
 class Checkpoints(IntEnum):
-    """What of a job's work outlives a stop.
+    """How much of a job's work survives a stop.
 
-    NEVER: nothing, it begins again. PERIODIC: what its last checkpoint holds; it saves when it likes. ON_STOP: all, as
-    it saves when it is told to stop.
+    NEVER: nothing, the job starts over. PERIODIC: the work in its last checkpoint; the job saves at times of its own
+    choice. ON_STOP: all, because the job saves when it receives the request to stop.
     """
 
     NEVER = 0

@@ -21,7 +21,7 @@ class JobStatus:
     """What is known now about one job: one row of a `JobTable`.
 
     Times are seconds; `attained_gpu_s` is service received, `service_gpu_s`, `served_s` and `idled_s` count
-    since the last promotion (Tiresias, section 3). `rank` and `level` are the job's place in the order and
+    since the last promotion (Tiresias, section 3). `position` and `level` are the job's place in the order and
     the queue of the last plan. `stop_loss_s` is what stopping it now would lose (`JobTable.stop_loss_s`).
     """
 
@@ -38,7 +38,7 @@ class JobStatus:
     preemptions: int
     failures: int
     promotions: int
-    rank: int
+    position: int
     level: int
     profile: StageProfile | None
     reason: str
@@ -129,6 +129,7 @@ class JobTable:
     attained_gpu_s = Column[FloatArray]("GPU-seconds held so far")
     run_s = Column[FloatArray]("seconds on GPUs so far, overheads included")
     shared_speed = Column[FloatArray]("speed relative to alone when it last shared GPUs; NaN if never")
+    slow_since_s = Column[FloatArray]("since when it has got next to nothing as a guest, seconds; NaN if it gets more")
     #: what stopping it would lose
     checkpoints = Column[IntArray]("`Checkpoints`: what of its work outlives a stop")
     saved_run_s = Column[FloatArray]("run seconds whose work its last checkpoint holds; counts where PERIODIC")
@@ -142,7 +143,7 @@ class JobTable:
     preemptions = Column[IntArray]("number of times the scheduler stopped it")
     failures = Column[IntArray]("number of failures")
     promotions = Column[IntArray]("number of promotions")
-    rank = Column[IntArray]("place in the order of the last plan; large if it was in none")
+    position = Column[IntArray]("place in the order of the last plan; large if it was in none")
     level = Column[IntArray]("queue in the last plan; -1 if it was in none")
     running_group = Column[IntArray]("its group in `View.running`; -1 if it is not running")
     attained_base_gpu_s = Column[FloatArray]("attained GPU-seconds at the last promotion")
@@ -179,7 +180,7 @@ class JobTable:
 
     @property
     def departures(self) -> int:
-        """How many jobs have left the cluster for good."""
+        """How many jobs have left the cluster and will not return."""
         return 0 if self._specs is None else self._specs.departures
 
     def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
@@ -225,7 +226,7 @@ class JobTable:
             preemptions=int(col["preemptions"][n]),
             failures=int(col["failures"][n]),
             promotions=int(col["promotions"][n]),
-            rank=int(col["rank"][n]),
+            position=int(col["position"][n]),
             level=int(col["level"][n]),
             profile=StageProfile.from_sequence(stage.tolist(), iteration_s) if known else None,
             reason=str(col["reason"][n]),
@@ -258,9 +259,10 @@ class JobTable:
 
 @kernel
 def work_left_s(number: IntArray, iterations: FloatArray, done: FloatArray, iteration_s: FloatArray) -> FloatArray:
-    """Seconds of work left, rounded to the clock's resolution.
+    """Seconds of work left (J,), rounded to the clock's resolution.
 
-    The rounding makes equal work compare equal whatever its iteration time.
+    `number` (J,) selects jobs from the columns: `iterations` in all, `done` so far, and `iteration_s`, the seconds of
+    one. The rounding makes equal work compare equal whatever its iteration time.
     """
     out = np.empty(len(number))
     for i in range(len(number)):

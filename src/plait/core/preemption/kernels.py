@@ -1,4 +1,4 @@
-"""What a stop would lose and who is kept for it, compiled: columns of the job table in, one value a job out.
+"""Compiled kernels: what a stop would lose, and which jobs are kept for that; one value per job.
 
 `plait.core.preemption` states the rule in words.
 """
@@ -39,7 +39,10 @@ def stop_losses(
     saved_run_s: FloatArray,
     restart_s: FloatArray,
 ) -> FloatArray:
-    """Seconds on its GPUs that each of these jobs would lose if it were stopped now; see `JobTable.stop_loss_s`."""
+    """Seconds on its GPUs that each of the jobs `number` (J,) would lose if it were stopped now.
+
+    The others are columns by job number; `run_s`, `saved_run_s` and `restart_s` in seconds. See `JobTable.stop_loss_s`.
+    """
     out = np.zeros(len(number))
     for i in range(len(number)):
         j = number[i]
@@ -84,7 +87,7 @@ def keep(
             loss = _loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
             if loss > 0.0:
                 if now_s - last_start_s[j] < runs_for * loss - CLOCK_S:
-                    if checkpoints[j] == _PERIODIC:  # the next checkpoint ends it: look again when it may have come
+                    if checkpoints[j] == _PERIODIC:  # the next checkpoint ends it: check again when it is due
                         until = max(until, now_s + max(loss, 1.0))
                     else:
                         until = max(until, last_start_s[j] + runs_for * loss)

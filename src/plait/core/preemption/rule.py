@@ -4,7 +4,7 @@ A running job that cannot resume from a checkpoint stays on its GPUs. Any other 
 known remaining time is at most what stopping it would lose, and while it has run since its start for less than
 `runs_for` times that loss: so stops cost a job at most 1 / (1 + `runs_for`) of the time it holds GPUs. The loss is the
 work since its last checkpoint and a restart (`JobTable.stop_loss_s`). Cancelling, a lost or drained node, and time
-limits are no policies: they stop whom they have to.
+limits are not policies; they stop jobs regardless of this rule.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CODEC = Codec(closed=True)
 
 
 class KeptJobs(NamedTuple):
-    """Who stays where it runs, one value a row of the job table.
+    """Which jobs stay where they run, one value per row of the job table.
 
     `rows`: whether a policy may neither stop nor move the job now. `until_s`: when that ends by itself, seconds; inf if
-    only the job's end, a checkpoint or an operator can change it. `lasting`: kept because it has no checkpoint to go on
-    from, so probably until it ends. `losses`: whether what stops cost counts at all.
+    only the job's end, a checkpoint or an operator can change it. `lasting`: kept because it cannot resume from
+    a checkpoint, so probably until it ends. `losses`: whether the cost of stops counts at all.
     """
 
     rows: BoolArray
@@ -45,7 +45,7 @@ class KeptJobs(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether anybody is kept."""
+        """True if at least one job is kept."""
         return bool(self.rows.any())
 
 
@@ -54,11 +54,11 @@ class PreemptionRule:
     """What a policy may stop. See the module for the rule in words.
 
     may_lose_work  jobs that cannot resume from a checkpoint are stopped like others, and lose their work
-    runs_for       a job is kept until it has run so many times what a stop loses; 0 = it need not
-    finishes       a job is kept that would end within the time a stop loses, where that is known; one that has gone on
-                   for as long beyond the end that was known has none
+    runs_for       a job is kept until it has run this many times what a stop loses; 0: no minimum
+    finishes       a job is kept if it is known to end within the time that a stop loses; once it has run that long
+                   past its expected end, the end counts as unknown
 
-    Raises `InputError` for a `runs_for` that is no number >= 0.
+    Raises `InputError` unless `runs_for` is a number >= 0.
     """
 
     may_lose_work: bool = False
@@ -66,17 +66,17 @@ class PreemptionRule:
     finishes: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no multiple."""
+        """Check `runs_for`."""
         if not (math.isfinite(self.runs_for) and self.runs_for >= 0):
             raise InputError(f"preemption: runs_for is {self.runs_for!r}; it takes a number >= 0, e.g. {RUNS_FOR:g}")
 
     @property
     def free(self) -> bool:
-        """Whether it keeps nobody (but for jobs that are held for a while: `keep_until_s`)."""
+        """True if the rule keeps no job except those held for a limited time (`keep_until_s`)."""
         return self.may_lose_work and self.runs_for == 0 and not self.finishes
 
     def kept(self, jobs: JobTable) -> KeptJobs:
-        """Who stays where it runs now."""
+        """Which jobs stay where they run now."""
         n, c = len(jobs), jobs.columns
         rows, lasting = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
         until_s = np.full(n, -math.inf)
@@ -104,7 +104,7 @@ class PreemptionRule:
 #: The rule unless another one is given.
 DEFAULT_RULE = PreemptionRule()
 
-#: As published: every policy stops and moves whom it likes, whatever that loses.
+#: As published: policies stop and move any job, whatever that loses.
 FREELY = PreemptionRule(may_lose_work=True, runs_for=0.0, finishes=False)
 
 

@@ -1,4 +1,4 @@
-"""Who gets how many GPUs: a knapsack over a ladder of sizes, integer programs over all sizes, GPU kinds, cluster size.
+"""Division of GPUs: a knapsack over a ladder of sizes, integer programs over all sizes, GPU kinds, cluster size.
 
 Start at `knapsack.best_sizes`.
 """

@@ -1,6 +1,6 @@
-"""How many nodes a cluster should have for the jobs it has (Pollux, OSDI'21, on cloud auto-scaling).
+"""Number of nodes that a cluster should have for its jobs (Pollux, OSDI'21, on cloud auto-scaling).
 
-As many as there are while the GPUs in use are worth 35 to 65 % of what they would be if every job scaled linearly, or
+The present number while the GPUs in use are worth 35 to 65 % of what they would be if every job scaled linearly, or
 else the number at which they are worth about a half (`resize`). One job alone grows and shrinks by the same rule; the
 paper's experiment with one has a band from a half to two thirds.
 """
@@ -14,12 +14,12 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 
-#: Published band of the cluster's utility, and what is aimed at outside.
+#: Published band of the cluster's utility, and the target outside it.
 LOW, HIGH, TARGET = 0.35, 0.65, 0.5
 
 
 def utility(speedup_of_one: FloatArray, gpus: IntArray, active: int) -> float:
-    """What the GPUs of the active nodes are worth, as a part of what they were if jobs scaled linearly.
+    """Worth of the GPUs of active nodes, relative to their worth if jobs scaled linearly.
 
     sum_j share_j * SPEEDUP_j / K_j: `speedup_of_one` (J,) is goodput over that on 1 GPU, `gpus` (J,) the GPUs K_j of
     each job, and share_j = K_j / `active`, the GPUs of all nodes on which any job runs. 0 when no node is.
@@ -38,7 +38,7 @@ def resize(
     least: int = 1,
     most: int | None = None,
 ) -> int:
-    """How many nodes a cluster of `nodes` should have: as many while its utility is in the band, else by bisection.
+    """Target size of a cluster of `nodes`: the same while its utility is from `low` to `high`, else by bisection.
 
     `utility_of(n)` falls with n, in the main. The size whose utility is nearest to `target` among those tried, between
     `least` and the smaller of `most` and twice as many as now; of equals the smaller.
@@ -58,7 +58,7 @@ def resize(
 
     if least <= nodes <= top and low <= ask(nodes) <= high:
         return nodes
-    below, above = least, top  # the wanted size lies between
+    below, above = least, top  # the target size lies between
     while above - below > 1:
         middle = (below + above) // 2
         below, above = (middle, above) if ask(middle) >= target else (below, middle)

@@ -1,4 +1,4 @@
-"""What integer programs for allocation share: configurations worth offering, what they cost, patterns of nodes."""
+"""Shared parts of integer programs for allocation: configurations worth offering, their losses, patterns of nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MOST_COST = 1e6
 
 
 def useful(gain: FloatArray, configs: IntArray, total: int) -> BoolArray:
-    """Which columns can be part of an optimum: of one node and of several, those worth more than all smaller ones."""
+    """Columns (J, C) of `gain` that can be in an optimum of `total` GPUs: each worth more than all smaller ones.
+
+    Configurations `configs` (C, 2) on one node and on several are compared separately.
+    """
     found = np.zeros(gain.shape, dtype=bool)
     found[:, 0] = np.isfinite(gain[:, 0])
     for several in (False, True):
@@ -30,7 +33,7 @@ def useful(gain: FloatArray, configs: IntArray, total: int) -> BoolArray:
 def still_possible(gain: FloatArray, usable: BoolArray, gpus: IntArray, total: int, first: IntArray) -> BoolArray:
     """Which columns an arrangement better than `first` can hold, besides `first` itself.
 
-    Were every size placeable, a knapsack would bound the optimum: if that is no better, none is. Else see `affordable`.
+    If every size could be placed, a knapsack would bound the optimum; if that is no better, none is. Else `affordable`.
     """
     rows = np.arange(len(gain))
     mine = np.zeros(gain.shape, dtype=bool)
@@ -51,7 +54,7 @@ def affordable(gain: FloatArray, usable: BoolArray, gpus: IntArray, total: int, 
     offered = np.where(usable, gain, -np.inf)
     low, high = 0.0, float((offered.max(axis=1) - reached).max() + np.abs(reached).max())
     rows = np.arange(len(gain))
-    for _ in range(60):  # the price at which jobs together want what there is
+    for _ in range(60):  # the price at which total demand equals supply
         price = (low + high) / 2
         wanted = gpus[rows, (offered - price * gpus).argmax(axis=1)].sum()
         low, high = (price, high) if wanted > total else (low, price)
@@ -64,10 +67,10 @@ def affordable(gain: FloatArray, usable: BoolArray, gpus: IntArray, total: int, 
 
 
 def losses(gain: FloatArray, usable: BoolArray, single: BoolArray) -> tuple[FloatArray, float]:
-    """What each usable (job, column) pair, in order, loses against the best of its job, and how coarsely it is told.
+    """Loss of each usable (job, column) pair, in order, against the best of its job, and the factor of its unit.
 
-    In units of a typical loss: of the pairs of one GPU (`single`) that lose anything half lose more, half less. Where
-    losses differ too widely for a solver the unit is so many times coarser, and what is far below it is not seen.
+    The unit is a typical loss: the median of the pairs of one GPU (`single`) that lose anything. Where losses differ
+    too widely for a solver, the unit is coarser by that factor, and much smaller losses vanish.
     """
     job, column = np.nonzero(usable)
     best: FloatArray = np.where(usable, gain, -np.inf).max(axis=1)

@@ -1,8 +1,9 @@
-"""Sizes and placements of all jobs on named nodes, exactly: who stays where, who restarts, and where (integer program).
+"""Sizes and placements of all jobs on named nodes, exactly, with jobs that stay and jobs that restart.
 
-`programs` counts an unchanged size as unmoved, and now and then no placement keeps all of those. Here staying is a
-choice of its own, on the very GPUs a job has, and any other allocation costs a restart, an equal size elsewhere too.
-Nodes may differ, be down, or be taken in part. What is offered is cut to what can beat an allocation already known.
+The integer program of `ilp` counts an unchanged size as unmoved, but sometimes no placement keeps all of those. Here
+staying is a separate choice, on the same GPUs, and any other allocation costs a restart, also one of equal size.
+Nodes may differ, be down, or be taken in part. Only configurations that can beat a known
+allocation are offered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from plait.goodput.allocate.solver import Program, solve
 
 
 @dataclass(frozen=True)
-class Positions:
+class ExactPlacement:
     """GPUs (J, N) on the nodes; whether they were proven best, or else are the best that is known."""
 
     gpus: IntArray
@@ -41,7 +42,7 @@ def realised(
     return worth
 
 
-def best_positions(
+def best_placement(
     speedup: FloatArray,
     configs: IntArray,
     running: IntArray,
@@ -54,13 +55,13 @@ def best_positions(
     weights: FloatArray | None = None,
     time_limit_s: float | None = None,
     most_nodes: int | None = None,
-) -> Positions:
+) -> ExactPlacement:
     """The allocation with the largest FITNESS_p, restarts counted, with at most one distributed job on a node.
 
     `speedup` (J, C) over `configs` (C, 2) as `ladder.every_size` gives them, the first (0, 0), not discounted; NaN
-    marks what cannot be. `running` (J, N), `capacity` (N,), `factor` (J,) of a job that does not stay, NaN if it has to
-    (pinned). `known` (J, N) is an allocation that keeps the rules, such as a placed optimum of `programs`: the better
-    it is, the less is searched.
+    marks what is impossible. `running` (J, N), `capacity` (N,), `factor` (J,) of a job that does not stay, NaN if it
+    has to (pinned). `known` (J, N) is an allocation that keeps the rules, such as a placed optimum of `programs`: the
+    better it is, the less is searched.
     """
     if len(configs) == 0 or configs[0].tolist() != [0, 0]:
         raise InputError(f"the first configuration has to be nothing, (0, 0) (got {configs[:1].tolist()})")
@@ -76,20 +77,20 @@ def best_positions(
     gpus = np.concatenate([np.tile(configs[:, 1], (len(speedup), 1)), running.sum(axis=1)[:, None]], axis=1)
     usable = np.concatenate([useful(gain[:, :-1], configs, total), np.isfinite(gain[:, -1:])], axis=1)
     if len(speedup) == 0 or not usable.any(axis=1).all():
-        return Positions(known, len(speedup) == 0)
+        return ExactPlacement(known, len(speedup) == 0)
     usable[:, :-1] &= (configs[:, 0] > 1) | (configs[:, 1] <= capacity.max(initial=0))
     usable = affordable(gain, usable, gpus, total, terms(reached, p, floor=floor, weights=weights))
-    if not usable.any(axis=1).all():  # for some job nothing beats what is known
-        return Positions(known, True)
+    if not usable.any(axis=1).all():  # for some job nothing beats the known allocation
+        return ExactPlacement(known, True)
     model = _Model(gain, usable, gpus, configs, running, capacity)
     found = solve(model.program, time_limit_s=time_limit_s, most_nodes=most_nodes)
     if found is None:
-        return Positions(known, False)
+        return ExactPlacement(known, False)
     made = model.decode(found.values)
     old = float(fitness(reached, p, **mean))  # type: ignore[arg-type]
     new = float(fitness(realised(made, speedup, configs, running, factor), p, **mean))  # type: ignore[arg-type]
-    # Of losses told coarsely the small ones were not seen.
-    return Positions(made if new >= old else known, found.optimal and model.coarse == 1)
+    # A coarse unit hides small losses.
+    return ExactPlacement(made if new >= old else known, found.optimal and model.coarse == 1)
 
 
 class _Model:
@@ -161,7 +162,7 @@ class _Model:
         return program
 
     def _nodes(self, program: Program, stay: IntArray, z: IntArray, used: IntArray) -> None:
-        """One shape a node, within the GPUs that those who stay leave, and no room where one of them is distributed."""
+        """One shape a node, within the GPUs that staying jobs leave, and no room where one of them is distributed."""
         nodes, shapes = z.shape
         each = np.repeat(np.arange(nodes), shapes)
         program.put(program.add(nodes, -np.inf, 1) + each, z.ravel(), 1)

@@ -1,10 +1,10 @@
-"""What the cluster is to make large: a mean of the jobs' speed-ups (Pollux, section 4.2).
+"""The objective of an allocation: a mean of the jobs' speed-ups (Pollux, section 4.2).
 
     FITNESS_p = (sum_j weight_j * x_j^p / sum_j weight_j)^(1/p),    x_j = SPEEDUP_j * restart factor
 
 p = 1 is the mean (efficient, unfair), p = -1 the harmonic mean (the paper's default), p = 0 the geometric mean, and
-the lower p, the closer to the least. FITNESS grows with a sum over jobs, so whoever chooses one configuration for
-each job adds `terms`.
+the lower p, the closer to the least. FITNESS grows with a sum over jobs, so an allocator that chooses one
+configuration for each job adds `terms`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ HARMONIC = -1.0
 #: simulator adds 1e-3 to SPEEDUP / (GPUs a node), which is 4e-3 on SPEEDUP with four of them.
 FLOOR = 1e-3
 
-#: The largest term, either way, that is told from another one: a million of them have a finite sum.
+#: Limit of the magnitude of a term: a million of them have a finite sum.
 MOST = 1e290
 
 
 def terms(
     speedup: npt.ArrayLike, p: float = HARMONIC, *, floor: float = FLOOR, weights: FloatArray | None = None
 ) -> FloatArray:
-    """What each speed-up adds to the sum that grows with FITNESS_p; the larger the better for every p.
+    """The terms of each speed-up in the sum that grows with FITNESS_p; larger is better for every p.
 
     `speedup` has jobs along its first axis; `weights` one number a job. NaN marks what a job cannot have, and stays.
     (x + floor)^p with the sign of p, for p = 0 the logarithm of max(x, floor), for p > 0 no floor; never more than
@@ -88,7 +88,7 @@ def _above(value: float) -> str:
 def fitness(
     speedup: npt.ArrayLike, p: float = HARMONIC, *, floor: float = FLOOR, weights: FloatArray | None = None
 ) -> FloatArray:
-    """FITNESS_p over the last axis, the jobs; 0 where there is no job, or none that counts.
+    """FITNESS_p of `speedup` over its last axis, the jobs; 0 without jobs of positive weight.
 
     >>> round(float(fitness([0.5, 1.0], floor=0.0)), 6)
     0.666667

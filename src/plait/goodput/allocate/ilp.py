@@ -1,7 +1,7 @@
 """Sizes and placements of all jobs at once, exactly, as an integer program (homogeneous nodes).
 
 The ladder lacks sizes such as 3, 5, 6 or 7 of 4-GPU nodes, which can be best where a fair share is about that. Here
-every size may be chosen, on one node or on several. Which node is which does not matter to the value, so the
+every size may be chosen, on one node or on several. The identity of nodes does not matter to the value, so the
 program counts patterns:
 
     x[j, c]  job j has configuration c: nothing, K GPUs of one node, or K GPUs of several
@@ -61,7 +61,7 @@ def best_arrangement(
     `speedup` (J, C) over `configs` (C, 2) = nodes, gpus, as `ladder.every_size` gives them, the first (0, 0); NaN marks
     what a job cannot have. Starts from the ladder's optimum. Jobs of weight 0 get what that leaves, or nothing. The
     limits end the search early, seconds not repeatably (see `solver.solve`). Where terms differ by many orders of
-    magnitude (a low p) the large ones are settled first: what has been found rules out whatever loses more.
+    magnitude (a low p) the large ones are settled first: the best found so far excludes choices that lose more.
     """
     if len(configs) == 0 or configs[0].tolist() != [0, 0]:
         raise InputError(f"the first configuration has to be nothing, (0, 0) (got {configs[:1].tolist()})")
@@ -84,7 +84,7 @@ def best_arrangement(
         start = None if first is None or best is not None else model.encode(first)
         if start is not None and first is not None:
             best = Arrangement(first, model.decode(start), False)
-        if best is not None and (usable.sum(axis=1) == 1).all():  # nothing can be better than what is known
+        if best is not None and (usable.sum(axis=1) == 1).all():  # nothing can be better than the known allocation
             return Arrangement(best.columns, best.gpus, True)
         found = within(model.program, start=start)
         if found is None:
@@ -98,7 +98,7 @@ def best_arrangement(
             if new < old:
                 return best
         best = Arrangement(columns, model.decode(found.values), found.optimal)
-        if model.coarse == 1 or model.coarse > coarse / 10:  # what is known rules out no more of the large losses
+        if model.coarse == 1 or model.coarse > coarse / 10:  # the known allocation excludes no further large losses
             return best
         coarse = model.coarse
 
@@ -130,7 +130,7 @@ def _from_ladder(
 
 
 class _Model:
-    """The program, and the way between its columns and allocations."""
+    """The program, and conversions between its columns and allocations."""
 
     def __init__(
         self, gain: FloatArray, usable: BoolArray, configs: IntArray, per_node: int, nodes: int, node_cost: float

@@ -23,13 +23,13 @@ from plait.goodput.allocate.knapsack import knapsack_of_one_size
 from plait.goodput.allocate.ladder import ladder
 from plait.goodput.allocate.solver import Program, solve
 
-#: Published: what a job without GPUs costs, and the exponent (-0.5 in Sia's section 5.7, 0.5 in its section 3.3).
+#: Published: the cost of a job without GPUs, and the exponent (-0.5 in Sia's section 5.7, 0.5 in its section 3.3).
 PENALTY, POWER = 1.1, -0.5
 
 #: The largest exponent, either way: goodputs that differ by a million to this power are numbers that sums can hold.
 MOST_POWER = math.floor(math.log(MOST) / math.log(1e6))
 
-#: The largest cost in an integer program beside a typical one of 1; larger ones drown the others in rounding.
+#: The largest cost in an integer program beside a typical one of 1; larger ones hide the others in rounding.
 MOST_COST = 1e7
 
 
@@ -47,7 +47,7 @@ class Limit:
 
 
 def kind_configs(gpus_per_node: Sequence[int], nodes: Sequence[int], most: int | None = None) -> IntArray:
-    """(C, 3) rows (nodes, GPUs, kind): the ladder of each kind, without nothing.
+    """(C, 3) rows (nodes, GPUs, kind): the ladder of each kind without its row of 0 GPUs; `most` caps a job's GPUs.
 
     >>> kind_configs([2, 4], [1, 2])[:, 1].tolist()
     [1, 2, 1, 2, 4, 8]
@@ -83,9 +83,9 @@ def best_configurations(
 ) -> IntArray:
     """The column of `goodput` (J, C) for each job, -1 for nothing.
 
-    `goodput` is relative to each job's least (`relative`) and discounted for a restart; what is not positive cannot be.
-    `gpus`, `kind` (C,) are what a column takes and of what; `capacity` (R,) the GPUs of each kind. For p = 0 the
-    logarithm takes the place of the power. Only how weights compare matters, not how large they are; a `gap` of 1 is a
+    `goodput` is relative to each job's least (`relative`) and discounted for a restart; what is not positive is
+    impossible. `gpus`, `kind` (C,) are what a column takes and of what; `capacity` (R,) the GPUs of each kind. For p =
+    0 the logarithm takes the place of the power. Only the ratios of weights matter; a `gap` of 1 is a
     typical gain. Raises `InputError` if the limits cannot be met, and for p beyond `MOST_POWER`.
     """
     _check_power(p)
@@ -94,7 +94,7 @@ def best_configurations(
     share = _shares(jobs, weights)
     gain = _gain(goodput, p, share)
     usable = np.isfinite(gain) & (gpus <= capacity[kind])
-    if not limits:  # what is worse than nothing is never chosen, and could drown the rest
+    if not limits:  # a choice worse than nothing is never made, and would spoil the scale
         usable &= _undominated(gain, gpus, kind) & (gain >= -penalty * share[:, None])
     job, column = np.nonzero(usable)
     if not len(job) and all(e.low <= 0 <= e.high for e in limits):
@@ -167,7 +167,7 @@ def _check_shapes(goodput: FloatArray, gpus: IntArray, kind: IntArray, limits: S
 
 
 def _shares(jobs: int, weights: npt.ArrayLike | None) -> FloatArray:
-    """Weights (J,) over the largest; 1 for everybody without any."""
+    """Weights (J,) over the largest; all 1 without weights."""
     if weights is None:
         return np.ones(jobs)
     given = np.asarray(weights, dtype=np.float64)

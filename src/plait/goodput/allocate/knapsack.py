@@ -88,7 +88,7 @@ def _column(values: FloatArray) -> FloatArray:
 def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
     """The column of `gain` (J, C) for each job with the largest sum among those that take at most `total` GPUs.
 
-    The fewest GPUs among equals. NaN and -inf mark what cannot be. Raises `InputError` if nothing fits.
+    The fewest GPUs among equals. NaN and -inf mark impossible columns. Raises `InputError` if nothing fits.
     """
     jobs, columns = gain.shape
     if columns != len(gpus) or columns == 0 or gpus[0] < 0 or (gpus[1:] < gpus[:-1]).any():
@@ -173,7 +173,7 @@ def fill_table(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -
 def fill_one_size(
     gain: FloatArray, nothing: FloatArray, column: IntArray, gpus: IntArray, total: int, chosen: IntArray
 ) -> bool:
-    """`fill_table` for jobs that have one column each, or the first."""
+    """`fill_table` for jobs that gain `gain` (J,) with `column` (J,), or `nothing` (J,) with the first column."""
     every = np.full((len(gain), len(gpus)), -np.inf)
     for j in range(len(gain)):
         every[j, column[j]] = gain[j]
@@ -182,7 +182,7 @@ def fill_one_size(
 
 
 def plain_table(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
-    """`fill_table` with whole rows of the table at a time, for where there is no machine code; same results."""
+    """`fill_table` (`gain`, `gpus`, `total`, `chosen`) by whole rows, without machine code; same results."""
     taken = np.zeros((len(gain), total + 1), dtype=np.int32)
     best, rest = np.full(total + 1, -np.inf), np.zeros(total + 1)
     best[0] = 0.0
@@ -194,7 +194,7 @@ def plain_table(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) 
                 continue
             before = more
             old = best[: total + 1 - size]
-            with np.errstate(invalid="ignore"):  # what cannot be reached is -inf, and its rounding NaN
+            with np.errstate(invalid="ignore"):  # unreachable sums are -inf, and their rounding NaN
                 wide = old + more
                 part = wide - old
                 lost = (old - (wide - part)) + (more - part) + rest[: total + 1 - size]

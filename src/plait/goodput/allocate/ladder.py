@@ -41,8 +41,8 @@ def _ladder(gpus_per_node: int, nodes: int, most: int | None) -> IntArray:
 def every_size(gpus_per_node: int, nodes: int, most: int | None = None) -> IntArray:
     """(C, 2) rows (nodes, GPUs): nothing; 1, 2, ... GPUs of one node; 2, 3, ... of several, as few nodes as hold them.
 
-    The throughput model sees of a placement only its GPUs and whether they are on one node, so these are all the
-    values there are.
+    `most` caps the GPUs of a job. The throughput model sees of a placement only its GPUs and whether they are on one
+    node, so these are all possible values.
 
     >>> every_size(2, 2).tolist()
     [[0, 0], [1, 1], [1, 2], [2, 2], [2, 3], [2, 4]]
@@ -60,7 +60,7 @@ def _every_size(gpus_per_node: int, nodes: int, most: int | None) -> IntArray:
 
 
 def column_of(configs: IntArray, nodes: IntArray, gpus: IntArray) -> IntArray:
-    """The column of the configuration that each job has, told by its GPUs and by whether they are on several nodes.
+    """The column of each job's configuration, from its GPUs and whether they are on several nodes.
 
     `nodes`, `gpus` (J,) are what the jobs hold; -1 where no row of `configs` (C, 2) is that.
 

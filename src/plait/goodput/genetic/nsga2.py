@@ -1,4 +1,4 @@
-"""Ranking by two objectives, both to be made large: the parts of NSGA-II (Deb et al. 2002) that know no problem."""
+"""Ranking by two objectives, both maximised: the problem-independent parts of NSGA-II (Deb et al. 2002)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ States = npt.NDArray[np.int16]
 
 @dataclass(frozen=True)
 class Limits:
-    """What an allocation has to keep to.
+    """Constraints of an allocation.
 
     `running` (J, N) is the allocation now, `capacity` (N,) the GPUs of a node, `most` and `least` (J,) the GPUs that a
     job may have (fewer than `least`: none), `artifact` the released repair, in which the second distributed job of a
@@ -49,7 +49,7 @@ def cross(parents: States, rng: np.random.Generator) -> States:
 
 
 def mutate(states: States, limits: Limits, rng: np.random.Generator) -> States:
-    """Some rows back to what runs, some entries to nothing, and some more GPUs where a node has free ones; in place."""
+    """Mutate `states` (P, J, N) in place: rows back to what runs, entries to 0, and more of a node's free GPUs."""
     count, jobs = states.shape[:2]
     back = rng.random((count, jobs), dtype=np.float32) < RESET
     states[back] = np.broadcast_to(limits.running, states.shape)[back]
@@ -71,7 +71,7 @@ def mutate(states: States, limits: Limits, rng: np.random.Generator) -> States:
 
 
 def repair(states: States, limits: Limits, rng: np.random.Generator) -> States:
-    """Make allocations keep to the limits, in place: interference, most GPUs, capacity, least GPUs, in this order."""
+    """Make `states` (P, J, N) satisfy `limits` in place: interference, most GPUs, capacity, least GPUs, in order."""
     if limits.apart:
         _part(states, limits.artifact)
     _cap_jobs(states, limits.most, rng)
@@ -87,7 +87,7 @@ def repair(states: States, limits: Limits, rng: np.random.Generator) -> States:
 
 
 def _part(states: States, artifact: bool) -> None:
-    """Leave each node to the first of the distributed jobs that are there."""
+    """Leave each node to the first distributed job on it."""
     present = states > 0
     distributed = present.sum(axis=2, dtype=np.int32) > 1
     crowd = present & distributed[:, :, None]

@@ -43,7 +43,7 @@ class Front:
 
 @dataclass(frozen=True)
 class Search:
-    """One round's question: J jobs in order of precedence, N nodes, speed-ups by GPUs and by whether nodes are several.
+    """The input of one round: J jobs in order of precedence, N nodes, speed-ups by GPUs and one or several nodes.
 
     `speedup` (J, C) belongs to `configs` (C, 2) = nodes, gpus, as `ladder.every_size` gives them; a combination that
     is not among them is worth 0. A row that differs from `running` (J, N) is worth `factor` (J,) of its speed-up.
@@ -64,7 +64,7 @@ class Search:
     apart: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse columns of the wrong length."""
+        """Check the lengths of columns."""
         jobs, nodes = self.running.shape
         wrong = self.speedup.shape != (jobs, len(self.configs)) or self.capacity.shape != (nodes,)
         if wrong or self.factor.shape != (jobs,) or self.most.shape != (jobs,):
@@ -96,7 +96,7 @@ def evolve(
 ) -> Evolved:
     """The best allocation found for `jobs` (J,) and `nodes` (N,), which are their numbers, from the last round's front.
 
-    The same question, front and state of `rng` give the same answer.
+    The same search, front and state of `rng` give the same result.
     """
     scale = _Scale(search)
     limits = Limits(
@@ -114,7 +114,7 @@ def evolve(
     rows, rank, crowd = survivors(scores, population)
     states, scores = states[rows], scores[rows]
     for _ in range(generations - 1):
-        children = _brood(states, scores, crowd, limits, rng, population)
+        children = _offspring(states, scores, crowd, limits, rng, population)
         states = np.concatenate([states, children])
         scores = np.concatenate([scores, scale(children)])
         rows, rank, crowd = survivors(scores, population)
@@ -123,10 +123,10 @@ def evolve(
     return Evolved(states[best].astype(np.int64), float(scores[best, 0]), Front(jobs, nodes, states[rank == 0]))
 
 
-def _brood(
+def _offspring(
     states: States, scores: FloatArray, crowd: FloatArray, limits: Limits, rng: np.random.Generator, wanted: int
 ) -> States:
-    """Up to `wanted` new allocations, different from each other and from their elders."""
+    """Up to `wanted` new allocations, different from each other and from their parents."""
     known = {state.tobytes() for state in states}
     found: list[States] = []
     barren = 0

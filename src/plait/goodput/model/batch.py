@@ -54,7 +54,7 @@ def goodput(
     *,
     speed: Speed = throughput,
 ) -> FloatArray:
-    """Throughput times efficiency of (m, s) for each job, in useful examples per second; arguments broadcast to (J,).
+    """Throughput times efficiency of `local` (m) and `passes` (s) for each job, useful examples/s; broadcast to (J,).
 
     NaN for a job without a fit.
     """
@@ -99,8 +99,8 @@ def best_batch(
 ) -> Choice:
     """The (m, s) with the highest goodput for each job on each configuration of `gpus` GPUs over `nodes` nodes.
 
-    `nodes` and `gpus` are broadcast against (J, C): of shape (C,) every job is asked about every configuration, of
-    shape (J, 1) each about its own. A job without a fit gets the smallest batch that there is. `speed` replaces the
+    `nodes` and `gpus` are broadcast against (J, C): of shape (C,) every job is evaluated on every configuration, of
+    shape (J, 1) each on its own. A job without a fit gets the smallest batch that there is. `speed` replaces the
     model of throughput. With `artifact`, a batch per GPU outside [m_min, m_max] is worth 0, as in the published code;
     otherwise it is moved into the range, and dropped if its total is then below M0 or above M_max (rounding up aside),
     and no job runs on more GPUs than leave each its smallest batch.
@@ -131,7 +131,7 @@ def best_batch_each(
     artifact: bool = False,
     speed: Speed = throughput,
 ) -> Choice:
-    """As `best_batch`, each job on one configuration of its own: all shapes are (J,)."""
+    """As `best_batch`, each job on one configuration: `nodes`, `gpus` and the results have shape (J,)."""
     own = (np.broadcast_to(np.asarray(column), len(jobs))[:, None] for column in (nodes, gpus))
     local, passes, value = best_batch(jobs, *own, artifact=artifact, speed=speed)
     return Choice(local[:, 0], passes[:, 0], value[:, 0])

@@ -1,4 +1,4 @@
-"""What an example is worth in a larger batch (Pollux, OSDI'21, section 3.1).
+"""Statistical efficiency: the worth of an example in a larger batch (Pollux, OSDI'21, section 3.1).
 
 `sqr` is the squared norm of the true (pre-conditioned) gradient, `var` the variance of its estimate at the user's
 batch size M0, and scale S = M / M0. The gradient noise scale is phi = M0 var / sqr, in examples.
@@ -13,7 +13,7 @@ from plait.core.arrays import FloatArray
 
 
 def gain(sqr: npt.ArrayLike, var: npt.ArrayLike, scale: npt.ArrayLike) -> FloatArray:
-    """Progress of one step at S M0 examples, in steps at M0: (var + sqr) / (var / S + sqr); 1 where nothing is known.
+    """Progress of a step at `scale` (S) times M0 examples, in steps at M0: (var + sqr) / (var / S + sqr); 1 if unknown.
 
     Between 1 (no noise: a larger batch brings nothing) and S (only noise) for S >= 1.
     """
@@ -25,13 +25,13 @@ def gain(sqr: npt.ArrayLike, var: npt.ArrayLike, scale: npt.ArrayLike) -> FloatA
 
 
 def efficiency(sqr: npt.ArrayLike, var: npt.ArrayLike, scale: npt.ArrayLike) -> FloatArray:
-    """Progress per example relative to batch size M0, gain / S = (phi + M0) / (phi + M): in (0, 1] for S >= 1."""
+    """Progress per example relative to M0: `gain` / `scale` = (phi + M0) / (phi + M), in (0, 1] for `scale` >= 1."""
     part: FloatArray = gain(sqr, var, scale) / np.asarray(scale)
     return part
 
 
 def noise_scale(sqr: npt.ArrayLike, var: npt.ArrayLike, initial: npt.ArrayLike) -> FloatArray:
-    """The noise scale phi = M0 var / sqr, in examples; infinite where sqr is not positive."""
+    """The noise scale phi = M0 var / sqr in examples, M0 being `initial`; infinite where `sqr` is not positive."""
     sqr = np.asarray(sqr, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         phi: FloatArray = np.where(sqr > 0, np.asarray(initial) * np.asarray(var) / sqr, np.inf)

@@ -1,7 +1,7 @@
 """Parameters of a job's throughput from what it has measured of itself (Pollux, OSDI 2021, section 4.1).
 
-What a job has not tried yet is taken for perfect: no cost of a network that it has not used, and so on. So it is
-given more GPUs, measures them, and the fit learns.
+Configurations that a job has not tried count as perfect: a network that it has not used costs nothing, for example. So
+the job gets more GPUs, measures them, and the fit improves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NETWORK = 1.1
 
 
 def fit(profile: Measurements, start: FloatArray | None = None, *, artifact: bool = False) -> FloatArray:
-    """Theta (7,) with the least `loss` found on a profile; see `fit_many`."""
+    """Theta (7,) with the least `loss` found on `profile`; `start` (7,) and `artifact` as for `fit_many`."""
     theta: FloatArray = fit_many([profile], None if start is None else np.asarray(start)[None], artifact=artifact)[0]
     return theta
 
@@ -72,7 +72,7 @@ def fit_many(
 
 
 def bounds(profile: Measurements) -> tuple[FloatArray, FloatArray]:
-    """Least and largest theta (7,) allowed; equal where the profile cannot tell, on the optimistic side."""
+    """Least and largest theta (7,) allowed; equal where the profile does not determine them, on the optimistic side."""
     if not len(profile):
         raise InputError("a profile without measurements cannot be fitted; take the job as not fitted yet")
     lower, upper = np.array(LOWER), np.array(UPPER)
@@ -92,7 +92,7 @@ def bounds(profile: Measurements) -> tuple[FloatArray, FloatArray]:
 
 
 def _cautious(theta: FloatArray, profile: Measurements) -> FloatArray:
-    """The network never better than the inside of a node, as long as it has not been measured."""
+    """Keep the network no better than the inside of a node while it has not been measured."""
     if not np.any(profile.nodes > 1):
         inside = theta[[Estimate.ALPHA_R, Estimate.BETA_R]]
         between = [Estimate.ALPHA_N, Estimate.BETA_N]

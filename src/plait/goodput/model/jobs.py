@@ -76,8 +76,8 @@ class GoodputJobs:
     def of(cls, table: JobTable) -> GoodputJobs:
         """The columns of adaptive jobs; choose the rows with a `batch_size` first.
 
-        What no fit can find, or sums cannot hold, counts as not known: one job's numbers never stop the others'
-        policy. Raises `InputError` for a job that does not adapt its batch.
+        Values that no fit can produce, or that sums cannot hold, count as unknown, so the numbers of one job never stop
+        the policy of the others. Raises `InputError` for a job that does not adapt its batch.
         """
         fixed = np.flatnonzero(np.asarray(table.batch_size) <= 0)
         if len(fixed):
@@ -111,7 +111,7 @@ class GoodputJobs:
     def __getitem__(self, rows: Rows | SupportsIndex) -> GoodputJobs:
         """The jobs of some rows, in that order; a single number gives a table of one job."""
         some = rows if isinstance(rows, (slice, list, np.ndarray)) else [int(rows)]
-        chosen = object.__new__(GoodputJobs)  # the columns have been checked, and this is asked for often
+        chosen = object.__new__(GoodputJobs)  # the columns have been checked, and this is called often
         for name in COLUMNS:
             object.__setattr__(chosen, name, getattr(self, name)[some])
         return chosen

@@ -22,7 +22,7 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import HAVE_NUMBA, kernel, part
 from plait.goodput.model import objective
 
-#: Steps at most, steps in a row that hardly gain before the search ends, and what "hardly" is, relative to the loss.
+#: Most steps, steps in a row with little gain before the search ends, and that gain, relative to the loss.
 STEPS = 200
 IDLE = 3
 GAIN = 1e-10
@@ -34,7 +34,8 @@ MOST_DAMPING = 1e10
 #: Least root mean square for slopes and curvature: nearer to the kink they would forbid to move along it.
 ZERO = 1e-6
 
-#: An alpha below this part of the time of a pass counts as free; and with what part, and gamma, the search goes on.
+#: An alpha below this part of the time of a pass counts as free; and the part, and gamma, with which the search
+#: continues.
 FREE, PART, APART = 1e-2, 0.05, 2.0
 
 #: Columns of theta: alpha and beta of compute, between nodes and inside a node; gamma.
@@ -42,7 +43,7 @@ COMPUTE, BETWEEN, INSIDE, GAMMA, COLUMNS = 0, 2, 4, 6, 7
 
 
 def each_residual(theta, seen, errors, slopes):  # type: ignore[no-untyped-def]
-    """`objective.residuals`, one measurement at a time."""
+    """`objective.residuals` one measurement at a time; same `theta`, `seen`, `errors` and `slopes`."""
     gamma = theta[GAMMA]
     for key in range(seen.shape[1]):
         local, beyond, between, inside = seen[0, key], seen[1, key], seen[2, key], seen[3, key]
@@ -91,7 +92,7 @@ def total(theta, errors):  # type: ignore[no-untyped-def]
 
 @part
 def curvature(theta, errors, slopes, gradient, upper, exact):  # type: ignore[no-untyped-def]
-    """Write the gradient (7,), the upper bound of the curvature (7, 7) and the curvature without second slopes."""
+    """Write `gradient` (7,), `upper` bound of the curvature, and `exact`, the curvature without second slopes."""
     keys = errors.shape[1]
     for a in range(COLUMNS):
         gradient[a] = 0.0
@@ -124,7 +125,7 @@ def curvature(theta, errors, slopes, gradient, upper, exact):  # type: ignore[no
 
 @part
 def moved(theta, step, lower, upper, result):  # type: ignore[no-untyped-def]
-    """Write theta + step, moved into the bounds."""
+    """Write `theta` + `step`, moved into `lower` to `upper`, to `result`; all (7,)."""
     for a in range(COLUMNS):
         result[a] = min(max(theta[a] + step[a], lower[a]), upper[a])
 

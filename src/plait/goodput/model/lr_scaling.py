@@ -1,7 +1,7 @@
 """The factor on the user's learning rate for a batch of S M0 examples instead of M0 (Pollux, OSDI 2021, section 3.1).
 
-A rule is asked before each optimiser step: `rule(scale, sqr, var, progress)` with S, the estimates of |Pg|^2 and of
-the variance at M0 for each parameter group, and the progress in iterations at M0; it answers a factor per group.
+A rule is called before each optimiser step: `rule(scale, sqr, var, progress)` with S, the estimates of |Pg|^2 and of
+the variance at M0 for each parameter group, and the progress in iterations at M0; it returns a factor per group.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ LEAST_VAR = 1e-6
 
 
 def adascale(scale: float, sqr: npt.ArrayLike, var: npt.ArrayLike, progress: float = 0.0) -> FloatArray:
-    """The gain r(S) of each group (Johnson et al., 2020); for SGD."""
+    """The gain of each group at `scale` (Johnson et al., 2020), from `sqr` and `var`; for SGD."""
     return gain(np.maximum(np.asarray(sqr), 0.0), np.maximum(np.asarray(var), LEAST_VAR), scale)
 
 
 def adamscale(scale: float, sqr: npt.ArrayLike, var: npt.ArrayLike, progress: float = 0.0) -> FloatArray:
-    """The square root of the gain of each group; for Adam and AdamW, in later versions of the published library."""
+    """The square root of the gain at `scale` of each group; for Adam and AdamW, in later versions of the library."""
     factor: FloatArray = np.sqrt(adascale(scale, sqr, var))
     return factor
 
 
 def linear(scale: float, sqr: npt.ArrayLike, var: npt.ArrayLike, progress: float = 0.0) -> FloatArray:
-    """S for every group."""
+    """`scale` for every group."""
     return np.full(np.shape(sqr), float(scale))
 
 
 def square_root(scale: float, sqr: npt.ArrayLike, var: npt.ArrayLike, progress: float = 0.0) -> FloatArray:
-    """The square root of S for every group; for Adam and AdamW, in the paper."""
+    """The square root of `scale` for every group; for Adam and AdamW, in the paper."""
     return np.full(np.shape(sqr), float(np.sqrt(scale)))
 
 

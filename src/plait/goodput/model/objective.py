@@ -1,4 +1,4 @@
-"""How far parameters of the throughput are from what was measured, and which way to go (Pollux, section 4.1).
+"""The error of throughput parameters against measurements, and its gradient (Pollux, section 4.1).
 
     E = RMSE(log T_grad) + RMSE(log T_opt) + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n / alpha_n)^2 + (beta_r / alpha_r)^2)
 
@@ -34,7 +34,7 @@ class Measurements:
     """Mean seconds of the pass that synchronises and steps."""
 
     def __post_init__(self) -> None:
-        """Make columns; raise `InputError` if they differ in length or hold what cannot be measured."""
+        """Make columns; raise `InputError` if they differ in length or hold impossible measurements."""
         for name, kind in (("nodes", np.int64), ("gpus", np.int64), ("local", np.int64)):
             object.__setattr__(self, name, np.atleast_1d(np.asarray(getattr(self, name), dtype=kind)))
         for name in ("grad_s", "step_s"):

@@ -42,7 +42,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of one model; `iterations` are steps at the initial batch, of all epochs together."""
+    """One model; `iterations` are steps at the initial batch, of all epochs together."""
 
     name: str
     theta: tuple[float, ...]

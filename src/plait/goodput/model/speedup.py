@@ -27,7 +27,7 @@ def speedup(values: FloatArray, base: FloatArray) -> FloatArray:
 def restart_factor(
     age_s: npt.ArrayLike, restarts: npt.ArrayLike, delta_s: npt.ArrayLike, *, ran: BoolArray | None = None
 ) -> FloatArray:
-    """What is left of a speed-up when the job has to restart: max(T - R delta, 0) / (T + delta), in [0, 1).
+    """The part of a speed-up that remains when the job has to restart: max(T - R delta, 0) / (T + delta), in [0, 1).
 
     T is the age of a job (s since submission), R its restarts so far and delta the cost of one (s). Jobs that never
     ran (`ran` false) lose nothing: their factor is 1. Without `ran` the formula holds for all, as published, and a job
@@ -41,7 +41,7 @@ def restart_factor(
 
 
 def replica_cap(profiled: npt.ArrayLike, most: npt.ArrayLike, least_local: npt.ArrayLike) -> IntArray:
-    """Most GPUs a job may be given: twice the most it has been profiled on, and no more than M_max / m_min."""
+    """Most GPUs of a job: twice the most it has been `profiled` on, and at most `most` / `least_local`."""
     explored = np.maximum(1, 2 * np.asarray(profiled, dtype=np.int64))
     cap: IntArray = np.minimum(explored, np.asarray(most, dtype=np.int64) // np.asarray(least_local, dtype=np.int64))
     return cap

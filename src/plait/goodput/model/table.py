@@ -1,4 +1,4 @@
-"""Goodput of every job on every configuration, in one call: what allocators choose from."""
+"""Goodput of every job on every configuration, in one call, for allocators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def goodput_table(
     0 where a job cannot run: no GPUs, more than leave each its smallest batch, or more than its `most_gpus` (J,), for
     instance its exploration cap. A job without a fit is worth K. Configurations that the model cannot tell apart (same
     K, and one node or several) are computed once. `artifact` and `speed` are those of `best_batch`; a model other than
-    `throughput` is asked about every (nodes, gpus) as it is.
+    `throughput` is called for every (nodes, gpus).
     """
     nodes, gpus = np.asarray(configs, dtype=np.int64).reshape(-1, 2).T
     if speed is throughput:

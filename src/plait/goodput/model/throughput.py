@@ -1,4 +1,4 @@
-"""How long an iteration takes on given GPUs (Pollux, OSDI'21, section 3.2).
+"""Seconds of an iteration on given GPUs (Pollux, OSDI'21, section 3.2).
 
     T_grad(m) = alpha_c + beta_c m
     T_sync    = 0 on one GPU; alpha + beta (K - 2) with the pair of the node (N = 1) or of the network (N > 1)
@@ -39,7 +39,7 @@ def sync_s(theta: FloatArray, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> Floa
 
 
 def overlapped_s(grad: FloatArray, sync: FloatArray, gamma: FloatArray) -> FloatArray:
-    """Seconds of two phases that overlap: their sum for gamma = 1, close to the longer one for gamma = 10."""
+    """Seconds of two overlapping phases `grad` and `sync`: their sum for `gamma` 1, close to the longer one for 10."""
     first, second = np.log(grad), np.log(sync)
     log_s = np.maximum(first, second) + np.log1p(np.exp(-gamma * np.abs(first - second))) / gamma
     time: FloatArray = np.exp(log_s)
@@ -47,7 +47,7 @@ def overlapped_s(grad: FloatArray, sync: FloatArray, gamma: FloatArray) -> Float
 
 
 def step_s(theta: FloatArray, nodes: npt.ArrayLike, gpus: npt.ArrayLike, local: npt.ArrayLike) -> FloatArray:
-    """T_opt: seconds of the pass that synchronises and ends with the optimiser's step."""
+    """T_opt: seconds of the pass of `local` (m) examples that synchronises and ends with the optimiser's step."""
     return overlapped_s(grad_s(theta, local), sync_s(theta, nodes, gpus), theta[..., Estimate.GAMMA])
 
 

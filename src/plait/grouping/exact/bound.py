@@ -1,4 +1,4 @@
-"""What no grouping of a bucket into as many groups can exceed.
+"""Upper bounds on every grouping of a bucket into the same number of groups.
 
 trivial   every group has gamma <= min(1, p/k) and a job of a group at most its own share of it
 matching  a group of p jobs is pairs and, if p is odd, one more. Its T is at least the T of each of its pairs, so it is

@@ -22,9 +22,9 @@ from plait.grouping.local_search import MOST_TO_IMPROVE, improved
 from plait.grouping.model import kernels
 from plait.grouping.model.bucket import Model, Node
 
-#: A group has to be worth so much beyond its members' prices to be offered.
+#: A group is offered if its worth exceeds its members' prices by this much.
 TOLERANCE = 1e-7
-#: More rounds of pricing than have been needed; the bound stays one if they do not suffice.
+#: More rounds of pricing than have been needed; the bound stays valid if they do not suffice.
 MOST_ROUNDS = 100
 #: Up to so many groups the integer program takes all of them; above, the linear solution rounded down goes first.
 WHOLE = 120
@@ -39,7 +39,7 @@ MOST_KINDS = 6_000_000
 
 @dataclass(frozen=True)
 class Exact:
-    """Groups in canonical order, their objective, and what no grouping into as many groups can exceed."""
+    """Groups in canonical order, their objective, and an upper bound for as many groups."""
 
     nodes: list[Node]
     total: float
@@ -167,7 +167,7 @@ def _whole(
 ) -> tuple[list[Node] | None, float]:
     """Whole numbers near the linear solution, and a bound on all groupings better than `reached`.
 
-    No groups if those left over after rounding down cannot be seated; the bound is inf if something was left out.
+    No groups if those left over after rounding down cannot be placed; the bound is inf if something was left out.
     """
     taken = np.floor(x + 1e-9).astype(np.int64) if groups > WHOLE else np.zeros(len(x), dtype=np.int64)
     sure = [node for node, often in zip(program.nodes, taken.tolist(), strict=True) for _ in range(often)]

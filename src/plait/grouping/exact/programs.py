@@ -70,7 +70,7 @@ class LinearProgram:
 
     @property
     def covered(self) -> bool:
-        """Whether the last solution seats every job."""
+        """Whether the last solution places every job."""
         return bool(np.asarray(self._highs.getSolution().col_value)[: len(self._rows)].max() < 1e-6)
 
 
@@ -79,7 +79,7 @@ def integer_program(
 ) -> tuple[list[Node] | None, float]:
     """The best groups out of those offered, within an absolute `gap` of the best, and a bound on the best.
 
-    No groups if the jobs cannot be seated in those offered.
+    No groups if the jobs cannot be placed in those offered.
     The search stops after `most_nodes` branchings (not after a time, which would not be repeatable).
     """
     highs = _quiet()

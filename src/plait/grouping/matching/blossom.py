@@ -4,7 +4,7 @@ Method, for weights made whole, even and non-negative, on an even number of vert
   1. Solve the assignment problem on the matrix. Its duals, u_i + v_i averaged, satisfy y_i + y_j >= 2 W_ij for every
      edge, and with equality along every cycle of the permutation, because the transposed permutation is best too.
   2. Match every cycle along; only odd cycles leave a vertex over, and they are few (0 to 16 at n = 2,000).
-  3. That is a legal state of Edmonds' primal-dual method (J. Res. NBS 69B, 1965): it goes on from the few vertices
+  3. That is a legal state of Edmonds' primal-dual method (J. Res. NBS 69B, 1965): it continues from the few vertices
      left over instead of from all, and ends with an optimum and a proof of it.
 
 Pairs not worth matching get weight 0 and odd n a vertex with weights 0, so that a best perfect matching of the
@@ -129,7 +129,7 @@ def _solved(cost: IntArray) -> IntArray:
 
 
 def solved(cost: IntArray, assigning: Assign, matching: Match) -> IntArray:
-    """State at the optimum, by the kernels or by their plain twins."""
+    """State of the kernels `assigning` and `matching` (compiled or plain) at the optimum of `cost` (n, n)."""
     n = len(cost)
     column_of, dual, state = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64), room(n)
     assigning(cost, column_of, dual)

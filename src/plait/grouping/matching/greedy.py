@@ -13,7 +13,7 @@ GAIN = 1e-12
 
 @kernel
 def take_greedily(order: IntArray, weight: FloatArray, mate: IntArray) -> None:
-    """Take edges of the lower triangle in the given order if both ends are free."""
+    """Take edges of the lower triangle of `weight` in `order` if both ends are free; fills `mate` (n,)."""
     n = len(weight)
     for at in order:
         u, v = at // n, at % n
@@ -61,7 +61,7 @@ def greedy_matching(weight: FloatArray) -> IntArray:
 
 
 def reference_greedy_matching(weight: FloatArray) -> list[int]:
-    """The same in plain Python, without indices that need thought."""
+    """The plain reference of `greedy_matching`."""
     n = len(weight)
     mate = [-1] * n
     edges = sorted(((u, v) for u in range(n) for v in range(u)), key=lambda e: -weight[e])

@@ -25,7 +25,7 @@ NEVER = 1 << 62
 # fields of a node
 Y = 0  # dual: of a vertex y, of a blossom z >= 0 (see above)
 SIGN = 1  # -1: its dual falls (S, outer), +1: it rises (T, inner), 0: not in a tree; of a vertex, that of its surface
-MATE = 2  # of a vertex: whom it is matched with, -1 if free
+MATE = 2  # of a vertex: its mate, -1 if free
 TOP = 3  # of a vertex: its surface; of a blossom: itself if a surface, -1 if not in use, else -2
 WHEN = 4  # of a surface: time of its next event: an edge to an S vertex gets tight, or z of a T blossom reaches 0
 FROM, INTO = 5, 6  # that edge: S vertex outside, vertex inside
@@ -87,7 +87,7 @@ def assign(cost: IntArray, column_of: IntArray, v: IntArray) -> None:
 
 @part
 def kinds(cost: IntArray) -> IntArray:
-    """For each row the first row that is equal to it but for the columns of the two, as far as that is seen soon."""
+    """For each row the first row equal to it except in the columns of the two, where a bounded search finds it."""
     n = len(cost)
     kind, first = filled(n, 0), filled(n, 0)
     count, budget = 0, 8 * n * n  # rows that begin alike and are not equal must not cost n^3
@@ -110,7 +110,9 @@ def kinds(cost: IntArray) -> IntArray:
 
 @part
 def augment(cost: IntArray, kind: IntArray, v: IntArray, column_of: IntArray, row_of: IntArray, start: int) -> None:
-    """Dijkstra from a free row over columns to the nearest unassigned one; assign along the way.
+    """Dijkstra from the free row `start` over columns to the nearest unassigned one; assign along the path.
+
+    Updates `v`, `column_of` and `row_of`; `kind` comes from `kinds`.
 
     A row reaches no column sooner than an equal row that was as near, except the column that other row must not
     take. So with few kinds of rows few are gone through.
@@ -208,7 +210,7 @@ def reduce_rows(cost: IntArray, v: IntArray, column_of: IntArray, row_of: IntArr
 
 @part
 def offer(cost: IntArray, state: IntArray, now: int, u: int, x: int) -> None:
-    """Tell surface `x` of its edge to the S vertex `u` outside it."""
+    """Offer surface `x` its edge to the S vertex `u` outside it."""
     n = len(cost)
     sign = state[SIGN, x]
     if sign > 0:
@@ -223,7 +225,7 @@ def offer(cost: IntArray, state: IntArray, now: int, u: int, x: int) -> None:
 
 @part
 def label(cost: IntArray, state: IntArray, now: int, x: int, sign: int) -> None:
-    """Give surface `x` a sign; its duals go on from what they are. Marks vertices that become S."""
+    """Give surface `x` a sign; its duals continue from their values. Marks vertices that become S."""
     n = len(cost)
     for v in range(0 if x >= n else x, n if x >= n else x + 1):
         if state[TOP, v] == x:
@@ -240,7 +242,7 @@ def label(cost: IntArray, state: IntArray, now: int, x: int, sign: int) -> None:
 
 @part
 def scan(cost: IntArray, state: IntArray, now: int) -> None:
-    """Offer the edges of all marked vertices, which have become S, to all surfaces."""
+    """Offer the edges of all marked vertices, which have become S, to all surfaces at time `now`."""
     n = len(cost)
     for u in range(n):
         if state[MARK, u] == 0:
@@ -356,7 +358,7 @@ def join(state: IntArray, bottom: int, meet: int, b: int, down: bool) -> None:
 
 @part
 def shrink(cost: IntArray, state: IntArray, now: int, u: int, v: int, meet: int) -> None:
-    """Make a blossom of the odd cycle that the tight edge (u, v) closes in a tree."""
+    """Make a blossom of the odd cycle that the tight edge (`u`, `v`) closes in a tree below `meet`."""
     n = len(cost)
     b = n
     while state[TOP, b] != -1:
@@ -398,7 +400,7 @@ def shrink(cost: IntArray, state: IntArray, now: int, u: int, v: int, meet: int)
 
 @part
 def refresh(cost: IntArray, state: IntArray, now: int, x: int) -> None:
-    """Offer a new surface its edges to all S vertices."""
+    """Offer the new surface `x` its edges to all S vertices at time `now`."""
     for u in range(len(cost)):
         if state[SIGN, u] < 0 and state[TOP, u] != x:
             offer(cost, state, now, u, x)

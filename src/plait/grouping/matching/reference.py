@@ -1,4 +1,4 @@
-"""Maximum-weight matching in plain words: Edmonds' primal-dual method with nothing saved for speed, O(n^4).
+"""Maximum-weight matching, plain reference: Edmonds' primal-dual method without optimisations, O(n^4).
 
 The oracle of `matching.py`: it shares no code with the kernels, starts from other duals, and looks at every edge at
 every step. Python integers, no tolerance.

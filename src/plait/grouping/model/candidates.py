@@ -26,7 +26,7 @@ class Candidates:
     shares: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be profiles."""
+        """Check that the columns can be profiles."""
         stage = np.ascontiguousarray(self.stage_s, dtype=np.float64)
         if stage.ndim != 2 or stage.shape[1] == 0:
             raise InputError(f"stage_s must have shape (jobs, resources), got {stage.shape}")

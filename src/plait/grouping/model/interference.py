@@ -1,4 +1,4 @@
-"""How much slower sharing is than the ideal schedule says, where somebody has measured it."""
+"""Measured slow-down of sharing beyond the ideal schedule."""
 
 from __future__ import annotations
 

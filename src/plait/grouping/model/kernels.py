@@ -7,8 +7,8 @@ All take the same packed description of a bucket, made by `model.Model`, so that
   shape       k, max_jobs, 1 for the worst order, 1 where shares count, 1 if a group takes at least as long as
               each part of it (not so where a part has fewer orders)
   table       all turn vectors to try; those of p jobs are rows first[p] to first[p + 1]
-A group is a sorted list of class numbers, and is always evaluated in that order: the same jobs give the same bits
-whoever asks. `interleave.py` and `improve.py` hold the plain references.
+A group is a sorted list of class numbers, and is always evaluated in that order: the same jobs always give the same
+bits. `interleave.py` and `improve.py` hold the plain references.
 An iteration of a group takes formula (3), and at least as long as each member's takes alone (a job may have gaps that
 belong to no stage): `together_s` says so plainly. Interference comes on top.
 
@@ -36,7 +36,7 @@ SLACK = 1e-9
 
 @part
 def shares_fit(rows: FloatArray, group: IntArray, jobs: int, k: int, table: IntArray, at: int) -> bool:
-    """Whether jobs that have the same turn together ask for at most all of each resource."""
+    """Whether jobs of `group` with the same turn in row `at` of `table` need at most all of each resource together."""
     for i in range(1, jobs):
         alone = True
         for other in range(i):
@@ -86,7 +86,7 @@ def group_value(
     table: IntArray,
     first: IntArray,
 ) -> tuple[float, float]:
-    """Objective and summed normalised throughput of a group; (0, 0) for one that may not be."""
+    """Objective and summed normalised throughput of the first `jobs` entries of `group`; (0, 0) if not allowed."""
     after = 3 * shape[0]
     if jobs == 1:
         return rows[group[0], after + ALONE], 1.0
@@ -187,7 +187,7 @@ def fill_weights(
 
 @part
 def exchanged(group: IntArray, jobs: int, leaves: int, joins: int, out: IntArray) -> int:
-    """A sorted group without its seat `leaves` and with class `joins`, -1 for nobody; how many members then."""
+    """Write into `out` a sorted group without member number `leaves` and with class `joins` (-1: none); its size."""
     size = 0
     for i in range(jobs):
         if i == leaves:
@@ -219,10 +219,10 @@ def settle(
     first: IntArray,
     known: FloatArray,
 ) -> float:
-    """Exchange a member of group number g, and see what it is worth then and what bounds it after another.
+    """Exchange a member of group number g; update its worth and the bounds on further exchanges.
 
-    Seat `leaves` is left and class `joins` comes, -1 for nobody. `known` is the work on each resource, the worth, and
-    the time without each seat: the least that it takes with somebody in that seat; 0 where that says nothing.
+    Member `leaves` leaves and class `joins` joins, -1 for none. `known` is the work on each resource, the worth, and
+    the time without each member, a lower bound with any other in its place; 0 where there is no bound.
     """
     k = shape[0]
     jobs = exchanged(group, size[g], leaves, joins, scratch)
@@ -247,18 +247,18 @@ def most_worth(
     rows: FloatArray,
     known: FloatArray,
     jobs: int,
-    seat: int,
+    member: int,
     leaves: int,
     joins: int,
     numbers: FloatArray,
     shape: IntArray,
 ) -> float:
-    """What a surveyed group is worth at most if class `joins` takes the seat of class `leaves`, -1 for nobody."""
+    """An upper bound on the worth of a surveyed group if class `joins` replaces class `leaves`, -1 for none."""
     k = shape[0]
     size = jobs - (1 if leaves >= 0 else 0) + (1 if joins >= 0 else 0)
     if size == 1:
         return np.inf
-    worth, time = known[k], known[k + 1 + seat]
+    worth, time = known[k], known[k + 1 + member]
     if leaves >= 0:
         worth -= rows[leaves, 3 * k + WORTH]
     if joins >= 0:
@@ -294,12 +294,12 @@ def best_swap(
     table: IntArray,
     first: IntArray,
 ) -> tuple[int, int]:
-    """The seats whose exchange raises the sum of two groups most, -1 if none does.
+    """The members whose exchange raises the sum of two groups most, -1 if none does.
 
-    Seat `size` of a group that is not full is empty. No group may become empty, and none may come to be whose summed
-    normalised throughput does not exceed `floor`.
+    Position `size` of a group that is not full is empty. No group may become empty, and none may come to be whose
+    summed normalised throughput does not exceed `floor`.
     """
-    best, seat, seat_other = now + GAIN, -1, -1
+    best, member, member_other = now + GAIN, -1, -1
     most = shape[1]
     left, right = scratch[0], scratch[1]
     for i in range(min(size + 1, most)):
@@ -324,14 +324,14 @@ def best_swap(
             value_other, speedup = group_value(rows, right, jobs, numbers, shape, table, first)
             if value + value_other <= best or value_other == 0.0 or (jobs > 1 and speedup <= floor):
                 continue
-            best, seat, seat_other = value + value_other, i, j
-    return seat, seat_other
+            best, member, member_other = value + value_other, i, j
+    return member, member_other
 
 
 @kernel
 def swap_search(
     rows: FloatArray,
-    seats: IntArray,
+    members: IntArray,
     passes: int,
     floor: float,
     numbers: FloatArray,
@@ -345,16 +345,16 @@ def swap_search(
 ) -> int:
     """Exchange members of groups, in place, while a pair of groups gains by it; how many exchanges were made.
 
-    `seats` has a sorted group in each row, padded with -1. Passes over all pairs of groups of which one has changed
-    since the pair was last looked at, at most `passes` of them. The last four arguments are room to work in, filled
+    `members` has a sorted group in each row, padded with -1. Passes over all pairs of groups of which one has changed
+    since the pair was last examined, at most `passes` of them. The last four arguments are room to work in, filled
     with zeros, see `search_room`.
     """
-    groups, most = seats.shape
+    groups, most = members.shape
     size, changed = book[0], book[1]
     for g in range(groups):
-        while size[g] < most and seats[g, size[g]] >= 0:
+        while size[g] < most and members[g, size[g]] >= 0:
             size[g] += 1
-        value[g] = settle(rows, seats[g], g, -1, -1, size, scratch[0], numbers, shape, table, first, known[g])
+        value[g] = settle(rows, members[g], g, -1, -1, size, scratch[0], numbers, shape, table, first, known[g])
     made = 0
     for sweep in range(passes):
         before = made
@@ -366,8 +366,8 @@ def swap_search(
                     continue
                 i, j = best_swap(
                     rows,
-                    seats[a],
-                    seats[b],
+                    members[a],
+                    members[b],
                     size[a],
                     size[b],
                     known[a],
@@ -382,13 +382,13 @@ def swap_search(
                 )
                 if i < 0:
                     continue
-                leaves = seats[a, i] if i < size[a] else -1
-                joins = seats[b, j] if j < size[b] else -1
+                leaves = members[a, i] if i < size[a] else -1
+                joins = members[b, j] if j < size[b] else -1
                 for g in range(a, b + 1, b - a):
-                    seat = i if g == a else j
+                    member = i if g == a else j
                     enters = joins if g == a else leaves
                     value[g] = settle(
-                        rows, seats[g], g, seat, enters, size, scratch[0], numbers, shape, table, first, known[g]
+                        rows, members[g], g, member, enters, size, scratch[0], numbers, shape, table, first, known[g]
                     )
                     changed[g] = visit
                 made += 1
@@ -398,7 +398,7 @@ def swap_search(
 
 
 def search_room(groups: int, shape: IntArray) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
-    """Room for `swap_search`: sizes and last changes, values, surveys, groups in the making.
+    """Room for `swap_search`: sizes and last changes, values, surveys, groups under construction.
 
     Made outside, because making arrays takes the compiler longer than using them.
     """
@@ -441,7 +441,7 @@ def first_members(
 
 @part
 def next_members(group: IntArray, most: int, empty: int) -> None:
-    """Step to the next multiset of first members, in order."""
+    """Step `group` to the next multiset of first members, in order, of class numbers up to `most`; `empty` ends it."""
     at = most - 2
     while at > 0 and group[at] == empty:
         at -= 1

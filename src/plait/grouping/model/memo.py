@@ -1,4 +1,4 @@
-"""What the groups of a bucket are worth, computed once for each kind of group."""
+"""Worth of the groups of a bucket, computed once for each kind of group."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Worth(NamedTuple):
 
 
 class Known:
-    """Remembers what `model` says of groups; good for every model with the same key, so keep it in a cache."""
+    """Results of `model` for groups; valid for every model with the same key, so it can be cached."""
 
     def __init__(self, model: Model) -> None:
-        """Nothing is known yet."""
+        """Start empty."""
         self._model = model
         self._worth: dict[Node, Worth] = {}
-        self._seated: dict[Node, tuple[tuple[int, ...], float]] = {}
+        self._arranged: dict[Node, tuple[tuple[int, ...], float]] = {}
 
     def worth(self, nodes: Sequence[Node]) -> list[Worth]:
         """What each of some groups is worth; those not seen before are computed together."""
@@ -38,14 +38,14 @@ class Known:
             known.update(zip(unknown, map(Worth, *(column.tolist() for column in columns)), strict=True))
         return [known[node] for node in nodes]
 
-    def seated(self, classes: Node) -> tuple[tuple[int, ...], float]:
-        """Turns and efficiency of a group whose members have these classes, best priority first; its turn is 0."""
-        found = self._seated.get(classes)
+    def arranged(self, classes: Node) -> tuple[tuple[int, ...], float]:
+        """Turns and efficiency of a group whose members have these classes, best priority first, which has turn 0."""
+        found = self._arranged.get(classes)
         if found is None:
-            found = self._seated[classes] = self._seat(classes)
+            found = self._arranged[classes] = self._arrange(classes)
         return found
 
-    def _seat(self, classes: Node) -> tuple[tuple[int, ...], float]:
+    def _arrange(self, classes: Node) -> tuple[tuple[int, ...], float]:
         k = self._model.resources
         by_class = sorted(range(len(classes)), key=lambda i: (classes[i], i))
         node = tuple(classes[i] for i in by_class)

@@ -1,4 +1,4 @@
-"""From kinds of groups back to jobs: who sits where, and what is known of each group."""
+"""From kinds of groups back to jobs: the members of each group and its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.grouping.model.bucket import Node
 
 @dataclass(frozen=True)
 class Grouping:
-    """Who shares GPUs with whom; everything by group, groups in order of their best job.
+    """A grouping; columns by group, groups in order of their best job.
 
     `groups` rows of the candidates, best priority first; `turns` the turn of each member, the first's is 0;
     `iteration_s` T with interference (solo time for a job alone); `efficiency` gamma, formula (4), and `speedup`
@@ -38,7 +38,7 @@ class Grouping:
 
     @property
     def gap(self) -> float:
-        """How far below the bound, as a part of it; the truth is this or better."""
+        """Relative distance of `total` below `bound`; the distance to the optimum is at most this."""
         return max(0.0, 1.0 - self.total / self.bound) if self.bound > 0 else 0.0
 
 
@@ -55,9 +55,9 @@ def assembled(
         bound += most
         kinds.append(kind)
         rows, of_job = bucket.jobs.tolist(), bucket.model.of_job.tolist()
-        for known, seats in zip(worth, expand(bucket, now), strict=True):
-            positions = sorted(seats)
-            turns, efficiency = bucket.known.seated(tuple([of_job[position] for position in positions]))
+        for known, members in zip(worth, expand(bucket, now), strict=True):
+            positions = sorted(members)
+            turns, efficiency = bucket.known.arranged(tuple([of_job[position] for position in positions]))
             group = tuple([rows[position] for position in positions])
             found.append((group, turns, known.iteration_s, efficiency, known.speedup))
     found.sort()
@@ -80,7 +80,7 @@ def expand(bucket: Bucket, now: Sequence[int] | None = None) -> list[tuple[int, 
     """Positions of the jobs in each node, in the order of its classes.
 
     `now[row]` is the group that a candidate is in at present, -1 for none: of equal jobs, those that are together stay
-    together (`stayed`). The others, in priority order, take a seat of their class in the group that was opened first,
+    together (`stayed`). The others, in priority order, take a place of their class in the group that was opened first,
     and open one only if no open group wants them, so that the best priorities come together.
     """
     if bucket.rows is not None:
@@ -88,35 +88,35 @@ def expand(bucket: Bucket, now: Sequence[int] | None = None) -> list[tuple[int, 
         return [tuple(sorted(group, key=lambda i: (of_job[i], i))) for group in bucket.rows]
     count = len(bucket.model.counts)
     of_job = bucket.model.of_job.tolist()
-    seats: list[list[tuple[int, int]]] = [[] for _ in bucket.nodes]
+    members: list[list[tuple[int, int]]] = [[] for _ in bucket.nodes]
     unopened: list[deque[int]] = [deque() for _ in range(count)]
     wanted: list[deque[int]] = [deque() for _ in range(count)]
-    seated: set[int] = set()
+    placed: set[int] = set()
     if now is not None:
         for g, stay in sorted(stayed(bucket, of_job, now).items(), key=lambda item: min(item[1])):
-            seats[g] = [(of_job[position], position) for position in stay]
-            seated.update(stay)
-            _want(wanted, bucket.nodes[g], [c for c, _ in seats[g]], g)
+            members[g] = [(of_job[position], position) for position in stay]
+            placed.update(stay)
+            _want(wanted, bucket.nodes[g], [c for c, _ in members[g]], g)
     for g, node in enumerate(bucket.nodes):
-        if not seats[g]:
+        if not members[g]:
             for c in dict.fromkeys(node):
                 unopened[c].append(g)
     for position, c in enumerate(of_job):
-        if position in seated:
+        if position in placed:
             continue
         if wanted[c]:
             g = wanted[c].popleft()
         else:
             g = unopened[c].popleft()
-            while seats[g]:
+            while members[g]:
                 g = unopened[c].popleft()
             _want(wanted, bucket.nodes[g], [c], g)
-        seats[g].append((c, position))
-    return [tuple(position for _, position in sorted(some)) for some in seats]
+        members[g].append((c, position))
+    return [tuple(position for _, position in sorted(some)) for some in members]
 
 
 def _want(wanted: Sequence[deque[int]], node: Node, there: Sequence[int], g: int) -> None:
-    """Note the seats of group `g` that are free beside these classes."""
+    """Note the free places of group `g` beside these classes."""
     others = list(node)
     for c in there:
         others.remove(c)
@@ -125,9 +125,10 @@ def _want(wanted: Sequence[deque[int]], node: Node, there: Sequence[int], g: int
 
 
 def stayed(bucket: Bucket, of_job: Sequence[int], now: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Which jobs (positions) go on together in which node: those of one present group, as many as its classes allow.
+    """Jobs (positions) that stay together in a node: those of one present group, as many as its classes allow.
 
-    First present groups that are among the nodes as they are, then those that keep most members.
+    `of_job` are the classes of the bucket's jobs; `now` as for `expand`. First present groups that are among the nodes
+    as they are, then those that keep most members.
     """
     present: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for position, row in enumerate(bucket.jobs.tolist()):

@@ -7,7 +7,7 @@ when all turns move together, so the first job's is 0.
 **Capacities.** By default a stage needs all of its resource, and no two jobs have the same turn: that is formula (3).
 With `shares` (the part of each resource that a job's stage needs, 1 = all of it) jobs may have the same turn, and
 so be on each resource together, if for every resource their shares sum to at most 1. Two jobs whose CPU stage needs
-3 of 96 cores and that each fill half a GPU can walk side by side; two jobs that each need a whole GPU still cannot.
+3 of 96 cores and that each fill half a GPU can have the same turn; two jobs that each need a whole GPU still cannot.
 More jobs than resources then fit a group.
 
 **Alone.** An iteration alone may be longer than its stages (gaps that no stage accounts for). A group is never faster

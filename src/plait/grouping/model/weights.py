@@ -1,4 +1,4 @@
-"""What every two nodes would be worth as one group."""
+"""The worth of every pair of nodes as one group."""
 
 from __future__ import annotations
 

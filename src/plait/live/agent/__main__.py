@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Exit code 0 when told to end, 3 if the node has an agent already, 2 for wrong options."""
+    """Run the agent; exit code 0 after a signal to end, 3 if the node has an agent already, 2 for invalid options."""
     read = parser(AgentOptions, prog="python -m plait.live.agent", description="The plait agent of one node.")
     options = AgentOptions(**vars(read.parse_args(args)))
     if options.fake and options.cuda is not None:
@@ -26,6 +26,8 @@ def main(args: Sequence[str] | None = None) -> int:
         read.error(f"--node {options.node!r} is no name; letters, digits, dots and dashes, at most 63")
     if options.gpu_kind is not None and not _NAME.fullmatch(options.gpu_kind):
         read.error(f"--gpu-kind {options.gpu_kind!r} is no name; letters, digits, dots and dashes, at most 63")
+    if options.slot_memory is not None and not 0 < options.slot_memory < 1e6:
+        read.error(f"--slot-memory {options.slot_memory:g}: needs a number of GB above 0")
     if options.rack < 0:
         read.error(f"--rack {options.rack}: racks are numbered from 0")
     if options.gpus < 1:
@@ -47,8 +49,9 @@ def main(args: Sequence[str] | None = None) -> int:
         parks=options.parks,
         rack=options.rack,
         gpu_kind=options.gpu_kind,
+        slot_memory=options.slot_memory,
     )
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # who reads agent.json may tell it to end before `run`
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # readers of agent.json may signal it before `run`
     try:
         agent = Agent(Layout.at(options.home), settings)
     except AlreadyRuns as error:
@@ -56,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 3
     agent.run()
     sys.stderr.flush()
-    os._exit(0)  # threads may still wait for answers that nobody needs any more
+    os._exit(0)  # threads may still wait for answers that are no longer needed
 
 
 def _numbers(text: str) -> list[int]:

@@ -1,7 +1,7 @@
-"""The agent of a node: makes the processes on it what the service says they should be, and tells what they are.
+"""The agent of a node: starts and stops processes as the service assigns them, and reports their state.
 
-One lock guards everything; the threads of the link and the main loop take it in turns. The main loop sleeps until a
-process ends (a pidfd becomes readable), something is due, or half a second has passed.
+One lock guards everything; the threads of the link and the main loop share it. The main loop sleeps until a process
+ends (a pidfd becomes readable), something is due, or half a second has passed.
 """
 
 from __future__ import annotations
@@ -17,32 +17,47 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from plait.live.agent import journal, procs
+from plait.live import tls
+from plait.live.agent import journal
+from plait.live.agent.gpu_usage import Busy, GpuWindow
 from plait.live.agent.lease import Lease, sound_lease_s
 from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
 from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
-from plait.live.agent.procs import Process
-from plait.live.client import tls
 from plait.live.layout import Layout, may_lead, read_epoch
-from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, Ask, Assignment, Observed, Reply, Run, Seen
+from plait.live.protocol.wire import (
+    ENDED,
+    PREEMPTED,
+    RUNNING,
+    STARTING,
+    Ask,
+    Assignment,
+    Observed,
+    Reply,
+    Run,
+    Seen,
+    Usage,
+)
+from plait.live.system import procs
+from plait.live.system.procs import Process
 
 __all__ = ["HELD_BACK", "Agent", "AlreadyRuns", "Settings"]
 
 _TICK_S = 0.5
-_SHARED_TICK_S = 0.1  # the end of one of several jobs in a process wakes nobody
+#: The end of one of several jobs in a process wakes nobody, and neither do guests that have freed memory.
+_SHARED_TICK_S = 0.1
 _LEAVES = "its node is leaving"
-#: A home folder that was not there for so many seconds has vanished.
+#: Seconds after which a missing home folder counts as deleted.
 HOMELESS_S = 5.0
-_LAST_WORD_S = 5.0  # another service takes the lead within so many seconds
-#: What tells an agent to end: held back from the start of its process until it is ready to obey.
+_LAST_REPORT_S = 5.0  # another service takes the lead within this time
+#: Signals that end an agent: blocked from the start of its process until it can handle them.
 HELD_BACK = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
 
 
 class Agent(ProcessManager):
-    """The agent of one node; `run` returns when it is told to end."""
+    """The agent of one node; `run` returns after a signal to end."""
 
     def __init__(self, layout: Layout, settings: Settings) -> None:
         """Take the node, and reattach to what an earlier agent started. Raises `AlreadyRuns`, OSError."""
@@ -54,6 +69,7 @@ class Agent(ProcessManager):
         self.term, self.reached = self.journal.memory.term, 0
         self.epochs = self.journal.memory.epochs
         self.replies: list[Reply] = []
+        self._window = GpuWindow(settings.gpus)
         self._refused: set[int] = set()
         self._lease_trouble, self._homeless_s = "", math.inf
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -61,12 +77,13 @@ class Agent(ProcessManager):
         trust = partial(tls.context, self.layout)
         self.link = Link(self._address, self.observe, self.obey, self._unsent, self.log, trust)
         self._leaving = self._stop_jobs = False
-        #: When the node goes, of the monotonic clock, once it was told to go with its jobs; then whether it has.
+        #: When the node leaves (monotonic clock), once it was asked to leave with its jobs; whether it has left.
         self._leave_at, self._left = math.inf, False
         for remembered in self.journal.memory.attempts.values():
             with self._quarantined(attempt := self._new(remembered.run)):
                 self._reattach(attempt, remembered)
         self._reattach_unknown()
+        self._share()
         self.gates.clear(self.attempts.values())
         me = Process.of(os.getpid())
         assert me is not None
@@ -83,7 +100,7 @@ class Agent(ProcessManager):
     # ---- what the link asks for ----
 
     def observe(self, wait_s: float) -> Observed:
-        """Everything that is seen now; answers to questions go with it once."""
+        """The report of everything on this node now; includes each answer to a question once."""
         with self.lock:
             replies, self.replies = self.replies, []
             return Observed(
@@ -92,14 +109,25 @@ class Agent(ProcessManager):
                 term=self.term,
                 reached=self.reached,
                 attempts=[seen for attempt in list(self.attempts.values()) for seen in self._seen(attempt)],
-                usage=self.monitor.usage(),
+                usage=self._usage(),
                 replies=replies,
                 wait_s=wait_s,
                 leaving_s=self._leaving_s(),
             )
 
+    def _usage(self) -> Usage:
+        usage, now_s = self.monitor.usage(), time.monotonic()
+        if self.monitor.cuda is not None:
+            return replace(usage, means=self._window.gpus(now_s, usage.gpus))
+        busy = [
+            Busy(a.key, a.run.gpus[0], a.page.gpu_busy_s, a.page.peak_bytes)
+            for a in self.attempts.values()
+            if a.alive and a.page is not None and a.run.gpus
+        ]
+        return replace(usage, means=self._window.slots(now_s, busy))
+
     def _seen(self, attempt: LocalAttempt) -> list[Seen]:
-        """What the service is told of an attempt; that it failed, if that cannot be said."""
+        """The report of an attempt; if it cannot be made, that the attempt has failed."""
         found: list[Seen] = []
         with self._quarantined(attempt):
             found = [attempt.seen()]
@@ -108,20 +136,21 @@ class Agent(ProcessManager):
     def _leaving_s(self) -> float | None:
         if self._leave_at == math.inf:
             return None
-        return 0.0 if self._left else max(self._leave_at - time.monotonic(), 0.001)  # 0 is the last word
+        return 0.0 if self._left else max(self._leave_at - time.monotonic(), 0.001)  # 0 marks the last report
 
-    def _unsent(self, told: Observed) -> None:
+    def _unsent(self, report: Observed) -> None:
         with self.lock:
-            self.replies = told.replies + self.replies
+            self.replies = report.replies + self.replies
 
-    def obey(self, answer: Assignment, told: Observed, asked_s: float) -> bool:
-        """Take in what should be; False if its leader was replaced. Told twice or late, it changes nothing.
+    def obey(self, answer: Assignment, report: Observed, asked_s: float) -> bool:
+        """Apply an assignment; False if its leader was replaced. Idempotent; late answers change nothing.
 
-        The lease counts from `asked_s` (of CLOCK_BOOTTIME): the service heard of this node then, or later.
+        `answer`: of the service to `report`, which was sent at `asked_s` (CLOCK_BOOTTIME). The lease counts from then:
+        the service received the report at that time or later.
         """
         lease = Lease(asked_s, sound_lease_s(answer.lease_s))
         if procs.boot_s() >= lease.stop_s():
-            return True  # it was under way for as long as the lease, and is true no more: ask again
+            return True  # it took as long as the lease and is outdated: ask again
         with self.lock:
             if answer.term < self.term:
                 if answer.term not in self._refused:
@@ -137,7 +166,7 @@ class Agent(ProcessManager):
             if self._leaving:
                 self._decline(answer)
                 return True
-            changed = self._forget(answer, told)
+            changed = self._forget(answer, report)
             if answer.version >= self.reached:
                 changed |= self._apply(answer.attempts)
                 changed |= self.reached != answer.version
@@ -154,7 +183,7 @@ class Agent(ProcessManager):
         return True
 
     def _renew(self, lease: Lease) -> None:
-        """Runners may go on by this lease; those of a node that leaves not for longer than it gives them."""
+        """Extend the lease of the runners; on a leaving node, at most until it leaves."""
         if self._leave_at < math.inf:
             left_s = self._leave_at - time.monotonic() + RUNNER_PATIENCE_S
             until_s = min(lease.until_s, procs.boot_s() + max(left_s, 0.0))
@@ -169,19 +198,19 @@ class Agent(ProcessManager):
                 self.log("lease not written", why=error, until=f"jobs end {lease.lease_s:g} s after the last one")
 
     def _decline(self, answer: Assignment) -> None:
-        """What was assigned before the service knew that the node goes: it is not begun here."""
+        """Refuse what was assigned before the service knew that the node leaves."""
         for run in answer.attempts:
             if (run.job, run.epoch, run.rank) not in self.attempts:
                 attempt = self._new(run)
                 attempt.end(PREEMPTED, _LEAVES)
                 self.link.wake()
 
-    def _forget(self, answer: Assignment, told: Observed) -> bool:
-        """Ended attempts that this answer shows to be known."""
+    def _forget(self, answer: Assignment, report: Observed) -> bool:
+        """Drop ended attempts that the service has recorded, by this answer; whether there were any."""
         keep = {tuple(key) for key in answer.keep}
         listed = {(run.job, run.epoch, run.rank) for run in answer.attempts}
         gone = []
-        for seen in told.attempts:
+        for seen in report.attempts:
             key = seen.job, seen.epoch, seen.rank
             if seen.state == ENDED and key not in keep and key not in listed and key in self.attempts:
                 gone.append(key)
@@ -196,7 +225,7 @@ class Agent(ProcessManager):
         newest = {run.job: run.epoch for run in runs}
         for key, attempt in self.attempts.items():
             if key not in wanted:
-                # One that was replaced may run elsewhere by now: it must not get a moment more.
+                # A replaced attempt may run elsewhere by now: end it at once.
                 replaced = attempt.run.epoch < max(_epoch(self.layout, attempt.run.job), newest.get(attempt.run.job, 0))
                 attempt.stop(0.0 if replaced else attempt.run.grace_s, "replaced" if replaced else "no longer wanted")
         for key, run in wanted.items():
@@ -209,11 +238,11 @@ class Agent(ProcessManager):
         return before != [attempt.state for attempt in self.attempts.values()]
 
     def _accept(self, run: Run) -> None:
-        """An attempt that is new here: to be started, refused, or one that was forgotten."""
+        """Take on an attempt that is new here: start it, refuse it, or reattach to its process."""
         attempt = self._new(run)
         newest = max(self.epochs.get(run.job, 0), _epoch(self.layout, run.job))
         process = self._claimed(attempt) if (attempt.folder / "runner.json").exists() else None
-        if process is not None:  # it did run: the journal was lost, or its end was noted and asked for again
+        if process is not None:  # it did run: the journal was lost, or the service asks for its end again
             attempt.began(process)
             if attempt.pidfd < 0:
                 self._collect(attempt)
@@ -237,28 +266,29 @@ class Agent(ProcessManager):
                 raise FileNotFoundError(f"no process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
             part = read_part(self.layout.rank(ask.job, ask.epoch, ask.rank), ask.offset, ask.limit)
             return Reply(ask.id, part.text, part.offset, part.next, part.size)
-        except (OSError, ValueError, ArithmeticError) as error:  # the job can write to what says where its log is
+        except (OSError, ValueError, ArithmeticError) as error:  # the job can write to the file that locates its log
             return Reply(ask.id, error=str(error))
 
     # ---- making it so ----
 
     def _advance(self) -> None:
-        """One step towards what is wanted: ends seen, overdue ones killed, groups told, free GPUs used."""
+        """One step towards the assignment: collect ended processes, kill overdue ones, update groups, start others."""
         self._reap()
         self._look_for_home()
         now, now_s, lease = time.monotonic(), procs.boot_s(), self.lease.now
         in_touch = now_s < lease.stop_s()
         for attempt in self.attempts.values() if not in_touch else ():
             if attempt.state in (STARTING, RUNNING) and now_s >= lease.stop_s(attempt.run.grace_s):
-                self.log("lease expired", key=attempt.key)  # its runner knows, too, and kills it when the lease is over
+                self.log("lease expired", key=attempt.key)  # its runner also watches the lease and kills it then
                 attempt.stop(max(lease.kill_s - now_s, 0.0), str(lease), own=True)
-        # Asked after the lease was over, and nobody answered; an agent that was only stopped asks first.
+        # Only after a failed request since the lease ended: an agent that was merely paused asks first.
         alone = (
             not in_touch and self.link.failed_s > lease.stop_s() and not any(a.alive for a in self.attempts.values())
         )
         if alone and self.settings.on_loan and not self._leaving:
             self.log("gives the node back", why=str(lease))
             self._leaving = self._stop_jobs = True
+        self._share()
         for attempt in self.attempts.values():
             with self._quarantined(attempt):
                 if attempt.gone:
@@ -273,7 +303,7 @@ class Agent(ProcessManager):
             self._start([a for a in self.attempts.values() if a.state == STARTING])
 
     def _look_for_home(self) -> None:
-        """Nothing can be kept in a home folder that has vanished: after a while the jobs are ended, and the agent."""
+        """End jobs and agent if the home folder stays deleted: nothing can be stored there."""
         if self.layout.home.is_dir():
             self._homeless_s = math.inf
             return
@@ -285,23 +315,25 @@ class Agent(ProcessManager):
     # ---- running ----
 
     def run(self) -> None:
-        """Until SIGTERM (jobs keep running, for the next agent) or SIGUSR1 (the node goes: jobs are stopped first)."""
+        """Run until SIGTERM (jobs keep running for the next agent) or SIGUSR1 (the node leaves: stop jobs first)."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in HELD_BACK:
-            signal.signal(number, self._told_to_leave)
+            signal.signal(number, self._leave_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         self.log(
             "agent", pid=os.getpid(), gpus=self.settings.gpus, cuda=self.settings.cuda, attempts=len(self.attempts)
         )
+        self.coordinator.start()
         self.link.start()
         while not self._leaving:
             self._wait()
         if self._stop_jobs:
             self._stop_all()
         self.link.close()
+        self.coordinator.close()
         if self._stop_jobs:
             self._left = True
-            self.link.tell_last(max(self._leave_at, time.monotonic() + _LAST_WORD_S))
+            self.link.send_last_report(max(self._leave_at, time.monotonic() + _LAST_REPORT_S))
         with self.lock:
             running = sum(a.alive for a in self.attempts.values())
             self.log("agent leaves", running=running, parked=bool(running and self._park()))
@@ -311,21 +343,25 @@ class Agent(ProcessManager):
                 os.unlink(self.folder / "agent.json")
 
     def _park(self) -> bool:
-        """Let jobs go on while there is no service, which could start them elsewhere; whether that is so."""
+        """Let jobs run without a lease if no service runs that could start them elsewhere; whether it did."""
         if not self.settings.parks or self._stop_jobs or may_lead(self.layout):
             return False
         with contextlib.suppress(OSError):
             self.lease.renew(replace(self.lease.now, parked=True))
         return self.lease.now.parked
 
-    def _told_to_leave(self, number: int, _frame: object) -> None:
+    def _leave_signal(self, number: int, _frame: object) -> None:
         self._leaving = True
         self._stop_jobs |= number == signal.SIGUSR1 or self.settings.stop_jobs
 
     def _wait(self) -> None:
         now = time.monotonic()
         due = [a.kill_at - now for a in list(self.attempts.values()) if a.alive and a.kill_at and a.kill_at > now]
-        tick_s = _SHARED_TICK_S if any(a.shares and a.alive for a in list(self.attempts.values())) else _TICK_S
+        quick = any(
+            (a.shares and a.alive) or (a.owed_since_s is not None and a.state == STARTING)
+            for a in list(self.attempts.values())
+        )
+        tick_s = _SHARED_TICK_S if quick else _TICK_S
         events = self.selector.select(min([tick_s, *due]))
         with self.lock:
             for key, _ in events:
@@ -342,7 +378,7 @@ class Agent(ProcessManager):
             os.write(self._wake_write, b"\0")
 
     def _stop_all(self) -> None:
-        """The node goes: tell the service, which finds other places for its jobs, and let them make checkpoints."""
+        """The node leaves: give notice to the service, which moves the jobs, and let them write checkpoints."""
         asked = procs.read_json(self.folder / "stop.json") or {}
         (self.folder / "stop.json").unlink(missing_ok=True)
         said = asked.get("grace_s")
@@ -357,7 +393,7 @@ class Agent(ProcessManager):
 
 
 def _epoch(layout: Layout, job: int) -> int:
-    """The highest attempt of a job that may commit checkpoints; 0 if none was named."""
+    """The newest attempt of a job that may commit checkpoints; 0 if there is no record."""
     try:
         return read_epoch(layout.epoch_file(job))
     except OSError:

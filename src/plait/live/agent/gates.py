@@ -1,7 +1,7 @@
-"""The files of the groups that have members on this node, and what each process is told of its group.
+"""Files of the groups with members on this node, and each process's control file about its group.
 
-Several agents may run on one machine and have members of the same group; each leaves its name in the group's folder,
-and the last one takes the folder away.
+Several agents on one machine may have members of the same group: each puts a file with its name into the group's
+folder, and the last one removes the folder.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from plait.live.agent import procs
 from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import ENDED, GroupInfo
+from plait.live.system import procs
 from plait.runtime.group_files import Group, GroupError, GroupMember, make_group, remove_group
 from plait.runtime.page import OLDEST, VERSION
 
@@ -28,25 +28,27 @@ class Gates:
     """Group folders as the agent `node` needs them."""
 
     def __init__(self, layout: Layout, node: str, log: Callable[..., None]) -> None:
-        """Nothing is made before it is needed."""
+        """Create nothing yet."""
         self.folder, self._mine, self._log = layout.gates, f"agent-{node}", log
 
     def tell(self, attempt: LocalAttempt) -> None:
-        """Make what the attempt's group needs and tell its process, if that is new to it."""
+        """Create the files of the attempt's group and update its control file, if anything changed."""
         group = attempt.run.group
-        wanted = (group.id, group.version)
+        wanted = (group.id, group.version, attempt.neighbours)
         if attempt.group_version == wanted:
             return
         attempt.group_version = wanted
         known = procs.read_json(attempt.folder / "control.json") or {}
         entry = self._entry(attempt)
-        if known.get("epoch") == attempt.run.epoch and known.get("group") == entry:
-            return
+        sharing = None if attempt.neighbours is None else attempt.neighbours.control()
+        facts = {"epoch": attempt.run.epoch, "group": entry, "sharing": sharing}
         number = known.get("version")
-        version = (number if isinstance(number, int) and 0 <= number < 1 << 62 else 0) + 1  # the job can write there
-        control = {"version": version, "epoch": attempt.run.epoch, "group": entry, "made_by": VERSION, "oldest": OLDEST}
-        procs.write_json(attempt.folder / "control.json", control)
-        if attempt.page is not None:
+        version = number if isinstance(number, int) and 0 <= number < 1 << 62 else 0  # the job can write there
+        if any(known.get(name) != value for name, value in facts.items()):
+            version += 1
+            control = {"version": version, "made_by": VERSION, "oldest": OLDEST} | facts
+            procs.write_json(attempt.folder / "control.json", control)
+        if attempt.page is not None:  # also without news: an agent may have died before it said so
             attempt.page.control(version)
 
     def _entry(self, attempt: LocalAttempt) -> dict[str, Any] | None:
@@ -72,7 +74,7 @@ class Gates:
         return group
 
     def clear(self, attempts: Iterable[LocalAttempt]) -> None:
-        """Take away the folders of groups that have no member here, unless another agent's name is in them."""
+        """Remove folders of groups without members here, unless another agent uses them."""
         needed = {a.run.group.id for a in attempts if a.state != ENDED}
         for folder in self._named():
             if folder.name in needed:
@@ -84,7 +86,7 @@ class Gates:
                     remove_group(folder)
 
     def _named(self) -> list[Path]:
-        """Groups that this agent has its name in."""
+        """Folders of groups that this agent uses."""
         return [path.parent for path in self.folder.glob(f"*/{self._mine}")]
 
     @contextlib.contextmanager

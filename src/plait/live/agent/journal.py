@@ -7,7 +7,7 @@
     {"what": "forget", "key": [...]}                     the service has noted its end
     {"what": "refuse", ...}                              for people
 
-Read at the start of an agent; written anew then, and when it has grown, without what no longer matters.
+Read at the start of an agent; rewritten then and when it has grown, without entries that no longer matter.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 from plait.core.codec import Codec
 from plait.core.files import OWNER_ONLY, replace_file
-from plait.live.agent.procs import Process
 from plait.live.protocol.wire import Run, from_json, to_json
+from plait.live.system.procs import Process
 
 Key = tuple[int, int, int]
 _REWRITE_BYTES = 4 << 20
@@ -56,7 +56,7 @@ class Journal:
     """The open journal of a node. `append` returns when the entries are on the disk."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is there, write it anew, and open it for more; raises OSError if the disk refuses."""
+        """Read the file, rewrite it, and open it for appending; raises OSError if the disk refuses."""
         self.path = path
         self.memory = read(path)
         self._file: FileIO | None = None
@@ -77,7 +77,7 @@ class Journal:
             return
         assert self._file is not None
         data = b"\n" + "".join(_line(entry) for entry in entries).encode()
-        if self._file.write(data) != len(data):  # what fits of it is written, and no error told
+        if self._file.write(data) != len(data):  # a partial write raises no error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
         os.fsync(self._file.fileno())
         for entry in entries:

@@ -24,8 +24,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.live.agent import procs
 from plait.live.layout import make_private
+from plait.live.system import procs
 
 _RECORD = struct.Struct("<4sIddd")
 _MAGIC = b"plL1"
@@ -57,7 +57,7 @@ class Lease:
         return self.until_s - min(_KILL_S, _KILL_SHARE * self.lease_s)
 
     def stop_s(self, grace_s: float = math.inf) -> float:
-        """When a job with this grace is told to stop."""
+        """When a job with this grace period must begin to stop."""
         return self.kill_s - min(max(grace_s, 0.0), _GRACE_SHARE * self.lease_s)
 
     @property

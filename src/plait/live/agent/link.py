@@ -1,11 +1,11 @@
-"""The agent's connection to the service: two threads that tell what is seen and take in what should be.
+"""The agent's connection to the service: threads that send reports and receive assignments.
 
-One keeps a question open (the service answers when there is something new, else within a second: that is the heartbeat
-too); the other tells at once when something changed here. Addresses and token are read anew at each reconnect, so a
-service that comes back elsewhere is found; a third looks at the address now and then, since a leader that was replaced
-may be asleep and answer nothing for long.
-The service is asked in the newest version of the protocol, and in the one before if it refuses that: until the next
-reconnect, as a service that is upgraded closes its connections.
+One thread keeps a long poll open: the service answers when there is something new, otherwise within a second, so it is
+also the heartbeat. The second sends a report at once when something changes here. Each reconnect reads address and
+token again, so the agent finds a service that moved. The third polls the address, since a replaced leader may be paused
+and not answer for long.
+Requests use the newest version of the protocol, and the previous one if the service refuses it, until the next
+reconnect: an upgraded service closes its connections.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import traceback
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from plait.live.agent.procs import boot_s
 from plait.live.protocol.wire import OLDEST, VERSION, Assignment, Observed, WireError, from_json, to_json
+from plait.live.system.procs import boot_s
 
 PATH = "/agent/v1/sync"
 _CONNECT_S, _READ_S = 3.0, 10.0
@@ -37,19 +37,19 @@ _MOST_BYTES = 64 << 20
 
 
 class Unreachable(Exception):
-    """The service did not answer, or not as one does; says why."""
+    """The service did not answer, or its answer is invalid; the message says why."""
 
 
 class _OtherVersion(ValueError):
-    """The service does not speak the version it was asked in."""
+    """The service does not support this version of the protocol."""
 
 
 class Link:
     """Talks to the service until closed.
 
-    `address()` gives URL and token or raises OSError or ValueError; `observe(wait_s)` what to tell;
-    `obey(answer, told, asked_s)` takes in an answer to what was asked then (of CLOCK_BOOTTIME) and says whether it was
-    accepted (one of a leader of the past is not); `trust(url)` which certificates are right there.
+    `address()` returns URL and token or raises OSError or ValueError; `observe(wait_s)` returns the report to send;
+    `obey(answer, report, asked_s)` applies the answer to a report sent at `asked_s` (CLOCK_BOOTTIME); False if it comes
+    from a replaced leader; `trust(url)` returns the TLS context.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Link:
         """Nothing is sent before `start`."""
         self._address, self._observe, self._obey, self._lost, self._log = address, observe, obey, lost, log
         self._trust = trust
-        #: When the last try that failed began, of CLOCK_BOOTTIME; whether one ever succeeded.
+        #: When the last failed request began (CLOCK_BOOTTIME); whether one ever succeeded.
         self.failed_s = 0.0
         self.ever = False
-        #: How long a question may be held back: an answer renews the lease from when it was asked.
+        #: Longest long poll: an answer renews the lease from the time of the request.
         self.heartbeat_s = _HEARTBEAT_S
         self._good = threading.Event()
         self._changed = threading.Event()
@@ -85,23 +85,23 @@ class Link:
             thread.start()
 
     def beat_for(self, lease_s: float) -> None:
-        """Ask often enough for a lease of so many seconds."""
+        """Poll often enough for a lease of `lease_s` seconds."""
         self.heartbeat_s = min(_HEARTBEAT_S, lease_s / _HEARTBEATS)
 
     def wake(self) -> None:
-        """Something changed here: tell it now."""
+        """Something changed here: send a report now."""
         self._changed.set()
 
     def close(self) -> None:
-        """Stop talking; does not wait for an answer that is under way."""
+        """Stop the threads, without waiting for pending answers."""
         self._closed.set()
         self._changed.set()
         self._moved.set()
 
-    def tell_last(self, until: float) -> bool:
-        """A last word, again until it was heard or `until`, of the monotonic clock; not where no service is wanted.
+    def send_last_report(self, until: float) -> bool:
+        """Send the last report, retrying until monotonic time `until` while a service is known; whether it arrived.
 
-        What it says nobody else can say: if another service takes the lead just now, it has to hear it too.
+        Nobody else can report this: if another service takes the lead just now, it has to receive it too.
         """
         connection, said = _Connection(self._address, self._trust, _LAST_READ_S), ""
         while True:
@@ -113,7 +113,7 @@ class Link:
                     said = str(error)
                     self._log("last word", why=said)
             finally:
-                connection.close()  # the next try goes to whoever leads then
+                connection.close()  # the next try goes to the leader at that time
             try:
                 self._address()
             except (OSError, ValueError):
@@ -126,7 +126,7 @@ class Link:
         try:
             body()
         except BaseException:
-            # A thread that dies silently would leave an agent that looks alive; a dead one is restarted, and re-adopts.
+            # If a thread died silently, the agent would look alive; a dead agent is restarted and reattaches.
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(70)
@@ -168,7 +168,7 @@ class Link:
             pause_s, said = _FIRST_PAUSE_S, ""
             self._good.set()
             if time.monotonic() - began < 0.1:
-                self._closed.wait(0.02 if news else 0.2)  # also with a service that never holds back its answers
+                self._closed.wait(0.02 if news else 0.2)  # also if the service answers every poll at once
         connection.close()
 
     def _push(self) -> None:
@@ -176,7 +176,7 @@ class Link:
         while not self._closed.is_set():
             self._changed.wait()
             if self._closed.is_set() or not self._good.wait(0.5):
-                continue  # the other thread tells it all as soon as it can
+                continue  # the other thread reports everything as soon as it can
             self._changed.clear()
             try:
                 self._exchange(connection, 0.0)
@@ -186,23 +186,23 @@ class Link:
         connection.close()
 
     def _exchange(self, connection: _Connection, wait_s: float) -> bool:
-        """One question and its answer; whether the answer held something new."""
+        """One request and its answer; whether the answer had something new."""
         asked_s = boot_s()
-        told = self._observe(wait_s)
+        report = self._observe(wait_s)
         try:
-            answer = connection.ask(told)
+            answer = connection.ask(report)
         except Unreachable:
-            self._lost(told)
+            self._lost(report)
             raise
-        news = answer.version > told.reached or answer.term > told.term or bool(answer.ask)
-        if not self._obey(answer, told, asked_s):
+        news = answer.version > report.reached or answer.term > report.term or bool(answer.ask)
+        if not self._obey(answer, report, asked_s):
             raise Unreachable(f"the leader of term {answer.term} was replaced by one of a higher term")
         self.ever = True
         return news
 
 
 class _Connection:
-    """A kept-open HTTP connection, made again after any trouble."""
+    """A persistent HTTP connection, reopened after any error."""
 
     def __init__(
         self, address: Callable[[], tuple[str, str]], trust: Callable[[str], ssl.SSLContext], read_s: float = _READ_S
@@ -213,11 +213,11 @@ class _Connection:
         self._prefix = ""
         self.version = VERSION
 
-    def ask(self, told: Observed) -> Assignment:
-        """Send what is seen, read what should be; raises `Unreachable`."""
+    def ask(self, report: Observed) -> Assignment:
+        """Send a report and return the assignment; raises `Unreachable`."""
         fresh = self._http is None
         try:
-            return self._try(told)
+            return self._try(report)
         except (ConnectionError, http.client.RemoteDisconnected) as error:
             self.close()
             if fresh:
@@ -226,24 +226,24 @@ class _Connection:
             self.close()
             raise Unreachable(_why(error)) from None
         try:  # a kept-open connection may have been closed meanwhile: once more on a new one
-            return self._try(told)
+            return self._try(report)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             raise Unreachable(_why(error)) from None
 
-    def _try(self, told: Observed) -> Assignment:
-        """Send and read, once more in the version before if the service does not know this one."""
+    def _try(self, report: Observed) -> Assignment:
+        """Send and read; once more in the previous version if the service does not know this one."""
         try:
-            return self._send(told)
+            return self._send(report)
         except _OtherVersion:
             if self.version == OLDEST:
                 raise
             self.version = OLDEST
-        return self._send(told)
+        return self._send(report)
 
-    def _send(self, told: Observed) -> Assignment:
+    def _send(self, report: Observed) -> Assignment:
         link = self._open()
-        body = json.dumps(to_json(told, self.version)).encode()
+        body = json.dumps(to_json(report, self.version)).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         link.request("POST", self._prefix + PATH, body, headers)
         response = link.getresponse()
@@ -277,7 +277,7 @@ class _Connection:
         return self._http
 
     def abandon(self) -> None:
-        """From another thread: wait for no answer any more."""
+        """From another thread: stop waiting for an answer."""
         with contextlib.suppress(OSError, AttributeError):
             self._http.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from plait.live.agent.processes.runner import KEPT_LOGS
-from plait.live.agent.procs import open_plain, read_json
+from plait.live.system.procs import open_plain, read_json
 
 MOST_BYTES = 1 << 20
 

@@ -12,7 +12,7 @@ from plait.live.protocol.wire import GpuUsage, NodeInfo, Usage
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of this machine: its number, kind and memory in bytes."""
+    """One GPU of this machine: its number, kind, and the bytes of memory that processes can have."""
 
     index: int
     kind: str
@@ -41,7 +41,7 @@ class Nvml:
         for index in range(self._nvml.nvmlDeviceGetCount()):
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             name = self._nvml.nvmlDeviceGetName(handle)
-            memory = float(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+            memory, _ = self._memory(handle)
             found.append(Gpu(index, name.decode() if isinstance(name, bytes) else str(name), memory))
         return found
 
@@ -50,9 +50,23 @@ class Nvml:
         try:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             busy = float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-            return GpuUsage(busy, float(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
+            return GpuUsage(busy, self._memory(handle)[1])
         except Exception:  # lost GPU, or a driver that does not tell
             return GpuUsage()
+
+    def _memory(self, handle: Any) -> tuple[float, float]:
+        """Bytes of a GPU that processes can have, and those that they use.
+
+        The total contains what driver and firmware reserve, some hundred MiB of a data-centre GPU. Whether the bytes in
+        use contain it too differs between drivers, so they are computed from the free ones.
+        """
+        try:
+            info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
+            total = float(info.total - info.reserved)
+        except Exception:  # a driver before 510 does not say what it reserves
+            info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            total = float(info.total)
+        return total, max(total - float(info.free), 0.0)
 
 
 def cores() -> float:
@@ -96,16 +110,24 @@ class Monitor:
     """The hardware of a node and its use, read at most once a second.
 
     `cuda` numbers of the machine's GPUs that are the node's 0, 1, ...; None = slots of CPU, `slots` of them. `rack` and
-    `gpu_kind` are what the node was told to be; a kind that is not told is the driver's.
+    `gpu_kind` are the configured values of the node; without a kind, the driver's. `slot_memory_bytes`: what a
+    slot is said to have, 0: not limited.
     """
 
     def __init__(
-        self, node: str, slots: int, cuda: list[int] | None, *, rack: int = 0, gpu_kind: str | None = None
+        self,
+        node: str,
+        slots: int,
+        cuda: list[int] | None,
+        *,
+        rack: int = 0,
+        gpu_kind: str | None = None,
+        slot_memory_bytes: float = 0.0,
     ) -> None:
         """Look at the hardware."""
         self.cuda = cuda
         self._nvml = Nvml() if cuda is not None else None
-        kind, memory = "cpu-slot", 0.0
+        kind, memory = "cpu-slot", slot_memory_bytes
         if self._nvml is not None and cuda:
             known = {gpu.index: gpu for gpu in self._nvml.gpus()}
             mine = [known[index] for index in cuda if index in known]

@@ -1,4 +1,4 @@
-"""The node of an agent: what it is told of it when it starts, and that nobody else has it."""
+"""The node of an agent: its settings, and the lock that gives it to one agent."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import time
 from dataclasses import dataclass
 
-from plait.live.agent import procs
 from plait.live.layout import Layout, make_private
+from plait.live.system import procs
 
 _LOCK_TRIES = 10
 
@@ -20,12 +20,12 @@ class AlreadyRuns(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What an agent is told when it starts.
+    """The settings of an agent.
 
-    `cuda`: the machine's numbers of its GPUs, None for CPU slots. `on_loan`: whoever lent the node
-    gets it back when the agent ends, so it ends when it has lost the service for good. `parks`: where the agent is told
-    to end and no service runs, jobs go on without a lease; whoever starts a service does so on this machine, and begins
-    with `lease.unpark`.
+    `cuda`: the machine's numbers of its GPUs, None for CPU slots. `on_loan`: the node
+    returns to its owner when the agent ends, so the agent ends when it has lost the service for good. `parks`: if the
+    agent is stopped while no service runs, jobs run on without a lease; services are started on this machine only, and
+    begin with `lease.unpark`. `slot_memory`: GB of memory of each CPU slot, None: not limited.
     """
 
     node: str
@@ -38,6 +38,7 @@ class Settings:
     parks: bool = False
     rack: int = 0
     gpu_kind: str | None = None
+    slot_memory: float | None = None
 
 
 def take_node(layout: Layout, node: str) -> int:

@@ -10,23 +10,29 @@ from plait.live.agent.node import Settings
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """What an agent is started with; see `Settings`."""
+    """The options of an agent; see `Settings`."""
 
     home: str | None = option("Folder of the cluster", default=None, unset="PLAIT_HOME, else ~/.plait")
     node: str = option("Name of the node", default="n0")
-    gpus: int = option("Slots of CPU, where no --cuda is given", default=1)
-    fake: bool = option("CPU slots, as without --cuda", default=False)
-    cuda: str | None = option("Numbers of the machine's GPUs, as 0,1", default=None)
-    rack: int = option("Number of the node's rack; gangs are kept together in one", default=Settings.rack)
-    gpu_kind: str | None = option("What jobs call its GPUs", default=None, unset="what the driver says")
-    url: str | None = option("The service", default=None, unset="read from service.json")
+    gpus: int = option("Number of CPU slots, without --cuda", default=1)
+    fake: bool = option("Use CPU slots, as without --cuda", default=False)
+    cuda: str | None = option("Indices of the machine's GPUs, e.g. 0,1", default=None)
+    rack: int = option(
+        "Number of the node's rack; gangs are placed within one rack where possible", default=Settings.rack
+    )
+    slot_memory: float | None = option("Memory of each CPU slot, GB", default=None, unset="not limited")
+    gpu_kind: str | None = option("GPU kind of the node", default=None, unset="as the driver reports")
+    url: str | None = option("URL of the service", default=None, unset="read from service.json")
     stop_jobs: bool = option(
-        "At SIGTERM the node goes: jobs are checkpointed and go on elsewhere; else they stay here", default=False
+        "At SIGTERM, checkpoint the jobs so that they resume elsewhere; otherwise they keep running here", default=False
     )
     on_loan: bool = option(
-        "End when the service was not there for the lease, so that whoever lent the node gets it back", default=False
+        "End after a lease without contact to the service, so that the node returns to its owner", default=False
     )
     parks: bool = option(
-        "The service is started on this machine: at SIGTERM, if none runs, jobs go on without end", default=False
+        "The service runs on this machine: at SIGTERM without a running service, jobs keep running without a lease",
+        default=False,
     )
-    stop_grace_s: float = option("Most seconds for jobs that the agent stops", default=Settings.stop_grace_s)
+    stop_grace_s: float = option(
+        "Longest grace period of jobs that the agent stops, seconds", default=Settings.stop_grace_s
+    )

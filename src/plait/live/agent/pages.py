@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.resources import Resource
-from plait.live.agent import procs
-from plait.live.protocol.wire import Adaptive, Profile
+from plait.live.protocol.wire import Adaptive, Memory, Profile
+from plait.live.system import procs
 from plait.runtime.page import GATES, JobState, Page, PageError, Saves
+from plait.sharing import StepStats
 
 #: Stage seconds are means over at least so many iterations, if there were as many.
 _WINDOW_STEPS = 20
@@ -36,6 +37,7 @@ class Progress:
     last_step_boot_s: float | None = None
     adaptive: Adaptive | None = None
     saves: str = ""
+    memory: Memory | None = None
 
 
 class PageReader:
@@ -51,6 +53,7 @@ class PageReader:
         except (PageError, OSError) as error:
             self.trouble = str(error)
         self._samples: deque[tuple[float, tuple[float, ...]]] = deque()
+        self._steps: deque[StepStats] = deque(maxlen=_WINDOW_STEPS)
         self._last = Progress()
 
     def stop(self, flag: int) -> None:
@@ -73,11 +76,12 @@ class PageReader:
             return self._last
         steps = _above_zero(page.number("steps")) or 0.0
         at = _above_zero(page.number("checkpoint_time"))
+        self._steps.extend(page.new_steps(self._steps[-1].step if self._steps else -1))
         gate, measured = page.gate, page.profile
         profile = Profile(list(measured.stage_s), measured.iteration_s, measured.samples) if measured else None
         self._last = Progress(
             steps=steps,
-            step_s=_above_zero(page.number("step_s")),
+            step_s=self._paced_s(page) or _above_zero(page.number("step_s")),
             stage_s=self._stage_s(steps, page.seconds("busy_s")),
             total_steps=_above_zero(page.number("total_iterations")),
             gate=GATES[gate] if 0 <= gate < len(GATES) else GATES[0],
@@ -89,8 +93,33 @@ class PageReader:
             last_step_boot_s=_boot_s(page.number("last_step_monotonic")),
             adaptive=_adaptive(page),
             saves=_SAVES.get(page.saves, ""),
+            memory=self._memory(),
         )
         return self._last
+
+    @property
+    def gpu_busy_s(self) -> float | None:
+        """Seconds of GPU work that the process has marked so far; None if it marks nothing."""
+        page = self._page
+        return None if page is None or not page.number("steps") else page.seconds("busy_s")[Resource.GPU]
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Most device memory of the newest steps; None if none was reported."""
+        return None if self._last.memory is None else self._last.memory.peak_bytes
+
+    def _paced_s(self, page: Page) -> float | None:
+        """Mean seconds of the newest steps of a guest, from end to end: by itself a job leaves out its waits."""
+        steps = [step.step_s for step in self._steps if not step.left_out] if page.number("share_until") else []
+        return sum(steps) / len(steps) if steps else None
+
+    def _memory(self) -> Memory | None:
+        """Device memory by the newest steps; None if none was reported."""
+        if not any(step.device_peak_bytes for step in self._steps):
+            return None
+        last = self._steps[-1]
+        peak = max(step.device_peak_bytes for step in self._steps)
+        return Memory(float(peak), float(last.device_persistent_bytes), float(last.host_spill_bytes))
 
     def stuck(self, least_s: float) -> str | None:
         """What its job hangs in: a stage that has been open for ten iterations and at least so many seconds.

@@ -6,6 +6,7 @@ truth stay with the service. All nodes see the home folder under the same path.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,3 +76,12 @@ def whole(options: Mapping[str, Any], name: str) -> int | None:
         return None if value is None else int(value)
     except ValueError:
         raise InputError(f"{name} is {value!r}, needs a whole number: -o {name}=4") from None
+
+
+def gigabytes(options: Mapping[str, Any], name: str) -> float | None:
+    """An option that is a size in GB above 0, which may have come as text; None if it was not given."""
+    value = options.get(name)
+    with contextlib.suppress(ValueError):
+        if value is None or 0 < float(value) < 1e6:
+            return None if value is None else float(value)
+    raise InputError(f"{name} is {value!r}, needs a number of GB above 0: -o {name}=16")

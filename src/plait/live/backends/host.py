@@ -16,13 +16,14 @@ from typing import IO
 
 from plait.core.errors import PlaitError
 from plait.core.options import words
-from plait.live.agent import journal, procs
+from plait.live.agent import journal
 from plait.live.agent.journal import Key
 from plait.live.agent.options import AgentOptions
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.agent.processes.launch import mark_of
-from plait.live.agent.procs import Process
 from plait.live.layout import Layout, is_locked, make_private, write_secret
+from plait.live.system import procs
+from plait.live.system.procs import Process
 
 _MOST_LOG_BYTES = 5_000_000
 #: Says the pid of what becomes the agent: child of nobody, in a session of its own, so that whoever started it may die,
@@ -66,11 +67,11 @@ class AgentHost:
     def spawn(self, name: str, size: Mapping[str, object]) -> None:
         """Start the agent of a node; `size` are its options that say what the node is, by long name."""
         folder = make_private(self.layout.node(name))
-        own, common = folder / "enrol", self.layout.home / "enrol"  # homes of before had the same for all nodes
+        own, common = folder / "enrol", self.layout.home / "enrol"  # older homes have one token for all nodes
         if not own.exists() or (common.exists() and filecmp.cmp(own, common, shallow=False)):
             write_secret(own, "plait_" + secrets.token_urlsafe(32))  # its agent shows it; the service finds it here too
-        told = {**size, "home": self.layout.home, "node": name, "stop-grace": f"{self.stop_grace_s:g}"}
-        command = [sys.executable, "-m", "plait.live.agent", *words(AgentOptions, told)]
+        given = {**size, "home": self.layout.home, "node": name, "stop-grace": f"{self.stop_grace_s:g}"}
+        command = [sys.executable, "-m", "plait.live.agent", *words(AgentOptions, given)]
         with _log_of(folder) as log:
             if self.detached:
                 self._born[name] = self._detach(command, log)

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from plait.core.errors import InputError
 from plait.core.words import counted
-from plait.live.agent import procs
 from plait.live.agent.monitor import Gpu, Nvml, cores
-from plait.live.agent.procs import Process
 from plait.live.backends.base import COMING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.host import AgentHost
 from plait.live.layout import Layout
+from plait.live.system import procs
+from plait.live.system.procs import Process
 
 if TYPE_CHECKING:
     from plait.live.client.client import Client
@@ -103,8 +103,11 @@ class LocalBackend:
         cuda: bool | None = None,
         *,
         stop_grace_s: float = STOP_GRACE_S,
+        slot_memory_gb: float | None = None,
     ) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
+
+        `slot_memory_gb`: memory that each CPU slot is said to have, for jobs that share it; None: not limited.
 
         Raises InputError if the machine cannot be divided so, or cannot run agents.
         """
@@ -112,6 +115,7 @@ class LocalBackend:
         if machine.problem:
             raise InputError(machine.problem)
         self.layout, self.stop_grace_s = layout, stop_grace_s
+        self._slot_memory_gb = slot_memory_gb
         self.nodes = {node.name: node for node in divide(machine, nodes, gpus_per_node, cuda)}
         self._host = AgentHost(layout, stop_grace_s)
         self._next_s: dict[str, tuple[float, float]] = {}
@@ -158,14 +162,15 @@ class LocalBackend:
         return True
 
     def _spawn(self, node: LocalNode) -> None:
-        self._host.spawn(node.name, _size(node))
+        memory = {} if node.cuda is not None else {"slot-memory": self._slot_memory_gb}
+        self._host.spawn(node.name, {**_size(node), **memory})
         with contextlib.suppress(OSError):  # a full disk: then the next size is not compared with this one
             procs.write_json(self.layout.node(node.name) / _SIZE, {"gpus": node.gpus, "cuda": node.cuda})
 
     def maintain(self, service: Client | None = None) -> list[str]:
         """Start agents that died, later each time if they die again soon.
 
-        Nothing is to be told: the service hears of it from the agents themselves.
+        No report is needed: the agents report to the service themselves.
         """
         started = []
         for name in self.nodes:
@@ -225,7 +230,7 @@ class LocalBackend:
 
 
 def _size(node: LocalNode) -> dict[str, object]:
-    """What its agent is told about the node: by long name of the option; its service is on this machine."""
+    """The options of the node's agent, by flag; its service is on this machine."""
     if node.cuda is None:
         return {"gpus": node.gpus, "parks": True}
     return {"cuda": ",".join(map(str, node.cuda)), "parks": True}

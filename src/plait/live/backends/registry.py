@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.live.backends.base import STOP_GRACE_S, NodeBackend, whole
+from plait.live.backends.base import STOP_GRACE_S, NodeBackend, gigabytes, whole
 from plait.live.layout import Layout
 
 #: The group of entry points by which other packages bring backends.
@@ -38,7 +38,8 @@ def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> N
 
     cuda = False if options.get("fake") else None
     nodes, gpus = whole(options, "nodes"), whole(options, "gpus-per-node")
-    return LocalBackend(layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s)
+    slot_memory_gb = gigabytes(options, "slot-memory")
+    return LocalBackend(layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s, slot_memory_gb=slot_memory_gb)
 
 
 def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> NodeBackend:

@@ -120,10 +120,10 @@ class Client(Caller):
         self, job: str, *, rank: int = 0, offset: int = 0, notice: Callable[[str], object] | None = None,
         waits: Callable[[], bool] = lambda: False,
     ) -> Iterator[str]:  # fmt: skip
-        """The log as it grows, over all attempts, until the job has ended; a broken connection goes on where it was.
+        """The log as it grows, over all attempts, until the job has ended; reconnects and continues where it was.
 
-        `notice` is told, in a sentence, when an attempt is over and when the next one begins. `waits` is asked whether
-        to go on looking for a service that does not answer; without it `NotRunning` is raised after a few tries.
+        `notice` gets a sentence when an attempt is over and when the next one begins. `waits` says whether to keep
+        trying while the service does not answer; without it `NotRunning` is raised after a few tries.
         """
         path = f"/v1/jobs/{segment(job)}/logs"
         failed, heard = 0, time.monotonic()

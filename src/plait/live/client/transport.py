@@ -19,7 +19,7 @@ except ImportError:  # the extra is not there; say so when somebody wants to tal
     httpx = None  # type: ignore[assignment]
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
-from plait.live.client import tls
+from plait.live import tls
 from plait.live.layout import Layout
 
 #: Seconds to connect, and to wait for an answer.
@@ -208,7 +208,7 @@ class Caller:
 
     def _others(self) -> bool:
         """Whether other services stand ready to lead where the one at our URL does not answer."""
-        from plait.live.service.discovery import records
+        from plait.live.discovery import records
 
         ready = {} if self._found_in is None else records(self._found_in)
         return any(record.get("url") != self.url for record in ready.values())

@@ -59,19 +59,19 @@ class Batch:
         "The fewest examples of one GPU in one pass", unset="1", flag="local-batch", **_EXAMPLES
     )
     most_local: int | None = said(
-        "The most examples that fit on one GPU in one pass", unset="most", flag="local-batch", **_EXAMPLES
+        "Most examples that fit on one GPU in one pass", unset="most", flag="local-batch", **_EXAMPLES
     )
-    accumulation: bool = said("Adaptive: several passes may make one optimizer step", default=False)
+    accumulation: bool = said("Adaptive jobs: allow several passes per optimizer step", default=False)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds an iteration spends on each resource, alone."""
+    """Seconds that an iteration uses each resource when the job runs alone."""
 
     storage: float = said("Seconds of reading data", default=0.0, **_SECONDS)
-    cpu: float = said("Seconds of work of the CPU", default=0.0, **_SECONDS)
-    gpu: float = said("Seconds of work of the GPU", default=0.0, **_SECONDS)
-    network: float = said("Seconds of synchronising", default=0.0, **_SECONDS)
+    cpu: float = said("Seconds of CPU work", default=0.0, **_SECONDS)
+    gpu: float = said("Seconds of GPU work", default=0.0, **_SECONDS)
+    network: float = said("Seconds of synchronization", default=0.0, **_SECONDS)
     iteration_s: float | None = said("Less than the sum where stages overlap", exclusiveMinimum=0, maximum=1e6)
 
 
@@ -81,72 +81,84 @@ class Job:
 
     command: list[str] = said(
         "The program and its arguments", default=MISSING, items=_TEXT, minItems=1, maxItems=4096,
-        more="They are passed on as they are: no shell looks at them.",
+        more="They are passed on unchanged, without a shell.",
     )  # fmt: skip
-    name: str | None = said("A label to recognise it by", short="n", more="Need not be unique.", **_LINE)
+    name: str | None = said("Label of the job", short="n", more="Need not be unique.", **_LINE)
     workdir: str | None = said(
         "Folder to run in", unset="where `plait submit` is called", maxLength=4096, pattern=r"^[^\x00]*$"
     )
     python: str | None = said(
-        "The interpreter that `python` and `python3` in the command are", unset="that of whoever submits",
+        "Interpreter that runs as `python` and `python3` in the command", unset="that of whoever submits",
         minLength=1, maxLength=4096, pattern=r"^/[^\x00]*$",
     )  # fmt: skip
     container: str | None = said(
         "Image to run in (Apptainer, Podman or Docker)",
-        more="Whichever of these its node has; the interpreter is that of the image.",
+        more="Runs with the one that its node has; the interpreter is that of the image.",
         maxLength=4096, pattern=r"^[^\x00-\x20-][^\x00-\x20]*$",
     )  # fmt: skip
     env: dict[str, str] | None = said(
-        "Environment variables, on top of those of the node", maxProperties=1000, items=_TEXT,
+        "Environment variables, added to those of the node", maxProperties=1000, items=_TEXT,
         names={"minLength": 1, "maxLength": 1000, "pattern": r"^[^\x00=]*$"},
     )  # fmt: skip
-    gpus: int = said("Processes, one a GPU; all at once or none", default=1, short="g", **_GPUS)
+    gpus: int = said(
+        "Number of GPUs, one process on each; the job gets all of them or none", default=1, short="g", **_GPUS
+    )
     wait_for_nodes: bool = said(
-        "Accept it even if no node that may join can hold it", default=False,
+        "Accept the job even if the cluster cannot grow enough to hold it", default=False,
         more="Without it such a job is refused.",
     )  # fmt: skip
-    min_gpus: int | None = said("Elastic: the fewest GPUs it can go on with", unset="gpus", **_GPUS)
-    max_gpus: int | None = said("Elastic: the most GPUs it can use", unset="gpus", **_GPUS)
+    min_gpus: int | None = said("Elastic jobs: fewest GPUs that it can run on", unset="gpus", **_GPUS)
+    max_gpus: int | None = said("Elastic jobs: most GPUs that it can use", unset="gpus", **_GPUS)
     batch: Batch | None = said(
-        "An adaptive job: bounds of its batch size in examples",
+        "Adaptive jobs: bounds of the batch size in examples",
         more="A policy that knows goodput then chooses its GPUs between min_gpus and max_gpus.",
     )
     processes_per_gpu: int = said(
-        "Processes on each GPU or slot; the gang has gpus times so many", default=1, minimum=1, maximum=64
+        "Processes on each GPU or slot; the gang has gpus times this many", default=1, minimum=1, maximum=64
     )
     iterations: float | None = said(
-        "Optimizer steps it will make", unset="until exit", null=True,
+        "Optimizer steps that the job makes", unset="until exit", null=True,
         more="Of an adaptive job, steps at batch.initial; null: until it exits.",
         exclusiveMinimum=0, maximum=1e15,
     )  # fmt: skip
-    model: str | None = said("What is trained; jobs of one model share measurements", **_LINE)
+    model: str | None = said("Name of the trained model; jobs of one model share measurements", **_LINE)
     job_class: Literal["guaranteed", "opportunistic", "auto"] = said(
-        "guaranteed, opportunistic or auto", default="guaranteed", flag="class",
-        more="A guaranteed job owns its GPUs; an opportunistic one lives from what others leave. "
-        "auto: guaranteed where quota and GPUs allow it, else opportunistic until they do.",
+        "Job class: guaranteed, opportunistic or auto", default="guaranteed", flag="class",
+        more="A guaranteed job owns its GPUs; an opportunistic one uses GPUs that others leave free. "
+        "auto: guaranteed if quota and GPUs allow it, otherwise opportunistic until they do.",
     )  # fmt: skip
     retries: int | None = said(
         "Restarts after failures", unset="3, and 0 after a crash in the first seconds", minimum=0, maximum=1000
     )
-    gpu_memory: float | None = said("GPU memory of a process, e.g. 4G", more="Bytes, if a number.", **_SIZE)
+    gpu_memory: float | None = said("GPU memory per process, e.g. 4G", more="A plain number is in bytes.", **_SIZE)
     cpus: float | None = said("CPU cores of the whole job", more="0: no limit.", **_SIZE)
     memory: float | None = said(
-        "Memory of the whole job, e.g. 16G", more="In bytes, if a number; 0: no limit.", **_SIZE
+        "Memory of the whole job, e.g. 16G", more="A plain number is in bytes; 0: no limit.", **_SIZE
     )
     deadline_s: float | None = said(
-        "Seconds until it should be done, for policies with deadlines=on", exclusiveMinimum=0, maximum=1e12
+        "Deadline in seconds from the submission, for policies with deadlines=on", exclusiveMinimum=0, maximum=1e12
     )
     checkpoint_s: float = said("Seconds between checkpoints", default=60.0, exclusiveMinimum=0, maximum=1e9)
     merge: bool = said(
-        "May share a process with other jobs of mine in this folder", default=False,
-        more="Those have the same user, project, folder and Python, and one CUDA context.",
+        "Allow the job to share a process with your other jobs in this folder", default=False,
+        more="Such jobs have the same user, project, folder and Python, and one CUDA context.",
     )  # fmt: skip
-    project: str | None = said("Whose quota it counts against", maxLength=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")
-    priority: float | None = said(
-        "Higher goes first", unset="0", more="Submission warns where the policy ignores it.", minimum=-1e9, maximum=1e9
+    project: str | None = said(
+        "Project whose quota the job counts against", maxLength=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$"
     )
-    profile: Profile | None = said("Seconds an iteration spends on each resource, alone", unset="measured")
-    skew: float | None = said("Largest tensor over all of them, 0 to 1 (Tiresias, section 3)", minimum=0, maximum=1)
+    priority: float | None = said(
+        "Priority; higher runs first",
+        unset="0",
+        more="The submission warns if the policy ignores it.",
+        minimum=-1e9,
+        maximum=1e9,
+    )
+    profile: Profile | None = said(
+        "Seconds that an iteration uses each resource when the job runs alone", unset="measured"
+    )
+    skew: float | None = said(
+        "Size of the largest tensor relative to all tensors, 0 to 1 (Tiresias, section 3)", minimum=0, maximum=1
+    )
 
 
 #: Fields that hold bytes; files and options may write 4G or 512Mi.
@@ -173,20 +185,24 @@ def schema_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def _schema(one: Declared) -> dict[str, Any]:
-    told, origin = typing.cast("JobField", one.option), typing.get_origin(one.type)
-    text = one.text if told.unset else f"{told.help}."
-    out: dict[str, Any] = {"description": f"{text} {told.more}".strip()}
+    rules, origin = typing.cast("JobField", one.option), typing.get_origin(one.type)
+    text = one.text if rules.unset else f"{rules.help}."
+    out: dict[str, Any] = {"description": f"{text} {rules.more}".strip()}
     if is_dataclass(one.type):
         return out | schema_of(typing.cast("type[Any]", one.type))
     if origin is Literal:
         out["enum"] = list(typing.get_args(one.type))
     elif origin is list:
-        out |= {"type": "array", "items": {"type": "string", **told.items}}
+        out |= {"type": "array", "items": {"type": "string", **rules.items}}
     elif origin is dict:
-        out |= {"type": "object", "propertyNames": told.names, "additionalProperties": {"type": "string", **told.items}}
+        out |= {
+            "type": "object",
+            "propertyNames": rules.names,
+            "additionalProperties": {"type": "string", **rules.items},
+        }
     else:
-        out["type"] = [_JSON[one.type], "null"] if told.null else _JSON[one.type]
-    out |= told.rule
+        out["type"] = [_JSON[one.type], "null"] if rules.null else _JSON[one.type]
+    out |= rules.rule
     if one.default is not None and one.default is not MISSING:
         out["default"] = one.default
     return out

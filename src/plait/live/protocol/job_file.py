@@ -134,7 +134,7 @@ def _parse(text: str, file: Path) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, RecursionError) as error:
-        # PyYAML lets through errors of dates that are none, of numbers of 4,300 digits, and of depth.
+        # PyYAML raises other errors for invalid dates, numbers of 4,300 digits, and deep nesting.
         problem = " ".join(str(error).split())
         raise InputError(f"{file}: not YAML, or nested too deeply: {problem}") from error
 

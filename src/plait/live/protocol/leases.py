@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from plait.core.errors import InputError
 
-#: Seconds of silence after which a node is lost, unless told otherwise; as long as Slurm waits for its daemons.
+#: Seconds of silence after which a node is lost, by default; as long as Slurm waits for its daemons.
 LOST_S = 300.0
-#: The lease of a node is this share of that, unless told otherwise.
+#: The lease of a node is this share of that by default.
 LEASE_SHARE = 0.8
-#: Seconds that a silent leader keeps its place, unless told otherwise.
+#: Seconds that a silent leader keeps its place, by default.
 LEAD_S = 3.0
 #: How much shorter it has to be: seconds for ending what runs, and a share for clocks that do not run alike.
 SPARE_S, DRIFT = 0.2, 0.01

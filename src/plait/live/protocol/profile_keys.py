@@ -11,7 +11,7 @@ from plait.core.errors import InputError
 from plait.runtime.command_line import parse_script
 
 #: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}
-Learnt = Mapping[str, Mapping[str, Any]]
+LearnedProfiles = Mapping[str, Mapping[str, Any]]
 
 
 def profile_key(request: Mapping[str, Any], kind: str) -> str:
@@ -47,8 +47,11 @@ def _hash(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: Learnt) -> Mapping[str, Any]:
-    """What earlier jobs of this kind taught, else what jobs like it did; empty if nothing."""
+def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: LearnedProfiles) -> Mapping[str, Any]:
+    """The profile that earlier jobs of this kind left, otherwise that of similar jobs; empty if there is none.
+
+    `request`: of the job; `kinds`: GPU kinds of the cluster; `learnt`: profiles by key.
+    """
     for key in (*(profile_key(request, kind) for kind in kinds), *like_keys(request)):
         found = learnt.get(key)
         if found is not None:

@@ -15,7 +15,7 @@ from plait.core.options import declared
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
 from plait.live.protocol.job import Batch
-from plait.live.protocol.profile_keys import Learnt, known_profile, processes_per_gpu
+from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu
 from plait.runtime.command_line import parse_script
 
 _FLAGS = {one.name: f"--{one.word}" for one in declared(Batch)}
@@ -43,7 +43,7 @@ def most_gpus(request: Mapping[str, Any]) -> int:
 
 
 def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
-    """The profile that the user wrote down, if any; `InputError` for one that cannot be."""
+    """The profile that the user wrote down, if any; `InputError` for an invalid one."""
     given = request.get("profile")
     if not given:
         return None
@@ -52,7 +52,7 @@ def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
 
 
 def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
-    """The bounds of the batch of an adaptive job; None if the job does not adapt. `InputError` for some that cannot be.
+    """The bounds of the batch of an adaptive job; None if the job does not adapt. `InputError` for invalid ones.
 
     >>> limits_of({"batch": {"initial": 128, "most": 1024}})
     BatchLimits(initial=128, most=1024, least_local=1, most_local=1024, accumulation=False)
@@ -138,7 +138,7 @@ def spec_of(
     submit_s: float,
     weight: float = 1.0,
     kinds: Iterable[str] = (),
-    learnt: Learnt | None = None,
+    learnt: LearnedProfiles | None = None,
 ) -> JobSpec:
     """The spec of a request. What the user says about profile and skew goes before what was measured earlier.
 

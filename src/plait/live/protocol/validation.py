@@ -1,6 +1,6 @@
 """What agents say of processes, without what cannot be: jobs can write to their pages and folders.
 
-A number that is none would get into the log, where every later reader meets it; a profile of 1e308 seconds overflows in
+An invalid number would get into the log, where every later reader meets it; a profile of 1e308 seconds overflows in
 the policy, whose decisions then fail for everybody.
 """
 
@@ -15,12 +15,15 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BatchLimits, Estimate
 from plait.core.resources import Resource
-from plait.live.protocol.wire import Adaptive, NodeInfo, Profile, Seen
+from plait.live.protocol.wire import Adaptive, Memory, NodeInfo, Profile, Seen, Sharing, Usage
+from plait.sharing import Action
 
 #: Seconds of an iteration or a stage, and iterations of a job, at most; seconds of an iteration at least.
 LONGEST_S, MOST_STEPS, SHORTEST_S = 1e6, 1e15, 1e-9
 #: Examples of a step at most.
 MOST_EXAMPLES = 1e9
+#: Bytes of a device at most; jobs that share a GPU that are named.
+MOST_BYTES, MOST_NEIGHBOURS = 1e15, 64
 #: Characters of a reason at most.
 LONGEST_REASON = 2000
 #: The largest number of a process; seconds that anything can have lasted.
@@ -73,7 +76,33 @@ def sane_seen(seen: Seen) -> Seen:
         skew=_or_none(seen.skew, 1.0),
         stage_s=stage_s,
         adaptive=None if seen.adaptive is None else _sane_adaptive(seen.adaptive),
+        memory=None if seen.memory is None else _sane_memory(seen.memory),
+        sharing=None if seen.sharing is None else _sane_sharing(seen.sharing),
         profile=seen.profile if seen.profile is not None and sane_profile(seen.profile) else None,
+    )
+
+
+def sane_usage(usage: Usage) -> Usage:
+    """The same with means that can be; None where one cannot."""
+    means = [
+        replace(mean, utilisation=_or_none(mean.utilisation, 1.0), memory_bytes=_or_none(mean.memory_bytes, MOST_BYTES))
+        for mean in usage.means
+    ]
+    return usage if means == usage.means else replace(usage, means=means)
+
+
+def _sane_memory(said: Memory) -> Memory:
+    return Memory(*(_or_none(getattr(said, one.name), MOST_BYTES) or 0.0 for one in fields(Memory)))
+
+
+def _sane_sharing(said: Sharing) -> Sharing:
+    return Sharing(
+        guest=said.guest,
+        share=_or_none(said.share, 1.0) or 0.0,
+        limit_bytes=_or_none(said.limit_bytes, MOST_BYTES) or 0.0,
+        action=said.action if said.action.upper() in Action.__members__ else Action.RUN.name.lower(),
+        beside=[job for job in said.beside if 0 <= job <= MOST_STORED][:MOST_NEIGHBOURS],
+        leaves=sane_text(said.leaves),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from plait.core.codec import Codec, form
 
-VERSION = 2
+VERSION = 3
 #: The oldest version that is understood.
 OLDEST = VERSION - 1
 STARTING, RUNNING, STOPPING, ENDED = "starting", "running", "stopping", "ended"
@@ -78,6 +78,32 @@ class Adaptive:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Device memory of a process in its newest steps, bytes: peak, persistent between steps, spilled to the host."""
+
+    peak_bytes: float = 0.0
+    persistent_bytes: float = 0.0
+    spill_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What the coordinator of its GPU allows a process that shares it.
+
+    `guest`: it uses what others leave. `share` of the GPU's time, 0 to 1; `limit_bytes` of its memory, 0 = none;
+    `action` a name of `plait.sharing.Action` in small letters; `beside` the jobs with which it shares the GPU.
+    `leaves`: why it saves its state and goes, to be resumed elsewhere; "" if it stays.
+    """
+
+    guest: bool = False
+    share: float = 1.0
+    limit_bytes: float = 0.0
+    action: str = "run"
+    beside: list[int] = field(default_factory=list)
+    leaves: str = ""
+
+
+@dataclass(frozen=True)
 class Seen:
     """One process of one attempt, as the agent sees it.
 
@@ -114,6 +140,8 @@ class Seen:
     last_step_s: float | None = None
     adaptive: Adaptive | None = field(default=None, metadata=form(since=2))
     saves: str = field(default="", metadata=form(since=2))
+    memory: Memory | None = field(default=None, metadata=form(since=3))
+    sharing: Sharing | None = field(default=None, metadata=form(since=3))
 
 
 @dataclass(frozen=True)
@@ -125,12 +153,21 @@ class GpuUsage:
 
 
 @dataclass(frozen=True)
+class GpuMean:
+    """One GPU or slot: mean utilisation 0..1 of the last 10 s, and bytes in use; None: not known."""
+
+    utilisation: float | None = None
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True)
 class Usage:
-    """A node: CPU 0..1, bytes in use, and each GPU that can be read."""
+    """A node: CPU 0..1, bytes in use, each GPU that can be read, and what is known of the last 10 s of each GPU."""
 
     cpu: float = 0.0
     memory_bytes: float = 0.0
     gpus: list[GpuUsage] = field(default_factory=list)
+    means: list[GpuMean] = field(default_factory=list, metadata=form(since=3))
 
 
 @dataclass(frozen=True)
@@ -181,13 +218,17 @@ class Mate:
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """Who shares these GPUs and by which gate; `version` grows with every change of it."""
+    """Who shares these GPUs and by which gate; `version` grows with every change of it.
+
+    A `guest` group uses what others leave on its GPUs: it starts whoever else is there.
+    """
 
     id: str
     gate: str = "none"
     quantum_s: float = 0.01
     members: list[Mate] = field(default_factory=list)
     version: int = 0
+    guest: bool = field(default=False, metadata=form(since=3))
 
 
 @dataclass(frozen=True)
@@ -196,7 +237,8 @@ class Run:
 
     `gpus` are the node's numbers of those given to it; `world` processes in all, `local_rank` among those of the node.
     `memory_bytes` 0 = no limit. `env` comes on top of the node's. Runs of one group on the same GPUs that are started
-    at once and have the same `merge` (not "") may share a process.
+    at once and have the same `merge` (not "") may share a process. `device_bytes` of GPU memory stay from step to step
+    in each of its processes, as far as known.
     """
 
     job: int
@@ -219,6 +261,7 @@ class Run:
     memory_bytes: float = 0.0
     total_steps: float | None = None
     merge: str = ""
+    device_bytes: float = field(default=0.0, metadata=form(since=3))
 
 
 @dataclass(frozen=True)
@@ -255,7 +298,7 @@ class Assignment:
 def to_json(message: Any, v: int = VERSION) -> dict[str, Any]:
     """A message as plain values, for somebody who speaks version `v`.
 
-    >>> "leaving_s" in to_json(Observed(NodeInfo("n0", 1), "a", leaving_s=3.0), 1)
+    >>> "guest" in to_json(GroupInfo("g1", guest=True), 2)
     False
     """
     plain: dict[str, Any] = _WIRE.encode(message, v)

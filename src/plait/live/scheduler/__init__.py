@@ -1,20 +1,23 @@
-"""The live scheduler: messages and times in, log entries and assignments out; no socket, thread, clock or file.
+"""The live scheduler: messages and times in, log entries and assignments out.
 
-Functions take the `Context` (the state and what goes with it), an input and the time, and give out steps: entries for
-the log (events of the controller, and `notes`) and `observations`, which only memory keeps. They change nothing. The
-`ledger` takes each step into the state before the next one is asked for, and commits; the `engine`, where to start
-reading, says which function runs when. Whoever makes an engine passes in the store, the fences and a timer.
+The protocol of steps: functions here are generators. They take the `Context`, an input and the time, change nothing,
+and yield *steps*. A step is an entry for the log (an event of the controller, or one of `records.notes`) or one of
+`records.observations`, which only memory keeps. The `ledger` applies each step to the state before it asks the
+generator for the next one, so code after a `yield` sees the state with that step. The ledger then commits.
 
-An agent's report walks down once:
+Start reading at `engine`, which says what runs when. Nothing here has a socket, thread, clock, file or logger: whoever
+makes an engine passes in the store, the fences and a timer, and logs the `problems` in `engine.counts`.
 
-    engine.observe        one report, one time; `batch` puts the reports of many agents into one commit
+The path of an agent's report:
+
+    engine.observe        one report; `batch` puts the reports of many agents into one commit
     ingest.report         the node: it joins, comes back, gives notice
-    ingest.processes      each process: it starts, goes on, ends; what it measured goes to `profiles`, `adaptive` and
+    ingest.processes      each process: it starts, runs, ends; its measurements go to `profiles`, `adaptive` and
                           `stop_costs`
     ledger.take           every step of these: `fold.apply` and `memory.remember` take it into the state
     engine.step           what follows from all reports of the batch:
       watch, decide       silent nodes; new jobs for the controller; whether the policy is asked
-      reconcile           attempts begin, are told to stop, and end
+      reconcile           attempts begin, get stop requests, and end
     ledger.commit         log, rows and snapshot in one transaction; then older attempts are fenced
-    assignments           what each agent is told
+    assignments           what each agent should run
 """

@@ -1,4 +1,4 @@
-"""From the state to what each agent is told. Assignments are derived, never kept: a restart makes the same ones."""
+"""The assignment of each agent, derived from the state and never stored: a restart derives the same ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Assigner:
         self._versions: dict[str, int] = {}
         self._fresh = False
         self._looks = 0
-        #: By node: what it was told to stop, and since which version.
+        #: By node: processes that it has to stop, and since which version.
         self._stops: dict[str, dict[Key, int]] = {}
 
     def changed(self) -> None:
@@ -45,7 +45,7 @@ class Assigner:
         self._fresh = False
 
     def renumber(self, node: str) -> None:
-        """Versions of a node of this name begin anew."""
+        """Restart the versions of a node of this name."""
         self._versions.pop(node, None)
 
     def looked(self) -> int:
@@ -74,7 +74,7 @@ class Assigner:
         return Assignment(ctx.term, self._versions.get(node, 0), ctx.options.lease_s, runs)
 
     def stopped_at(self, node: str, reached: int) -> list[Key]:
-        """Processes that an agent which reached this version of its assignment was told to stop."""
+        """Processes that an agent with this version of its assignment has been asked to stop."""
         stops, jobs = self._stops.get(node, {}), self._ctx.state.jobs
         for number, epoch, rank in list(stops):
             job = jobs.get(number)
@@ -143,15 +143,17 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         memory_bytes=float(request.get("memory") or 0.0) / world_size,
         total_steps=request.get("iterations"),
         merge=merge_key(request, job.owner, job.project) if attempt.merge and world_size == 1 else "",
+        device_bytes=attempt.device_bytes,
     )
 
 
 def _group(ctx: Context, job: JobRecord, attempt: Attempt) -> GroupInfo:
     groups = ctx.state.groups
     if attempt.stop is None and groups.of_job.get(job.number) == attempt.gpus:
-        return groups.by_gpus[attempt.gpus]
-    # It is on its way out: it waits for nobody's turn, and others wait for its GPUs.
-    return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=[Mate(job.number, 0, len(attempt.ranks))])
+        return groups.by_job[job.number]
+    # It is on its way out: it waits for nobody's turn, and others wait for its GPUs, unless it is a guest there.
+    mates = [Mate(job.number, 0, len(attempt.ranks))]
+    return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=mates, guest=attempt.guest)
 
 
 def _container_env(request: Mapping[str, Any]) -> dict[str, str]:
@@ -166,5 +168,5 @@ def _batch_env(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _grace_s(attempt: Attempt, usual_s: float) -> float:
-    """Time for the checkpoint of an attempt that is told to stop: the usual one, unless its node goes before."""
+    """Grace period for the checkpoint of an attempt that has to stop; shorter if its node leaves before."""
     return usual_s if attempt.grace_s is None else min(usual_s, attempt.grace_s)

@@ -32,6 +32,7 @@ class Timers:
     settle_s: float = -math.inf
     watched_s: float = -math.inf
     reported_s: float = -math.inf
+    usage_s: float = -math.inf
     silence_s: float = math.inf
     due_s: float = math.inf
     arrived: tuple[float, float] | None = None
@@ -63,7 +64,7 @@ class Context:
         return ANY_SIZE if request.get("wait_for_nodes") else self.options.most_gpus
 
     def spec(self, number: int, request: Mapping[str, Any], owner: str, project: str, submit_s: float) -> JobSpec:
-        """A request as the policies see it; raises `InputError` for a job that cannot be."""
+        """A request as the policies see it; raises `InputError` for an invalid job."""
         state = self.state
         kinds = () if state.controller is None else state.controller.cluster.kinds
         weight = float(state.projects.get(project, {}).get("weight") or 1.0)

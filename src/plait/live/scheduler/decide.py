@@ -74,12 +74,12 @@ def may_start(ctx: Context, first: int) -> bool:
 
 
 def _free_gpus(ctx: Context) -> int:
-    """GPUs of nodes that answer which nobody holds or was given."""
+    """GPUs of nodes that answer which nobody holds or was given, guests aside."""
     state = ctx.state
     held = {gpu for gpus in state.groups.by_gpus for gpu in gpus}
     for number in state.live:
         attempt = state.jobs[number].live
-        held.update(attempt.gpus if attempt else ())
+        held.update(attempt.gpus if attempt and not attempt.guest else ())
     there = (n.info.gpus for n in state.nodes.values() if n.state == "ready" and n.info)
     return sum(there) - len(held)
 

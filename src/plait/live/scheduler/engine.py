@@ -5,9 +5,9 @@
     assignment = engine.observe(observed, now_s=1.2)        # what an agent saw -> what should run there
     wake_s = engine.tick(now_s=2.0)
 
-Each operation gives out steps, which the ledger takes into the state (`plait.live.scheduler.ledger`); what follows from
-them is done (`advance`) and everything is committed. Only then is it acted on. Inside `with engine.batch():` many
-operations share one commit; what they return may be told to others after the block.
+Each operation yields steps, which the ledger applies to the state (`plait.live.scheduler.ledger`). The engine then does
+what follows from them (`_advance`) and commits. Nothing is acted on before the commit. Inside `with engine.batch():`,
+operations share one commit; their results may be sent to others after the block.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, settled_s, wake_s
 from plait.live.scheduler.explain import views, waiting
-from plait.live.scheduler.explain.gpu_demand import Wants
+from plait.live.scheduler.explain.gpu_demand import GpuDemand
 from plait.live.scheduler.ingest.progress import report_progress
 from plait.live.scheduler.ingest.report import ingest
-from plait.live.scheduler.ledger import Counts, Fencing, Ledger, restore
-from plait.live.scheduler.live_policy import make_live_policy
+from plait.live.scheduler.ingest.usage import report_usage
+from plait.live.scheduler.ledger import Counts, Fencing, Ledger, Problem, restore
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.notes import PolicySet
@@ -38,6 +38,7 @@ from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
 from plait.live.scheduler.watch import silence_s, watch
 from plait.live.store import Store
+from plait.policies.catalog import make_policy
 from plait.policies.parts.ignored_requests import remarks
 
 #: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
@@ -78,7 +79,7 @@ class Engine:
         snapshots = Snapshots(self.options.snapshot_weight, later)
         snapshots.weight = float(tail)
         self.ledger = Ledger(ctx, store, snapshots, fencing, timer)
-        self._timer, self._batching, self._wants = timer, False, Wants()
+        self._timer, self._batching, self._gpu_demand = timer, False, GpuDemand()
         self._begin_policy(policy, may_lose_work)
         self._commit()
 
@@ -88,7 +89,7 @@ class Engine:
         if lose is None:  # a permission is for the policy that it was given with
             lose = state.may_lose_work and wanted == state.policy_text
         if (wanted, lose) != (state.policy_text, state.may_lose_work):
-            make_live_policy(wanted)
+            make_policy(wanted)
             self.ledger.do(PolicySet(self.begin_s, wanted, lose))
 
     @property
@@ -122,7 +123,7 @@ class Engine:
 
     @property
     def counts(self) -> Counts:
-        """Figures for whoever counts."""
+        """Figures and problems that the service reads and empties."""
         return self.ledger.counts
 
     # -- what follows ---------------------------------------------------------------------------------
@@ -202,6 +203,9 @@ class Engine:
         if self.state.controller is not None:
             self.context.timers.reported_s = now_s
         self.ledger.take(report_progress(self.context, sorted(self.state.live), now_s))
+        if now_s >= self.context.timers.usage_s + self.options.usage_s:
+            reported = self.ledger.take(report_usage(self.context, now_s))
+            self.context.timers.usage_s = now_s if reported else self.context.timers.usage_s
 
     def _decide(self, now_s: float) -> None:
         self._report(now_s)
@@ -217,7 +221,7 @@ class Engine:
     def submit(
         self, requests: Sequence[Mapping[str, Any]], *, owner: str, now_s: float, key: str | None = None
     ) -> list[int]:
-        """New jobs, all or none; returns their numbers. Raises `InputError` for one that cannot be.
+        """New jobs, all or none; returns their numbers. Raises `InputError` for an invalid one.
 
         The same owner's submission of the same `key` was this one, asked again: it has its jobs already.
         """
@@ -333,7 +337,12 @@ class Engine:
 
     def status(self, now_s: float) -> dict[str, Any]:
         """The cluster in a few numbers."""
-        return views.status(self.context, self._wants, self.clock(now_s))
+        found, demand = views.status(self.context, self._gpu_demand, self.clock(now_s)), self._gpu_demand
+        if (error := demand.failure) is not None:
+            demand.failure = None  # once per question
+            what = f"policy {self.state.policy_text} cannot say how many GPUs jobs are worth: {error}"
+            self.counts.problems.append(Problem(what, error))
+        return found
 
     def nodes(self, now_s: float) -> list[dict[str, Any]]:
         """Each node: hardware, state, usage, and who is on its GPUs."""

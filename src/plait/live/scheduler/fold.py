@@ -23,25 +23,26 @@ from plait.control.messages import (
     NodeSuspected,
     ProgressReported,
     ReplanDue,
+    UsageReported,
 )
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.live_policy import GUESTS_PER_GPU
+from plait.live.scheduler.live_policy import GUESTS_PER_GPU, KILLS
 from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.scheduler.records.entries import Entry, jobs_of
 from plait.live.scheduler.records.notes import (
     AttemptBegan,
     AttemptOver,
     CancelAsked,
-    Foreseen,
-    Learnt,
+    ForecastRecorded,
     NodeDrained,
     NodeForgotten,
     NodeLeaving,
     Note,
     PolicySet,
+    ProfileRecorded,
     ProjectSet,
     RankEnded,
     Requested,
@@ -90,7 +91,7 @@ def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
     if isinstance(entry, ReplanDue):
         state.decision_s, state.decision_seq = entry.at_s, state.seq
     if isinstance(entry, _CHANGES_GROUPS):
-        state.groups.update(state.controller, lambda number: processes_per_gpu(state.jobs[number].request))
+        state.update_groups(lambda number: processes_per_gpu(state.jobs[number].request))
     if isinstance(entry, JobSubmitted):
         for number in range(entry.first, entry.first + len(entry.jobs)):
             state.pending.popleft()
@@ -109,7 +110,7 @@ def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
             state.record.forget(number)
     elif isinstance(entry, ProgressReported):
         _note_losses(state, entry.jobs.tolist())
-    if not isinstance(entry, (ProgressReported, ReplanDue)):
+    if not isinstance(entry, (ProgressReported, UsageReported, ReplanDue)):
         state.touched.update(jobs_of(entry))
     for command in commands:
         state.touched.update(jobs_of(command))
@@ -132,7 +133,7 @@ def _node_joined(state: State, event: NodeJoined) -> None:
     )  # fmt: skip
     if state.controller is None:
         state.controller = Controller(
-            state.limited_policy(), Cluster((hardware,)), state.preemption_rule(), GUESTS_PER_GPU
+            state.limited_policy(), Cluster((hardware,)), state.preemption_rule(), GUESTS_PER_GPU, KILLS
         )
 
 
@@ -172,6 +173,8 @@ def _attempt_began(state: State, note: AttemptBegan) -> None:
     job.epoch = note.epoch
     job.first_epoch = job.first_epoch or job.epoch
     job.attempt = Attempt(job.number, job.epoch, tuple(note.gpus), ranks, note.at_s, note.port)
+    group = state.groups.by_job.get(job.number)
+    job.attempt.guest, job.attempt.device_bytes = group is not None and group.guest, job.device_bytes
     job.attempt.merge = bool(job.request.get("merge")) and not job.unmerged
     if job.unmerged == ONCE:
         job.unmerged = ""
@@ -233,15 +236,15 @@ def _restarted(state: State, note: Restarted) -> None:
     state.touched.add(job.number)
 
 
-def _foreseen(state: State, note: Foreseen) -> None:
-    state.record.told(note)
+def _foreseen(state: State, note: ForecastRecorded) -> None:
+    state.record.add_forecast(note)
 
 
 def _node_drained(state: State, note: NodeDrained) -> None:
     node = state.nodes[note.node]
     node.drained = note.drained
     state.touched_nodes.add(node.id)
-    if node.drained:  # it is there, only not for work: the controller was told that it is lost
+    if node.drained:  # it is there, but not for work: the controller counts it as lost
         node.lost = False
 
 
@@ -259,7 +262,7 @@ def _node_forgotten(state: State, note: NodeForgotten) -> None:
     state.controller.cluster = state.controller.cluster.forget(note.node)
 
 
-def _learnt(state: State, note: Learnt) -> None:
+def _learnt(state: State, note: ProfileRecorded) -> None:
     if note.job is not None:
         state.touched.add(note.job)
     if note.beside:
@@ -280,6 +283,6 @@ _NOTES: dict[type[Any], Callable[[State, Any], None]] = {
     Requested: _requested, CancelAsked: _cancel_asked, PolicySet: _policy_set,
     ProjectSet: _project_set, AttemptBegan: _attempt_began, StopAsked: _stop_asked,
     RankEnded: _rank_ended, AttemptOver: _attempt_over, NodeDrained: _node_drained,
-    Learnt: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,
-    Restarted: _restarted, Foreseen: _foreseen,
+    ProfileRecorded: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,
+    Restarted: _restarted, ForecastRecorded: _foreseen,
 }  # fmt: skip

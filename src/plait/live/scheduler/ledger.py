@@ -22,6 +22,7 @@ from plait.control.messages import (
     NodeJoined,
     ProgressReported,
     ReplanDue,
+    UsageReported,
     to_json,
 )
 from plait.core.errors import PlaitError
@@ -40,16 +41,23 @@ from plait.live.scheduler.records.notes import (
     AttemptBegan,
     AttemptOver,
     CancelAsked,
-    Foreseen,
-    Learnt,
+    ForecastRecorded,
     NodeForgotten,
     Note,
     PolicySet,
+    ProfileRecorded,
     ProjectSet,
     Requested,
     Restarted,
 )
-from plait.live.scheduler.records.observations import AttemptKnown, LookDue, NodeGone, NodeSilent, Observation
+from plait.live.scheduler.records.observations import (
+    AttemptKnown,
+    NodeCheckDue,
+    NodeGone,
+    NodeSilent,
+    Observation,
+    ReportRefused,
+)
 from plait.live.scheduler.requests.admission import project_of
 from plait.live.scheduler.requests.job_limits import OpenJobs
 from plait.live.scheduler.snapshots import Snapshots
@@ -60,8 +68,8 @@ from plait.live.store import Store
 T = TypeVar("T")
 #: Entries after which what runs is still what should run.
 _QUIET = (
-    ProgressReported, JobSubmitted, JobProfiled, GoodputReported, Requested, Learnt, Restarted, Foreseen, ProjectSet,
-    PolicySet,
+    ProgressReported, UsageReported, JobSubmitted, JobProfiled, GoodputReported, Requested, ProfileRecorded, Restarted,
+    ForecastRecorded, ProjectSet, PolicySet,
 )  # fmt: skip
 
 
@@ -77,15 +85,25 @@ class Fencing(Protocol):
         """Make attempts of a job before this epoch unable to commit; `OSError`: later, perhaps."""
 
 
+@dataclass(frozen=True)
+class Problem:
+    """Something that went wrong without stopping the scheduler, for the log of the service."""
+
+    what: str
+    error: Exception
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass
 class Counts:
-    """For whoever counts, who empties them."""
+    """Figures and problems for the service, which empties them."""
 
     #: Ended jobs: how, and seconds since they came.
     left: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=10_000))
     outcomes: Counter[str] = field(default_factory=Counter)
     commits_s: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))
     decisions_s: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))
+    problems: deque[Problem] = field(default_factory=lambda: deque(maxlen=1000))
 
 
 def restore(store: Store) -> tuple[State, int]:
@@ -199,10 +217,12 @@ class Ledger:
             case AttemptKnown(job):
                 del self.ctx.unfenced[job]
                 self.assigner.changed()
-            case LookDue():
+            case NodeCheckDue():
                 self.ctx.timers.watched_s = -math.inf
             case NodeGone() | NodeSilent(silent=False):
                 self.stale = True
+            case ReportRefused(job, epoch, error):
+                self.counts.problems.append(Problem("a report was refused", error, {"job": job, "epoch": epoch}))
             case _:
                 pass
 
@@ -271,4 +291,4 @@ def _about(entry: Entry) -> list[int]:
     if isinstance(entry, Note):
         job = getattr(entry, "job", None)
         return [] if job is None else [job]
-    return [] if isinstance(entry, ProgressReported) else jobs_of(entry)
+    return [] if isinstance(entry, (ProgressReported, UsageReported)) else jobs_of(entry)

@@ -8,16 +8,17 @@ from plait.live.scheduler.records.observations import (
     AgentStarted,
     AttemptKnown,
     EstimateTaken,
-    LookDue,
     MeasurementTaken,
+    NodeCheckDue,
     NodeGone,
     NodeReplaced,
     NodeSilent,
-    NoticeHeard,
+    NoticeReceived,
     Observation,
     ProcessSeen,
+    ReportRefused,
     SilenceExcused,
-    TotalSaid,
+    TotalReported,
 )
 from plait.live.scheduler.state import State
 
@@ -30,26 +31,30 @@ def remember(state: State, what: Observation) -> None:
             if seen is not None and (process.seen is None or process.seen.state != seen.state):
                 state.touched.add(job)
             process.seen = seen
+            if seen is not None and seen.memory is not None:
+                state.jobs[job].device_bytes = seen.memory.persistent_bytes
+            if seen is not None and seen.sharing is not None:
+                _attempt(state, job).leaves = seen.sharing.leaves or _attempt(state, job).leaves
         case MeasurementTaken(job, rank, kind, at):
             taken = _attempt(state, job).ranks[rank].learnt_s
             taken.pop(kind, None)
             if at is not None:
                 taken[kind] = at
-        case TotalSaid(job, total):
+        case TotalReported(job, total):
             state.jobs[job].total = total
         case EstimateTaken(at_s, job):
             state.jobs[job].estimated_s = at_s
         case SilenceExcused(at_s, late_s):
             for node in state.nodes.values():
                 node.heard_s = min(at_s, node.heard_s + late_s)
-        case AttemptKnown() | LookDue():
+        case AttemptKnown() | NodeCheckDue() | ReportRefused():
             pass  # the state does not have it
         case _:
             _remember_node(state, what)
 
 
 def _remember_node(
-    state: State, what: AgentStarted | AgentHeard | NodeReplaced | NoticeHeard | NodeSilent | NodeGone
+    state: State, what: AgentStarted | AgentHeard | NodeReplaced | NoticeReceived | NodeSilent | NodeGone
 ) -> None:
     node = state.nodes[what.node]
     match what:
@@ -63,7 +68,7 @@ def _remember_node(
             node.agent, node.reached, node.term = agent, 0, term
         case NodeReplaced(_, agents):
             node.agents = set(agents)
-        case NoticeHeard(name, leaving_s):
+        case NoticeReceived(name, leaving_s):
             node.leaving_s = leaving_s
             state.touch_node(name)
         case NodeSilent(name, silent):

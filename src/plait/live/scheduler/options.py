@@ -1,71 +1,71 @@
-"""The engine's numbers."""
+"""The numbers by which the scheduler works, each declared once; `plait.live.service.options` offers some of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.core.options import option
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
 
-#: GPUs of a cluster that grows without a limit that anybody knows.
+#: GPUs of a cluster that grows without a known limit.
 ANY_SIZE = 10**9
 
 
 @dataclass(frozen=True)
 class Options:
-    """Seconds unless named otherwise.
+    """Options of the scheduler; seconds where a name ends in `_s`.
 
-    round_s         decide at most this often
-    early_s         ... but for jobs that arrive while GPUs are free, at most this often before the round is due,
-                    unless rounds are longer than 5 s
-    suspect_s       a node silent for so long gets no new work
-    lost_s          ... is lost: its jobs wait again and may be replaced, under a new epoch; one on which nothing runs
-                    is lost after 15 s
-    lease_s         what runs on a node without contact for so long has ended by itself: always before the node is lost,
-                    so that no job runs twice at once
-    first_step_s    an attempt gets so long for its first step before it makes room for others: else jobs that take
-                    long to begin would be started for ever and never trained
-    crash_s         a program that fails so soon after its start, without an iteration, is not started again unless its
-                    submission names a number of retries
-    settle_s        a job too large for the cluster waits so long for more nodes before it is refused
-    expect_gpus     ... but for no more than these GPUs, where it is known how many there will be; 0 = unknown
-    most_gpus       the nodes may become so many that they have so many GPUs: a job that is too large for those there
-                    are, but not for that, waits for them; 0 = they are what they are
-    progress_s      note progress at least this often while jobs run
-    estimate_s      a job is believed what it estimates of itself this often: each is an entry of the log
-    grace_s         for a checkpoint when a job is preempted
-    kill_grace_s    ... when it is cancelled or has failed
-    first_port, ports    master ports of gangs
-    requeues        exits asking for a new start (75) in a row without an iteration, before they count as failures
-    launch_tries    failed starts in a row, before they count as failures
-    user_jobs       jobs that have not ended a user may have, and
-    project_jobs    ... a project; 0 = any number. Each costs memory and time in every decision
-    policy_modules  modules whose policies may be named over HTTP; all others only by whoever starts the service
-    snapshot_weight entries of the log between snapshots; decisions count more, as they take longer to repeat
+    Leases end before a node is lost, so no job runs twice at once. A node on which nothing runs is lost after 15 s.
     """
 
-    round_s: float = 1.0
-    early_s: float = 0.25
-    suspect_s: float = 3.0
-    lost_s: float = LOST_S
-    lease_s: float = LEASE_SHARE * LOST_S
-    first_step_s: float = 0.0
-    crash_s: float = 15.0
-    settle_s: float = 10.0
-    expect_gpus: int = 0
-    most_gpus: int = 0
-    progress_s: float = 10.0
-    estimate_s: float = 30.0
-    grace_s: float = 60.0
-    kill_grace_s: float = 10.0
-    first_port: int = 29_500
-    ports: int = 500
-    requeues: int = 20
-    launch_tries: int = 3
-    user_jobs: int = 10_000
-    project_jobs: int = 50_000
-    policy_modules: tuple[str, ...] = ()
-    snapshot_weight: float = 2000.0
+    round_s: float = option("Shortest time between decisions, seconds", default=1.0, least=0.01)
+    early_s: float = option(
+        "Shortest time before the end of a round at which jobs arriving while GPUs are free cause a decision; ignored "
+        "for rounds over 5 s", default=0.25,
+    )  # fmt: skip
+    suspect_s: float = option("Seconds without contact after which a node gets no new work", default=3.0)
+    lost_s: float = option("Seconds without contact after which a node is lost", default=LOST_S, least=1)
+    lease_s: float = option(
+        "Seconds without contact after which a node ends its jobs", default=LEASE_SHARE * LOST_S, least=0.5
+    )
+    first_step_s: float = option(
+        "Seconds for the first step of an attempt before it may be preempted: otherwise jobs with a slow start would "
+        "be restarted for ever", default=0.0,
+    )  # fmt: skip
+    crash_s: float = option(
+        "A program that fails within this time, without an iteration, is retried only if its submission says so",
+        default=15.0,
+    )
+    settle_s: float = option("Seconds that a job too large for the cluster waits for more nodes", default=10.0)
+    expect_gpus: int = option(
+        "GPUs that the cluster is expected to have; once they are there, too large jobs are refused", default=0,
+        unset="not known",
+    )  # fmt: skip
+    most_gpus: int = option(
+        "GPUs that the cluster can grow to; larger jobs are refused", default=0, unset="those of its nodes"
+    )
+    progress_s: float = option("Longest time between two log entries on progress, seconds", default=10.0)
+    usage_s: float = option("Shortest time between two log entries on the use of GPUs, seconds", default=10.0)
+    estimate_s: float = option(
+        "Seconds between estimates taken from an adaptive job; each is a log entry", default=30.0, flag="estimates"
+    )
+    grace_s: float = option("Grace period for the checkpoint at a preemption, seconds", default=60.0)
+    kill_grace_s: float = option("Grace period of jobs that are cancelled or have failed, seconds", default=10.0)
+    first_port: int = option("Lowest master port of gangs", default=29_500)
+    ports: int = option("Number of master ports", default=500)
+    requeues: int = option(
+        "Exits with a request to restart (75) in a row, without an iteration, that do not count as failures", default=20
+    )
+    launch_tries: int = option("Failed starts in a row that do not count as failures", default=3)
+    user_jobs: int = option("Open jobs per user; 0: no limit", default=10_000, least=0)
+    project_jobs: int = option("Open jobs per project; 0: no limit", default=50_000, least=0)
+    policy_modules: tuple[str, ...] = option(
+        "Modules whose policies may be set over HTTP; others only by whoever starts the service", default=()
+    )
+    snapshot_weight: float = option(
+        "Log entries between snapshots; decisions count more, as they take longer to repeat", default=2000.0
+    )
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for times by which a job could run twice at once."""
+        """Raise `InputError` for times with which a job could run twice at once."""
         check_lease(self.lost_s, self.lease_s)

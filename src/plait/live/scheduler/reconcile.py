@@ -21,7 +21,7 @@ from plait.live.scheduler.ingest.progress import report_progress
 from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, why_lost
 from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver
-from plait.live.scheduler.stops import ask_stop
+from plait.live.scheduler.stops import YIELDS, ask_stop
 
 #: See `reconcile`.
 NextEpoch: TypeAlias = Callable[[int, int], int]
@@ -67,7 +67,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
 
 
 def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> str:
-    """Why an attempt is to stop, as agents, events and people are told; "" if it is to go on.
+    """Why an attempt has to stop, as agents, events and people see it; "" if it continues.
 
     A fault of its own ("failed", "start", "requeue"), the plan ("moved", "preempted"), its user ("cancelled"), or its
     node ("lost", "leaving", "drained").
@@ -137,6 +137,8 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iter
             yield _failed(ctx, job, attempt, now_s)
         elif phase is Phase.RUNNING:
             yield LaunchFailed(now_s, jobs, attempt.cause)
+    elif attempt.stop == YIELDS and phase is Phase.RUNNING:
+        yield LaunchFailed(now_s, jobs, attempt.leaves or "left the GPU to the job whose guest it was")
 
 
 def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> AttemptOver:
@@ -148,7 +150,7 @@ def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Attem
     return AttemptOver(
         now_s, job.number, attempt.epoch, outcome, held_s, attempt.steps or 0.0,
         ended_s=max(now_s - max(ago, 0.0), attempt.began_s),
-        first_step_s=lead.first_step_s if lead else None,
+        first_step_s=lead.first_step_s if lead and not attempt.guest else None,  # a guest waits for its host
         last_step_s=lead.last_step_s if lead else None,
         batch_size=lead.adaptive.batch_size if lead and lead.adaptive else 0.0,
         lost_work_s=lost_s if lost_s > 0 else 0.0,
@@ -175,7 +177,10 @@ def _failed(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Job
     jobs = np.array([job.number])
     if own and at_once and attempt.fault != REQUEUE and job.request.get("retries") is None:
         return JobFailed(
-            now_s, jobs, f"failed at once (no retries unless --retries asks): {attempt.cause}", again=False
+            now_s,
+            jobs,
+            f"failed at once, so it is not started again (unless --retries asks): {attempt.cause}",
+            again=False,
         )
     return JobFailed(now_s, jobs, attempt.cause)
 

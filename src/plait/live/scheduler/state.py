@@ -18,13 +18,13 @@ from plait.core.jobs import Phase
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.live_policy import GUESTS_PER_GPU
+from plait.live.scheduler.live_policy import GUESTS_PER_GPU, KILLS
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
 from plait.live.scheduler.records.groups import GroupBook
 from plait.live.scheduler.records.submissions import Submissions
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.policies.catalog import make_policy
-from plait.policies.quotas import Quotas, WithinQuotas
+from plait.policies.quotas import Quotas, within
 
 _VERSION = 1
 #: So many jobs that left last are kept whole: forecasts take them for what is typical here.
@@ -76,7 +76,7 @@ class State:
     # -- the policy -----------------------------------------------------------------------------------
 
     def refresh_policy(self) -> None:
-        """Let the controller ask the policy as it is now, and decide anew."""
+        """Let the controller ask the current policy at the next decision."""
         if self.controller is not None:
             self.controller.policy = self.limited_policy()
             self.controller.rule = self.preemption_rule()
@@ -99,7 +99,20 @@ class State:
         limits = tuple(
             (name, "", int(p["gpu_quota"])) for name, p in sorted(self.projects.items()) if p["gpu_quota"] is not None
         )
-        return WithinQuotas(policy, Quotas(limits)) if limits else policy
+        return within(policy, Quotas(limits)) if limits else policy
+
+    def update_groups(self, per_gpu: Callable[[int], int]) -> None:
+        """Follow the groups of the controller; `per_gpu`: processes of a job on a GPU.
+
+        Attempts remember whether they are guests, for as long as they are where their group is.
+        """
+        assert self.controller is not None
+        guests = self.groups.guests
+        self.groups.update(self.controller, per_gpu)
+        for number in guests | self.groups.guests:
+            attempt = self.jobs[number].live if number in self.jobs else None
+            if attempt is not None and self.groups.of_job.get(number) == attempt.gpus:
+                attempt.guest = self.groups.by_job[number].guest
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -194,7 +207,7 @@ class State:
         state.learnt, state.ports_given = dict(data["learnt"]), data["ports_given"]
         state.record = TrackRecord.from_json(data.get("record", {}))
         if data["controller"] is not None:
-            state.controller = restore(data["controller"], state.limited_policy(), GUESTS_PER_GPU)
+            state.controller = restore(data["controller"], state.limited_policy(), GUESTS_PER_GPU, KILLS)
         for row in data["nodes"]:
             record = NodeRecord(row["id"], row["drained"], row["lost"], row.get("leaving", False))
             record.suspect = row.get("suspect", False)

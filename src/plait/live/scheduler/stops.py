@@ -6,8 +6,10 @@ from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import Attempt
 from plait.live.scheduler.records.notes import StopAsked
 
-#: Why an attempt was told to stop although it could have gone on with a checkpoint.
-GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving"})
+#: Reasons for stopping an attempt that could have continued.
+GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving", "yields"})
+#: ... by the coordinator of its GPU: there is no room for a guest, which goes back to the queue.
+YIELDS = "yields"
 
 
 def ask_stop(ctx: Context, attempt: Attempt, why: str, now_s: float) -> StopAsked:

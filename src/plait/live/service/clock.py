@@ -1,7 +1,7 @@
 """The service's time: seconds since the store was made, by clocks that may be wrong for a while.
 
 While a service runs its time follows the monotonic clock, whatever happens to the date. What passed while none ran is
-known exactly if the machine was not started anew, by the clock that counts since boot; else only the date can tell, and
+known exactly if the machine was not restarted, by the clock that counts since boot; else only the date can tell, and
 it is believed for at most `MOST_AWAY_S`: a date that was wrong at one start moves the time by no more than that. Time
 that got ahead of the date comes back: it goes slower, never backwards, until both agree. See docs/explanation/time.md.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plait.core.codec import Codec
-from plait.live.agent.procs import boot_id, boot_s
+from plait.live.system.procs import boot_id, boot_s
 
 #: The store's fact that says how its time and others' went together at the last start.
 FACT = "clock"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Lead:
+class Leadership:
     """An open store, its engine, and the time that goes with them."""
 
     store: Store
@@ -38,17 +38,20 @@ class Lead:
         )  # fmt: skip
 
 
-def open_lead(options: ServiceOptions, layout: Layout, seat: LeaderLease | None) -> Lead:
-    """Open the store and go on from it."""
+def open_leadership(options: ServiceOptions, layout: Layout, lease: LeaderLease | None) -> Leadership:
+    """Open the store and continue from its state.
+
+    `options`: of the service; `layout`: of its home folder; `lease`: of the leader, None if there is only one service.
+    """
     from plait.live.agent.lease import unpark
     from plait.live.fencing import Fences
     from plait.live.scheduler.engine import Engine
     from plait.live.store import Store
 
-    store = Store.open(options.db or layout.database, seat=seat)
+    store = Store.open(options.db or layout.database, lease=lease)
     unpark(layout.leases())  # before the engine begins to wait for its nodes
     try:
-        ahead_s = 0.0 if seat is None else seat.now_s() - time.time()  # all services share the database's date
+        ahead_s = 0.0 if lease is None else lease.now_s() - time.time()  # all services share the database's date
         clock = Clock(0.0, store.made_at, lambda: time.time() + ahead_s)
         beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
         start = Anchor.now(0.0, time.time() + ahead_s)
@@ -71,4 +74,4 @@ def open_lead(options: ServiceOptions, layout: Layout, seat: LeaderLease | None)
     except BaseException:
         store.close()
         raise
-    return Lead(store, engine, clock, beside.submit)
+    return Leadership(store, engine, clock, beside.submit)

@@ -1,4 +1,4 @@
-"""Start the service of a home folder: on this machine only unless told otherwise, one at a time.
+"""Start the service of a home folder: by default only for this machine, one at a time.
 
 Several services may share a store on PostgreSQL: one leads, and those started with `--standby` follow it.
 """
@@ -20,9 +20,9 @@ from typing import IO, TYPE_CHECKING
 
 from plait.core.errors import InputError, PlaitError
 from plait.core.options import declared
+from plait.live import discovery
 from plait.live.layout import NODE_NAME, Layout, make_private
 from plait.live.protocol.leases import check_lease
-from plait.live.service import discovery
 from plait.live.service.options import ServiceOptions, read_options
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stand_by(options: ServiceOptions, words: list[str]) -> None:
-    """Begin anew as a follower, in this process: nothing of the time as a leader is left."""
+    """Restart as a standby, replacing this process: no state of the leader is left."""
     time.sleep(_BACK_S)
     more = [] if options.standby else ["--standby", "--name", options.name]
     os.execv(sys.executable, [sys.executable, "-m", "plait.live.service", *words, *more])
@@ -66,35 +66,35 @@ def run(options: ServiceOptions) -> int:
     make_private(layout.home)
     with only_one(layout, options.name), _listen(options.host, options.port) as listener:
         from plait.live.service.journal import begin_log
-        from plait.live.service.leadership import open_lead
+        from plait.live.service.leadership import open_leadership
         from plait.live.service.serving import STAND_BY, Service
 
         begin_log(discovery.file_of(layout, options.name, "log"))
         address = _address(options, listener)
-        seat, again = _seat(options, address), False
+        lease, again = _leader_lease(options, address), False
         try:
-            if seat is not None and not options.standby:
-                _take(seat, str(options.db))
-            lead = None if options.standby else open_lead(options, layout, seat)
-            code = asyncio.run(Service(options, layout, listener, address, begin, seat).run(lead))
+            if lease is not None and not options.standby:
+                _take(lease, str(options.db))
+            lead = None if options.standby else open_leadership(options, layout, lease)
+            code = asyncio.run(Service(options, layout, listener, address, begin, lease).run(lead))
             again = code == STAND_BY
             return code
         finally:
             if not again:
                 discovery.forget(layout, options.name)
-            if seat is not None:
-                seat.close()
+            if lease is not None:
+                lease.close()
             _LOG.info("stopped")
 
 
-def _seat(options: ServiceOptions, address: str) -> LeaderLease | None:
+def _leader_lease(options: ServiceOptions, address: str) -> LeaderLease | None:
     """How this service comes to lead; None on SQLite, where the lock of the file says all."""
     if not (options.db or "").startswith("postgres"):
         return None
     try:
+        from plait.live.store.connecting import parse_url
         from plait.live.store.holders import this_process
         from plait.live.store.leader_lease import LeaderLease
-        from plait.live.store.store import parse_url
 
         return LeaderLease(
             parse_url(str(options.db)),
@@ -108,21 +108,21 @@ def _seat(options: ServiceOptions, address: str) -> LeaderLease | None:
         raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
 
 
-def _take(seat: LeaderLease, url: str) -> None:
-    """Lead now, or when the lease of one that has died is over; raises `StoreError` if another leads."""
+def _take(lease: LeaderLease, url: str) -> None:
+    """Lead now, or once the lease of a dead leader is over; raises `StoreError` if another leads."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from plait.live.store import StoreError
-    from plait.live.store.store import parse_url
+    from plait.live.store.connecting import parse_url
 
-    until = time.monotonic() + seat.lease_s + 1.0
+    until = time.monotonic() + lease.lease_s + 1.0
     try:
-        while not seat.try_take():
+        while not lease.try_take():
             if time.monotonic() > until:
-                where = f" at {seat.seen.url}" if seat.seen else ""
+                where = f" at {lease.seen.url}" if lease.seen else ""
                 raise StoreError(
                     f"the store {parse_url(url)!r} is in use by another service{where}; stop that one first, or "
-                    "start a follower with: plait up --standby"
+                    "start a standby with: plait up --standby"
                 )
             time.sleep(0.1)
     except SQLAlchemyError as error:
@@ -139,8 +139,8 @@ def _check(options: ServiceOptions) -> None:
     for name in ("tls_cert", "tls_key"):
         if getattr(options, name) and not Path(getattr(options, name)).is_file():
             raise InputError(f"--{name.replace('_', '-')}: there is no file {getattr(options, name)}")
-    if not options.estimates_s > 0:
-        raise InputError(f"--estimates is {options.estimates_s}, needs seconds > 0")
+    if not options.estimate_s > 0:
+        raise InputError(f"--estimates is {options.estimate_s}, needs seconds > 0")
     if not options.round_s > 0 or not options.lost_s > 0:
         raise InputError(f"--round is {options.round_s:g} and --lost {options.lost_s:g}; both need seconds > 0")
     check_lease(options.lost_s, options.lease)

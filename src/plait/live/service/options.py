@@ -3,78 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
+from typing import Any
 
-from plait.core.options import declared, option, parse
+from plait.core.options import declared, option, parse, put
+from plait.live.discovery import FIRST, SECOND, STORE_VARIABLE
 from plait.live.protocol.leases import LEAD_S, LEASE_SHARE
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.scheduler.options import Options as EngineOptions
-from plait.live.service.discovery import FIRST, SECOND, STORE_VARIABLE
 
-#: The group of options that `plait up` never says: they are for whoever starts a service by hand.
+#: The group of options that `plait up` does not have: only those who start a service by hand give them.
 BY_HAND = "by hand"
+
+
+def _scheduler(name: str, default: Any = MISSING, **changed: Any) -> Any:
+    """An option of the scheduler that the service has, too; `default` and `changed` fields of `Option` may differ."""
+    one = next(one for one in declared(EngineOptions) if one.name == name)
+    return put(replace(one.option, **changed), one.default if default is MISSING else default)
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """What a service is started with; seconds where a name ends in `_s`."""
+    """The options of a service; seconds where a name ends in `_s`."""
 
     home: str | None = option("Folder of the service", default=None, unset="PLAIT_HOME, else ~/.plait", group=BY_HAND)
     host: str = option("Address to listen on", default="127.0.0.1")
     port: int = option("Port to listen on", default=0, unset="a free one", least=0, most=65535)
     policy: str | None = option(
-        "A policy of `plait policies`", default=None, unset="the last one, at first tiresias-l", short="p"
+        "Policy that `plait policies` lists", default=None, unset="the last one, at first tiresias-l", short="p"
     )
-    round_s: float = option("Least seconds between decisions", default=EngineOptions.round_s, least=0.01)
+    round_s: float = _scheduler("round_s")
     db: str | None = option(
-        "postgresql://host/name", default=None, unset="SQLite in the home folder", env=STORE_VARIABLE
+        "Database of the store, postgresql://host/name",
+        default=None,
+        unset="SQLite in the home folder",
+        env=STORE_VARIABLE,
     )
-    estimates_s: float = option(
-        "Seconds between what an adaptive job is believed of itself", default=EngineOptions.estimate_s, group=BY_HAND
+    estimate_s: float = _scheduler("estimate_s", group=BY_HAND)
+    lost_s: float = _scheduler("lost_s")
+    lease_s: float | None = _scheduler("lease_s", None, unset=f"{LEASE_SHARE:g} of --lost")
+    lead_lease_s: float = option(
+        "Seconds without contact after which the leader loses the lease", default=LEAD_S, group=BY_HAND
     )
-    lost_s: float = option("A node is lost after this many silent seconds", default=EngineOptions.lost_s, least=1)
-    lease_s: float | None = option(
-        "Silent seconds after which a node ends its jobs", default=None, unset=f"{LEASE_SHARE:g} of --lost", least=0.5
-    )
-    lead_lease_s: float = option("Seconds a silent leader keeps its place", default=LEAD_S, group=BY_HAND)
-    settle_s: float = option("Seconds to wait for more nodes", default=EngineOptions.settle_s, group=BY_HAND)
-    first_step_s: float = option(
-        "Seconds an attempt gets for its first step before it makes room", default=30.0, group=BY_HAND
-    )
-    grace_s: float = option("Seconds for a checkpoint at preemption", default=EngineOptions.grace_s, group=BY_HAND)
-    user_jobs: int = option("Jobs a user may have open, 0: any number", default=EngineOptions.user_jobs, least=0)
-    project_jobs: int = option(
-        "Jobs a project may have open, 0: any number", default=EngineOptions.project_jobs, least=0
-    )
-    tls_cert: str | None = option("Certificate file; with --tls-key the service has HTTPS", default=None)
-    tls_key: str | None = option("Key file", default=None)
-    insecure: bool = option("Listen beyond this machine without TLS", default=False)
-    backend: str = option("Who starts the nodes: local, ray, slurm", default="local")
-    most_gpus: int | None = option(
-        "GPUs that nodes may come to have: larger jobs are refused, others wait for nodes", default=None,
-        unset="those there are, or, with a backend other than local, any number",
-    )  # fmt: skip
-    expect_gpus: int = option("Once there are so many GPUs, no more are waited for", default=0, unset="not known")
+    settle_s: float = _scheduler("settle_s", group=BY_HAND)
+    first_step_s: float = _scheduler("first_step_s", 30.0, group=BY_HAND)
+    grace_s: float = _scheduler("grace_s", group=BY_HAND)
+    user_jobs: int = _scheduler("user_jobs")
+    project_jobs: int = _scheduler("project_jobs")
+    tls_cert: str | None = option("Certificate file; with --tls-key, the service uses HTTPS", default=None)
+    tls_key: str | None = option("Private key file of the certificate", default=None)
+    insecure: bool = option("Allow other machines to connect without TLS", default=False)
+    backend: str = option("What starts the nodes: local, ray or slurm", default="local")
+    most_gpus: int | None = _scheduler("most_gpus", None, unset="with backend local those of its nodes, else no limit")
+    expect_gpus: int = _scheduler("expect_gpus")
     allow_policy: tuple[str, ...] = option(
-        "Policies of this module may be set while it runs", default=(), metavar="MODULE"
+        "Allow `plait policy set` to use policies of this module", default=(), metavar="MODULE"
     )
-    may_lose_work: bool = option("Let the policy stop jobs that cannot resume from a checkpoint", default=False)
-    policy_path: str | None = option("Where modules of policies are looked for, last", default=None, metavar="FOLDER")
+    may_lose_work: bool = option("Allow the policy to stop jobs that cannot resume from a checkpoint", default=False)
+    policy_path: str | None = option("Folder to search last for modules of policies", default=None, metavar="FOLDER")
     standby: bool = option("Wait until no other service leads, then lead", default=False)
     name: str = option(
-        "Name of this service, where a home has several", default="", unset=f"{FIRST}, with --standby {SECOND}"
+        "Name of this service, if a home folder has several", default="", unset=f"{FIRST}, with --standby {SECOND}"
     )
 
     @property
     def engine(self) -> EngineOptions:
         """What the scheduler needs of them."""
+        shared = {one.name for one in declared(EngineOptions)} & {one.name for one in declared(ServiceOptions)}
         most_gpus = (0 if self.backend == "local" else ANY_SIZE) if self.most_gpus is None else self.most_gpus
-        return EngineOptions(
-            round_s=self.round_s, lost_s=self.lost_s, lease_s=self.lease, settle_s=self.settle_s, grace_s=self.grace_s,
-            estimate_s=self.estimates_s, first_step_s=self.first_step_s, user_jobs=self.user_jobs,
-            project_jobs=self.project_jobs, suspect_s=min(3.0, self.lost_s / 2), most_gpus=most_gpus,
-            expect_gpus=self.expect_gpus, policy_modules=self.allow_policy,
-        )  # fmt: skip
+        derived = {"lease_s": self.lease, "most_gpus": most_gpus, "suspect_s": min(3.0, self.lost_s / 2)}
+        given = {name: getattr(self, name) for name in shared}
+        return EngineOptions(**{**given, **derived, "policy_modules": self.allow_policy})
 
     @property
     def lease(self) -> float:
@@ -83,7 +82,7 @@ class ServiceOptions:
 
 
 def read_options(argv: Sequence[str] | None) -> ServiceOptions:
-    """The options of a command line; ends the process for those that there are not."""
+    """Parse a command line; ends the process if an option is unknown."""
     found = parse(ServiceOptions, argv, prog="plait.live.service", description="The scheduler's service.")
     return replace(found, name=found.name or (SECOND if found.standby else FIRST))
 

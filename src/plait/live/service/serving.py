@@ -12,14 +12,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import PlaitError
-from plait.live.client.tls import certificates
+from plait.live import discovery
 from plait.live.layout import Layout
-from plait.live.service import discovery
-from plait.live.service.http.connections import Connection, Connections, Door, counted, room
-from plait.live.service.http.gateway import Front
-from plait.live.service.leadership import Lead, open_lead
+from plait.live.service.http.connections import Acceptor, Connection, Connections, counted, room
+from plait.live.service.http.gateway import Gateway
+from plait.live.service.leadership import Leadership, open_leadership
 from plait.live.service.options import ServiceOptions
 from plait.live.service.warmup import get_ready, warm_up
+from plait.live.tls import certificates
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from plait.live.store.leader_lease import LeaderLease
 
 _LOG = logging.getLogger("plait.service")
-#: Seconds that open requests get when the service is told to end.
+#: Grace period of open requests when the service is asked to end, seconds.
 GOODBYE_S = 3
 #: A leader looks so often whether service.json still names it.
 LOOK_S = 1.0
@@ -42,39 +42,39 @@ class Service:
 
     def __init__(
         self, options: ServiceOptions, layout: Layout, listener: socket.socket, address: str, begin: float,
-        seat: LeaderLease | None = None,
+        lease: LeaderLease | None = None,
     ) -> None:  # fmt: skip
         """Nothing runs yet."""
-        self.options, self.layout, self.address, self.begin, self.seat = options, layout, address, begin, seat
+        self.options, self.layout, self.address, self.begin, self.lease = options, layout, address, begin, lease
         self._listener = listener
-        self.front = Front(seat)
+        self.gateway = Gateway(lease)
         self._code = 0
         self._api: Api | None = None
         self._worker: Worker | None = None
         self._warm: str | None = None
         self._error: PlaitError | None = None
 
-    async def run(self, lead: Lead | None) -> int:
-        """Serve until told to end; without a lead, stand by for it. Returns the exit code."""
+    async def run(self, lead: Leadership | None) -> int:
+        """Serve until a signal to end; without `lead`, stand by first. Returns the exit code."""
         import uvicorn
 
-        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         config = uvicorn.Config(
-            self.front, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
+            self.gateway, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
             ssl_certfile=self.options.tls_cert, ssl_keyfile=self.options.tls_key, timeout_graceful_shutdown=GOODBYE_S,
             timeout_keep_alive=75, ws="none",
         )  # fmt: skip
         self._answers = asyncio.Event()
-        self.front.connections = Connections(room())
-        self._server = _server(config, self._answers.set, self.front.connections)
+        self.gateway.connections = Connections(room())
+        self._server = _server(config, self._answers.set, self.gateway.connections)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
-        if self.seat is not None:
-            self.seat.lost = lambda why: self._loop.call_soon_threadsafe(self._step_down, why)
+        if self.lease is not None:
+            self.lease.lost = lambda why: self._loop.call_soon_threadsafe(self._step_down, why)
         if lead is not None:
             self._begin(lead)
-            if self.seat is not None and self.seat.why:  # before anybody listened
-                self._step_down(self.seat.why)
+            if self.lease is not None and self.lease.why:  # before anybody listened
+                self._step_down(self.lease.why)
         serving = asyncio.ensure_future(self._server._serve(sockets=[self._listener]))
         try:
             await asyncio.wait(
@@ -84,14 +84,14 @@ class Service:
             serving.add_done_callback(lambda _: self.stop())
             if serving.done():
                 self.stop()
-            if lead is None and (lead := await self._follow()) is not None:
+            if lead is None and (lead := await self._stand_by()) is not None:
                 self._begin(lead)
-            if self._worker is not None and not self._told.is_set():
+            if self._worker is not None and not self._ending.is_set():
                 self._announce()
                 await self._stay()
             await serving
             if self._worker is not None and self._api is not None:
-                self._api.asker.close()
+                self._api.what_if.close()
                 self._worker.stop()
                 await asyncio.to_thread(self._worker.join, 10.0)
         finally:
@@ -104,39 +104,39 @@ class Service:
 
     def stop(self) -> None:
         """Ask the service to end, once open requests are answered."""
-        self._told.set()
+        self._ending.set()
         if self._api is not None:
             self._api.closing.set()
         self._server.should_exit = True
 
-    # -- following ------------------------------------------------------------------------------------
+    # -- standing by --------------------------------------------------------------------------------
 
-    async def _follow(self) -> Lead | None:
-        """Until it is our turn; None if told to end before."""
+    async def _stand_by(self) -> Leadership | None:
+        """Wait until this service can lead; None if it is asked to end before."""
         from plait.live.store.leader_lease import LOOK_S as look_s
 
-        assert self.seat is not None
+        assert self.lease is not None
         self._record("standby")
         _LOG.info("stands by", extra={"facts": {"url": self.address}})
         said, prepared = "", False
-        while not self._told.is_set():
+        while not self._ending.is_set():
             try:
-                if await asyncio.to_thread(self.seat.try_take):
+                if await asyncio.to_thread(self.lease.try_take):
                     break
                 if not prepared:
-                    policy = self.options.policy or await asyncio.to_thread(self.seat.policy)
+                    policy = self.options.policy or await asyncio.to_thread(self.lease.policy)
                     threading.Thread(target=self._prepare, args=(policy,), name="prepare", daemon=True).start()
                 said, prepared = "", True
             except Exception as error:  # the database is away: whoever leads has the same trouble
                 if str(error) != said:
                     said = str(error)
                     _LOG.warning("the store does not answer", extra={"facts": {"why": said[:300]}})
-            await _until(self._told, look_s)
-        if self._told.is_set():
+            await _until(self._ending, look_s)
+        if self._ending.is_set():
             return None
         began = time.monotonic()
         try:
-            lead = await asyncio.to_thread(open_lead, self.options, self.layout, self.seat)
+            lead = await asyncio.to_thread(open_leadership, self.options, self.layout, self.lease)
         except PlaitError as error:
             _LOG.critical("cannot lead", exc_info=error)
             self._error = error
@@ -157,11 +157,11 @@ class Service:
             self._warm = policy
         except Exception:  # then it is made ready when it decides
             _LOG.info("the policy is not made ready yet", exc_info=True)
-        self.front.prepared = True
+        self.gateway.prepared = True
 
     # -- leading --------------------------------------------------------------------------------------
 
-    def _begin(self, lead: Lead) -> None:
+    def _begin(self, lead: Leadership) -> None:
         """Answer as the leader from now on."""
         from plait.live.service.http.api import Api
         from plait.live.service.http.app import make_app
@@ -174,14 +174,14 @@ class Service:
         tokens.at_home(self.layout)
         worker = Worker(
             engine, lead.clock, lambda versions: self._loop.call_soon_threadsafe(mailbox.published, versions),
-            self._failed, (lambda: True) if self.seat is None else self.seat.holds,
-            (lambda: lead.again(self.layout)) if self.seat is None else None,
+            self._failed, (lambda: True) if self.lease is None else self.lease.holds,
+            (lambda: lead.again(self.layout)) if self.lease is None else None,
         )  # fmt: skip
-        if self.seat is not None:
-            self.seat.pulse, self.seat.doing = lambda: worker.cycles, worker.doing
+        if self.lease is not None:
+            self.lease.pulse, self.lease.doing = lambda: worker.cycles, worker.doing
         self._worker = worker
         self._api = Api(store, worker, tokens, mailbox, self.begin)
-        self.front.app, self.front.rank = make_app(self._api), tokens.rank
+        self.gateway.app, self.gateway.rank = make_app(self._api), tokens.rank
         # What is loaded stays; and a long listing need not be stopped to look through it.
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
@@ -196,12 +196,12 @@ class Service:
         from plait.live.store import StoreError
 
         _LOG.critical("the engine stopped", exc_info=error)
-        again = self.seat is not None and isinstance(error, StoreError)
+        again = self.lease is not None and isinstance(error, StoreError)
         self._code = STAND_BY if again else 1
         self._loop.call_soon_threadsafe(self.stop)
 
     def _step_down(self, why: str) -> None:
-        if not self._told.is_set():
+        if not self._ending.is_set():
             _LOG.warning("leads no more", extra={"facts": {"why": why}})
             self._code = STAND_BY
             if self._worker is not None:
@@ -216,8 +216,8 @@ class Service:
         }  # fmt: skip
 
     def _announce(self) -> None:
-        """Tell where the leader is."""
-        if self.seat is not None:
+        """Publish where the leader is."""
+        if self.lease is not None:
             self._record("leader")
         discovery.write(self.layout.service_file, self._facts())
         after_s = round(time.monotonic() - self.begin, 3)
@@ -228,18 +228,18 @@ class Service:
         discovery.write(discovery.record_file(self.layout, self.options.name), self._facts() | words)
 
     async def _stay(self) -> None:
-        """Until told to end, or the home folder has vanished; see to it that service.json names the leader."""
+        """Wait for a signal to end, or until the home folder has vanished; keep service.json naming the leader."""
         trouble = ""
-        while not self._told.is_set():
-            await _until(self._told, LOOK_S)
-            if self._told.is_set():
+        while not self._ending.is_set():
+            await _until(self._ending, LOOK_S)
+            if self._ending.is_set():
                 return
             if not self.layout.home.is_dir():
                 self._error = PlaitError(f"the home folder {self.layout.home} has vanished; nothing can be kept there")
                 _LOG.critical("the home folder has vanished", extra={"facts": {"home": str(self.layout.home)}})
                 self.stop()
                 return
-            leads = self.seat is None or self.front.leads
+            leads = self.lease is None or self.gateway.leads
             if leads and not discovery.is_mine(self.layout.service_file):
                 try:
                     discovery.write(self.layout.service_file, self._facts())
@@ -269,15 +269,15 @@ def _server(config: uvicorn.Config, ready: Any, connections: Connections) -> uvi
             def protocol(one: Connection) -> Any:
                 return kind(config=config, server_state=self.server_state, app_state={"connection": one})
 
-            self._doors = [Door(listener, connections, protocol, config.ssl) for listener in sockets or []]
-            for door in self._doors:
-                door.open()
+            self._acceptors = [Acceptor(listener, connections, protocol, config.ssl) for listener in sockets or []]
+            for acceptor in self._acceptors:
+                acceptor.open()
             if not self.should_exit:
                 ready()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            for door in self._doors:
-                door.close()
+            for acceptor in self._acceptors:
+                acceptor.close()
             await super().shutdown(sockets)
 
     return Server(config)

@@ -1,4 +1,4 @@
-"""Asks what would start waiting jobs: in a thread of its own, one question after the other, each once a decision."""
+"""Answers what would start a waiting job, in a thread of its own, each question once per decision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.live.scheduler.explain.what_if import Copy, Question
 
 #: Seconds after which the policy is asked no more.
 BUDGET_S = 2.0
-#: Jobs that may be asked about at a time; others are told to come again.
+#: Jobs that may be asked about at a time; others have to ask again.
 MOST_WAITING = 16
 
 
@@ -21,15 +21,15 @@ def _answer(question: Question) -> list[dict[str, Any]]:
     return question.answer(lambda: time.monotonic() < until)
 
 
-class Asker:
-    """Asks one question after the other, each once a decision."""
+class WhatIfService:
+    """Answers one question at a time, each once per decision."""
 
     def __init__(self) -> None:
         """Nothing was asked."""
         self._copy: Copy | None = None
         self._answers: dict[tuple[int, int], Future[list[dict[str, Any]]]] = {}
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="asker")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="what-if")
 
     def explain(self, engine: Engine, number: int, now_s: float) -> tuple[dict[str, Any], Question | None]:
         """In the engine's thread: what is known of a job, and the question that is left; `LookupError` if it ended."""

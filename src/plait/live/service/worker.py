@@ -206,6 +206,7 @@ class Worker(threading.Thread):
             self.decisions += 1
             self.decision_s += taken_s
         self.notice(engine)
+        self._log_problems()
         for item in items:
             self._answer(item)
         looks, versions_of_all = engine.versions()
@@ -224,6 +225,14 @@ class Worker(threading.Thread):
             except Exception as error:
                 item.error = error
             self._answer(item)
+        self._log_problems()
+
+    def _log_problems(self) -> None:
+        """Log what the scheduler met: it has no log of its own."""
+        problems = self.engine.counts.problems
+        while problems:
+            problem = problems.popleft()
+            _LOG.warning(problem.what, exc_info=problem.error, extra={"facts": dict(problem.facts)})
 
     def _fail(self, items: list[_Item], error: BaseException) -> None:
         for item in items:

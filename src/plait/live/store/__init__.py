@@ -3,7 +3,9 @@
 Start at `store.Store`.
 """
 
+from plait.live.store.errors import NoRoom, Replaced, StoreError
+from plait.live.store.packing import pack
 from plait.live.store.schema import Entry, Token
-from plait.live.store.store import NoRoom, Replaced, Store, StoreError, pack
+from plait.live.store.store import Store
 
 __all__ = ["Entry", "NoRoom", "Replaced", "Store", "StoreError", "Token", "pack"]

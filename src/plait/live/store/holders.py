@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from plait.live.agent import procs
 from plait.live.protocol.leases import LEAD_S
+from plait.live.system import procs
 
 
 def this_process(lease_s: float = LEAD_S) -> str:

@@ -1,15 +1,15 @@
 """Who leads, where several services stand ready on one PostgreSQL: an advisory lock, and a lease with a term.
 
-    seat = Seat(url, holder=holders.this_process(), address="http://a:8642")
-    while not seat.try_take():          # a follower, every 0.3 s
+    lease = LeaderLease(url, holder=holders.this_process(), address="http://a:8642")
+    while not lease.try_take():          # a standby, every 0.3 s
         time.sleep(0.3)
-    store = Store.open(url, seat=seat)  # the lease is renewed meanwhile, and `store.next_term()` gives it a term
-    seat.holds()                        # asked before anybody is told anything
+    store = Store.open(url, lease=lease)  # the lease is renewed meanwhile, and `store.next_term()` gives it a term
+    lease.holds()                        # checked before anything is answered
 
 The lock names the leader; the lease tells whether it still lives where the lock cannot: a paused process or one behind
-a broken network keeps its session. It is over when a follower, by its own clock, has seen nobody renew it for as long
-as it lasts: dates, the database's too, may be set. Then the follower ends all sessions of its holder and takes the
-lock. The old leader has stopped answering by then, by its own clock, which began to count before the follower's did;
+a broken network keeps its session. It is over when a standby, by its own clock, has seen nobody renew it for as long
+as it lasts: dates, the database's too, may be set. Then the standby ends all sessions of its holder and takes the
+lock. The old leader has stopped answering by then, by its own clock, which began to count before the standby's did;
 and its commits are refused, since each checks the term (`Store`).
 """
 
@@ -27,17 +27,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from plait.live.agent import procs
 from plait.live.protocol.leases import LEAD_S
 from plait.live.store import schema
 from plait.live.store.holders import is_dead, lasts_s
+from plait.live.system import procs
 
-#: How often a lease is renewed while it lasts, and after how many seconds a follower looks again.
+#: How often a lease is renewed while it lasts, and after how many seconds a standby looks again.
 RENEWALS, LOOK_S = 4, 0.3
-#: A leader whose worker completes no cycle for so many seconds hangs, and gives up the lead if a follower stands ready.
+#: A leader whose worker completes no cycle for so many seconds hangs, and gives up the lead if a standby stands ready.
 #: Decisions take less.
 HUNG_S = 120.0
-#: Seconds until sessions that are told to end have ended.
+#: Seconds until terminated sessions have ended.
 _END_S = 1.0
 _LOG = logging.getLogger("plait.service")
 _LOCK_KEY = 0x706C616974  # "plait"
@@ -110,14 +110,14 @@ class LeaderLease:
         """How this service connects."""
         return {**CONNECT, "application_name": self.mark}
 
-    # -- a follower -----------------------------------------------------------------------------------
+    # -- a standby -----------------------------------------------------------------------------------
 
     def leader(self) -> Leader | None:
         """Whose the lease is; None for a store that has never had one. Raises SQLAlchemyError."""
         return _lease(self._session())
 
     def policy(self) -> str | None:
-        """The policy that decided last: what a follower makes ready. Raises SQLAlchemyError."""
+        """The policy that decided last: what a standby makes ready. Raises SQLAlchemyError."""
         session = self._session()
         if not session.execute(sa.text("SELECT to_regclass('log') IS NOT NULL")).scalar():
             return None

@@ -12,7 +12,6 @@ this store's own: a service that was replaced while it slept changes nothing any
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -27,35 +26,20 @@ from pathlib import Path
 from typing import IO, Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
-from plait.core.files import OWNER_ONLY, replacing
 from plait.live.store import schema
-from plait.live.store.leader_lease import LeaderLease, take_lock
+from plait.live.store.connecting import lock_file, lock_server, parse_url, sqlite_engines, unlock
+from plait.live.store.errors import NoRoom, Replaced, StoreError, first_line
+from plait.live.store.leader_lease import LeaderLease
 from plait.live.store.migrate import migrate, version
+from plait.live.store.packing import pack
 from plait.live.store.schema import Entry, Token, Views
 
-_BUSY_S = 10
 _KEPT_SNAPSHOTS = 2
-#: Elements of a list that become JSON in one go.
-_PIECE = 100
-#: Terms left free for the services of a store between its copy and its being put back.
-_TERMS = 1_000_000
 #: Bytes that a disk has to take before it counts as one with room.
 _ROOM = 1 << 18
-
-
-class StoreError(InputError):
-    """The store cannot be opened, read or written; the message says which and what to do."""
-
-
-class NoRoom(StoreError):
-    """The disk of the store is full; nothing was written, and the same may work once there is room."""
-
-
-class Replaced(StoreError):
-    """Another service leads: nothing is written any more."""
 
 
 class Store:
@@ -66,10 +50,10 @@ class Store:
         engine: sa.Engine,
         readers: sa.Engine,
         lock: IO[bytes] | sa.Connection | None,
-        seat: LeaderLease | None = None,
+        lease: LeaderLease | None = None,
     ) -> None:
         """Take open engines; the tables are there."""
-        self._engine, self._readers, self._lock, self._seat = engine, readers, lock, seat
+        self._engine, self._readers, self._lock, self._lease = engine, readers, lock, lease
         # Tokens are written beside the engine's thread, and SQLite's writer is one connection for all of them.
         self._writes = threading.Lock()
         #: The term of whoever writes by this store; None for those who never lead.
@@ -84,10 +68,10 @@ class Store:
         }
 
     @classmethod
-    def open(cls, url: str | Path, *, exclusive: bool = True, seat: LeaderLease | None = None) -> Store:
+    def open(cls, url: str | Path, *, exclusive: bool = True, lease: LeaderLease | None = None) -> Store:
         """Open or make the store at a URL (`sqlite:///file`, `postgresql://...`) or a path of an SQLite file.
 
-        `exclusive`: refuse if another service writes to it; `seat`: it holds the lock already. Raises `StoreError` with
+        `exclusive`: refuse if another service writes to it; `lease`: it holds the lock. Raises `StoreError` with
         one sentence.
         """
         parsed = parse_url(url)
@@ -95,24 +79,24 @@ class Store:
         with ExitStack() as undo:
             try:
                 if parsed.get_backend_name() == "sqlite":
-                    lock = _lock_file(parsed) if exclusive else None
-                    undo.callback(_unlock, lock)
-                    engine, readers = _sqlite(parsed)
+                    lock = lock_file(parsed) if exclusive else None
+                    undo.callback(unlock, lock)
+                    engine, readers = sqlite_engines(parsed)
                 else:
-                    options = {} if seat is None else seat.options()
+                    options = {} if lease is None else lease.options()
                     engine = readers = sa.create_engine(parsed, pool_pre_ping=True, connect_args=options)
                 undo.callback(engine.dispose)
                 undo.callback(readers.dispose)
                 if engine is readers:
-                    lock = _lock_server(engine) if exclusive and seat is None else None
-                    undo.callback(_unlock, lock)
-                _prepare_tables(engine, parsed)
+                    lock = lock_server(engine) if exclusive and lease is None else None
+                    undo.callback(unlock, lock)
+                prepare_tables(engine, parsed)
             except (SQLAlchemyError, OSError) as error:
-                raise StoreError(f"cannot open the store {parsed!r}: {_short(error)}") from error
+                raise StoreError(f"cannot open the store {parsed!r}: {first_line(error)}") from error
             except ImportError as error:
                 raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
             undo.pop_all()
-        return cls(engine, readers, lock, seat)
+        return cls(engine, readers, lock, lease)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -150,7 +134,7 @@ class Store:
         except self._errors as error:
             if "disk is full" in str(error) or not self.has_room():
                 raise NoRoom(f"cannot write to the store {self._engine.url.database}: its disk is full") from error
-            raise StoreError(f"cannot write to the store: {_short(error)}") from error
+            raise StoreError(f"cannot write to the store: {first_line(error)}") from error
 
     def has_room(self) -> bool:
         """Whether something can be written where an SQLite store is; True for any other."""
@@ -206,11 +190,11 @@ class Store:
             last = sa.select(table.c.value).where(table.c.key == "term").with_for_update()
             term = int(connection.execute(last).scalar() or 0) + 1
             connection.execute(sa.update(table).where(table.c.key == "term").values(value=str(term)))
-            if self._seat is not None and not self._seat.begin(connection, term):
+            if self._lease is not None and not self._lease.begin(connection, term):
                 raise Replaced("another service became the leader before this one started")
         self.term = term
-        if self._seat is not None:
-            self._seat.keep()
+        if self._lease is not None:
+            self._lease.keep()
         return term
 
     # -- reading --------------------------------------------------------------------------------------
@@ -222,7 +206,7 @@ class Store:
             with self._readers.connect() as connection:
                 yield connection
         except self._errors as error:
-            raise StoreError(f"cannot read the store: {_short(error)}") from error
+            raise StoreError(f"cannot read the store: {first_line(error)}") from error
 
     @property
     def made_at(self) -> float:
@@ -361,7 +345,7 @@ class Store:
             os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         except (OSError, ValueError, RuntimeError) as error:  # a user that is not there is a RuntimeError
             raise InputError(
-                f"cannot write the backup {str(target)[:300]!r}: {_short(error)}; give another path"
+                f"cannot write the backup {str(target)[:300]!r}: {first_line(error)}; give another path"
             ) from error
         try:
             with self._readers.connect() as source, closing(sqlite3.connect(part)) as copy:
@@ -370,46 +354,20 @@ class Store:
         except FileExistsError as error:
             raise InputError(f"{path} is there already; give another name") from error
         except (OSError, sqlite3.Error, SQLAlchemyError) as error:
-            raise StoreError(f"cannot write the backup {path}: {_short(error)}") from error
+            raise StoreError(f"cannot write the backup {path}: {first_line(error)}") from error
         finally:
             part.unlink(missing_ok=True)
         return path
 
     def close(self) -> None:
         """Let others open it."""
-        _unlock(self._lock)
+        unlock(self._lock)
         self._lock = None
         self._readers.dispose()
         self._engine.dispose()
 
 
-def pack(state: Mapping[str, Any]) -> bytes:
-    """A state as the store keeps it: JSON, compressed. In parts, so that other threads get their turns."""
-    packer = zlib.compressobj(1)
-    parts = [packer.compress(text.encode()) for text in _parts(state)]
-    return b"".join([*parts, packer.flush()])
-
-
-def _parts(value: Any, depth: int = 4) -> Iterator[str]:
-    """The JSON of a value, long lists and objects in pieces."""
-    if depth and isinstance(value, Mapping) and value:
-        for i, (key, item) in enumerate(value.items()):
-            yield f"{',' if i else '{'}{json.dumps(key)}:"
-            yield from _parts(item, depth - 1)
-        yield "}"
-    elif depth and isinstance(value, list) and len(value) > _PIECE:
-        for i in range(0, len(value), _PIECE):
-            yield ("," if i else "[") + _dump(value[i : i + _PIECE])[1:-1]
-        yield "]"
-    else:
-        yield _dump(value)
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _prepare_tables(engine: sa.Engine, url: sa.URL) -> None:
+def prepare_tables(engine: sa.Engine, url: sa.URL) -> None:
     with engine.connect() as connection:
         found = version(connection)
     if found is not None and found > schema.HEAD:
@@ -420,76 +378,6 @@ def _prepare_tables(engine: sa.Engine, url: sa.URL) -> None:
     with engine.begin() as connection:
         migrate(connection)
         _first_facts(connection)
-
-
-def parse_url(url: str | Path) -> sa.URL:
-    """Where a store is; raises `StoreError` for what is no place of one."""
-    text = str(url)
-    if "://" not in text:
-        text = f"sqlite:///{Path(text).expanduser().resolve()}"
-    try:
-        parsed = sa.make_url(text)
-    except ArgumentError as error:
-        raise StoreError(
-            f"cannot read the store's URL {text!r}; write sqlite:///file or postgresql://host/db"
-        ) from error
-    backend = parsed.get_backend_name()
-    if backend == "postgresql":
-        return parsed.set(drivername="postgresql+psycopg")
-    if backend != "sqlite":
-        raise StoreError(f"cannot store on {backend!r}; write sqlite:///file or postgresql://host/db")
-    if not parsed.database or parsed.database == ":memory:":
-        raise StoreError("the store needs a file: sqlite:///file")
-    return parsed
-
-
-def _sqlite(url: sa.URL) -> tuple[sa.Engine, sa.Engine]:
-    path = Path(str(url.database))
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not path.exists():
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    options = {"check_same_thread": False, "timeout": _BUSY_S}
-    writer = sa.create_engine(url, connect_args=options, poolclass=sa.StaticPool)
-    readers = sa.create_engine(url, connect_args=options, pool_size=4, max_overflow=8)
-    for engine, begin in ((writer, "BEGIN IMMEDIATE"), (readers, "BEGIN")):
-        sa.event.listen(engine, "connect", _prepare)
-        sa.event.listen(engine, "begin", lambda connection, words=begin: connection.exec_driver_sql(words))
-    return writer, readers
-
-
-def _prepare(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # plait says BEGIN itself
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={_BUSY_S * 1000}", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _lock_file(url: sa.URL) -> IO[bytes]:
-    path = Path(str(url.database))
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = open(path.with_name(path.name + ".lock"), "wb")  # noqa: SIM115 - held as long as the store
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise StoreError(f"the store {path} is in use by another service; stop that one first: plait down") from None
-    return lock
-
-
-def _lock_server(engine: sa.Engine) -> sa.Connection:
-    connection = engine.connect()
-    taken = take_lock(connection)
-    connection.commit()  # the lock belongs to the session, not to the transaction
-    if not taken:
-        connection.close()
-        raise StoreError(f"the store {engine.url!r} is in use by another service; stop that one first")
-    return connection
-
-
-def _unlock(lock: IO[bytes] | sa.Connection | None) -> None:
-    if isinstance(lock, sa.Connection):
-        lock.invalidate()  # closes the session, and with it the lock
-    if lock is not None:
-        lock.close()
 
 
 def _first_facts(connection: sa.Connection) -> None:
@@ -509,41 +397,3 @@ def _upsert(dialect: str, table: sa.Table) -> Any:
     keys = list(table.primary_key.columns)
     changed = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     return statement.on_conflict_do_update(index_elements=keys, set_=changed)
-
-
-def _short(error: Exception) -> str:
-    cause = getattr(error, "orig", None) or error
-    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
-
-
-def restore_backup(source: str | Path, target: str | Path) -> None:
-    """Put a backup in the place of an SQLite store that no service uses; the old one stays as `<target>.old`."""
-    path = Path(target).expanduser().resolve()
-    lock = _lock_file(sa.make_url(f"sqlite:///{path}"))
-    try:
-        with closing(sqlite3.connect(f"{Path(source).expanduser().resolve().as_uri()}?mode=ro", uri=True)) as backup:
-            sound = backup.execute("PRAGMA integrity_check").fetchone()[0]
-            backup.execute("SELECT count(*) FROM log").fetchone()
-            if sound != "ok":
-                raise StoreError(f"{source} is damaged: {sound}")
-            with replacing(path, mode=OWNER_ONLY) as part:
-                with closing(sqlite3.connect(part)) as copy:
-                    backup.backup(copy)
-                    # Agents refuse terms below the highest they have seen, which the copy knows nothing of.
-                    copy.execute("UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'term'", (_TERMS,))
-                    copy.commit()
-                _put_aside(path)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{source} is not a backup of a store: {error}") from error
-    finally:
-        _unlock(lock)
-
-
-def _put_aside(path: Path) -> None:
-    """Keep an old store, with all that is written beside it, as `<path>.old`."""
-    if path.exists():
-        with closing(sqlite3.connect(path)) as old:
-            old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        os.replace(path, path.with_name(path.name + ".old"))
-    for extra in ("-wal", "-shm"):
-        path.with_name(path.name + extra).unlink(missing_ok=True)

@@ -28,8 +28,8 @@ from plait.live.supervisor.services import own_client
 class AgentKeeperOptions:
     """Whose nodes have agents, and for which service."""
 
-    home: str = option("Folder of the service, which all nodes see")
-    backend: str = option("Who has the nodes, as in plait up")
+    home: str = option("Folder of the service, on a file system that all nodes share")
+    backend: str = option("Backend of the nodes, as for `plait up`")
     address: str | None = same(UpOptions, "address")
     pairs: list[str] | None = same(UpOptions, "pairs")
 
@@ -41,7 +41,7 @@ def read_options(argv: Sequence[str] | None = None) -> AgentKeeperOptions:
 
 
 def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: False) -> int:
-    """Look until it is told to end; returns 2 for options that no backend understands."""
+    """Poll until a signal to end; returns 2 for options that no backend understands."""
     args = read_options(argv)
     layout, options = Layout.at(args.home), {"backend": args.backend, "address": args.address}
     try:

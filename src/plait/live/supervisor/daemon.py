@@ -17,11 +17,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from plait.core.errors import InputError, PlaitError
-from plait.live.agent import procs
-from plait.live.agent.procs import Process
 from plait.live.backends.host import DetachedProcess
 from plait.live.layout import Layout
 from plait.live.supervisor.services import process_of
+from plait.live.system import procs
+from plait.live.system.procs import Process
 
 #: The keeper of a home's first service and of its nodes.
 KEEPER = "keeper"
@@ -58,7 +58,7 @@ def exclusive(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
 
 
 def spawn(layout: Layout, name: str, module: str, *words: str) -> None:
-    """Start a keeper in a session of its own, so that it outlives this terminal; nothing happens if there is one.
+    """Start keeper `name`, which runs `module`, in its own session so that it outlives this terminal, unless it runs.
 
     It is known from now on, so that `plait down` finds it, however early that comes.
     """

@@ -7,12 +7,9 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from plait.live.agent import procs
-from plait.live.agent.processes import cgroups
 from plait.live.agent.processes.launch import LEASE_VARIABLE
-from plait.live.agent.procs import Process
+from plait.live.discovery import record_file, records
 from plait.live.layout import Layout
-from plait.live.service.discovery import record_file, records
 from plait.live.supervisor import daemon
 from plait.live.supervisor.saved_options import remember_down, remembered, remembered_backend, was_up
 from plait.live.supervisor.services import (
@@ -24,6 +21,8 @@ from plait.live.supervisor.services import (
     processes,
     refuse_elsewhere,
 )
+from plait.live.system import cgroups, procs
+from plait.live.system.procs import Process
 
 
 def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list[str]:

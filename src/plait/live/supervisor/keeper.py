@@ -72,7 +72,7 @@ def maintain_nodes(layout: Layout, backend: NodeBackend) -> list[str]:
 
 
 def main() -> None:
-    """Keep the service and the nodes of one home up, until the process is told to end."""
+    """Keep the service and the nodes of one home running until a signal to end."""
     keep(Layout.at(parse(KeeperOptions, None, description=__doc__).home))
 
 

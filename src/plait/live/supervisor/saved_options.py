@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.live.agent import procs
 from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
+from plait.live.discovery import FIRST
 from plait.live.layout import Layout
-from plait.live.service.discovery import FIRST
 from plait.live.service.options import SERVICE_OPTIONS
 from plait.live.supervisor.services import STOP_S
+from plait.live.system import procs
 
 #: Among the options, that `plait down` has ended the nodes; no name of an option looks like it.
 _DOWN = "--down"

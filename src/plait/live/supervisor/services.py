@@ -15,15 +15,15 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.options import words
-from plait.live.agent import procs
-from plait.live.agent.procs import Process, boot_id
 from plait.live.backends.host import DetachedProcess
 from plait.live.client.client import Client, read_service_file, service_url
+from plait.live.discovery import FIRST, STORE_VARIABLE, file_of, record_file, records
 from plait.live.layout import Layout, is_locked
-from plait.live.service.discovery import FIRST, STORE_VARIABLE, file_of, record_file, records
 from plait.live.service.options import SERVICE_OPTIONS, ServiceOptions
+from plait.live.system import procs
+from plait.live.system.procs import Process, boot_id
 
-#: A service gets so many seconds to come up; one that was told to stop is killed after so many.
+#: Seconds for a service to start, and to stop before it is killed.
 PATIENCE_S, STOP_S = 30.0, 10.0
 LOOK_S = 0.02
 
@@ -40,7 +40,7 @@ def process_of(record: dict[str, Any]) -> Process | None:
 def elsewhere(layout: Layout, name: str = FIRST) -> dict[Path, str]:
     """Files that say that this service, or its keeper, is on another machine, and which machine that is.
 
-    A machine that was started anew has another boot and the same name: what it ran before is dead.
+    A restarted machine has another boot and the same name: what it ran before is dead.
     """
     files = [record_file(layout, name), layout.home / ("keeper.json" if name == FIRST else f"keeper-{name}.json")]
     if name == FIRST and not records(layout):
@@ -133,8 +133,11 @@ def end_child(process: subprocess.Popen[bytes]) -> None:
         end(found)
 
 
-def start_follower(layout: Layout, options: dict[str, Any], name: str) -> str:
-    """A service that stands by; returns its address once it answers."""
+def start_standby(layout: Layout, options: dict[str, Any], name: str) -> str:
+    """Start a standby service; returns its address once it answers.
+
+    `options`: of the service, by flag; `name`: of the standby.
+    """
     log = file_of(layout, name, "log")
     process = _spawn(layout, {**options, "standby": True, "name": name}, log)
     _await(process, lambda: records(layout).get(name, {}).get("pid") == process.pid, f"service {name}", log)

@@ -16,10 +16,10 @@ from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.client.client import Client
 from plait.live.client.transport import read_service_file
+from plait.live.discovery import FIRST, file_of
 from plait.live.layout import Layout, make_private
 from plait.live.notes import note
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
-from plait.live.service.discovery import FIRST, file_of
 from plait.live.supervisor import daemon
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.saved_options import for_backend, options_file, remember, remember_down, remembered, was_up
@@ -33,8 +33,8 @@ from plait.live.supervisor.services import (
     own_client,
     refuse_elsewhere,
     refuse_taken_port,
-    start_follower,
     start_service,
+    start_standby,
 )
 
 
@@ -53,11 +53,10 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     if running is not None:
         return _kept_again(layout, given, running.pid)
     if "policy" in given:
-        from plait.live.scheduler.live_policy import make_live_policy
-        from plait.policies.catalog import import_from_here
+        from plait.policies.catalog import import_from_here, make_policy
 
         import_from_here()
-        make_live_policy(given["policy"])  # a typing mistake is found here, with a suggestion
+        make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
     refuse_taken_port(given.get("port"), given.get("host"))
     if make_private(layout.home).stat().st_mode & 0o077:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
@@ -83,7 +82,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
 
 
 def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backend: NodeBackend) -> Client:
-    """The only service of a home, and its nodes."""
+    """Start the only service of a home, and its nodes."""
     before, was = remembered(layout), was_up(layout)
     again = (
         bool(before)
@@ -98,7 +97,7 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
         _give_up_others(service, backend)
     except BaseException as error:
         if isinstance(error, PlaitError) and again and process.poll() is None:
-            # Agents and jobs of before are not to lose their service because of it.
+            # Existing agents and jobs must not lose their service because of it.
             note(f"{error}; the service runs, and its nodes are tried again until they come")
             return own_client(layout)
         _undo(layout, process, before, was)
@@ -126,12 +125,12 @@ def restart_service(layout: Layout) -> None:
     """The service of a cluster that was up; its agents go on without it, and its nodes are looked after elsewhere."""
     options = remembered(layout)
     if others_ready(layout):  # one of them leads by now
-        start_follower(layout, options, FIRST)
+        start_standby(layout, options, FIRST)
     else:
-        start_service(layout, _at_port_of_before(layout, options))
+        start_service(layout, _with_last_port(layout, options))
 
 
-def _at_port_of_before(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
+def _with_last_port(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a service that died, with the port it had, which others know (PLAIT_URL), if that is free."""
     said = read_service_file(layout) or {}
     try:
@@ -157,7 +156,7 @@ def _kept_again(layout: Layout, given: dict[str, Any], pid: int) -> Client:
 
 def _rejoin(layout: Layout, options: dict[str, Any], backend: NodeBackend) -> Client:
     """Where others stand ready one of them leads by now: the first service comes back to stand by for that one."""
-    start_follower(layout, options, FIRST)
+    start_standby(layout, options, FIRST)
     remember(layout, options)
     try:
         backend.start()
@@ -173,7 +172,7 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
     until, wanted, sizes = time.monotonic() + PATIENCE_S, backend.expected(), _sizes(backend)
     while True:
         ready = [node for node in service.nodes() if node["state"] in ("ready", "drained")]
-        # Until its agent has reported, a node of before is shown as it was.
+        # Until its agent has reported, an existing node is shown as it was.
         there = sum(sizes is None or sizes.get(node["id"]) == node["gpus"] for node in ready)
         if there >= wanted:
             return
@@ -187,7 +186,7 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
 
 
 def _held(nodes: list[dict[str, Any]], sizes: Mapping[str, int]) -> str:
-    """Which jobs of before keep nodes at another size than they were started with, and the next command, if any do."""
+    """Which running jobs keep nodes at their old size, and the next command; empty if none do."""
     held = [n for n in nodes if n.get("jobs") and sizes.get(n["id"], n["gpus"]) != n["gpus"]]
     if not held:
         return ""
@@ -206,7 +205,7 @@ def _sizes(backend: NodeBackend) -> dict[str, int] | None:
 
 
 def _give_up_others(service: Client, backend: NodeBackend) -> None:
-    """Local nodes of before that are none any more: `start` has ended their agents, so nobody need wait for them."""
+    """Report local nodes that no longer exist: `start` has ended their agents, so nobody waits for them."""
     mine = _sizes(backend)
     if mine is None:
         return
@@ -216,7 +215,10 @@ def _give_up_others(service: Client, backend: NodeBackend) -> None:
 
 
 def welcome(service: Client, layout: Layout, home: str | None, took_s: float) -> list[str]:
-    """What somebody needs who has just started a cluster: URL, token, the next command."""
+    """Lines to print after the start of a cluster: URL, token and the next command.
+
+    `home`: as given to `plait up`; `took_s`: seconds of the start.
+    """
     found = service.status()
     known = service.nodes()
     there = [node for node in known if node["state"] in ("ready", "drained") and not node.get("gone")]

@@ -1,4 +1,4 @@
-"""Policies as sentences of parts: who goes first, who may be interrupted, where gangs go.
+"""Policies composed of parts: the order of jobs, preemption, grouping, placement.
 
 srsf = Composed("srsf", order=by_remaining_service)
 fifo = Composed("fifo", order=by_arrival, preempt=False, strict=True)
@@ -63,12 +63,12 @@ class Composed:
     """A policy made of parts.
 
     order          one key a job (smaller first), or a `Ranking`
-    group          who shares GPUs with whom (`Interleave`); None = everybody alone
+    group          which jobs share GPUs (`Interleave`); None = every job alone
     place          a `Scheme` for all, or a function that chooses one for each job
     preempt        whether a waiting job may take the GPUs of a running one that ranks after it
     strict         whether the first job that does not fit blocks all after it (head of line)
     reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it
-    quantum_s      how often to decide while jobs wait, for orders that change all the time
+    quantum_s      how often to decide while jobs wait, for orders that change continuously
     min_run_s      a started job is not preempted before it ran this long
     urgency        priority classes, and deadlines if asked to, go before `order`
 
@@ -88,7 +88,7 @@ class Composed:
     urgency: Urgency = _PLAIN
 
     def __post_init__(self) -> None:
-        """Refuse combinations that cannot work."""
+        """Check the combination."""
         if not self.quantum_s > 0:
             raise InputError(f"policy {self.name}: quantum_s must be > 0 seconds, got {self.quantum_s}")
         if self.min_run_s < 0 or self.reserve_after_s < 0:
@@ -141,7 +141,7 @@ class Composed:
         if math.isfinite(self.reserve_after_s):
             ends = np.where(jobs.running, math.inf, jobs.pending_since_s + self.reserve_after_s)
             strict = ends <= view.now_s + CLOCK_S
-            if self.group is not None:  # units are placed in an order of their own: who is due goes first of all
+            if self.group is not None:  # units are placed in an order of their own: due jobs come first
                 keys = (~strict, *keys)
             until = min(until, _next(ends, view.now_s))
         scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
@@ -167,7 +167,7 @@ class Composed:
     def _in_groups(self, view: View, order: IntArray, scheme: Scheme | IntArray, ranking: Ranking) -> Plan:
         """Largest units first, so that gangs find whole nodes; if a better unit loses by that, best first.
 
-        Units that even so find too few cores or too little memory beside the others are taken apart.
+        Units that still find too few cores or too little memory beside the others are split.
         """
         assert self.group is not None
         units = self.group(view, order)
@@ -185,7 +185,7 @@ class Composed:
                 break
         numbers = view.jobs.number
         shut_out = [row for row in units.order[: units.count][~placed].tolist() if row in units.companions]
-        if shut_out and view.jobs.columns["has_demands"][0]:  # else whoever leads finds no more room alone
+        if shut_out and view.jobs.columns["has_demands"][0]:  # else the leading job finds no room alone
             together = {lead: others for lead, others in units.companions.items() if lead not in shut_out}
             apart = [other for lead in shut_out for other in units.companions[lead]]
             rows = np.concatenate([units.order, np.array(apart, dtype=np.int64)])
@@ -203,10 +203,10 @@ class Composed:
         )
 
     def _valid_until(self, view: View, ranking: Ranking, plan: Plan, until: float) -> float:
-        """When this plan should be thought over, given who runs under it."""
-        everybody = len(plan.groups) == len(view.jobs)  # each alone: groups would be split if there were room
-        if everybody and ranking.levels is None and (self.group is None or plan.settled):
-            return plan.valid_until_s  # no passing of time can change that, but for jobs kept at another size
+        """When to decide again, given the jobs that run under this plan."""
+        all_alone = len(plan.groups) == len(view.jobs)  # each alone: groups would be split if there were room
+        if all_alone and ranking.levels is None and (self.group is None or plan.settled):
+            return plan.valid_until_s  # time cannot change that, except for jobs kept at another size
         if ranking.running_s is not None or ranking.waiting_s is not None:
             runs = np.isin(view.jobs.number, plan.groups.jobs, assume_unique=True)
             until = min(until, view.now_s + ranking.changes_in_s(runs))

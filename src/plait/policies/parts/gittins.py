@@ -20,7 +20,7 @@ from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.jobs import JobTable
 
-#: Departures after which a learnt distribution is refreshed.
+#: Departures after which an estimated distribution is refreshed.
 REFRESH = 100
 
 
@@ -91,7 +91,7 @@ class Distribution:
         """The true index, the largest G(a, D) over all D > 0: only D = knot - a can attain it.
 
         In the plane of (integral of F, F) the index is the steepest way down from a to a knot ahead, so only the
-        lower convex hull of the knots ahead is looked at.
+        lower convex hull of the knots ahead is examined.
         """
         here = np.searchsorted(self.knots, service, side="right")
         spent, left = self.integral(self.knots), self.survival
@@ -143,14 +143,14 @@ def _steepest(
 class FixedIndex:
     """Index from a known distribution; `quantum` overrides the queue's, 0 means the supremum over all.
 
-    Raises `InputError` for a quantum that is none.
+    Raises `InputError` for an invalid quantum.
     """
 
     distribution: Distribution
     quantum: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative quantum."""
+        """Check the quantum."""
         _check_quantum(self.quantum)
 
     def __call__(self, jobs: JobTable, service: FloatArray, quantum: float) -> FloatArray:
@@ -165,7 +165,7 @@ class LearntIndex:
     """Index from the jobs that have departed so far, refreshed every `every` departures; `quantum` as in `FixedIndex`.
 
     Jobs still in the cluster count as larger than what they have received (Kaplan-Meier), rounded down to
-    powers of the square root of two so that ranks do not jitter. Before the first `every` departures nothing
+    powers of the square root of two so that the order does not jitter. Before the first `every` departures nothing
     is known and all indices are equal. Raises `InputError` for impossible values.
     """
 
@@ -173,7 +173,7 @@ class LearntIndex:
     quantum: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse to refresh never, and a negative quantum."""
+        """Check the interval of refreshes and the quantum."""
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise InputError(f"every is {self.every!r}; it takes a whole number of departures >= 1")
         _check_quantum(self.quantum)
@@ -199,7 +199,7 @@ def _check_quantum(quantum: float | None) -> None:
 
 
 class CensoredSizes:
-    """Kaplan-Meier over many departed jobs and few values at which others are censored, without a pass over all.
+    """Kaplan-Meier over many departed jobs and few censoring values, without a pass over all jobs.
 
     Between two neighbouring values of `at` the number at risk differs from that of departed jobs ahead by the same
     count, so the product of the estimate telescopes: F(x) = F(c) * (ahead(x) + censored) / (ahead(c) + censored). Each
@@ -215,7 +215,7 @@ class CensoredSizes:
         known = int(at.searchsorted(sizes[-1]))
         self.starts = np.zeros(known + 1)
         self.starts[1:] = at[:known]
-        #: censored at or beyond the end of each stretch between two starts
+        #: censored at or beyond the end of each interval between two starts
         self.censored = np.zeros(known + 1)
         self.censored[: len(counts)] = counts[::-1].cumsum()[::-1][: known + 1]
         passed = sizes.searchsorted(self.starts, side="right")

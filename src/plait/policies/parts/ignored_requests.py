@@ -18,7 +18,7 @@ def remarks(
     deadline_s: float | None,
     job_class: JobClass = JobClass.GUARANTEED,
 ) -> list[str]:
-    """A sentence for each thing that a job asks for and the policy ignores, with what would work instead.
+    """A sentence for each request of a job that the policy ignores, with what would work instead.
 
     `text` is the policy as it was named, `policy` what was made of it, the rest what the job asks for: 0, None and the
     class guaranteed are nothing.
@@ -49,16 +49,16 @@ def remarks(
 
 
 #: Policies that look at classes; a test compares them with what policies declare.
-TELL_CLASSES_APART = ("pollux", "pollux-ga", "sia", "optimus", "antman")
+TELL_CLASSES_APART = ("pollux", "pollux-ga", "sia", "optimus", "antman", "yarn-cs:preempt=on")
 
 
 def classes_ignored(policies: Sequence[str]) -> str:
-    """What users of these policies, as they were named, have to know about the classes of their jobs.
+    """Warnings for users of these policies, by the names given, about the classes of their jobs.
 
     >>> classes_ignored(["fifo"]).partition(";")[0]
     'policy fifo ignores job classes and treats all jobs as guaranteed'
     """
     which = f"policy {policies[0]} ignores" if len(policies) == 1 else f"policies {', '.join(policies)} ignore"
     treats = "treats" if len(policies) == 1 else "treat"
-    others = f"others do not: {', '.join(TELL_CLASSES_APART)} (simulated only, so far)"
+    others = f"others do not: {', '.join(TELL_CLASSES_APART)}"
     return f"{which} job classes and {treats} all jobs as guaranteed; {others}"

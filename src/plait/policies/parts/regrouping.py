@@ -1,6 +1,6 @@
-"""Whether other groups of the jobs that run are worth the restarts of those who change groups.
+"""Whether new groups of running jobs are worth the restarts of the jobs that change groups.
 
-Groups to be are taken apart into sets that exchange members (`parts_of`), so that each can be weighed by itself.
+New groups are divided into sets that exchange members (`parts_of`), so that each set can be judged by itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from plait.core.arrays import IntArray
 from plait.core.jobs import JobTable
 from plait.core.policy import View
 
-#: Groups that do no more than this part more work count as equally good: rounding.
+#: Relative difference in work below which groups count as equally good, because of rounding.
 GAIN = 1e-9
 
 
-class Together(NamedTuple):
+class RatedGroup(NamedTuple):
     """A group: rows of the job table, best first, their turns, and their summed normalised throughput."""
 
     members: tuple[int, ...]
@@ -28,23 +28,23 @@ class Together(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Groups to be that take members from the same running groups.
+    """New groups that take members from the same running groups.
 
-    `units` are these running groups, as rows, and `moved` lists who has to restart because the rest of its group is to
-    go on without it.
+    `units` are these running groups, as rows, and `moved` lists the jobs that have to restart because the rest of their
+    group continues without them.
     """
 
-    groups: list[Together]
+    groups: list[RatedGroup]
     units: list[list[int]]
     moved: list[int]
 
 
-def gpus_of(jobs: JobTable, groups: Sequence[Together]) -> int:
+def gpus_of(jobs: JobTable, groups: Sequence[RatedGroup]) -> int:
     """GPUs that these groups ask for."""
     return sum(int(jobs.gpus[one.members[0]]) for one in groups)
 
 
-def work(jobs: JobTable, groups: Sequence[Together]) -> float:
+def work(jobs: JobTable, groups: Sequence[RatedGroup]) -> float:
     """GPU-seconds of work alone that these groups do in a second."""
     return sum(one.speedup * int(jobs.gpus[one.members[0]]) for one in groups)
 
@@ -58,7 +58,7 @@ def running_groups(view: View, rows: IntArray) -> IntArray:
 
 
 def units_of(view: View, rows: IntArray) -> list[list[int]]:
-    """Running rows by the groups they are in, in their order; only such as have the size that they ask for."""
+    """Running rows by their groups, in order; only rows that have the size that they ask for."""
     found: dict[int, list[int]] = {}
     for row, group in zip(rows.tolist(), running_groups(view, rows).tolist(), strict=True):
         if group >= 0:
@@ -66,17 +66,17 @@ def units_of(view: View, rows: IntArray) -> list[list[int]]:
     return list(found.values())
 
 
-def stay_whole(units: Sequence[Sequence[int]], groups: Sequence[Together]) -> bool:
+def stay_whole(units: Sequence[Sequence[int]], groups: Sequence[RatedGroup]) -> bool:
     """Whether each of these units is within one group, and no two are within the same."""
     group_of = {row: g for g, one in enumerate(groups) for row in one.members}
     homes = [{group_of[row] for row in unit} for unit in units]
     return all(len(home) == 1 for home in homes) and len(set[int]().union(*homes)) == len(homes)
 
 
-def parts_of(view: View, rows: IntArray, groups: Sequence[Together]) -> list[Part]:
+def parts_of(view: View, rows: IntArray, groups: Sequence[RatedGroup]) -> list[Part]:
     """These groups of `rows` in sets, each as small as can be, that share no running group.
 
-    A group goes on where most of its members are: who may not be moved counts for more than all others.
+    A group continues where most of its members are; a job that may not be moved outweighs all others.
     """
     running_group = dict(zip(rows.tolist(), running_groups(view, rows).tolist(), strict=True))
     members: dict[int, list[int]] = {}
@@ -121,7 +121,7 @@ def parts_of(view: View, rows: IntArray, groups: Sequence[Together]) -> list[Par
 
 
 def homes_of(offers: Sequence[tuple[int, int, int]]) -> dict[int, int]:
-    """A place of its own for each group: of (-members there, group, place), most members first."""
+    """A separate place for each group: of (-members there, group, place), most members first."""
     found: dict[int, int] = {}
     taken: set[int] = set()
     for _, group, place in sorted(offers):
@@ -134,8 +134,8 @@ def homes_of(offers: Sequence[tuple[int, int, int]]) -> dict[int, int]:
 def pays_s(view: View, moved: Sequence[int], gain: float) -> float:
     """When to restart these jobs for `gain` GPU-seconds of work a second: at once, later, or never (inf), seconds.
 
-    As in the rental of skis, that is when what was missed since they started, at that gain, would have paid for it: so
-    restarts cost at most as much again as the best choice in hindsight.
+    As in the ski rental problem, that is when the gain missed since they started would have paid for the restarts: they
+    cost at most twice the best choice in hindsight.
     """
     jobs = view.jobs
     size = jobs.gpus[moved].astype(np.float64)

@@ -1,4 +1,4 @@
-"""What goes before a policy's own order: priority classes, and deadlines where a policy is asked to keep them."""
+"""Keys that precede a policy's own order: priority classes, and deadlines if a policy is asked to keep them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.core.policy import DEADLINE, PRIORITY
 #: Without it two jobs of equal slack would stop each other all the time: only the slack of the one that waits shrinks.
 SWAP_S = 300.0
 
-#: Times closer than this are the same time, seconds; a change of order is looked at this much later at the earliest.
+#: Times closer than this are the same time, seconds; a change of order takes effect this much later at the earliest.
 CLOCK_S, TICK_S = 1e-6, 1e-3
 
 
@@ -25,8 +25,8 @@ class Urgency:
     """Keys that go before those of an order, smaller first.
 
     Jobs of a higher `priority` go first. With `age_s` a job rises by one for every `age_s` seconds that it has spent
-    waiting in all, so that it starves no longer than that per class. Having waited takes nobody's GPUs: a job that runs
-    keeps the class that it rose to, and yields only to jobs submitted in a higher one.
+    waiting in all, so that it starves no longer than that per class. Ageing preempts no job: a job that runs keeps
+    the class that it rose to, and yields only to jobs submitted in a higher one.
 
     With `deadlines`, inside a class, jobs that can still meet their deadline go by least slack (deadline less now less
     remaining time, seconds; an unknown remaining time counts as nothing left), before jobs that have no deadline or can
@@ -37,7 +37,7 @@ class Urgency:
     deadlines: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an age that is none."""
+        """Check the age."""
         if not (isinstance(self.age_s, (int, float)) and self.age_s > 0):
             raise InputError(f"age_s must be > 0 seconds, or inf for never, got {self.age_s}")
         if not isinstance(self.deadlines, bool):

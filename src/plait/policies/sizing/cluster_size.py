@@ -1,8 +1,8 @@
-"""How many nodes jobs that adapt are worth: the rule of `plait.goodput.allocate.autoscale` on the pools of a view.
+"""Size of a cluster for jobs that adapt: the rule of `plait.goodput.allocate.autoscale` on the pools of a view.
 
 Utility is what the GPUs of a cluster are worth to jobs that adapt, as a part of what they were if jobs scaled linearly.
-The published code counts nodes on which a job runs; here all GPUs that other jobs leave count, so that nodes nobody
-gains from are given back too.
+The published code counts nodes on which a job runs; here all GPUs that other jobs leave count, so that nodes that bring
+no gain are given back too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cluster_size(view: View, most: int, *, p: float, floor: float, restart_s: fl
     """
     asked = view.jobs.gpus
     total, said = 0, []
-    for pool in pools(view, due=np.zeros(len(view.jobs), dtype=bool), restart_s=restart_s, everybody=True):
+    for pool in pools(view, due=np.zeros(len(view.jobs), dtype=bool), restart_s=restart_s, include_staying=True):
         typical = _typical(view, pool)
         sized = pool.adapts & (pool.least < pool.limit) & (pool.weights > 0)
         taken = int(_charge(typical, asked[pool.rows])[~sized].sum())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.goodput.allocate.exact_placement import Positions, best_positions, realised
+from plait.goodput.allocate.exact_placement import ExactPlacement, best_placement, realised
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, after_restart, fitness
 from plait.goodput.allocate.ilp import best_arrangement
 from plait.goodput.allocate.ladder import column_of
@@ -33,12 +33,12 @@ def best_of_all(
     floor: float = FLOOR,
     weights: FloatArray | None = None,
     most_nodes: int | None = MOST_NODES,
-) -> Positions:
+) -> ExactPlacement:
     """The allocation with the largest FITNESS_p on nodes that are alike, restarts counted.
 
     `speedup` (J, C) over `configs` (C, 2) as `ladder.every_size` gives them, not discounted, NaN where a job cannot
     be; `running` (J, N), `capacity` (N,) GPUs of each node, `factor` (J,) what a restart leaves of a speed-up. Raises
-    `InputError` if those who have to be served cannot be, or nothing was found within the limit.
+    `InputError` if due jobs cannot be served, or nothing was found within the limit.
     """
     here = column_of(configs, (running > 0).sum(axis=1), running.sum(axis=1))
     worth = after_restart(speedup, factor, here)
@@ -50,8 +50,8 @@ def best_of_all(
     promised = fitness(worth[np.arange(len(worth)), sizes.columns], p, floor=floor, weights=weights)
     reached = fitness(realised(placed, speedup, configs, running, factor), p, floor=floor, weights=weights)
     if reached >= promised * (1 - ALIKE):
-        return Positions(placed, sizes.optimal)
-    return best_positions(
+        return ExactPlacement(placed, sizes.optimal)
+    return best_placement(
         speedup, configs, running, capacity, factor, placed, p,
         floor=floor, weights=weights, most_nodes=most_nodes,
     )  # fmt: skip

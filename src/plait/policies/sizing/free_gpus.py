@@ -1,4 +1,4 @@
-"""From jobs x nodes matrices to plans: who else finds room without moving anybody, and which GPUs everybody gets."""
+"""From jobs x nodes matrices to plans: jobs that fit without moving others, and GPUs by name."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class FreeGpus:
         """Give waiting jobs, in order, what is free, and return the matrix.
 
         `want` (J,) is what each should get at most: by default its fair share, and 1 GPU until it has profiled itself.
-        Those who are due take their fewest GPUs from whoever has them, then fresh ones from whoever is neither; jobs of
-        weight 0 come last, share what is left, and give way to all.
+        Due jobs take their fewest GPUs from any other job, then fresh jobs from those that are neither; jobs of weight
+        0 come last, share what is left, and give way to all.
         """
         pool = self.pool
         if pool.demanding or not compiled(fill_free_gpus, WORK):
@@ -64,7 +64,7 @@ class FreeGpus:
             return self.matrix
         most = self._fair() if want is None else np.where(want > 0, want, self._fair())
         if entitled.any():
-            self._seat_entitled(most)
+            self._place_due_and_fresh(most)
             waits = self._waiting()
         displaces = bool(self.matrix[~first].any())
         for j in np.flatnonzero(first & waits).tolist():
@@ -81,8 +81,8 @@ class FreeGpus:
             self._fit(j, min(max(each, int(pool.least[j])), int(pool.most[j])))
         return self.matrix
 
-    def _seat_entitled(self, most: IntArray) -> None:
-        """Seat those who are due, then fresh ones, where others are if need be."""
+    def _place_due_and_fresh(self, most: IntArray) -> None:
+        """Place due jobs, then fresh ones, on GPUs of others if necessary."""
         pool = self.pool
         idle: BoolArray = pool.running[1] == 0
         for j in np.flatnonzero(pool.due).tolist():
@@ -90,7 +90,7 @@ class FreeGpus:
                 continue
             behind: BoolArray = idle & (np.arange(len(idle)) > j)
             if not self._displace(j, int(most[j]), ~pool.due | behind):
-                break  # nobody overtakes in the line of those who are due
+                break  # due jobs do not overtake each other
         for j in np.flatnonzero(pool.fresh & self._waiting()).tolist():
             self._displace(j, int(most[j]), ~(pool.due | pool.fresh))
 
@@ -107,7 +107,7 @@ class FreeGpus:
         return fair
 
     def _displace(self, j: int, most: int, others: BoolArray) -> bool:
-        """Place a job where `others` (J,) are, if need be; those of them who are not in its way stay."""
+        """Place a job, on GPUs of `others` (J,) if necessary; those not in its way stay."""
         if self._back(j) or (self.free.any() and self._fit(j, most)):
             return True
         displaced = np.flatnonzero(others & self.matrix.any(axis=1))
@@ -131,7 +131,7 @@ class FreeGpus:
         return room(self.free, self.spare, self.pool.per_gpu[j]) if self.pool.demanding else np.maximum(self.free, 0)
 
     def _back(self, j: int) -> bool:
-        """Leave a job where it runs, if it does and nobody else is there."""
+        """Leave a job where it runs, if it runs and its GPUs are free."""
         row = self.pool.held[j]
         if not (row.any() and self._fits(j, row)):
             return False
@@ -151,7 +151,7 @@ class FreeGpus:
         return bool(self.matrix[spread][:, at].any())
 
     def _fit(self, j: int, most: int) -> bool:
-        """Halve what a job wants until there is room, but for no less than it needs."""
+        """Halve the GPUs wanted until there is room, down to the job's minimum."""
         least, free = int(self.pool.least[j]), int(self.free.sum())
         if free < least:
             return False
@@ -208,7 +208,7 @@ class FreeGpus:
 
 
 def groups_of(view: View, allocations: Iterable[tuple[Pool, IntArray]]) -> Groups:
-    """Name the GPUs of allocations: who has as many of each node as before keeps the very same."""
+    """Name the GPUs of allocations: a job with as many GPUs on each node as before keeps the same ones."""
     pools = list(allocations)
     if len(pools) == 1 and compiled(name_gpus, WORK):
         (pool, matrix), running = pools[0], view.running
@@ -253,7 +253,7 @@ def _groups_of(view: View, allocations: Iterable[tuple[Pool, IntArray]]) -> Grou
 
 
 def with_companions(view: View, groups: Groups, mates: Mapping[int, tuple[int, ...]], turns: IntArray) -> Groups:
-    """The same GPUs with those who share them, in lock step; `mates` and `turns` are by rows of the view."""
+    """The groups with the jobs that share their GPUs, in lock step; `mates` and `turns` are by rows of the view."""
     row_of = {int(job): row for row, job in enumerate(view.jobs.number.tolist())}
     out = []
     for group in groups:
@@ -267,7 +267,7 @@ def with_companions(view: View, groups: Groups, mates: Mapping[int, tuple[int, .
 
 
 def with_staying(view: View, groups: Groups) -> Groups:
-    """The groups, and those that go on as they are because somebody in them is kept."""
+    """The groups, and running groups that continue unchanged because a member is kept."""
     stays = staying(view)
     if not stays.any():
         return groups

@@ -1,6 +1,6 @@
 """Free GPUs for jobs that wait, compiled: `free_gpus.FreeGpus` for pools in which nothing but GPUs counts.
 
-`matrix` (J, N) is who has how many GPUs of which node, `free` (N,) what is left, `parts` (J,) on how many nodes each
+`matrix` (J, N) has the GPUs of each job on each node, `free` (N,) what is left, `parts` (J,) on how many nodes each
 job is; `held` (J, N) where each runs now. The rules are those of `FreeGpus`, and a test compares the two.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
@@ -86,7 +86,7 @@ def _fit(
     j: int, least: int, most: int, apart_above: int, due: bool, parts: IntArray, matrix: IntArray, free: IntArray,
     row: IntArray,
 ) -> bool:  # fmt: skip
-    """Halve what a job wants until there is room, but for no less than it needs."""
+    """Halve the GPUs wanted until there is room, down to the job's minimum."""
     there, _ = _row(free)
     if there < least:
         return False
@@ -100,7 +100,7 @@ def _fit(
 
 @part
 def _back(j: int, held: IntArray, parts: IntArray, matrix: IntArray, free: IntArray) -> bool:
-    """Leave a job where it runs, if it does and nobody else is there."""
+    """Leave a job where it runs, if it runs and its GPUs are free."""
     return _row(held[j])[1] > 0 and _put(j, held[j], parts, matrix, free)
 
 
@@ -109,7 +109,7 @@ def _displace(
     j: int, least: int, apart_above: int, due: bool, others: BoolArray, held: IntArray, parts: IntArray,
     matrix: IntArray, free: IntArray, row: IntArray,
 ) -> None:  # fmt: skip
-    """Leave a job where it runs or place it where `others` (J,) are; those of them who are not in its way stay."""
+    """Leave a job where it runs or place it on GPUs of `others` (J,); those not in its way stay."""
     if _back(j, held, parts, matrix, free):
         return
     there, count = _row(free)[0], 0
@@ -205,7 +205,7 @@ def fill_free_gpus(
                         others[i] = not counts[i]
                 _displace(j, least[j], largest, due[j], others, held, parts, matrix, free, row)
             if tier == DUE and parts[j] == 0:
-                break  # nobody overtakes in the line of those who are due
+                break  # due jobs do not overtake each other
 
 
 @kernel

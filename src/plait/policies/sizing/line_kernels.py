@@ -1,4 +1,4 @@
-"""Who is in line for a policy in rounds, compiled: columns of the job table in, one value a row of a view out.
+"""The line of due jobs of a policy in rounds, compiled: columns of the job table in, one value per row out.
 
 `number` (jobs,) says which entries of the columns are the rows. `plait.policies.sizing` says the same in NumPy: in
 `rounds` who is due, in `skippable_rounds` when that changes, in `pools` what jobs hold and weigh; a test compares them.
@@ -44,7 +44,7 @@ def in_line(
     wait_s: FloatArray,
     pending_since_s: FloatArray,
 ) -> tuple[BoolArray, BoolArray, BoolArray]:
-    """(guaranteed, due, late): who ever may be due, who is, and who has waited so long as to be from now on.
+    """(guaranteed, due, late): rows that may ever be due, rows that are, and rows that become due now.
 
     `loss_s` (jobs,) is what stopping each row would lose, seconds.
     """
@@ -115,7 +115,7 @@ def first_change_s(
                     idled_s = wait_s[j] + (now_s - pending_since_s[j])
                     out = min(out, now_s + max(patience_s, served_s) - idled_s)
             continue
-        if checkpoints[j] == _PERIODIC:  # what it would lose decides, and nobody knows when it will have a checkpoint
+        if checkpoints[j] == _PERIODIC:  # the loss decides, and the time of its next checkpoint is unknown
             if due[i]:
                 return now_s
             if losses:

@@ -1,7 +1,7 @@
 """What an allocator of sizes sees of a view: a pool a GPU kind, with its jobs, nodes and running allocation as arrays.
 
 Sizes are chosen per pool, since a gang never spans GPU kinds. Within a pool a job is charged whole shares of nodes: the
-largest of its shares of a node's GPUs, cores and memory. Who fits by charge then fits in all three.
+largest of its shares of a node's GPUs, cores and memory. Jobs that fit by charge then fit in all three.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORK = 2
 class Pool:
     """Nodes of one GPU kind and the jobs that run or may run there; J jobs, N nodes.
 
-    Rows are in the order that decides among equals: those who are due (the longest wait first), then running ones, then
+    Rows are in the order that breaks ties: due jobs (the longest wait first), then running ones, then
     by attained service, then by submission.
     """
 
@@ -51,19 +51,19 @@ class Pool:
     least: IntArray
     """(J,): fewest GPUs with which the job runs."""
     most: IntArray
-    """(J,): most GPUs that it may be given now: the user's limit, what its batch allows, what it has explored."""
+    """(J,): most GPUs that it may get now, by the user's limit, its batch and the sizes it has explored."""
     limit: IntArray
     """(J,): `most` once the job has explored all sizes."""
     weights: FloatArray
     """(J,): weight in the fitness; 0 for opportunistic jobs."""
     due: BoolArray
-    """(J,): jobs that have to get GPUs before others because they waited so long; only such as the nodes can hold."""
+    """(J,): due jobs, which get GPUs before others because they waited long; only those that the nodes can hold."""
     fresh: BoolArray
-    """(J,): jobs that started so recently that only those who are due may stop them."""
+    """(J,): jobs that started so recently that only due jobs may stop them."""
     kept: FloatArray
     """(J,): what is left of a speed-up when the job has to restart."""
     jobs: GoodputJobs | None
-    """(J,): what they estimate of themselves; None where nobody adapts."""
+    """(J,): the jobs' own estimates; None if no job adapts."""
 
     def some(self, which: BoolArray) -> Pool:
         """The same nodes with only these of the jobs."""
@@ -73,7 +73,7 @@ class Pool:
 
     def with_kept(self, kept: FloatArray) -> Pool:
         """The same pool where a restart leaves `kept` (J,) of each speed-up."""
-        pool = copy(self)  # what has been worked out does not depend on it, and stays
+        pool = copy(self)  # cached values do not depend on it
         object.__setattr__(pool, "kept", kept)
         return pool
 
@@ -117,12 +117,12 @@ class Pool:
 
     @cached_property
     def rigid(self) -> bool:
-        """Whether every job has one size for good."""
+        """Whether every job has a single possible size."""
         return bool((self.least == self.limit).all())
 
     @cached_property
     def simple(self) -> bool:
-        """Whether every job has one size for good, is charged just that, and is worth the same in it as any other."""
+        """Whether every job has a single possible size, is charged just that, and all are worth the same."""
         return self.jobs is None and not self.demanding and self.rigid
 
     @cached_property
@@ -177,31 +177,31 @@ class Pool:
         return np.where((matrix == self.held).all(axis=1), speedup, speedup * self.kept)
 
 
-def nobody_adapts(view: View) -> bool:
-    """Whether no job adapts its batch: else what jobs say of themselves may change sizes in any round."""
+def none_adapts(view: View) -> bool:
+    """Whether no job adapts its batch: otherwise the jobs' estimates may change sizes in any round."""
     return not np.count_nonzero(view.jobs.batch_size)
 
 
 def staying(view: View) -> BoolArray:
-    """(jobs,): whether each job is to go on where it runs: those that are kept, and whoever shares their GPUs."""
-    known, kept, slot = view.jobs.__dict__, view.keeps, view.jobs.running_group
-    if known.get("_staying_for") is not kept:  # asked for often
+    """(jobs,): whether each job continues where it runs: jobs that are kept, and those that share their GPUs."""
+    known, kept, group_of = view.jobs.__dict__, view.keeps, view.jobs.running_group
+    if known.get("_staying_for") is not kept:  # called often
         flags = kept.rows
         if kept.any and not view.running.single:
-            groups = np.zeros(len(view.running) + 1, dtype=bool)  # one flag a group, and one for who is in none
-            groups[slot[kept.rows]] = True
-            flags = groups[slot]
+            groups = np.zeros(len(view.running) + 1, dtype=bool)  # one flag a group, and one for jobs in none
+            groups[group_of[kept.rows]] = True
+            flags = groups[group_of]
         known["_staying_for"], known["_staying"] = kept, flags
     stays: BoolArray = known["_staying"]
     return stays
 
 
 def pools(
-    view: View, *, due: BoolArray, restart_s: float, kinds: IntArray | None = None, everybody: bool = False
+    view: View, *, due: BoolArray, restart_s: float, kinds: IntArray | None = None, include_staying: bool = False
 ) -> Iterator[Pool]:
     """The pools of a view in the order of GPU kinds; every job is in exactly one.
 
-    Jobs that are `staying`, and what they hold, are in none unless `everybody` is asked for.
+    Jobs that are `staying`, and what they hold, are in none unless `include_staying` is asked for.
 
     `kinds` says in which; by default a running job stays in its pool, and a waiting one goes where it may run and least
     is asked for. `due` is one flag a row of `view.jobs`; `restart_s` what a restart costs those that have not measured
@@ -209,7 +209,7 @@ def pools(
     """
     cluster = view.cluster
     if _all_plain(view) and compiled(plain_pool, WORK):
-        stays = np.zeros(len(view.jobs), dtype=bool) if everybody else staying(view)
+        stays = np.zeros(len(view.jobs), dtype=bool) if include_staying else staying(view)
         pool = _plain_pool(view, due, stays, restart_s)
         if len(pool.rows):
             yield pool
@@ -219,7 +219,7 @@ def pools(
     queued = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
     order = np.lexsort((queued, waits, ~due))
     kind_of = _kinds(view, held, order) if kinds is None else kinds
-    columns = _Columns(view, restart_s, np.zeros(len(order), dtype=bool) if everybody else staying(view), held)
+    columns = _Columns(view, restart_s, np.zeros(len(order), dtype=bool) if include_staying else staying(view), held)
     order = order[~columns.stays[order]] if columns.some_stay else order
     for kind in range(len(cluster.kinds)):
         rows = order[kind_of[order] == kind] if len(cluster.kinds) > 1 else order
@@ -229,7 +229,7 @@ def pools(
 
 def _all_plain(view: View) -> bool:
     """Whether all nodes are of one kind, and no job shares GPUs, adapts, or takes cores or memory along."""
-    plain = len(view.cluster.kinds) == 1 and view.running.single and nobody_adapts(view)
+    plain = len(view.cluster.kinds) == 1 and view.running.single and none_adapts(view)
     return plain and not demands(view.jobs).any()
 
 
@@ -249,7 +249,10 @@ def _plain_pool(view: View, due: BoolArray, stays: BoolArray, restart_s: float) 
 
 
 def every_pool(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool]:
-    """One pool a GPU kind, each with all jobs of the view, in their order; those that are `staying` weigh nothing."""
+    """One pool a GPU kind, each with all jobs of the view, in order; jobs that are `staying` have weight 0.
+
+    `due` is one flag a row; `restart_s` is the cost of a restart for jobs that have not measured it, seconds.
+    """
     held, rows = held_gpus(view), np.arange(len(view.jobs))
     columns = _Columns(view, restart_s, staying(view), held)
     for kind in range(len(view.cluster.kinds)):
@@ -260,16 +263,16 @@ def held_gpus(view: View) -> IntArray:
     """(jobs, nodes): GPUs that each job of the view has; of several that share GPUs the first has them."""
     jobs, running, cluster = view.jobs, view.running, view.cluster
     held = np.zeros((len(jobs), len(cluster.nodes)), dtype=np.int64)
-    slots = jobs.running_group
-    rows = np.flatnonzero(slots >= 0)
+    group_of = jobs.running_group
+    rows = np.flatnonzero(group_of >= 0)
     if not len(rows):
         return held
     if not running.single:
-        rows = rows[np.unique(slots[rows], return_index=True)[1]]
+        rows = rows[np.unique(group_of[rows], return_index=True)[1]]
     owner = np.full(len(running), -1, dtype=np.int64)
-    owner[slots[rows]] = rows
+    owner[group_of[rows]] = rows
     of_gpu, node = owner.repeat(running.gpu_count()), cluster.gpu_node[running.gpus]
-    if len(rows) < len(running):  # of a group whose jobs have all ended nobody has the GPUs
+    if len(rows) < len(running):  # a group whose jobs have all ended holds no GPUs
         mine = of_gpu >= 0
         of_gpu, node = of_gpu[mine], node[mine]
     np.add.at(held, (of_gpu, node), 1)
@@ -289,18 +292,18 @@ class _Columns:
         self.taken: IntArray = held[stays].sum(axis=0)
         self.taken_along = np.zeros((len(view.cluster.nodes), 2))
         if self.some_stay and self.demanding:
-            for row in np.flatnonzero(stays).tolist():  # whoever shares GPUs takes its own part of cores and memory
-                slot = int(jobs.running_group[row])
-                gpus = view.running.gpus[view.running.first_gpu[slot] : view.running.first_gpu[slot + 1]]
+            for row in np.flatnonzero(stays).tolist():  # a job that shares GPUs takes its own part of cores and memory
+                group_of = int(jobs.running_group[row])
+                gpus = view.running.gpus[view.running.first_gpu[group_of] : view.running.first_gpu[group_of + 1]]
                 np.add.at(self.taken_along, view.cluster.gpu_node[gpus], self.per_gpu[row])
         self._stand(restart_s)
         self.most = self.limit = np.maximum(jobs.max_gpus, jobs.min_gpus)
-        self.jobs = None if nobody_adapts(view) else goodput_jobs(jobs)
+        self.jobs = None if none_adapts(view) else goodput_jobs(jobs)
         if self.jobs is not None:
             self._limit_by_batch(self.jobs)
 
     def _stand(self, restart_s: float) -> None:
-        """Work out who has just begun, what a restart leaves of everybody's speed-up, and weights."""
+        """Compute fresh jobs, the part of each speed-up that a restart leaves, and weights."""
         jobs, stays, now_s = self.view.jobs, self.stays, self.view.now_s
         measured = jobs.goodput[:, Estimate.RESTART_S]
         delta = np.where(np.isnan(measured), restart_s, measured)
@@ -310,7 +313,7 @@ class _Columns:
         self.kept = restart_factor(jobs.age_s, np.maximum(jobs.starts - 1, 0), delta, ran=jobs.starts > 0)
 
     def _limit_by_batch(self, known: GoodputJobs) -> None:
-        """Let jobs that adapt have what their batch allows, and twice what they have explored."""
+        """Limit jobs that adapt to what their batch allows and to twice what they have explored."""
         jobs, adapts = self.view.jobs, self.view.jobs.batch_size > 0
         able = np.maximum(np.minimum(jobs.max_gpus, known.most_gpus), jobs.min_gpus)
         self.limit = np.where(adapts, able, self.limit)

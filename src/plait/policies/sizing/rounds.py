@@ -1,4 +1,4 @@
-"""Policies that choose all sizes anew in rounds: the clock, the line of those who waited, and what happens between."""
+"""Policies that choose all sizes again in each round: rounds, due jobs, and what happens between rounds."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from plait.core.policy import JOB_CLASS, View
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.sizing.free_gpus import FreeGpus, groups_of, with_companions, with_staying
 from plait.policies.sizing.line_kernels import CLOCK_S, in_line
-from plait.policies.sizing.pools import Pool, nobody_adapts, pools, staying
+from plait.policies.sizing.pools import Pool, none_adapts, pools, staying
 from plait.policies.sizing.skippable_rounds import at_time, protected_run_s, unchanged_until, without_restart_costs
 from plait.policies.sizing.steps import Ladder
 
 NO_MATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
-#: A level is the round in which the plan was made, times this, plus for how many rounds more it stands.
+#: A level is the round in which the plan was made, times this, plus the number of further rounds it is valid for.
 ROUNDS = 1 << 20
 
-#: Rounds that begin less than this before something changes look at it already, seconds: sums of times are rounded.
+#: Rounds that begin less than this before a change already see it, seconds, because sums of times are rounded.
 MARGIN_S = 1e-3
 
-#: How many rounds ahead are looked at one by one.
+#: How many rounds ahead are examined one by one.
 LOOK = 240
 
 #: What it takes to tell who is due without the kernel, tenths of a millisecond.
@@ -43,7 +43,7 @@ FOREVER = 1 << 62
 
 
 class Chosen(NamedTuple):
-    """Steps (J,) of a ladder, and the GPUs (J, N) that were found for them."""
+    """Ladder steps (J,) and the GPUs found for them (J, N)."""
 
     ladder: Ladder
     steps: IntArray
@@ -53,7 +53,7 @@ class Chosen(NamedTuple):
 class Sizes(NamedTuple):
     """An allocation of one pool, GPUs (J, N), and how it was found: completes "sizes are ...".
 
-    `chosen`: how, where steps of a ladder were chosen; `matrix` may give to those who wait what these leave.
+    `chosen`: the chosen steps, if sizes come from a ladder; `matrix` may also give what they leave to waiting jobs.
     """
 
     matrix: IntArray
@@ -65,7 +65,7 @@ class PoolAllocation(NamedTuple):
     """A pool and the allocation that is applied there.
 
     `mates`: rows of the view that share the GPUs of a row and are not in the pool; `turns`: one a row of the view.
-    `found`: what would be applied but for what moving costs, with free GPUs for those who wait.
+    `found`: the allocation that would be applied if moving cost nothing, with free GPUs for waiting jobs.
     """
 
     pool: Pool
@@ -83,7 +83,7 @@ class InRounds:
        it has measured one.
     2. Between rounds no job is moved. Waiting jobs take free GPUs at once: a new job needs one to be profiled. Running
        jobs grow in the next round only, as every change of size costs a restart.
-    3. Opportunistic jobs have weight 0: they use what the others leave, and give it back at once.
+    3. Opportunistic jobs have weight 0: they use GPUs that others leave, and give them back at once.
     4. A job (not of weight 0) is due when it has waited for `patience_s`, or when its waits since it was last due add
        up to that and to more than it ran. Due jobs get their fewest GPUs first, in the order of their waits, and keep
        at least those until they have run for `patience_s`; where a stop would lose all that work, n times as long at
@@ -106,19 +106,19 @@ class InRounds:
     name: str = "rounds"
 
     def __post_init__(self) -> None:
-        """Refuse rounds without length."""
+        """Check the times of rounds."""
         self._require("interval_s", lambda value: math.isfinite(value) and value > 0, "a finite number of seconds > 0")
         self._require("patience_s", lambda value: value > 0, "seconds > 0, or inf")
         self._require("restart_s", lambda value: math.isfinite(value) and value >= 0, "a finite number of seconds >= 0")
 
     @property
     def uses(self) -> frozenset[str]:
-        """Opportunistic jobs are never due: they may wait for ever."""
+        """Job classes: opportunistic jobs are never due and may wait without limit."""
         return frozenset({JOB_CLASS})
 
     @property
     def longest_wait_s(self) -> float:
-        """Seconds until a job starts at the latest that fits beside those due; `plait policy check` tests it."""
+        """Longest wait in seconds of a job that fits beside the due ones; `plait policy check` tests it."""
         return self.patience_s + self.interval_s
 
     def _require(self, name: str, good: Callable[[float], bool], wanted: str) -> None:
@@ -135,11 +135,11 @@ class InRounds:
         raise NotImplementedError(f"policy {self.name} has to define allocate(pool, view)")
 
     def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
-        """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""
+        """The allocation to apply: what `allocate` found, or the present one with free GPUs for waiting jobs."""
         return found
 
     def would_repeat(self, pool: Pool, one: PoolAllocation, chosen: Chosen) -> bool:
-        """Whether a round that left everybody of a pool where they are, as `one` says, would do so again.
+        """Whether a round that moved no job of a pool, as `one` says, would do so again.
 
         `pool` is that of `one` at a later time: jobs all have one size, and only `kept` is another. `chosen` is what
         was found then.
@@ -147,12 +147,12 @@ class InRounds:
         return False
 
     def between(self, view: View, due: BoolArray) -> list[PoolAllocation]:
-        """What runs now, and free GPUs for those who wait."""
+        """Running jobs stay; waiting jobs get free GPUs."""
         found = [(pool, FreeGpus(pool, pool.held).fill()) for pool in pools(view, due=due, restart_s=self.restart_s)]
         return [PoolAllocation(pool, Sizes(matrix, "kept until the next round")) for pool, matrix in found]
 
     def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
-        """All sizes anew, pool by pool, or as they are where `choose` says so."""
+        """Choose all sizes again, pool by pool, or keep them where `choose` says so."""
         out = []
         for pool, kept, *_ in self.between(view, due):
             found = self.allocate(pool, view)
@@ -163,7 +163,7 @@ class InRounds:
         return out
 
     def decide(self, view: View) -> Plan:
-        """All sizes anew once a round; else free GPUs for those who wait."""
+        """Choose all sizes once a round; otherwise give free GPUs to waiting jobs."""
         jobs = view.jobs
         if not len(jobs):
             return Plan(NO_GROUPS)
@@ -199,7 +199,7 @@ class InRounds:
     def _fresh(self, view: View, now: int) -> bool:
         """Whether sizes have not been chosen yet in this round, nor stand from a round before.
 
-        A plan stands from the first instant of a round on, but for what happens at that very instant.
+        A plan is valid from the first instant of a round on, except for events at that instant.
         """
         level = int(view.jobs.level.max())
         made, more = divmod(level, ROUNDS) if level >= 0 else (-1, 0)
@@ -207,7 +207,7 @@ class InRounds:
         return not made <= now <= made + more or (made < now and began)
 
     def _line(self, view: View) -> tuple[BoolArray, BoolArray, BoolArray]:
-        """Flags of the view's rows: who ever may be due, who is, and who has waited so long as to be from now on."""
+        """Flags of the view's rows: rows that may ever be due, rows that are, and rows that become due now."""
         jobs, c = view.jobs, view.jobs.columns
         if compiled(in_line, WORK):
             return run(
@@ -224,8 +224,8 @@ class InRounds:
         return guaranteed, due, guaranteed & ~due & (long | often)
 
     def _all_stay(self, view: View, allocations: list[PoolAllocation]) -> bool:
-        """Whether everybody stays where they are, and nobody has another size to go to."""
-        return nobody_adapts(view) and all(
+        """Whether every job stays where it is, and no job has another possible size."""
+        return none_adapts(view) and all(
             pool.rigid and (sizes.matrix == pool.held).all() for pool, sizes, *_ in allocations
         )
 
@@ -254,15 +254,15 @@ class InRounds:
 class ByFitness(InRounds):
     """A policy whose aim is the mean of speed-ups of exponent `p`; `floor` is what a job without GPUs counts as.
 
-    A new allocation is applied unless to go on as before makes that mean larger, with what moving really costs
-    (methods price a size that stays as if nobody moved).
+    A new allocation is applied unless keeping the present one gives a larger mean once moves are charged (methods
+    count a size that stays as unmoved).
     """
 
     p: float = HARMONIC
     floor: float = FLOOR
 
     def __post_init__(self) -> None:
-        """Refuse exponents that are no numbers too."""
+        """Check the exponent, too."""
         super().__post_init__()
         self._require("p", math.isfinite, "a finite number, e.g. -1 (fair) or 1 (efficient)")
         self._require("floor", lambda value: math.isfinite(value) and value >= 0, "a finite number >= 0")
@@ -272,7 +272,7 @@ class ByFitness(InRounds):
             raise InputError(f"policy {self.name}: {error}") from None
 
     def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
-        """What was found if its fitness is higher than that of what is kept, else what is kept."""
+        """`found` if its fitness is higher than that of `kept`, else `kept`."""
         other = (found.matrix != kept.matrix).any()
         if other and self._merit(pool, found.matrix) > self._merit(pool, kept.matrix):
             return found
@@ -294,7 +294,7 @@ class ByFitness(InRounds):
 
 
 def _in_line(pool: Pool, matrix: IntArray) -> int:
-    """Due jobs that have GPUs, up to the first that has none: nobody overtakes in that queue."""
+    """Due jobs that have GPUs, up to the first that has none: due jobs do not overtake each other."""
     missing = np.flatnonzero(~matrix[pool.due].any(axis=1))
     return int(missing[0]) if len(missing) else int(pool.due.sum())
 

@@ -1,6 +1,6 @@
 """Until when may a policy skip its rounds?
 
-A round that moved nobody repeats unless a job becomes due, stops being protected, or overtakes another in service.
+A round that moved no job repeats unless a job becomes due, stops being protected, or overtakes another in service.
 These times are known. Only the restart discount varies continuously; it rises towards 1, so the policy checks that it
 would decide the same with a discount of 1 (`without_restart_costs`), or tests the coming rounds one by one (`at_time`).
 """
@@ -25,7 +25,7 @@ WORK = 3
 
 
 def restart_cost_s(view: View, restart_s: float) -> FloatArray:
-    """(jobs,): seconds that a restart of each job costs: what it has measured, else `restart_s`."""
+    """(jobs,): seconds that a restart of each job costs: as measured, else `restart_s`."""
     measured = view.jobs.goodput[:, Estimate.RESTART_S]
     return np.where(np.isnan(measured), restart_s, measured)
 
@@ -33,8 +33,8 @@ def restart_cost_s(view: View, restart_s: float) -> FloatArray:
 def protected_run_s(jobs: JobTable, patience_s: float) -> FloatArray:
     """(jobs,): seconds for which a job that is due runs before others that are due may stop it.
 
-    That is `patience_s`. For jobs that would lose as much by that stop it is longer at each start, or they would begin
-    at the same point for ever.
+    That is `patience_s`. For jobs that would lose as much by that stop it grows with each start; otherwise they would
+    never get past the same point.
     """
     lose = jobs.stop_loss_s >= patience_s
     if not lose.any():
@@ -43,11 +43,11 @@ def protected_run_s(jobs: JobTable, patience_s: float) -> FloatArray:
 
 
 def unchanged_until(view: View, due: BoolArray, guaranteed: BoolArray, patience_s: float, restart_s: float) -> float:
-    """The first second at which time alone changes who is due, has just begun, may be stopped, or comes first.
+    """The first second at which time alone changes which jobs are due, fresh, stoppable, or first.
 
     Infinite if never.
 
-    `due` and `guaranteed` are one flag a row of `view.jobs`: who is due now, and who ever may be. A job whose next
+    `due` and `guaranteed` are one flag a row of `view.jobs`: due now, and ever entitled to be. A job whose next
     checkpoint is not foreseen may be stopped from any time on: then it is now.
     """
     if not compiled(first_change_s, WORK):
@@ -102,7 +102,7 @@ def _kept_until(view: View) -> float:
 
 
 def at_time(view: View, pool: Pool, at_s: float, restart_s: float) -> Pool:
-    """The pool at a later time, in seconds, with what a restart leaves of a speed-up then."""
+    """The pool at time `at_s`, with the part of each speed-up that a restart of `restart_s` seconds leaves then."""
     jobs, rows = view.jobs, pool.rows
     restarts, ran = np.maximum(jobs.starts[rows] - 1, 0), jobs.starts[rows] > 0
     delta = restart_cost_s(view, restart_s)[rows]

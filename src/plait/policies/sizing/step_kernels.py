@@ -100,7 +100,7 @@ def _add_those_that_fit(
 
 @kernel
 def first_served(due: BoolArray, fresh: BoolArray, charge: IntArray, total: int) -> IntArray:
-    """Rows of jobs that get GPUs whatever it costs: `steps.guaranteed`."""
+    """Rows of jobs that get GPUs in any case (`steps.guaranteed`), of `total` GPUs; the rest have shape (J,)."""
     rows = np.empty(len(due), dtype=np.int64)
     left, count = _add_those_that_fit(due, np.zeros(len(due), dtype=np.bool_), charge, total, rows, 0)
     left, count = _add_those_that_fit(fresh, due, charge, left, rows, count)

@@ -24,7 +24,7 @@ def patterns_apply(pool: Pool) -> bool:
 
 
 def guaranteed(pool: Pool, charge: IntArray) -> IntArray:
-    """Rows of jobs that get GPUs whatever it costs: due ones from the first on, as many as fit; then fresh ones.
+    """Rows of jobs that get GPUs in any case: due ones from the first on, as many as fit; then fresh ones.
 
     `charge` (J,) is the least that each takes of the GPUs; 0 for those who cannot be given any.
     """
@@ -99,7 +99,7 @@ class Ladder(NamedTuple):
         return steps
 
     def must(self, pool: Pool) -> IntArray:
-        """Rows of jobs that get GPUs whatever it costs."""
+        """Rows of jobs that get GPUs in any case."""
         return guaranteed(pool, self.configs[self.first, 1])
 
     def placed(self, pool: Pool, column: IntArray) -> IntArray:
@@ -170,7 +170,7 @@ def _every_size(pool: Pool, configs: IntArray) -> IntArray:
 def _within_reach(pool: Pool, gpus: IntArray) -> IntArray:
     """(J,): most GPUs of each job: the next step where the ladder has none up to twice what the job has explored.
 
-    On nodes of 6 GPUs 6 come after 2: with twice the GPUs profiled as the limit nobody would ever get there.
+    On nodes of 6 GPUs 6 come after 2: if the limit were twice the GPUs profiled, no job would ever reach 6.
     """
     above = np.where(gpus > pool.most[:, None], gpus, np.iinfo(np.int64).max).min(axis=1)
     below = np.where(gpus <= pool.most[:, None], gpus, 0).max(axis=1)
@@ -194,7 +194,7 @@ def _home(pool: Pool, matrix: IntArray) -> IntArray:
 
 
 def _running(pool: Pool, nodes: IntArray, gpus: IntArray) -> IntArray:
-    """(J,): the step on which each job is, told by its GPUs and by whether they are on several nodes."""
+    """(J,): the present step of each job, from its GPUs and whether they are on several nodes."""
     spread, held = pool.running
     same = (gpus == held[:, None]) & ((nodes > 1) == (spread > 1)[:, None]) & (gpus > 0)
     at = same.argmax(axis=1)

@@ -51,7 +51,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Folder:
-    """The data folder; what is asked of it and not there is noted. `own`: also run in plait's own world."""
+    """The data folder; requested files that are missing are recorded. `own`: also run in plait's own world."""
 
     path: Path
     jobs: int | None = None
@@ -59,7 +59,7 @@ class Folder:
     own: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a folder that is not there."""
+        """Raise `InputError` for a missing folder."""
         if not self.path.is_dir():
             raise InputError(
                 f"no folder {self.path}; give --data the folder with trace1.csv, trace3.csv, ... "
@@ -84,7 +84,7 @@ class Folder:
         return Case(self._file(trace), policy, self.jobs, world="plait")
 
     def not_in_own(self, trace: str) -> str:
-        """Why a trace that is there is not run in plait's own world although it was asked for; empty if it is."""
+        """Why an existing trace is not run in plait's own world although requested; empty if it is."""
         return unreadable(self._file(trace)) if self.own and self.has(trace) else ""
 
     def _file(self, trace: str) -> str:
@@ -112,7 +112,7 @@ def cases_of(figure: Figure, folder: Folder) -> list[Case]:
 
 
 def rows_of(figure: Figure, folder: Folder, done: Mapping[Case, Done]) -> list[Comparison]:
-    """The rows of a figure, trace by trace, metric by metric."""
+    """The rows of `figure`, trace by trace, metric by metric, from `done` runs on traces of `folder`."""
     return [
         _row(figure, bar, trace, metric, folder, done)
         for trace in figure.traces

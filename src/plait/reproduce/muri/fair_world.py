@@ -2,9 +2,9 @@
 
 What differs from the artifact's world (`engine`), for every policy alike:
   * decisions every 360 s, as on the authors' testbed, and not at each event
-  * start-up time is charged once, to a job that starts or moves, and to nobody else
+  * start-up time is charged once, to the job that starts or moves
   * gangs are consolidated on the fewest nodes; the artifact gives Tiresias GPUs without nodes
-  * policies stop and move whom they like, as published (`plait.core.preemption.FREELY`)
+  * policies stop and move any job, as published (`plait.core.preemption.FREELY`)
   * four stages by formula (3); the artifact has three, and spreads the first over two of four slots
   * the first stage is storage for models that read from disk and CPU for those that simulate (an assumption)
 """
@@ -33,7 +33,7 @@ ROUND_S = 360.0
 PLACEMENT = "consolidated"
 HARDWARE = "8x8"
 
-#: Bars of the figures as policies of plait. The continuous order of Muri-L is looked at every hour while jobs wait:
+#: Bars of the figures as policies of plait. The continuous order of Muri-L is refreshed every hour while jobs wait:
 #: ten times as often makes no job faster and restarts more. plait has no AntMan yet.
 POLICIES: Mapping[str, str] = {
     "SRTF": "srtf",
@@ -52,7 +52,7 @@ POLICIES: Mapping[str, str] = {
 
 @cache
 def unreadable(trace: str) -> str:
-    """Why a trace has no runs in plait's own world, such as a model whose data time nobody split; empty if it has."""
+    """Why a trace has no runs in plait's own world, such as a model without split data time; empty if it has."""
     try:
         read_trace(trace, "muri")
     except InputError as error:
@@ -63,7 +63,10 @@ def unreadable(trace: str) -> str:
 def simulate_own(
     trace: str, policy: str, jobs: int | None = None, ended: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """One run as the fields of `runs.Done`. 99th percentiles follow the artifact's rule, so that ratios compare."""
+    """One run of the first `jobs` jobs of `trace` under `policy` as fields of `runs.Done`; `ended` as for `run_case`.
+
+    99th percentiles follow the artifact's rule, so that ratios compare.
+    """
     table = read_trace(trace, "muri")
     if jobs is not None:
         table = table.select(np.arange(min(jobs, len(table))))

@@ -1,4 +1,4 @@
-"""A scheduler that believes stage times which are off, while the jobs run as they are (figure 14)."""
+"""A scheduler with wrong stage times, while the jobs run with the true ones (figure 14)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Stages = tuple[float, float, float]
 
 
 def noisy(trace: ArtifactTrace, noise: float, seed: int) -> ArtifactTrace:
-    """The trace as a profiler with this noise sees it; stage times only."""
+    """`trace` with stage times as a profiler measures them with this `noise`, drawn by `seed`."""
     keys = sorted({(model, int(gpus)) for model, gpus in zip(trace.model, trace.gpus, strict=True)})
     drawn = np.random.default_rng(seed).uniform(1 - noise, 1 + noise, (len(keys), 3))
     where = {key: i for i, key in enumerate(keys)}
@@ -28,10 +28,10 @@ def noisy(trace: ArtifactTrace, noise: float, seed: int) -> ArtifactTrace:
     )
 
 
-class Believed:
-    """Times of groups whose arrangement is the best (or worst) under the believed stage times.
+class NoisyProfiles:
+    """Times of groups arranged best (or worst) by the noisy stage times.
 
-    Takes the place of `Profiles.times`; remembers what it found by the profiles of the members.
+    Replaces `Profiles.times`; caches results by the profiles of the members.
     """
 
     def __init__(self, truth: ArtifactTrace, seen: ArtifactTrace) -> None:

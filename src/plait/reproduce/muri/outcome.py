@@ -108,7 +108,7 @@ def _figure_table(title: str, rows: Sequence[Comparison], note: str, fits: Calla
 
 
 OWN = "plait's world,\nover Muri"
-#: What a figure's table says of a bar, and how, given the largest value beside it.
+#: Columns of a figure's table, and their text, given the largest value beside it.
 COLUMNS: dict[str, Callable[[Comparison, float], str]] = {
     "ours": lambda row, largest: seconds(row.ours_s, largest),
     "authors'": lambda row, largest: "" if row.published_s is None else seconds(row.published_s, largest),
@@ -119,7 +119,7 @@ COLUMNS: dict[str, Callable[[Comparison, float], str]] = {
     "guard on,\nover Muri": lambda row, largest: f"{row.consistent_ratio:.2f}",
     OWN: lambda row, largest: paper(row.own_ratio, row.own_ratio),
 }
-#: What goes when there is no room, the first one first; the page and the JSON have all.
+#: Columns to drop when there is no room, the first one first; the page and the JSON have all.
 LEAST_NEEDED = ("guard on", "authors'", "ours", "guard on,\nover Muri", "off by")
 
 

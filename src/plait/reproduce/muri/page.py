@@ -1,14 +1,12 @@
-"""The comparison as one HTML page that needs nothing else: the paper's figure forms, and tables with provenance."""
+"""The comparison as one self-contained HTML page: charts like the paper's figures, and tables with provenance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from plait.report.bars import GroupedBar, grouped_bars_svg, highest_of
@@ -18,6 +16,7 @@ from plait.reproduce.muri.compare import Comparison
 from plait.reproduce.muri.figures import FIGURES, METRICS, Figure
 from plait.reproduce.muri.outcome import TABLE_METRICS, Outcome, known, off, paper, seconds
 from plait.reproduce.muri.published import MARKS
+from plait.reproduce.pages import render
 
 
 @dataclass(frozen=True)
@@ -42,24 +41,19 @@ def write_page(outcome: Outcome, path: str | Path) -> None:
 
 def page(outcome: Outcome) -> str:
     """The page as text; a function of the outcome."""
-    loader = PackageLoader("plait.reproduce.muri")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    told = outcome.settings
+    settings = outcome.settings
     facts = [f"{outcome.runs} runs", f"{outcome.cpu_s:.0f} CPU seconds", "64 GPUs", "the artifact's world"]
-    if told.get("jobs"):
-        facts.append(f"only the first {told['jobs']} jobs of each trace, so without published values")
-    css = (files("plait.report") / "assets" / "report.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html.j2").render(
+    if settings.get("jobs"):
+        facts.append(f"only the first {settings['jobs']} jobs of each trace, so without published values")
+    return render(
+        "page.html.j2",
+        "plait.reproduce.muri",
+        outcome=outcome,
         title="Muri (SIGCOMM 2022), published and run again",
-        version=told.get("version", ""),
-        data=told.get("data", ""),
-        css=Markup(css),
+        data=settings.get("data", ""),
         facts=facts,
-        notes=outcome.notes,
         sections=list(_sections(outcome)),
         marks=MARKS.items(),
-        runs=outcome.runs,
-        cpu_s=f"{outcome.cpu_s:.0f}",
         percentile_rule=PERCENTILE_RULE,
     )
 

@@ -87,7 +87,7 @@ def _ratios() -> dict[tuple[str, str, str, str], Ratio]:
 
 
 def cell(figure: str, trace: str, bar: str, metric: str) -> Value | None:
-    """The published value of one bar; None where none is known.
+    """The published value of `metric` for one `bar` of a `figure` on a `trace`; None where none is known.
 
     >>> cell("9", "trace3", "SRTF", "avg_jct_s").value
     193081.796024
@@ -96,7 +96,7 @@ def cell(figure: str, trace: str, bar: str, metric: str) -> Value | None:
 
 
 def reference(trace: str, policy: str, metric: str) -> Value | None:
-    """What the artifact's simulator gives for a run; None where that is not known.
+    """The artifact's value of `metric` for a run of `policy` on `trace`; None where it is not known.
 
     >>> reference("trace3", "muri-s", "avg_jct_s").value
     83242.464513
@@ -105,6 +105,6 @@ def reference(trace: str, policy: str, metric: str) -> Value | None:
 
 
 def ratio(figure: str, trace: str, metric: str, over: str) -> Ratio | None:
-    """The paper's ratio of a bar to Muri on a trace, else its range over all traces, else None."""
+    """The ratio of bar `over` to Muri for `metric` in `figure` on `trace`, else its range over traces, else None."""
     found = _ratios().get((figure, trace, metric, over))
     return found or _ratios().get((figure, "", metric, over))

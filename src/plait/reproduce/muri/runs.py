@@ -50,8 +50,8 @@ class Case:
         """Its name in the store."""
         own = self.world == "plait"
         policy = self.policy if own else read_setting(self.policy).text
-        told = {**asdict(self), "trace": hash_of(self.trace), "policy": policy}
-        text = json.dumps([told, code_hash(own)], sort_keys=True)
+        inputs = {**asdict(self), "trace": hash_of(self.trace), "policy": policy}
+        text = json.dumps([inputs, code_hash(own)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -114,7 +114,7 @@ def code_hash(own: bool) -> str:
 
 
 def run_case(case: Case, ended: Callable[[int], None] | None = None) -> Done:
-    """Run it. `ended(n)` is told whenever `n` more jobs have ended."""
+    """Run it; `ended(n)` is called whenever `n` more jobs have ended."""
     if case.world == "plait":
         from plait.reproduce.muri.fair_world import simulate_own
 
@@ -167,12 +167,12 @@ class Store(RunStore[Done]):
     """A folder of finished runs, one small file each, written whole or not at all."""
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
-        """Use this folder, made if need be; `fresh` does not look at what is there."""
+        """Use this folder, created if necessary; `fresh` ignores existing runs."""
         super().__init__(folder, Done, lambda done: done.whole, fresh=fresh)
 
 
 def default_folder() -> Path:
-    """Where runs are kept unless told otherwise: the user's cache."""
+    """The default folder of runs, in the user's cache."""
     return folder_of("muri")
 
 
@@ -181,7 +181,7 @@ def run_all(
 ) -> Iterator[tuple[Case, Done]]:
     """Run those that are not in the store, and keep each as soon as it is done.
 
-    `ended(n)` is told of jobs as they end, with several processes of runs as they end.
+    `ended(n)` is called as jobs end; with several processes, as runs end.
     """
     here = processes == 1 or len(cases) == 1
     work = partial(run_case, ended=ended if here else None)

@@ -1,4 +1,4 @@
-"""The simulator against the authors' 64-GPU testbed: the same trace, and what the logs say happened.
+"""The simulator against the authors' 64-GPU testbed: the same trace, and the testbed's logs.
 
 The real prototype decides every 360 s and pays for starts when they happen, always; so the runs here have rounds,
 and overhead is charged when a job starts or its group or its nodes change. As released, the simulator charges it
@@ -129,7 +129,7 @@ def log(path: Path) -> dict[str, FloatArray]:
 
 
 def errors(name: str, done: Done, logged: Mapping[str, FloatArray]) -> ErrorRow:
-    """One row of errors; the log must have the jobs of the run."""
+    """One row of errors, named `name`, of a `done` run against columns `logged`, which must have its jobs."""
     if len(logged["jct_s"]) != done.jobs:
         raise InputError(f"the log of {name} has {len(logged['jct_s'])} jobs, the trace {done.jobs}")
     jct_s, run_s = np.array(done.columns["jct_s"]), np.array(done.columns["attained_s"])

@@ -40,7 +40,7 @@ class MuriArtifact:
     def run(self, run: PublishedRun, ended: Callable[[int], None] | None = None, **labels: Any) -> RunResult:
         """Simulate the run as the artifact does.
 
-        `ended` hears how many jobs have ended; `labels` go into the summary.
+        `ended` is called with the number of ended jobs; `labels` go into the summary.
         """
         overhead: Any = run.overheads or self.overheads[0]
         case = Case(str(run.trace), run.policy, run.jobs, run.round_s, overhead)

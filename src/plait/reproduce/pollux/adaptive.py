@@ -23,7 +23,7 @@ class AdaptiveJob(Job):
     """A job whose batch is its own choice; what the workload says of it is ignored."""
 
     def __init__(self, number: int, submitted: Submitted, measured: Measured) -> None:
-        """Nothing is measured yet."""
+        """Start without measurements."""
         super().__init__(number, submitted, measured)
         self.profile: dict[tuple[int, int, int], tuple[float, float]] = {}
         self.sqr, self.var = 0.0, 1.0
@@ -41,7 +41,7 @@ class AdaptiveJob(Job):
 
     @property
     def theta(self) -> FloatArray:
-        """The fit to all that was measured, made when somebody asks and there is something new; NaN before."""
+        """The fit to all measurements, computed on demand; NaN before the first measurement."""
         if len(self.profile) > self._fitted:
             self._fitted = len(self.profile)
             nodes, gpus, local = zip(*self.profile, strict=True)

@@ -34,7 +34,7 @@ class Rule(Protocol):
     ) -> Mapping[int, Allocation]:
         """Allocations by job number, for jobs that are submitted and not complete, in the order of the file.
 
-        `allocations` has those of `jobs` that hold GPUs now; who is missing in the answer holds none from now on.
+        `allocations` has those of `jobs` that hold GPUs now; jobs missing in the result hold none from now on.
         """
 
 
@@ -72,7 +72,7 @@ class PolluxRun:
 
 
 def run(workload: Workload, rule: Rule, shape: Shape, ended: Callable[[int], None] | None = None) -> PolluxRun:
-    """Run a workload until all jobs are complete. `ended(n)` is told whenever `n` more jobs have ended.
+    """Run `workload` under `rule` until all jobs are complete; `ended(n)` is called whenever `n` more have ended.
 
     Raises `SimulationError` where the measurements do not reach.
     """

@@ -67,8 +67,8 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
-        told = {"runs": self.runs, "cpu_s": self.cpu_s, "cpu_by_policy": dict(self.cpu_by_policy)}
-        return {**self.settings, **told, "notes": list(self.notes), "rows": [asdict(row) for row in self.rows]}
+        costs = {"runs": self.runs, "cpu_s": self.cpu_s, "cpu_by_policy": dict(self.cpu_by_policy)}
+        return {**self.settings, **costs, "notes": list(self.notes), "rows": [asdict(row) for row in self.rows]}
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def chosen(text: str | None) -> tuple[str, ...]:
 def points(
     workload: Path, data: Path, studies: Sequence[str], seeds: Sequence[int], jobs: int | None = None
 ) -> Iterator[Point]:
-    """Everything to run on a workload: all policies as published, then the studies with the first seed.
+    """All runs on `workload` with measurements in `data`: policies as published, then `studies` with one of `seeds`.
 
-    Published values are given only for the workload that they are of, whole.
+    `jobs` limits the workload. Published values are given only for the complete workload that they belong to.
     """
     known = jobs is None and is_published(workload)
 
@@ -111,8 +111,8 @@ def points(
     ) -> Point:
         cases = tuple(Case(str(workload), str(data), read_setting(text).text, jobs, **more) for text in settings)
         metrics = ("avg_jct_s", "p99_jct_s", "avg_restarts") if study else tuple(METRICS)
-        told = {"avg_jct_s": value} if study else {m: reference(LIKE.get(policy, policy), m) for m in metrics}
-        found = {metric: v for metric, v in told.items() if known and v is not None}
+        published = {"avg_jct_s": value} if study else {m: reference(LIKE.get(policy, policy), m) for m in metrics}
+        found = {metric: v for metric, v in published.items() if known and v is not None}
         return Point(workload.name, study, at, policy, cases, metrics, found)
 
     for policy in LABELS:

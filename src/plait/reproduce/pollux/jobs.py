@@ -9,11 +9,11 @@ from plait.reproduce.pollux.tables import Measured, Placement
 from plait.reproduce.pollux.workload import Submitted
 
 RESTART_S = 30
-"""What every start and every change of placement costs; a change while it runs sets it anew."""
+"""Seconds of every start and every change of placement; a change while it runs restarts it."""
 
 
 def fixed_batch(model: Application, batch: int, gpus: int) -> tuple[int, int]:
-    """Examples of one GPU's pass and accumulation passes before the last one, for a whole batch.
+    """Examples of one GPU's pass and accumulation passes before the last one, for a total `batch` on `gpus` GPUs.
 
     On one GPU a larger batch than the initial one is taken in two passes at least.
     """

@@ -16,7 +16,7 @@ class Optimus:
     kind = Job
 
     def __init__(self, shape: Shape) -> None:
-        """Nothing is remembered but iteration times already looked up."""
+        """Start with an empty cache of iteration times."""
         self.nodes = shape.nodes
         self._iteration_s: dict[tuple[str, int, int], float] = {}
 
@@ -48,7 +48,7 @@ class Optimus:
                 break
             counts[number] += 1
             left -= 1
-            if left:  # else nobody looks at it any more, and one GPU more may be more than was measured
+            if left:  # else it is not used any more, and one GPU more may be more than was measured
                 gains[number] = self._gain(by_number[number], counts[number]) * weights[number]
         return counts
 

@@ -1,18 +1,17 @@
-"""The comparison as one HTML page that needs nothing else."""
+"""The comparison as one self-contained HTML page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from plait.report.bars import GroupedBar, grouped_bars_svg
 from plait.report.files import write_text
 from plait.reproduce.muri.page import Section
+from plait.reproduce.pages import render
 from plait.reproduce.pollux.compare import HEAD, STUDIES, Comparison, Outcome, cells, filled
 from plait.reproduce.pollux.published import AUTHORS, METRICS
 from plait.reproduce.pollux.world import PERCENTILE_RULE
@@ -27,21 +26,17 @@ def write_page(outcome: Outcome, path: str | Path) -> None:
 
 def page(outcome: Outcome) -> str:
     """The page as text; a function of the outcome."""
-    loader = ChoiceLoader([PackageLoader("plait.reproduce.pollux"), PackageLoader("plait.reproduce.muri")])
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    told = outcome.settings
-    css = (files("plait.report") / "assets" / "report.css").read_text(encoding="utf-8")
+    settings = outcome.settings
     facts = [f"{outcome.runs} runs", f"{outcome.cpu_s:.0f} CPU seconds", "64 GPUs", "the artifact's world"]
-    return environment.get_template("pollux.html.j2").render(
+    return render(
+        "pollux.html.j2",
+        "plait.reproduce.pollux",
+        "plait.reproduce.muri",
+        outcome=outcome,
         title="Pollux (OSDI 2021), published and run again",
-        version=told.get("version", ""),
-        data=told.get("data", ""),
-        css=Markup(css),
+        data=settings.get("data", ""),
         facts=facts,
-        notes=outcome.notes,
         sections=list(_sections(outcome)),
-        runs=outcome.runs,
-        cpu_s=f"{outcome.cpu_s:.0f}",
         percentile_rule=PERCENTILE_RULE,
         authors=AUTHORS,
     )

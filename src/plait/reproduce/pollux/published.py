@@ -9,7 +9,7 @@ from pathlib import Path
 from plait.core.errors import InputError
 
 WORKLOAD = "d6517c4d57c72e4f362f9e99f285e4f7fee0348913287033f11f02f5cb88f074"
-"""SHA-256 of the workload that the values are for; to any other none of them belongs."""
+"""SHA-256 of the workload that the values are for; they apply to no other."""
 
 METRICS: Mapping[str, str] = {
     "avg_jct_s": "mean JCT",

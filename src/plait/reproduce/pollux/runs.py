@@ -36,10 +36,10 @@ class Case:
 
     def key(self) -> str:
         """Its name in the store: the bytes of all that is read, the setting, and the code."""
-        told = {**asdict(self), "workload": _hash(Path(self.workload)), "policy": read_setting(self.policy).text}
+        inputs = {**asdict(self), "workload": _hash(Path(self.workload)), "policy": read_setting(self.policy).text}
         names = used(read_jobs(self.workload, self.jobs))
-        told["data"] = [_hash(path) for name in names for path in sorted(Path(self.data, name).glob("*.csv"))]
-        return hashlib.sha256(json.dumps([told, code_hash()], sort_keys=True).encode()).hexdigest()[:32]
+        inputs["data"] = [_hash(path) for name in names for path in sorted(Path(self.data, name).glob("*.csv"))]
+        return hashlib.sha256(json.dumps([inputs, code_hash()], sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ def count_jobs(case: Case) -> int:
 
 @cache
 def load_once(workload: str, data: str, jobs: int | None) -> Workload:
-    """`load`, each only once in a process: what was measured of an application takes longest to read."""
+    """`load` of the first `jobs` of `workload` with measurements in `data`, which take long to read: cached."""
     return load(workload, Path(data), jobs)
 
 
 def run_case(case: Case, ended: Callable[[int], None] | None = None) -> Done:
-    """Run it. `ended(n)` is told whenever `n` more jobs have ended."""
+    """Run it; `ended(n)` is called whenever `n` more jobs have ended."""
     workload = workload_of(case)
     begin = time.process_time()
     done = simulate(workload, read_setting(case.policy), ended)
@@ -97,7 +97,7 @@ class Store(RunStore[Done]):
     """A folder of finished runs."""
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
-        """Use this folder, made if need be; `fresh` does not look at what is there."""
+        """Use this folder, created if necessary; `fresh` ignores existing runs."""
         super().__init__(folder, Done, _whole, fresh=fresh)
 
 
@@ -109,7 +109,7 @@ def _whole(done: Done) -> bool:
 def run_all(
     cases: Sequence[Case], store: Store, processes: int = 1, ended: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Case, Done]]:
-    """Run them and keep each as soon as it is done; `ended(n)` is told of jobs, with several processes of runs."""
+    """Run them and keep each as soon as it is done; `ended(n)` is called as jobs end; with processes, as runs end."""
     here = processes == 1 or len(cases) == 1
     work = partial(run_case, ended=ended if here else None)
     for i, done in over_processes(work, cases, processes):

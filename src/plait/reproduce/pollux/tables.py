@@ -29,7 +29,7 @@ Placement = tuple[int, ...]
 
 
 def canonical(placement: Placement) -> Placement:
-    """The same ring of nodes, told from where it reads smallest; nodes without GPUs are left out.
+    """The smallest rotation of a ring of nodes; nodes without GPUs are left out.
 
     >>> canonical((4, 0, 2))
     (2, 4)

@@ -13,7 +13,7 @@ THRESHOLD_GPU_S = 16 * 3600
 
 
 class Tiresias:
-    """16 GPU-hours part the queues, nobody is promoted; a job too large for what is left lets smaller ones pass."""
+    """Two queues separated at 16 GPU-hours, no promotion; a job too large for the free GPUs lets smaller ones pass."""
 
     kind = Job
 
@@ -33,7 +33,7 @@ class Tiresias:
     def decide(
         self, now_s: float, jobs: Sequence[Job], allocations: Mapping[int, Allocation]
     ) -> Mapping[int, Allocation]:
-        """Whoever fits in the order of the queues runs, where it is if it ran before."""
+        """Jobs that fit run, in the order of the queues, on their present GPUs if they have some."""
         by_number = {job.number: job for job in jobs}
         self._queue(now_s, by_number)
         left = self.nodes * GPUS_PER_NODE
@@ -54,7 +54,7 @@ class Tiresias:
         return kept
 
     def _queue(self, now_s: float, jobs: Mapping[int, Job]) -> None:
-        """Complete jobs leave, new ones come last in the first queue, and who has had enough moves to the second."""
+        """Remove complete jobs, append new ones to the first queue, and move jobs above the threshold to the second."""
         first, second = self.queues
         first[:] = [n for n in first if n in jobs]
         second[:] = [n for n in second if n in jobs]

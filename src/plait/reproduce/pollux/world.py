@@ -46,7 +46,7 @@ class PolluxArtifact:
     def run(self, run: PublishedRun, ended: Callable[[int], None] | None = None, **labels: Any) -> RunResult:
         """Simulate the run as the artifact does.
 
-        `ended` hears how many jobs have ended; `labels` go into the summary.
+        `ended` is called with the number of ended jobs; `labels` go into the summary.
         """
         setting = read_setting(run.policy)
         workload = load(run.trace, _data(run), run.jobs)
@@ -72,7 +72,7 @@ class PolluxArtifact:
 
 
 def simulate(workload: Workload, setting: Setting, ended: Callable[[int], None] | None = None) -> PolluxRun:
-    """One run of this world."""
+    """One run of `workload` under `setting` in this world; `ended` as for `clock.run`."""
     return run_clock(workload, make_rule(setting, workload), setting.shape, ended)
 
 
@@ -142,7 +142,7 @@ def _data(run: PublishedRun) -> Path:
 
 
 def _no_timeline(setting: Setting, done: PolluxRun) -> Timeline:
-    """There is no record here of who ran where; every column is empty."""
+    """An empty timeline: the simulator keeps no record of spans."""
     cluster = Cluster.parse(f"{setting.nodes}x{GPUS_PER_NODE}")
     last_s = float(done.end_s.max())
     known: dict[str, Any] = {"cluster": cluster, "jobs": len(done.end_s), "events": done.rounds, "last_s": last_s}

@@ -11,7 +11,7 @@ from plait.sharing.memory_state import CONTEXT_BYTES, MARGIN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a step got: bytes reserved on the device, bytes on the host and why, bytes that nobody could serve."""
+    """What a step got: bytes reserved on the device, bytes on the host and why, bytes that could not be served."""
 
     reserved_bytes: int
     spill_bytes: int

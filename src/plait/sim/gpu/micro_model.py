@@ -33,7 +33,7 @@ PROMISED = Sharer(guaranteed=True)
 def run(scenario: Scenario, mode: Mode, seed: int, *, record: bool = False) -> Outcome:
     """Simulate; the same scenario, mode and seed give the same outcome to the bit.
 
-    record: keep every observation and decision.
+    `record` keeps every observation and decision.
     """
     return _Gpu(scenario, mode, seed, record).run()
 
@@ -83,7 +83,7 @@ class _Gpu:
         self.directive = Directive()
 
     def run(self) -> Outcome:
-        """Launch after launch, the guaranteed job's first at equal times."""
+        """Process launches in order of time, the guaranteed job's first at equal times."""
         end_s, guests, gated = self.scenario.seconds, self.guests, self.mode is Mode.GATE
         while True:
             guest = guests[0] if len(guests) == 1 else min(guests, key=_next_s, default=None)
@@ -143,7 +143,7 @@ class _Gpu:
         guest.schedule(now_s)
 
     def _obey(self, guest: _Guest) -> None:
-        """At a boundary: the limit, and whether to go on."""
+        """At a boundary: apply the limit, and whether to continue."""
         if guest.directive.action in (Action.CHECKPOINT, Action.STOP):
             guest.gone = True
             guest.directive = Directive(0.0, 0, action=Action.PAUSE)

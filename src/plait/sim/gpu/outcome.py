@@ -46,7 +46,3 @@ class Outcome:
         first, last = marks[0], marks[-1]
         others_s = last.others_s - first.others_s
         return others_s / (last.end_s - first.end_s - math.fsum(m.gpu_s for m in marks[1:]))
-
-    def share_at(self, now_s: float) -> float:
-        """The sum of opportunistic shares in force at a time."""
-        return next((share for at_s, share in reversed(self.shares) if at_s <= now_s), 0.0)

@@ -46,7 +46,7 @@ class Pattern:
 
     @property
     def load(self) -> Load:
-        """What the macro model is told of it."""
+        """The pattern as the macro model takes it."""
         return Load(self.step_s, sum(k.gpu_s for k in self.kernels), self.gaps, self.stages)
 
     @property
@@ -56,7 +56,7 @@ class Pattern:
 
     @property
     def gaps(self) -> int:
-        """Times that the job waits for the GPU anew, each of which may cost it a quantum without the gate."""
+        """How often a step waits for the GPU; without the gate each wait may cost the job a quantum."""
         return len(self.kernels)
 
     def scaled(self, factor: float) -> Pattern:

@@ -58,7 +58,9 @@ class Case:
 
 
 def policy_text(policy: str, place: str | None, seed: int = 0) -> str:
-    """The policy with another placement, where it has that option; the text as given otherwise.
+    """`policy` with the placement `place` (None: its own) where it has that option; the text as given otherwise.
+
+    `seed` goes to placements that draw.
 
     >>> policy_text("tiresias-l:knob=8", "counting")
     'tiresias-l:knob=8,placement=counting'
@@ -86,7 +88,7 @@ def has_placement(policy: str) -> bool:
 def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], None] | None = None) -> RunResult:
     """Run one case and measure it.
 
-    `clock` gives wall seconds for `wall_s`, which is unknown without it. `ended(n)` is told whenever `n` more
+    `clock` gives wall seconds for `wall_s`, which is unknown without it. `ended(n)` is called whenever `n` more
     jobs have ended.
     """
     policy = make_policy(policy_text(case.policy, case.placement, case.seed))
@@ -158,12 +160,12 @@ class RemoteError(PlaitError):
     """An error plait raised on purpose in a worker process, with its message and exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
-        """Take the place of the error; it may not survive the way between processes itself."""
+        """Replace the original error, which may not survive pickling."""
         super().__init__(message)
         self.exit_code = exit_code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Both arguments, so that it can be sent."""
+        """Both arguments, for pickling."""
         return RemoteError, (str(self), self.exit_code)
 
 
@@ -217,7 +219,7 @@ def _sent(work: Callable[[A], B], item: A) -> B:
 
 
 def _worker() -> None:
-    """Ctrl-C is the parent's to handle."""
+    """Ignore Ctrl-C in a worker: the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -1,7 +1,7 @@
 """A search for the options of a policy: successive halving over a seeded sample, then smaller and smaller steps.
 
-An objective is asked for choices on a part of the jobs (a ninth, a third, all): those that are poor on few jobs cost
-little. The best on all jobs is then improved one option at a time by steps that are halved until they are fine
+Choices are evaluated on a part of the jobs (a ninth, a third, all), so poor choices cost little.
+ The best on all jobs is then improved one option at a time by steps that are halved until they are fine
 (about 3 % of a range), so an optimum between two of the first candidates is not jumped over. Everything follows from
 the seed.
 """
@@ -119,7 +119,7 @@ class Space:
 def search(space: Space, cost: Cost, *, seed: int = 0, samples: int = 24, most_runs: float = math.inf) -> Choice:
     """The choice of least cost that was found; of equals the one with fewer queues and options, then found first.
 
-    `cost(choice, part)` is asked for parts of the jobs; `most_runs` bounds how often the second half of it asks.
+    `cost(choice, part)` evaluates a choice on a part of the jobs; `most_runs` bounds the calls of the second half.
     """
     field = space.first(seed, samples)
     for part, after in zip(RUNGS, (*RUNGS[1:], None), strict=True):

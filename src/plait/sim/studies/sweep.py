@@ -79,7 +79,7 @@ class Grid:
     labels: Mapping[str, Value] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Refuse what can be refused before anything runs."""
+        """Raise `InputError` for an invalid grid before anything runs."""
         for name in ("policies", "worlds", "clusters", "loads", "seeds"):
             values = getattr(self, name)
             if not values:
@@ -94,7 +94,7 @@ class Grid:
             if load is not None and not 0 < load < float("inf"):
                 raise InputError(f"load must be more than 0, got {load:g}")
         if self.trace is None:
-            generate(self.preset, 1, 1)  # says what is wrong with an unknown preset
+            generate(self.preset, 1, 1)  # reports an unknown preset
             if self.jobs < 1:
                 raise InputError(f"jobs must be at least 1, got {self.jobs}")
         else:
@@ -164,7 +164,7 @@ def _jobs(grid: Grid, cluster: str, load: float | None, seed: int) -> JobBatch:
 
 
 def run_cell(cell: Cell, *, grid: Grid, clock: Clock | None = None) -> dict[str, Value | None]:
-    """The summary of one run."""
+    """The summary of the run `cell` of `grid`; `clock` gives wall seconds, which are unknown without it."""
     jobs = _jobs(grid, cell.cluster, cell.load, cell.seed)
     world = next(w for w in grid.worlds if w.name == cell.world)
     cluster = Cluster.parse(cell.cluster)
@@ -182,10 +182,10 @@ def _offered(jobs: JobBatch, gpus: int) -> float:
 def sweep(
     grid: Grid, folder: str | Path, *, processes: int = 1, clock: Clock | None = None
 ) -> Iterator[tuple[Cell, Summary]]:
-    """Run what the folder does not have yet, yielding each run when it is done and on disk.
+    """Run what `folder` lacks of `grid` on `processes`, yielding each run once it is on disk.
 
-    Raises `InputError` if the folder belongs to another grid or another sweep is writing to it. It can be stopped
-    at any time; nothing that was yielded is lost.
+    `clock` as for `run_case`. Raises `InputError` if the folder belongs to another grid or another sweep is writing to
+    it. It can be stopped at any time; nothing that was yielded is lost.
     """
     grid.check()
     with _opened(Path(folder), grid) as file:

@@ -1,4 +1,4 @@
-"""Fit the options of a policy to a workload, and say honestly what that is worth.
+"""Fit the options of a policy to a workload, and measure the gain on jobs that the fit has not seen.
 
     fit = fit_policy(jobs, Cluster.parse("8x8"), "tiresias-l")
     fit.policy             # 'tiresias-l:thresholds=115200,knob=8'
@@ -6,7 +6,8 @@
 
 The first half of the history (by submission) is replayed without overheads under GPU counting, and the average
 completion time is made small by `sim.search`: over queue bounds, within the service that jobs of that half took, and
-over all options for which the catalog declares a range. Options that are given stay. The second half is the judge.
+over all options for which the catalog declares a range. Options that are given stay. The result is judged on the second
+half.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Fit:
 
     @property
     def verdict(self) -> str:
-        """One sentence for people."""
+        """The result as one sentence."""
         fitted, default = self.second["fitted"], self.second["default"]
         change = abs(fitted - default) / default
         if self.worth_it:
@@ -95,9 +96,9 @@ def fit_policy(
     """Options of `policy` for this history of jobs; see the module docstring.
 
     `max_queues` bounds the queues of a policy that has them; `only` names the options to fit, all that have a range
-    unless given. `samples` and `most_runs` say how much to try (see `search`). `tried()` is told of every replay. The
-    same inputs give the same answer. Raises `InputError` for a policy with nothing to fit or a history of fewer than
-    200 departures.
+    unless given. `samples` and `most_runs` say how much to try (see `search`). `tried()` is called after every replay.
+    The same inputs give the same answer. Raises `InputError` for a policy with nothing to fit or a history of fewer
+    than 200 departures.
     """
     if max_queues < 1:
         raise InputError(f"max_queues must be at least 1, got {max_queues}")
@@ -140,7 +141,10 @@ def fit_policy(
 
 
 def average_jct_s(jobs: JobBatch, cluster: Cluster, policy: str, seed: int = 0) -> float:
-    """Average completion time of a replay without overheads under GPU counting, seconds."""
+    """Average completion time in seconds of a replay of `jobs` on `cluster`, without overheads, under GPU counting.
+
+    `policy` is the text of a policy; `seed` is for what it draws.
+    """
     name, _, rest = policy.partition(":")
     row = rows().get(name)
     if row is not None and "placement" in row.options:

@@ -37,7 +37,7 @@ GB = 10**9
 
 @dataclass(slots=True)
 class _Tasks:
-    """What the tasks of one job add up to: GPUs in percent, CPU in percent of a core, memory in GB, times in
+    """Sums over the tasks of one job: GPUs in percent, CPU in percent of a core, memory in GB, times in
     s.
     """
 

@@ -1,6 +1,6 @@
 """Alibaba 2025 disaggregated recommendation inference: CSV, seconds, services rather than training jobs.
 
-Useful for the shape of a cluster and for what guaranteed services leave to opportunistic jobs.
+Useful for the shape of a cluster and the GPUs that guaranteed services leave to opportunistic jobs.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def read(
 ) -> TraceTable:
     """Reads a trace of the Gavel family.
 
-    throughputs: Gavel's table, or its file; with it `duration_s` = steps / rate alone on GPUs of `kind`
+    `throughputs`: Gavel's table, or its file; with it `duration_s` = steps / rate alone on GPUs of `kind`
     (derived). Without it only the 12-field layout has durations. Jobs have no ids: they are numbered by
     arrival, then content.
     """

@@ -1,9 +1,8 @@
 """Muri traces (Rivendile/Muri, SIGCOMM'22): CSV, every time in milliseconds.
 
-`resource_time_0` is storage reading and CPU preprocessing in one number; how it is split is the option
-`split`. The stage times do not add up to `iteration_time` (stages overlap inside the job). `iterations` was
-floored (and re-drawn with noise in cluster_trace), so iterations x iteration time is not the duration: the
-option `work` says which counts.
+`resource_time_0` is storage reading and CPU preprocessing in one number; the option `split` divides it. The stage times
+do not add up to `iteration_time` (stages overlap inside the job). `iterations` was floored (and re-drawn with noise in
+cluster_trace), so iterations x iteration time is not the duration: the option `work` says which counts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     """Reads a workload; `gpus` and `batch_size` (total) are those of the tuned configuration, durations are
     null.
 
-    An application that is nearly one of those plait knows is a `TraceError`: a typing mistake would lose the job.
+    An application with nearly the name of a known one is a `TraceError`: a typing mistake would lose the job.
     """
     return _read(FORMAT, path, strict)
 
@@ -71,7 +71,7 @@ FORMAT = Format(
 SIA = Format(
     "sia",
     read_sia,
-    lambda head: False,  # the columns of pollux: say format="sia" to have the source named right
+    lambda head: False,  # the columns of pollux: use format="sia" to record the right source
     units="seconds; batch sizes of the whole job",
     source="siasosp23/artifacts",
     licence="none stated: do not redistribute",

@@ -1,4 +1,4 @@
-"""What the readers share: a builder of tables that counts every row, and the description of a format."""
+"""Shared parts of readers: a builder of tables that counts every row, and the description of a format."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TableBuilder:
     _texts: dict[str, str] = field(default_factory=dict)
 
     def keep(self, line: int | None, *, again: bool = False, **job: Any) -> None:
-        """One job; `again` says that its source row gave a job before."""
+        """Add one job; `again`: its source row has given a job before."""
         self.rows_read += not again
         self._rows.append(job)
         self._lines.append(line or 0)
@@ -84,12 +84,12 @@ class TableBuilder:
             self._flush()
 
     def drop(self, reason: str) -> None:
-        """One source row that gives no job."""
+        """Count a source row that gives no job."""
         self.rows_read += 1
         self.dropped[reason] += 1
 
     def warn(self, text: str) -> None:
-        """A warning; said once, with the number of rows it concerns."""
+        """Record a warning; it appears once, with the number of rows it concerns."""
         self.warned[text] += 1
 
     def _column(self, name: str) -> Column:
@@ -176,7 +176,7 @@ def numbered(rows: list[tuple[float, tuple[Any, ...], dict[str, Any]]]) -> list[
 
 
 def pick(name: str, value: str, choices: tuple[str, ...]) -> str:
-    """The option's value if it is a legal one."""
+    """The `value` of the option `name`; raises `InputError` if it is not one of `choices`."""
     if value not in choices:
         raise InputError(f"option {name}: unknown value {value!r}; {suggest(value, choices)}")
     return value

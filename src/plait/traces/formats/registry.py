@@ -68,7 +68,7 @@ def sniff(path: Pathish) -> Format:
 
 
 def _explain_near_miss(path: Pathish, head: Head) -> None:
-    """Raise what is wrong with a header that is almost that of a known format."""
+    """Raise `TraceError` with the difference for a header that is almost that of a known format."""
     headers = {"canonical": ("job_id", "submit_s", "gpus"), "muri": muri.HEADER, "tiresias": tiresias.HEADER}
     known = {"canonical": (*schema.JOBS,)}
     shares = {

@@ -1,4 +1,4 @@
-"""What Helios and Acme logs share: one row a job with submit, start and end stamps and a Slurm-like state."""
+"""Common reader of Helios and Acme logs: one row a job with submit, start and end stamps and a Slurm-like state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Log:
 
 
 def read_log(log: Log, path: Pathish, *, strict: bool) -> TraceTable:
-    """Reads a log, times counted from the first submission.
+    """Read the file `path` of a `log`, times counted from the first submission; `strict` makes warnings errors.
 
     Run time is end - start, never the file's `duration` column (which is only compared with it). Dropped,
     counted: never_started, negative, suspended. A job without end runs until the latest stamp

@@ -1,6 +1,6 @@
 """A synthetic trace of jobs that adapt their batch, with the mix of models of the Pollux paper (OSDI'21).
 
-A job says its model and how many GPUs its user would have asked for; its duration follows from what it is given.
+A job states its model and the GPUs that its user would have requested; its duration follows from its allocation.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ MIXES = ("uniform", "by_gpu_hours")
 
 
 def uniforms(seed: int, key: str, job_ids: Iterable[str]) -> Array:
-    """A uniform number in [0, 1) for each job id: the same for the same (seed, key, id), whatever the others
-    are.
+    """A uniform number in [0, 1) for each of `job_ids`; it depends on `seed`, `key` and the id only.
 
     >>> uniforms(1, "model", ["a", "b"])[1] == uniforms(1, "model", ["b"])[0]
     np.True_

@@ -1,4 +1,4 @@
-"""What generators share: a random stream a part of the trace, and submissions stretched to a load."""
+"""Shared parts of generators: a random stream a part of the trace, and submissions stretched to a load."""
 
 from __future__ import annotations
 

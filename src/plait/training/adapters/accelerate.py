@@ -5,8 +5,8 @@
     for epoch in job.epochs(10):
         for batch in loader: ...
 
-The loader that comes back replaces the prepared one: the same batches on the same device, with marks, and after a
-resume those that were left. Accelerate's own would have fetched one batch ahead of every checkpoint.
+The returned loader replaces the prepared one: it yields the same batches on the same device, with marks, and after a
+resume the remaining ones. Accelerate's own loader would fetch one batch ahead of every checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from plait.training import attachment
-from plait.training.noop_job import Job
+from plait.training.job import Job
 
 
 def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **stateful: Any) -> tuple[Job, Any]:
@@ -35,7 +35,7 @@ def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **state
     if not job.attached:
         return job, loader
     base = getattr(loader, "base_dataloader", None)
-    # One that dispatches batches from rank 0 to the others does more around its own loader than we do.
+    # A loader that dispatches batches from rank 0 does more around its own loader than we do.
     known = isinstance(loader, DataLoaderShard)
     if not known or not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset):
         return job, job.wrap_loader(loader)
@@ -43,10 +43,10 @@ def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **state
 
 
 class PreparedLoader:
-    """What Accelerate's loader does around each batch, around a loader of ours."""
+    """Does what Accelerate's loader does with each batch, around a loader of plait."""
 
     def __init__(self, job: Job, prepared: Any, marked: Any) -> None:
-        """`prepared` by Accelerate; `marked` is what was inside it."""
+        """`prepared`: the loader from Accelerate; `marked`: the wrapped loader inside it."""
         self._job, self._prepared, self._marked = job, prepared, marked
 
     def __len__(self) -> int:
@@ -54,11 +54,11 @@ class PreparedLoader:
         return len(self._marked)
 
     def __getattr__(self, name: str) -> Any:
-        """Anything else is Accelerate's."""
+        """Forward all other attributes to Accelerate's loader."""
         return getattr(self.__dict__["_prepared"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches on the accelerator's device; the last one is announced, since gradients are summed up to it."""
+        """Yield the batches on the accelerator's device; announces the last one, at which accumulation ends."""
         prepared = self._prepared
         if prepared.rng_types is not None:
             synchronize_rng_states(prepared.rng_types, prepared.synchronized_generator)

@@ -1,4 +1,4 @@
-"""Checkpoints that a trainer writes in its own form, committed in plait's way."""
+"""Commit checkpoints that a trainer writes in its own format."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.core.errors import PlaitError
-from plait.training.job import AttachedJob
+from plait.training.attached_job import AttachedJob
 from plait.training.state.checkpoint_store import Commit
 
 
 def barrier() -> None:
-    """Wait until all ranks are here, if there are several."""
+    """Wait for all ranks, if there are several."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.barrier()
@@ -23,7 +23,7 @@ def barrier() -> None:
 def save(job: AttachedJob, write: Callable[[Path], None]) -> Commit | None:
     """Let every rank `write` into one folder, then rank 0 commits it.
 
-    None on other ranks, and where it failed: with a warning, and the older checkpoint stays.
+    Returns None on other ranks, and if it failed: then it warns, and the older checkpoint stays.
     """
     begin_s, commit = time.perf_counter(), None
     commits, step = job.checkpointer.commits, job.step

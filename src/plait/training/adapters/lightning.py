@@ -1,7 +1,7 @@
 """Lightning: `Trainer(callbacks=[PlaitCallback()])`, and `trainer.fit(..., ckpt_path=callback.checkpoint())`.
 
-Lightning writes its own checkpoint. The training loaders are marked as by `job.wrap_loader`, so that a resumed epoch
-goes on with the batches that were left; their places and the random streams go with the callback's state.
+Lightning writes its own checkpoints. The training loaders are marked as by `job.wrap_loader`, so that a resumed epoch
+continues with the remaining batches; their positions and the random streams are in the callback's state.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from plait.core.resources import Resource, skew
 from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
+from plait.training.attached_job import AttachedJob
 from plait.training.attachment import attach
-from plait.training.job import AttachedJob
 from plait.training.loader.loader import wrap
 from plait.training.state import random_streams
 
@@ -24,7 +24,7 @@ FILE = "lightning.ckpt"
 
 
 class PlaitCallback(Callback):
-    """Counts steps, marks the GPU stage, makes checkpoints, stops when asked. Nothing outside plait."""
+    """Counts steps, marks the GPU stage, saves checkpoints, and stops on request; does nothing outside plait."""
 
     def __init__(self) -> None:
         """For one Trainer."""
@@ -38,12 +38,12 @@ class PlaitCallback(Callback):
             self.job.take_over(0, 0)
 
     def checkpoint(self) -> str | None:
-        """What to give `trainer.fit(ckpt_path=...)`; None at the beginning."""
+        """The argument for `trainer.fit(ckpt_path=...)`; None without a checkpoint."""
         found = foreign.newest(self.job) if self.job else None
         return str(found / FILE) if found else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The random streams and the places in the data, for Lightning's checkpoint."""
+        """Random streams and positions in the data, for Lightning's checkpoint."""
         if self.job is None:
             return {}
         # Of data whose length it does not know Lightning fetches one batch ahead, to see the last one coming.
@@ -51,17 +51,17 @@ class PlaitCallback(Callback):
         return {"streams": random_streams.capture(), "loaders": [loader.state_dict(ahead) for loader in self._loaders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep them until the loaders are there and what comes before the first batch has drawn."""
+        """Keep the state until the loaders exist and everything before the first batch has drawn."""
         if self.job is not None and "streams" in state:
             self._places = state["loaders"]
             self.job.kept.found({"plait": {"step": 0}, "states": {}, "streams": state["streams"]})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep Lightning from giving the loaders their places before they are ours."""
+        """Prevent Lightning from restoring the loaders before they are wrapped."""
         checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {}).pop("combined_loader", None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over the counting from where Lightning is."""
+        """Count on from Lightning's step."""
         if self.job is None:
             return
         total = trainer.estimated_stepping_batches
@@ -71,7 +71,7 @@ class PlaitCallback(Callback):
         self.job.page.skew = skew(p.numel() * p.element_size() for p in pl_module.parameters() if p.requires_grad)
 
     def _mark_loaders(self, job: AttachedJob, trainer: Trainer) -> None:
-        """Put our loaders in place of Lightning's, after it has added samplers of its own."""
+        """Wrap Lightning's loaders, after it has added its own samplers."""
         loop = trainer.fit_loop
         combined, fetcher = getattr(loop, "_combined_loader", None), getattr(loop, "_data_fetcher", None)
         if combined is None or fetcher is None:
@@ -86,11 +86,11 @@ class PlaitCallback(Callback):
                     set_epoch(trainer.current_epoch)
         self._places = []
         fetcher.setup(combined)
-        iter(fetcher)  # Lightning has asked for its own already
+        iter(fetcher)  # Lightning has created its iterator already
         job.kept.restore_streams()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """A batch is there: the GPU stage begins."""
+        """Begin the GPU stage of a batch."""
         if self.job is None:
             return
         self.job.stages.enter(Resource.GPU)
@@ -98,7 +98,7 @@ class PlaitCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The stage ends; if the optimizer has stepped, so does an iteration."""
+        """End the GPU stage, and an iteration if the optimizer has stepped."""
         job = self.job
         if job is None:
             return
@@ -111,7 +111,7 @@ class PlaitCallback(Callback):
         if stop == STOP_NOW:
             job.leave()
         self._put_off = bool(stop or save) and not self._put_off and _validates_next(trainer)
-        if self._put_off:  # Lightning would not validate after a resume from here; the next step is as good
+        if self._put_off:  # after a resume from here Lightning would not validate; save at the next step
             job.settle()
             return
         if stop or save:
@@ -121,7 +121,7 @@ class PlaitCallback(Callback):
         job.settle()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Nobody may wait for a stage that ended with an error."""
+        """Close all stages, so that no job waits for one that failed."""
         if self.job is not None:
             self.job.stages.close_all()
 

@@ -1,7 +1,7 @@
 """Hugging Face Trainer: `callbacks=[PlaitCallback()]`, and `resume_from_checkpoint=callback.checkpoint()`.
 
-The Trainer writes its own checkpoints (model, optimizer, scheduler, random streams, place in the data); plait says
-when, and takes the finished folder to the job's checkpoints.
+The Trainer writes its own checkpoints (model, optimizer, scheduler, random streams, position in the data); plait
+decides when, and moves the finished folder to the job's checkpoints.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from plait.core.resources import Resource, skew
 from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
+from plait.training.attached_job import AttachedJob
 from plait.training.attachment import attach
-from plait.training.job import AttachedJob
 
 
 class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Counts steps, marks the GPU stage, has checkpoints made, stops when asked. Nothing outside plait."""
+    """Counts steps, marks the GPU stage, requests checkpoints, and stops on request; does nothing outside plait."""
 
     def __init__(self) -> None:
         """For one Trainer."""
@@ -30,14 +30,14 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._stopping = False
 
     def checkpoint(self) -> str | None:
-        """What to give `trainer.train(resume_from_checkpoint=...)`; None at the beginning."""
+        """The argument for `trainer.train(resume_from_checkpoint=...)`; None without a checkpoint."""
         found = foreign.newest(self.job) if self.job else None
         return str(found) if found else None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take over the counting from where the Trainer is."""
+        """Count on from the Trainer's step."""
         if self.job is None:
             return
         self.job.take_over(state.global_step, state.max_steps)
@@ -47,21 +47,21 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The batches of a step are there: the GPU stage begins."""
+        """Begin the GPU stage of a step."""
         if self.job is not None and not self.job.stages.is_open(Resource.GPU):
             self.job.stages.enter(Resource.GPU)
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A part of an accumulated step: others may go first."""
+        """Yield to other jobs after a part of an accumulated step."""
         if self.job is not None:
             self.job.yield_point()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """An iteration is done: have a checkpoint made, or stop."""
+        """Count an iteration; request a checkpoint, or stop."""
         job = self.job
         if job is None:
             return control
@@ -76,13 +76,13 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return control
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The Trainer has written a checkpoint: take it, and go if we were asked to."""
+        """Commit the checkpoint that the Trainer has written, and end if a stop was requested."""
         job = self.job
         if job is None:
             return
         written = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         begin_s = time.perf_counter()
-        foreign.barrier()  # the others may still be writing their part
+        foreign.barrier()  # other ranks may still be writing
 
         def take(making: Path) -> None:
             if job.around.rank == 0:

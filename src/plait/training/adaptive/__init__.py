@@ -1,4 +1,4 @@
-"""Jobs whose batch size and learning rate follow the resources they have.
+"""Adapt the batch size and learning rate of a job to its resources.
 
 from plait.training.adaptive import Accumulator, Adaptive, AdaptiveDataLoader
 
@@ -6,7 +6,7 @@ loader = AdaptiveDataLoader(dataset, 128, max_batch_size=4096, shuffle=True)
 adaptive = Adaptive(job, model, optimizer, loader)
 for epoch in loader.remaining_epochs(10):
     for batch in loader:
-        ...                                        # as ever
+        ...                                        # the usual loop
 """
 
 from plait.training.adaptive.base import AdaptiveLoader

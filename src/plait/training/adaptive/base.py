@@ -1,6 +1,6 @@
-"""Passes over data of which each takes every sample once, while ranks and batch sizes come and go.
+"""Passes over the data in which every sample is used once, although ranks and batch sizes change.
 
-What is said here holds for any way to load samples; `loader` does it by torch's DataLoader.
+This part does not depend on how samples are loaded; `loader` loads them by torch's DataLoader.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from plait.training.adaptive.deciding import Decisions
 from plait.training.adaptive.profile import Timings
 from plait.training.adaptive.ranks import Ranks, ranks, world_size
 from plait.training.adaptive.report import report_progress
+from plait.training.attached_job import AttachedJob
 from plait.training.attachment import current
-from plait.training.job import AttachedJob
 
 _END = object()
 #: Seconds between two checks for a better batch size.
 INTERVAL_S = 30.0
-#: By what part two batches may differ and count as one: ranks that do not divide a batch change it a bit.
+#: Relative difference up to which two batch sizes count as equal: rounding to the number of ranks changes them a bit.
 ALIKE = 0.05
 
 
 class AdaptiveLoader(ABC):
-    """The part of an adaptive loader that does not know how samples are loaded; for those, define `batches`."""
+    """Base class of adaptive loaders; a subclass defines `batches`, which loads the samples."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AdaptiveLoader(ABC):
         seed: int = 0,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        """Over `size` samples. The rest as for `AdaptiveDataLoader`."""
+        """Pass over `size` samples; all other arguments are those of `AdaptiveDataLoader`."""
         self.limits = bounds(batch_size, max_batch_size, local_batch, accumulation)
         if size < 1:
             raise InputError("an adaptive loader over no samples: give it a data set with one or more")
@@ -57,7 +57,7 @@ class AdaptiveLoader(ABC):
         self.decisions = Decisions(self.limits, self.plan, self.timings, interval(interval_s))
         self._begin: Callable[[Microbatch], None] | None = None
         self._end: Callable[[], None] | None = None
-        self._counted = False  # whether somebody says of each step that it was made
+        self._counted = False  # whether `progress.made` is called for each step
         self._job: AttachedJob | None = None
         self._ranks: Ranks | None = None
         self._epoch, self._done, self._active, self._resume = 0, 0, False, False
@@ -67,47 +67,47 @@ class AdaptiveLoader(ABC):
 
     @abstractmethod
     def batches(self, plan: Plan) -> Iterator[Any]:
-        """The batch of each list of indices that `plan` yields, in that order; they may be asked for ahead."""
+        """Yield the batch of each list of indices of `plan`, in that order; `plan` may be read ahead."""
 
     # -- what is going on now -------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """Number, from 0, of the pass over the data that is under way or comes next."""
+        """Number, from 0, of the current pass over the data, or of the next one between passes."""
         return self._epoch
 
     @property
     def microbatch(self) -> Microbatch | None:
-        """Which pass of which optimizer step the batch in hand is; None between passes over the data."""
+        """Step and forward-backward pass of the current batch; None between passes over the data."""
         return self._microbatch
 
     @property
     def is_sync_pass(self) -> bool:
-        """Whether the optimizer steps after the batch in hand: no more passes are accumulated."""
+        """True if the optimizer steps after the current batch."""
         return self._microbatch is None or self._microbatch.is_sync
 
     @property
     def current_local_batch(self) -> int:
-        """Examples in the batch in hand; between passes over the data those of the next one."""
+        """Examples in the current batch of this rank; between passes over the data, in the next one."""
         return self._microbatch.local if self._microbatch is not None else self._planned()[1]
 
     @property
     def accumulation_steps(self) -> int:
-        """Passes of the optimizer step in hand before the one that reduces."""
+        """Passes of the current optimizer step before the one that reduces gradients."""
         return self._microbatch.step.passes - 1 if self._microbatch is not None else self._planned()[2]
 
     @property
     def current_batch_size(self) -> int:
-        """Examples in the optimizer step in hand, of all ranks together."""
+        """Examples in the current optimizer step, all ranks together."""
         return self._microbatch.step.examples if self._microbatch is not None else self._planned_batch()
 
     def __len__(self) -> int:
-        """Batches of this rank in a whole pass, if nothing changes."""
+        """Batches of this rank in a whole pass over the data, at the current batch size."""
         processes, local, accumulated = self._planned()
         return passes_left(0, self.size, processes, local, accumulated + 1)
 
     def _planned(self) -> tuple[int, int, int]:
-        """(ranks, m, s) of the steps that come."""
+        """(ranks, examples per pass, accumulated passes) of the next steps."""
         processes = world_size()
         return processes, *(self.plan.latest if self.plan.chosen else first_batch(self.limits, processes))
 
@@ -118,7 +118,7 @@ class AdaptiveLoader(ABC):
     # -- passes ---------------------------------------------------------------------------------------------------
 
     def join_job(self, job: AttachedJob) -> None:
-        """Keep the place in this job's checkpoints and tell its agent; `job.wrap_loader` does it."""
+        """Save the position in the checkpoints of `job` and report to its agent; called by `job.wrap_loader`."""
         if self._job is None:
             self._job = job
             job.page.set_limits(self.limits)
@@ -129,7 +129,7 @@ class AdaptiveLoader(ABC):
 
     @property
     def followed(self) -> bool:
-        """Whether its batch follows some gradient noise."""
+        """True if the batch size follows a gradient noise."""
         return self.decisions.noise is not None
 
     def follow(
@@ -141,19 +141,19 @@ class AdaptiveLoader(ABC):
         counted: bool = False,
         halves: bool = False,
     ) -> None:
-        """Choose the batch, and count progress, by this gradient noise; without any the batch stays as it was given.
+        """Choose batch sizes and count progress by the gradient noise `noise`; without it the batch stays as given.
 
-        `begin` is called before each batch with what it is, `end` when a pass over the data is over or was left.
-        `counted`: a step is progress only when `progress.made` is called; else as soon as its last batch is handed out.
-        `halves`: of a rank alone some steps are made of two halves of their batch, if those are allowed as batches.
+        `begin` is called with each batch before the script gets it, `end` when a pass over the data ends or is left.
+        `counted`: a step counts as progress only when `progress.made` is called, not when its last batch is yielded.
+        `halves`: on one rank, some steps consist of two halves of their batch, if the limits allow such batches.
         """
         self.plan.least_half = max(self.limits.least_local, 1) if halves else None
         self.decisions.noise, self._begin, self._end, self._counted = noise, begin, end, counted
 
     def remaining_epochs(self, epochs: float) -> Iterator[int]:
-        """Passes over the data until progress is that of so many epochs at the initial batch; the last one ends there.
+        """Yield the number of each pass over the data until progress equals `epochs` epochs at the initial batch.
 
-        Yields the number of each pass. Goes on where the checkpoint ended.
+        The last pass ends at that point. After a restart, continues from the checkpoint.
         """
         job = self._joined()
         if job is not None:
@@ -174,12 +174,12 @@ class AdaptiveLoader(ABC):
             self._in_epochs, self.progress.target = False, None
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of a pass: the one that was interrupted by a restart, else a whole one."""
+        """Yield the batches of a pass: the rest of the one that a restart interrupted, else a whole one."""
         job = self._joined()
         if job is not None:
             job.safe_point("loader")
             job.resume()
-        if self._active:  # of a pass that was left without an end
+        if self._active:  # the last pass was left early
             self._finish()
         again, self._resume = self._resume, False
         if self.decisions.noise is None and not self._warned:
@@ -198,14 +198,14 @@ class AdaptiveLoader(ABC):
         return self._job
 
     def _prepare(self) -> None:
-        """Before a pass: know the ranks, agree on a batch if they are others than before."""
+        """Before a pass: find the ranks, and agree on a batch size if they have changed."""
         self._ranks = found = ranks()
         self.decisions.prepare(found)
         self.plan.begin(self._epoch, self._done, rank=found.rank, world_size=found.world_size)
         self.timings.begin_epoch()
 
     def _pass(self, job: AttachedJob | None, running: object) -> Iterator[Any]:
-        if self._done >= self.size or self.progress.reached:  # it was over when it was saved
+        if self._done >= self.size or self.progress.reached:  # the checkpoint was made at the end of the pass
             self._finish()
             return
         batches = self.batches(self.plan)
@@ -243,7 +243,7 @@ class AdaptiveLoader(ABC):
                     self._finish()
 
     def _finish(self) -> None:
-        """The pass is over, or was left: the next one is another."""
+        """End the current pass, complete or not; the next one is new."""
         if self._done < self.size:
             self.progress.abandon()
         self._epoch, self._done, self._active, self._microbatch, self._running = self._epoch + 1, 0, False, None, None
@@ -251,28 +251,28 @@ class AdaptiveLoader(ABC):
             self._end()
 
     def _count(self, microbatch: Microbatch) -> None:
-        """A step is about to be made."""
+        """Count the samples and progress of the step that begins."""
         step = microbatch.step
         self._done = step.first + step.examples
         scale = step.examples / self.batch_size
         if self._planned_batch() <= (1 + ALIKE) * self.batch_size:
-            scale = max(scale, 1.0)  # the last step of an epoch has what is left, and is an iteration all the same
+            scale = max(scale, 1.0)  # the last step of an epoch is smaller, but counts as one iteration
         self.progress.begin_step(self.decisions.worth(scale))
         if not self._counted:
             self.progress.made()
 
     def _stepped(self) -> None:
-        """Between two steps."""
+        """Report progress and decide about the batch size, between two steps."""
         if self._job is not None:
             report_progress(self._job.page, self.progress.iterations, self._total(), self._planned_batch())
         assert self._ranks is not None
         self.decisions.stepped(self._ranks)
 
     def _total(self) -> float:
-        """Progress at the end of the job as far as it can be told; 0 if it cannot.
+        """Estimated progress at the end of the job, in iterations at the initial batch; 0 if unknown.
 
-        A job that ends after so many passes ends with less progress than one at the initial batch; how much less its
-        batch decides, so what is left is counted at the present one.
+        A job with a fixed number of passes makes less progress at larger batches. The remaining passes count at the
+        current batch size.
         """
         if self.progress.target is not None:
             return self.progress.target
@@ -284,10 +284,7 @@ class AdaptiveLoader(ABC):
         return self.progress.iterations + left / self.batch_size * self.decisions.worth(scale) / scale
 
     def _waited_s(self) -> tuple[float, float]:
-        """Seconds so far of what may happen while a script has a batch and is no part of training on it.
-
-        First those in which it stands still, then those in which its reductions wait for other jobs'.
-        """
+        """Seconds so far that are no part of training: standing still, and reductions that waited for other jobs."""
         job = self._job
         if job is None:
             return 0.0, 0.0
@@ -297,14 +294,14 @@ class AdaptiveLoader(ABC):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Place, progress, times and the newest fit, in plain numbers: loads with `weights_only=True`.
+        """Position, progress, times and the newest fit, in plain numbers: loads with `weights_only=True`.
 
-        The same on all ranks as far as others need it, so that it fits any number of them.
+        What other ranks need is the same on all ranks, so the state fits any number of them.
         """
         epoch, done, active = self._epoch, self._done, (self._active or self._resume) and self._done > 0
         in_epochs = self._in_epochs or (self._job is not None and self._job.in_epochs)
         if active and not in_epochs and (done >= self.size or self.progress.reached):
-            epoch, done, active = epoch + 1, 0, False  # the script will count this pass as done
+            epoch, done, active = epoch + 1, 0, False  # the script counts this pass as done
         return {
             "size": self.size,
             "batch_size": self.batch_size,
@@ -319,7 +316,7 @@ class AdaptiveLoader(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there at the next `iter`; raises `ValueError` if it is of other data or another initial batch."""
+        """Continue from `state` at the next `iter`; raises `ValueError` for other data or another initial batch."""
         order = self.plan.order
         own = {"size": self.size, "batch_size": self.batch_size, "seed": order.seed, "shuffle": order.shuffle}
         other = [f"{name} {state[name]}, now {value}" for name, value in own.items() if state[name] != value]

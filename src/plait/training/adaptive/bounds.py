@@ -1,4 +1,4 @@
-"""The bounds of a job's batch: what the script says, or what was said when the job was submitted."""
+"""The bounds of a job's batch: those of the script, or those of the submission."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from plait.core.codec import Codec
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 
-#: Where the agent says what was given by `plait submit --batch-size` or a job file: `BatchLimits` as JSON.
+#: Environment variable with the bounds of the submission: `BatchLimits` as JSON.
 VARIABLE = "PLAIT_BATCH"
-#: What the arguments of a loader are called.
+#: Names of the loader's arguments.
 ARGUMENTS = BoundNames(
     "batch_size", "max_batch_size", "least of local_batch", "most of local_batch", "accumulation=True"
 )
@@ -30,9 +30,10 @@ def bounds(
     accumulation: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> BatchLimits:
-    """The script's bounds if it gives a batch size; else all of those that the job was submitted with.
+    """The script's bounds if it gives `batch_size`, else all bounds of the submission, from `environ`.
 
-    Raises `InputError` for bounds that cannot be, and where nobody gave any.
+    `most`: largest batch of a step; `local`: (least, most) examples of one rank in a pass; `accumulation`: whether
+    several passes may make a step. Raises `InputError` for contradictory bounds, and if neither gives any.
     """
     if batch_size is not None:
         initial = _whole("batch_size", batch_size)
@@ -59,7 +60,7 @@ def bounds(
 
 
 def warn_alone(limits: BatchLimits) -> None:
-    """Warn of a batch that may grow while no `Adaptive` measures what that would bring; nothing if it may not."""
+    """Warn if `limits` let the batch grow but no `Adaptive` measures what that would bring."""
     if limits.most > limits.initial:
         warnings.warn(
             f"plait: this loader may grow its batch from {limits.initial} to {limits.most}, but no Adaptive measures "
@@ -82,7 +83,7 @@ def interval(interval_s: Any) -> float:
 
 
 def _whole(name: str, value: Any) -> int:
-    """The value as an int; `InputError` for one that is none."""
+    """The value as an int; raises `InputError` for anything else."""
     try:
         return operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What can adapt and what cannot, said before training begins."""
+"""Refuse models, optimizers and loaders that cannot adapt, before training begins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def parallel_kind(model: Any) -> Kind:
 
 
 def check(kind: Kind, model: Any, optimizer: Any, scheduler: Any) -> None:
-    """Raise `InputError` for what gives no estimates, or wrong ones."""
+    """Raise `InputError` for a `model`, `optimizer` or `scheduler` that gives no estimates, or wrong ones.
+
+    `kind`: how the model is spread over ranks, from `parallel_kind`.
+    """
     name = type(optimizer).__name__
     if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
         raise InputError(
@@ -71,7 +74,7 @@ def check(kind: Kind, model: Any, optimizer: Any, scheduler: Any) -> None:
 
 
 def check_loader(loader: Any) -> None:
-    """Raise `InputError` for a loader whose batch cannot follow anything, or follows something already."""
+    """Raise `InputError` for a loader that is not adaptive, or that another `Adaptive` uses already."""
     if not isinstance(loader, AdaptiveLoader):
         raise InputError(
             f"Adaptive(loader={type(loader).__name__}): its batch cannot change; give an "
@@ -85,7 +88,7 @@ def check_loader(loader: Any) -> None:
 
 
 def check_graph(model: Any, *, accumulation: bool) -> None:
-    """Raise `InputError` for a DDP model that takes the first pass for all: accumulated passes differ from it."""
+    """Raise `InputError` for DDP's `static_graph` with accumulation: accumulated passes differ from the first one."""
     if accumulation and getattr(model, "static_graph", False):
         raise InputError(
             "Adaptive: DistributedDataParallel(static_graph=True) expects every pass to be reduced, and the loader has "
@@ -94,7 +97,7 @@ def check_graph(model: Any, *, accumulation: bool) -> None:
 
 
 def warn_unknown(optimizer: Any) -> None:
-    """Warn of an optimizer that is none of those whose division of gradients is known, for which no rule is right."""
+    """Warn of an optimizer whose scaling of gradients is unknown, so that no rule for its learning rate is certain."""
     if not isinstance(optimizer, torch.optim.SGD) and not divides(optimizer):
         name = type(optimizer).__name__
         warnings.warn(
@@ -106,7 +109,7 @@ def warn_unknown(optimizer: Any) -> None:
 
 
 def _ranks() -> int:
-    """Ranks of the default process group; jobs that share a process are alone."""
+    """Ranks of the default process group; 1 for jobs that share a process."""
     from plait.training.adaptive.ranks import ranks
 
     return ranks().world_size

@@ -1,7 +1,7 @@
-"""Which batch a job takes on the GPUs it has: from its own times and gradient noise, fitted beside training.
+"""Choose the batch of a job on its GPUs, from its own times and gradient noise; fits run beside training.
 
-Only rank 0 fits and decides. A running job changes its batch if that promises five per cent more goodput or better
-(Pollux's published code; it looks at the start of a pass over the data, here every interval counts).
+Only rank 0 fits and decides. A running job changes its batch if the predicted goodput is at least five per cent higher.
+Pollux's published code decides at the start of each pass over the data; plait decides at every interval.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from plait.goodput.model.fit import Measurements
     from plait.goodput.model.jobs import GoodputJobs
 
-#: How much more goodput a change of batch has to promise.
+#: Least ratio of predicted to current goodput for which the batch changes.
 HYSTERESIS = 1.05
 
 Theta = tuple[float, ...]
 
 
 class Noise(Protocol):
-    """What is known of the noise of the gradient: `noise.Statistics` is one."""
+    """Estimated gradient noise; `noise.Statistics` implements it."""
 
     @property
     def known(self) -> bool:
-        """Whether anything is known."""
+        """True once there is an estimate."""
         ...
 
     @property
@@ -41,11 +41,11 @@ class Noise(Protocol):
 
     @property
     def var(self) -> float:
-        """Its variance at the initial batch."""
+        """Variance of the gradient at the initial batch."""
         ...
 
     def gain(self, scale: float) -> float:
-        """What a step of `scale` initial batches is worth in steps of one."""
+        """Progress of a step of `scale` initial batches, in steps of one initial batch."""
         ...
 
 
@@ -53,7 +53,7 @@ class Fitter:
     """Fits the throughput model beside training, one fit at a time."""
 
     def __init__(self, fit: Callable[[Measurements, Theta | None], Theta] | None = None) -> None:
-        """`fit` instead of `plait.goodput.model.fit`."""
+        """`fit` replaces `plait.goodput.model.fit`."""
         self._fit = fit or _fit
         self._thread: threading.Thread | None = None
         self._failed = self._at_exit = False
@@ -61,14 +61,14 @@ class Fitter:
 
     @property
     def busy(self) -> bool:
-        """Whether a fit is under way."""
+        """True while a fit runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, profile: Measurements) -> None:
-        """Begin a fit of `profile`, unless one is under way or fitting is not possible here."""
+        """Begin a fit of `profile`, unless one runs already or an earlier one failed."""
         if self.busy or self._failed:
             return
-        # A daemon, so that only `wait` waits for it; but not one that is still in compiled code when Python is gone.
+        # A daemon, so that only `wait` waits for it; at exit we wait, so that no compiled code outlives Python.
         self._thread = threading.Thread(target=self._run, args=(profile,), name="plait-fit", daemon=True)
         if not self._at_exit:
             self._at_exit = True
@@ -76,7 +76,7 @@ class Fitter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the fit that is under way: processes are not forked beside it."""
+        """Wait for a running fit, so that no process is forked beside it."""
         if self._thread is not None:
             self._thread.join()
 
@@ -98,9 +98,9 @@ def _fit(profile: Measurements, start: Theta | None) -> Theta:
 
 
 def first_batch(limits: BatchLimits, gpus: int) -> tuple[int, int]:
-    """(m, s) of a job that knows nothing of itself yet: its initial batch, or the least that so many GPUs can take.
+    """(examples per pass, accumulated passes) of a job without measurements, on `gpus` GPUs.
 
-    Raises `InputError` if the least is more than the limits allow.
+    It is the initial batch, or the smallest batch that these GPUs can take. Raises `InputError` if `limits` forbid it.
     """
     from plait.goodput.model.batch import fixed_batch
 
@@ -124,9 +124,9 @@ def first_batch(limits: BatchLimits, gpus: int) -> tuple[int, int]:
 
 
 def allowed(limits: BatchLimits, gpus: int, local: int, accumulated: int) -> bool:
-    """Whether (m, s) may be the batch of a job on so many GPUs: one of a checkpoint is of the bounds it had then.
+    """True if `limits` allow `local` examples per pass and `accumulated` passes on `gpus` GPUs.
 
-    Raises `InputError` if none may.
+    A batch from a checkpoint may exceed bounds that have changed since. Raises `InputError` if no batch is allowed.
     """
     if (local, accumulated) == first_batch(limits, gpus):
         return True
@@ -144,9 +144,10 @@ def choose(
     gpus: int,
     current: tuple[int, int] | None = None,
 ) -> tuple[int, int]:
-    """(m, s) to go on with on `gpus` GPUs of `nodes` nodes; `current` is that of a job that runs on them already.
+    """The best (examples per pass, accumulated passes) on `gpus` GPUs of `nodes` nodes.
 
-    Without times or without gradient noise there is nothing to choose by: the current batch stays, or the initial one.
+    `limits` bound the batch, `theta` is the fit of the step times, `noise` the gradient noise; `current` is the batch
+    of a job that runs on these GPUs already. Without `theta` or `noise` the current batch stays, or the initial one.
     """
     fallback = current if current is not None else first_batch(limits, gpus)
     if theta is None or noise is None or not noise.known:
@@ -174,46 +175,46 @@ def _job(limits: BatchLimits, theta: Theta, noise: Noise) -> GoodputJobs:
     return GoodputJobs(np.array([theta]).reshape(1, THETA), np.array([noise.sqr]), np.array([noise.var]), *whole)
 
 
-class Rhythm:
-    """When ranks come together to change the batch: after numbers of steps that rank 0 has told the time before.
+class BatchSchedule:
+    """After how many steps all ranks meet to change the batch.
 
-    So nobody has to ask at each step, and rank 0's clock is the only one.
+    Rank 0 announces the number of steps until the next meeting at each one, by its own clock; no step needs a message.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Every `interval_s` seconds or so."""
+        """Meet about every `interval_s` seconds."""
         self.interval_s, self._clock = interval_s, clock
         self._since_s = self._late_s = clock()
         self._steps = 0
-        self.left = 1  # steps until they come together
+        self.left = 1  # steps until the next meeting
 
     def stepped(self) -> bool:
-        """A step is done; whether all come together now."""
+        """Count a step; returns whether all ranks meet now."""
         self.left -= 1
         self._steps += 1
         return self.left <= 0
 
     @property
     def soon(self) -> bool:
-        """Whether the next time is near enough to have a fit ready for it."""
+        """True if it is time to start the fit for the next meeting."""
         return self._clock() - self._since_s >= 0.9 * self.interval_s
 
     def late(self) -> bool:
-        """Whether an interval has gone by since they came together, or since this was true: steps are slower."""
+        """True once per interval without a meeting, which happens if steps became slower."""
         if self._clock() - self._late_s < self.interval_s:
             return False
         self._late_s = self._clock()
         return True
 
     def next(self, longer: float = 1.0) -> int:
-        """Rank 0: after how many steps to come together again, each `longer` times as long as so far."""
+        """On rank 0, the number of steps until the next meeting if each takes `longer` times as long as so far."""
         took_s = self._clock() - self._since_s
         if self._steps == 0 or took_s <= 0:
             return 1
         steps = round(self.interval_s * self._steps / (took_s * longer))
-        return max(1, min(steps, 10 * self._steps))  # the first steps of all may be far slower than the others
+        return max(1, min(steps, 10 * self._steps))  # the very first steps may be far slower than later ones
 
     def begin(self, steps: int) -> None:
-        """What rank 0 told."""
+        """Count `steps` steps, as announced by rank 0."""
         self.left, self._steps = steps, 0
         self._since_s = self._late_s = self._clock()

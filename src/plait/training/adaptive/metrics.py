@@ -17,7 +17,7 @@ _known: WeakValueDictionary[str, Accumulator] = WeakValueDictionary()
 
 
 class _Sum:
-    """What `accumulator[key]` is where the sum of all ranks is not known: something to add to."""
+    """The value of `accumulator[key]` outside of `synchronized`, which supports addition only."""
 
     def __init__(self, key: str, change: Any = None) -> None:
         self.key, self.change = key, change
@@ -35,20 +35,20 @@ class _Sum:
 class Accumulator:
     """Numbers or tensors by name, summed over all samples of all ranks.
 
-    Add anywhere, read where all ranks are:
+    Add anywhere; read where all ranks are:
 
         metrics["loss"] += float(loss) * len(x)
         metrics["samples"] += len(x)
         ...
         with metrics.synchronized():                       # all ranks together
             print(metrics["loss"] / metrics["samples"])
-        metrics.reset()                                    # all ranks; or go on adding
+        metrics.reset()                                    # on all ranks; or continue adding
 
-    Under plait it is in checkpoints by its name, and what ranks that are gone have added stays in the sum.
+    Under plait, checkpoints contain it by its name. The sum keeps what ranks of earlier attempts have added.
     """
 
     def __init__(self, name: str = "metrics") -> None:
-        """Nothing yet, or what the checkpoint had; raises `InputError` if there is another of that name."""
+        """Start at zero, or at the checkpoint's sums. Raises `InputError` if another accumulator has that `name`."""
         job = current()
         if name in _known or (job is not None and name in job.kept.values):
             raise InputError(f"Accumulator({name!r}): this name is taken; give each its own, Accumulator(name=...)")
@@ -61,7 +61,7 @@ class Accumulator:
             job.kept.add(name, self)
 
     def __getitem__(self, key: str) -> Any:
-        """Inside `synchronized`: the sum of all ranks; outside: something that can only be added to."""
+        """Inside `synchronized`, the sum of all ranks; outside, a value that supports addition only."""
         if not self._together:
             return _Sum(key)
         if key not in self._total:
@@ -80,7 +80,7 @@ class Accumulator:
             self._own[key] = self._own[key] + change if key in self._own else change
 
     def __contains__(self, key: str) -> bool:
-        """Whether this rank has something under the name."""
+        """True if this rank has a sum of that name."""
         return key in self._total or key in self._own
 
     def __iter__(self) -> Iterator[str]:
@@ -88,7 +88,7 @@ class Accumulator:
         return iter(self.sums())
 
     def add(self, **values: Any) -> None:
-        """Add several at once."""
+        """Add several values at once, by name."""
         for key, value in values.items():
             self[key] += value
 
@@ -102,7 +102,7 @@ class Accumulator:
 
     @contextmanager
     def synchronized(self) -> Iterator[Accumulator]:
-        """Inside, the sums can be read. All ranks have to come."""
+        """Context in which the sums can be read; all ranks must enter it."""
         self.before_checkpoint()
         self._together = True
         try:
@@ -111,21 +111,21 @@ class Accumulator:
             self._together = False
 
     def reset(self) -> None:
-        """Begin anew. All ranks have to."""
+        """Set all sums to zero; all ranks must call it."""
         self._total, self._own = {}, {}
 
     def before_checkpoint(self) -> None:
-        """Put together what the ranks have added. All ranks have to come; a checkpoint of the job does it itself."""
+        """Sum over the ranks; all of them must call it. The job calls it before each checkpoint."""
         own = {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in self._own.items()}
         self._own = {}
-        for added in ranks().gather(own):  # in order of rank, so all have the same sums to the last bit
+        for added in ranks().gather(own):  # in order of rank, so that all ranks have bitwise the same sums
             for key, value in added.items():
                 self._total[key] = self._total[key] + value if key in self._total else value
 
     def state_dict(self) -> dict[str, Any]:
         """The sums: numbers and tensors, loads with `weights_only=True`.
 
-        Raises `InputError` if this rank of several has added something that the others do not know of yet.
+        Raises `InputError` if this rank has values that were not summed over the ranks yet.
         """
         if self._own and world_size() > 1:
             raise InputError(
@@ -135,5 +135,5 @@ class Accumulator:
         return {"total": {**self._total, **{k: self._total.get(k, 0) + v for k, v in self._own.items()}}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on adding to these sums; the same on all ranks, however many there are."""
+        """Continue from these sums, which are the same for any number of ranks."""
         self._total, self._own = dict(state["total"]), {}

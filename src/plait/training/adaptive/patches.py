@@ -1,7 +1,7 @@
-"""An optimizer and a gradient scaler of a script's own loop that wait while gradients accumulate.
+"""Suppress steps of a script's optimizer and gradient scaler while gradients accumulate.
 
-The objects stay the ones they were; `step` and the like of these two instances ask first. So a loop that knows nothing
-of accumulation runs unchanged: of s+1 microbatches only the last one steps.
+Only `step` and similar methods of these two instances are replaced. An ordinary loop runs unchanged: of s+1
+microbatches only the last one makes a step.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any
 
 from plait.core.errors import InputError
 
-#: On the `step` of an optimizer that waits.
+#: Attribute that marks the replaced `step` of an optimizer.
 _MARK = "_plait_held"
 
 
 def is_held(optimizer: Any) -> bool:
-    """Whether `hold_optimizer` has this one."""
+    """True if `hold_optimizer` was called with this optimizer."""
     return _MARK in vars(getattr(optimizer.step, "__func__", optimizer.step))
 
 
-class Turnstile:
-    """Says which calls go through."""
+class StepGate:
+    """Decides which calls of `step` take effect."""
 
     def __init__(self) -> None:
-        """All do."""
-        #: Whether the pass under way is the last one of a step, so that the optimizer steps after it.
+        """All calls take effect."""
+        #: True if the current pass is the last one of a step, after which the optimizer steps.
         self.stepping = True
 
 
-def hold_optimizer(optimizer: Any, gate: Turnstile, after: Callable[[], None]) -> None:
-    """Let `step` through where `gate` says so; `after` is called when a step is over or has failed.
+def hold_optimizer(optimizer: Any, gate: StepGate, after: Callable[[], None]) -> None:
+    """Run `optimizer.step` only while `gate.stepping`; `after` is called after each step, also a failed one.
 
-    A step with a closure then raises `InputError`.
+    A step with a closure raises `InputError`.
     """
     step = optimizer.step
 
-    @functools.wraps(getattr(step, "__func__", step))  # with the marks by which schedulers know it
+    @functools.wraps(getattr(step, "__func__", step))  # with the attributes that schedulers look for
     def held_step(_: Any, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         if closure is not None:
             raise InputError(
@@ -53,13 +53,13 @@ def hold_optimizer(optimizer: Any, gate: Turnstile, after: Callable[[], None]) -
             after()
 
     held_step.__dict__[_MARK] = True
-    optimizer.step = types.MethodType(held_step, optimizer)  # a bound method: schedulers take it apart
+    optimizer.step = types.MethodType(held_step, optimizer)  # a bound method, as schedulers expect
 
 
-def hold_scaler(scaler: Any, gate: Turnstile, after: Callable[[Any], None]) -> None:
-    """Let `unscale_`, `step` and `update` through where `gate` says so: without gradients they would complain.
+def hold_scaler(scaler: Any, gate: StepGate, after: Callable[[Any], None]) -> None:
+    """Run `unscale_`, `step` and `update` of `scaler` only while `gate.stepping`: without gradients they would fail.
 
-    `after` is called with the optimizer when a `step` is over, in which the optimizer's own was called or was not.
+    `after(optimizer)` is called after each `step` of the scaler, whether or not it called the optimizer's own.
     """
 
     def held(inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,10 @@
-"""How long passes take, by nodes, GPUs and examples a GPU: what a fit of the throughput model learns from.
+"""Measure passes by nodes, GPUs and examples per GPU; the throughput model is fitted to these times.
 
-A pass lasts from the moment the script has its batch until it asks for the next one. Of a pass that reduces gradients
-the seconds of the reduction are known apart, so that what is left can be pooled with the passes that only accumulate
-(as AdaptDL's master does). On a GPU both ends are events of its stream, read when they have happened: the host never
-waits for them. A pass is not counted if it is the first of an epoch or of a batch size (buckets are built, kernels are
-chosen and compiled), if its batch is smaller than planned, or if it was never finished.
+A pass lasts from the moment the script has its batch until it asks for the next one. The reduction of gradients is
+measured separately, so the rest of a pass can be pooled with the passes that only accumulate (as AdaptDL's master
+does). On a GPU both ends are events of its stream, read after they have completed: the host never waits for them. A
+pass does not count if it is the first of an epoch or of a batch size (buckets are built, kernels are chosen and
+compiled), if its batch is smaller than planned, or if it was not finished.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Timing:
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass under way, or over and not counted yet."""
+    """A running pass, or one that has ended and is not counted yet."""
 
     key: Key
     is_sync: bool
@@ -48,27 +48,27 @@ class _Pass:
     sync: float | Callable[[], float | None] | None = None
 
 
-#: Passes that may wait for a device, or for how long they reduced; older ones are given up.
+#: Most passes that may wait for the device or for the time of their reduction; older ones are dropped.
 WAITING = 16
 
 
 class Timings:
-    """Times of this rank's passes. State survives restarts, so keys of all sizes the job ever had add up."""
+    """Times of this rank's passes. The state survives restarts, so it covers all sizes that the job ever had."""
 
     def __init__(
         self,
         waited_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`waited_s`: seconds so far that are not the job's own: it stood still, and its reductions waited for others.
+        """`waited_s` returns the seconds in which the job stood still, and in which its reductions waited for others.
 
-        `clock`: seconds, instead of the device's own.
+        `clock` returns seconds and replaces the device's own clock.
         """
         self._keys: dict[Key, Timing] = {}
         self._waited_s, self._clock = waited_s, clock
         self._pass: _Pass | None = None
         self._over: deque[_Pass] = deque()
-        self._warm: int | None = None  # examples a GPU of the pass before, in this epoch
+        self._warm: int | None = None  # examples per GPU of the previous pass in this epoch
         self.changed = False  # since `changed` was last set to False
 
     @property
@@ -78,15 +78,15 @@ class Timings:
 
     @property
     def most_gpus(self) -> int:
-        """The most GPUs there are times of; 0 without any."""
+        """The largest number of GPUs with measured steps; 0 without any."""
         return max((gpus for (_, gpus, _), timing in self._keys.items() if timing.steps), default=0)
 
     def begin_epoch(self) -> None:
-        """The next pass is the first of an epoch, or of what is left of it."""
+        """Note that the next pass is the first of an epoch, or of the rest of one."""
         self._pass, self._warm = None, None
 
     def begin(self, microbatch: Microbatch, nodes: int) -> None:
-        """The script gets a batch."""
+        """Begin a pass of `microbatch` on `nodes` nodes: the script gets its batch."""
         self._count()
         key = nodes, microbatch.step.ranks, microbatch.local
         counts = microbatch.step.full and not microbatch.step.halves and self._warm == microbatch.local
@@ -95,15 +95,15 @@ class Timings:
         self._pass = _Pass(key, microbatch.is_sync, counts, self._mark(), self._waited_s())
 
     def synced(self, seconds: float | Callable[[], float | None]) -> None:
-        """The reduction of this pass lasted so long.
+        """Note the `seconds` that the reduction of this pass took.
 
-        A function is asked once the pass is over on the device too, and again a pass later as long as it says None.
+        A function is called after the pass has ended on the device, and again one pass later while it returns None.
         """
         if self._pass is not None:
             self._pass.sync = seconds
 
     def end(self) -> None:
-        """The script asks for the next batch."""
+        """End the current pass: the script asks for the next batch."""
         done, self._pass = self._pass, None
         if done is None or not done.counts:
             return
@@ -123,7 +123,7 @@ class Timings:
         return event
 
     def _count(self) -> None:
-        """Add what is over on the device too."""
+        """Count the passes that have ended on the device, too."""
         while self._over and (isinstance(self._over[0].end, float) or self._over[0].end.query()):
             first = self._over[0]
             sync_s = 0.0 if first.key[1] == 1 else first.sync() if callable(first.sync) else first.sync
@@ -134,10 +134,12 @@ class Timings:
     def _add(self, done: _Pass, sync_s: float | None) -> None:
         on_host = isinstance(done.end, float)
         took_s = done.end - done.begin if on_host else done.begin.elapsed_time(done.end) / 1000
-        if done.is_sync and sync_s is None:  # nobody has measured it: no part of the pass can be told from the other
+        if done.is_sync and sync_s is None:  # the reduction was not measured, so it cannot be separated
             return
         still_s, reducing_s = done.waited_s
-        waited_s = min(max(reducing_s, 0.0), float(sync_s or 0.0))  # what backward passes hid cost nothing
+        waited_s = min(
+            max(reducing_s, 0.0), float(sync_s or 0.0)
+        )  # waiting that was hidden behind backward passes costs nothing
         took_s = max(took_s - still_s - waited_s, 1e-9)
         timing = self._keys.setdefault(done.key, Timing())
         if sync_s is None or not done.is_sync:
@@ -148,10 +150,10 @@ class Timings:
         self.changed = True
 
     def table(self) -> Measurements | None:
-        """The mean seconds of each key that the optimizer has stepped with; None without any.
+        """Mean seconds by (nodes, GPUs, examples per GPU) for which there was an optimizer step; None without any.
 
-        Seconds of a pass are the mean of accumulating passes and of others less their reduction, each pass with the
-        same weight.
+        Seconds of a pass are the mean over accumulating passes and over others without their reduction, each pass with
+        the same weight.
         """
         import numpy as np
 
@@ -178,7 +180,7 @@ class Timings:
         return {"keys": [[*key, t.grad_s, t.grads, t.step_s, t.sync_s, t.steps] for key, t in self._keys.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put them back; passes under way are forgotten."""
+        """Restore the timings; running passes are dropped."""
         self._keys = {
             (int(n), int(k), int(m)): Timing(float(g), int(gs), float(s), float(y), int(ss))
             for n, k, m, g, gs, s, y, ss in state["keys"]

@@ -1,7 +1,7 @@
-"""The processes that train one model together, as far as data and decisions are concerned: how many, where, and talk.
+"""The ranks that train one model: how many there are, on how many nodes, and how they exchange small values.
 
-Decisions are rank 0's and small, and are told on the host by gloo whatever backend the gradients use, so that nothing
-waits for a GPU. Every method is a collective: all ranks have to come; so is `ranks`, but `world_size` is not.
+Rank 0 decides; values are exchanged on the host by gloo, whatever backend the gradients use, so nothing waits for a
+GPU. Every method is a collective that all ranks must call; so is `ranks`, but `world_size` is not.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from plait.training.process import here
 
 
 class Ranks:
-    """The ranks of the default process group as it was when this was made; a process without one is alone."""
+    """The ranks of the default process group at the time of construction; one rank without a process group."""
 
     def __init__(self) -> None:
-        """Look, and make a group of gloo. All ranks together."""
-        self.world_group, self.rank, self.world_size, self.nodes = _world(), 0, 1, 1
+        """Count ranks and nodes, and create a gloo group; collective."""
+        self.process_group, self.rank, self.world_size, self.nodes = _default_group(), 0, 1, 1
         self._own: OwnGroup | None = None
-        if self.world_group is None:
+        if self.process_group is None:
             return
         import torch.distributed as dist
 
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         if self.world_size > 1:
             self._own = OwnGroup("plait-adaptive")
-            part = torch.tensor(1.0 / self._local_world(), dtype=torch.float64)
+            part = torch.tensor(1.0 / self._local_world_size(), dtype=torch.float64)
             dist.all_reduce(part, group=self._own.group)
-            self.nodes = max(round(float(part)), 1)  # each node's ranks add up to one
+            self.nodes = max(round(float(part)), 1)  # the parts of each node's ranks add up to 1
 
     @property
     def same(self) -> bool:
-        """Whether the process group is still the one that was found."""
-        return self.world_group is _world()
+        """True while the process group is the one found at construction."""
+        return self.process_group is _default_group()
 
     def largest(self, values: Sequence[int]) -> list[int]:
-        """The largest of each value over all ranks: ranks that have no say send 0."""
+        """Elementwise maximum of `values` over all ranks; ranks without a value send 0."""
         if self.world_size == 1:
             return list(values)
         import torch.distributed as dist
@@ -52,7 +52,7 @@ class Ranks:
         return [int(value) for value in agreed]
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in order of rank; each anything that can be pickled."""
+        """The values of all ranks, in order of rank; `value` must be picklable."""
         if self.world_size == 1:
             return [value]
         import torch.distributed as dist
@@ -63,29 +63,29 @@ class Ranks:
         return found
 
     def close(self) -> None:
-        """Give the group of gloo back: another one takes its place."""
+        """Destroy the gloo group."""
         if self._own is not None:
             self._own.close()
 
-    def _local_world(self) -> int:
-        """How many ranks this node has: what launchers say, all of them if none does."""
+    def _local_world_size(self) -> int:
+        """Ranks on this node, from LOCAL_WORLD_SIZE; without it, all ranks."""
         try:
             return max(int(os.environ["LOCAL_WORLD_SIZE"]), 1)
         except (KeyError, ValueError):
             return self.world_size
 
 
-def _world() -> Any:
-    """The default process group; None without one, and where it is not the job's."""
+def _default_group() -> Any:
+    """The default process group; None without one, or if it does not belong to the job."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not here().alone or not (dist.is_available() and dist.is_initialized()):
+    if dist is None or not here().owns_default_group or not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.group.WORLD
 
 
 def world_size() -> int:
-    """How many ranks there are; asks nobody, so one rank may ask alone."""
-    group = _world()
+    """Number of ranks; not a collective, so one rank may call it alone."""
+    group = _default_group()
     return 1 if group is None else int(group.size())
 
 
@@ -93,7 +93,7 @@ _found: Ranks | None = None
 
 
 def ranks() -> Ranks:
-    """The ranks there are now; made anew when the process group is another. All ranks together."""
+    """The current ranks, counted again if the process group has changed; collective."""
     global _found
     if _found is None or not _found.same:
         if _found is not None:

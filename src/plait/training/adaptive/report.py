@@ -1,4 +1,4 @@
-"""What an adaptive job tells its agent through the page of its rank: progress, batch size, and its own estimates."""
+"""Report progress, batch size and estimates of an adaptive job to its agent, through the page of its rank."""
 
 from __future__ import annotations
 

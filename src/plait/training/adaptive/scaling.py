@@ -1,7 +1,7 @@
-"""The learning rate of a step follows its batch; and what a change of the batch does to Adam.
+"""Scale the learning rate with the batch, and reset Adam when the batch changes.
 
-A script and its schedulers set and see the learning rate for the initial batch. A step is made at that times a factor
-for each parameter group, and afterwards the optimizer has the script's learning rate again.
+The script and its schedulers set and see the learning rate for the initial batch. For each step it is multiplied by a
+factor per parameter group; afterwards the optimizer has the script's learning rate again.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from plait.training.adaptive.gradients.preconditioner import divides
 
 
 class LearningRate:
-    """Of one optimizer: `scale` before its step, `restore` after it."""
+    """The learning rates of one optimizer: call `scale` before each step and `restore` after it."""
 
     def __init__(self, optimizer: Any, rule: str | Rule | None = None) -> None:
-        """By a rule, or the name of one; AdaScale if there is none, the square root where gradients are divided.
+        """Scale by `rule`, a function or a name; by default AdaScale, or the square root for Adam and the like.
 
-        Raises `InputError` for a name that there is not.
+        Raises `InputError` for an unknown name.
         """
         if rule is None:
             rule = default_rule(preconditioned=divides(optimizer))
         self.rule: Rule = rule_of(rule) if isinstance(rule, str) else rule
-        self._optimizer = optimizer  # loading a state puts other groups in place, so they are looked up each time
+        self._optimizer = optimizer  # groups are looked up each time, because loading a state replaces them
         self._own: list[Any] | None = None
         #: By which each parameter group's learning rate was multiplied in the newest step.
         self.factors = [1.0] * len(optimizer.param_groups)
 
     @property
     def effective(self) -> list[float]:
-        """What each parameter group's learning rate is in a step, by the newest factors; reads tensors."""
+        """Learning rate of each parameter group in a step, by the newest factors; reads tensors."""
         base = self._own if self._own is not None else [group["lr"] for group in self._optimizer.param_groups]
         return [float(lr) * factor for lr, factor in zip(base, self.factors, strict=True)]
 
     def scale(self, statistics: Statistics, scale: float, progress: float) -> None:
-        """Put the learning rates of a step at S = `scale` in place.
+        """Set the learning rates for a step of `scale` initial batches.
 
-        Raises `InputError` if a rule gives groups that share one tensor different factors, or too few or many.
+        `statistics`: gradient noise by group; `progress`: iterations at the initial batch so far. Raises `InputError`
+        if the rule returns another number of factors than groups, or different ones for groups that share a tensor.
         """
         self.restore()
         groups = self._optimizer.param_groups
@@ -51,7 +52,7 @@ class LearningRate:
                 f"{len(factors)} factors of the learning rate for {len(groups)} parameter groups; "
                 "make Adaptive after the last add_param_group, and let a rule of your own give one for each group"
             )
-        shared: dict[int, float] = {}  # tensors, which a captured or compiled step holds on to
+        shared: dict[int, float] = {}  # by tensor: captured and compiled steps keep references to them
         for group, factor in zip(groups, factors, strict=True):
             if isinstance(group["lr"], torch.Tensor) and shared.setdefault(id(group["lr"]), factor) != factor:
                 raise InputError(
@@ -67,7 +68,7 @@ class LearningRate:
                 group["lr"].mul_(factor)
 
     def restore(self) -> None:
-        """Put the script's own back, if they are not in place."""
+        """Set the script's own learning rates again."""
         own, self._own = self._own, None
         for group, lr in zip(self._optimizer.param_groups, own or [], strict=False):
             if isinstance(group["lr"], torch.Tensor):
@@ -77,9 +78,9 @@ class LearningRate:
 
 
 def reset_moments(optimizer: Any) -> None:
-    """Let Adam begin anew, in place: its moments are those of gradients at another batch.
+    """Reset Adam's moments and step in place: they come from gradients at another batch.
 
-    `step` stays a tensor, as torch wants it. Afterwards the pre-conditioner is off for some steps too.
+    `step` stays a tensor, as torch requires. The pre-conditioner is off for the next steps, too.
     """
     for state in optimizer.state.values():
         for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):

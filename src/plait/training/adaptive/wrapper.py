@@ -1,13 +1,13 @@
-"""A training script's model and optimizer at batch sizes that change.
+"""Adapt a script's model and optimizer to batch sizes that change.
 
-    adaptive = Adaptive(job, model, optimizer, loader)     # after DDP(model); the loop stays as it was
+    adaptive = Adaptive(job, model, optimizer, loader)     # after DDP(model); the loop is unchanged
     for epoch in loader.remaining_epochs(10):
         for x, y in loader:
             optimizer.zero_grad()
             loss_of(model(x), y).backward()
             optimizer.step()
 
-The loss of a pass is the mean over its examples, and there is one `backward()` a batch. `optimizer.step()` and
+The loss of a pass must be the mean over its examples, with one `backward()` per batch. `optimizer.step()` and
 `zero_grad()` do nothing while gradients accumulate; after the last pass of a step `.grad` holds the mean over all
 examples of all ranks and passes.
 """
@@ -27,19 +27,19 @@ from plait.training.adaptive.base import ALIKE
 from plait.training.adaptive.checks import check, check_graph, check_loader, parallel_kind, warn_unknown
 from plait.training.adaptive.gradients.finite import Finite
 from plait.training.adaptive.gradients.hooks import GradientHooks, Hook
-from plait.training.adaptive.gradients.noise import Careful, Statistics
+from plait.training.adaptive.gradients.noise import CautiousNoise, Statistics
 from plait.training.adaptive.gradients.passes import Pass
 from plait.training.adaptive.gradients.preconditioner import is_adam
 from plait.training.adaptive.gradients.reading import Reading
-from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scaler
+from plait.training.adaptive.patches import StepGate, hold_optimizer, hold_scaler
 from plait.training.adaptive.scaling import LearningRate, reset_moments
-from plait.training.job import AttachedJob
+from plait.training.attached_job import AttachedJob
 
 if TYPE_CHECKING:
     from plait.goodput.model.lr_scaling import Rule
     from plait.training.adaptive.base import AdaptiveLoader
     from plait.training.adaptive.data.plan import Microbatch
-    from plait.training.noop_job import Job
+    from plait.training.job import Job
 
 log = logging.getLogger("plait.adaptive")
 
@@ -65,17 +65,16 @@ class Adaptive:
 
         `rule` scales the learning rate: a name of `plait.goodput.model.lr_scaling.RULES`, or a function like those; by
         default AdaScale, and the square root for Adam, AdamW, RMSprop and Adagrad. `scaler` is the script's GradScaler.
-        `scheduler` is stepped
-        here, once an iteration at the initial batch (so that it sees the progress of training and not how large its
-        steps are), and no more by the script; one that goes by epochs stays with the script. `reset_on_rescale`: Adam
-        and AdamW begin anew when the batch changes by more than five per cent. `comm_hook` is the script's own
-        communication hook for DDP, which takes only one. `halves`: of a rank alone that makes a step in one pass, the
-        ninth to the 24th step and then every sixteenth come as two halves of their batch, so that their two gradients
-        show the noise (the optimizer steps after the second); without, each gradient is compared with the one before,
-        whose estimates are wrong while weights move fast.
+        `scheduler` is stepped here, once per iteration at the initial batch, so that it follows the progress of
+        training whatever the batch size; the script must not step it. Schedulers by epochs stay with the script.
+        `reset_on_rescale`: reset Adam and AdamW when the batch changes by more than five per cent. `comm_hook` is the
+        script's own communication hook for DDP, which accepts only one. `halves`: on one rank with one pass per step,
+        the ninth to the 24th step, and then every sixteenth, consist of two halves of their batch, whose two gradients
+        show the noise (the optimizer steps after the second). Without it, each gradient is compared with the previous
+        one, which overestimates the noise while weights change fast.
 
-        Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP, a loader of another
-        kind, an optimizer of another model's parameters or one that is in another `Adaptive`.
+        Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP, a loader that is not
+        adaptive, an optimizer of another model's parameters, or one that another `Adaptive` uses.
         """
         self.kind = parallel_kind(model)
         check_loader(loader)
@@ -88,21 +87,21 @@ class Adaptive:
         self.statistics = Statistics(len(optimizer.param_groups))
         self._rate = LearningRate(optimizer, rule)
         self._reset = reset_on_rescale and is_adam(optimizer)
-        self.careful = Careful(self.statistics, loader.batch_size / loader.size)
-        self._gate, self._reading, self._finite = Turnstile(), Reading(), Finite(optimizer)
+        self.careful = CautiousNoise(self.statistics, loader.batch_size / loader.size)
+        self._gate, self._reading, self._finite = StepGate(), Reading(), Finite(optimizer)
         self._accumulating = contextlib.ExitStack()
-        self._scale: float | None = None  # S of the newest whole step
-        self._moments: float | None = None  # about that of the gradients that Adam's moments are of
+        self._scale: float | None = None  # S of the newest full step
+        self._moments: float | None = None  # S of the gradients in Adam's moments, approximately
         self._scheduled = 0
         self._now: Pass | None = None
-        self._stepped = False  # since the batch in hand came
+        self._stepped = False  # since the current batch began
         self._since = 0.0  # initial batches since the last estimate
         self._hooks = self._make_hooks(comm_hook)
         self._register()
         hold_optimizer(optimizer, self._gate, self._rate.restore)
         if scaler is not None:
             hold_scaler(scaler, self._gate, self._after_scaler)
-        # Of this instance, so before the hooks of the whole process, by which plait counts steps and saves.
+        # Hooks of the instance run before the process-wide ones, by which plait counts steps and saves.
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         halves = halves and self.kind != "fsdp2"
@@ -126,7 +125,7 @@ class Adaptive:
         return GradientHooks(self.optimizer)
 
     def _register(self) -> None:
-        """Have it all in the job's checkpoints; shards of FSDP2 not, which fit one number of ranks only."""
+        """Register all state with the job; without FSDP2's shards, which fit one number of ranks only."""
         self.job.register_state(adaptive=self)
         if not isinstance(self.job, AttachedJob):
             return
@@ -146,27 +145,27 @@ class Adaptive:
 
     @property
     def stepping(self) -> bool:
-        """Whether the optimizer steps after the batch in hand; if not, `.grad` is None after `backward()`."""
+        """True if the optimizer steps after the current batch; if not, `.grad` is None after `backward()`."""
         return self._gate.stepping
 
     @property
     def lr_factors(self) -> list[float]:
-        """By which the learning rate of each parameter group was multiplied in the newest step."""
+        """Factor of the learning rate of each parameter group in the newest step."""
         return list(self._rate.factors)
 
     @property
     def effective_lr(self) -> list[float]:
-        """The learning rate that each parameter group really has, from the script's own and the newest factors."""
+        """Learning rate of each parameter group in a step: the script's own times the newest factor."""
         return self._rate.effective
 
     @property
     def progress(self) -> float:
-        """Iterations at the initial batch that training so far is worth."""
+        """Progress so far, in iterations at the initial batch."""
         return self.loader.progress.iterations
 
     @property
     def noise_scale(self) -> float:
-        """The pre-conditioned gradient noise scale, in examples; infinite while nothing is known."""
+        """The pre-conditioned gradient noise scale, in examples; infinite before the first estimate."""
         return self.statistics.noise_scale(self.loader.batch_size)
 
     @property
@@ -176,11 +175,11 @@ class Adaptive:
 
     @property
     def gain(self) -> float:
-        """What a step is worth now, in steps at the initial batch."""
+        """Progress of a step now, in steps at the initial batch."""
         return self.statistics.gain(self._scale or 1.0)
 
     def figures(self) -> dict[str, float]:
-        """What there is to log, by name; the learning rate of the first parameter group."""
+        """Figures to log, by name; the learning rate is that of the first parameter group."""
         return {
             "batch_size": float(self.loader.current_batch_size),
             "effective_lr": self.effective_lr[0],
@@ -192,7 +191,7 @@ class Adaptive:
     # -- a step ---------------------------------------------------------------------------------------------------
 
     def _begin(self, microbatch: Microbatch) -> None:
-        """The loader hands out a batch."""
+        """Prepare the pass of `microbatch`, which the loader hands out."""
         step = microbatch.step
         least_half = self.loader.plan.least_half
         pairs = least_half is None or step.examples // 2 < least_half
@@ -206,13 +205,13 @@ class Adaptive:
         self._hooks.begin(now, self._loss_scale())
 
     def _end(self) -> None:
-        """The loader has no more, or its loop was left: steps from here on are the script's own."""
+        """End the pass over the data: later steps are the script's own."""
         self._now, self._gate.stepping = None, True
         self._accumulating.close()
         self._hooks.end()
 
     def _loss_scale(self) -> torch.Tensor | None:
-        """By which the scaler multiplies losses now: a tensor on the device, so that nobody waits for it."""
+        """The scaler's current factor, as a tensor on the device, so that the host does not wait."""
         if self.scaler is None or not self.scaler.is_enabled():
             return None
         device = self.optimizer.param_groups[0]["params"][0].device
@@ -220,16 +219,16 @@ class Adaptive:
         return scale
 
     def _before_step(self, *_: object) -> None:
-        """Gradients are complete: what do they say, and how large may this step be?"""
+        """Take an estimate from the complete gradients, and scale the learning rate of this step."""
         now = self._now
-        if now is None:  # not for a batch of the loader
+        if now is None:  # not a batch of the loader
             return
         self._stepped = True
-        if _overflowed(self.optimizer):  # a fused one finds out by itself
+        if _overflowed(self.optimizer):  # a fused optimizer skips the step by itself
             self.loader.progress.left_out()
             return
         squares = self._hooks.collect()
-        if self._hooks.twice:  # cut in two, such a step would have to be refused
+        if self._hooks.twice:  # with several backward passes, halves would be refused
             self.loader.plan.least_half = None
         if self.scaler is None and self._finite.broken(self.loader.progress.tried):
             self._tell_broken()
@@ -258,8 +257,10 @@ class Adaptive:
                     reset_moments(self.optimizer)
                     self._hooks.precondition.reset()
                 self._moments = scale
-        # Of this very step: the last ones of a pass over the data may be far smaller, and are no less noisy for it.
-        known = self.statistics if self.statistics.settled else Statistics(self.statistics.groups)  # not by a few
+        # By the size of this very step: the last ones of a pass over the data may be far smaller.
+        known = (
+            self.statistics if self.statistics.settled else Statistics(self.statistics.groups)
+        )  # a few estimates are not enough
         self._rate.scale(known, max(scale, 1.0), self.progress)
         if self._scale != before:
             log.info(
@@ -272,18 +273,18 @@ class Adaptive:
             )
 
     def _tell_broken(self) -> None:
-        """Nothing is decided while gradients are not finite, and the agent knows of it."""
+        """Suspend decisions while gradients are not finite, and report it to the agent."""
         self.careful.broken = self._finite.steps > 0
         if isinstance(self.job, AttachedJob):
             self.job.page.not_finite = float(self._finite.steps)
 
     def _after_scaler(self, optimizer: Any) -> None:
-        """A scaler's step is over: gradients that are not finite make none."""
+        """After a step of the scaler: note a step that it skipped."""
         if optimizer is self.optimizer and self._now is not None and not self._stepped:
             self.loader.progress.left_out()
 
     def _after_step(self, *_: object) -> None:
-        """The step is made: the script's learning rate is back before anybody saves it."""
+        """After a step: restore the script's learning rate, before a checkpoint could save it."""
         self._rate.restore()
         if self.scheduler is not None and self._now is not None:
             while self._scheduled < int(self.progress + 1e-6):
@@ -293,7 +294,7 @@ class Adaptive:
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers: loads with `weights_only=True`. Model, optimizer, scheduler and scaler are not in it."""
+        """Plain numbers, which load with `weights_only=True`; without model, optimizer, scheduler and scaler."""
         return {
             "statistics": self.statistics.state_dict(),
             "scale": self._scale,
@@ -302,7 +303,7 @@ class Adaptive:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back; raises `ValueError` if it is of an optimizer with other parameter groups."""
+        """Restore `state`; raises `ValueError` if it belongs to an optimizer with other parameter groups."""
         self.statistics.load_state_dict(state["statistics"])
         self._scale = self._moments = None if state["scale"] is None else float(state["scale"])
         self._rate.factors = [float(factor) for factor in state["factors"]]
@@ -310,6 +311,6 @@ class Adaptive:
 
 
 def _overflowed(optimizer: Any) -> bool:
-    """Whether a gradient scaler has told the optimizer that gradients are not finite, for it to leave out the step."""
+    """True if a gradient scaler has set the flag by which a fused optimizer skips the step."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)

@@ -1,14 +1,14 @@
-"""DDP's buckets after a resume are what they would have been: the same sums, to the last bit.
+"""Restore DDP's buckets after a resume, so that sums of gradients are the same to the last bit.
 
-DDP sends all gradients of its first backward pass in one bucket, notes in which order they arrived, and from the next
-forward pass on has buckets in that order. A ring sums each piece of a bucket beginning at another rank, so from three
-ranks on the place of a gradient in its bucket decides in which order its summands are added, and so its last bits. A
-resumed process would begin with the one bucket again. So the order of arrival is in the checkpoint, and a resumed
-process plays it to DDP before its first pass: without gradients, without sending anything, without touching a random
-stream, a buffer or a hook of the script.
+DDP sends all gradients of its first backward pass in one bucket and records the order of their arrival; from the next
+forward pass on, its buckets follow that order. A ring sums each piece of a bucket starting at a different rank, so with
+three or more ranks the position of a gradient in its bucket decides the order of its summands, and so its last bits. A
+resumed process would start with the single bucket again. Therefore the checkpoint holds the order of arrival, and a
+resumed process replays it to DDP before its first pass: without gradients, without sending anything, and without
+touching random streams, buffers or hooks of the script.
 
-A model of which DDP may leave parameters out (`find_unused_parameters`) has the same buckets from the first pass on.
-Not covered, since DDP prepares its passes in another way there: `static_graph`, DDP's own mixed precision.
+With `find_unused_parameters` DDP uses the same buckets from the first pass on. `static_graph` and DDP's own mixed
+precision are not covered, since DDP prepares its passes differently there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Buckets:
     """The order in which the gradients of one DDP model arrived in its first synchronised pass."""
 
     def __init__(self, model: Any) -> None:
-        """Watch the first pass of this model, unless it was made already or nothing will change after it."""
+        """Watch the first pass of `model`, unless it is over or DDP will not rebuild its buckets."""
         self._model = model
         self.order: list[int] = []
         #: While this is set, buckets are not sent.
@@ -44,7 +44,7 @@ class Buckets:
         return watch
 
     def sent(self) -> None:
-        """The last bucket of a pass is complete: all gradients have arrived."""
+        """Note that the last bucket of a pass is complete, so all gradients have arrived."""
         if self._watching:
             self._forget()
             self.order = sorted(self._arrived, key=lambda index: self._arrived[index])
@@ -55,11 +55,11 @@ class Buckets:
         self._watching.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The order; empty if there was no pass, or DDP does not go by it."""
+        """The order; empty before the first pass, or if DDP does not use it."""
         return {"order": list(self.order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Play this order to DDP, unless its first pass was made already or the model has other parameters now."""
+        """Replay the order to DDP, unless its first pass is over or the model has other parameters now."""
         order = [int(index) for index in state["order"]]
         if not self._watching or self._arrived or sorted(order) != list(range(len(_parameters(self._model)))):
             return
@@ -85,7 +85,7 @@ class Buckets:
 
 
 class _Arrivals(torch.autograd.Function):
-    """A backward pass in which DDP is told that gradients have arrived; there are none, which it takes as zeros."""
+    """A backward pass that reports the arrival of gradients to DDP without any, which DDP treats as zeros."""
 
     @staticmethod
     def forward(ctx: Any, one: torch.Tensor, reducer: Any, order: list[int]) -> torch.Tensor:
@@ -100,7 +100,7 @@ class _Arrivals(torch.autograd.Function):
 
 
 def _rebuilds(model: Any) -> bool:
-    """Whether DDP will make its buckets anew after the first pass, in a way that can be played."""
+    """True if DDP will rebuild its buckets after the first pass, in a way that can be replayed."""
     special = ["find_unused_parameters", "static_graph", "mixed_precision", "_has_rebuilt_buckets"]
     special += ["_delay_all_reduce_all_params", "_use_python_reducer"]
     known = callable(getattr(getattr(model, "reducer", None), "_autograd_hook", None))
@@ -109,6 +109,6 @@ def _rebuilds(model: Any) -> bool:
 
 
 def _parameters(model: Any) -> list[torch.nn.Parameter]:
-    """What DDP reduces, as it numbers them."""
+    """The parameters that DDP reduces, in its numbering."""
     found: list[torch.nn.Parameter] = model._build_params_for_reducer()[0]
     return found

@@ -1,9 +1,9 @@
-"""The network stage under DistributedDataParallel: from the first bucket's start to the last bucket's end.
+"""Mark the network stage under DistributedDataParallel, from the start of the first bucket to the end of the last.
 
-DDP calls a communication hook once a bucket while the backward pass still computes. At the gate the network is taken
-before the first bucket is sent. With tokens the GPU is given back once the last bucket is under way: what is left of
-the backward pass is waiting. At a barrier a job is on one resource at a time: buckets are kept back until the last one
-is computed, then the GPU is given back and all are sent.
+DDP calls a communication hook for each bucket while the backward pass still computes. The job enters the network stage
+before the first bucket is sent. With tokens it leaves the GPU stage once the last bucket is sent, because the rest of
+the backward pass is waiting. At a barrier a job uses one resource at a time: buckets are held until the last one is
+computed, then the job leaves the GPU stage and sends them all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NetworkStage:
     """Counts the buckets of a backward pass and marks the stage."""
 
     def __init__(self, job: Rank, model: Any, inner: Hook | None) -> None:
-        """For one DDP model; `inner` does the communication, an all-reduce of means if None."""
+        """Mark the network stage of the DDP `model` for `job`; `inner` communicates, by default by an all-reduce."""
         self._job, self._group = job, model.process_group
         self._inner = inner or self._all_reduce
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class NetworkStage:
 
 
 def _promise(like: torch.Tensor, value: torch.Tensor | None = None) -> Any:
-    """A future of a bucket; one that is kept already if there is a value."""
+    """A future of a bucket, completed if there is a value."""
     future: Any = torch.futures.Future(devices=[like.device] if like.is_cuda else [])
     if value is not None:
         future.set_result(value)
@@ -112,14 +112,14 @@ def _promise(like: torch.Tensor, value: torch.Tensor | None = None) -> Any:
 def _enter(gate: StageGate, timeout_s: float) -> None:
     try:
         gate.enter(NETWORK, timeout_s)
-    except (GateTimeout, GateError):  # gates only pace; leave() of what was not entered does nothing
+    except (GateTimeout, GateError):  # gates only pace; leave() without enter() does nothing
         return
 
 
 class GateThread:
-    """One thread for all that is done at the gate of the network.
+    """The one thread that enters and leaves the gate of the network.
 
-    A token is given back by the thread that took it; buckets start in one thread and end in another.
+    The thread that took a token must return it, while buckets start in one thread and end in another.
     """
 
     def __init__(self) -> None:
@@ -128,13 +128,13 @@ class GateThread:
         self._thread: threading.Thread | None = None
 
     def call(self, work: Callable[[], None]) -> None:
-        """Do it there and wait for it."""
+        """Run `work` in the thread and wait for it."""
         done = threading.Event()
         self._put(work, done)
         done.wait(2 * DEFAULT_TIMEOUT_S)
 
     def post(self, work: Callable[[], None]) -> None:
-        """Do it there, after what came before."""
+        """Run `work` in the thread, after earlier work, without waiting."""
         self._put(work, None)
 
     def _put(self, work: Callable[[], None], done: threading.Event | None) -> None:
@@ -154,19 +154,19 @@ class GateThread:
 
 
 def register(job: Rank, model: Any, inner: Hook | None) -> NetworkStage:
-    """Put the marks on a DDP model."""
+    """Mark the network stage of the DDP `model` for `job`; `inner`: communication hook of the script, or None."""
     stage = NetworkStage(job, model, inner)
 
     def hook(state: Any, bucket: Any) -> Any:
         return stage.hook(state, bucket)
 
-    hook.__annotations__.clear()  # DDP insists on its own types, or none
+    hook.__annotations__.clear()  # DDP accepts only its own annotations, or none
     model.register_comm_hook(None, hook)
     return stage
 
 
 def alike(model: Any) -> bool:
-    """Whether DDP keeps all of a model the same on every rank: not what it leaves alone."""
+    """True if DDP keeps the whole model the same on every rank."""
     buffers = any(True for _ in module_of(model).buffers())
     return not getattr(model, "parameters_to_ignore", ()) and (getattr(model, "broadcast_buffers", True) or not buffers)
 

@@ -1,10 +1,13 @@
-"""Process groups of plait's own, gone before the interpreter takes itself apart.
+"""plait's own process groups, destroyed before the interpreter shuts down.
 
-A group of gloo has threads. One that is destroyed while Python ends, because a module still held on to it, may find a
-thread in the middle of a reduction that another rank is late for; that thread cannot get back into a Python that is no
-longer there, and the process aborts (exit code -6) after training that went well. So every group of ours is given back
-by a function that runs when the interpreter begins to end (`atexit`), while threads still may run: what was sent is
-waited for, then the group is destroyed and nobody holds it any more.
+A gloo group has threads. If it is destroyed only during shutdown, because a module still refers to it, one of its
+threads may still wait in a reduction for a late rank. It cannot return into a finished interpreter, and the process
+aborts (exit code -6) after a successful training. So `atexit`, while threads can still run, waits for what was sent and
+destroys every group.
+
+The script's own groups live on in its DDP model. Their threads release the last operation only after they have woken
+the script, and need the interpreter for it: the operation holds Python objects of the thread that started it. On a busy
+machine the script may have ended by then, with the same exit code -6; `let_threads_finish` waits for them.
 """
 
 from __future__ import annotations
@@ -14,17 +17,23 @@ import contextlib
 import os
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
-#: Seconds to wait at the end for a rank that is late; one that died is known at once.
+#: Seconds to wait at the end for a late rank; a rank that died is noticed at once.
 LATE_S = 60.0
+#: Name of the threads of a gloo group in Linux (torch's ProcessGroupGloo).
+GLOO_THREAD = "pt_gloo_runloop"
+#: A thread that waits for the interpreter wakes every 5 ms (`sys.getswitchinterval`); one that sleeps longer is idle.
+IDLE_S = 0.02
 
 
 class OwnGroup:
-    """A host-side group of all ranks, made by all of them together; `group` is None once it is given back."""
+    """A host-side group of all ranks, created by all of them together; `group` is None once it is destroyed."""
 
     def __init__(self, name: str) -> None:
-        """Make it, in an initialised `torch.distributed`."""
+        """Create it in an initialised `torch.distributed`."""
         import torch.distributed as dist
 
         self.group: Any = dist.new_group(backend="gloo", group_desc=name)
@@ -33,7 +42,7 @@ class OwnGroup:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Wait for what was sent, then destroy the group; twice does no harm. Not in forked children."""
+        """Wait for the newest operation, then destroy the group; does nothing twice, or in forked children."""
         group, work = self.group, self.work
         self.group = self.work = None
         atexit.unregister(self.close)
@@ -43,13 +52,13 @@ class OwnGroup:
             _wait(work)
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_initialized():
-            # Not in the list any more if the script has destroyed all groups: then letting go of it is enough.
+            # Raises if the script has destroyed all groups; dropping the reference is then enough.
             with contextlib.suppress(RuntimeError, ValueError, AssertionError, KeyError):
                 dist.destroy_process_group(group)
 
 
 def _wait(work: Any) -> None:
-    """Until a reduction is over, or its other ranks are gone; `Work.wait` itself may wait for half an hour."""
+    """Wait until a reduction ends or its other ranks are gone; `Work.wait` alone may wait for half an hour."""
 
     def wait() -> None:
         with contextlib.suppress(RuntimeError):  # a rank has died
@@ -58,3 +67,28 @@ def _wait(work: Any) -> None:
     waiting = threading.Thread(target=wait, name="plait-last-word", daemon=True)
     waiting.start()
     waiting.join(LATE_S)
+
+
+def let_threads_finish(limit_s: float = LATE_S) -> None:
+    """Wait until every thread of a gloo group sleeps and has nothing left to release; at most `limit_s` seconds.
+
+    To be called after the last operation. A thread that waits for another rank counts as idle.
+    """
+    end_s, before = time.monotonic() + limit_s, _gloo_threads()
+    while before and time.monotonic() < end_s:
+        time.sleep(IDLE_S)  # without the interpreter's lock, so that they can take it
+        now = _gloo_threads()
+        if now == before and all(state == "S" for state, _ in now.values()):
+            return
+        before = now
+
+
+def _gloo_threads() -> dict[str, tuple[str, str]]:
+    """State (R, S, D) and number of voluntary switches of each thread of a gloo group, by its id; none off Linux."""
+    found = {}
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+            if fields["Name"].strip() == GLOO_THREAD:
+                found[task.name] = fields["State"].split()[0], fields["voluntary_ctxt_switches"].strip()
+    return found

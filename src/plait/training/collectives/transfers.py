@@ -1,9 +1,9 @@
-"""How long the network really carried something, from torch's profiler while a job is profiled; nothing afterwards.
+"""Measure how long the network was busy, by torch's profiler, while a job is profiled and not afterwards.
 
 A communication hook sees a bucket from its launch to its arrival, with the gaps between buckets. The transfer itself is
-the range `gloo:all_reduce` (`c10d::allreduce_` is the launch). Only ranges that somebody named are recorded, not every
-operation, so the profiler costs little and its result is read in milliseconds. This needs functions of torch that are
-not public; where they are missing, the marks count.
+the range `gloo:all_reduce` (`c10d::allreduce_` is the launch). Only named ranges are recorded, not every operation,
+so the profiler costs little and its result is read in milliseconds. This needs private functions of torch; where they
+are missing, the stage marks count.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _STARTERS = ("_prepare_profiler", "_enable_profiler")
 
 
 class Transfers:
-    """A profiler that is on between `start` and `stop`, and makes way for one that the script starts."""
+    """A profiler that runs between `start` and `stop`, and stops when the script starts its own."""
 
     def __init__(self) -> None:
-        """Off."""
+        """Start switched off."""
         self._thread = 0
-        self._given: dict[str, Callable[..., Any]] = {}  # torch's functions that we stand before
+        self._given: dict[str, Callable[..., Any]] = {}  # torch's functions that ours replace
 
     @property
     def on(self) -> bool:
-        """Whether transfers are being recorded."""
+        """True while transfers are recorded."""
         return self._thread != 0
 
     def start(self) -> None:
-        """Record from here on, if there is a network to look at and nobody else profiles."""
+        """Start recording, if torch.distributed is in use and no other profiler runs."""
         torch = sys.modules.get("torch")
         dist = sys.modules.get("torch.distributed")
         if self.on or torch is None or dist is None or not (dist.is_available() and dist.is_initialized()):
@@ -56,8 +56,10 @@ class Transfers:
             setattr(module, name, self._making_way(name))
 
     def stop(self) -> float:
-        """Record no more; the seconds in which transfers were under way, 0 if none was seen."""
-        if not self.on or threading.get_ident() != self._thread:  # torch can only stop it where it was started
+        """Stop recording; returns the seconds in which transfers ran, 0 if none was seen."""
+        if (
+            not self.on or threading.get_ident() != self._thread
+        ):  # torch can stop a profiler only in the thread that started it
             return 0.0
         module = sys.modules["torch"].autograd.profiler
         for name, given in self._given.items():
@@ -80,7 +82,7 @@ class Transfers:
 
 
 def covered(spans: list[tuple[int, int]]) -> int:
-    """The length of all spans together, what they share counted once.
+    """Total length of the union of `spans`, (first, last) each.
 
     >>> covered([(0, 4), (2, 6), (10, 11)])
     7

@@ -1,4 +1,4 @@
-"""The GPU of a rank: torch's, the GPU stage of scripts that do not mark it, and slower devices emulated for tests.
+"""The GPU of a rank: CUDA, the GPU stage of scripts that do not mark it, and emulated devices for tests.
 
 Start at `gpu_stage`.
 """

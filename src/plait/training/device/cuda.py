@@ -1,4 +1,4 @@
-"""The GPU of this process, as torch has it."""
+"""The GPU of this process, by torch."""
 
 from __future__ import annotations
 

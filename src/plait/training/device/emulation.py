@@ -1,11 +1,12 @@
-"""Devices that are declared slower than this machine's, for demonstrations and tests on CPU slots.
+"""Emulate devices slower than those of this machine, for demonstrations and tests on CPU slots.
 
     PLAIT_SLOWER=cpu=2,gpu=40ms     a CPU stage takes twice the processor time of its thread, a GPU stage 40 ms
 
 `SlowerStages` wraps the marks of stages; `make_stages` takes it only where something is declared.
-A stage still computes in earnest and then holds its resource until the declared device would be done. Stages so
-declared take the same time whether or not other programs want the cores too, as long as there is enough of them: what
-several jobs do then depends on how they take turns.
+Where `PLAIT_FIFO_GPU` is set the GPU is a queue that several processes share (`fifo_stages`), whatever this says.
+A stage still does its real work and then holds its resource until the declared device would have finished. Declared
+stages take the same time whatever other programs run, as long as there are enough cores, so the pace of several jobs
+depends only on how they take turns.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import NullGate, StageGate
+from plait.training.device.fifo_stages import FifoStages, declared_fifo
 from plait.training.stages import Stages
 
 VARIABLE = "PLAIT_SLOWER"
 
 
-class Slower:
-    """Waits at the end of stages on the resources that have a factor above 1. A stage belongs to one thread."""
+class SlowDevices:
+    """Waits at the end of stages on the declared resources. A stage belongs to one thread."""
 
     def __init__(self, factors: dict[Resource, float], least_s: dict[Resource, float] | None = None) -> None:
-        """By resource: how many times the processor time of its thread a stage takes, and the least seconds."""
+        """By resource: a factor of the processor time of a stage's thread, and the least seconds of a stage."""
         self._factors, self._least_s = factors, least_s or {}
         self._begun: dict[Resource, tuple[int, float, float]] = {}
 
     @classmethod
-    def declared(cls, text: str | None = None) -> Slower:
-        """As the environment says; raises `InputError` for what is no declaration."""
+    def declared(cls, text: str | None = None) -> SlowDevices:
+        """Read the declaration `text`, by default from the environment; raises `InputError` if it is invalid."""
         text = os.environ.get(VARIABLE, "") if text is None else text
         known = {r.name.lower(): r for r in (Resource.CPU, Resource.GPU)}
         factors: dict[Resource, float] = {}
@@ -58,16 +60,16 @@ class Slower:
         return cls(factors, least_s)
 
     def __bool__(self) -> bool:
-        """Whether any resource is slower."""
+        """True if any resource is slower."""
         return bool(self._factors or self._least_s)
 
     def begin(self, resource: Resource) -> None:
-        """The stage begins, or goes on, in this thread."""
+        """Begin or continue the stage in this thread."""
         if resource in self._factors or resource in self._least_s:
             self._begun[resource] = threading.get_ident(), time.perf_counter(), time.thread_time()
 
     def end(self, resource: Resource) -> None:
-        """It ends or pauses: wait until the declared device would be done."""
+        """End or pause the stage: wait until the declared device would have finished."""
         begun = self._begun.pop(resource, None)
         if begun is not None and begun[0] == threading.get_ident():
             computed_s = self._factors.get(resource, 0.0) * (time.thread_time() - begun[2])
@@ -76,10 +78,10 @@ class Slower:
 
 
 class SlowerStages(Stages):
-    """Stages that end, pause and give way only when the declared devices would be done."""
+    """Stages that end, pause and give way only when the declared devices would have finished."""
 
-    def __init__(self, slower: Slower, *args: Any, **options: Any) -> None:
-        """`slower` and what `Stages` takes."""
+    def __init__(self, slower: SlowDevices, *args: Any, **options: Any) -> None:
+        """`slower`: the declared devices; other arguments are those of `Stages`."""
         super().__init__(*args, **options)
         self._slower = slower
 
@@ -121,7 +123,9 @@ def make_stages(page: Page | None, *, refresh: Callable[[StageGate], StageGate],
 
     Raises `InputError` for what is no declaration.
     """
-    slower = Slower.declared()
+    if (fifo := declared_fifo()) is not None:
+        return FifoStages(fifo, page, NullGate(), refresh=refresh, **options)
+    slower = SlowDevices.declared()
     if slower:
         return SlowerStages(slower, page, NullGate(), refresh=refresh, **options)
     return Stages(page, NullGate(), refresh=refresh, **options)

@@ -1,4 +1,4 @@
-"""The GPU stage of scripts that do not mark it themselves: from a loader's batch to the last optimizer's step."""
+"""Mark the GPU stage of scripts that do not mark it: from a batch of the loader to the last optimizer's step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from plait.training.stages import Stages
 
 
 class GpuStage:
-    """Marks the stage; knows which optimizer's steps are the job's iterations."""
+    """Marks the GPU stage, and knows which optimizer's steps are the iterations of the job."""
 
     def __init__(self, stages: Stages, page: Page) -> None:
         """No optimizer is known yet, so nothing is marked."""
-        self.thread = 0  # that opened the stage
+        self.thread = 0  # the thread that opened the stage
         self._stages, self._page = stages, page
         self._marking = False
         self._counting: weakref.ref[Any] | None = None
@@ -25,7 +25,7 @@ class GpuStage:
         self._stepped: set[int] = set()  # ids of known optimizers that have stepped since the batch began
 
     def know(self, optimizer: Any) -> None:
-        """Mark the stage from now on. The first optimizer known is the one that counts."""
+        """Mark the stage from now on; the steps of the first known optimizer count."""
         inner = getattr(optimizer, "optimizer", None)  # Accelerate's, around torch's
         optimizer = inner if hasattr(inner, "param_groups") else optimizer
         if optimizer in self._known:
@@ -41,39 +41,39 @@ class GpuStage:
             optimizer.register_step_pre_hook(self._step_begins)
 
     def leave_to_script(self) -> None:
-        """The script marks the stage itself and knows better where it begins and ends."""
+        """Stop marking: the script marks the stage itself."""
         if self._marking:
             self._marking = False
             self._stages.leave(Resource.GPU)
 
     def begin(self) -> None:
-        """A loader hands out a batch: from here on the job computes."""
+        """Begin the stage: a loader hands out a batch."""
         if self._marking and not self._stages.is_open(Resource.GPU):
             self.thread = threading.get_ident()
             self._stepped.clear()
             self._stages.enter(Resource.GPU)
 
     def end(self) -> None:
-        """The script asks for the next batch, or leaves its loop."""
+        """End the stage: the script requests the next batch, or leaves its loop."""
         if self._marking:
             self._stages.leave(Resource.GPU)
 
     def stepped(self, optimizer: Any) -> bool:
-        """An optimizer has stepped; whether that counts. Of several, all together make an iteration."""
+        """Note a step of `optimizer`; returns whether an iteration ends. Several optimizers make one together."""
         self.optimizer_stepped = True
         counting = self._counting() if self._counting is not None else None
-        if counting is None:  # the first of all, or the one that counted is gone
+        if counting is None:  # the first one, or the one that counted is gone
             self._counting, counting = weakref.ref(optimizer), optimizer
         if self._marking:
             self._stepped.add(id(optimizer))
             if len(self._stepped) >= len(self._known):
                 self._stages.leave(Resource.GPU)
-            else:  # perhaps the last one of this iteration: what comes now need not be computing
+            else:  # perhaps the last step of this iteration, so the stage may be over
                 self._page.stage_since = 0.0
         return optimizer is counting
 
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The GPU was given back while the last gradients travelled; with tokens it is needed again."""
+        """Enter the GPU stage again, which was left while the last gradients were sent (with tokens)."""
         stages = self._stages
         if self._marking and stages.gate.kind == "tokens" and not stages.has(Resource.GPU):
             stages.leave(Resource.GPU)

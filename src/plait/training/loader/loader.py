@@ -1,13 +1,13 @@
-"""A DataLoader that marks its stages and can go on in the middle of an epoch with the very same batches.
+"""A DataLoader that marks its stages and resumes in the middle of an epoch with exactly the same batches.
 
-    loader                                        how it goes on after a resume
-    DataLoader and its kin, StatefulDataLoader    the sampler is replayed, what was done is skipped as indices
-    ... of an iterable dataset                    the stream is read again up to the place, and compared there
+    loader                                        how it resumes
+    DataLoader, subclasses, StatefulDataLoader    replays the sampler and skips finished batches as indices
+    ... of an iterable dataset                    reads the stream again up to the position and compares there
     any other with state_dict and load_state_dict by its own state
-    any other                                     read again and compared, as a stream
+    any other                                     reads again and compares, like a stream
 
-Where the same items do not come again (a stream of events, a sampler with hidden state), resuming in the middle of an
-epoch is an `InputError` that says so.
+If the same items do not come again (a stream of events, a sampler with hidden state), resuming in the middle of an
+epoch raises `InputError`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 STORAGE, CPU = Resource.STORAGE, Resource.CPU
 _END = object()
-#: More batches than any trainer fetches before it comes to them.
+#: More batches than any trainer fetches ahead.
 AHEAD = 7
 
 
 def wrap(job: Rank, loader: Any, *, train: bool) -> Any:
-    """A loader that yields the same batches; see `AttachedJob.wrap_loader`."""
+    """Wrap `loader` for `job`, with the same batches; `train` as for `Job.wrap_loader`."""
     if isinstance(loader, StagedLoader | PassingLoader):
         return loader
     return StagedLoader(job, loader, train=train) if _known(loader) else PassingLoader(job, loader, train=train)
 
 
 def _known(loader: Any) -> bool:
-    """Whether we know what its iteration does: as DataLoader's, over a dataset without a state of its own."""
+    """True if the loader iterates like DataLoader, over a dataset without own state."""
     kind = type(loader)
     if not isinstance(loader, DataLoader) or hasattr(loader.dataset, "load_state_dict"):
         return False
@@ -54,7 +54,7 @@ def _known(loader: Any) -> bool:
 
 
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a DataLoader was made with, apart from its data and their order."""
+    """Constructor arguments of a DataLoader, without its data and their order."""
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "multiprocessing_context", "generator")
     options = {name: getattr(loader, name) for name in names}
     options["persistent_workers"] = loader.persistent_workers
@@ -66,7 +66,7 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 class _Passes:
-    """Counts passes and batches; between two batches is where the job may save and stop."""
+    """Counts passes and batches; between two batches the job may save and stop."""
 
     def __init__(self, job: Rank, *, train: bool) -> None:
         self.job, self.train = job, train
@@ -87,9 +87,9 @@ class _Passes:
         *,
         again: bool,
     ) -> Iterator[Any]:
-        """Hand out batches; `load(batches)` gets the next one. `length`: of a whole pass, if that is known.
+        """Yield batches, each from `load(batches)`. `first`: batches done already; `length`: of a whole pass, if known.
 
-        `again`: the pass goes on after a resume, and so do the random streams, from its first batch on.
+        `again`: the pass continues after a resume, with the random streams of the checkpoint.
         """
         job = self.job
         if again:
@@ -111,16 +111,16 @@ class _Passes:
                 self.active = False
 
 
-class Fetching:
+class BatchFetcher:
     """Takes batches of marked data from a loader: the wait for its workers is the exposed part of loading."""
 
     def __init__(self, job: Rank, marked: Marked, num_workers: int) -> None:
-        """Of a loader with so many workers over `marked`."""
+        """Fetch for `job` from a loader over `marked` with `num_workers` workers."""
         self._job, self._marked, self._workers = job, marked, num_workers
         self._seen_s = [0.0, 0.0]
 
     def next(self, batches: Iterator[Any], end: Any) -> Any:
-        """The next batch, or `end`."""
+        """The next of `batches`, or `end`."""
         if not self._workers:
             return next(batches, end)
         stages = self._job.stages
@@ -139,15 +139,15 @@ class Fetching:
 
 
 class StagedLoader(DataLoader[Any]):
-    """A loader that marks its stages and keeps its place; `AttachedJob.wrap_loader` makes it."""
+    """A loader that marks its stages and saves its position; created by `AttachedJob.wrap_loader`."""
 
     def __init__(self, job: Rank, inner: DataLoader[Any], *, train: bool) -> None:
-        """The same loader with dataset and sampler under our eyes."""
+        """Rebuild `inner` for `job` with a marked dataset and a recorded sampler; `train`: for training."""
         self._job, self._passes = job, _Passes(job, train=train)
         self._resume: dict[str, Any] | None = None
         self._generators = generators_of(inner)
         self._order: Order | None = None
-        self._fetching: Fetching | None = None
+        self._fetcher: BatchFetcher | None = None
         self._stream: _Stream | None = None
         options = options_of(inner)
         if isinstance(inner.dataset, IterableDataset):
@@ -156,7 +156,7 @@ class StagedLoader(DataLoader[Any]):
             super().__init__(streamed, batch_size=inner.batch_size, drop_last=inner.drop_last, **options)
         else:
             marked = Marked(inner.dataset, inner.num_workers, job.stages)
-            self._fetching = Fetching(job, marked, inner.num_workers)
+            self._fetcher = BatchFetcher(job, marked, inner.num_workers)
             sampler = inner.batch_sampler if inner.batch_sampler is not None else inner.sampler
             order = self._order = Order(sampler, self._generators, batched=inner.batch_sampler is not None)
             if inner.batch_sampler is not None:
@@ -166,16 +166,16 @@ class StagedLoader(DataLoader[Any]):
 
     @property
     def done(self) -> int:
-        """Batches of this pass that were handed out."""
+        """Batches of this pass so far."""
         return self._passes.done
 
     @property
     def next_pass(self) -> int:
-        """Number, from 0, of the pass that `iter` begins or goes on with; known after `job.resume()`."""
+        """Number, from 0, of the pass that `iter` begins or continues; valid after `job.resume()`."""
         return self._order.number - (self._resume is not None) if self._order is not None else 0
 
     def __iter__(self) -> Any:
-        """The batches, from where the checkpoint was if this is the first pass after it."""
+        """Yield the batches; in the first pass after a resume, from the position of the checkpoint."""
         self._passes.begin()
         resume, self._resume = self._resume, None
         order, stream = self._order, self._stream
@@ -183,7 +183,9 @@ class StagedLoader(DataLoader[Any]):
         if order is not None:
             with order.replay(resume):
                 batches = super().__iter__()
-            if resume is not None and not self.num_workers:  # the loader drew a seed after the replay, not before it
+            if (
+                resume is not None and not self.num_workers
+            ):  # the loader has drawn a seed after the replay, not before it
                 self._put_generators(resume)
         else:
             assert stream is not None
@@ -196,12 +198,12 @@ class StagedLoader(DataLoader[Any]):
         if self._stream is not None:
             with self._job.stages.stage(STORAGE):
                 return self._stream.seen(next(batches, _END))
-        return next(batches, _END) if self._fetching is None else self._fetching.next(batches, _END)
+        return next(batches, _END) if self._fetcher is None else self._fetcher.next(batches, _END)
 
     def state_dict(self, ahead: int = 0) -> dict[str, Any]:
-        """Where it is: pass, batches done, the streams that made the order.
+        """The position: pass, finished batches, and the random streams that determine the order.
 
-        `ahead`: batches that were handed out and that a trainer has not come to yet.
+        `ahead`: batches that a trainer has fetched but not used yet.
         """
         passes, order, stream = self._passes, self._order, self._stream
         source = order if order is not None else stream  # Order has a length: it may be false
@@ -235,7 +237,7 @@ class StagedLoader(DataLoader[Any]):
 
 
 class _Stream:
-    """Where a pass over a stream is: it cannot be skipped, so it is read again and compared."""
+    """Position in a pass over a stream, which cannot skip items: it is read again and compared."""
 
     def __init__(
         self, source: Any, generators: list[Any], streamed: Streamed | None = None, stays: bool = False
@@ -247,7 +249,7 @@ class _Stream:
         self._marks: deque[int] = deque(maxlen=AHEAD + 1)  # fingerprints of the newest batches
 
     def begin(self, start: Callable[[], Iterator[Any]], resume: Any) -> Iterator[Any]:
-        """A pass; after a resume without what was done."""
+        """Begin a pass; after a resume, skip the finished batches."""
         self.number = resume["number"] if resume is not None else self.number + 1
         if resume is not None:
             random_streams.restore(resume["start"], self._generators)
@@ -269,18 +271,18 @@ class _Stream:
         return batches
 
     def seen(self, batch: Any) -> Any:
-        """Remember a batch that is handed out."""
+        """Record the fingerprint of a batch that is handed out."""
         if batch is not _END:
             self._marks.append(fingerprint(batch))
         return batch
 
     def mark(self, ahead: int = 0) -> int | None:
-        """Fingerprint of the newest batch, or of the one so many before it."""
+        """Fingerprint of the newest batch, or of the one `ahead` batches before it; None if unknown."""
         return self._marks[-1 - ahead] if ahead < len(self._marks) else None
 
 
 class PassingLoader:
-    """Around a loader that keeps its own state, or of a kind not known here. Marks and step boundaries only."""
+    """Adds marks and step boundaries to a loader with own state, or of an unknown kind."""
 
     def __init__(self, job: Rank, inner: Any, *, train: bool) -> None:
         """Around `inner`."""
@@ -297,11 +299,11 @@ class PassingLoader:
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        """Anything else is the inner loader's."""
+        """Forward all other attributes to the inner loader."""
         return getattr(self.__dict__["_inner"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        """The inner loader's batches under marks."""
+        """Yield the batches of the inner loader, with marks."""
         self._passes.begin()
         resume, self._resume = self._resume, None
         done = resume["done"] if resume else 0
@@ -315,7 +317,7 @@ class PassingLoader:
         return batch if self._stateful else self._stream.seen(batch)
 
     def state_dict(self, ahead: int = 0) -> dict[str, Any]:
-        """The inner loader's state while a pass is under way, or the place in it.
+        """The inner loader's state during a pass, or the position in it.
 
         `ahead` as for `StagedLoader.state_dict`; a loader that keeps its own state knows nothing of it.
         """

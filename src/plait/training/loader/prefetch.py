@@ -1,8 +1,8 @@
-"""What runs where samples are loaded, in workers or in the job's own process: marks of stages, random streams.
+"""Mark stages and seed random streams where samples are loaded, in workers or in the job's own process.
 
-In workers the streams are set by (epoch, batch) before each batch: augmentations do not depend on which worker did what
-before. Storage and CPU time are told apart by the dataset's own `read(index)` and `decode(raw)` if it has both; else by
-the kernel: a thread that is neither running nor waiting for a core waits for its data.
+In workers the streams are seeded by (epoch, batch) before each batch, so augmentation does not depend on which worker
+loads a batch. Storage and CPU time are separated by the dataset's `read(index)` and `decode(raw)` if it has both; else
+by the kernel's accounting: a thread that neither runs nor waits for a core waits for data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORAGE, CPU = Resource.STORAGE, Resource.CPU
 
 
 class _Around:
-    """Looks like the dataset it holds."""
+    """Forwards all attributes to the dataset that it wraps."""
 
     inner: Any
 
@@ -37,12 +37,12 @@ class _Around:
 
 
 class Marked(_Around):
-    """A map-style dataset whose batches are loaded under marks."""
+    """A map-style dataset that marks the stages of loading."""
 
     def __init__(self, inner: Any, workers: int, stages: Stages) -> None:
-        """`stages` are those of the job's own process."""
+        """Wrap `inner` for `workers` workers; `stages` are those of the job's own process."""
         self.inner = inner
-        # Busy seconds by worker and resource, in memory that workers and job share.
+        # Busy seconds by worker and resource, in shared memory.
         self.seconds = torch.zeros((max(int(workers), 1), 2), dtype=torch.float64)
         if workers:
             self.seconds.share_memory_()  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class Marked(_Around):
         self._split = callable(getattr(inner, "read", None)) and callable(getattr(inner, "decode", None))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without marks of another process."""
+        """Pickle without the stages of this process."""
         return self.__dict__ | {"_stages": None}
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Marked(_Around):
         return len(self.inner)
 
     def __getitem__(self, batch: Any) -> Any:
-        """One sample, when the loader does not collate."""
+        """One sample, for loaders without batches."""
         return self.__getitems__(batch)[0]
 
     def __getitems__(self, batch: Any) -> list[Any]:
@@ -82,12 +82,12 @@ class Marked(_Around):
                 raw = [self.inner.read(index) for index in indices]
             with stages.stage(CPU):
                 return [self.inner.decode(item) for item in raw]
-        # One stage, at the gate for whichever of the two it has mostly been.
+        # One stage, on the resource that has dominated so far.
         mostly = CPU if stages.busy_s[CPU] > stages.busy_s[STORAGE] else STORAGE
-        stretch = Stretch()
+        timer = WaitTimer()
         with stages.stage(mostly):
             loaded = self._fetch(indices)
-        waited_s, all_s = stretch.waited_s()
+        waited_s, all_s = timer.waited_s()
         part = waited_s / all_s if all_s > 0 else 0.0
         stages.split(mostly, {STORAGE: part, CPU: 1 - part})
         return loaded
@@ -98,27 +98,27 @@ class Marked(_Around):
 
 
 class Streamed(_Around, IterableDataset[Any]):
-    """An iterable dataset of which workers that stay begin every pass but their first with streams of that pass."""
+    """An iterable dataset; persistent workers seed their streams at each pass but the first."""
 
     def __init__(self, inner: Any) -> None:
-        """Around `inner`; nothing is read yet."""
+        """Wrap `inner`; reads nothing yet."""
         self.inner = inner
         self.seed = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
-        """Samples, if the dataset says."""
+        """Samples, if the dataset has a length."""
         return len(self.inner)
 
     def __iter__(self) -> Iterator[Any]:
-        """The items of a pass."""
+        """Yield the items of a pass."""
         worker = get_worker_info()
         if worker is not None and int(self.seed):
             random_streams.reseed((int(self.seed) * 1_000_003 + worker.id) & 0x7FFFFFFF)
         yield from self.inner
 
 
-class Stretch:
-    """A stretch of this thread's time, of which it waited for data in a part."""
+class WaitTimer:
+    """Measures how long this thread waits for data, from its construction."""
 
     path = Path("/proc/thread-self/schedstat")
 
@@ -126,7 +126,7 @@ class Stretch:
         self.begin_s, self.cpu_s, self.queued_s = self._now()
 
     def _now(self) -> tuple[float, float, float]:
-        """The clocks at one moment: read again if the thread waited for a core in between."""
+        """Read all clocks at one moment: again if the thread waited for a core in between."""
         queued_s = self._queued_s()
         for _ in range(3):
             clocks, before_s = (time.perf_counter(), time.thread_time()), queued_s
@@ -138,11 +138,11 @@ class Stretch:
     def _queued_s(self) -> float:
         try:
             return int(self.path.read_bytes().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):  # a system that does not say: waiting for a core counts as storage
+        except (OSError, IndexError, ValueError):  # without this file, waiting for a core counts as storage
             return 0.0
 
     def waited_s(self) -> tuple[float, float]:
-        """Seconds so far of waiting for data, and of anything."""
+        """Seconds of waiting for data so far, and all seconds so far."""
         now_s, cpu_s, queued_s = self._now()
         all_s = now_s - self.begin_s
         busy_s = (cpu_s - self.cpu_s) + (queued_s - self.queued_s)
@@ -153,7 +153,7 @@ _worker_stages: Stages | None = None
 
 
 def _stages_of_worker() -> Stages:
-    """The marks of this worker, with a gate of its own, opened when it is first needed."""
+    """The stages of this worker, with its own gate, created at first use."""
     global _worker_stages
     if _worker_stages is None:
         watch = ControlFile(Environment.of(os.environ), worker=True)

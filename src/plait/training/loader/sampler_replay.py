@@ -1,8 +1,8 @@
-"""The order of an epoch's data, and how a resumed job finds the place where it was.
+"""Replay the order of an epoch's data, so that a resumed job continues at its position.
 
-What makes the order is the state of the random streams when the sampler was started. It is taken then; to resume, it is
-put back, the sampler is started again, and what was done is skipped as indices, so nothing is loaded for nothing. The
-last batch before the checkpoint is compared: an order that comes from elsewhere is an error, not another training.
+The random streams at the start of the sampler determine the order. Their state is recorded then; to resume, it is
+restored, the sampler starts again, and finished batches are skipped as indices, so no sample is loaded in vain. The
+last batch before the checkpoint is compared: an order from another source is an error.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class Indices(list[Any]):
     seed = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By value, for workers."""
+        """Pickle by value, for workers."""
         return indices_of, (list(self), self.seed)
 
 
 def indices_of(values: list[Any], seed: int) -> Indices:
-    """Indices with a seed."""
+    """Attach the seed `seed` of random streams to indices."""
     made = Indices(values)
     made.seed = seed
     return made
 
 
 class Order:
-    """The batches of a sampler, replayed from where its streams were when it was started."""
+    """The batches of a sampler, which can be replayed from the recorded start of its streams."""
 
     def __init__(self, sampler: Any, generators: list[Any], *, batched: bool) -> None:
-        """Of a sampler of indices, or of batches of them, which may draw from `generators`."""
+        """Wrap a sampler of indices, or of batches if `batched`, which may draw from `generators`."""
         self._given_sampler, self.generators, self._batched = sampler, generators, batched
         self.sampler = getattr(sampler, "sampler", sampler)  # where trainers look for set_epoch
         self.number = 0  # of the pass
@@ -57,7 +57,7 @@ class Order:
 
     @property
     def length(self) -> int | None:
-        """Batches in a pass, if the sampler says: it need not."""
+        """Batches in a pass; None if the sampler has no length."""
         try:
             return len(self._given_sampler)
         except (TypeError, NotImplementedError):
@@ -65,7 +65,7 @@ class Order:
 
     @contextmanager
     def replay(self, state: dict[str, Any] | None) -> Iterator[None]:
-        """Inside, `iter` begins after the batches that were done in `state`; loaders with workers ask for it twice."""
+        """Context in which `iter` skips the batches finished in `state`; loaders with workers call it twice."""
         if state is None:
             self.number += 1
         else:
@@ -75,12 +75,12 @@ class Order:
         self._replay = 0, None
 
     def at(self, done: int) -> list[Any] | None:
-        """The batch that was the `done`th, and forget those before."""
+        """The `done`th batch; earlier ones are dropped."""
         self._given = {number: batch for number, batch in self._given.items() if number >= done - 1}
         return self._given.get(done - 1)
 
     def __iter__(self) -> Iterator[Indices]:
-        """The batches of a pass."""
+        """Yield the batches of a pass."""
         self._given = {}
         done, last = self._replay
         if not done:
@@ -99,7 +99,7 @@ class Order:
         return self._batches(done, batches)
 
     def _batches(self, first: int, batches: Iterator[Any] | None = None) -> Iterator[Indices]:
-        if batches is None:  # as late as the loader looks at it: some samplers draw in `iter`, some in the first `next`
+        if batches is None:  # late, because some samplers draw in `iter` and some in the first `next`
             self.start = random_streams.capture(self.generators)
             batches = self._all()
         assert self.start is not None
@@ -110,10 +110,10 @@ class Order:
             yield indices_of(indices, (seed * 1_000_003 + number) & 0x7FFFFFFF)
 
     def _all(self) -> Iterator[list[Any]]:
-        """The batches of the sampler, which has come to its end before the last one is handed out.
+        """Yield the batches of the sampler; it is exhausted before the last one is yielded.
 
-        What it draws there belongs to this pass, also where nobody asks for more after the last batch, or the job is
-        stopped then. Workers fetch ahead, so with them it is so anyway.
+        What it draws at its end belongs to this pass, even if the script requests nothing after the last batch or the
+        job stops there. With workers, which fetch ahead, this is always so.
         """
         batches, length, number = iter(self._given_sampler), self.length, 1
         indices = self._next(batches)
@@ -133,7 +133,7 @@ def pass_seed(start: dict[str, Any], number: int) -> int:
 
 
 def generators_of(loader: DataLoader[Any]) -> list[Any]:
-    """The torch generators that the order of a loader may come from, each once, also inside samplers of samplers."""
+    """The torch generators that may determine the order of a loader, each once; also of nested samplers."""
     found: dict[int, Any] = {}
     owners: list[Any] = [loader]
     for owner in owners:
@@ -146,10 +146,10 @@ def generators_of(loader: DataLoader[Any]) -> list[Any]:
 
 
 def fingerprint(batch: Any) -> int:
-    """A number that tells this batch from others: shapes, and up to 64 values of each tensor of whole numbers.
+    """A number that identifies a batch: by shapes, and up to 64 values of each integer tensor.
 
-    Not of other numbers: where training and loading draw from the same streams, what was augmented does not come again,
-    and need not, as long as the items are the same. Tensors on other devices are not waited for.
+    Other values do not count: where training and loading draw from the same streams, augmented values differ in a
+    replay, which is no error if the items are the same. Does not wait for tensors on other devices.
     """
     if isinstance(batch, torch.Tensor):
         mark = zlib.crc32(repr((batch.shape, batch.dtype)).encode())

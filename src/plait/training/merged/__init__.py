@@ -1,9 +1,9 @@
-"""Several jobs as threads of one process, each with its own streams, files and end.
+"""Run several jobs as threads of one process, each with its own random streams, output and end.
 
     from plait.training.merged import InterleavePlan, run_merged
 
-This is the only door: what a job asks of its process goes through `plait.training.process`, which this package answers
-for its threads. `host` is the process that agents start. Start reading at `jobs`.
+Use only what this module exports. Elsewhere a job reaches its process through `plait.training.process`, for which this
+package returns the job of the current thread. Agents start the process `host`. Start reading at `jobs`.
 """
 
 from plait.training.merged.jobs import InterleavePlan, JobResult, Merged, Peers, run_merged

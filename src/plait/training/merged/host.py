@@ -1,17 +1,18 @@
 """The process that runs the scripts of a merged group, each as a thread: `python -m plait.training.merged.host`.
 
-Started by the agent's runner, which holds the other end of the socket PLAIT_MERGED (a descriptor). One JSON object a
-line; first the runner says who is to run:
+The agent's runner starts it and holds the other end of the socket PLAIT_MERGED (a descriptor). Messages are JSON
+objects, one a line; the first one from the runner lists the members:
 
     -> {"members": [{"name", "argv", "env", "out": descriptor}]}
     <- {"began": 0, "thread": ident}       the script of member 0 is about to run
-    -> {"stop": 0}                         it was told to stop (by its page); at once if nobody reads the page
-    -> {"interrupt": 0}                    its grace is over: raise an exception in its thread
+    -> {"stop": 0}                         the runner has asked it to stop (by its page); at once if it never reads it
+    -> {"interrupt": 0}                    its grace period is over: raise an exception in its thread
     <- {"last": 0, "what": "os._exit(3)"}  it is about to end the process
-    <- {"ended": 0, "code", "refused"}     its thread has ended; `refused` says what it cannot do merged
-    <- {"lost": "..."}                     the GPU cannot be used by this process any more: all are over
+    <- {"ended": 0, "code", "refused"}     its thread has ended; `refused`: why it cannot run merged
+    <- {"lost": "..."}                     this process can no longer use the GPU: all members end
 
-The process ends with the last of them.
+The process ends with its last member. The agent starts this module by name, also in environments with another version
+of plait: do not rename it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from plait.runtime.command_line import Script, parse_script
-from plait.training.merged.jobs import Crew, JobResult, device_lost
+from plait.training.merged.jobs import JobResult, JobThreads, device_lost
 from plait.training.merged.routes import leave_all
 from plait.training.merged.thread_jobs import Preempted, ThreadJob, Unmergeable
 from plait.training.stopping import PREEMPTED
@@ -40,11 +41,11 @@ LOST = 70
 _LOOK_S = 0.5
 
 
-class Host:
-    """The scripts of one group."""
+class MergedProcess:
+    """Runs the scripts of one group."""
 
     def __init__(self, control: socket.socket) -> None:
-        """Wait for the runner to say who is to run."""
+        """Receive the list of members from the runner."""
         self._control, self._lock, self._rest = control, threading.Lock(), b""
         plan = self._read(None)
         assert plan, "the runner says who is to run before anything else"
@@ -52,16 +53,16 @@ class Host:
             ThreadJob(index, one["name"], one["env"], list(one["argv"]), _open(one["out"]))
             for index, one in enumerate(plan[0]["members"])
         ]
-        self._scripts = [parse_script(one["argv"]) for one in plan[0]["members"]]
+        self.scripts = [parse_script(one["argv"]) for one in plan[0]["members"]]
         self._over, self._wake = os.pipe()
 
     def run(self) -> None:
-        """Until the last of them has ended."""
+        """Run all scripts until the last one has ended."""
         _import_what_all_need()
-        with Crew(self._ended, self._last_words) as crew:
-            for member, script in zip(self.members, self._scripts, strict=True):
-                crew.start(member, lambda member=member, script=script: self._play(member, script))  # type: ignore[misc]
-            while len(crew.results) < len(self.members):
+        with JobThreads(self._ended, self._last_words) as threads:
+            for member, script in zip(self.members, self.scripts, strict=True):
+                threads.start(member, lambda member=member, script=script: self._play(member, script))  # type: ignore[misc]
+            while len(threads.results) < len(self.members):
                 self._obey(self._read(_LOOK_S) or [])
 
     def _say(self, **message: Any) -> None:
@@ -69,7 +70,7 @@ class Host:
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
     def _read(self, wait_s: float | None) -> list[dict[str, Any]]:
-        """What the runner says; nothing if it says nothing for so long, or a member has ended."""
+        """Messages of the runner; none if none arrive within `wait_s` or if a member has ended."""
         waits: list[Any] = [self._control] if wait_s is None else [self._control, self._over]
         while b"\n" not in self._rest:
             ready = select.select(waits, [], [], wait_s)[0]
@@ -78,7 +79,7 @@ class Host:
             if self._control not in ready:
                 return []
             data = self._control.recv(1 << 16)
-            if not data:  # the runner is gone, and this process is about to be killed
+            if not data:  # the runner is gone, so this process will be killed
                 leave_all(LOST)
             self._rest += data
         *lines, self._rest = self._rest.split(b"\n")
@@ -87,7 +88,7 @@ class Host:
     def _obey(self, orders: list[dict[str, Any]]) -> None:
         for order in orders:
             member = self.members[order["interrupt" if "interrupt" in order else "stop"]]
-            # A script without a job has nobody who looks at its page: it ends as by an unhandled SIGTERM.
+            # Nothing reads the page of a script without a job: it ends as by an unhandled SIGTERM.
             if member.ident and ("interrupt" in order or member.job is None):
                 member.interrupt(Preempted)
 
@@ -111,7 +112,7 @@ class Host:
 
 
 def run_script(member: ThreadJob, script: Script) -> None:
-    """Run it as the module __main__ of this member, as Python itself would."""
+    """Run `script` as the module __main__ of `member`, as Python itself would."""
     main = ModuleType("__main__")
     if script.module:
         spec = importlib.util.find_spec(script.target)
@@ -148,7 +149,7 @@ def _open(descriptor: int) -> io.TextIOWrapper:
 
 
 def _import_what_all_need() -> None:
-    """Libraries whose random streams are routed, before there are threads that import them at the same time."""
+    """Import libraries whose random streams are routed, before several threads import them at the same time."""
     for name in ("numpy", "torch"):
         if importlib.util.find_spec(name) is not None:
             with contextlib.suppress(ImportError):
@@ -156,14 +157,14 @@ def _import_what_all_need() -> None:
 
 
 def main() -> None:
-    """Run what the runner says, then leave without waiting for anybody's leftovers."""
+    """Run the members, then end without waiting for their remaining threads."""
     control = socket.socket(fileno=int(os.environ.pop("PLAIT_MERGED")))
     control.set_inheritable(False)
     faulthandler.enable()  # names the thread that broke the process
-    host = Host(control)
-    folders = [script.folder for script in host._scripts]
-    sys.path[0] = os.path.abspath(folders[0])  # all have the same: the runner's condition
-    host.run()
+    process = MergedProcess(control)
+    folders = [script.folder for script in process.scripts]
+    sys.path[0] = os.path.abspath(folders[0])  # the same for all: the runner merges only such scripts
+    process.run()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     leave_all(0)

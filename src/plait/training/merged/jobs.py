@@ -1,11 +1,12 @@
-"""Several jobs in one process, each a thread: one CUDA context, and failures that stay where they are.
+"""Run several jobs as threads of one process: one CUDA context, and failures that affect one job only.
 
     results = run_merged([train_a, train_b], InterleavePlan(gate="tokens"))
 
 Each job is a function of its `Job`. It has its own gates (the same files as between processes: locks are by open
 file), random streams, output, CUDA stream and memory pool; see `routes` for what a process has only once. An
-exception, out of memory included, ends that job alone: its tokens are freed, a barrier goes on with one less. What ends
-the process (a segmentation fault, an illegal address on the GPU, os._exit) ends all: checkpoints are what is left then.
+exception, out of memory included, ends only that job: its tokens are freed, and a barrier continues with one member
+less. What ends the process (a segmentation fault, an illegal address on the GPU, os._exit) ends all jobs, which then
+resume from their checkpoints.
 
 Threads share the interpreter's lock, so jobs of many tiny operations gain nothing (134,000 to 177,000 operations a
 second with one thread, and no more with four); keep Python-heavy loading in worker processes.
@@ -36,17 +37,17 @@ from plait.core.resources import Resource
 from plait.runtime.gate_choice import Choice
 from plait.runtime.gates import GroupMember as Mate
 from plait.runtime.gates import make_group
-from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, Page
+from plait.runtime.page import OLDEST, STOP_GRACEFULLY, STOP_NOW, VERSION, Page
 from plait.training.attachment import attach
 from plait.training.device.cuda import torch_cuda
+from plait.training.job import Job
 from plait.training.merged import thread_jobs
 from plait.training.merged.random_streams import Streams
 from plait.training.merged.routes import Routes, Stream
 from plait.training.merged.thread_jobs import Preempted, ThreadJob, Unmergeable
-from plait.training.noop_job import Job
 from plait.training.stopping import PREEMPTED
 
-#: A thread that wakes waits this long at most behind one that computes in Python (5 ms is Python's default).
+#: Longest wait of a thread for one that computes in Python, in seconds (Python's default is 0.005).
 SWITCH_S = 0.0005
 FINISHED, FAILED, STOPPED = "finished", "failed", "preempted"
 
@@ -55,7 +56,7 @@ FINISHED, FAILED, STOPPED = "finished", "failed", "preempted"
 class JobResult:
     """How a merged job ended: finished, failed (with `reason` and `error`) or preempted.
 
-    `exit_code` as a process would have had it; `steps` iterations since its beginning; `seconds` from start to end.
+    `exit_code`: as of a process. `steps`: iterations since the beginning of the job. `seconds`: from start to end.
     """
 
     name: str
@@ -69,9 +70,9 @@ class JobResult:
 
 @dataclass(frozen=True)
 class InterleavePlan:
-    """How jobs of one process take turns: a gate (none, tokens, barrier), turns 0..3 by job (0, 1, ... if not said).
+    """How jobs of one process take turns: `gate` (none, tokens, barrier) and `turns` 0..3 by job (default 0, 1, ...).
 
-    `quantum_s` of tokens; `epoch` fences checkpoints of earlier attempts.
+    `quantum_s`: quantum of tokens, in seconds. `epoch` fences checkpoints of earlier attempts.
     """
 
     gate: str = "tokens"
@@ -89,8 +90,8 @@ class InterleavePlan:
 class Peers:
     """Other processes that run the same jobs: each job gets a process group of its own over all of them.
 
-    Rank 0 keeps the store at `address`:`port`; every job has a client of its own, since several threads that meet
-    through one client lock each other up.
+    Rank 0 hosts the store at `address`:`port`. Every job has its own client, since threads that rendezvous through one
+    client would deadlock.
     """
 
     rank: int
@@ -100,11 +101,11 @@ class Peers:
     timeout_s: float = 60.0
 
 
-class Crew:
-    """The threads of merged jobs: sets the process up for them, runs each contained, puts all back.
+class JobThreads:
+    """The threads of merged jobs: prepares the process, contains failures of each job, and restores the process.
 
-    `ended(member, result)` is called in the thread of a job that is over, `last_words(member, what)` before one ends
-    the process.
+    `ended(member, result)` is called in the thread of a job after its end, `last_words(member, what)` before a member
+    ends the process.
     """
 
     def __init__(
@@ -112,33 +113,33 @@ class Crew:
         ended: Callable[[ThreadJob, JobResult], None] = lambda member, result: None,
         last_words: Callable[[ThreadJob, str], None] = lambda member, what: None,
     ) -> None:
-        """Nothing is changed yet."""
+        """Start without members; `__enter__` prepares the process."""
         self.results: dict[int, JobResult] = {}
         self._ended = ended
         self._routes = Routes(last_words)
         self._threads: list[threading.Thread] = []
         self._streams: Streams | None = None
 
-    def __enter__(self) -> Crew:
-        """The process is ready for members; a process holds one crew at a time."""
+    def __enter__(self) -> JobThreads:
+        """Prepare the process; it can run one set of members at a time."""
         if isinstance(sys.stdout, Stream):
             raise InputError("jobs of this process are merged already; run_merged cannot be called within one of them")
         self._torch = sys.modules.get("torch")
         self._cuda = self._torch is not None and self._torch.cuda.is_available()
         if self._cuda and self._torch is not None:
-            self._torch.cuda.init()  # seeds given before that would be kept for all members alike
+            self._torch.cuda.init()  # else all members would use seeds that were set before
         self._torch_threads = self._torch.get_num_threads() if self._torch is not None else 0
         self._routes.open()
         self._streams = Streams(self._routes)
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._froze = not gc.get_freeze_count()
-        if self._froze:  # what is there already is not looked at when a job ends: that would hold the others up
+        if self._froze:  # so that collections at the end of a job skip existing objects and do not delay the others
             gc.freeze()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for all threads; the process is as before."""
+        """Wait for all threads and restore the process."""
         self.join()
         if self._streams is not None:
             self._streams.close()
@@ -148,19 +149,19 @@ class Crew:
             gc.unfreeze()
 
     def start(self, member: ThreadJob, work: Callable[[], object]) -> None:
-        """Run `work` as this member, in a thread that does not keep the process from ending."""
+        """Run `work` as `member`, in a daemon thread."""
         thread = threading.Thread(target=self._run, args=(member, work), name=f"plait-{member.name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def join(self) -> None:
-        """Until all have ended."""
+        """Wait until all have ended."""
         for thread in self._threads:
             thread.join()
 
     @property
     def running(self) -> int:
-        """How many have not ended."""
+        """Number of threads that have not ended."""
         return sum(thread.is_alive() for thread in self._threads)
 
     def _run(self, member: ThreadJob, work: Callable[[], object]) -> None:
@@ -175,7 +176,7 @@ class Crew:
             with self._device(member):
                 code, reason, error = _contained(member, work)
                 code, reason = _wind_up(member, code, reason)
-                member.ident = 0  # an interruption of what follows would be the last that anybody hears of it
+                member.ident = 0  # from here on an interruption would lose the result
         except BaseException as late:  # an interruption that came too late, or the GPU is gone
             code, reason, error = 1, f"{type(late).__name__}: {late}", late
             member.ident = 0
@@ -188,28 +189,28 @@ class Crew:
 
     @contextlib.contextmanager
     def _device(self, member: ThreadJob) -> Iterator[None]:
-        """What torch keeps by thread: a stream and a memory pool of one's own, backward passes in this thread."""
+        """Set what torch keeps per thread: an own stream and memory pool, and backward passes in this thread."""
         torch = self._torch
         if torch is None:
             yield
             return
         torch.set_num_threads(self._torch_threads)
         with contextlib.ExitStack() as stack:
-            # The backward thread of a GPU is one for all jobs, allocates outside our pool, and knows no member.
+            # torch's backward thread is shared by all jobs, allocates outside our pool, and belongs to no member.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             if self._cuda:
                 stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())  # what was made before the threads is ready
+                stream.wait_stream(torch.cuda.current_stream())  # work launched before the threads is complete
                 stack.enter_context(torch.cuda.stream(stream))
                 member.stream = stream
-                # Before torch 2.8 a pool in use takes the allocations of all threads, not only of its own.
+                # Before torch 2.8 a pool in use takes the allocations of all threads.
                 if hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool"):
                     stack.enter_context(torch.cuda.use_mem_pool(torch.cuda.MemPool()))
             yield
 
 
 def _contained(member: ThreadJob, work: Callable[[], object]) -> tuple[int, str, BaseException | None]:
-    """Run it; exit code, reason and exception, whatever happens."""
+    """Run `work`; returns exit code, reason and exception, and raises nothing."""
     try:
         work()
     except Preempted:
@@ -228,7 +229,7 @@ def _contained(member: ThreadJob, work: Callable[[], object]) -> tuple[int, str,
 
 
 def _wind_up(member: ThreadJob, code: int, reason: str) -> tuple[int, str]:
-    """What an interpreter does at its end: threads, the job's checkpoint and gates, functions kept for the end."""
+    """Do what an interpreter does at its end: join threads, end the job, call `atexit` functions."""
     for thread in list(member.threads):
         while thread.is_alive() and not thread.daemon:
             thread.join(0.1)
@@ -243,7 +244,7 @@ def _wind_up(member: ThreadJob, code: int, reason: str) -> tuple[int, str]:
 
 
 def _let_go(member: ThreadJob, error: BaseException | None) -> None:
-    """Whatever the job held is freed for the others."""
+    """Free everything that the job held."""
     if error is not None:
         for one in (error, error.__cause__, error.__context__):
             if one is not None:
@@ -263,7 +264,7 @@ def _let_go(member: ThreadJob, error: BaseException | None) -> None:
 
 
 def device_lost() -> str:
-    """Why the GPU can no longer be used by this process: an error that all its threads share; "" if all is well."""
+    """The error by which this process can no longer use its GPU; "" if it can."""
     cuda = torch_cuda()
     if cuda is None:
         return ""
@@ -275,10 +276,10 @@ def device_lost() -> str:
 
 
 class Merged:
-    """Jobs running merged; `run_merged` is the short way. `folder` keeps their checkpoints; without it they are lost.
+    """Runs jobs merged; `run_merged` is the short form. `folder` keeps their checkpoints; without it they are lost.
 
     with Merged([train_a, train_b], InterleavePlan()) as merged:
-        merged.stop(1)                      # after a checkpoint at its next step boundary; the other goes on
+        merged.stop(1)                      # after a checkpoint at its next step boundary; the other continues
     merged.results
     """
 
@@ -292,7 +293,11 @@ class Merged:
         checkpoint_s: float = 60.0,
         peers: Peers | None = None,
     ) -> None:
-        """Raises `InputError` for a plan that cannot be carried out."""
+        """Prepare `jobs`, functions of their `Job`, to take turns by `plan`.
+
+        `names`: unique, default job0, job1, ...; `checkpoint_s`: seconds between checkpoints; `peers`: other processes
+        that run the same jobs. Raises `InputError` for a plan that does not fit the jobs.
+        """
         self.plan = plan = InterleavePlan.of(plan) if isinstance(plan, Choice) else plan or InterleavePlan()
         self._jobs, self._peers = list(jobs), peers
         self.names = list(names or (f"job{i}" for i in range(len(jobs))))
@@ -306,17 +311,17 @@ class Merged:
             )
         self._turns, self._checkpoint_s = turns, checkpoint_s
         self._given = Path(folder) if folder is not None else None
-        self._crew = Crew()
+        self._threads = JobThreads()
         self._server: Any = None
         self._pages: list[Page] = []
 
     @property
     def results(self) -> list[JobResult]:
-        """In the order of the jobs, once all have ended."""
-        return [self._crew.results[i] for i in range(len(self._jobs))]
+        """Results in the order of the jobs, after all have ended."""
+        return [self._threads.results[i] for i in range(len(self._jobs))]
 
     def __enter__(self) -> Merged:
-        """All jobs run."""
+        """Start all jobs."""
         shm = Path("/dev/shm")
         self._scratch = Path(tempfile.mkdtemp(prefix="plait-", dir=shm if os.access(shm, os.W_OK) else None))
         try:
@@ -324,22 +329,22 @@ class Merged:
                 self._scratch / "gates", self.plan.gate, [Mate(i, turn) for i, turn in enumerate(self._turns)],
                 version=1, quantum_s=self.plan.quantum_s,
             )  # fmt: skip
-            crew = [self._member(i, group.control(i)) for i in range(len(self._jobs))]
+            members = [self._member(i, group.control(i)) for i in range(len(self._jobs))]
             self._serve()
-            self._crew.__enter__()
+            self._threads.__enter__()
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
-        for member, job in zip(crew, self._jobs, strict=True):
-            self._crew.start(member, lambda job=job: job(attach()))  # type: ignore[misc]
+        for member, job in zip(members, self._jobs, strict=True):
+            self._threads.start(member, lambda job=job: job(attach()))  # type: ignore[misc]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Waits for all jobs; if the block failed they are told to stop first."""
+        """Wait for all jobs; if the block failed, stop them first."""
         try:
             if kind is not None:
                 self.stop_all()
-            self._crew.__exit__()
+            self._threads.__exit__()
         finally:
             self._server = None
             for page in self._pages:
@@ -351,12 +356,12 @@ class Merged:
         self._pages[index].stop = STOP_NOW if now else STOP_GRACEFULLY
 
     def stop_all(self) -> None:
-        """Ask all of them."""
+        """Ask all jobs to end, as `stop` does."""
         for index in range(len(self._pages)):
             self.stop(index)
 
     def steps(self, index: int) -> int:
-        """How many iterations a job has made so far."""
+        """Number of iterations of a job so far."""
         return int(self._pages[index].steps)
 
     def _member(self, index: int, entry: dict[str, Any]) -> ThreadJob:
@@ -366,7 +371,8 @@ class Merged:
         run_dir.mkdir(parents=True, exist_ok=True)
         (job_dir / "checkpoints").mkdir(exist_ok=True)
         (job_dir / "EPOCH").write_text(f"{epoch}\n", encoding="ascii")
-        (run_dir / "control.json").write_text(json.dumps({"version": 1, "epoch": epoch, "group": entry}))
+        control = {"version": 1, "epoch": epoch, "group": entry, "made_by": VERSION, "oldest": OLDEST}
+        (run_dir / "control.json").write_text(json.dumps(control))
         page = Page.create(run_dir / "page.bin")
         page.control_version = 1
         self._pages.append(page)
@@ -383,14 +389,14 @@ class Merged:
         return ThreadJob(index, name, environ, list(sys.argv), make_group=make_group)
 
     def _serve(self) -> None:
-        """The store through which peers meet, in the process of rank 0."""
+        """Host the rendezvous store, in the process of rank 0."""
         if self._peers is not None and self._peers.rank == 0:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
             self._server = TCPStore(self._peers.address, self._peers.port, is_master=True, wait_for_workers=False)
 
     def _process_group(self, name: str) -> Any:
-        """A gloo group of this job over all peers, through a client of its own."""
+        """Create a gloo group of this job over all peers, through its own client."""
         from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
         peers = self._peers
@@ -409,18 +415,18 @@ def run_merged(
     checkpoint_s: float = 60.0,
     peers: Peers | None = None,
 ) -> list[JobResult]:
-    """Run each of `jobs` in a thread of this process until all have ended; how each ended, in their order.
+    """Run each of `jobs` in a thread of this process until all have ended; returns their results in order.
 
-    `plan` says how they take turns: an `InterleavePlan`, or what `choose_gate` chose; tokens if nothing is said.
+    `plan` says how they take turns: an `InterleavePlan`, or the result of `choose_gate`; by default tokens.
     `folder` keeps checkpoints of each job under its name: with a higher `plan.epoch` the next call resumes from
     them. SIGTERM stops all jobs at their next step boundary, if this is the main thread. Raises `InputError` for a plan
-    that cannot be carried out; what goes wrong in a job is in its result.
+    that does not fit the jobs; failures of a job are in its result.
     """
     with (
         Merged(jobs, plan, folder=folder, names=names, checkpoint_s=checkpoint_s, peers=peers) as merged,
         _stopped_by_signal(merged),
     ):
-        merged._crew.join()
+        merged._threads.join()
     return merged.results
 
 
@@ -440,4 +446,4 @@ def _stopped_by_signal(merged: Merged) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-__all__ = ["Crew", "InterleavePlan", "JobResult", "Merged", "Peers", "Unmergeable", "device_lost", "run_merged"]
+__all__ = ["InterleavePlan", "JobResult", "JobThreads", "Merged", "Peers", "Unmergeable", "device_lost", "run_merged"]

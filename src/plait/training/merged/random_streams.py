@@ -1,12 +1,12 @@
-"""Random streams of merged jobs: each draws what it would draw alone.
+"""Random streams of merged jobs: each job draws the numbers that it would draw alone.
 
-Python's and NumPy's streams are objects, so each member has its own. Torch draws from one generator a device, in C++;
-a member's states are put there before it draws and taken out when another comes: in every function of torch that draws
-or looks at the state, and at the beginning of each GPU stage (for what draws by itself, such as a compiled graph). The
-functions hold a lock while they draw, so nothing comes between.
+Python's and NumPy's streams are objects, so each member has its own. Torch draws from one generator per device, in C++;
+its state is swapped when another member draws: in every function of torch that draws or reads the state, and at the
+beginning of each GPU stage (for code that draws by itself, such as a compiled graph). The functions hold a lock while
+they draw, so no other member can interfere.
 
-Not covered: what draws outside GPU stages without one of these functions. A generator of one's own (`job.rng`) is safe
-everywhere.
+Code that draws outside GPU stages without one of these functions is not covered. An own generator (`job.rng`) is
+always safe.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _NUMPY_ALSO = {"seed": "seed", "ranf": "random_sample", "sample": "random_sample
 
 
 class TorchStreams:
-    """Whose states torch's own generators have now; the process's own belong to nobody (None)."""
+    """Tracks which member's states are in torch's generators; None: those of the process."""
 
     def __init__(self, torch: Any) -> None:
-        """They are the process's own."""
+        """Start with the states of the process."""
         self.lock = threading.RLock()
         self._torch, self._pid = torch, os.getpid()
         self._owner: ThreadJob | None = None
         self._plain: dict[str, Any] = {}
 
     def own(self, member: ThreadJob | None) -> None:
-        """Have this member's states in the generators."""
+        """Put the states of `member` into the generators."""
         with self.lock:
             if self._owner is not member and os.getpid() == self._pid:
                 kept = self._plain if self._owner is None else self._owner.streams
@@ -61,7 +61,7 @@ class TorchStreams:
                 self._owner = member
 
     def _generators(self) -> list[Any]:
-        """The CPU's, then that of every GPU once the process uses them."""
+        """The generator of the CPU, then those of all GPUs once the process uses them."""
         cuda = torch_cuda()
         return [self._torch.default_generator, *(cuda.default_generators if cuda else ())]
 
@@ -73,7 +73,7 @@ class TorchStreams:
                 generator.seed()  # as in a new process
 
     def around(self, draw: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, drawing from the member's streams."""
+        """Wrap a function so that it draws from the streams of the calling member."""
 
         @functools.wraps(draw, updated=())
         def routed(*args: Any, **options: Any) -> Any:
@@ -89,10 +89,10 @@ class TorchStreams:
 
 
 class Streams:
-    """Puts every library's streams under `Routes`; made once a merged process."""
+    """Routes the random streams of all libraries; one per merged process."""
 
     def __init__(self, routes: Routes) -> None:
-        """Routed until the routes are closed. Libraries imported later are not: import them before."""
+        """Route the streams of libraries that are imported now, until `routes` is closed."""
         self.torch: TorchStreams | None = None
         self._route_python(routes)
         if "numpy" in sys.modules:
@@ -103,18 +103,18 @@ class Streams:
             self._route_torch(routes, torch, self.torch)
 
     def begin(self, member: ThreadJob) -> None:
-        """Streams for a member that is about to run: new ones, as a new process has."""
+        """Give `member` new streams, as a new process has."""
         member.streams["python"] = random.Random()
         if numpy := sys.modules.get("numpy"):
             member.streams["numpy"] = numpy.random.RandomState()
 
     def own(self, member: ThreadJob) -> None:
-        """A GPU stage of this member begins."""
+        """Use the streams of `member` from the beginning of its GPU stage."""
         if self.torch is not None:
             self.torch.own(member)
 
     def close(self) -> None:
-        """The process's own streams are back."""
+        """Restore the streams of the process."""
         if self.torch is not None:
             self.torch.own(None)
 

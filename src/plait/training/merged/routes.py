@@ -1,12 +1,12 @@
-"""What a process has once and merged jobs need each: routed by the thread that asks, or refused in plain words.
+"""Route or refuse what a process has only once and each merged job needs.
 
 routed      sys.argv, sys.stdout, sys.stderr, os.environ, the module __main__, atexit, the environment of children
 refused     signal handlers and timers, another working directory, another default dtype or deterministic mode, the
             default world of torch.distributed
-told        os._exit, os.abort and signals to the own process: they end all members, and it is known who it was
+reported    os._exit, os.abort and signals to the own process: they end all members, and the runner learns who did it
 
-What can be neither: environment variables as C libraries read them, cuDNN flags, the root logger, state of modules that
-two members import. `Routes` puts the detours in place and takes them away.
+Routed values depend on the calling thread. Not covered: environment variables as C libraries read them, cuDNN flags,
+the root logger, and the state of modules that two members import. `Routes` installs the replacements and removes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROUTED = ("argv", "stdout", "stderr")
 
 
 class _Sys(ModuleType):
-    """Stands in for the type of `sys` while there are members."""
+    """Type of `sys` while members run."""
 
 
 def _property(name: str) -> property:
@@ -57,7 +57,7 @@ for _name in _ROUTED:
 
 
 class Stream:
-    """sys.stdout or sys.stderr of whoever writes."""
+    """sys.stdout or sys.stderr of the member whose thread writes."""
 
     def __init__(self, name: str, plain: Any) -> None:
         """`plain` for threads of nobody."""
@@ -71,11 +71,11 @@ class Stream:
         return member.given.get(self._name) or member.out or self._plain
 
     def write(self, text: str) -> int:
-        """To the member's own output."""
+        """Write to the member's own output."""
         return int(self._to.write(text) or 0)
 
     def flush(self) -> None:
-        """Of the member's own output."""
+        """Flush the member's own output."""
         self._to.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class Stream:
 
 
 class Environ(MutableMapping[str, str]):
-    """os.environ of whoever asks. C libraries see the process's own."""
+    """os.environ of the member whose thread reads it; C libraries see that of the process."""
 
     def __init__(self, plain: MutableMapping[str, str]) -> None:
         """`plain` for threads of nobody."""
@@ -104,13 +104,13 @@ class Environ(MutableMapping[str, str]):
         return self._of[name]
 
     def __setitem__(self, name: str, value: str) -> None:
-        """Set it for this member alone."""
+        """Set it for this member only."""
         if not isinstance(value, str):
             raise TypeError(f"str expected, not {type(value).__name__}")
         self._of[name] = value
 
     def __delitem__(self, name: str) -> None:
-        """Unset it for this member alone."""
+        """Unset it for this member only."""
         del self._of[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -139,7 +139,7 @@ class Environ(MutableMapping[str, str]):
 
 
 class _Main(ModuleType):
-    """The module __main__ of whoever asks: classes of a script are found there by pickle."""
+    """The module __main__ of the current member, in which pickle finds classes of its script."""
 
     def __init__(self, plain: ModuleType) -> None:
         super().__init__("__main__")
@@ -161,7 +161,7 @@ class _Main(ModuleType):
 
 
 class Routes:
-    """Puts all detours in place; `close` takes them away. `last_words(member, what)` is called before one ends all."""
+    """Installs all replacements; `last_words(member, what)` is called before a member ends the process."""
 
     def __init__(self, last_words: Callable[[ThreadJob, str], None] = lambda member, what: None) -> None:
         """Nothing is changed yet."""
@@ -170,7 +170,7 @@ class Routes:
         self._pid = os.getpid()
 
     def open(self) -> None:
-        """In place from now on; all or nothing."""
+        """Install all replacements, or none if one fails."""
         try:
             self._route()
             self._refuse()
@@ -180,12 +180,12 @@ class Routes:
             raise
 
     def close(self) -> None:
-        """Put back everything that was replaced, the last first."""
+        """Restore everything that was replaced, in reverse order."""
         while self._undo:
             self._undo.pop()()
 
     def replace(self, owner: Any, name: str, new: Any) -> Any:
-        """Put something in the place of an attribute until `close`; returns what was there."""
+        """Replace attribute `name` of `owner` by `new` until `close`; returns the old value."""
         old = getattr(owner, name)
         own = name in vars(owner)
         setattr(owner, name, new)
@@ -227,7 +227,7 @@ class Routes:
         self._route_children()
 
     def _route_children(self) -> None:
-        """Programs that a member starts get its environment, not the process's."""
+        """Start programs of a member in the member's environment."""
         plain = subprocess.Popen.__init__
 
         def init(process: Any, args: Any, *rest: Any, **options: Any) -> None:
@@ -283,13 +283,13 @@ class Routes:
         def ends(owner: Any, name: str, applies: Callable[..., bool]) -> None:
             plain = getattr(owner, name)
 
-            def told(*args: Any) -> Any:
+            def reporting(*args: Any) -> Any:
                 member = here()
                 if member is not None and os.getpid() == self._pid and applies(*args):
                     self._say(member, f"{owner.__name__}.{name}({', '.join(map(str, args))})")
                 return plain(*args)
 
-            self.replace(owner, name, told)
+            self.replace(owner, name, reporting)
 
         ends(os, "_exit", lambda *_: True)
         ends(os, "abort", lambda *_: True)
@@ -297,7 +297,7 @@ class Routes:
 
 
 class _Call:
-    """A function with its arguments, for the end of a member."""
+    """A function with arguments, to be called at the end of a member."""
 
     def __init__(self, work: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.work, self._args, self._options = work, args, options
@@ -307,6 +307,6 @@ class _Call:
 
 
 def leave_all(code: int) -> NoReturn:
-    """End the process, past every detour."""
+    """End the process by the original os._exit."""
     thread_jobs.become(None)
     os._exit(code)

@@ -1,8 +1,8 @@
-"""Jobs that share one process, each a thread with all the threads it starts: whose is the thread that asks?
+"""Find the job of the current thread, where each job of a process is a thread with all threads that it starts.
 
-`run_merged` and the host process of a merged group put a `ThreadJob` on each of their threads. What a process has only
-once and that can be told apart by thread (arguments, environment, output, random streams, the job itself)
-looks here; what a job asks of its process, it asks its `ThreadJob` (see `plait.training.process`).
+`run_merged` and the process of a merged group assign a `ThreadJob` to each of their threads. Replacements of what a
+process has only once (arguments, environment, output, random streams, the job itself) look it up here. For a merged
+job, the `ThreadJob` also takes the place of its process (see `plait.training.process`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from plait.training.process import JobProcess, host_jobs
 
 
 class Unmergeable(PlaitError, ValueError):
-    """A job wants something that its process has only once. It runs by itself; submit it without merging."""
+    """A job needs something that its process has only once; it must run in its own process."""
 
 
 class Preempted(SystemExit):
-    """Raised in the thread of a member that is told to end and does not come to a step boundary."""
+    """Raised in the thread of a member that must end and does not reach a step boundary."""
 
 
 @dataclass(eq=False)
 class ThreadJob(JobProcess):
-    """One job of a merged process. `environ` is all of its environment; `out` is where its output goes (None: as is).
+    """One job of a merged process. `environ`: its whole environment. `out`: file for its output (None: unchanged).
 
-    `ident`: its own thread, 0 before it runs and once it is over. `streams`: its random streams by library, see
+    `ident`: its main thread, 0 before its start and after its end. `streams`: its random streams by library, see
     `random_streams`.
     """
 
@@ -44,52 +44,52 @@ class ThreadJob(JobProcess):
     out: Any = None
     main: ModuleType | None = None
     ident: int = 0
-    given: dict[str, Any] = field(default_factory=dict)  # what it has put in the place of sys.stdout and the like
+    given: dict[str, Any] = field(default_factory=dict)  # its own replacements of sys.stdout and similar
     at_exit: list[Callable[[], object]] = field(default_factory=list)
     threads: weakref.WeakSet[threading.Thread] = field(default_factory=weakref.WeakSet)
-    own_streams: Callable[[], None] | None = None  # called when a GPU stage of it begins
+    own_streams: Callable[[], None] | None = None  # called when its GPU stage begins
     make_group: Callable[[], Any] | None = None  # its process group, if it has peers in other processes
     streams: dict[str, Any] = field(default_factory=dict)
-    stream: Any = None  # the CUDA stream that all its threads compute on
-    leaving: int | None = None  # exit code with which a helper thread of it wants the job to end
+    stream: Any = None  # the CUDA stream of all its threads
+    leaving: int | None = None  # exit code, if one of its helper threads ended the job
 
-    limits_memory = False  # torch's limit is one for all jobs
+    limits_memory = False  # torch's limit applies to all jobs together
 
     def __post_init__(self) -> None:
         """No job has attached."""
         JobProcess.__init__(self)
 
     def attached(self, job: Any, lock_fd: int) -> None:
-        """Remember the job; its lock is let go of when it ends."""
+        """Store the job; its lock is released when it ends."""
         self.job = job
         self.at_exit.append(lambda: os.close(lock_fd))
 
     def end_with(self, end: Callable[[], object], failed: Callable[[], object]) -> None:
-        """Nothing: whoever runs the thread ends the job (`AttachedJob.end`)."""
+        """Do nothing: the code that runs the thread ends the job (`AttachedJob.end`)."""
 
     def process_group(self) -> Any:
-        """Its own, if it has peers in other processes."""
+        """The job's own process group, if it has peers in other processes."""
         return self.make_group() if self.make_group is not None else None
 
     @property
-    def alone(self) -> bool:
-        """False: the default process group is nobody's or everybody's."""
+    def owns_default_group(self) -> bool:
+        """False: the default process group does not belong to one merged job."""
         return False
 
     def gpu_stage_begins(self) -> None:
-        """Its random streams of the GPU are the ones in use from here."""
+        """Switch the GPU's random streams to those of this job."""
         if self.own_streams is not None:
             self.own_streams()
 
     def leave(self, code: int) -> NoReturn:
-        """End the job; from a helper thread of it, its own thread is told."""
+        """End the job with exit code `code`; a helper thread interrupts the job's main thread."""
         if threading.get_ident() != self.ident:
             self.leaving = code
             self.interrupt(Preempted)
         raise SystemExit(code)
 
     def interrupt(self, kind: type[BaseException] = Preempted) -> bool:
-        """Raise an exception in its own thread at its next line of Python; False if that thread is gone."""
+        """Raise `kind` in its main thread at the next line of Python; returns False if that thread has ended."""
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(kind)))
 
 
@@ -102,23 +102,23 @@ _start = threading.Thread.start
 
 
 def here() -> ThreadJob | None:
-    """The member that the current thread belongs to; None for threads of nobody, and where nothing is merged."""
+    """The member to which the current thread belongs; None if it belongs to none."""
     return _here.member
 
 
 def become(member: ThreadJob | None) -> None:
-    """From now on the current thread is this member's."""
+    """Assign the current thread to `member`."""
     _here.member = member
 
 
 def inherit() -> None:
-    """Threads belong to the member whose thread starts them."""
+    """Assign each new thread to the member whose thread starts it."""
     threading.Thread.start = _start_inherited  # type: ignore[method-assign, assignment]
     host_jobs(here)
 
 
 def inherit_no_more() -> None:
-    """Threads belong to nobody again."""
+    """Undo `inherit`."""
     threading.Thread.start = _start  # type: ignore[method-assign]
     host_jobs(lambda: None)
 
@@ -131,7 +131,7 @@ def _start_inherited(thread: threading.Thread) -> None:
         def run_as_member() -> None:
             become(member)
             if member.stream is not None and (cuda := torch_cuda()) is not None:
-                cuda.set_stream(member.stream)  # as the threads of a process share its default stream
+                cuda.set_stream(member.stream)  # like threads of a process, which share its default stream
             del thread.run
             run()
 

@@ -1,8 +1,8 @@
-"""Checkpoints that training hardly notices: copied at a step boundary, written by a thread.
+"""Save checkpoints with a short pause: state is copied at a step boundary and written by a thread.
 
-The blocking part is a copy of all tensors into host memory, into the same buffers each time. The rest happens beside
-training; whatever goes wrong there (a full disk, a folder that cannot be written, a newer attempt) is a warning, the
-older checkpoint stays, and training goes on. A rank's file is torch's (`rank0.pt`) where the job uses torch, else a
+Only the copy of all tensors into host memory blocks training; it uses the same buffers each time. Failures of the
+thread (a full disk, an unwritable folder, a newer attempt) are warnings: the older checkpoint stays, and training
+continues. A rank's file is torch's (`rank0.pt`) where the job uses torch, else a
 pickle (`rank0.pkl`): a loop without torch never imports it.
 """
 
@@ -28,17 +28,17 @@ from plait.training.state.checkpoint_store import CheckpointStore, Commit
 
 GATHER_S = 120.0
 PLAIN = (int, float, str, bytes, type(None))
-#: Ends of the names of a rank's file: of a job that uses torch, of any other.
+#: Suffixes of a rank's file: of a job that uses torch, and of any other.
 TORCH, PICKLE = ".pt", ".pkl"
-#: What goes wrong with state that cannot be copied or pickled.
+#: Errors of state that cannot be copied or pickled.
 _NOT_PICKLED = (pickle.PicklingError, TypeError, AttributeError)
 
 
 class CheckpointHandle:
-    """A checkpoint on its way. `blocking_s` is how long training stood still for it."""
+    """A checkpoint being written. `blocking_s`: seconds that training stood still for it."""
 
     def __init__(self, step: int) -> None:
-        """Of `step`; not written yet."""
+        """Start as not written, for the checkpoint of `step`."""
         self.step, self.blocking_s = step, 0.0
         self.commit: Commit | None = None
         self._good = False
@@ -46,34 +46,34 @@ class CheckpointHandle:
 
     @property
     def committed(self) -> bool:
-        """Whether it is complete. On ranks other than 0: whether this rank's part is written."""
+        """True once it is complete; on ranks other than 0, once this rank's part is written."""
         return self._ended.is_set() and self._good
 
     @property
     def ended(self) -> bool:
-        """Whether it is written or given up."""
+        """True once it is written or has failed."""
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is written or given up; whether it is `committed`."""
+        """Wait until it is written or has failed; returns whether it is `committed`."""
         self._ended.wait(timeout_s)
         return self.committed
 
     def end(self, commit: Commit | None, *, good: bool) -> None:
-        """Called by the writer, once."""
+        """Set the outcome; called once, by the writer."""
         self.commit, self._good = commit, good
         self._ended.set()
 
 
 class Staging:
-    """Copies of nested state in host memory. The buffers are used again by the next copy."""
+    """Copies nested state into host memory; the next copy reuses the buffers."""
 
     def __init__(self) -> None:
-        """No buffers yet."""
+        """Start without buffers."""
         self._buffers: dict[tuple[object, ...], Any] = {}
 
     def copy(self, state: Any) -> Any:
-        """A copy that later changes of `state` do not reach: tensors into buffers, containers anew, others deep."""
+        """Copy `state`: tensors into the buffers, containers as new ones, all else by deepcopy."""
         torch = _torch()
         waiting: list[Any] = []
         made = self._copy(state, (), torch, waiting)
@@ -108,7 +108,7 @@ class Staging:
 
 
 class Checkpointer:
-    """Saves and loads the state of one rank; at most one checkpoint is being written at a time."""
+    """Saves and loads the state of one rank; writes at most one checkpoint at a time."""
 
     def __init__(
         self,
@@ -124,16 +124,16 @@ class Checkpointer:
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._handle: CheckpointHandle | None = None
-        #: Whether the last one that was tried, of this rank, could not be written.
+        #: True if the last attempt to write a checkpoint of this rank failed.
         self.failed = False
 
     @property
     def busy(self) -> bool:
-        """Whether one is being written."""
+        """True while a checkpoint is written."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, step: int, collect: Callable[[], dict[str, Any]]) -> CheckpointHandle:
-        """Copy what `collect` returns and write the copy beside training; waits for the one before."""
+        """Copy the state that `collect` returns and write it beside training, after the previous checkpoint."""
         if self._handle and self._handle.step == step and (self.busy or self._handle.committed):
             return self._handle  # nothing has changed since
         handle = CheckpointHandle(step)
@@ -148,29 +148,29 @@ class Checkpointer:
             return handle
         handle.blocking_s = time.perf_counter() - begin
         self._handle = handle
-        # Not a daemon: an interpreter that ends waits for what is being written.
+        # Not a daemon: the interpreter waits for it at its end.
         self._thread = threading.Thread(target=self._write, args=(handle, state), name="plait-checkpoint")
         self._thread.start()
         return handle
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Wait until nothing is being written."""
+        """Wait until no checkpoint is being written."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
 
     def load(self) -> tuple[Commit, dict[str, Any]] | None:
-        """The newest complete checkpoint that can be read, with the states of this rank; None to begin anew.
+        """The newest complete checkpoint that can be read, with the state of this rank; None without any.
 
-        A rank that had no file (the world has grown) gets rank 0's.
+        A rank without a file (there are more ranks than before) gets that of rank 0.
         """
         for commit in self.commits.choose(rank=self.rank, world_size=self.world_size):
             try:
                 self.commits.verify(commit, self.rank)
                 return commit, self._states(commit)
             except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-                if self.world_size > 1:  # the other ranks may have read theirs
+                if self.world_size > 1:  # other ranks may have read theirs
                     raise PlaitError(f"{commit.path}: this checkpoint cannot be read: {error}") from error
                 warnings.warn(f"plait: {commit.path} cannot be read, trying an older one: {error}", stacklevel=2)
         return None
@@ -196,24 +196,24 @@ class Checkpointer:
                 self._done(commit)
             self.failed = False
             handle.end(commit, good=True)
-        except (OSError, RuntimeError, PlaitError, *_NOT_PICKLED) as error:  # of torch a full disk is a RuntimeError
+        except (OSError, RuntimeError, PlaitError, *_NOT_PICKLED) as error:  # in torch a full disk is a RuntimeError
             if making is not None:
                 (making / f"rank{self.rank}.part").unlink(missing_ok=True)
                 if self.rank == 0:
                     shutil.rmtree(making, ignore_errors=True)
-                else:  # rank 0 need not wait
+                else:  # so that rank 0 does not wait
                     with contextlib.suppress(OSError):
                         (making / f"rank{self.rank}.failed").touch()
             self.failed = True
             handle.end(None, good=False)
             _warn(handle.step, error)
         finally:
-            if not handle.ended:  # something unforeseen: nobody may wait for ever
+            if not handle.ended:  # unforeseen, but waiters must be released
                 self.failed = True
                 handle.end(None, good=False)
 
     def _gather(self, making: Path) -> None:
-        """Wait for the files of the other ranks: they stop at the same step, so they are being written."""
+        """Wait for the files of the other ranks, which save at the same step."""
         end_s = time.monotonic() + GATHER_S
         for rank in range(1, self.world_size):
             while _file_of(making, rank) is None:
@@ -225,11 +225,11 @@ class Checkpointer:
 
 
 def _like(given: dict[Any, Any], made: dict[Any, Any]) -> dict[Any, Any]:
-    """`made` as a dictionary of the kind that `given` is, with the versions that modules put beside their state."""
+    """`made` as a dictionary of the type of `given`, with the versions that modules attach to their state."""
     if type(given) is dict:
         return made
     if not isinstance(given, OrderedDict):
-        kind = copy.copy(given)  # a defaultdict and the like keep what they know beside their items
+        kind = copy.copy(given)  # a defaultdict, for example, has attributes beside its items
         kind.update(made)
         return kind
     ordered = OrderedDict(made)
@@ -239,13 +239,13 @@ def _like(given: dict[Any, Any], made: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _torch() -> Any:
-    """Torch, if the job uses it and its import is complete."""
+    """The torch module if the job has imported it completely, else None."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "save") else None
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """Write and flush one file, in the form of its process; it appears under its whole name when it is whole."""
+    """Write and flush one file, by torch or pickle; it gets its final name once it is complete."""
     torch = _torch()
     whole = path.with_suffix(PICKLE if torch is None else TORCH)
     with replacing(whole) as making, making.open("wb") as file:
@@ -258,12 +258,12 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _file_of(folder: Path, rank: int) -> Path | None:
-    """The file of a rank in a checkpoint, in either form; None if there is none."""
+    """The file of a rank in a checkpoint, of torch or pickle; None without one."""
     return next((path for end in (TORCH, PICKLE) if (path := folder / f"rank{rank}{end}").exists()), None)
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """The states in a rank's file: all of it, not only weights: folder and state are the user's own."""
+    """Load a rank's file, also objects beside weights: the folder belongs to the user."""
     found: dict[str, Any]
     if path.suffix == PICKLE:
         with path.open("rb") as file:

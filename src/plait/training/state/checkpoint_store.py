@@ -1,4 +1,4 @@
-"""A folder of checkpoints of which each is there entirely or not at all.
+"""Store checkpoints in a folder such that each is complete or does not count.
 
     checkpoints/
       tmp-0000000120-e3/          being written
@@ -6,12 +6,12 @@
         rank0.pt rank1.pt         (rank0.pkl of a job without torch)
         COMMITTED                 {"step", "epoch", "world", "files": {name: [bytes, crc32]}, "crc32"}, written last
 
-A name has the step and the epoch of the attempt that wrote it. Files are flushed to the disk, then the folder is
-renamed, then the marker is written; whatever has no marker does not count. What is no longer what was written, by the
-checksums in the marker, is never loaded: the marker is renamed to DAMAGED, and the checkpoint before it counts.
-Before the marker the writer compares its epoch with the file EPOCH beside the folder: an attempt that was given up, but
-whose process lives on, commits nothing.
-No torch here: adapters use it for the checkpoints of other libraries.
+The name of a folder has the step and the epoch of its attempt. Files are flushed to the disk, then the folder is
+renamed, then the marker is written; a folder without a marker does not count. If files differ from the checksums in the
+marker, the checkpoint is never loaded: the marker is renamed to DAMAGED, and the previous checkpoint counts. Before it
+writes the marker, an attempt compares its epoch with the file EPOCH beside the folder, so a replaced attempt whose
+process still runs commits nothing. This module does not import torch: adapters use it for checkpoints of other
+libraries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLL_S = 0.01
 
 
 class StaleEpoch(PlaitError):
-    """A later attempt of the job has begun; what this one computes no longer counts."""
+    """A later attempt of the job has begun; results of this one no longer count."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,15 @@ class Commit:
 
 
 class CheckpointStore:
-    """The checkpoints of a job as one attempt sees them."""
+    """The checkpoints of a job, as seen by one attempt."""
 
     def __init__(self, folder: Path, *, epoch: int = 0, epoch_file: Path | None = None, keep: int = 2) -> None:
-        """`folder` need not exist. `keep` >= 1 complete checkpoints stay."""
+        """`folder` need not exist. The newest `keep` >= 1 complete checkpoints stay.
+
+        `epoch`: number of the attempt; `epoch_file`: file with the lowest epoch that may commit.
+        """
         self.folder, self.epoch, self.epoch_file, self.keep = folder, epoch, epoch_file, max(keep, 1)
-        #: Files that were compared with their checksums.
+        #: Files that were verified already.
         self._verified: set[Path] = set()
 
     def check_epoch(self) -> None:
@@ -75,7 +78,7 @@ class CheckpointStore:
         return making
 
     def commit(self, making: Path, step: int, *, world_size: int = 1) -> Commit:
-        """Make what lies in `making` the newest checkpoint; raises `StaleEpoch` or `OSError`."""
+        """Commit the folder `making` as the newest checkpoint; raises `StaleEpoch` or `OSError`."""
         final = self.folder / f"step-{step:010d}-e{self.epoch}"
         self.check_epoch()
         if final.exists():  # the same step of the same attempt, saved again
@@ -86,7 +89,7 @@ class CheckpointStore:
         making.rename(final)
         flush_to_disk(self.folder)
         try:
-            self.check_epoch()  # as late as can be
+            self.check_epoch()  # as late as possible
             replace_file(final / MARKER, marker, durable=True)
         except (OSError, StaleEpoch):
             shutil.rmtree(final, ignore_errors=True)
@@ -107,9 +110,9 @@ class CheckpointStore:
         return sorted(found, key=lambda c: (c.epoch, c.step), reverse=True)
 
     def verify(self, commit: Commit, rank: int | None = None) -> None:
-        """Compare files with their checksums: all, or those that one rank loads. Raises `Damaged`, and says so loudly.
+        """Compare files with their checksums: all, or those that one rank loads. Logs damage and raises `Damaged`.
 
-        A damaged checkpoint does not count from then on, for any attempt; its files stay until the next one begins.
+        A damaged checkpoint no longer counts for any attempt; its files stay until the next attempt begins.
         """
         wanted = None if rank is None else ("rank0.", f"rank{rank}.")
         try:
@@ -122,12 +125,12 @@ class CheckpointStore:
         except Damaged as error:
             _retire(commit.path, str(error))
             raise
-        except OSError as error:  # it may be read again one day, so it keeps its marker
+        except OSError as error:  # perhaps a temporary error, so it keeps its marker
             _tell(commit.path, str(error))
             raise Damaged(f"{commit.path} cannot be read: {error}") from error
 
     def _sound(self) -> list[Commit]:
-        """Complete checkpoints from the newest on that is what was written; newer ones do not count any more."""
+        """Complete checkpoints from the newest undamaged one on; newer, damaged ones no longer count."""
         for path in self._folders():
             try:
                 _read(path, 0, 0)
@@ -143,10 +146,10 @@ class CheckpointStore:
         return found
 
     def choose(self, *, rank: int = 0, world_size: int = 1, timeout_s: float = 120.0) -> list[Commit]:
-        """What this attempt resumes from, best first; all ranks get the same.
+        """Checkpoints to resume from, best first, the same on all ranks.
 
-        Rank 0 looks and writes its list down; the others read it, since a stale attempt may commit between two looks.
-        Raises `PlaitError` if rank 0 says nothing for `timeout_s`.
+        Rank 0 writes its list to a file and the others read it, since a stale attempt may commit meanwhile. Raises
+        `PlaitError` if rank 0 writes nothing for `timeout_s` seconds.
         """
         agreed = self.folder / f"resume-e{self.epoch}.json"
         if rank == 0:
@@ -166,15 +169,15 @@ class CheckpointStore:
         return [known[name] for name in names if name in known]
 
     def prune(self) -> None:
-        """Remove all but the newest complete checkpoints; errors do not matter."""
+        """Remove all but the newest complete checkpoints; ignores errors."""
         for commit in self.complete()[self.keep :]:
-            (commit.path / MARKER).unlink(missing_ok=True)  # first, so that half a folder is never a checkpoint
+            (commit.path / MARKER).unlink(missing_ok=True)  # first, so that a partly removed folder does not count
             shutil.rmtree(commit.path, ignore_errors=True)
 
     def sweep(self, newest_epoch: int) -> None:
-        """Remove what attempts up to this one left unfinished. For rank 0.
+        """Remove unfinished checkpoints of attempts up to this one. For rank 0.
 
-        What other ranks of this attempt write may be among it, so only before they begin to.
+        Call it before other ranks of this attempt write, since their files would be removed, too.
         """
         for path in self._folders():
             unmarked = NAME.fullmatch(path.name) and not (path / MARKER).exists()
@@ -197,7 +200,7 @@ def _flush_folders(folder: Path) -> None:
 
 
 def _read(path: Path, step: int, epoch: int) -> Commit | None:
-    """The checkpoint in `path`; None where there is no marker. Raises `Damaged` if it is not whole."""
+    """The checkpoint in `path`; None without a marker. Raises `Damaged` if files are missing or truncated."""
     try:
         text = (path / MARKER).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -218,7 +221,7 @@ def _read(path: Path, step: int, epoch: int) -> Commit | None:
 
 
 def _tell(path: Path, why: str) -> None:
-    """Loudly: everybody who reads the job's log sees which checkpoint is not loaded, and why."""
+    """Write to the job's log which checkpoint is not loaded, and why."""
     warnings.warn(
         f"plait: DAMAGED CHECKPOINT {path.name} is not loaded, an older one is: {why}. Look at the disk and the memory "
         "of this machine",
@@ -228,7 +231,7 @@ def _tell(path: Path, why: str) -> None:
 
 
 def _retire(path: Path, why: str) -> None:
-    """A damaged checkpoint counts no more."""
+    """Rename the marker, so that a damaged checkpoint no longer counts."""
     with contextlib.suppress(OSError):
         (path / MARKER).replace(path / DAMAGED)
     _tell(path, why)

@@ -1,8 +1,8 @@
-"""Checksums of checkpoints: what was written is what is loaded, or nothing is.
+"""Checksums of checkpoints, by which damaged files are detected before they are loaded.
 
-The marker of a checkpoint holds the size and the CRC-32 of every file, and a CRC-32 of itself. A CRC finds every
-flipped bit and every burst of up to 32 bits; it is no protection against somebody who changes files on purpose, who
-could change the marker too. It costs about 0.7 s of one core a GB, in the thread that writes, and as much at a resume.
+The marker of a checkpoint holds the size and the CRC-32 of every file, and a CRC-32 of itself. A CRC detects every
+flipped bit and every burst of up to 32 bits. It does not protect against deliberate changes, which could change the
+marker, too. It costs about 0.7 s of one core per GB, in the thread that writes, and as much at a resume.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def marker_text(step: int, epoch: int, world_size: int, folder: Path) -> str:
 
 
 def read_marker(text: str) -> tuple[int, dict[str, tuple[int, int | None]]]:
-    """World size, and size and CRC of each file; None for one of before there were any. Raises `Damaged`.
+    """World size, and size and CRC of each file; a CRC is None in the oldest markers. Raises `Damaged`.
 
     >>> read_marker('{"step": 5, "epoch": 0, "world": 1, "files": {"rank0.pt": 7}}')
     (1, {'rank0.pt': (7, None)})
@@ -63,7 +63,7 @@ def read_marker(text: str) -> tuple[int, dict[str, tuple[int, int | None]]]:
 
 
 def check_file(path: Path, crc: int | None) -> None:
-    """Raise `Damaged` if a file is not what was written, OSError if it cannot be read."""
+    """Raise `Damaged` if a file differs from its checksum or size, OSError if it cannot be read."""
     if crc is not None and (found := crc_of(path)) != crc:
         raise Damaged(f"{path} is not what was written: its CRC-32 is {found:08x}, not {crc:08x}")
 

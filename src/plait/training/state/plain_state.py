@@ -1,7 +1,7 @@
-"""State of loops without torch, saved and put back in place: dicts, lists, NumPy arrays, generators, ordinary objects.
+"""Save and restore in place the state of loops without torch: dicts, lists, NumPy arrays, generators, objects.
 
-A registered object stays the same object: what a checkpoint had is written into it. So what cannot be changed in place
-(a number, a tuple, an array of JAX) belongs into a dict that the loop reads and writes.
+A registered object stays the same object: the state of a checkpoint is written into it. So a value that cannot be
+changed in place (a number, a tuple, an array of JAX) belongs into a dict that the loop reads and writes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class PlainState:
     """`state_dict` and `load_state_dict` for an object that has none."""
 
     def __init__(self, name: str, value: Any, take: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        """Use `plain_state`. `take` gives what to save, `put` writes it back into `value`."""
+        """Use `plain_state` instead. `take` returns the state to save, `put` writes it back into `value`."""
         self.name, self.value = name, value
         self._take, self._put = take, put
         self._mark = 0
         self.mark()
 
     def state_dict(self) -> Any:
-        """What is saved; not a copy."""
+        """The state to save, without copying it."""
         return self._take()
 
     def load_state_dict(self, state: Any) -> None:
@@ -41,7 +41,7 @@ class PlainState:
         self.mark()
 
     def mark(self) -> None:
-        """Remember what it is like now; raises `InputError` if it cannot be saved."""
+        """Store a checksum of the present state; raises `InputError` if it cannot be saved."""
         try:
             self._mark = _sum_of(self._take())
         except Exception as error:  # whatever the object's own methods raise
@@ -52,13 +52,13 @@ class PlainState:
 
     @property
     def stale(self) -> bool:
-        """Whether it is as it was when it was registered or put back, and not empty: the loop may have let go of it."""
+        """True if not empty and unchanged since it was registered or restored: the loop may use another object."""
         empty = hasattr(self.value, "__len__") and len(self.value) == 0
         return not empty and _sum_of(self._take()) == self._mark
 
 
 def plain_state(name: str, value: Any) -> PlainState:
-    """What saves `value`, which has no `state_dict`; raises `InputError` if it cannot be put back in place."""
+    """Wrap `value`, which has no `state_dict`; raises `InputError` if it cannot be restored in place."""
     ways = _ways(name, value)
     if ways is None:
         raise InputError(
@@ -70,7 +70,7 @@ def plain_state(name: str, value: Any) -> PlainState:
 
 
 def _ways(name: str, value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
-    """How to take the state of a value, and how to put it back; None if there is no way."""
+    """Functions that take the state of a value and restore it; None if it cannot be restored in place."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if isinstance(value, (MutableMapping, list)):
         _refuse_stateful(name, value)
@@ -91,7 +91,7 @@ def _ways(name: str, value: Any) -> tuple[Callable[[], Any], Callable[[Any], Non
 
 
 def _refuse_stateful(name: str, value: Any) -> None:
-    """A model inside a dict would be replaced by another object, which the loop does not know."""
+    """Refuse a model inside a dict: restoring would replace it by an object that the loop does not use."""
     items = value.items() if isinstance(value, MutableMapping) else enumerate(value)
     for key, item in items:
         if callable(getattr(item, "load_state_dict", None)):
@@ -102,7 +102,7 @@ def _refuse_stateful(name: str, value: Any) -> None:
 
 
 def _attributes(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
-    """By the attributes of an object, as pickle does it; not for types that pickle makes anew in a way of their own."""
+    """Save and restore by attributes, as pickle does; None for types with their own way of pickling."""
     kind: Any = type(value)
     if hasattr(value, "__setstate__"):
         return value.__getstate__, value.__setstate__
@@ -125,7 +125,7 @@ def _fill(value: Any, state: Any) -> None:
 
 
 class _Sum:
-    """A file that keeps nothing but a checksum of what is written."""
+    """A file that computes a checksum of what is written, and keeps nothing else."""
 
     def __init__(self) -> None:
         self.sum = 0

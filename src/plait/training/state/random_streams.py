@@ -1,7 +1,7 @@
-"""Random streams of a process, taken and put back: Python's, NumPy's, torch's on the CPU and on every GPU in use.
+"""Save and restore the random streams of a process: Python's, NumPy's, torch's on the CPU and on every GPU in use.
 
-A resumed job continues each stream where the checkpoint was made; that is half of an exact resume (the other half is
-the order of the data, see `loader`). NumPy and torch are looked at only if the job has imported them.
+A resumed job continues each stream from the checkpoint; that is half of an exact resume (the other half is the order of
+the data, see `loader`). NumPy and torch are included only if the job has imported them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
-    """The state of all streams, and of torch generators of one's own; about 10 kB and 30 microseconds."""
+    """The state of all streams, and of the torch generators `generators`; about 10 kB and 30 microseconds."""
     state: dict[str, Any] = {"python": random.getstate()}
     if numpy := sys.modules.get("numpy"):
         found = numpy.random.get_state(legacy=False)
@@ -28,9 +28,9 @@ def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], generators: Sequence[Any] = ()) -> None:
-    """Put back what `capture` took; `generators` in the order they had then.
+    """Restore the result of `capture`; `generators` in the same order as there.
 
-    GPUs that are no longer there are left out: their streams belong to nobody.
+    Streams of GPUs that no longer exist are dropped.
     """
     random.setstate(state["python"])
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
@@ -47,19 +47,18 @@ def restore(state: dict[str, Any], generators: Sequence[Any] = ()) -> None:
 
 
 def reseed(seed: int) -> None:
-    """Set the streams of this process by a number: what a loader worker does before each batch.
+    """Seed all streams of this process; a loader worker does so before each batch.
 
-    So the random numbers of a batch depend on the batch, not on what its worker did before; a resumed run draws the
-    same without replaying the work.
+    So the random numbers of a batch depend on the batch only, and a resumed run draws the same without replaying work.
     """
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed & 0xFFFFFFFF)
     if torch := _torch():
-        torch.default_generator.manual_seed(seed)  # the CPU's alone; torch.manual_seed also visits every GPU
+        torch.default_generator.manual_seed(seed)  # only the CPU's: torch.manual_seed also seeds every GPU
 
 
 def _torch() -> Any:
-    """Torch, if the job uses it and its import is complete."""
+    """The torch module if the job has imported it completely, else None."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "default_generator") else None

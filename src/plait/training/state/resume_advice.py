@@ -30,7 +30,7 @@ class ResumeAdvice:
         self._begun_s: float | None = None
         self._timer: threading.Timer | None = None
         self._given: set[str] = set()
-        #: Whether it was told that it has no step boundary: then a stop need not wait for one.
+        #: True once the log says that there is no step boundary: then a stop does not wait for one.
         self.boundary_missing = False
 
     def begin(self) -> None:

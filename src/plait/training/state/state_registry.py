@@ -1,4 +1,4 @@
-"""What a job has in its checkpoints: everything registered by name, the random streams, how far it is."""
+"""The contents of a job's checkpoints: registered state by name, random streams, and progress."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from plait.training.state.plain_state import PlainState, plain_state
 
 
 class StateRegistry:
-    """The registered state of one rank, and what a checkpoint held of it until somebody asks for it."""
+    """The registered state of one rank, and loaded state that was not registered yet."""
 
     def __init__(self) -> None:
         """Nothing registered."""
         self.values: dict[str, Any] = {}
-        self.given: set[str] = set()  # names that hold work, and not only a place in the data or the like
-        self.replicated: set[str] = set()  # names of models that all ranks have alike
+        self.given: set[str] = set()  # names that hold work, not only a position in the data
+        self.replicated: set[str] = set()  # names of models that are the same on all ranks
         self.rng: Any = None
-        self._found: dict[str, Any] | None = None  # the checkpoint's, less what has been put back
+        self._found: dict[str, Any] | None = None  # of the checkpoint, without what was restored already
 
     def free_name(self, name: str) -> str:
-        """`name`, with a number if it is taken."""
+        """`name`, with a number appended if it is taken."""
         numbers = (f"{name}{i}" if i > 1 else name for i in range(1, len(self.values) + 2))
         return next(n for n in numbers if n not in self.values)
 
@@ -30,14 +30,14 @@ class StateRegistry:
         return next((name for name, kept in self.values.items() if any(kept is value for value in values)), None)
 
     def give(self, name: str, value: Any) -> None:
-        """Keep what the script has registered; raises `InputError` for what cannot be saved."""
+        """Register `value` of the script as `name`; raises `InputError` if it cannot be saved."""
         value = value if _has_state(value) else plain_state(name, value)
         self.given.add(name)
         self.add(name, value)
 
     @property
     def missing(self) -> str:
-        """Why what is registered is not enough to go on from; "" if it may be."""
+        """Why the registered state is not enough to resume from; "" if it may be."""
         if not self.given:
             return "nothing is registered" if not self.values else "only the place in the data is registered"
         if all(hasattr(self.values[name], "param_groups") for name in self.given):
@@ -46,28 +46,28 @@ class StateRegistry:
 
     @property
     def stale(self) -> list[str]:
-        """Names of plain values that are as they were when they were registered or put back."""
+        """Names of plain values that are unchanged since they were registered or restored."""
         return [name for name, value in self.values.items() if isinstance(value, PlainState) and value.stale]
 
     def add(self, name: str, value: Any) -> None:
-        """Keep it, as the checkpoint had it if one was read already; raises `InputError` if that does not fit."""
+        """Register it, and restore it if a checkpoint was loaded; raises `InputError` if that does not fit."""
         self.values[name] = value
         self._put_back(name, value)
 
     def found(self, state: dict[str, Any]) -> None:
-        """A checkpoint was read: put back what is registered, the rest when it is registered."""
+        """Restore all registered values from a loaded checkpoint, and others when they are registered."""
         self._found = state
         for name, value in self.values.items():
             self._put_back(name, value)
         self.restore_streams()
 
     def restore_streams(self) -> None:
-        """Random streams as they were at the checkpoint, after whatever had to be drawn to get here."""
+        """Restore the random streams of the checkpoint, after everything that is drawn during a resume."""
         if self._found is not None:
             random_streams.restore(self._found["streams"], self._own_generators())
 
     def generator(self, seed: int) -> Any:
-        """The job's own torch generator; made after the checkpoint was read, it begins where the checkpoint's was."""
+        """The job's own torch generator; if a checkpoint was loaded, it continues from there."""
         if self.rng is None:
             import torch
 
@@ -77,9 +77,12 @@ class StateRegistry:
         return self.rng
 
     def collect(self, rank: int, about: dict[str, Any]) -> dict[str, Any]:
-        """The state of this rank at a boundary. What all ranks have alike is in rank 0's alone."""
+        """The state of this rank at a boundary; state that is the same on all ranks is only in that of rank 0.
+
+        `about`: step and epoch of the job.
+        """
         for value in self.values.values():
-            if hasattr(value, "before_checkpoint"):  # all ranks are here: what belongs to all of them is put together
+            if hasattr(value, "before_checkpoint"):  # a collective step, which all ranks reach together
                 value.before_checkpoint()
         left_out: set[str] = set()
         if rank and self.replicated:  # replicas are identical, and so are the optimizers that step nothing else
@@ -108,11 +111,11 @@ class StateRegistry:
 
 
 def _has_state(value: Any) -> bool:
-    """Whether it saves itself."""
+    """True if `value` has `state_dict` and `load_state_dict`."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _steps_only(value: Any, parameters: set[int]) -> bool:
-    """Whether this is an optimizer of nothing but these parameters, given by their ids."""
+    """True for an optimizer whose parameters are all among `parameters`, given by their ids."""
     groups = getattr(value, "param_groups", None)
     return groups is not None and all(id(parameter) in parameters for group in groups for parameter in group["params"])

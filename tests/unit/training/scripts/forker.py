@@ -8,9 +8,11 @@ folder/output, its exit code to folder/code.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +20,12 @@ import numpy  # noqa: F401
 import torch
 import torch.distributed
 import torch.utils.data
+
+
+def end_with_parent():
+    """Nothing goes on when the tests have been killed: the kernel kills this process when its parent has ended."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def play(order):
@@ -62,9 +70,11 @@ def main():
         order = json.loads(line)
         if os.fork():
             continue
+        end_with_parent()
         folder = Path(order["folder"])
         pid = os.fork()
         if not pid:
+            end_with_parent()
             play(order)
         (folder / "pid.new").write_text(str(pid))
         (folder / "pid.new").rename(folder / "pid")

@@ -65,15 +65,6 @@ elif what in ("one", "split", "worker"):
     for _ in job.epochs(1):
         for x in loader:
             learn(x)
-elif what == "paced":
-    job.page.share, begin = 0.5, time.monotonic()
-    computed = 0.0
-    for _ in job.steps(40):
-        then = time.monotonic()
-        time.sleep(0.01)
-        learn(torch.randn(8, 4))
-        computed += time.monotonic() - then
-    print("waited", computed, time.monotonic() - begin - computed)
 elif what == "refused":
     try:
         job.register_state(environment=object())

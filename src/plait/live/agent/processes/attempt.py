@@ -10,22 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plait.live.agent import procs
 from plait.live.agent.journal import Key, Remembered
 from plait.live.agent.lease import Lease
 from plait.live.agent.pages import PageReader
-from plait.live.agent.processes import cgroups
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
-from plait.live.agent.procs import Process
+from plait.live.agent.sharing.gpu_processes import GpuProcess
 from plait.live.protocol.validation import sane_seen, sane_text
-from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
+from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen, Sharing
+from plait.live.system import cgroups, procs
+from plait.live.system.procs import Process
+from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW
 
 #: What the runner is given beyond the grace before the agent ends everything itself.
 RUNNER_PATIENCE_S = 5.0
 #: A stage that is open for so long and for ten iterations hangs; PLAIT_HANG_S in the job's environment, 0 = never.
 HANG_S = 30.0
-#: How a process ends that was told to and has no better idea.
+#: Exit codes of a process that was stopped and does not handle it.
 _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 
 
@@ -34,7 +35,9 @@ class LocalAttempt:
     """A process and what is known of it. `folder` is that of its rank.
 
     `claimed`: its runner has said that the job is its own. `shares`: it is a thread of a process that other jobs share
-    (see `merged_runner`); `merged`: what its end had to do with that.
+    (see `merged_runner`); `merged`: what its end had to do with that. `neighbours`: with whom it shares its GPU (as in
+    control.json); `sharing`: the last directive of the GPU's coordinator. `owed_since_s`: when it began to wait for the
+    memory of guests (monotonic clock).
     """
 
     run: Run
@@ -51,7 +54,10 @@ class LocalAttempt:
     kill_at: float | None = None
     began_boot_s: float = 0.0
     ended_boot_s: float = 0.0
-    group_version: tuple[str, int] | None = None
+    group_version: tuple[str, int, Neighbours | None] | None = None
+    neighbours: Neighbours | None = None
+    sharing: Sharing | None = None
+    owed_since_s: float | None = None
     claimed: bool = False
     shares: bool = False
     merged: str = ""
@@ -89,9 +95,15 @@ class LocalAttempt:
         if claim is not None and claim.shared_mark:
             self.shares, self.mark = True, claim.shared_mark
 
+    def remember_class(self) -> None:
+        """Whether it is a guest by the newest assignment: a guest may have become a host since its start."""
+        sharing = (procs.read_json(self.folder / "control.json") or {}).get("sharing")
+        guest = isinstance(sharing, dict) and sharing.get("guest") is True
+        self.run = replace(self.run, group=replace(self.run.group, guest=guest))
+
     @property
     def gone(self) -> bool:
-        """Whether it has ended although its process, which it shares, goes on."""
+        """Whether it has ended although the process that it shares continues."""
         return self.shares and self.alive and (self.folder / "exit.json").exists()
 
     def wait(self, why: str) -> None:
@@ -114,9 +126,13 @@ class LocalAttempt:
             least_s = HANG_S
         least_s = least_s if least_s < 1e9 else 0.0
         if least_s > 0 and (why := self.page.stuck(least_s)) is not None:
-            with contextlib.suppress(OSError):
-                procs.write_json(self.folder / "hung.json", {"reason": why})
-            self.stop(0.0, why)
+            self.fail(why)
+
+    def fail(self, why: str) -> None:
+        """End it at once: it has failed, for this reason."""
+        with contextlib.suppress(OSError):
+            procs.write_json(self.folder / "hung.json", {"reason": why})
+        self.stop(0.0, why)
 
     def stop(self, grace_s: float, reason: str | None, *, own: bool = False) -> None:
         """Ask it to end; after `grace_s` seconds it is killed, at once if that is 0. Asking again can only hurry it.
@@ -190,13 +206,26 @@ class LocalAttempt:
             procs.write_json(self.folder / "exit.json", record, durable=True)
         return record
 
+    @property
+    def gpu_process(self) -> GpuProcess:
+        """Its place on its GPU, for the coordinator."""
+        return GpuProcess(
+            self.key,
+            self.run.gpus[0] if self.run.gpus else -1,
+            self.run.group.guest,
+            self.folder / "page.bin",
+            alive=self.alive,
+            stopping=self.state == STOPPING,
+            persistent_bytes=int(self.run.device_bytes),
+        )
+
     def update(self, run: Run) -> None:
-        """Take over what may change while it runs: who it shares with, how it is to be stopped."""
+        """Apply what may change while it runs: its group and how to stop it."""
         known = self.run if self.run.argv else run  # it was found without a journal
-        self.run = replace(known, group=run.group, stop=run.stop, grace_s=run.grace_s)
+        self.run = replace(known, group=run.group, stop=run.stop, grace_s=run.grace_s, device_bytes=run.device_bytes)
 
     def seen(self) -> Seen:
-        """What the service is told of it."""
+        """The report of this process for the service."""
         if self.alive and self.pid == 0:
             claim = read_claim(self.folder)
             self.know(claim)  # an agent that starts may reattach to a runner before it has claimed anything
@@ -219,6 +248,7 @@ class LocalAttempt:
             ended_s_ago=max(0.0, now - self.ended_boot_s) if over else 0.0,
             first_step_s=self._held_at(first_boot_s),
             last_step_s=self._held_at(last_boot_s),
+            sharing=self.sharing,
             **progress,
         )
         return sane_seen(seen)  # a report that cannot be taken would hold up all others of the node

@@ -19,7 +19,7 @@ from plait.core.errors import InputError
 VARIABLE = "PLAIT_CONTAINER"
 #: In this order.
 ENGINES = ("apptainer", "singularity", "podman", "docker")
-#: Of the image, not of the node: Podman and Docker are not told these.
+#: Variables that come from the image, not from the node: not passed to Podman and Docker.
 _OF_THE_IMAGE = ("PATH", "LD_LIBRARY_PATH", "HOME", "SHELL", "HOSTNAME", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 

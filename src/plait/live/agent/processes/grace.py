@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from plait.live.agent import procs
+from plait.live.system import procs
 
 _MOST_S = 1e6
 

@@ -2,7 +2,7 @@
 
 The process that the runner started dies with the runner (PR_SET_PDEATHSIG), what that one started does not: a shell's
 program would go on alone if the agent were dead too. The guardian is a fork of the runner, has a session of its own,
-and is told of the runner's death by the kernel. It knows processes of the job by their mark, their control
+and the kernel signals it when the runner dies. It knows processes of the job by their mark, their control
 group and the session of the job.
 """
 
@@ -13,9 +13,8 @@ import signal
 from collections.abc import Collection
 from typing import NoReturn
 
-from plait.live.agent import procs
 from plait.live.agent.lease import Deadman
-from plait.live.agent.processes import cgroups
+from plait.live.system import cgroups, procs
 
 _LOOK_S = 5.0
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.live.agent import procs
-from plait.live.agent.procs import Process
 from plait.live.protocol.validation import sane_code, sane_text
+from plait.live.system import procs
+from plait.live.system.procs import Process
 
 #: The largest pid of Linux, and ticks since boot.
 _MOST_PID, _MOST_TICKS = 1 << 22, 1 << 60

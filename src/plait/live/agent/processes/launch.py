@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plait.live.agent import procs
 from plait.live.agent.lease import NodeLease
 from plait.live.agent.processes import container
 from plait.live.agent.processes.node_environment import node_environment, passed
 from plait.live.agent.processes.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, job_number, make_private
 from plait.live.protocol.wire import Run
+from plait.live.system import procs
 from plait.runtime.command_line import parse_script
 from plait.runtime.page import Page
 
@@ -88,7 +88,7 @@ def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) 
 
 
 def _free_port() -> int:
-    """A port for a job of one process, which nobody else needs to know beforehand."""
+    """A free port for a job of one process, which no peer has to know in advance."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -117,7 +117,9 @@ def prepare(run: Run, layout: Layout) -> Path:
 
 
 def spawn(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> int:
-    """Start the runner and hand it its task; its pid. Raises OSError.
+    """Start the runner of `run` and send it its task; returns its pid. Raises OSError.
+
+    `layout`: of the home folder; `env`: environment of the job; `lease`: file of the node's lease.
 
     posix_spawn and not subprocess: the runner must be born with its signals held back and in a session of its own, and
     nothing of it is tied to a Python object of the agent.
@@ -127,7 +129,9 @@ def spawn(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> in
 
 
 def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]], lease: NodeLease) -> int:
-    """Start the runner of a process that these jobs share, each as a thread; its pid. Raises OSError, `InputError`.
+    """Start the runner of a process that `runs` share, each as a thread; returns its pid. Raises OSError, `InputError`.
+
+    `layout`: of the home folder; `envs`: environment of each job; `lease`: file of the node's lease.
 
     The process is known by the mark of the first; what it has only once (C libraries read it) is what all have alike.
     """
@@ -142,7 +146,7 @@ def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]], leas
 
 
 def _task(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> dict[str, Any]:
-    """What a runner is told, see `runner.Task`; raises `InputError` for a container that cannot be run here."""
+    """The task of a runner, see `runner.Task`; raises `InputError` for a container that cannot run here."""
     image, argv, workdir = env.get(container.VARIABLE), run.argv, run.workdir or str(layout.job(run.job))
     env = {name: value for name, value in env.items() if name != container.VARIABLE}
     if image:

@@ -28,9 +28,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.live.agent import procs
 from plait.live.agent.processes.grace import grace_of
 from plait.live.agent.processes.runner import LogWriter, Runner, Task, claim, kernel_kills, write_exit
+from plait.live.system import procs
 
 CULPRIT, BYSTANDER, UNKNOWN, REFUSED = "culprit", "bystander", "unknown", "refused"
 _PREEMPTED, _LOST = 75, 70
@@ -61,7 +61,7 @@ class MergedMember:
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether it was asked to stop."""
         return self.kill_at is not None
 
     def copy(self) -> bool:
@@ -186,7 +186,7 @@ class HostRunner(Runner):
                 self._kill(f"{member.name} did not end within its grace")
 
     def _ask_to_stop(self, grace_s: float) -> None:
-        """All of them, and the kill of the process after that."""
+        """Stop all members, and kill the process after that."""
         for index, member in enumerate(self.members):
             if member.ended is None and not member.stopping:
                 _ask_by_page(member.task.folder)
@@ -226,7 +226,7 @@ class HostRunner(Runner):
             member.ended = message
             member.drain()
             if all(m.ended is not None for m in self.members):
-                self.kill_at = time.monotonic() + _LEAVE_S  # ends are told when the process has gone
+                self.kill_at = time.monotonic() + _LEAVE_S  # ends are reported when the process has gone
             else:
                 # What it started by itself; children that it forked bear the mark of the process, and end with it.
                 procs.kill_until_none(
@@ -240,7 +240,7 @@ class HostRunner(Runner):
         return True
 
     def _signalled(self, numbers: bytes) -> None:
-        """Somebody is to stop: their folders and pages say who."""
+        """Stop those members whose folders or pages ask for it."""
         if self._deadman is not None:
             self._deadman.look()
         if signal.SIGTERM in numbers or signal.SIGUSR1 in numbers:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.live.agent import journal, procs
+from plait.live.agent import journal
 from plait.live.agent.gates import Gates
 from plait.live.agent.journal import Journal, Key
 from plait.live.agent.lease import NodeLease
@@ -24,31 +24,44 @@ from plait.live.agent.node import Settings
 from plait.live.agent.processes import launch
 from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.agent.processes.job_files import read_claim
-from plait.live.agent.procs import Process
+from plait.live.agent.sharing.coordinator import Coordinator
+from plait.live.agent.sharing.gpu_processes import neighbours
+from plait.live.agent.sharing.orders import hold_back
 from plait.live.layout import Layout
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S
-from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, GroupInfo, Run
+from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STOPPING, GroupInfo, Run
+from plait.live.system import procs
+from plait.live.system.procs import Process
+from plait.runtime.neighbours import Neighbours
 
 #: The exit code of what can never be started.
 NOT_RUNNABLE = 126
+#: Seconds that a host waits at most for the memory of guests on its GPUs.
+FREED_S = 60.0
 #: Errors of the machine, not of the job, that may pass: disk, processes, files, memory.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class ProcessManager:
-    """Starts, finds again, ends and collects the processes of a node; calls `told` when there is something to tell."""
+    """Starts, reattaches to, ends and collects the processes of a node; calls `changed` when something changed."""
 
-    def __init__(self, layout: Layout, settings: Settings, told: Callable[[], None]) -> None:
-        """Read the journal; `reattach` to what is in it once `told` can be called."""
-        self.layout, self.settings, self._told = layout, settings, told
+    def __init__(self, layout: Layout, settings: Settings, changed: Callable[[], None]) -> None:
+        """Read the journal; `reattach` to its attempts once `changed` can be called."""
+        self.layout, self.settings, self._changed = layout, settings, changed
         self.folder = layout.node(settings.node)
         self.monitor = Monitor(
-            settings.node, settings.gpus, settings.cuda, rack=settings.rack, gpu_kind=settings.gpu_kind
+            settings.node,
+            settings.gpus,
+            settings.cuda,
+            rack=settings.rack,
+            gpu_kind=settings.gpu_kind,
+            slot_memory_bytes=1e9 * (settings.slot_memory or 0.0),
         )
         self._threads = max(1, int(self.monitor.node.cpus // max(1, settings.gpus)))
         self.gates = Gates(layout, settings.node, self.log)
         self.journal = Journal(self.folder / "journal.jsonl")
         self.lease = NodeLease.of(layout.lease(settings.node), LEASE_SHARE * LOST_S)
+        self.coordinator = Coordinator(self.folder / "sharing.json", self.monitor.node.gpu_memory_bytes, self.log)
         self.attempts: dict[Key, LocalAttempt] = {}
         self.selector = selectors.DefaultSelector()
         self._retry_at = 0.0
@@ -70,6 +83,7 @@ class ProcessManager:
         if process is None:
             return  # announced but never begun: may still be started
         attempt.began(process)
+        attempt.remember_class()
         attempt.group_version = None
         if attempt.pidfd < 0:
             self._collect(attempt)
@@ -122,6 +136,31 @@ class ProcessManager:
 
     # ---- making it so ----
 
+    def _share(self) -> None:
+        """Pass the processes on each GPU to the coordinator, and carry out its decisions that jobs cannot."""
+        processes = [
+            attempt.gpu_process for attempt in self.attempts.values() if attempt.state != ENDED and attempt.run.gpus
+        ]
+        self.coordinator.assign(processes)
+        beside = neighbours(processes)
+        for attempt in self.attempts.values():
+            if attempt.state == ENDED:
+                continue
+            attempt.neighbours = beside.get(attempt.key)
+            if attempt.neighbours is None and attempt.run.group.guest:  # found without a journal: beside whom?
+                attempt.neighbours = Neighbours(guest=True)
+            if attempt.state != RUNNING:
+                continue
+            attempt.sharing = directive = self.coordinator.of(attempt.key)
+            if directive is not None and directive.leaves:
+                self.log("leaves", key=attempt.key, why=directive.leaves)
+                attempt.stop(attempt.run.grace_s, directive.leaves, own=True)
+                self._changed()
+            elif directive is not None and directive.action == "stop":
+                attempt.fail(
+                    "out of GPU memory: what it needs is more than the GPU has, also alone and in small batches"
+                )
+
     def _tell_group(self, attempt: LocalAttempt) -> None:
         try:
             self.gates.tell(attempt)
@@ -130,21 +169,45 @@ class ProcessManager:
             self.log("group not told", key=attempt.key, why=error)
 
     def _start(self, waiting: list[LocalAttempt]) -> None:
-        """Start those whose GPUs nobody of another group holds, and whose job has no earlier attempt here."""
+        """Start those whose GPUs nobody of another group holds, and whose job has no earlier attempt here.
+
+        A host also waits until guests on its GPUs have freed the memory that it is to have.
+        """
         holding = [a for a in self.attempts.values() if a.alive]
         ready: list[LocalAttempt] = []
         for attempt in waiting:
             other = next((o for o in (*holding, *ready) if not _may_share(attempt.run, o.run)), None)
-            if other is None:
-                ready.append(attempt)
-            else:
+            if other is not None:
                 attempt.reason = f"waits until attempt {other.run.epoch} of job {other.run.job} has left its GPUs"
+            elif self._memory_owed(attempt):
+                attempt.reason = "waits until the guests on its GPUs have freed memory"
+            else:
+                ready.append(attempt)
         if not ready or not self._note(*(journal.start(a.run) for a in ready)):
             return
         for together in _to_launch(ready):
             with self._quarantined(*together):
                 self._launch(together)
         self._note(*(journal.began(a.key, a.process) for a in ready if a.process is not None and a.alive))
+
+    def _memory_owed(self, attempt: LocalAttempt) -> bool:
+        """Whether guests still hold memory of a host that is to start; for `FREED_S`, or until those told to go have.
+
+        Without a coordinator that decides, it starts all the same then.
+        """
+        if attempt.run.group.guest or not any(map(self.coordinator.owed, attempt.run.gpus)):
+            return False
+        now_s = time.monotonic()
+        if attempt.owed_since_s is None:
+            attempt.owed_since_s = now_s
+        leaving = any(
+            a.state == STOPPING and a.run.group.guest and set(a.run.gpus) & set(attempt.run.gpus)
+            for a in self.attempts.values()
+        )
+        if leaving or now_s - attempt.owed_since_s < FREED_S:
+            return True
+        self.log("starts although guests hold its memory", key=attempt.key, after_s=FREED_S)
+        return False
 
     def _launch(self, attempts: list[LocalAttempt]) -> None:
         """Start a process for one attempt, or one that several share."""
@@ -170,7 +233,9 @@ class ProcessManager:
     def _spawn(self, attempts: list[LocalAttempt]) -> Process | None:
         envs = []
         for attempt in attempts:
-            launch.prepare(attempt.run, self.layout)
+            folder = launch.prepare(attempt.run, self.layout)
+            if attempt.run.group.guest:
+                hold_back(folder / "page.bin")
             attempt.group_version = None
             self.gates.tell(attempt)
             envs.append(launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads))
@@ -192,14 +257,14 @@ class ProcessManager:
             self._collect(attempt)
         else:
             self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
-        self._told()
+        self._changed()
 
     def _later(self, attempt: LocalAttempt, why: str) -> None:
-        """Nothing was started: try again in a second, for as long as it is wanted."""
+        """Nothing was started: try again in a second, as long as it is assigned."""
         attempt.wait(why)
         self._retry_at = time.monotonic() + 1.0
         self.log("later", key=attempt.key, why=why)
-        self._told()
+        self._changed()
 
     def _collect(self, attempt: LocalAttempt) -> None:
         """The runner has ended; one that found the folder claimed by another is not the one to look at."""
@@ -226,12 +291,14 @@ class ProcessManager:
             else:
                 self._over(attempt, PREEMPTED, "stopped before it started")
             return
+        if attempt.state == RUNNING:  # a guest may have left for want of memory before `_share` has looked
+            attempt.sharing = self.coordinator.of(attempt.key) or attempt.sharing
         attempt.collect(self._strays, self._reap, self.lease.over_since(attempt.began_boot_s))
         self._over(attempt, attempt.exit_code, attempt.reason)
 
     @contextlib.contextmanager
     def _quarantined(self, *attempts: LocalAttempt) -> Iterator[None]:
-        """Whatever goes wrong in here is the trouble of these attempts: they are ended and fail, others go on."""
+        """An error in this block ends and fails these attempts only; others continue."""
         try:
             yield
         except Exception as error:
@@ -251,7 +318,7 @@ class ProcessManager:
             attempt.end(exit_code, reason)
         self._note(journal.end(attempt.key, exit_code, reason, attempt.merged))
         self.log("ended", key=attempt.key, exit_code=exit_code, reason=reason)
-        self._told()
+        self._changed()
 
     def _end_by_force(self, attempt: LocalAttempt) -> None:
         """Neither the process nor its runner ended in time (stopped, or stuck): kill both and all below them."""
@@ -301,7 +368,12 @@ def _to_launch(ready: list[LocalAttempt]) -> list[list[LocalAttempt]]:
 
 
 def _may_share(new: Run, other: Run) -> bool:
-    """Whether `new` may start while `other` has its GPUs."""
+    """Whether `new` may start while `other` has its GPUs: guests neither wait for others nor keep them waiting.
+
+    Only their memory does, see `ProcessManager._memory_owed`.
+    """
     if new.job == other.job and new.epoch != other.epoch:
         return False
+    if new.group.guest or other.group.guest:
+        return True
     return new.group.id == other.group.id or not set(new.gpus) & set(other.gpus)

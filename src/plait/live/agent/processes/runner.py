@@ -1,4 +1,4 @@
-"""Beside each process of a job: starts it, keeps its output, ends it and all it left behind, tells how it ended.
+"""Beside each process of a job: starts it, keeps its output, ends it and all it left behind, reports how it ended.
 
     python -S -P -m plait.live.agent.processes.runner   < the task as JSON
 
@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plait.live.agent import procs
 from plait.live.agent.lease import Deadman, Lease
-from plait.live.agent.processes import cgroups, guardian
+from plait.live.agent.processes import guardian
 from plait.live.agent.processes.grace import read_grace_s
+from plait.live.system import cgroups, procs
 
 KEPT_LOGS = 3
 #: Signals to a runner; it is born with them blocked, so that one sent too early waits.
@@ -46,7 +46,7 @@ _NOT_FOUND, _NOT_RUNNABLE, _PREEMPTED = 127, 126, 75
 
 @dataclass
 class Task:
-    """What the agent wants to be run. `folder` holds its files; `env` is complete; bytes and seconds.
+    """The task from the agent. `folder` holds its files; `env` is complete; bytes and seconds.
 
     `lease`: the file of the node's lease, which was asked for at `asked_s` (of CLOCK_BOOTTIME) when this was said, and
     counted for `lease_s`; "" = nothing ends it.
@@ -295,7 +295,7 @@ class Runner:
         return [min([lease.look_s, *ahead])]
 
     def _ask_to_stop(self, grace_s: float) -> None:
-        """SIGTERM, unless it was told before, and the kill after its grace."""
+        """Send SIGTERM once, and schedule the kill after the grace period."""
         if not self.stopping:  # a second SIGTERM tells a job to leave without a checkpoint: send one
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(OSError):
@@ -369,7 +369,7 @@ class Runner:
         procs.kill_until_none(self._below, self._collect)
 
     def _clean_up(self) -> None:
-        """Nothing of the job outlives its process; what it wrote last is kept."""
+        """End everything of the job that outlives its process, and keep its last output."""
         mine = {os.getpid(), self._guardian}
         procs.kill_until_none(
             lambda: {*self._below(), *(p for m in self._marks for p in procs.marked(m))} - mine, self._collect

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
-from plait.live.agent import procs
 from plait.live.backends.base import COMING, DEAD, UP, BackendNode, whole
 from plait.live.backends.host import AgentHost
 from plait.live.backends.ray.head import Bridge, NoHead, probe
@@ -27,6 +26,7 @@ from plait.live.backends.ray.lost_nodes import Gone
 from plait.live.backends.ray.nodes import RayNode, name_nodes, passed_over
 from plait.live.layout import Layout, make_private, write_secret
 from plait.live.scheduler.options import ANY_SIZE
+from plait.live.system import procs
 
 if TYPE_CHECKING:
     from plait.live.client.client import Client
@@ -154,10 +154,10 @@ class RayBackend:
 
     def stop(self, jobs: bool) -> None:
         """End agents and executors. Raises PlaitError if some are on machines that cannot be reached."""
-        problem, told, ended = "", set[str](), set[str]()
+        problem, asked, ended = "", set[str](), set[str]()
         try:
             self._find()
-            told = set(self._nodes)
+            asked = set(self._nodes)
             orders = [{**self._order(node), "do": "end", "jobs": jobs} for node in self._nodes.values()]
             ended = {name for name, answer in self._tell(orders, jobs).items() if answer.get("agent", 0) is None}
             # those elsewhere that have not ended their agent stay, for the next who tells them
@@ -166,10 +166,10 @@ class RayBackend:
         except NoHead as error:
             problem = str(error)
         finally:
-            self.word_file.unlink(missing_ok=True)  # executors that were not told stop keeping their agents
+            self.word_file.unlink(missing_ok=True)  # executors that did not get the request stop keeping their agents
             self.close()
         self._end_here(jobs)
-        left = self._left(told, ended)
+        left = self._left(asked, ended)
         if left:
             problem = problem or "Ray reaches no executor that ends them"
             raise PlaitError(
@@ -247,11 +247,11 @@ class RayBackend:
         mine = [n for n in self._named() if self._on_this_machine(n) and (host.runs(n) or (jobs and host.has_jobs(n)))]
         host.end(mine, jobs, lambda name: {"gpus": 1})
 
-    def _left(self, told: Collection[str], ended: Collection[str]) -> list[str]:
-        """Nodes whose agent runs on elsewhere: its record is there, and it was told in vain or has its lock."""
+    def _left(self, asked: Collection[str], ended: Collection[str]) -> list[str]:
+        """Nodes whose agent still runs elsewhere: it has a record, and ignored the request or holds its lock."""
         host = AgentHost(self.layout, self.stop_grace_s)
         names = [n for n in self._named() if n not in ended and (self.layout.node(n) / "agent.json").exists()]
-        return [n for n in names if not self._on_this_machine(n) and (n in told or host.runs(n))]
+        return [n for n in names if not self._on_this_machine(n) and (n in asked or host.runs(n))]
 
     def _named(self) -> list[str]:
         """All nodes that ever had an agent, of dead raylets and of a head that is gone too."""

@@ -71,7 +71,7 @@ class Executor:
                     self._ensure()
 
     def _ensure(self) -> bool:
-        """Start the agent unless it runs; whether it was started. What fails is told, and tried again the next time."""
+        """Start the agent unless it runs; whether it was started. Failures are reported and retried next time."""
         try:
             return self._try_to_start()
         except Exception as error:  # a shared file system fails for a moment in many ways: that must not end the thread

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, MissingExtra
-from plait.live.agent import procs
 from plait.live.layout import Layout, make_private, write_secret
+from plait.live.system import procs
 
 HEAD = "head"
 _START_S, _STOP_S = 90.0, 5.0
@@ -111,7 +111,7 @@ class RayCluster:
             self._end(self.members())
             self._facts["nodes"] = {}
             alive = set()
-            # The client's server, which nobody here needs, has one port for all clusters of a machine unless told; and
+            # The client's server, which nobody here needs, uses one port for all clusters of a machine by default; and
             # a Ray that was installed without it (no grpc) takes no port for it.
             client = ["--ray-client-server-port", str(self._facts["client_port"])] if _has_client() else []
             self._start({HEAD: ["--head", "--port", str(self._facts["port"]), "--include-dashboard", "false",

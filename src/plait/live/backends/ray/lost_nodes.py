@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster that are not there any more: the service is told, until it has taken that in."""
+"""Nodes that a Ray cluster has lost: reported to the service until it has recorded them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gone:
     def note(self, found: Sequence[Mapping[str, Any]], before: Iterable[str], now: Collection[str]) -> None:
         """A look at the nodes: `found` as the bridge gives them, and the names of those used before and now.
 
-        A head that was started anew does not know some of those before, which does not prove that they are dead.
+        A restarted head may not know earlier nodes, which does not prove that they are dead.
         """
         dead = {item["id"]: item for item in found if not item["alive"]}
         died = [item for number, item in dead.items() if number not in self._dead]
@@ -36,7 +36,7 @@ class Gone:
         self._told &= set(self._why)
 
     def tell(self, service: Client) -> list[str]:
-        """What was done. Raises whatever the client does, and all of it is told again at the next look.
+        """What was done. Raises whatever the client does; the next poll reports everything again.
 
         Those that somebody drained stay in the service's list: they would come back without that.
         """

@@ -59,7 +59,10 @@ def name_nodes(found: Sequence[Mapping[str, Any]], taken: Mapping[str, str], slo
 
 
 def passed_over(found: Sequence[Mapping[str, Any]], named: Mapping[str, RayNode], slots: int | None) -> list[str]:
-    """A sentence for each living node that has something to give, but whose name is that of another."""
+    """A sentence for each living node of `found` with resources that is not in `named` because its name is taken.
+
+    `slots`: CPU slots per node.
+    """
     used = {node.id for node in named.values()}
     return [
         f"the raylet {item['id'][:8]} at {item['address']} is not used, since another one is {name_of(item)} already; "

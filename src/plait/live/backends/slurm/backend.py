@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.core.options import words
-from plait.live.agent import procs
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError
@@ -26,13 +25,14 @@ from plait.live.backends.slurm.options import SlurmOptions
 from plait.live.backends.slurm.plan import Held, Moves, plan_allocations
 from plait.live.client.client import Refused
 from plait.live.layout import Layout, make_private
+from plait.live.system import procs
 
 if TYPE_CHECKING:
     from plait.live.client.client import Client
 
 #: After an allocation that failed the next is asked for later, and later each time, up to the second.
 FIRST_PAUSE_S, MOST_PAUSE_S = 10.0, 600.0
-#: Slurm takes so many seconds to end what it was told to end, at most (KillWait is 30 s unless configured).
+#: Longest time that Slurm takes to end a cancelled job, seconds (KillWait is 30 s by default).
 KILL_S = 60.0
 
 
@@ -64,7 +64,7 @@ class SlurmBackend:
     # ---- what a backend does ----
 
     def start(self) -> list[str]:
-        """Ask for the least number of allocations, unless they are there; those of before are kept."""
+        """Request the least number of allocations; existing ones are kept."""
         self.cli.check(self.options.partition)
         make_private(self.layout.home / "slurm")
         jobs = [job for job in self.cli.jobs(self.job_name) if job.state in (PENDING, RUNNING)]
@@ -89,7 +89,7 @@ class SlurmBackend:
         self._looked_s = self.clock()
         jobs = self.cli.jobs(self.job_name)
         nodes = self._ours(service.nodes(), jobs)
-        said = self._bury(service, jobs, nodes) + self._count_deaths(jobs, nodes)
+        said = self._report_dead_nodes(service, jobs, nodes) + self._count_deaths(jobs, nodes)
         held = [self._held(job, nodes.get(job.id)) for job in jobs if job.state != OVER]
         found, limits = service.status(), self.options.limits
         moves = plan_allocations(held, int(found["gpus"]["wanted"]), limits, empty=self._worth_less(found, held))
@@ -150,13 +150,15 @@ class SlurmBackend:
     def _worth_less(self, found: Mapping[str, Any], held: Sequence[Held]) -> bool:
         """Whether the policy has said for long enough that jobs are worth fewer nodes than there are."""
         staying = sum(not one.drained for one in held)
-        wanted = found.get("wanted") or {}  # a service of before has none
+        wanted = found.get("wanted") or {}  # older services do not report it
         fewer = wanted.get("by") == "policy" and int(wanted["gpus"]) <= (staying - 1) * self.options.gpus
         self._fewer_s = min(self._fewer_s, self.clock()) if fewer else math.inf
         return fewer and self.clock() - self._fewer_s >= self.options.idle_s
 
-    def _bury(self, service: Client, jobs: Sequence[Job], nodes: Mapping[int, Mapping[str, Any]]) -> list[str]:
-        """Nodes whose allocation is over: the service is told, and forgets them once nothing is left there."""
+    def _report_dead_nodes(
+        self, service: Client, jobs: Sequence[Job], nodes: Mapping[int, Mapping[str, Any]]
+    ) -> list[str]:
+        """Report nodes whose allocation is over; the service forgets them once nothing is left there."""
         known, said = {job.id: job for job in jobs}, []
         for number, node in nodes.items():
             job = known.get(number)
@@ -173,7 +175,7 @@ class SlurmBackend:
                 continue
             if not node["drained"]:
                 service.drain(node["id"])  # its agent may still speak: Slurm ends it when it can
-            with contextlib.suppress(Refused):  # a service of before does not know this: its lease finds out
+            with contextlib.suppress(Refused):  # older services do not know this: the lease expires instead
                 # Of a node that failed, or that Slurm has forgotten, nobody knows what still runs there.
                 service.node_gone(node["id"], why, certain=job is not None and "FAIL" not in job.word)
             said += self._once(f"node {node['id']}: {why}")
@@ -197,7 +199,7 @@ class SlurmBackend:
 
     def _count_deaths(self, jobs: Sequence[Job], nodes: Mapping[int, object]) -> list[str]:
         """Allocations that ended before their agent joined put off the next one, longer each time, until one joins."""
-        died = [job for job in jobs if job.id > self._died and job.id not in nodes and self._died_young(job)]
+        died = [job for job in jobs if job.id > self._died and job.id not in nodes and self._died_early(job)]
         if not died:
             if any(number > self._died for number in nodes):
                 self._deaths, self._again_s = 0, -math.inf
@@ -209,7 +211,7 @@ class SlurmBackend:
         why = f"allocation {last.id} ended before its agent joined, as {last.word}"
         return [f"{why}; the next is asked for after {pause_s:.0f} s: look at {where}"]
 
-    def _died_young(self, job: Job) -> bool:
+    def _died_early(self, job: Job) -> bool:
         """Whether an allocation is over whose agent the service never answered; not one that never had a node."""
         if job.state != OVER or (job.word == "CANCELLED" and not job.node):
             return False
@@ -241,9 +243,9 @@ class SlurmBackend:
 
     def _submit(self) -> int:
         options, home = self.options, self.layout.home
-        told = {"home": home, "stop-grace": f"{options.notice_s:g}"}
-        told |= {"cuda": True} if options.cuda else {"slots": options.gpus}
-        node = [sys.executable, "-m", "plait.live.backends.slurm.node", *words(NodeOptions, told)]
+        given = {"home": home, "stop-grace": f"{options.notice_s:g}"}
+        given |= {"cuda": True} if options.cuda else {"slots": options.gpus}
+        node = [sys.executable, "-m", "plait.live.backends.slurm.node", *words(NodeOptions, given)]
         asked = [
             f"--job-name={self.job_name}", f"--comment=plait {home}", "--nodes=1", "--ntasks=1", "--exclusive",
             "--no-requeue", f"--signal=B:TERM@{math.ceil(options.notice_s)}", f"--chdir={home}", "--open-mode=append",
@@ -255,7 +257,7 @@ class SlurmBackend:
         return self.cli.submit(f"#!/bin/sh\nexec {shlex.join(node)}\n", [*asked, *options.sbatch])
 
     def _notify(self, jobs: Sequence[int]) -> None:
-        """Tell agents to go; one that went meanwhile is not there to be told."""
+        """Signal agents to leave; those that have already left are skipped."""
         for number in jobs:
             try:
                 self.cli.notify([number])

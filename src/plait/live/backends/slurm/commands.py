@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.errors import InputError, PlaitError
-from plait.live.agent import procs
+from plait.live.system import procs
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo")
 #: Most seconds for a command; slurmctld may be restarting or busy.

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.core.options import option, parse, words
-from plait.live.agent import procs
 from plait.live.agent.agent import HELD_BACK
 from plait.live.agent.options import AgentOptions
 from plait.live.agent.processes.node_environment import VARIABLE
 from plait.live.layout import Layout, make_private, write_secret
+from plait.live.system import procs
 
 #: Kept of Slurm's variables. The others describe a job of one task, which libraries of training believe at once.
 _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME")
@@ -31,12 +31,12 @@ MARK = "slurm"
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What the batch script of an allocation says: its node has slots or GPUs."""
+    """The options that the batch script of an allocation passes: its node has slots or GPUs."""
 
-    home: str = option("Folder of the service, which all nodes see")
-    stop_grace_s: float = option("Most seconds for jobs that the agent stops")
-    slots: int | None = option("Slots of CPU", default=None)
-    cuda: bool = option("The GPUs that Slurm gave to the allocation", default=False)
+    home: str = option("Folder of the service, on a file system that all nodes share")
+    stop_grace_s: float = option("Longest grace period of jobs that the agent stops, seconds")
+    slots: int | None = option("Number of CPU slots", default=None)
+    cuda: bool = option("Use the GPUs that Slurm gave to the allocation", default=False)
 
 
 def node_name(host: str, job: int) -> str:
@@ -50,7 +50,7 @@ def node_name(host: str, job: int) -> str:
 
 
 class Keeper:
-    """Keeps one agent: starts another when it is killed, and ends when it ends by itself or is told to.
+    """Keeps one agent: starts another when it is killed, and ends when the agent ends by itself or on a signal.
 
     Processes of an agent that was killed come here, not to init, where Slurm would not find them any more; the next
     agent reattaches to them.
@@ -99,7 +99,7 @@ class Keeper:
 
 
 def main() -> None:
-    """Keep the agent; a sentence to the allocation's log where that cannot be."""
+    """Keep the agent; if it cannot be kept, write why to the log of the allocation."""
     options = parse(NodeOptions, None, description=__doc__)
     if (options.slots is None) != options.cuda:
         sys.exit("give either --slots N or --cuda")
@@ -123,11 +123,11 @@ def main() -> None:
     for variable in [key for key in os.environ if key.startswith("SLURM") and key not in _KEPT]:
         del os.environ[variable]
     os.environ[VARIABLE] = " ".join([os.environ.get(VARIABLE, ""), *_KEPT])  # jobs may ask Slurm for their allocation
-    told = {
+    settings = {
         "home": layout.home, "node": name, "gpus": options.slots, "cuda": given if options.cuda else None,
         "stop-jobs": True, "stop-grace": options.stop_grace_s, "on-loan": True,
     }  # fmt: skip
-    command = [sys.executable, "-m", "plait.live.agent", *words(AgentOptions, told)]
+    command = [sys.executable, "-m", "plait.live.agent", *words(AgentOptions, settings)]
     sys.exit(Keeper(command).run())
 
 

@@ -23,11 +23,11 @@ class SlurmOptions:
     time_limit: str | None = option(
         "Time limit of an allocation, as for `sbatch --time`", default=None, unset="the partition's"
     )
-    min_nodes: int = option("Allocations that always exist", default=0)
-    max_nodes: int = option("Most allocations; while one is being replaced there is one more", default=4)
+    min_nodes: int = option("Number of allocations to keep at all times", default=0)
+    max_nodes: int = option("Largest number of allocations, plus one while one is being replaced", default=4)
     idle_s: float = option("Seconds without work after which an allocation is released", default=300.0)
     notice_s: float = option(
-        "Seconds before the time limit at which the agent is told to leave; jobs have this long for a checkpoint",
+        "Seconds before the time limit at which the agent stops its jobs; they have this long for a checkpoint",
         default=60.0,
     )
     replace_s: float = option(
@@ -40,7 +40,7 @@ class SlurmOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> SlurmOptions:
-        """Options as `-o NAME=VALUE` gave them; raises InputError for one that cannot be."""
+        """Options as `-o NAME=VALUE` gave them; raises `InputError` for an invalid one."""
         unknown = sorted(set(given) - OPTIONS - OTHERS)
         if unknown:
             raise InputError(f"no option {unknown[0]!r} of --backend slurm; there are: {', '.join(sorted(OPTIONS))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,28 +17,31 @@ from plait.live.scheduler.options import ANY_SIZE
 from plait.live.scheduler.records.attempts import JobRecord
 from plait.policies.quotas import WithinQuotas
 
-_LOG = logging.getLogger("plait.service")
 
+class GpuDemand:
+    """GPUs for all jobs within quotas: what they request, or what the policy says that they are worth.
 
-class Wants:
-    """GPUs for all jobs that quotas let pass: what they ask for, or what the policy says that they are worth.
-
-    The policy is asked once a decision, or for other jobs.
+    The policy is asked once per decision, and again if the jobs differ. `failure` is the exception of the policy at the
+    last question, None if it answered: the jobs' requests count then.
     """
 
     def __init__(self) -> None:
-        """Nobody was asked yet."""
+        """No policy was asked yet."""
+        self.failure: Exception | None = None
         self._asked: tuple[int, tuple[int, ...]] | None = None
         self._said: Wanted | None = None
 
     def of(self, ctx: Context, jobs: Iterable[JobRecord]) -> dict[str, Any]:
-        """GPUs for these jobs, by whom (`jobs`, or `policy`: then backends may empty nodes), and why."""
+        """GPUs for these jobs, decided `by` jobs or policy (then backends may empty nodes), and why."""
         passed = _within_quotas(ctx, jobs)
         active = (Phase.WAITING, Phase.RUNNING)
         known = tuple(sorted(job.number for job in passed if job.admitted and ctx.state.phase(job) in active))
         if self._asked != (ctx.state.decision_seq, known):
             self._asked = (ctx.state.decision_seq, known)
-            self._said = _worth(ctx, known)
+            try:
+                self._said, self.failure = _worth(ctx, known), None
+            except Exception as error:  # a policy's bug must not take the status away
+                self._said, self.failure = None, error
         if self._said is None:
             asked = sum(_room(ctx, job) for job in passed)
             return {"gpus": asked, "by": "jobs", "why": "what jobs ask for"}
@@ -48,22 +50,18 @@ class Wants:
 
 
 def _worth(ctx: Context, numbers: tuple[int, ...]) -> Wanted | None:
-    """What the policy says that these jobs are worth; None if it does not say, or fails."""
+    """What the policy says that these jobs are worth; None if it does not say. Raises whatever the policy raises."""
     state = ctx.state
     policy: object = state.policy.policy if isinstance(state.policy, WithinQuotas) else state.policy
     if state.controller is None or not numbers or not isinstance(policy, Autoscaling):
         return None
     view = state.controller.view()
     jobs = view.jobs.subset(np.array(numbers))
-    try:
-        return policy.wanted_gpus(replace(view, jobs=jobs), ctx.options.most_gpus or ANY_SIZE)
-    except Exception as error:  # any policy's: the status has to come all the same
-        _LOG.warning("policy %s cannot say how many GPUs jobs are worth: %s", state.policy_text, error, exc_info=True)
-        return None
+    return policy.wanted_gpus(replace(view, jobs=jobs), ctx.options.most_gpus or ANY_SIZE)
 
 
 def _within_quotas(ctx: Context, jobs: Iterable[JobRecord]) -> list[JobRecord]:
-    """Those of the jobs that `WithinQuotas` lets pass."""
+    """The jobs that `WithinQuotas` admits."""
     state = ctx.state
     left = {name: float(_quota(project)) for name, project in state.projects.items()}
     if not left:

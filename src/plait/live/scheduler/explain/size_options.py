@@ -25,7 +25,7 @@ def sizes(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
     """Goodput and batch on each size of the ladder that the job may have, and how far it may grow now.
 
     `at`: rows of nodes, gpus, batch_size and goodput (examples/s), empty without a fit; `profiled`: the most GPUs it
-    has measured itself on; `cap`: the most that it may be given now; `next_s`: when the policy chooses anew, if it
+    has measured itself on; `cap`: the most that it may be given now; `next_s`: when the policy chooses again, if it
     says so. None for a job that does not adapt.
     """
     limits, controller = limits_of(job.request), ctx.state.controller

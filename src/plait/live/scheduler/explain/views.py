@@ -18,7 +18,8 @@ from plait.core.words import counted
 from plait.live.layout import job_name
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.explain.gpu_demand import Wants
+from plait.live.scheduler.explain import guests
+from plait.live.scheduler.explain.gpu_demand import GpuDemand
 from plait.live.scheduler.ingest import stop_costs
 from plait.live.scheduler.ingest.adaptive import shown, work_of
 from plait.live.scheduler.ingest.profiles import profile_source
@@ -124,7 +125,7 @@ def job_row(ctx: Context, job: JobRecord) -> dict[str, Any]:
     if job.admitted and ctx.state.controller is not None:
         columns, n = ctx.state.controller.job_store.columns, job.number
         row["started_s"], row["ended_s"] = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
-        row["steps"] = 0.0 if _begins_anew(ctx, job, state) else float(columns["iterations_done"][n])
+        row["steps"] = 0.0 if _starts_over(ctx, job, state) else float(columns["iterations_done"][n])
         if request.get("batch"):
             row.update(_adaptive_work(job, row["steps"], ended=state in FINAL))
         row["run_s"] = max(job.held_s, float(columns["run_s"][n]))
@@ -138,7 +139,7 @@ def job_row(ctx: Context, job: JobRecord) -> dict[str, Any]:
     return row
 
 
-def _begins_anew(ctx: Context, job: JobRecord, state: str) -> bool:
+def _starts_over(ctx: Context, job: JobRecord, state: str) -> bool:
     """Whether what a job had done is lost: it starts again, and has no checkpoint to go on from."""
     controller = ctx.state.controller
     assert controller is not None
@@ -165,7 +166,7 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "began_s": attempt.began_s,
         "ended_s": attempt.ended_s,
         "outcome": attempt.outcome,
-        "cause": attempt.cause or attempt.stop or "",
+        "cause": attempt.cause or attempt.leaves or attempt.stop or "",
         "ranks": json.dumps(ranks, separators=(",", ":")),
         "batch_size": attempt.batch_size,
         "lost_work_s": attempt.lost_work_s if attempt.over else None,
@@ -229,9 +230,11 @@ def live_fields(ctx: Context, number: int) -> dict[str, Any]:
         }
         for i, r in enumerate(attempt.ranks)
     ]  # fmt: skip
-    group = ctx.state.groups.by_gpus.get(attempt.gpus)
+    group = ctx.state.groups.group_of(attempt)
     if group is not None and attempt.stop is None:
         out["group"] = {"id": group.id, "gate": group.gate, "members": [job_name(m.job) for m in group.members]}
+    if (sharing := guests.shown(ctx, attempt)) is not None:
+        out["sharing"] = sharing
     return out
 
 
@@ -269,8 +272,8 @@ def nodes(ctx: Context, now_s: float) -> list[dict[str, Any]]:
     return out
 
 
-def status(ctx: Context, wants: Wants, now_s: float) -> dict[str, Any]:
-    """The cluster in a few numbers."""
+def status(ctx: Context, demand: GpuDemand, now_s: float) -> dict[str, Any]:
+    """The cluster in a few numbers; `demand` computes the GPUs that jobs want."""
     state = ctx.state
     counts, open_jobs = dict.fromkeys(STATES, 0), []
     for job in state.jobs.values():
@@ -278,7 +281,7 @@ def status(ctx: Context, wants: Wants, now_s: float) -> dict[str, Any]:
         counts[shown] += 1
         if shown not in FINAL:
             open_jobs.append(job)
-    wanted = wants.of(ctx, open_jobs)
+    wanted = demand.of(ctx, open_jobs)
     alive = [n for n in state.nodes.values() if not n.lost]
     total = sum(n.info.gpus for n in alive if n.info)
     held = {(r.node, r.gpu) for n in ctx.state.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
@@ -293,7 +296,13 @@ def status(ctx: Context, wants: Wants, now_s: float) -> dict[str, Any]:
         "log_seq": state.seq,
         "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},
         "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
-        "gpus": {"total": total, "held": len(held), "free": max(total - len(held), 0), "wanted": wanted["gpus"]},
+        "gpus": {
+            "total": total,
+            "held": len(held),
+            "free": max(total - len(held), 0),
+            "wanted": wanted["gpus"],
+            **guests.counts(ctx),
+        },
         "wanted": wanted,
         "jobs": counts,
     }

@@ -16,7 +16,7 @@ from plait.core.resources import Resource
 from plait.live.layout import job_name
 from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.explain import views
+from plait.live.scheduler.explain import guests, views
 from plait.live.scheduler.explain.size_options import sizes
 from plait.live.scheduler.ingest import stop_costs
 from plait.live.scheduler.ingest.adaptive import shown, work_of
@@ -27,7 +27,7 @@ BLOCKERS = 8
 
 
 def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
-    """Everything known about why an unfinished job is where it is; `LookupError` for one that has ended.
+    """Everything known about the state of the unfinished job `number`; `LookupError` for one that has ended.
 
     `would_start` is empty: what to put there is asked by a `plait.live.scheduler.explain.what_if.Question`.
     """
@@ -40,7 +40,7 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
     if attempt is not None:
         out.update(_running(ctx, job, attempt))
         if attempt.stop is not None:
-            out["summary"] = f"told to stop: {attempt.cause or attempt.stop}"
+            out["summary"] = f"asked to stop: {attempt.cause or attempt.stop}"
     if attempt is None or ctx.state.phase(job) is Phase.WAITING:
         out.update(_waiting(ctx, job, now_s))
     if job.reason:
@@ -66,9 +66,9 @@ def _waiting(ctx: Context, job: JobRecord, now_s: float) -> dict[str, Any]:
     if columns["phase"][job.number] == int(Phase.RUNNING):
         out["summary"] = _starting(ctx, job)
         return out
-    active, rank = controller.active, columns["rank"][job.number]
+    active, rank = controller.active, columns["position"][job.number]
     waiting = active[columns["phase"][active] == int(Phase.WAITING)]
-    ranks = columns["rank"][waiting]
+    ranks = columns["position"][waiting]
     out["position"] = 1 + int(((ranks < rank) | ((ranks == rank) & (waiting < job.number))).sum())
     out["waiting"] = len(waiting)
     out["waited_s"] = now_s - float(columns["pending_since_s"][job.number])
@@ -93,17 +93,22 @@ def _starting(ctx: Context, job: JobRecord) -> str:
 def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict[str, Any]]:
     """Jobs ahead that hold GPUs, or that no policy may stop, last in the order first: the first to yield."""
     columns = controller.job_store.columns
-    rank = int(columns["rank"][job.number])
+    rank = int(columns["position"][job.number])
     found = []
+    # A guaranteed job waits for no guest, but for the memory and cores of one that cannot move.
+    amounts = controller.cluster.limits_gpu_memory or bool(columns["has_demands"][0])
+    passes = (job.request.get("class") or "guaranteed") == "guaranteed"
     for number, gpus in ctx.state.groups.of_job.items():
-        ahead = int(columns["rank"][number]) <= rank or rank >= 1 << 60
+        if passes and ctx.state.groups.by_job[number].guest and not (amounts and stop_costs.kept(controller, number)):
+            continue
+        ahead = int(columns["position"][number]) <= rank or rank >= 1 << 60
         if columns["running_group"][number] >= 0 and (ahead or stop_costs.kept(controller, number)):
-            found.append((int(columns["rank"][number]), number, gpus))
+            found.append((int(columns["position"][number]), number, gpus))
     out = []
     for _, number, gpus in sorted(found, reverse=True)[:BLOCKERS]:
         other = ctx.state.jobs[number]
         left = _seconds_left(ctx, other)
-        shares = [job_name(m.job) for m in ctx.state.groups.by_gpus[gpus].members if m.job != number]
+        shares = [job_name(m.job) for m in ctx.state.groups.by_job[number].members if m.job != number]
         text = f"{job_name(number)} of {other.owner} has {len(gpus)} GPU{'s' * (len(gpus) > 1)}"
         text += f", shared with {', '.join(shares)}" if shares else ""
         text += f", and {left:.0f} s to go" if left is not None else ""
@@ -133,7 +138,7 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     controller = ctx.state.controller
     assert controller is not None
     columns, lead = controller.job_store.columns, attempt.lead
-    group = ctx.state.groups.by_gpus.get(attempt.gpus) if attempt.stop is None else None
+    group = ctx.state.groups.group_of(attempt) if attempt.stop is None else None
     shares = [] if group is None else [m.job for m in group.members if m.job != job.number]
     out: dict[str, Any] = {
         "epoch": attempt.epoch,
@@ -164,6 +169,9 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
         out["summary"] = f"assigned; the agent has not reported {', '.join(unseen)} yet"
     elif any(r.seen and r.seen.state == "starting" for r in attempt.ranks):
         out["summary"] = "starts as soon as its GPUs are free"
+    if (how := guests.shown(ctx, attempt)) is not None:
+        out["sharing"] = how
+        out.setdefault("summary", guests.sentence(ctx, job, attempt, how))
     if adaptive := shown(ctx, job):
         out["adaptive"], out["sizes"] = adaptive, sizes(ctx, job)
     left = _seconds_left(ctx, job)

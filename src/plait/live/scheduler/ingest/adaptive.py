@@ -2,7 +2,7 @@
 
 Policies count the work of such a job in iterations at its first batch size (its progress), whatever its batch is now;
 people see the steps that its optimizer makes. What a job says of itself reaches the job store as `GoodputReported`,
-when it has changed so much that a decision could; what a restart costs it is measured here, not told.
+when it has changed so much that a decision could; the cost of a restart is measured here, not reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plait.live.protocol.wire import Adaptive, Seen
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.notes import Restarted
-from plait.live.scheduler.records.observations import EstimateTaken, TotalSaid
+from plait.live.scheduler.records.observations import EstimateTaken, TotalReported
 
 #: An estimate counts as changed from this share on; numbers below `SMALL` are alike (parameters that are not used).
 DRIFT, SMALL = 0.05, 1e-6
@@ -63,13 +63,16 @@ def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> Work:
     return Work(attempt.progress, job.total, each_s)
 
 
-def hear_estimate(ctx: Context, job: JobRecord, seen: Seen, now_s: float) -> Iterator[Step]:
-    """Take what a job estimates of itself into the job store, if that is news and the last was long enough ago."""
+def report_estimate(ctx: Context, job: JobRecord, seen: Seen, now_s: float) -> Iterator[Step]:
+    """Report a job's estimate of itself to the controller if it changed and the last one is old enough.
+
+    `seen`: report of the job's first process.
+    """
     said = seen.adaptive
     if said is None or not job.request.get("batch"):
         return
     if said.batch_size:  # it has made a step, and says with each how many there will be, or that it does not know
-        yield TotalSaid(job.number, said.total or None)
+        yield TotalReported(job.number, said.total or None)
     if said.estimate is None:
         return
     if ctx.state.controller is None or ctx.state.phase(job) > Phase.RUNNING:
@@ -86,9 +89,9 @@ def hear_estimate(ctx: Context, job: JobRecord, seen: Seen, now_s: float) -> Ite
         yield _estimate(job, new, now_s)
 
 
-def hear_restart(ctx: Context, job: JobRecord, seen: Seen, now_s: float) -> Iterator[Step]:
-    """The first step after a stop that was asked for: how long the job was kept from training by it."""
-    if job.down_s is None or seen.first_step_s is None:
+def report_restart(ctx: Context, job: JobRecord, seen: Seen, now_s: float) -> Iterator[Step]:
+    """At the first step after a requested stop: report how long the job was kept from training; not of a guest."""
+    if job.down_s is None or seen.first_step_s is None or (job.live is not None and job.live.guest):
         return
     cost_s = job.down_s + seen.first_step_s
     yield Restarted(now_s, job.number, seen.epoch, cost_s)

@@ -1,27 +1,24 @@
-"""What a report says of each process: that it starts, goes on or ends, what it measured, and which ones are gone."""
+"""Reports on each process: that it starts, runs or ends, its measurements, and which processes are gone."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from plait.live.protocol.validation import NONSENSE, check_entry, sane_seen, sane_text
 from plait.live.protocol.wire import ENDED, STARTING, STATES, Observed, Seen
 from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.ingest.adaptive import hear_estimate, hear_restart
+from plait.live.scheduler.ingest.adaptive import report_estimate, report_restart
 from plait.live.scheduler.ingest.profiles import learn, learn_beside, protect
-from plait.live.scheduler.ingest.stop_costs import hear_stop_cost
+from plait.live.scheduler.ingest.stop_costs import report_stop_cost
 from plait.live.scheduler.records.attempts import NOT_STARTED, Key, NodeRecord
 from plait.live.scheduler.records.notes import Note, RankEnded, note_to_json
-from plait.live.scheduler.records.observations import AttemptKnown, ProcessSeen
-from plait.live.scheduler.stops import ask_stop
-
-_LOG = logging.getLogger("plait.service")
+from plait.live.scheduler.records.observations import AttemptKnown, ProcessSeen, ReportRefused
+from plait.live.scheduler.stops import YIELDS, ask_stop
 
 
 def see_each(ctx: Context, node: NodeRecord, seen: Observed, now_s: float) -> Iterator[Step]:
-    """Take what is said of each process; what cannot be taken is the trouble of its job alone."""
+    """Process the report `seen` of each process on `node`; an invalid report fails its own job only."""
     for one in seen.attempts:
         try:
             for step in _see(ctx, node, one, now_s):
@@ -33,7 +30,7 @@ def see_each(ctx: Context, node: NodeRecord, seen: Observed, now_s: float) -> It
 
 
 def end_unlisted(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: float) -> Iterator[Step]:
-    """Processes that were to stop and that the agent does not have: they have not been running."""
+    """End processes of `told_to_stop` that the report `seen` does not list: they have not been running."""
     listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
     for number, epoch, rank in told_to_stop:
         job = ctx.state.jobs.get(number)
@@ -45,7 +42,7 @@ def end_unlisted(ctx: Context, seen: Observed, told_to_stop: Collection[Key], no
 
 
 def end_untracked(ctx: Context, node: NodeRecord, seen: Observed, now_s: float) -> Iterator[Step]:
-    """A new agent process took over from a journal; what it does not know of has not survived."""
+    """After a new agent took over `node`: end processes that its report `seen` does not list; they did not survive."""
     listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
     for number in sorted(ctx.state.live):
         attempt = ctx.state.jobs[number].live
@@ -69,8 +66,8 @@ def end_all(ctx: Context, node: str, why: str, now_s: float) -> Iterator[Step]:
 
 
 def _refuse(ctx: Context, seen: Seen, error: Exception, now_s: float) -> Iterator[Step]:
-    """What is said of one process cannot be taken: that job fails with the reason, and nothing else happens."""
-    _LOG.warning("a report was refused", exc_info=error, extra={"facts": {"job": seen.job, "epoch": seen.epoch}})
+    """A report on one process is invalid: fail that job with the reason, and do nothing else."""
+    yield ReportRefused(seen.job, seen.epoch, error)
     job = ctx.state.jobs.get(seen.job)
     attempt = job.live if job else None
     if attempt is not None and attempt.epoch == seen.epoch and not attempt.ranks[seen.rank].ended:
@@ -94,15 +91,17 @@ def _see(ctx: Context, node: NodeRecord, seen: Seen, now_s: float) -> Iterator[S
             return  # an old message
         seen = _never_less(seen, rank.seen)
     yield ProcessSeen(seen.job, seen.rank, seen)
+    if seen.sharing is not None and seen.sharing.leaves and attempt.stop is None:
+        yield ask_stop(ctx, attempt, YIELDS, now_s)
     if seen.rank == 0:
         yield from learn(ctx, job, attempt.ranks[0], seen, now_s)
         yield from learn_beside(ctx, job, attempt.ranks[0], seen, now_s)
         yield from protect(ctx, job, attempt, seen, now_s)
-        yield from hear_restart(ctx, job, seen, now_s)
-        yield from hear_estimate(ctx, job, seen, now_s)
-    yield from hear_stop_cost(ctx, job, attempt, now_s)
+        yield from report_restart(ctx, job, seen, now_s)
+        yield from report_estimate(ctx, job, seen, now_s)
+    yield from report_stop_cost(ctx, job, attempt, now_s)
     if seen.state == ENDED:
-        if node.leaving and attempt.stop is None:  # its agent did not wait to be told
+        if node.leaving and attempt.stop is None:  # its agent stopped it without a request
             yield ask_stop(ctx, attempt, "leaving", now_s)
         started = seen.pid != 0 or seen.exit_code not in NOT_STARTED
         yield RankEnded(

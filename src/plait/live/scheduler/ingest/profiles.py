@@ -21,7 +21,7 @@ from plait.live.protocol.validation import sane_profile
 from plait.live.protocol.wire import RUNNING, Profile, Seen
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.records.attempts import Attempt, JobRecord, Rank
-from plait.live.scheduler.records.notes import Learnt
+from plait.live.scheduler.records.notes import ProfileRecorded
 from plait.live.scheduler.records.observations import MeasurementTaken
 
 #: A profile in the making is waited for at most so long, seconds; it takes so many iterations at least and at most.
@@ -48,12 +48,14 @@ def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now_s: float) ->
         and known.get("skew") != seen.skew
     ):
         yield MeasurementTaken(job.number, 0, "skew", now_s)
-        yield Learnt(now_s, key=key, skew=seen.skew)
+        yield ProfileRecorded(now_s, key=key, skew=seen.skew)
     profile = seen.profile
     if now_s < rank.learnt_s.get("profile", -math.inf) + LEARN_S:
         return
     if profile is None or not sane_profile(profile) or state.phase(job) > Phase.RUNNING:
         return
+    if attempt.guest and _beside_guests(ctx, attempt):
+        return  # paced: its iterations say little of what they take alone
     columns = controller.job_store.columns
     job_store = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
     better = job.measured_beside and not job.profiled
@@ -62,7 +64,9 @@ def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now_s: float) ->
     yield MeasurementTaken(job.number, 0, "profile", now_s)
     stage_s, iteration_s = [float(x) for x in profile.stage_s], float(profile.iteration_s)
     yield JobProfiled(now_s, np.array([job.number]), np.array([iteration_s]), np.array([stage_s]))
-    yield Learnt(now_s, job=job.number, key=key, stage_s=stage_s, iteration_s=iteration_s, like=like_keys(job.request))
+    yield ProfileRecorded(
+        now_s, job=job.number, key=key, stage_s=stage_s, iteration_s=iteration_s, like=like_keys(job.request)
+    )
     if "kept" in rank.learnt_s:
         yield MeasurementTaken(job.number, 0, "kept", None)
         yield JobKept(now_s, np.array([job.number]), np.array([math.nan]))
@@ -99,6 +103,12 @@ def as_asked(job: JobRecord, attempt: Attempt, seen: Seen) -> bool:
     return not initial or (seen.adaptive is not None and seen.adaptive.batch_size == int(initial))
 
 
+def _beside_guests(ctx: Context, attempt: Attempt) -> bool:
+    """Whether an attempt shares a GPU with guests, or as one."""
+    shared = ctx.state.groups.shared
+    return bool(shared) and any(len(shared.get(gpu, ())) > 1 for gpu in attempt.gpus)
+
+
 def protect(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen, now_s: float) -> Iterator[Step]:
     """Have policies leave a job where it runs while it measures its profile: `MOST_ITERATIONS`, at most `PROFILE_S`.
 
@@ -108,8 +118,8 @@ def protect(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen, now_s: f
     controller, kept = ctx.state.controller, "kept" in attempt.ranks[0].learnt_s
     if controller is None or kept or seen.state != RUNNING or not seen.step_s or not as_asked(job, attempt, seen):
         return
-    group = ctx.state.groups.by_gpus.get(attempt.gpus)
-    alone = attempt.stop is None and group is not None and len(group.members) == 1
+    group = ctx.state.groups.group_of(attempt)
+    alone = attempt.stop is None and group is not None and len(group.members) == 1 and not _beside_guests(ctx, attempt)
     unknown = math.isnan(controller.job_store.columns["stage_s"][job.number, 0])
     if unknown and alone and seen.profile is None and FEWEST_ITERATIONS * seen.step_s <= PROFILE_S:
         yield MeasurementTaken(job.number, 0, "kept", now_s)
@@ -127,7 +137,7 @@ def learn_beside(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now_s: fl
     controller, attempt = ctx.state.controller, job.live
     if controller is None or attempt is None or attempt.stop is not None or job.profiled or job.request.get("profile"):
         return
-    group = ctx.state.groups.by_gpus.get(attempt.gpus)
+    group = ctx.state.groups.group_of(attempt)
     if "steps" not in rank.learnt_s:
         yield MeasurementTaken(job.number, 0, "steps", seen.steps)
     began = rank.learnt_s["steps"]
@@ -149,11 +159,11 @@ def learn_beside(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now_s: fl
     yield MeasurementTaken(job.number, 0, "beside", now_s)
     if differs(found, before, before_s):
         yield JobProfiled(now_s, np.array([job.number]), np.array([iteration_s]), np.array([stage_s]))
-    yield Learnt(now_s, job=job.number, beside=True)
+    yield ProfileRecorded(now_s, job=job.number, beside=True)
 
 
 def differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> bool:
-    """Whether the job store knows nothing of the job, or something a good deal different."""
+    """Whether a job's known `stage_s` and `iteration_s` (seconds) are missing or differ noticeably from `profile`."""
     if math.isnan(iteration_s) or any(math.isnan(t) for t in stage_s):
         return True
     pairs = [(profile.iteration_s, iteration_s), *zip(profile.stage_s, stage_s, strict=True)]

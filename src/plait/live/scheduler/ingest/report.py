@@ -14,23 +14,23 @@ from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.words import counted
 from plait.live.layout import NODE_NAME, job_name
-from plait.live.protocol.validation import check_node, sane_notice
+from plait.live.protocol.validation import check_node, sane_notice, sane_usage
 from plait.live.protocol.wire import ENDED, NodeInfo, Observed
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.ingest.processes import end_all, end_unlisted, end_untracked, see_each
 from plait.live.scheduler.records.attempts import Key, NodeRecord
 from plait.live.scheduler.records.notes import NodeDrained, NodeForgotten, NodeLeaving
-from plait.live.scheduler.records.observations import AgentHeard, AgentStarted, NodeReplaced, NodeSilent, NoticeHeard
+from plait.live.scheduler.records.observations import AgentHeard, AgentStarted, NodeReplaced, NodeSilent, NoticeReceived
 
 
 def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: float, address: str) -> Iterator[Step]:
-    """Take a report; `InputError` for a node that cannot be.
+    """Process the report `seen` of an agent; `InputError` for an invalid node.
 
-    `told_to_stop`: processes that an agent which has this report's assignment was told to stop. `address`: where other
-    nodes reach this one.
+    `told_to_stop`: processes that the agent has been asked to stop, by the assignment that it has. `address`: where
+    other nodes reach this one.
     """
-    seen = replace(seen, leaving_s=sane_notice(seen.leaving_s))
+    seen = replace(seen, leaving_s=sane_notice(seen.leaving_s), usage=sane_usage(seen.usage))
     record = yield from _register(ctx, seen, now_s, address)
     yield from see_each(ctx, record, seen, now_s)
     if seen.agent == record.agent and seen.term == ctx.term:
@@ -66,7 +66,7 @@ def _register(ctx: Context, seen: Observed, now_s: float, address: str) -> Gener
     if seen.agent != record.agent:
         return record  # late words of an agent process that was replaced
     if record.leaving and record.lost and not fresh:
-        return record  # it said its last word; this one was under way before
+        return record  # it sent its last report; this one is older
     yield from _notice_given(record, seen, fresh, now_s)
     yield from _back(record, now_s)
     reached = seen.reached if seen.term == ctx.term else None
@@ -82,7 +82,7 @@ def _back(record: NodeRecord, now_s: float) -> Iterator[Step]:
         assert record.info is not None
         yield NodeDrained(now_s, record.id, True) if record.drained else NodeJoined(now_s, hardware(record.info))
     if record.suspect:
-        if record.drained or record.leaving:  # no work is due there: nobody was told that it was silent
+        if record.drained or record.leaving:  # no work is due there: its silence was not announced
             yield NodeSilent(record.id, silent=False)
         else:
             yield NodeSuspected(now_s, record.id, suspect=False)
@@ -114,7 +114,7 @@ def _resized(ctx: Context, record: NodeRecord, had: NodeInfo, seen: Observed, no
 
 
 def _notice_given(record: NodeRecord, seen: Observed, fresh: bool, now_s: float) -> Iterator[Step]:
-    """A node that says it goes: no new work, and what runs there stops after a checkpoint and goes on elsewhere.
+    """A node gives notice that it leaves: no new work; its jobs stop after a checkpoint and resume elsewhere.
 
     Only another agent process withdraws the notice: what the same one said before it is late.
     """
@@ -129,4 +129,4 @@ def _notice_given(record: NodeRecord, seen: Observed, fresh: bool, now_s: float)
         if not record.lost and not record.drained:
             yield NodeLost(now_s, record.id)
         yield NodeLeaving(now_s, record.id, leaving=True, leaving_s=seen.leaving_s)
-    yield NoticeHeard(record.id, seen.leaving_s)
+    yield NoticeReceived(record.id, seen.leaving_s)

@@ -1,8 +1,9 @@
 """What stopping a job costs: whether it can go on from a checkpoint, the work that is lost, and what restarts take.
 
 A job counts as one that cannot resume from a checkpoint until all of its processes have said that they can (`saves`,
-which attached scripts say with their first iteration). From then on it saves when it is told to stop, unless its last
-checkpoint could not be written: then no policy stops it until one is. What a restart takes is measured: of the job
+which attached scripts say with their first iteration). From then on it saves when it has to stop, unless its last
+checkpoint could not be written: then no policy stops it until one is. A guest that waits for its first step loses
+nothing: it might wait for ever where it is. What a restart takes is measured: of the job
 itself if it had any, else its own start and the stops of others, else what starts and stops took on this cluster, else
 what is stated here.
 """
@@ -27,17 +28,20 @@ DRIFT = 0.2
 #: Reasons for which work is lost.
 LOSSES = ("preempted", "drained", "node lost", "failed")
 #: What processes say of themselves, by `plait.runtime.page.Saves`: that they can resume, that they would start
-#: from the beginning, and that their last checkpoint could not be written.
-CAN, ANEW, FAILS = "yes", ("nothing", "not_resumed"), "failed"
+#: from the beginning, that their last checkpoint could not be written, and that they have made no step yet.
+CAN, FROM_START, FAILS, NO_STEP = "yes", ("nothing", "not_resumed"), "failed", "no_boundary"
 
 
 def restart_s(record: TrackRecord, job: JobRecord, attempt: Attempt | None) -> float:
-    """Seconds that a stop and the start after it keep a job from training."""
+    """Seconds that a stop and the start after it keep a job from training.
+
+    The start of a guest says nothing: it may wait long for its host before its first step.
+    """
     if job.restart_s is not None:
         return job.restart_s
     stop_s = _median(list(record.stops_s), STOP_S)
     lead = None if attempt is None else attempt.lead
-    if lead is not None and lead.first_step_s is not None:
+    if lead is not None and lead.first_step_s is not None and attempt is not None and not attempt.guest:
         return lead.first_step_s + stop_s
     return _median(list(record.starts_s), START_UP_S) + stop_s
 
@@ -46,8 +50,8 @@ def _median(values: list[float], unknown: float) -> float:
     return float(np.median(values)) if values else unknown
 
 
-def hear_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iterator[Step]:
-    """Tell the controller what a stop of the job would lose, if that is news."""
+def report_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iterator[Step]:
+    """Report to the controller what a stop of the job would lose, if that changed."""
     state = ctx.state
     if state.controller is None or not job.admitted or state.phase(job) > Phase.RUNNING:
         return
@@ -55,9 +59,9 @@ def hear_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float)
     known = Checkpoints(int(columns["checkpoints"][number]))
     says = [rank.seen.saves for rank in attempt.ranks if rank.seen is not None]
     now_it = known
-    if any(one in (*ANEW, FAILS) for one in says):
+    if any(one in (*FROM_START, FAILS) for one in says):
         now_it = Checkpoints.NEVER
-    elif len(says) == len(attempt.ranks) and all(one == CAN for one in says):
+    elif len(says) == len(attempt.ranks) and all(one == CAN or (one == NO_STEP and attempt.guest) for one in says):
         now_it = Checkpoints.ON_STOP
     cost_s, before_s = restart_s(state.record, job, attempt), float(columns["restart_s"][number])
     changed = math.isnan(before_s) or abs(cost_s - before_s) > DRIFT * max(cost_s, before_s)
@@ -76,7 +80,7 @@ def lost_work_s(attempt: Attempt, held_s: float, never: bool) -> float:
     lead = attempt.lead
     if lead is None:  # an earlier service heard of it, and what was saved since is not known
         return held_s if never else 0.0
-    if lead.checkpoint_age_s is None or lead.saves in ANEW:
+    if lead.checkpoint_age_s is None or lead.saves in FROM_START:
         return max(attempt.held_s, 0.0)
     last_s, first_s = lead.last_step_s, lead.first_step_s
     if last_s is None or first_s is None:
@@ -88,7 +92,7 @@ def lost_work_s(attempt: Attempt, held_s: float, never: bool) -> float:
 
 def why_lost(attempt: Attempt, outcome: str) -> str:
     """The reason of a loss: one of `LOSSES`."""
-    if attempt.stop in ("preempted", "moved"):
+    if attempt.stop in ("preempted", "moved", "yields"):
         return "preempted"
     if attempt.stop in ("drained", "leaving"):
         return "drained"
@@ -118,8 +122,10 @@ def shown(ctx: Context, job: JobRecord) -> dict[str, Any]:
     columns, number = controller.job_store.columns, job.number
     saves = Checkpoints(int(columns["checkpoints"][number]))
     cost_s = float(columns["restart_s"][number])
+    lead = job.live.lead if job.live is not None else None
     return {
         **out,
+        "unbegun": lead is not None and lead.saves == NO_STEP and saves is not Checkpoints.NEVER,
         "resumable": saves is not Checkpoints.NEVER,
         "kept": kept(controller, number),
         "stop_costs_s": None if saves is Checkpoints.NEVER or math.isnan(cost_s) else cost_s,

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 from plait.core.codec import Codec, form, row
 from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, Usage
 
-#: How a process may end that was told to: by the signals of an agent, or as a shell reports them.
+#: Exit codes of a process that was stopped: by signals of an agent, or as a shell reports them.
 TOLD_TO_END = frozenset({-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, 130, 137, 143})
 
 #: Exit codes of what never ran: unknown, not executable, not found.
 NOT_STARTED = (None, 126, 127)
-#: Faults of an attempt; each is also why the rest of it is told to stop.
+#: Faults of an attempt; each is also the reason to stop the rest of it.
 FAILED, START, REQUEUE = "failed", "start", "requeue"
 FAULTS = frozenset({FAILED, START, REQUEUE})
 #: Of an end that came with the end of a process shared with other jobs: another of them ended it.
@@ -58,10 +58,12 @@ _RECORDS = Codec(closed=True, own={Rank: row(Codec(), Rank)})
 class Attempt:
     """One try to run a job on these GPUs (numbers of the cluster).
 
-    `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself. `merge`:
+    `stop`: why it was asked to stop, None if not. `fault` and `cause`: what went wrong first, by itself. `merge`:
     it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint, None if
-    there is no hurry. `stop_s`: when it was told to stop. `batch_size`: the last one that an adaptive job said, once it
-    is over. `lost_work_s`: seconds of its work that nobody goes on from, once it is over.
+    there is no hurry. `stop_s`: when that was asked. `batch_size`: the last one that an adaptive job used, once it
+    is over. `lost_work_s`: seconds of its work that are lost, once it is over. `guest`: it uses what
+    others leave on its GPUs; `leaves` (*seen*): why it had to go from there. `device_bytes` (*seen*): those of its
+    job that were known when it began.
     """
 
     job: int
@@ -80,6 +82,9 @@ class Attempt:
     stop_s: float | None = None
     batch_size: float | None = None
     lost_work_s: float = 0.0
+    guest: bool = field(default=False, metadata=form(omit=True))
+    leaves: str = field(default="", metadata=form(skip=True))
+    device_bytes: float = field(default=0.0, metadata=form(skip=True))
 
     @property
     def over(self) -> bool:
@@ -183,11 +188,12 @@ class JobRecord:
     `held_s`, `held_gpu_s`: service of attempts that are over. `requeues`, `launch_failures`: in a row, without an
     iteration in between (`mark` is the iteration at the last one). `unmerged`: it is kept from sharing a process, for
     its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down. `first_epoch`: of its first
-    attempt, 0 before that. `down_s`: seconds from being told to stop to its end that its last attempt took, if it is to
+    attempt, 0 before that. `down_s`: seconds from the request to stop to the end of its last attempt, if it is to
     go on from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an average
     in which the last one counts most. `lost_work_s`: of all its attempts. `profiled`: its profile is its own, measured
     alone; `measured_beside`: measured behind the gate of a group. Of an adaptive job (*seen*): `estimated_s` is when it
-    was last believed what it estimates of itself, `total` the progress that it said it will make in all.
+    was last believed what it estimates of itself, `total` the progress that it said it will make in all. `device_bytes`
+    (*seen*) of GPU memory stay from step to step in each of its processes, 0 unknown.
     """
 
     number: int
@@ -216,6 +222,7 @@ class JobRecord:
     shown: str = field(default="", metadata=form(skip=True))
     estimated_s: float = field(default=-math.inf, metadata=form(skip=True))
     total: float | None = field(default=None, metadata=form(skip=True))
+    device_bytes: float = field(default=0.0, metadata=form(skip=True))
 
     @property
     def live(self) -> Attempt | None:

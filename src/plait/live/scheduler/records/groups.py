@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from plait.core.errors import PlaitError
 from plait.core.plan import Gate, Group
 from plait.core.resources import Resource
 from plait.live.protocol.wire import GroupInfo, Mate
+from plait.live.scheduler.records.attempts import Attempt
 from plait.runtime.gate_choice import choose_gate
 
 QUANTUM_S = 0.01
@@ -21,19 +22,36 @@ _WRITE, _READ = row(Codec(own={Mate: row(Codec(), Mate)}), GroupInfo)
 
 
 class GroupBook:
-    """Which group holds which GPUs. `by_gpus` has the GPUs of the cluster as key, `of_job` says where each job is."""
+    """Which group holds which GPUs: `of_job` says where each job is, `by_job` in which group.
+
+    `by_gpus` has the groups that are no guests, whose GPUs (of the cluster) are theirs alone but for guests; `shared`
+    has the jobs on each GPU with guests.
+    """
 
     def __init__(self) -> None:
         """Nobody runs."""
         self.by_gpus: dict[tuple[int, ...], GroupInfo] = {}
         self.of_job: dict[int, tuple[int, ...]] = {}
+        self.by_job: dict[int, GroupInfo] = {}
+        self.shared: dict[int, tuple[int, ...]] = {}
         self.made = 0
+
+    @property
+    def guests(self) -> set[int]:
+        """Jobs that are guests."""
+        return {job for job, group in self.by_job.items() if group.guest}
+
+    def group_of(self, attempt: Attempt) -> GroupInfo | None:
+        """The group on the GPUs of an attempt: its own if it is a guest there, else the one that holds them."""
+        return self.by_job.get(attempt.job) if attempt.guest else self.by_gpus.get(attempt.gpus)
 
     def update(self, controller: Controller, per_gpu: Callable[[int], int] = lambda job: 1) -> None:
         """Follow the controller: groups without those who have left them. `per_gpu`: processes of a job on a GPU."""
         columns, running = controller.job_store.columns, controller.running
         new: dict[tuple[int, ...], GroupInfo] = {}
         of_job: dict[int, tuple[int, ...]] = {}
+        by_job: dict[int, GroupInfo] = {}
+        names: set[str] = set()
         group_of = columns["running_group"]
         for index in range(len(running)):
             group = running[index]
@@ -41,31 +59,46 @@ class GroupBook:
             if not members:
                 continue
             world_sizes = [len(group.gpus) * per_gpu(m.job) for m in members]
-            new[group.gpus] = self._named(Group(tuple(members), group.gpus, group.gate), columns, world_sizes)
+            there = Group(tuple(members), group.gpus, group.gate, group.guest)
+            named = self._named(there, columns, world_sizes, names)
+            names.add(named.id)
+            if not group.guest:
+                new[group.gpus] = named
             for member in members:
-                of_job[member.job] = group.gpus
-        self.by_gpus, self.of_job = new, of_job
+                of_job[member.job], by_job[member.job] = group.gpus, named
+        self.by_gpus, self.of_job, self.by_job = new, of_job, by_job
+        self._note_shared()
 
-    def _named(self, group: Group, columns: Mapping[str, Any], world_sizes: list[int]) -> GroupInfo:
-        old = self.by_gpus.get(group.gpus)
+    def _note_shared(self) -> None:
+        lent = {gpu for job in self.guests for gpu in self.of_job[job]}
+        self.shared = {}
+        for job, gpus in self.of_job.items() if lent else ():
+            for gpu in lent.intersection(gpus):
+                self.shared[gpu] = (*self.shared.get(gpu, ()), job)
+
+    def _named(
+        self, group: Group, columns: Mapping[str, Any], world_sizes: list[int], names: Collection[str]
+    ) -> GroupInfo:
+        """What a group is called; `names` are taken: guests on the same GPUs may part."""
         jobs = [m.job for m in group.members]
-        if old is not None and {m.job for m in old.members}.isdisjoint(jobs):
-            old = None
+        before = (self.by_job[job] for job in jobs if self.of_job.get(job) == group.gpus)
+        old = next((one for one in before if one.id not in names), None)
         asked = [m.turn for m in group.members]
-        if old is not None and _same(old, jobs, asked, group.gate):
+        if old is not None and old.guest == group.guest and _same(old, jobs, asked, group.gate):
             return old
         gate, turns = choose(group, columns, world_sizes)
         mates = [Mate(job, turn, size) for job, turn, size in zip(jobs, turns, world_sizes, strict=True)]
         if old is not None:
-            if old.members == mates and old.gate == gate:
+            if old.members == mates and old.gate == gate and old.guest == group.guest:
                 return old
-            return GroupInfo(old.id, gate, QUANTUM_S, mates, old.version + 1)
+            return GroupInfo(old.id, gate, QUANTUM_S, mates, old.version + 1, group.guest)
         self.made += 1
-        return GroupInfo(f"g{self.made}", gate, QUANTUM_S, mates)
+        return GroupInfo(f"g{self.made}", gate, QUANTUM_S, mates, guest=group.guest)
 
     def to_json(self) -> dict[str, Any]:
         """All groups as JSON, for a snapshot."""
-        groups = [[list(gpus), *_WRITE(group)] for gpus, group in self.by_gpus.items()]
+        places = {group.id: (self.of_job[job], group) for job, group in self.by_job.items()}
+        groups = [[list(gpus), *_WRITE(group)] for gpus, group in places.values()]
         return {"made": self.made, "groups": groups}
 
     @classmethod
@@ -75,8 +108,11 @@ class GroupBook:
         book.made = int(data["made"])
         for gpus, *values in data["groups"]:
             group = _READ(values)
-            book.by_gpus[tuple(gpus)] = group
+            if not group.guest:
+                book.by_gpus[tuple(gpus)] = group
             book.of_job.update({m.job: tuple(gpus) for m in group.members})
+            book.by_job.update({m.job: group for m in group.members})
+        book._note_shared()
         return book
 
 

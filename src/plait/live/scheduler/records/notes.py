@@ -42,7 +42,7 @@ class PolicySet:
 
     at_s: float
     policy: str
-    may_lose_work: bool = field(metadata=form(absent=False))  # logs of before it existed lack it
+    may_lose_work: bool = field(metadata=form(absent=False))  # older logs lack it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class AttemptBegan:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """An attempt is told to stop. `grace_s`: seconds for its checkpoint if its node is about to go."""
+    """An attempt is asked to stop. `grace_s`: seconds for its checkpoint if its node is about to go."""
 
     at_s: float
     job: int
@@ -98,8 +98,9 @@ class AttemptOver:
     """Nothing of an attempt is left.
 
     `held_s`: seconds it had its GPUs; `steps`: iterations since the beginning of the job; `first_step_s`,
-    `last_step_s`: seconds from its start to these iterations; `batch_size`: the last one of an adaptive job,
-    None if it never said one, 0 of other jobs; `lost_work_s`: seconds of work that nobody resumes from, and why.
+    `last_step_s`: seconds from its start to these iterations, the first of them not of a guest; `batch_size`: the last
+    one of an adaptive job, None if it never said one, 0 of other jobs; `lost_work_s`: seconds of work that nobody
+    resumes from, and why.
     """
 
     at_s: float
@@ -127,7 +128,7 @@ class Restarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class ProfileRecorded:
     """A profile for later jobs: stage times and iteration time, seconds, or the skew, kept under `key` and `like`.
 
     `job`: whose own it is. `beside`: that job measured its profile behind the gate of a group, and nothing is kept.
@@ -144,7 +145,7 @@ class Learnt:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class ForecastRecorded:
     """A client forecast the start (None: it runs) and the end of a job, seconds from `at_s`."""
 
     at_s: float
@@ -190,8 +191,8 @@ Note: TypeAlias = (
     | RankEnded
     | AttemptOver
     | Restarted
-    | Learnt
-    | Foreseen
+    | ProfileRecorded
+    | ForecastRecorded
     | NodeDrained
     | NodeLeaving
     | NodeForgotten
@@ -199,6 +200,8 @@ Note: TypeAlias = (
 _NOTES = Codec(kinds=get_args(Note), sparse=get_args(Note), closed=True)
 #: The kinds of notes by name.
 KINDS: Mapping[str, type[Any]] = _NOTES.kinds
+#: Names of notes in logs of version 0.2 and earlier, and their names now.
+OLD_NAMES: Mapping[str, str] = {"Learnt": "ProfileRecorded", "Foreseen": "ForecastRecorded"}
 
 
 def note_to_json(note: Note) -> dict[str, Any]:
@@ -211,7 +214,9 @@ def note_to_json(note: Note) -> dict[str, Any]:
 
 
 def note_from_json(data: Mapping[str, Any]) -> Note:
-    """The note that `note_to_json` wrote; `InputError` for anything else."""
+    """The note that `note_to_json` wrote, also under an old name; `InputError` for anything else."""
+    if (now := OLD_NAMES.get(str(data.get("type")))) is not None:
+        data = {**data, "type": now}
     try:
         note: Note = _NOTES.decode_kind(data)
     except (KeyError, TypeError, ValueError) as error:

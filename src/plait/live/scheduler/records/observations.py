@@ -41,7 +41,7 @@ class NodeReplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeHeard:
+class NoticeReceived:
     """Seconds until a node goes, by its own word; None: it stays."""
 
     node: str
@@ -66,7 +66,7 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
-class LookDue:
+class NodeCheckDue:
     """Nodes are to be looked at next time, however short a time ago they were."""
 
 
@@ -105,7 +105,7 @@ class MeasurementTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class TotalSaid:
+class TotalReported:
     """How much progress an adaptive job says it will make in all; None: it does not know."""
 
     job: int
@@ -120,18 +120,28 @@ class EstimateTaken:
     job: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReportRefused:
+    """A report on a process of an attempt was invalid; for the log of the service."""
+
+    job: int
+    epoch: int
+    error: Exception
+
+
 Observation: TypeAlias = (
     AgentStarted
     | AgentHeard
     | NodeReplaced
-    | NoticeHeard
+    | NoticeReceived
     | NodeSilent
     | NodeGone
-    | LookDue
+    | NodeCheckDue
     | SilenceExcused
     | AttemptKnown
     | ProcessSeen
     | MeasurementTaken
-    | TotalSaid
+    | TotalReported
     | EstimateTaken
+    | ReportRefused
 )

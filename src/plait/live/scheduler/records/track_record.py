@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from plait.core.codec import Codec
-from plait.live.scheduler.records.notes import AttemptOver, Foreseen
+from plait.live.scheduler.records.notes import AttemptOver, ForecastRecorded
 
 #: Scores and costs that are kept: the newest count.
 KEPT = 200
@@ -33,7 +33,7 @@ NARROWEST, MOST = 0.1, 20.0
 #: The part of forecasts that comes before the early end, and the part after the late one.
 TAIL = 0.1
 
-#: Seconds from a decision to the first iteration and from being told to stop to being gone, where none was measured: of
+#: Seconds from a decision to the first iteration and from a request to stop to the end, if none was measured: of
 #: a process that imports PyTorch.
 START_UP_S, STOP_S = 3.0, 1.0
 #: Costs that are kept, see `TrackRecord`.
@@ -111,7 +111,7 @@ class TrackRecord:
     """Forecasts of jobs whose start or end is still to come, scores of those that came, and costs, newest last.
 
     `starts_s`: from the decision to the first iteration; `tails_s`: from the last iteration until the end was known;
-    `stops_s`: from being told to stop to being gone; `lags_s`: before a process began and after it ended.
+    `stops_s`: from the request to stop to the end; `lags_s`: before a process began and after it ended.
     `lost_gpu_s`: GPU-seconds of work that was thrown away, by the reason; `restarts_gpu_s`: that restarts took.
     """
 
@@ -124,7 +124,7 @@ class TrackRecord:
     lost_gpu_s: dict[str, float] = field(default_factory=dict)
     restarts_gpu_s: float = 0.0
 
-    def told(self, note: Foreseen) -> None:
+    def add_forecast(self, note: ForecastRecorded) -> None:
         """A forecast was made: the first of a job counts."""
         self.open.setdefault(note.job, {"at_s": note.at_s, "start": note.start, "end": note.end})
 

@@ -7,16 +7,17 @@ from typing import Any
 
 from plait.control.job_store import refusal
 from plait.core.errors import InputError, suggest
-from plait.core.jobs import JobSpec
+from plait.core.jobs import JobClass, JobSpec
 from plait.core.words import counted
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.notes import Requested
+from plait.policies.quotas import AppliesQuotas
 
 
 def take_in(
     ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, now_s: float
 ) -> Requested:
-    """The note of new jobs; raises `InputError` for one that cannot be. `key`: see `Submissions`."""
+    """The note of new jobs; raises `InputError` for an invalid one. `key`: see `Submissions`."""
     first = ctx.state.numbers
     for i, request in enumerate(requests):
         if not request.get("command"):
@@ -25,7 +26,8 @@ def take_in(
         spec = ctx.spec(first + i, request, owner, project, now_s)
         _check_room(ctx, spec, request, now_s)
         quota = ctx.state.projects.get(project, {}).get("gpu_quota")
-        if quota is not None and spec.gpus > quota:
+        counts = spec.job_class is JobClass.GUARANTEED or not isinstance(ctx.state.policy, AppliesQuotas)
+        if quota is not None and counts and spec.gpus > quota:
             raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {project} is {quota}")
     return Requested(now_s, first, owner, [dict(r) for r in requests], key)
 

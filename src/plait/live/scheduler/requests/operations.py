@@ -14,14 +14,22 @@ from plait.live.layout import job_name
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.ingest.report import hardware
-from plait.live.scheduler.live_policy import make_live_policy
 from plait.live.scheduler.records.attempts import NodeRecord
-from plait.live.scheduler.records.notes import CancelAsked, Foreseen, NodeDrained, NodeForgotten, PolicySet, ProjectSet
-from plait.live.scheduler.records.observations import LookDue, NodeGone
+from plait.live.scheduler.records.notes import (
+    CancelAsked,
+    ForecastRecorded,
+    NodeDrained,
+    NodeForgotten,
+    PolicySet,
+    ProjectSet,
+)
+from plait.live.scheduler.records.observations import NodeCheckDue, NodeGone
+from plait.policies.catalog import make_policy
+from plait.policies.quotas import Quotas
 
 
 def cancel(ctx: Context, number: int, now_s: float) -> Iterator[Step]:
-    """Cancel a job. `Conflict` if it has ended, `LookupError` if it never was."""
+    """Cancel job `number`. `Conflict` if it has ended, `LookupError` if it does not exist."""
     if not 0 <= number < ctx.state.numbers:
         raise LookupError(f"no job {job_name(number)}")
     job = ctx.state.jobs.get(number)
@@ -33,22 +41,29 @@ def cancel(ctx: Context, number: int, now_s: float) -> Iterator[Step]:
 def foreseen(
     ctx: Context, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now_s: float
 ) -> Iterator[Step]:
-    """Keep the first forecast of a job; `LookupError` for one that has ended."""
+    """Record the first forecast of job `number`: `start`, `end` in seconds from now. `LookupError` if it has ended."""
     job = ctx.state.jobs.get(number)
     if job is None or ctx.state.phase(job) > Phase.RUNNING:
         raise LookupError(f"job {job_name(number)} has ended")
     if number not in ctx.state.record.open:
-        yield Foreseen(now_s, number, None if start is None or job.live is not None else list(start), list(end))
+        yield ForecastRecorded(now_s, number, None if start is None or job.live is not None else list(start), list(end))
 
 
 def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> Iterator[Step]:
-    """Decide by another policy; `InputError` if there is none of that name."""
-    make_live_policy(text)
+    """Change the policy to `text`; `may_lose_work`: it may stop jobs without checkpoints.
+
+    Raises `InputError` for an unknown policy, or quotas of unknown projects or GPU kinds.
+    """
+    policy, state = make_policy(text), ctx.state
+    quotas = getattr(policy, "quotas", None)
+    if isinstance(quotas, Quotas) and state.controller is not None:
+        projects = {"default", *state.projects, *(job.project for job in state.jobs.values())}
+        quotas.refuse_unknown(projects, state.controller.cluster.kinds)
     yield PolicySet(now_s, text, may_lose_work)
 
 
 def set_project(ctx: Context, name: str, gpu_quota: int | None, weight: float, now_s: float) -> Iterator[Step]:
-    """Make or change a project; `InputError` for a quota or a weight that cannot be."""
+    """Make or change a project; `InputError` for an invalid quota or weight."""
     if gpu_quota is not None and gpu_quota < 0:
         raise InputError(f"gpu_quota is {gpu_quota}, needs a whole number >= 0, or null for no limit")
     if not (math.isfinite(weight) and weight > 0):
@@ -57,7 +72,7 @@ def set_project(ctx: Context, name: str, gpu_quota: int | None, weight: float, n
 
 
 def drop_project(ctx: Context, name: str, now_s: float) -> Iterator[Step]:
-    """Forget a project's quota and weight; `LookupError` if it has none."""
+    """Remove quota and weight of project `name`; `LookupError` if it has none."""
     if name not in ctx.state.projects:
         raise LookupError(f"no project {name!r}")
     yield ProjectSet(now_s, name, gone=True)
@@ -80,7 +95,7 @@ def resume(ctx: Context, node: str, now_s: float) -> Iterator[Step]:
         if not record.lost and not record.leaving:
             assert record.info is not None
             yield NodeJoined(now_s, hardware(record.info))
-            yield LookDue()  # it may be silent
+            yield NodeCheckDue()  # it may be silent
 
 
 def node_gone(ctx: Context, node: str, why: str, certain: bool) -> Iterator[Step]:
@@ -88,7 +103,7 @@ def node_gone(ctx: Context, node: str, why: str, certain: bool) -> Iterator[Step
     record = _node(ctx, node)
     if not record.gone or (certain and not record.dead):
         yield NodeGone(node, why or "its backend says so", certain)
-        yield LookDue()
+        yield NodeCheckDue()
 
 
 def forget_node(ctx: Context, node: str, now_s: float) -> Iterator[Step]:

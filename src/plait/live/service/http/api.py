@@ -16,7 +16,7 @@ from plait.live.service.http.auth import Tokens, need
 from plait.live.service.http.metrics import Metrics
 from plait.live.service.http.models import Invalid
 from plait.live.service.logs import Mailbox
-from plait.live.service.what_if import Asker
+from plait.live.service.what_if import WhatIfService
 from plait.live.service.worker import Worker
 from plait.live.store import Store, Token
 
@@ -27,7 +27,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Compact; numbers that are none become null, half characters a question mark."""
+        """Compact JSON; NaN and infinities become null, lone surrogates a question mark."""
         try:
             return to_json_bytes(content, inf_nan_mode="null")
         except PydanticSerializationError:
@@ -41,7 +41,7 @@ class Api:
         """Parts of one service."""
         self.store, self.worker, self.tokens, self.mailbox, self.begin = store, worker, tokens, mailbox, begin
         self.metrics = Metrics(worker)
-        self.asker = Asker()
+        self.what_if = WhatIfService()
         self.closing = asyncio.Event()
 
     def who(self, request: Request, *roles: str) -> Token:

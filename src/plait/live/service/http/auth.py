@@ -60,7 +60,7 @@ class Tokens:
         self, user: str, role: str, project: str = "default", now_s: float = 0.0, *, expires_s: float | None = None,
         node: str | None = None,
     ) -> tuple[str, Token]:  # fmt: skip
-        """A new token; the secret is told once. It is valid until `expires_s`; an agent's is for one node."""
+        """A new token; the secret is returned once. It is valid until `expires_s`; an agent's is for one node."""
         secret = new_secret()
         return secret, self._add(secret, user, role, project, now_s, expires_s, node)
 
@@ -162,7 +162,7 @@ class Tokens:
                 self._store.set_fact(HOME_TOKEN, hashed(secret))
             return
         for old in self.all():
-            # Stores of before this fact was noted: that of the file was the same user's, of one of these projects.
+            # Older stores lack this fact: the token in the file belongs to the same user, in one of these projects.
             unnoted = before is None and old.user == user and old.project in ("-", "default")
             if old.role == "admin" and (old.hash == before or unnoted):
                 self.revoke(old.id)

@@ -150,8 +150,8 @@ class Connections:
         one.close()
 
 
-class Door:
-    """Accepts connections of a listening socket. `protocol` makes what talks to one; `gone` is told when it ends."""
+class Acceptor:
+    """Accepts connections on a listening socket; `protocol` makes the protocol of each, `connections` limits them."""
 
     def __init__(
         self, listener: socket.socket, connections: Connections, protocol: Callable[[Connection], asyncio.Protocol],

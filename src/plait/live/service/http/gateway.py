@@ -1,7 +1,7 @@
-"""What answers at a service's address: the API while it leads, else who does.
+"""What answers at a service's address: the API while it leads, otherwise the leader's address.
 
-A leader that cannot be sure to lead any more (its lease is not renewed) tells nobody anything: each answer is looked at
-just before it goes, since a process may have slept since the question came.
+A leader whose lease is not renewed answers nothing: the lease is checked just before each answer is sent, since the
+process may have been paused since the request came.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 HEALTH = "/v1/health"
 
 
-class Front:
+class Gateway:
     """The application in front of all others."""
 
-    def __init__(self, seat: LeaderLease | None) -> None:
-        """Stands by until there is an `app`; without a seat there is nobody to stand by for."""
-        self.seat, self.app = seat, None
+    def __init__(self, lease: LeaderLease | None) -> None:
+        """Stands by until there is an `app`; without a lease there is nobody to stand by for."""
+        self.lease, self.app = lease, None
 
     app: ASGIApp | None
     #: The rank of whoever sends a header `Authorization`, where that is known; see `connections`.
     rank: Callable[[str], int] = staticmethod(lambda header: STRANGER)
     connections: Connections | None = None
-    #: Whether a follower has loaded all that leading needs.
+    #: Whether a standby has loaded all that leading needs.
     prepared = False
 
     @property
     def leads(self) -> bool:
         """Whether questions are answered now."""
-        return self.app is not None and (self.seat is None or self.seat.holds())
+        return self.app is not None and (self.lease is None or self.lease.holds())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -64,7 +64,7 @@ class Front:
             await _answer(send, 200 if self.leads else 503, said)
         elif self.app is None or not self.leads:
             await self._refuse(send)
-        elif self.seat is None:
+        elif self.lease is None:
             await self.app(scope, receive, send)
         else:
             await self.app(scope, receive, self._guarded(send))
@@ -84,11 +84,11 @@ class Front:
 
     def _who(self) -> dict[str, Any]:
         """The leader and its term, as far as known."""
-        if self.seat is None:
+        if self.lease is None:
             return {}
         if self.leads:
-            return {"leader": self.seat.address, "term": self.seat.term}
-        seen = self.seat.seen
+            return {"leader": self.lease.address, "term": self.lease.term}
+        seen = self.lease.seen
         return {"leader": None, "term": None} if seen is None else {"leader": seen.url, "term": seen.term}
 
     async def _refuse(self, send: Send) -> None:

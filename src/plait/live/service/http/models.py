@@ -52,8 +52,8 @@ def _model_of(kind: type[Any]) -> Any:
     """A model of `plait.live.protocol.job.Job`, or of a part of it. Flags that are not said, or off, are not kept."""
     made: dict[str, Any] = {}
     for one in declared(kind):
-        told = typing.cast("JobField", one.option)
-        hint, default = _typed(one, told), one.default
+        rules = typing.cast("JobField", one.option)
+        hint, default = _typed(one, rules), one.default
         if default is MISSING:
             made[one.name] = hint, ...
         elif typing.get_origin(one.type) is dict:
@@ -78,23 +78,23 @@ def _limits(rule: Mapping[str, Any]) -> dict[str, Any]:
     return {_LIMITS[name]: value for name, value in rule.items()}
 
 
-def _typed(one: Declared, told: JobField) -> Any:
+def _typed(one: Declared, rules: JobField) -> Any:
     """The type of a field with its limits."""
-    text: Any = Annotated[str, StringConstraints(**_limits(told.items))]
+    text: Any = Annotated[str, StringConstraints(**_limits(rules.items))]
     if is_dataclass(one.type):
         return _model_of(typing.cast("type[Any]", one.type))
     if one.type is bool:
         return StrictBool
     if one.type is str:
-        return Annotated[str, StringConstraints(**_limits(told.rule))]
+        return Annotated[str, StringConstraints(**_limits(rules.rule))]
     if one.type is int:
-        return Annotated[int, BeforeValidator(whole), Field(**_limits(told.rule))]
+        return Annotated[int, BeforeValidator(whole), Field(**_limits(rules.rule))]
     if typing.get_origin(one.type) is list:
-        return Annotated[list[text], Field(**_limits(told.rule))]
+        return Annotated[list[text], Field(**_limits(rules.rule))]
     if typing.get_origin(one.type) is dict:
-        name: Any = Annotated[str, StringConstraints(**_limits(told.names))]
-        return Annotated[dict[name, text], Field(**_limits(told.rule))]
-    return Annotated[one.type, Field(**_limits(told.rule))] if told.rule else one.type
+        name: Any = Annotated[str, StringConstraints(**_limits(rules.names))]
+        return Annotated[dict[name, text], Field(**_limits(rules.rule))]
+    return Annotated[one.type, Field(**_limits(rules.rule))] if rules.rule else one.type
 
 
 class JobIn(_model_of(Job)):  # type: ignore[misc]

@@ -13,7 +13,7 @@ FINAL = frozenset({"finished", "failed", "cancelled"})
 #: what memory knows beyond the table, of jobs that run
 _LIVE = (
     "step_s", "total_steps", "gate", "stage_s", "checkpoint_steps", "checkpoint_age_s", "places", "group",
-    "adaptive", "saves", "stops",
+    "adaptive", "saves", "stops", "sharing",
 )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def table(
 
 
 def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, secrets: bool) -> dict[str, Any]:
-    """Everything about one job; its environment only for its owner."""
+    """Everything about one job: its `row` of the store and its `live` fields; its environment only with `secrets`."""
     request = row["request"]
     out = job({k: v for k, v in row.items() if k not in ("request", "attempts")}, live, now_s, mine=True)
     out["command"] = request["command"]

@@ -1,9 +1,9 @@
-"""AntMan as the artifact has it, which its authors mark as not finished.
+"""AntMan as in the artifact, whose authors mark it as unfinished.
 
-Nobody is preempted. Guaranteed jobs (priority 0) hoard GPUs until they have all they need; opportunistic ones
+No job is preempted. Guaranteed jobs (priority 0) hoard GPUs until they have all they need; opportunistic ones
 (1) run beside at most one guaranteed job a GPU, which slows only them. Which GPU an opportunistic job gets
-hangs on `util`, a sum of tenths whose rounding residues never go away: they are part of the world, so every
-addition is made as it was.
+depends on `util`, a sum of tenths with accumulated rounding errors: they are part of the world, so every
+addition is made in the original order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AntMan(Rule):
     def decide(self, state: State) -> None:
         """Try every waiting job; then everyone's speed."""
         trace, jobs = state.trace, state.listed
-        # The list itself is sorted: the order of completions hangs on it, and with it the residues of `util`.
+        # The list itself is sorted: the order of completions depends on it, and so do the rounding errors of `util`.
         state.listed = jobs = jobs[np.lexsort((jobs, trace.submit_s[jobs], trace.priority[jobs]))]
         pending = jobs[~state.running[jobs]]
         admit(
@@ -66,7 +66,7 @@ class AntMan(Rule):
 
 @kernel
 def release(jobs: IntArray, priority: IntArray, util: FloatArray, holder: IntArray, held: BoolArray) -> None:
-    """Give back what ended jobs hold."""
+    """Take the GPUs from ended `jobs`: update `util`, `holder` (guaranteed job of each GPU) and `held` (jobs, GPUs)."""
     for job in jobs:
         for gpu in range(GPUS):
             if held[job, gpu]:
@@ -93,7 +93,10 @@ def hoard(job: int, node: int, most: int, util: FloatArray, holder: IntArray, he
 
 @kernel
 def guarantee(job: int, need: int, util: FloatArray, holder: IntArray, held: BoolArray, waits_for: IntArray) -> bool:
-    """One more try for a guaranteed job; whether it now has all its GPUs."""
+    """Take further GPUs for the guaranteed job `job`, which needs `need`; whether it now has them all.
+
+    `util`, `holder`, `held` and `waits_for` (the node where each job collects GPUs) are updated.
+    """
     has = 0
     for gpu in range(GPUS):
         if held[job, gpu]:
@@ -129,7 +132,10 @@ def guarantee(job: int, need: int, util: FloatArray, holder: IntArray, held: Boo
 
 @kernel
 def fill_in(job: int, need: int, util: FloatArray, held: BoolArray) -> bool:
-    """Give an opportunistic job the least used GPUs, wherever they are; whether there were enough."""
+    """Give the opportunistic job `job` the `need` least used GPUs on any nodes; whether there were enough.
+
+    `util` and `held` (jobs, GPUs) are updated.
+    """
     open_gpus, count = np.zeros(GPUS, dtype=np.int64), 0
     for gpu in range(GPUS):
         if util[gpu] < FULL:
@@ -157,7 +163,10 @@ def admit(
     running: BoolArray,
     where: IntArray,
 ) -> None:
-    """Try the waiting jobs in order; one that cannot start does not block the next."""
+    """Try the waiting jobs `pending` in order; one that cannot start does not block the next.
+
+    `gpus` and `priority` are by job; the rest are columns and matrices that this updates.
+    """
     for job in pending:
         if priority[job] == 0:
             running[job] = guarantee(job, gpus[job], util, holder, held, waits_for)
@@ -183,7 +192,10 @@ def slow_down(
     iteration_s: FloatArray,
     current_s: FloatArray,
 ) -> None:
-    """Seconds of an iteration of every running job, beside the guaranteed jobs it shares GPUs with."""
+    """Write seconds of an iteration of `listed` running jobs into `current_s`, given guaranteed jobs on the same GPUs.
+
+    `data_s`, `gpu_s`, `network_s` and `iteration_s` are the times of each job alone.
+    """
     for job in listed:
         current_s[job] = iteration_s[job]
         if priority[job] == 0 or not running[job]:
@@ -199,7 +211,7 @@ def slow_down(
 
 @kernel
 def host_turns(d: float, g: float, n: float, data: float, gpu: float, network: float) -> float:
-    """How many iterations of its host one iteration (d, g, n) of a guest takes, in the gaps of the host's stages."""
+    """Host iterations that one iteration (`d`, `g`, `n`) of a guest takes, in gaps of `data`, `gpu`, `network`."""
     # Floor of the rounded quotient, not `//`: the two differ when a stage is a multiple of a gap.
     turns = math.floor(d / (gpu + network))
     rest = d % (gpu + network)

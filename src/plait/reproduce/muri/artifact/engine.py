@@ -1,4 +1,4 @@
-"""The artifact's event loop, and what a run of it gives.
+"""The artifact's event loop and its results.
 
 `run` is the front: a trace, a policy, its options. By default everything is as released: decisions at every
 event, overhead subtracted at every event from every running job. Two parameters make the world more real:
@@ -102,7 +102,7 @@ def run(
     """Runs a trace to its end on the artifact's 64 GPUs.
 
     policy: srtf, srsf, tiresias, themis, antman, muri-s or muri-l; options: see `artifact.options`.
-    ended: told how many jobs have ended so far, after every event that ends some.
+    ended: called with the number of jobs ended so far, after every event that ends some.
     round_s: decide only at multiples of this many seconds; 0 decides at every event.
     seen: the same jobs with the stage times that Muri believes, the true ones by default.
 

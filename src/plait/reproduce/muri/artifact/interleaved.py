@@ -22,7 +22,7 @@ from plait.reproduce.muri.artifact.speeds import INTERFERENCE, SLOTS, UNMATCHED_
 from plait.reproduce.muri.artifact.state import Rule, State
 from plait.reproduce.muri.artifact.trace import ArtifactTrace
 from plait.reproduce.muri.artifact.yarn import GPUS, candidates, fits, lay_out
-from plait.reproduce.muri.noise_model import Believed
+from plait.reproduce.muri.noise_model import NoisyProfiles
 
 Matching = Callable[[FloatArray], IntArray]
 MATCHINGS: dict[str, Matching] = {"artifact": tied_matching, "exact": maximum_weight_matching}
@@ -33,7 +33,7 @@ REMEMBERED = 20_000
 
 @dataclass(frozen=True)
 class MuriOptions:
-    """What the artifact's Muri can be told; the defaults are those of the released commit.
+    """Options of the artifact's Muri; the defaults are those of the released commit.
 
     unpack: split groups that run slower than their members one after another (the flag `autopack`).
     max_jobs: most jobs in a group. ordering: the best or the worst arrangement of a group's jobs.
@@ -63,7 +63,7 @@ class Muri(Rule):
         """For one run of `trace`; `duration_known` makes it Muri-S, else Muri-L. `seen`: what it believes."""
         self.options, self.duration_known = options, duration_known
         self.profiles = Profiles.from_trace(trace if seen is None else seen)
-        self.truth = self.profiles if seen is None else Believed(trace, seen)
+        self.truth = self.profiles if seen is None else NoisyProfiles(trace, seen)
         factor = (INTERFERENCE if options.blossom else UNMATCHED_INTERFERENCE) if options.interference else (1.0,) * 5
         self.factor = np.array(factor)
         self.worst = options.ordering == "worst"

@@ -4,13 +4,13 @@ Eight model profiles leave thousands of equally good groupings, and which one is
 is the artifact's own way through: the dense primal-dual weighted blossom algorithm in doubles, without tolerance.
 For a matching as such use `plait.grouping`, which is faster.
 
-Vertices are 1..n, blossoms have ids above n, 0 is nobody. A *surface* is an outermost blossom or a free-standing
+Vertices are 1..n, blossoms have ids above n, 0 is none. A *surface* is an outermost blossom or a free-standing
 vertex. State of one matching, in few arrays so that it compiles quickly:
   weight[u, v]      of two vertices; 0 is no edge
   dual[x]           y of a vertex or a blossom
   gap[x]            slack of surface x to its candidate, with the duals of now
   edge[:, x, y]     the two vertices, in x and in y, of the edge that stands for (x, y)
-  node[ROW, x]      what the names below say
+  node[ROW, x]      see the names below
   cycle[b, i]       members of blossom b, its base first
   inside[b, v]      the member of blossom b that holds vertex v, 0 if none
   queue[i]          outer vertices to scan; counts holds where it starts and ends
@@ -36,7 +36,7 @@ RELATIVE = 1e-5  # the one tolerance: an outer dual this close to the step ends 
 
 @part
 def slack_of(x: int, y: int, weight: FloatArray, dual: FloatArray, edge: IntArray) -> float:
-    """How far the edge that stands for (x, y) is from tight, with the duals of now."""
+    """Slack of the edge that represents (`x`, `y`), with the current duals."""
     u, v = edge[0, x, y], edge[1, x, y]
     return float(dual[u] + dual[v] - weight[u, v] * 2.0)
 
@@ -45,7 +45,7 @@ def slack_of(x: int, y: int, weight: FloatArray, dual: FloatArray, edge: IntArra
 def find_candidate(
     x: int, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray, counts: IntArray
 ) -> None:
-    """Choose the candidate of surface x anew: the outer vertex with least slack, vertices ascending."""
+    """Choose the candidate of surface `x` again: the outer vertex with least slack, vertices ascending."""
     node[CANDIDATE, x] = 0
     for u in range(1, counts[VERTICES] + 1):
         surface, v = node[SURFACE, u], edge[1, u, x]
@@ -57,7 +57,7 @@ def find_candidate(
 
 @part
 def enqueue(x: int, node: IntArray, cycle: IntArray, queue: IntArray, counts: IntArray) -> None:
-    """Queue the vertices of x, blossoms opened breadth first in cycle order."""
+    """Queue the vertices of `x`, blossoms opened breadth first in cycle order."""
     open_ids = np.empty(node.shape[1], dtype=np.int64)
     open_ids[0], done, end = x, 0, 1
     while done < end:
@@ -89,14 +89,14 @@ def put_under(x: int, surface: int, node: IntArray, cycle: IntArray, counts: Int
 
 @part
 def turn_round(b: int, size: int, cycle: IntArray) -> None:
-    """Reverse the first members of blossom b, all but the base."""
+    """Reverse the members of blossom `b` except its base, first."""
     for i in range(1, (size + 1) // 2):
         cycle[b, i], cycle[b, size - i] = cycle[b, size - i], cycle[b, i]
 
 
 @part
 def even_way(b: int, member: int, node: IntArray, cycle: IntArray) -> int:
-    """Place of a member of b counted the even way round from the base; turns the cycle round if need be."""
+    """Position of `member` in blossom `b` by an even path from the base; reverses the cycle if necessary."""
     size, place = node[SIZE, b], 0
     while cycle[b, place] != member:
         place += 1
@@ -110,7 +110,7 @@ def even_way(b: int, member: int, node: IntArray, cycle: IntArray) -> int:
 def match_along(
     x: int, y: int, edge: IntArray, node: IntArray, cycle: IntArray, inside: IntArray, counts: IntArray
 ) -> None:
-    """Match x by its edge to y; a blossom rematches its members and gets the member with that edge as base."""
+    """Match `x` by its edge to `y`; a blossom rematches its members and gets the member with that edge as base."""
     todo = np.empty((2, node.shape[1] + 1), dtype=np.int64)
     todo[0, 0], todo[1, 0], end = x, y, 1
     while end > 0:
@@ -135,7 +135,7 @@ def match_along(
 def augment(
     x: int, y: int, edge: IntArray, node: IntArray, cycle: IntArray, inside: IntArray, counts: IntArray
 ) -> None:
-    """Match surface x with y, and rematch all the way back from x to the root of its tree."""
+    """Match surface `x` with `y`, and rematch along the path from `x` to the root of its tree."""
     while True:
         left = node[SURFACE, node[MATE, x]]
         match_along(x, y, edge, node, cycle, inside, counts)
@@ -148,7 +148,7 @@ def augment(
 
 @part
 def common_ancestor(x: int, y: int, node: IntArray, counts: IntArray) -> int:
-    """First outer surface on both ways to the roots, in turns, x's side first; 0 if the roots differ."""
+    """First outer surface on both paths from `x` and `y` to the roots, alternating, x first; 0 if the roots differ."""
     counts[SEARCHES] += 1
     while x != 0 or y != 0:
         if x != 0:
@@ -167,7 +167,7 @@ def represent(
     b: int, weight: FloatArray, dual: FloatArray, edge: IntArray, node: IntArray, cycle: IntArray, inside: IntArray,
     counts: IntArray,
 ) -> None:  # fmt: skip
-    """Choose the edge that stands for (b, x) for every x, and note which member holds which vertex."""
+    """Choose the edge that represents (`b`, x) for every x, and note which member holds which vertex."""
     for v in range(1, counts[VERTICES] + 1):
         inside[b, v] = 0
     for i in range(node[SIZE, b]):
@@ -190,7 +190,7 @@ def shrink(
     x: int, base: int, y: int, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
 ) -> None:  # fmt: skip
-    """Make a blossom of the ways from x and y to their ancestor, and queue what becomes outer by it."""
+    """Make a blossom of the paths from `x` and `y` to their ancestor `base`, and queue vertices that become outer."""
     b = counts[VERTICES] + 1
     while b <= counts[IDS] and node[SURFACE, b] != 0:
         b += 1
@@ -219,7 +219,7 @@ def expand(
     b: int, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
 ) -> None:  # fmt: skip
-    """Open an inner blossom: the even way from base to entry stays in the tree, the rest leaves it."""
+    """Open the inner blossom `b`: the even path from base to entry stays in the tree, the rest leaves it."""
     size = node[SIZE, b]
     for i in range(size):
         put_under(cycle[b, i], cycle[b, i], node, cycle, counts)
@@ -245,7 +245,7 @@ def visit(
     u: int, v: int, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
 ) -> bool:  # fmt: skip
-    """Use the tight edge from outer vertex u to vertex v; True if the matching has grown."""
+    """Use the tight edge from the outer vertex `u` to vertex `v`; True if the matching has grown."""
     x, y = node[SURFACE, u], node[SURFACE, v]
     if node[LABEL, y] == UNLABELLED:
         node[PARENT, y], node[LABEL, y] = u, INNER
@@ -268,7 +268,7 @@ def scan(
     weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
 ) -> bool:  # fmt: skip
-    """Work the queue off; True if the matching has grown."""
+    """Process `queue`; True if the matching has grown. The arrays are the state of the search, changed in place."""
     surface_of, candidate = node[SURFACE], node[CANDIDATE]
     while counts[HEAD] < counts[TAIL]:
         u = queue[counts[HEAD]]
@@ -292,7 +292,7 @@ def scan(
 
 @part
 def step_of(dual: FloatArray, gap: FloatArray, node: IntArray, counts: IntArray) -> float:
-    """How far the duals can move before an edge gets tight or an inner blossom opens."""
+    """The largest step of `dual` before an edge becomes tight (`gap`) or an inner blossom opens."""
     step = np.inf
     for b in range(counts[VERTICES] + 1, counts[IDS] + 1):
         if node[SURFACE, b] == b and node[LABEL, b] == INNER:
@@ -310,7 +310,7 @@ def step_of(dual: FloatArray, gap: FloatArray, node: IntArray, counts: IntArray)
 def move_duals(
     step: float, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray, counts: IntArray
 ) -> bool:
-    """Take the step; False if an outer vertex has no dual left for it, and then the matching is final."""
+    """Move `dual` by `step`; False if an outer vertex has no dual left for it, and then the matching is final."""
     for u in range(1, counts[VERTICES] + 1):
         label = node[LABEL, node[SURFACE, u]]
         if label == OUTER:
@@ -336,7 +336,7 @@ def phase(
     weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
 ) -> bool:  # fmt: skip
-    """Grow trees from all free surfaces until two of them meet; False if that cannot be."""
+    """Grow trees from all free surfaces until two of them meet; False if none do. `queue` is scratch space."""
     counts[HEAD], counts[TAIL] = 0, 0
     for x in range(1, counts[IDS] + 1):
         node[LABEL, x], node[CANDIDATE, x] = UNLABELLED, 0

@@ -67,7 +67,10 @@ def merge(
 def split_slow(
     members: IntArray, size: IntArray, times_s: FloatArray, iteration_s: FloatArray
 ) -> tuple[IntArray, IntArray]:
-    """Groups, in order, those slower than their members one after another as single jobs."""
+    """The groups `members` (groups, 4) of `size` jobs, in order; a group slower than its jobs in sequence is split.
+
+    `times_s` (groups,) are seconds of an iteration, `iteration_s` (jobs,) those alone.
+    """
     total = 0
     for u in range(len(size)):
         total += size[u]
@@ -99,7 +102,10 @@ def share(
     charge_s: FloatArray,
     mates: IntArray,
 ) -> None:
-    """Write group number, seconds of an iteration, overhead and mates of every member of every group."""
+    """Write `group`, `current_s`, `charge_s` and `mates` of every member of every group, columns by job.
+
+    `members` (groups, 4) with `size` jobs each; `times_s` (groups,) and `iteration_s`, `overhead_s` (jobs,) in seconds.
+    """
     for u in range(len(size)):
         charge = 0.0
         for i in range(size[u]):

@@ -40,7 +40,7 @@ def make_rule(
 ) -> Rule:
     """The rule of a policy for one run of `trace`. Raises `InputError` for unknown names, options or values.
 
-    `seen` is the trace with the stage times that Muri believes; other policies look at none.
+    `seen` is the trace with the stage times that Muri believes; other policies use none.
 
     >>> muri_options("muri-l", {"unpack": "off", "max_jobs": 2}).max_jobs
     2

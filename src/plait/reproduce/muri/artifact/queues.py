@@ -62,7 +62,7 @@ class Queues:
         """Every running job that has attained enough goes to the end of the next queue, in list order."""
         jobs = state.listed[state.running[state.listed]]
         enough = state.attained_s[jobs] * state.trace.gpus[jobs] >= LIMITS_GPU_S[self.level[jobs]]
-        # A rest too short to move the clock would be due for ever.
+        # A rest too short to move the clock would stay due without end.
         enough |= self._left_s(state, jobs) + state.now_s <= state.now_s
         moved = jobs[enough]
         if len(moved):

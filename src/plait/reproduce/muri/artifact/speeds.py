@@ -4,7 +4,7 @@ The traces hold three stage times, d (storage and CPU in one), g (GPU) and n (ne
 shifts jobs over four slots, so the data stage may be split over two steps. One iteration of the group is found
 by running the recurrence from an empty pipeline until two rotations take the same time.
 
-`raw_time` says so in plain Python; `times_of` is what the simulator calls, and a test compares the two.
+`raw_time` is the plain reference; the simulator calls `times_of`, and a test compares the two.
 Profiles are numbered (`Profiles`), because traces have few: a group's time depends on its profiles, in any
 order, and is looked up by them.
 """
@@ -161,7 +161,7 @@ def extremes(chosen: IntArray, size: int, stages: FloatArray, ends: FloatArray) 
 def recall(
     chosen: IntArray, size: int, stages: FloatArray, worst: int, keys: IntArray, seconds: FloatArray, ends: FloatArray
 ) -> float:
-    """Raw time of profiles `chosen[:size]`, which it sorts; remembered if asked before."""
+    """Raw time of profiles `chosen[:size]`, which it sorts; cached."""
     for i in range(1, size):
         value, at = chosen[i], i
         while at > 0 and chosen[at - 1] > value:
@@ -189,7 +189,7 @@ def times_of(
     keys: IntArray,
     seconds: FloatArray,
 ) -> FloatArray:
-    """See `Profiles.times`."""
+    """See `Profiles.times`; `keys` and `seconds` are its cache, `worst` chooses the worst arrangement."""
     out = np.zeros(len(size))
     chosen, ends = np.zeros(SLOTS, dtype=np.int64), np.zeros(2 * SLOTS + 1)
     for u in range(len(size)):
@@ -202,7 +202,7 @@ def times_of(
 
 @kernel
 def kinds_of(members: IntArray, size: IntArray, profile: IntArray) -> IntArray:
-    """One number for the profiles of each node's members, in their order."""
+    """One number for the profiles of the `size` `members` of each node, in order; `profile` is by job."""
     codes = np.zeros(len(size), dtype=np.int64)
     for u in range(len(size)):
         for i in range(size[u]):
@@ -223,7 +223,10 @@ def weights_of(
     keys: IntArray,
     seconds: FloatArray,
 ) -> FloatArray:
-    """See `Profiles.weights`. The numerator is summed over u's, then v's members: its last bit depends on it."""
+    """See `Profiles.weights`; `keys` and `seconds` are its cache.
+
+    The numerator is summed over u's, then v's members: its last bit depends on it.
+    """
     n = len(size)
     out = np.zeros((n, n))
     chosen, ends = np.zeros(SLOTS, dtype=np.int64), np.zeros(2 * SLOTS + 1)

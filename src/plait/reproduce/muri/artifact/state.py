@@ -1,4 +1,4 @@
-"""What the artifact's world knows of its jobs between two events, and what a rule of it may change."""
+"""Jobs of the artifact's world between two events, and the columns that a rule may change."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class Rule(ABC):
         """Jobs have been submitted and are on the list."""
 
     def leave(self, state: State, jobs: IntArray) -> None:  # noqa: B027 - most rules have nothing to do
-        """Jobs have ended and left the list; `running` still tells that they ran."""
+        """Jobs have ended and left the list; `running` still marks them as running."""
 
     def advanced(self, state: State) -> None:  # noqa: B027 - most rules have nothing to do
         """Progress has been counted up to now, before the decision."""
 
     @abstractmethod
     def decide(self, state: State) -> None:
-        """Say who runs from now on, where and how fast."""
+        """Decide which jobs run from now on, where and how fast."""

@@ -1,6 +1,6 @@
-"""What happens to jobs between two decisions: progress, and who ends first.
+"""Jobs between two decisions: progress, and the first completion.
 
-Sums are in the order the artifact makes them in, because ties between jobs hang on the last bit.
+Sums are made in the artifact's order, because ties between jobs depend on the last bit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def ends(
 
 @kernel
 def same(a: float, b: float, relative: float, absolute: float) -> bool:
-    """Equal within a part of the larger, or within so many seconds."""
+    """Whether `a` and `b` are equal within the part `relative` of the larger, or within `absolute` seconds."""
     return abs(a - b) <= max(relative * max(abs(a), abs(b)), absolute)
 
 
@@ -107,7 +107,10 @@ def waiting(
     remaining: FloatArray,
     iteration_s: FloatArray,
 ) -> tuple[int, float]:
-    """How many listed jobs wait, and the mean over them of time waited / remaining solo run time."""
+    """How many `listed` jobs wait at `now_s`, and the mean over them of time waited / remaining solo run time.
+
+    The other arguments are columns by job.
+    """
     count, ratios = 0, 0.0
     for job in listed:
         if not running[job]:

@@ -1,4 +1,4 @@
-"""Themis as the artifact has it, solved exactly instead of by its chain of solvers.
+"""Themis as in the artifact, solved exactly instead of by its chain of solvers.
 
 At each event the artifact asks a linear-program solver for time shares x that minimise the largest rho,
 
@@ -29,7 +29,7 @@ NEVER_RAN = 1e9
 
 
 class Themis(Rule):
-    """Those furthest below their share first."""
+    """Jobs furthest below their share first."""
 
     def __init__(self, jobs: int) -> None:
         """For a trace of so many jobs."""
@@ -93,8 +93,8 @@ def fair_shares(
 ) -> FloatArray:
     """Time shares x <= 1, gpus x <= capacity in sum, that make rho = (elapsed + remaining / x) / own_life fair.
 
-    The largest rho is as small as can be, then the next largest: all jobs are at one rho, but for those that
-    run all the time and do not get there. All arrays have shape (jobs,).
+    The largest rho is as small as can be, then the next largest: all jobs have the same rho, except those that
+    run all the time and do not reach it. `elapsed_s`, `remaining_s`, `own_life` and `gpus` have shape (jobs,).
     """
     x = np.ones(len(gpus))
     if gpus.sum() <= capacity:

@@ -37,7 +37,7 @@ class ArtifactTrace:
 
     `row` is the row in the file, from 0; `iteration_s` is already lengthened by `STRETCH`; `data_s` is storage
     and CPU in one; `priority` is 0 for guaranteed and 1 for opportunistic jobs. Use `dataclasses.replace` for
-    the same jobs with other stage times. Raises `InputError` where columns cannot be.
+    the same jobs with other stage times. Raises `InputError` for impossible columns.
     """
 
     row: IntArray
@@ -53,7 +53,7 @@ class ArtifactTrace:
     priority: IntArray
 
     def __post_init__(self) -> None:
-        """Refuse columns of different lengths, unsorted jobs and sizes the world has no overhead for."""
+        """Check lengths of columns, the order of jobs, and that every size has an overhead in this world."""
         for name in ("model", *PER_JOB):
             if len(getattr(self, name)) != len(self.row):
                 raise InputError(f"column {name} has {len(getattr(self, name))} jobs, row has {len(self.row)}")

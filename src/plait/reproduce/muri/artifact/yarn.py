@@ -1,8 +1,8 @@
 """The artifact's placement "yarn": 8 nodes of 8 GPUs, first node that fits, whole nodes for large jobs.
 
 A job of up to 8 GPUs takes the first node with enough free ones; a larger one the first completely free nodes,
-all or nothing. What does not fit is skipped. Where a job is, is one number with a bit a node. Moving is free in
-the artifact, so nothing remembers which GPUs of a node a job had.
+all or nothing. What does not fit is skipped. The place of a job is one number with a bit per node. Moving is free in
+the artifact, so the GPUs of a job within a node are not recorded.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def fits(gpus: IntArray) -> BoolArray:
 
 @kernel
 def count_out(order: IntArray, gpus: IntArray, running: BoolArray) -> None:
-    """Run jobs in order while enough GPUs are free anywhere; no nodes, no fragmentation."""
+    """Set `running` of jobs in `order` while enough of all GPUs are free for `gpus`; no nodes, no fragmentation."""
     left = GPUS
     for job in order:
         running[job] = left >= gpus[job]
@@ -92,8 +92,8 @@ def count_out(order: IntArray, gpus: IntArray, running: BoolArray) -> None:
 def candidates(order: IntArray, gpus: IntArray, share: int) -> tuple[IntArray, IntArray]:
     """The jobs that go into the grouping, as (jobs, bucket of each).
 
-    Buckets are GPU counts, numbered in order of first appearance. Every job that would fit, alone, takes `share`
-    jobs of its bucket along.
+    Buckets are GPU counts, numbered in order of first appearance. Every job that would fit, alone, adds `share`
+    jobs of its bucket.
     """
     free = np.full(NODES, NODE_GPUS)
     n = len(order)

@@ -1,4 +1,4 @@
-"""Which samples a step takes, on any number of ranks and with any batch size: every sample once a pass.
+"""Assign samples to steps for any number of ranks and any batch size: every sample once a pass.
 
 Start at `plan`.
 """

@@ -1,12 +1,12 @@
-"""Loading for jobs whose number of ranks and batch size change: every sample once in a pass, whatever changes.
+"""Load data for jobs whose number of ranks and batch size change: every sample once in a pass.
 
     loader = AdaptiveDataLoader(dataset, 128, max_batch_size=4096, local_batch=(32, 256), shuffle=True)
-    for epoch in job.epochs(10):              # ten passes over the data; or loader.remaining_epochs(10): as much
-        for x, y in loader:                   # progress as ten epochs at batch 128, in more passes if need be
+    for epoch in job.epochs(10):              # ten passes over the data; loader.remaining_epochs(10) gives
+        for x, y in loader:                   # the progress of ten epochs at batch 128, in as many passes
             ...
 
-A pass goes on after a restart with any number of ranks. Changes of the batch come between two optimizer steps, decided
-by rank 0. Outside plait, and on one process, all works but the number of ranks stays.
+After a restart a pass continues with any number of ranks. The batch changes between two optimizer steps, by decision
+of rank 0. Outside plait, and on one process, the number of ranks stays fixed and everything else works.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from plait.core.errors import InputError
 from plait.training.adaptive.base import INTERVAL_S, AdaptiveLoader
 from plait.training.adaptive.data.plan import Plan
-from plait.training.loader.loader import Fetching
+from plait.training.loader.loader import BatchFetcher
 from plait.training.loader.prefetch import Marked
 from plait.training.stopping import ignore_in_worker
 
@@ -45,15 +45,15 @@ class AdaptiveDataLoader(AdaptiveLoader):
     ) -> None:
         """Load `dataset`, which has `__len__` and `__getitem__`.
 
-        `batch_size` is the total batch of an optimizer step that the learning rate was tuned for, over all ranks;
-        `max_batch_size` the largest allowed (the same if None); `local_batch` the least and most examples of one rank
-        in one pass (None: no limit but the total); `accumulation`: whether several passes may make a step. Without
-        a `batch_size` all four are those with which the job was submitted (`plait submit --batch-size`). `seed`
-        decides the order if it is to `shuffle`, another in each epoch. `interval_s` lies between two looks at whether
-        another batch would do better, in seconds > 0. Other `options` are DataLoader's.
+        `batch_size` is the total batch of an optimizer step, over all ranks, for which the learning rate was tuned;
+        `max_batch_size` is the largest allowed (the same if None); `local_batch` the least and most examples of one
+        rank in one pass (None: limited by the total only); `accumulation`: whether several passes may make a step.
+        Without `batch_size`, all four are those of the submission (`plait submit --batch-size`). `shuffle`: draw an
+        order for each epoch from `seed`. `interval_s`: seconds > 0 between two checks for a better batch. Other
+        `options` are those of DataLoader.
 
-        Raises `InputError` for iterable data sets, for bounds and intervals that cannot be, and for options that would
-        say which samples come when.
+        Raises `InputError` for iterable data sets, contradictory bounds, invalid intervals, and options that would
+        determine the order of samples.
         """
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise InputError(
@@ -80,23 +80,23 @@ class AdaptiveDataLoader(AdaptiveLoader):
         self.dataset = dataset
         self._options = options
         self._inner: DataLoader[Any] | None = None
-        self._fetching: Fetching | None = None
+        self._fetcher: BatchFetcher | None = None
 
     def batches(self, plan: Plan) -> Iterator[Any]:
         """See `AdaptiveLoader.batches`."""
         if self._inner is None:
             self._inner = self._make(plan)
-        fetching, batches = self._fetching, iter(self._inner)
-        if fetching is None:
+        fetcher, batches = self._fetcher, iter(self._inner)
+        if fetcher is None:
             return batches
-        return iter(partial(fetching.next, batches, _END), _END)
+        return iter(partial(fetcher.next, batches, _END), _END)
 
     def _make(self, plan: Plan) -> DataLoader[Any]:
-        """A loader that keeps its workers, if they are persistent, from pass to pass."""
+        """Create the inner loader, which keeps persistent workers from pass to pass."""
         job, options, dataset = self._job, dict(self._options), self.dataset
         if job is not None:
             workers = int(options.get("num_workers", 0))
             dataset = Marked(dataset, workers, job.stages)
-            self._fetching = Fetching(job, dataset, workers)
+            self._fetcher = BatchFetcher(job, dataset, workers)
             options["worker_init_fn"] = partial(ignore_in_worker, options.get("worker_init_fn"))
         return DataLoader(dataset, batch_sampler=plan, **options)

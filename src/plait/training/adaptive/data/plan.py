@@ -1,7 +1,7 @@
-"""The batches of this rank in an epoch, planned step by step, so that batch sizes may change between two of them.
+"""Plan the batches of this rank in an epoch step by step, so that the batch size may change between two steps.
 
-Loaders with workers ask for batches long before the script gets them. So a change takes effect at the first step that
-no rank has planned yet, and each batch remembers which step it is of.
+Loaders with workers request batches long before the script gets them. Therefore a change takes effect at the first
+step that no rank has planned yet, and each batch carries its step.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from plait.training.adaptive.data.sampler import EpochOrder, Step, next_step, passes_left
 from plait.training.loader.sampler_replay import indices_of
 
-#: Of a rank alone, steps are made of two halves of their batch from the one on to the other, and then every so many-th.
-#: The first ones are whole, so that a loop with several backward passes is known before one of them is cut.
+#: On one rank, steps from the first to the second number, and then every so many-th, consist of two halves of their
+#: batch. The first ones are whole, so that a loop with several backward passes is detected before a step is cut.
 HALVES_FROM, HALVES_TO, HALVES_EVERY = 8, 24, 16
 
 
@@ -29,56 +29,56 @@ class Microbatch:
 
     @property
     def is_sync(self) -> bool:
-        """Whether gradients are reduced and the optimizer steps after this one; the passes before it accumulate."""
+        """True if gradients are reduced and the optimizer steps after this pass; earlier passes accumulate."""
         return self.index == self.step.passes - 1
 
 
 class Plan:
-    """The order of an epoch from a place on, as lists of indices for one rank: a batch sampler."""
+    """A batch sampler: yields the rest of an epoch as lists of indices for one rank."""
 
     def __init__(self, order: EpochOrder) -> None:
-        """Of this data; `begin` says where."""
+        """Plan the samples of `order`; `begin` sets the position."""
         self.order = order
         self.steps = 0  # planned since `begin`
         self._epoch, self._done, self._rank, self._world_size = 0, 0, 0, 1
         self._now, self._later = (1, 0), deque[tuple[int, tuple[int, int]]]()
-        self.chosen = False  # whether anybody has said how large batches are
+        self.chosen = False  # whether a batch size was set
         self._microbatches: deque[Microbatch] = deque()
-        #: The least examples of a half, if steps of one pass of one rank may be cut in two; None if not.
+        #: Least examples of a half, if one-pass steps of one rank may be cut in two; else None.
         self.least_half: int | None = None
         self._whole = 0  # such steps so far
 
     def begin(self, epoch: int, done: int, *, rank: int, world_size: int) -> None:
-        """The next iteration is this epoch from `done` samples on, as `rank` of `world_size` ranks."""
+        """Set the position: `epoch` after `done` samples of all ranks, as `rank` of `world_size` ranks."""
         self._epoch, self._done, self._rank, self._world_size = epoch, done, rank, world_size
         self._now, self.steps = self.latest, 0
         self._later.clear()
         self._microbatches.clear()
 
     def change(self, local: int, accumulated: int, at: int) -> None:
-        """From step `at` since `begin` on, or from the next `begin`: `local` examples a pass.
+        """Change the batch from step `at` after `begin`, or from the next `begin`.
 
-        `accumulated`: passes of a step before the one that reduces.
+        `local`: examples per pass and rank. `accumulated`: passes before the one that all-reduces.
         """
         self._later.append((at, (local, accumulated)))
         self.chosen = True
 
     @property
     def latest(self) -> tuple[int, int]:
-        """(m, s) of the last step there will be, if nothing is changed any more."""
+        """The newest (examples per pass, accumulated passes)."""
         return self._later[-1][1] if self._later else self._now
 
     def next_microbatch(self) -> Microbatch:
-        """What the next batch is that the loader hands out."""
+        """Step and pass of the next batch that the loader hands out."""
         return self._microbatches.popleft()
 
     def __len__(self) -> int:
-        """Batches from where it begins to the end of the epoch, if nothing changes."""
+        """Batches from the position to the end of the epoch, at the newest batch size."""
         local, accumulated = self.latest
         return passes_left(self._done, self.order.size, self._world_size, local, accumulated + 1)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """The indices of each batch."""
+        """Yield the indices of each batch."""
         done, epoch, rank = self._done, self._epoch, self._rank
         order = self.order.of(epoch)
         while done < self.order.size:
@@ -97,7 +97,7 @@ class Plan:
                 yield indices_of(order[places.start : places.stop].tolist(), seed)
 
     def _cut(self, step: Step) -> bool:
-        """Whether this step is one of those that are made of two halves."""
+        """True if this step consists of two halves."""
         if self.least_half is None or not step.full or step.ranks * step.passes > 1:
             return False
         if step.examples // 2 < self.least_half:

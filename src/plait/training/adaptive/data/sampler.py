@@ -1,8 +1,8 @@
-"""Which samples an optimizer step takes, on any number of ranks: every sample once an epoch, also across a resize.
+"""Assign samples to optimizer steps on any number of ranks: every sample once an epoch, also across a resize.
 
-The order of an epoch depends on nothing but (seed, epoch), and a place in it is one number, the samples that all ranks
-together have taken. So a job may go on from there with another number of ranks, another batch size, or both. A step is
-a stretch of that order, cut into (passes x ranks) parts whose sizes differ by at most one.
+The order of an epoch depends on (seed, epoch) only, and a position in it is one number: the samples that all ranks
+together have taken. So a job can continue there with another number of ranks, another batch size, or both. A step is
+a range of that order, cut into (passes x ranks) parts whose sizes differ by at most one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The samples of one optimizer step: `examples` of them from place `first` of the order on.
+    """The samples of one optimizer step: `examples` of them, from position `first` of the order.
 
-    They are taken in `passes` passes by each of `ranks` ranks. `full` says whether each part has the batch that was
-    asked for; the last steps of an epoch may have less. `halves`: one pass of one rank was cut in two, so that its two
-    gradients show their noise.
+    Each of `ranks` ranks takes them in `passes` passes. `full`: each part has the requested size; the last steps of an
+    epoch may be smaller. `halves`: the pass of one rank was cut in two, so that its two gradients show their noise.
     """
 
     first: int
@@ -30,9 +29,9 @@ class Step:
     halves: bool = False
 
     def part(self, index: int, rank: int) -> range:
-        """The places that `rank` takes in pass `index`, 0 <= index < passes.
+        """Positions that `rank` takes in pass `index`, 0 <= index < passes.
 
-        With fewer examples than ranks some get one that others have too: each rank has to come to each reduction.
+        With fewer examples than ranks, some ranks get an example of another, since all take part in each reduction.
         """
         parts, number = self.passes * self.ranks, index * self.ranks + rank
         begin, end = (self.first + self.examples * n // parts for n in (number, number + 1))
@@ -45,10 +44,10 @@ class Step:
 def next_step(done: int, size: int, ranks: int, local: int, passes: int) -> Step:
     """The step after `done` of `size` samples, where `ranks` ranks take `local` in each of `passes` passes.
 
-    All sizes are in samples. What is left at the end of an epoch is taken in as few passes as hold it. A rest too small
-    to give each rank one sample joins the step before, and both are then halves of what is left, so that no rank takes
-    more than `local` at once; with `local` 1 that is not possible, and some take two. Only an epoch that is resumed
-    with fewer samples left than ranks has parts with a sample of another's.
+    All sizes are in samples. The rest of an epoch is taken in as few passes as possible. A rest too small to give each
+    rank one sample joins the previous step; the two steps then halve what is left, so that no rank takes more than
+    `local` at once (with `local` 1 this is impossible, and some take two). Ranks share a sample only if an epoch is
+    resumed with fewer samples left than ranks.
     """
     left, whole = size - done, ranks * local
     batch = whole * passes
@@ -66,7 +65,7 @@ def next_step(done: int, size: int, ranks: int, local: int, passes: int) -> Step
 
 
 def steps_left(done: int, size: int, ranks: int, local: int, passes: int) -> Iterator[Step]:
-    """The steps from `done` to the end of an epoch if nothing changes."""
+    """Yield the steps from `done` to the end of an epoch; the arguments are those of `next_step`."""
     while done < size:
         step = next_step(done, size, ranks, local, passes)
         yield step
@@ -74,27 +73,27 @@ def steps_left(done: int, size: int, ranks: int, local: int, passes: int) -> Ite
 
 
 def passes_left(done: int, size: int, ranks: int, local: int, passes: int) -> int:
-    """How many batches each rank gets until the end of an epoch if nothing changes."""
+    """Batches of each rank from `done` to the end of an epoch; the arguments are those of `next_step`."""
     batch = ranks * local * passes
     sure = max((size - done) // batch - 2, 0)  # far from the end all steps are full
     return sure * passes + sum(s.passes for s in steps_left(done + sure * batch, size, ranks, local, passes))
 
 
 class EpochOrder:
-    """The order of the samples of an epoch, by (seed, epoch): place -> index in the data set.
+    """The order of the samples of an epoch, by (seed, epoch): position -> index in the data set.
 
     >>> EpochOrder(4, shuffle=False).of(7).tolist()
     [0, 1, 2, 3]
     """
 
     def __init__(self, size: int, *, shuffle: bool, seed: int = 0) -> None:
-        """Of `size` samples."""
+        """Order `size` samples, in random order if `shuffle`."""
         self.size, self.shuffle, self.seed = size, shuffle, seed
 
     def of(self, epoch: int) -> torch.Tensor:
-        """The indices (size,) in the order of this epoch."""
+        """The indices, shape (size,), in the order of `epoch`."""
         if not self.shuffle:
             return torch.arange(self.size)
-        # Two numbers make one seed; neighbours of either are far apart.
+        # Mix two numbers into one seed, such that neighbours of either are far apart.
         mixed = (self.seed * 0x9E3779B97F4A7C15 + (epoch + 1) * 0xBF58476D1CE4E5B9) & 0x7FFFFFFFFFFFFFFF
         return torch.randperm(self.size, generator=torch.Generator().manual_seed(mixed))

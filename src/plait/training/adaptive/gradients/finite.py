@@ -1,7 +1,7 @@
-"""Whether gradients are finite: a loss that is NaN makes all of them NaN, and steps by them are no progress.
+"""Detect gradients that are not finite: a loss of NaN makes all of them NaN, and such steps are no progress.
 
-Looked at is the smallest gradient of each step: a loss that is not finite reaches every parameter it depends on. On a
-CUDA device it is read one step late, so that the host never waits for this step.
+Only the smallest gradient of each step is checked: a loss that is not finite reaches every parameter it depends on.
+On a CUDA device it is read one step late, so that the host never waits for the current step.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch
 
 
 class Finite:
-    """Looks at the gradients of one optimizer."""
+    """Checks the gradients of one optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Of this optimizer."""
+        """Check the gradients of `optimizer`."""
         self._optimizer = optimizer
         self._smallest: Any = None  # parameter
         self._waiting: tuple[torch.Tensor, Any] | None = None
         self.steps = 0  # in a row whose gradients are not finite
 
     def broken(self, step: int) -> bool:
-        """Whether the gradients of the step about to be made (on a CUDA device: of the one before) are not finite.
+        """True if the gradients of the coming step (on a CUDA device: of the previous one) are not finite.
 
-        The first of several in a row is told in the job's log as step number `step`.
+        The first of several such steps in a row is logged as step number `step`.
         """
         finite = self._look()
         if finite:

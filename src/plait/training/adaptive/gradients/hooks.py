@@ -1,6 +1,6 @@
-"""Squared norms of gradients, taken where the backward pass makes them; and gradients that are means over all passes.
+"""Measure squared norms of gradients during the backward pass, and average gradients over the passes of a step.
 
-What is looked at, and by which of torch's public hooks, depends on how a step is made:
+Which gradients are samples, and which of torch's public hooks sees them, depends on how a step is made:
 
     ranks  passes  samples of a step                    seen by
     K > 1  1       the gradient of each rank            DDP's communication hook, bucket by bucket, before reduction
@@ -10,10 +10,10 @@ What is looked at, and by which of torch's public hooks, depends on how a step i
     ...            or, of shards and of what cannot be cut, this step's and the last one's:
                                                         a hook after accumulation, with a copy of the last gradient
 
-The gradient of the whole step is looked at when it is complete: in the futures of DDP's buckets, or after the
-accumulation of the last pass. All this happens within `backward()`, so what a script does to its gradients afterwards
-(clipping, unscaling) does not change the estimates. Between the passes of a step gradients are put away: `.grad` is
-None then, so that what a loop does after each backward pass (clipping, zeroing) finds nothing to spoil.
+The gradient of the whole step is measured when it is complete: in the futures of DDP's buckets, or after the
+accumulation of the last pass. All this happens within `backward()`, so clipping or unscaling afterwards does not change
+the estimates. Between the passes of a step gradients are stored elsewhere and `.grad` is None, so clipping or zeroing
+after each backward pass does no harm.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class GradientHooks:
     """Watches the gradients of one model and optimizer, one step at a time: `begin` each pass, then `collect`."""
 
     def __init__(self, optimizer: Any, *, group: Any = None, inner: Hook | None = None) -> None:
-        """Watch what this optimizer steps.
+        """Watch the parameters of `optimizer`.
 
-        `group` is the process group over which DDP averages, None for one process. `inner` is the communication hook
-        that does the averaging, an all-reduce if None.
+        `group`: process group over which DDP averages, None for one process. `inner`: communication hook that
+        averages, by default an all-reduce.
         """
         self.precondition = Preconditioner(optimizer)
         self.clock = SyncClock()
@@ -52,25 +52,25 @@ class GradientHooks:
         self._process_group, self._inner = group, inner or self._all_reduce
         self._now = self._idle = Pass(self._ranks, 1, 0, 1, self._ranks)
         self._loss_scale: torch.Tensor | None = None
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, gradients put away
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, stored gradients
         self._kinds: dict[str, tuple[Function, set[int]]] = {}  # of hooks: what they call, for which parameters
         self._nodes: list[Any] = []  # hooks of theirs last no longer than they do
         self._groups = len(optimizer.param_groups)
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, the last step's gradients
         self._before_batch = 0
-        self.twice = False  # whether a batch had two backward passes
+        self.twice = False  # True if a batch had two backward passes
         self._forget()
         if self._ranks == 1:
             self._kinds["register_post_accumulate_grad_hook"] = self._accumulated, set()
         self._hook()
-        # Where every parameter counts alike, a bucket can be squared as a whole.
+        # Where all parameters count alike, a bucket can be squared as a whole.
         self._alike = self._groups == 1 and not self.precondition.divides
 
     def _parameters(self) -> Iterable[torch.Tensor]:
         return itertools.chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
 
     def _hook(self) -> None:
-        """Hooks for the parameters that have none; some may have been thawed since."""
+        """Hook the parameters without hooks; some may have been unfrozen."""
         for kind, (function, hooked) in self._kinds.items():
             for parameter in self._parameters():
                 if parameter.requires_grad and id(parameter) not in hooked:
@@ -80,9 +80,9 @@ class GradientHooks:
                         self._hook_node(parameter)
 
     def _hook_node(self, parameter: torch.Tensor) -> None:
-        """Put its gradient away when DDP has seen it: only of that DDP knows that the parameter is used in this step.
+        """Store its gradient after DDP has seen it, which tells DDP that the parameter is used in this step.
 
-        Hooks of a node run in the order in which they came, and DDP was there before.
+        Hooks of a node run in the order of registration, and DDP registered first.
         """
         node = torch.autograd.graph.get_gradient_edge(parameter).node
         node.register_hook(lambda *_: self._put_away(parameter))
@@ -91,7 +91,7 @@ class GradientHooks:
     # -- one step -------------------------------------------------------------------------------------------------
 
     def begin(self, now: Pass, loss_scale: torch.Tensor | None = None) -> None:
-        """The next backward pass is this one; its loss is multiplied by `loss_scale` (a scalar tensor)."""
+        """Begin the backward pass `now`, whose loss is multiplied by `loss_scale` (a scalar tensor)."""
         self._now = now
         self._made.clear()
         if now.index == 0:
@@ -106,18 +106,18 @@ class GradientHooks:
             self._hook()
 
     def end(self) -> None:
-        """No pass is under way: backward passes from here on are left alone."""
-        self._kept.clear()  # of a step that was left; the next `begin` forgets the rest
+        """Ignore later backward passes."""
+        self._kept.clear()  # of an unfinished step; the next `begin` drops the rest
         self._now = self._idle
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
-        """While gradients only accumulate: DDP averages nothing."""
+        """Context in which gradients only accumulate and DDP does not average."""
         return model.no_sync() if hasattr(model, "no_sync") else nullcontext()
 
     def collect(self) -> Squares | None:
-        """What the step has shown, between its last backward pass and the optimizer's step; None if that is nothing.
+        """Measurements of the step, between its last backward pass and the optimizer's step; waits for no device.
 
-        Nothing: of an uneven step, of the first step of a pair, or if no backward pass was seen. Waits for no device.
+        None for an uneven step, for the first step of a pair, and if no backward pass was seen.
         """
         now, samples = self._now, self._now.ranks * self._now.passes
         if samples == 1 and not now.pairs:
@@ -143,7 +143,7 @@ class GradientHooks:
         return Squares(mean / c**2, self._sum(total) / c**2, now.samples, now.batch, divided)
 
     def _forget(self) -> None:
-        """Nothing of this step was seen yet."""
+        """Drop all measurements of the step."""
         self._local: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
         self._total: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
         self._reducing: tuple[torch.Tensor, Any] | None = None
@@ -151,7 +151,7 @@ class GradientHooks:
         self._compared: set[int] = set()  # parameters with a gradient in the only pass
         self._made: set[int] = set()  # parameters, or buckets of DDP, with a gradient in this pass
         self._kept.clear()
-        self._odd = False  # something in it gives no estimate
+        self._odd = False  # part of the step gives no estimate
 
     def _remember(self, usable: bool) -> None:
         """Whether the gradients kept are those of this step."""
@@ -160,7 +160,7 @@ class GradientHooks:
             self._before.clear()
 
     def _await_reduced(self) -> torch.Tensor | None:
-        """The sum over ranks of what each has seen of its own; only the device waits."""
+        """Sum the measurements over the ranks; only the device waits."""
         if self._reducing is None:
             return None
         squares, work = self._reducing
@@ -183,7 +183,7 @@ class GradientHooks:
             into[group].append(self.precondition.squared(parameter, gradient))
 
     def _once(self, what: int, passes: int) -> None:
-        """A pass makes each gradient once. Twice is no sample of the noise; means over passes would be wrong."""
+        """Check that a pass makes each gradient once: a second one is no sample, and makes means over passes wrong."""
         if what not in self._made:
             self._made.add(what)
             return
@@ -201,7 +201,7 @@ class GradientHooks:
     # -- hooks of parameters --------------------------------------------------------------------------------------
 
     def _passed(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient of this pass alone, of this rank alone, before it is added to those of the passes before."""
+        """Take the gradient of this rank and pass, before it is added to those of earlier passes."""
         if self._now.passes == 1 or gradient is None:
             return None
         self._once(id(parameter), self._now.passes)
@@ -215,13 +215,13 @@ class GradientHooks:
         return None if weight == 1.0 else gradient * weight
 
     def _put_away(self, parameter: torch.Tensor) -> None:
-        """Of a pass that is not the last one."""
+        """Store the gradient of a pass that is not the last one."""
         if not self._now.last and parameter.grad is not None:
             self._kept[id(parameter)] = parameter, parameter.grad
             parameter.grad = None
 
     def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
-        """It is added, on one rank: put it away, or look at the gradient of the whole step."""
+        """After accumulation on one rank: store the gradient, or measure that of the whole step."""
         now = self._now
         if parameter.grad is None or now is self._idle:
             return
@@ -238,7 +238,7 @@ class GradientHooks:
                 self._compare(parameter, parameter.grad.detach())
 
     def _compare(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """With the gradient of the last step, and remember this one."""
+        """Compare with the gradient of the last step, and store this one."""
         group = self.precondition.group_of.get(id(parameter))
         if group is None:
             return
@@ -265,12 +265,12 @@ class GradientHooks:
         self._total[group].append(self.precondition.squared(parameter, gradient))
 
     def _compare_absent(self) -> None:
-        """Parameters without a gradient in this step; of the one before they may have one."""
+        """Compare parameters without a gradient in this step, which may have one from the last step."""
         for key in self._before.keys() - self._compared:
             self._apart(*self._before.pop(key))
 
     def _put_back(self) -> None:
-        """All gradients that were put away: of the last pass the optimizer and DDP want them all."""
+        """Restore all stored gradients for the last pass, in which the optimizer and DDP need them."""
         while self._kept:
             _, (parameter, gradient) = self._kept.popitem()
             parameter.grad = gradient
@@ -296,7 +296,7 @@ class GradientHooks:
         return hook
 
     def bucket(self, state: Any, bucket: Any) -> Any:
-        """The hook itself: look at what this rank has, then have it averaged, then look at the mean."""
+        """Measure this rank's gradients, average them, then measure the mean."""
         if self._ranks == 1 or self._now is self._idle:
             return self._inner(state, bucket)
         buffer, now, total = bucket.buffer(), self._now, self._total  # of this step, whenever the future completes
@@ -329,7 +329,7 @@ class GradientHooks:
         return future.then(reduced)
 
     def _parts(self, bucket: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Parameters and their gradients in a bucket; the whole bucket as one where all of it counts alike."""
+        """Parameters and gradients in a bucket; the whole bucket as one where all parameters count alike."""
         buffer, parameters = bucket.buffer(), bucket.parameters()
         if buffer.is_sparse:
             self._odd = True

@@ -1,4 +1,4 @@
-"""How noisy gradients are: estimates of |Pg|^2 and tr(P Sigma P^T)/M0 from squared norms, and their running averages.
+"""Estimate gradient noise: |Pg|^2 and tr(P Sigma P^T)/M0 from squared norms, and their running averages.
 
 g is the gradient, Sigma the covariance of the gradient of one example, P the pre-conditioner of the optimizer, M0 the
 batch size the user began with. The pre-conditioned gradient noise scale is phi = M0 * var / sqr examples (Pollux,
@@ -19,9 +19,9 @@ from plait.goodput.model.efficiency import noise_scale
 SMOOTHING = 0.999
 #: Averages of a parameter group below these count as these: estimates are unbiased, so they may be negative.
 LEAST_SQR, LEAST_VAR = 0.0, 1e-6
-#: So many estimates are needed before anything is decided by them.
+#: Estimates needed before they decide anything.
 ENOUGH = 8
-#: Standard errors by which decisions keep to the careful side.
+#: Standard errors by which decisions use the lower end of the noise.
 ERRORS = 2.0
 #: When progress reaches so many initial batches, estimates from before count for this part.
 FADE_AT, FADE = (32, 64, 128, 256), 0.1
@@ -113,21 +113,20 @@ class Statistics:
 
     @property
     def sqr(self) -> float:
-        """Of the whole model: the sum over groups, each at least 0. Before any estimate 0."""
+        """|Pg|^2 of the whole model: the sum over groups, each at least 0. 0 before any estimate."""
         return sum(max(value, LEAST_SQR) for value in self.group_sqr) if self.known else 0.0
 
     @property
     def var(self) -> float:
-        """Of the whole model: the sum over groups, each at least 1e-6. Before any estimate 1.
+        """Variance of the whole model: the sum over groups, each at least 1e-6. 1 before any estimate.
 
-        So before any estimate the noise scale is infinite and every batch size looks efficient: one must try some to
-        learn more.
+        So before any estimate the noise scale is infinite and every batch size looks efficient: jobs then explore.
         """
         return sum(max(value, LEAST_VAR) for value in self.group_var) if self.known else 1.0
 
     @property
     def settled(self) -> bool:
-        """Whether there were enough estimates to decide by: a single one may be far off."""
+        """True after enough estimates to decide by; single ones may be far off."""
         return self._taken >= ENOUGH
 
     @property
@@ -143,7 +142,7 @@ class Statistics:
         return found[0], found[1]
 
     def noise_interval(self, initial_batch: int, errors: float = 1.0) -> tuple[float, float]:
-        """The noise scale, in examples, if sqr and var are off by so many standard errors, both ways.
+        """Lower and upper noise scale, in examples, if sqr and var are off by this many standard errors.
 
         >>> Statistics().noise_interval(8)
         (0.0, inf)
@@ -159,7 +158,7 @@ class Statistics:
         return float(noise_scale(self.sqr, self.var, initial_batch))
 
     def gain(self, scale: float) -> float:
-        """What an optimizer step at S = `scale` is worth in steps at M0, from 1 to S; S before any estimate.
+        """Progress of an optimizer step at S = `scale`, in steps at M0: from 1 to S; S before any estimate.
 
         >>> statistics = Statistics()
         >>> statistics.update(Estimate((1.0,), (3.0,), 3.0))
@@ -170,10 +169,10 @@ class Statistics:
         return (self.var + self.sqr) / (self.var / scale + self.sqr)
 
     def update(self, estimate: Estimate) -> bool:
-        """Take an estimate in; whether it was: one with a number that is not finite leaves everything as it was.
+        """Add an estimate to the averages; False for one that is not finite, which changes nothing.
 
-        The first unbiased estimate after biased ones resets the averages before it is taken in, and so does the first
-        of divided gradients; none of gradients that are not divided is taken in after those.
+        The first unbiased estimate after biased ones resets the averages first, and so does the first of divided
+        gradients; after those, estimates of undivided gradients are ignored.
         """
         if len(estimate.sqr) != self.groups:
             raise InputError(
@@ -200,9 +199,9 @@ class Statistics:
         return True
 
     def fade(self, before: float, now: float) -> None:
-        """Progress goes from `before` to `now` initial batches: count a tenth of what was before, at some points.
+        """Reduce the weight of earlier estimates to a tenth at some points between progress `before` and `now`.
 
-        In the first steps gradients are far larger than ever after, and would decide for a thousand batches.
+        Gradients of the first steps are far larger than all later ones and would dominate for a thousand batches.
         """
         if any(before < mark <= now for mark in FADE_AT):
             self._sums = [[FADE * value for value in sums] for sums in self._sums]
@@ -233,7 +232,7 @@ class Statistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back; raises `ValueError` if it is of another number of parameter groups."""
+        """Restore `state`; raises `ValueError` if it has another number of parameter groups."""
         sqr, var = list(state["sqr"]), list(state["var"])
         if not len(sqr) == len(var) == self.groups:
             raise ValueError(f"statistics of {len(sqr)} parameter groups, but the optimizer has {self.groups}")
@@ -244,28 +243,28 @@ class Statistics:
         self._divided = bool(state["divided"])
 
 
-class Careful:
-    """What may be decided by statistics: nothing before there are enough of them, and then the lower end of the noise.
+class CautiousNoise:
+    """Noise for decisions: unknown before there are enough estimates, and then the lower end of the noise.
 
-    Too large a batch, and too much progress counted, cost the end result; too small a batch costs time only. So sqr
-    counts with two standard errors more and var with two less than was found. Samples are drawn without replacement:
-    what is trained on is the mean gradient of all N of them, whose squared norm is larger by tr(P Sigma P^T)/N.
+    Too large a batch, or too much counted progress, harms the end result, while too small a batch costs only time. So
+    sqr counts two standard errors higher and var two lower than estimated. Samples are drawn without replacement: the
+    training target is the mean gradient of all N samples, whose squared norm is larger by tr(P Sigma P^T)/N.
     """
 
     def __init__(self, statistics: Statistics, part: float = 0.0) -> None:
-        """By these; `part` is M0/N, 0 for data without end."""
+        """Use `statistics`; `part` is M0/N, 0 for endless data."""
         self._statistics, self._part = statistics, part
-        #: Whether gradients are not finite now: nothing is decided by what was before.
+        #: True while gradients are not finite: earlier estimates then decide nothing.
         self.broken = False
 
     @property
     def known(self) -> bool:
-        """Whether there were estimates enough."""
+        """True after enough estimates, while gradients are finite."""
         return self._statistics.settled and not self.broken
 
     @property
     def sqr(self) -> float:
-        """Squared norm of the gradient, rather too large."""
+        """Squared norm of the gradient, at the upper end."""
         statistics = self._statistics
         if not statistics.known:
             return statistics.sqr
@@ -273,12 +272,12 @@ class Careful:
 
     @property
     def var(self) -> float:
-        """Its variance at the initial batch, rather too small."""
+        """Variance at the initial batch, at the lower end."""
         statistics = self._statistics
         return max(statistics.var - ERRORS * statistics.errors[1], LEAST_VAR) if statistics.known else statistics.var
 
     def gain(self, scale: float) -> float:
-        """What a step of `scale` initial batches is worth in steps of one, rather too little; S before any estimate."""
+        """Progress of a step of `scale` initial batches, at the lower end; `scale` before any estimate."""
         if not self._statistics.known or scale <= 1:
             return self._statistics.gain(scale)
         if self._statistics.errors[0] == math.inf:

@@ -1,4 +1,4 @@
-"""A pass as the gradient hooks need to know it, and what they have seen at the end of a step."""
+"""A forward and backward pass as gradient hooks see it, and their measurements at the end of a step."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Pass:
 
     @property
     def samples(self) -> float:
-        """How many samples of equal size say as much of the noise as those of this step; 0 if it says nothing.
+        """Equivalent number of samples of equal size in this step; 0 if it gives no estimate.
 
-        Of two parts of a and b examples the mean of both squared norms has the variance of (a + b)^2 / 2ab parts.
+        For two parts of a and b examples, the mean of both squared norms has the variance of (a + b)^2 / 2ab parts.
         """
         if self.halves:
             less = self.batch // 2
@@ -40,19 +40,19 @@ class Pass:
 
     @property
     def last(self) -> bool:
-        """Whether the optimizer steps after it."""
+        """True if the optimizer steps after this pass."""
         return self.index == self.passes - 1
 
     @property
     def weight(self) -> float:
-        """By what its mean gradient is multiplied, so that each example of an uneven step counts alike."""
+        """Factor of its mean gradient, so that all examples of an uneven step count alike."""
         parts = self.ranks * self.passes
         return 1.0 if self.full or self.batch < parts else self.examples * parts / self.batch
 
 
 @dataclass(slots=True)
 class Squares:
-    """What one step has shown: two rows of one float64 per parameter group, on the gradients' device.
+    """Measurements of one step: two rows of one float64 per parameter group, on the gradients' device.
 
     `first` and `second` are the arguments of `from_samples` if there were `samples` > 1, else of `from_pair`. `batch`
     is that of the step. `divided`: by the optimizer's pre-conditioner.
@@ -65,7 +65,7 @@ class Squares:
     divided: bool = False
 
     def estimate(self, initial_batch: int) -> Estimate:
-        """The estimate it gives; waits for the device."""
+        """The estimate from these measurements; waits for the device."""
         rows = torch.stack([self.first, self.second]).tolist()
         return estimate(rows, self.samples, self.batch / initial_batch, divided=self.divided)
 

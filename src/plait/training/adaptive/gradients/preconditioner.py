@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-#: The optimizer's own averages are not used for the norms before this many steps.
+#: Steps before which the optimizer's own averages are not used.
 FIRST_STEPS = 5
 #: What was seen long ago counts at least this part of what counts for coordinates that were never seen.
 LEAST_PART = 0.01
@@ -41,13 +41,13 @@ class Preconditioner:
     """P of one optimizer: that of Adam, AdamW, RMSprop and Adagrad; the identity for others."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Of this optimizer; state and groups are looked up each time: loading a state puts others in place."""
+        """Use `optimizer`; its state and groups are looked up each time, because loading a state replaces them."""
         self._optimizer = optimizer
         self.group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        #: Whether it does anything at all.
+        #: True if it divides gradients.
         self.divides = divides(optimizer)
         self._active: dict[int, tuple[torch.Tensor, int]] = {}  # by parameter: A, and how often it was looked for
-        self._device_steps: int | None = None  # counted here where reading the optimizer's would hold up the host
+        self._device_steps: int | None = None  # counted here where reading the optimizer's counter would block the host
 
     def squared(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """|P g|^2 for a gradient of this parameter: a scalar in float64 on the same device."""
@@ -64,7 +64,7 @@ class Preconditioner:
         return total
 
     def observe(self, parameter: torch.Tensor, gradient: torch.Tensor, loss_scale: torch.Tensor | None = None) -> None:
-        """The gradient of a whole step, once nothing of that step is to be divided any more; of a loss so scaled."""
+        """Update A with the `gradient` of a whole step, after its last division; the loss had factor `loss_scale`."""
         if not self.divides:
             return
         before, seen = self._active.get(id(parameter), (None, 0))
@@ -86,13 +86,13 @@ class Preconditioner:
             self._device_steps += 1
 
     def reset(self) -> None:
-        """Start over: the optimizer was reset."""
+        """Count steps from 0: the optimizer was reset."""
         if self._device_steps is not None:
             self._device_steps = 0
 
     @property
     def dividing(self) -> bool:
-        """Whether gradients are divided now: estimates from before and after do not go together."""
+        """True if gradients are divided now; estimates of divided and undivided gradients do not mix."""
         if not self.divides:
             return False
         state = next((s for s in self._optimizer.state.values() if "step" in s), None)
@@ -111,7 +111,7 @@ class Preconditioner:
         """<Pg, Pb> and |P(g - b)|^2 for two gradients of this parameter."""
         if gradient.is_sparse != before.is_sparse:
             gradient, before = (g.to_dense() if g.is_sparse else g for g in (gradient, before))
-        if gradient.is_sparse:  # nothing divides those
+        if gradient.is_sparse:  # sparse gradients are not divided
             return (gradient * before).coalesce().values().sum(dtype=torch.float64), squared_norm(gradient - before)
         product, difference = _zero(gradient), _zero(gradient)
         for one, other in self._divided(parameter, gradient, before):
@@ -121,7 +121,7 @@ class Preconditioner:
         return product, difference
 
     def _divided(self, parameter: torch.Tensor, *gradients: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-        """P of the gradients, piece by piece; in float32 at least where it divides."""
+        """Yield P of the gradients, piece by piece; where it divides, in float32 or better."""
         known = self._second(parameter)
         if known is None:
             yield from map(list, zip(*(_pieces(g) for g in gradients), strict=True))
@@ -132,7 +132,7 @@ class Preconditioner:
             yield [part / below for part in parts]
 
     def _second(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Below] | None:
-        """The optimizer's own average of squares, and what makes a divisor of it; None if nothing is divided."""
+        """The optimizer's average of squares, and the function that turns it into a divisor; None without division."""
         state = self._optimizer.state.get(parameter) if self.divides else None
         if not state or "step" not in state:
             return None
@@ -150,7 +150,7 @@ class Preconditioner:
 
         def below(v: torch.Tensor) -> torch.Tensor:
             v = v.to(torch.promote_types(v.dtype, torch.float32))
-            if active is None:  # nothing is known of what was never seen: it does not count yet
+            if active is None:  # without A, coordinates that were never seen do not count
                 root = torch.where(v > 0, v * factor, math.inf).sqrt_().add_(eps)
             else:
                 unseen = (active * once).to(v.dtype)
@@ -171,17 +171,17 @@ def _moment(optimizer: Any, state: Any, group: Any) -> tuple[torch.Tensor, float
 
 
 def divides(optimizer: Any) -> bool:
-    """Whether it is an optimizer whose division of gradients is known."""
+    """True for optimizers whose pre-conditioner is known: Adam, AdamW, RMSprop, Adagrad."""
     return is_adam(optimizer) or isinstance(optimizer, torch.optim.RMSprop | torch.optim.Adagrad)
 
 
 def is_adam(optimizer: Any) -> bool:
-    """Whether it is torch's Adam or AdamW, or made of them."""
+    """True for torch's Adam and AdamW, and their subclasses."""
     return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The shard that this rank has of a distributed tensor; an ordinary one as it is."""
+    """Shard of a distributed tensor on this rank; an ordinary tensor unchanged."""
     shard: torch.Tensor = getattr(tensor, "to_local", lambda: tensor)()
     return shard
 
@@ -204,7 +204,7 @@ def _zero(like: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """All numbers, in the order of the tensor's indices: on a CPU some at a time."""
+    """All elements in order; on a CPU in pieces that fit the cache."""
     if tensor.is_cuda or tensor.numel() <= _PIECE:
         return (tensor,)
     pieces: tuple[torch.Tensor, ...] = torch.split(tensor.reshape(-1), _PIECE)

@@ -1,6 +1,6 @@
-"""Estimates off the device. On a CUDA device they are read one step late, so that the host never waits for this step.
+"""Read estimates from the device: on CUDA one step late, so that the host never waits for the current step.
 
-All ranks read at the same steps: what a rank makes of an estimate (its learning rate) has to be the same everywhere.
+All ranks read at the same steps, because the learning rate derived from an estimate must be the same on all of them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from plait.training.adaptive.gradients.passes import Squares, estimate
 
 
 class Reading:
-    """What was measured and not read yet."""
+    """Holds the measurements that were not read yet."""
 
     def __init__(self) -> None:
-        """Nothing."""
+        """Start without measurements."""
         self._waiting: tuple[torch.Tensor, Any, float, float, bool] | None = None
 
     def take(self, squares: Squares | None, initial_batch: int) -> Estimate | None:
-        """Begin to read `squares`; the estimate of this step on a CPU, of the one before on a CUDA device."""
+        """Begin to read `squares`; returns the estimate of this step on a CPU, of the previous step on CUDA.
+
+        `initial_batch`: examples of the initial batch.
+        """
         if squares is not None and not squares.first.is_cuda:
             return squares.estimate(initial_batch)
         found, self._waiting = self._waiting, None
@@ -36,5 +39,5 @@ class Reading:
         if found is None:
             return None
         host, copied, samples, scale, divided = found
-        copied.synchronize()  # of the step before: the GPU has it behind it, unless the host is a whole step ahead
+        copied.synchronize()  # of the previous step: the GPU has passed it, unless the host is a whole step ahead
         return estimate(host.tolist(), samples, scale, divided=divided)

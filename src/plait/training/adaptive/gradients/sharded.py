@@ -1,7 +1,7 @@
-"""Gradient noise of models sharded by `fully_shard` (FSDP2), from two steps that follow each other.
+"""Estimate the gradient noise of models sharded by `fully_shard` (FSDP2), from two consecutive steps.
 
-The gradient of a single rank never exists there, only shards of the mean over all ranks. So there is one sample a step,
-and the estimate is the biased one, with a copy of this rank's shards of the last gradient.
+Gradients of single ranks never exist there, only shards of the mean over all ranks. So each step gives one sample, and
+the estimate is the biased one, from a copy of this rank's shards of the last gradient.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from plait.training.adaptive.gradients.preconditioner import local
 
 
 class ShardedHooks(GradientHooks):
-    """Watches the shards that this rank has; `fully_shard` runs its parameters' hooks after reduction.
+    """Watches the shards of this rank; `fully_shard` runs the hooks of its parameters after the reduction.
 
-    Of an uneven step, the last ones of a pass over the data, each rank and pass counts alike instead of each example.
+    In uneven steps, the last ones of a pass over the data, ranks and passes count alike instead of examples.
     """
 
     def __init__(self, optimizer: Any) -> None:
-        """Watch what this optimizer steps; raises `InputError` if that is not all sharded over the same ranks."""
+        """Watch the parameters of `optimizer`; raises `InputError` if they are sharded over different ranks."""
         groups = {_shard_group(p) for group in optimizer.param_groups for p in group["params"]}
         if len(groups) != 1:
             raise InputError(
@@ -61,7 +61,7 @@ class ShardedHooks(GradientHooks):
         return _unreduced(model)
 
     def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
-        """A shard of the mean over all ranks is complete, which is the sum over all passes."""
+        """Compare a complete shard: the mean over all ranks, summed over all passes."""
         if parameter.grad is None or self._now is self._idle:
             return
         self._once(id(parameter), self._passes)

@@ -1,7 +1,7 @@
-"""How long gradients take to be averaged: from the last bucket handed over to the last one that arrived.
+"""Measure how long the reduction of gradients takes, from the last bucket handed over to the last one that arrived.
 
-What is sent while the backward pass still computes costs nothing; this is the rest. On a CUDA device both moments are
-events of streams, and nobody waits for them: whoever wants the seconds asks when the GPU is known to have passed.
+Buckets sent while the backward pass still computes cost nothing; this is the rest. On a CUDA device both moments are
+events of streams; they are read only after the GPU has passed them, so nothing waits.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ import torch
 
 
 class SyncClock:
-    """Measures one step after the other."""
+    """Measures the reduction of one step at a time."""
 
     def __init__(self) -> None:
         """Nothing measured yet."""
-        self._lock = threading.Lock()  # buckets arrive in threads of their own
+        self._lock = threading.Lock()  # buckets arrive in other threads
         self._handed: Any = None
         self._arrived: list[Any] = []
 
     def begin(self) -> None:
-        """A step begins; what was seen of one that came to nothing is forgotten."""
+        """Begin a step; measurements of an unfinished one are dropped."""
         with self._lock:
             self._handed, self._arrived = None, []
 
     def handed_over(self, bucket: torch.Tensor) -> None:
-        """The last bucket of a step has been handed over, after work on the current stream of its device."""
+        """Note that the last `bucket` of a step was handed over, on the current stream of its device."""
         moment = _now(bucket)
         with self._lock:
             self._handed = moment
 
     def arrived(self, bucket: torch.Tensor) -> None:
-        """A bucket is complete."""
+        """Note that `bucket` is complete."""
         moment = _now(bucket)
         with self._lock:
             self._arrived.append(moment)
 
     def seconds(self) -> float | Callable[[], float] | None:
-        """Of this step, once all buckets have arrived; None if there were none.
+        """Seconds of this step, once all buckets have arrived; None if there were none.
 
-        On a CUDA device a function, to be called when the GPU has done the step.
+        On a CUDA device, a function to call after the GPU has finished the step.
         """
         with self._lock:
             handed, arrived = self._handed, list(self._arrived)

@@ -1,4 +1,4 @@
-"""Agents tell what they see and hear what should be; they are told at once, or at the end of a long poll."""
+"""Agents send reports and receive assignments, at once or at the end of a long poll."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.auth import speaks_for
 from plait.live.store import NoRoom
 
-#: An agent's question is held back this long at most.
+#: Longest time that an agent's long poll is held.
 LONG_POLL_S = 1.0
 
 router = APIRouter()
@@ -23,7 +23,7 @@ router = APIRouter()
 
 @router.post("/agent/v1/sync")
 async def sync(request: Request) -> Response:
-    """An agent tells what it sees and hears what should be; see `plait.live.protocol.wire`."""
+    """Take an agent's report and answer with its assignment; see `plait.live.protocol.wire`."""
     api = api_of(request)
     header = request.headers.get("authorization")
     known = api.tokens.knows(header)
@@ -56,14 +56,14 @@ async def sync(request: Request) -> Response:
     return Json(to_json(replace(answer, ask=asks), observed.v))
 
 
-def _current_assignment(api: Api, told: Observed) -> Assignment:
+def _current_assignment(api: Api, report: Observed) -> Assignment:
     """While nothing can be written down: jobs go on under their lease, nothing is begun, stopped or forgotten.
 
     Nobody calls the node lost meanwhile, as the service that waits is the only one, and counts from the start after it.
     """
-    keep = [[one.job, one.epoch, one.rank] for one in told.attempts]
-    asks = api.mailbox.due(told.node.id)  # logs can be read all the same
-    return Assignment(told.term, -1, api.worker.engine.options.lease_s, keep=keep, ask=asks)
+    keep = [[one.job, one.epoch, one.rank] for one in report.attempts]
+    asks = api.mailbox.due(report.node.id)  # logs can be read all the same
+    return Assignment(report.term, -1, api.worker.engine.options.lease_s, keep=keep, ask=asks)
 
 
 async def _unless_gone(api: Api, waiting: Awaitable[None]) -> None:

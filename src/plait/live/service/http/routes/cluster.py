@@ -15,11 +15,10 @@ from fastapi.responses import PlainTextResponse, Response
 from plait.core.errors import InputError, PlaitError
 from plait.core.version import __version__
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.live_policy import make_live_policy
 from plait.live.service.http import serializers
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.models import LARGEST, GoneIn, PolicyIn, parse
-from plait.policies.catalog import check_named
+from plait.policies.catalog import check_named, make_policy
 
 _LOG = logging.getLogger("plait.service")
 
@@ -52,7 +51,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/v1/state")
 async def state(request: Request) -> Response:
-    """Everything a forward simulation needs: jobs that have not ended, numbered anew, and their numbers."""
+    """Everything a forward simulation needs: jobs that have not ended, renumbered, and their numbers."""
     api = api_of(request)
     api.who(request)
     plain = await api.worker.look(lambda engine, now_s: engine.state_for_forecast(now_s))
@@ -96,7 +95,7 @@ async def _shown(api: Api, node: str) -> Response:
 
 @router.post("/v1/nodes/{node}/{action}")
 async def change_node(request: Request, node: str, action: str) -> Response:
-    """Drain: no new work, what runs goes on elsewhere. Resume: work again."""
+    """Drain `node` (no new work; its jobs resume elsewhere) or resume it, by `action`."""
     api = api_of(request)
     api.who(request, "admin")
     if action not in ("drain", "resume"):
@@ -151,7 +150,7 @@ def _try_out(policy: str, modules: Collection[str], folder: Path) -> None:
 
     try:
         check_named(policy, modules, folder)
-        make_live_policy(policy)
+        make_policy(policy)
     except PlaitError:
         raise
     except Exception as error:

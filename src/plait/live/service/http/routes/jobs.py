@@ -117,7 +117,7 @@ async def explain(request: Request, job: str) -> Response:
     owns(token, job, row["owner"], change=False)
     number = row["number"]
     try:
-        found, question = await api.worker.look(lambda engine, now_s: api.asker.explain(engine, number, now_s))
+        found, question = await api.worker.look(lambda engine, now_s: api.what_if.explain(engine, number, now_s))
     except LookupError:
         row = await api.row(job)
         found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
@@ -125,7 +125,7 @@ async def explain(request: Request, job: str) -> Response:
         if row["request"].get("batch"):
             found["attempts"] = [serializers.attempt(one) for one in row["attempts"]]
         return Json(found)
-    answer = None if question is None else api.asker.ask(question)
+    answer = None if question is None else api.what_if.ask(question)
     if answer is not None:
         found["would_start"] = await asyncio.shield(asyncio.wrap_future(answer))
     elif question is not None:
@@ -150,7 +150,7 @@ async def job_events(
     request: Request, job: str, after: int = Query(0, ge=0, le=LARGEST), limit: int = Query(1000, ge=1, le=5000),
     newest: bool = False,
 ) -> Response:  # fmt: skip
-    """What happened to one job, oldest first: so many entries of the log after one, or with `newest=1` the last."""
+    """Log entries of a job, oldest first: `limit` entries after entry `after`, or with `newest=1` the last ones."""
     api = api_of(request)
     token, row = api.who(request), await api.row(job)
     owns(token, job, row["owner"], change=False)

@@ -1,0 +1,110 @@
+"""The commands of `plait network`: options, and calls of what does the work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plait.cli.connection import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from plait.core.cluster import Cluster
+
+app = typer.Typer(help="Networks of clusters: switches, links, and rates of jobs.", no_args_is_help=True)
+
+ClusterOption = Annotated[
+    str, typer.Option("--cluster", "-c", help="NODESxGPUS[@NODES_PER_RACK], e.g. 16x8@4, or a cluster file (.toml).")
+]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--network", "-n",
+        help="Topology and its options, e.g. leaf-spine:oversubscription=2,aggregators=20000,link_gbps=100. "
+        "[default: that of the cluster file, or single-switch]",
+    ),
+]  # fmt: skip
+
+
+@app.command()
+def show(
+    cluster: ClusterOption = "16x8@4",
+    network: NetworkOption = None,
+    path: Annotated[
+        str | None, typer.Option(help="Two nodes, e.g. n0,n9: list the shortest paths between them.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the switches, links and paths of a cluster.
+
+    \b
+    plait network show --cluster 16x8@4 --network leaf-spine:oversubscription=2,aggregators=20000
+    plait network show --cluster cluster.toml --path n0,n9
+    """
+    from plait.cli.commands.network.view import described, paths_between, show_network
+
+    made = _cluster(cluster, network)
+    found = None if path is None else paths_between(made, path)
+    if as_json:
+        print_json(described(made) | ({} if found is None else {"paths": found}))
+    else:
+        show_network(made, found)
+
+
+@app.command()
+def rates(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...",
+            help="Nodes of the workers of each job, n0,n1,n5 or n0..n3; with >NODE a parameter server.",
+        ),
+    ],
+    cluster: ClusterOption = "16x8@4",
+    network: NetworkOption = None,
+    gradient_mb: Annotated[float, typer.Option(help="Size of a gradient, MB (10^6 bytes).")] = 100.0,
+    law: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-law",
+            help="Leaf switches aggregate, and share their memory by this law: hash, cycle or hard. "
+            "[default: switches do not aggregate]",
+        ),
+    ] = None,
+    window: Annotated[int, typer.Option(help="With --memory-law: packets of a worker that are under way.")] = 300,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the rates of jobs that exchange gradients at once.
+
+    Without a parameter server a job is a ring all-reduce. With --memory-law every job needs one, rates count payload
+    without headers, and the table has the share of sequence numbers that leaf switches add up in full.
+
+    \b
+    plait network rates -c 16x8@4 -n leaf-spine:oversubscription=4 n0,n4,n8 'n1..n3>n12'
+    plait network rates -c 16x8 -n single-switch:aggregators=1024 --memory-law hash 'n0..n6>n7' 'n8..n14>n15'
+    """
+    from plait.cli.commands.network.rates import aggregated_rows, rows_of, show_rates
+
+    made = _cluster(cluster, network)
+    rows = rows_of(made, jobs, gradient_mb) if law is None else aggregated_rows(made, jobs, gradient_mb, law, window)
+    if as_json:
+        print_json(rows)
+    else:
+        show_rates(rows)
+
+
+@app.command()
+def topologies() -> None:
+    """List topologies and their options."""
+    from plait.cli.commands.network.view import show_topologies
+
+    show_topologies()
+
+
+def _cluster(cluster: str, network: str | None) -> Cluster:
+    """The cluster, with a network: one switch where none is given."""
+    from plait.cli.hardware import read_cluster
+    from plait.network.topology.read import networked
+
+    made = read_cluster(cluster, network)
+    return networked(made, "single-switch") if made.network is None else made

@@ -1,0 +1,58 @@
+"""Options that several commands on traces and simulations share: each with its flag, help and bounds, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Text = str | None
+
+# -- traces ------------------------------------------------------------------------------------------------
+
+TraceFormat = Annotated[
+    str, typer.Option("--format", "-f", help="Format of the trace; `plait trace formats` lists them.")
+]
+Work = Annotated[
+    Text, typer.Option(help="Only for format muri: measure a job's work in `duration` or in `iterations`.")
+]
+Nodes = Annotated[Path | None, typer.Option(help="List of nodes, for formats tiresias, openb2023 and spot2026.")]
+AssignModels = Annotated[
+    Text, typer.Option("--assign-models", help="Draw the model of each job: `uniform` or `by_gpu_hours`.")
+]
+OpportunisticShare = Annotated[
+    float | None,
+    typer.Option("--opportunistic-share", help="Share of jobs drawn at random to be opportunistic, 0 to 1."),
+]
+Tenants = Annotated[int | None, typer.Option(help="Distribute the jobs at random over this many projects.")]
+Censored = Annotated[
+    str, typer.Option(help="Jobs without a recorded end: `as_is`, `drop`, or `extend` to a longer known duration.")
+]
+FirstJobs = Annotated[int | None, typer.Option(help="Only the first N jobs of each trace.")]
+
+# -- the simulated world -----------------------------------------------------------------------------------
+
+Placement = Annotated[Text, typer.Option(help="Placement for every policy that has this option.")]
+RoundS = Annotated[
+    float | None,
+    typer.Option("--round", help="Seconds between decisions; 0 = decide at every event. [default: the world's]"),
+]
+OverheadsOption = Annotated[Text, typer.Option(help="Cost of starts and stops: `measured`, `none` or a CSV file.")]
+SpreadSlowdown = Annotated[
+    float | None,
+    typer.Option(help="Slow-down of sensitive gangs on more nodes than they need, at least 1, e.g. 1.3."),
+]
+NodeMtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of a node.")]
+NodeMttr = Annotated[float | None, typer.Option(help="Mean hours until a failed node is repaired.")]
+JobMtbf = Annotated[float | None, typer.Option(help="Mean GPU-hours between failures of a job.")]
+ProfileNoise = Annotated[float | None, typer.Option(help="Largest relative error of estimated profiles, 0 to 1.")]
+
+# -- results -----------------------------------------------------------------------------------------------
+
+Json = Annotated[Text, typer.Option(help="Write all results as JSON to this file; - for standard output.")]
+Csv = Annotated[Text, typer.Option(help="Write all results as CSV to this file; - for standard output.")]
+Page = Annotated[Path | None, typer.Option(help="Write a self-contained HTML report.")]
+WorkFolder = Annotated[Path | None, typer.Option(help="Folder that keeps finished runs. [default: the user's cache]")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run everything again.")]
+Processes = Annotated[int, typer.Option(help="Number of runs at the same time.")]

@@ -1,0 +1,31 @@
+"""The cluster that an option names: a short text such as `16x8@4`, or a file in TOML; and its network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.network.topology.cluster_file import read_cluster_file
+from plait.network.topology.read import networked
+
+
+def read_cluster(text: str, network: str | None = None) -> Cluster:
+    """The cluster of `--cluster`, with the network of `--network` if one is given.
+
+    A text that ends in `.toml` names a file. Raises `InputError` for anything that cannot be read, and for a network
+    beside a file that has one.
+    """
+    if not text.lower().endswith(".toml"):
+        cluster = Cluster.parse(text)
+    else:
+        try:
+            cluster = read_cluster_file(Path(text).read_text(encoding="utf-8"), text)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise InputError(f"cannot read the cluster file {text}: {reason}") from error
+    if network is None:
+        return cluster
+    if cluster.network is not None:
+        raise InputError(f"{text} has a network ({cluster.network}); leave out --network, or [network] in the file")
+    return networked(cluster, network)

@@ -1,0 +1,42 @@
+"""The comparison of predicted and measured completion times, as `plait fidelity` and the demo print it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plait.core.words import counted, duration
+
+if TYPE_CHECKING:
+    from plait.forecast.fidelity import Compared, Fidelity
+
+#: Columns of a comparison: first what was predicted, then what was given.
+FIDELITY_HEADS = ("job", ">predicted", ">measured", ">error", ">given: start", ">iterations", ">each alone", ">end")
+
+
+def fidelity_row(job: Compared, name: str = "") -> list[str]:
+    """A row with one job's predicted and measured completion time, and the inputs of the prediction."""
+    return [
+        name or job.id, f"{job.predicted_s:.2f} s", f"{job.measured_s:.2f} s", f"{job.error:+.1%}",
+        f"{job.start_s:.2f} s", f"{job.iterations:,.0f}", f"{1000 * job.iteration_s:.1f} ms{'*' * job.own_pace}",
+        f"{job.end_s:.2f} s",
+    ]  # fmt: skip
+
+
+def fidelity_lines(found: Fidelity) -> list[str]:
+    """Lines that say which values were measured, which were predicted, and which are missing."""
+    from plait.forecast.fidelity import PREDICTED, TAKEN
+
+    lines = [
+        f"{found.policy}; the largest error is {found.worst:.1%}",
+        f"as measured: {TAKEN}",
+        f"predicted: {PREDICTED}",
+    ]
+    if any(job.own_pace for job in found.jobs):
+        lines.append("* never profiled alone: its pace is that of this very run, so it is no proof")
+    if found.failures:
+        lines.append(f"{counted(found.failures, 'attempt')} failed, which the simulator does not foresee")
+    if found.lost_gpu_s:
+        lines.append(f"work lost to stops and failures: {duration(found.lost_gpu_s)} on a GPU")
+    if found.left_out:
+        lines.append(f"left out, as they did not finish: {counted(found.left_out, 'job')}")
+    return lines

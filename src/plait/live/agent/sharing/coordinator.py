@@ -1,0 +1,254 @@
+"""The coordinator of a node: ten times a second it turns the reports of jobs on shared GPUs into directives.
+
+For each GPU with guests it reads steps from the pages of the processes, calls `plait.sharing.decide`, and writes the
+directives into the pages. The main loop of the agent sets the processes (`assign`) and reads the decisions (`of`). A
+separate thread runs the periods, so guests do not wait while the agent starts or ends processes.
+
+A guest may run for `LEASE_S` after a period: without an agent, guests pause and guaranteed jobs have the whole GPU. One
+that does not free the memory that a guaranteed job needs leaves after `OBEY_S`. The state of the law is in a file that
+is replaced as a whole, from which the node's next agent continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.core.files import OWNER_ONLY, replace_file
+from plait.live.agent.journal import Key
+from plait.live.agent.sharing.gpu_processes import GpuProcess, shared_gpus
+from plait.live.agent.sharing.orders import (
+    LEASE_S,
+    as_said,
+    for_library,
+    holds_more,
+    of_gangs,
+    of_processes,
+    until_it_starts,
+)
+from plait.live.agent.sharing.reports import Reports
+from plait.live.protocol.wire import Sharing
+from plait.live.system import procs
+from plait.runtime.page import Page
+from plait.sharing import CODEC, Directive, State, decide
+from plait.sharing.coordinator import owes
+
+#: Seconds of a period; at least between two writes of the state.
+PERIOD_S, WRITE_S = 0.1, 1.0
+#: Seconds in which a guest has to do what frees memory for a guaranteed job.
+OBEY_S = 30.0
+
+
+class Coordinator:
+    """Decides for the shared GPUs of a node; `start` runs a thread for it, `run_once` does one period."""
+
+    def __init__(
+        self,
+        file: Path,
+        capacity_bytes: float,
+        log: Callable[..., None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Go on from `file`. `capacity_bytes`: memory of each GPU; 0: unknown, and not limited then."""
+        self._file, self._log, self._clock = file, log, clock
+        self._limited = capacity_bytes >= 1
+        self._reports = Reports(int(capacity_bytes))
+        self._states = _read(file)
+        self._processes: tuple[GpuProcess, ...] = ()
+        self._free: set[Key] = set()
+        self._said_last: dict[Key, Sharing] = {}
+        #: Since when guests owe what frees memory for a guaranteed job.
+        self._owing_s: dict[Key, float] = {}
+        self._written, self._written_s = self._states, -WRITE_S
+        #: What went wrong last, by what it was about, so that it is logged once.
+        self._trouble: dict[object, str] = {}
+        self._lock, self._news, self._closed = threading.Lock(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread; the state stays on disk."""
+        self._closed.set()
+        self._news.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def assign(self, processes: Sequence[GpuProcess]) -> None:
+        """Who is on the GPUs of the node now."""
+        if self._processes != tuple(processes):
+            self._processes = tuple(processes)
+            self._news.set()
+
+    def of(self, key: Key) -> Sharing | None:
+        """The last directive of a process on a shared GPU, as reported to the service."""
+        return self._said_last.get(key)
+
+    def owed(self, gpu: int) -> bool:
+        """Whether guests that run on a GPU still hold memory which its host, that is to start, is to have.
+
+        Also while nobody has told them yet. Where memory is not limited, nobody owes any.
+        """
+        here = shared_gpus(self._processes).get(gpu, ())
+        host = next((process.name for process in here if not process.guest), None)
+        guests = {process.name for process in here if process.guest and process.alive}
+        if not self._limited or host is None or not guests:
+            return False
+        state = self._states.get(gpu)
+        if state is None or state.guaranteed != host:
+            return True
+        return any(holds_more(state.memory, name) for name in guests)
+
+    def _run(self) -> None:
+        failed = False
+        while not self._closed.is_set():
+            if not self._states and not failed:  # nothing to decide before somebody comes
+                self._news.wait()
+            self._news.clear()
+            try:
+                self.run_once()
+                failed = False
+            except Exception as error:  # it passes, or the leases of guests do
+                failed = True
+                self._log_once("coordinator", "coordinator", error)
+            self._closed.wait(PERIOD_S)
+
+    def _log_once(self, event: str, about: object, error: Exception, **facts: Any) -> None:
+        """Log what went wrong, not ten times a second."""
+        why = f"{type(error).__name__}: {error}"
+        if self._trouble.get(about) != why:
+            self._trouble[about] = why
+            self._log(event, **facts, why=why)
+
+    # -- one period -----------------------------------------------------------------------------------
+
+    def run_once(self) -> None:
+        """Read reports, decide, write directives, and save the state."""
+        with self._lock:
+            processes, now_s = self._processes, self._clock()
+            self._reports.open(processes)
+            self._forget(processes)
+            shared = shared_gpus(processes)
+            orders: dict[Key, Directive] = {}
+            states, failed = {}, set()
+            for gpu in shared.keys() | self._states.keys():  # also those whose last guest has left, or became a host
+                here = shared.get(gpu) or [process for process in processes if process.gpu == gpu]
+                try:
+                    states[gpu], found = self._decided(gpu, here, now_s)
+                    orders |= found
+                except Exception as error:  # no lease for its guests, but others continue
+                    self._log_once("coordinator starts over", gpu, error, gpu=gpu)
+                    states[gpu] = State()
+                    failed.add(gpu)
+            told = [process for process in processes if process.gpu not in failed]
+            self._tell(told, shared, of_gangs(told, orders), now_s)
+            self._states = {gpu: state for gpu, state in states.items() if gpu in shared}
+            self._write(now_s)
+
+    def _forget(self, processes: Sequence[GpuProcess]) -> None:
+        """Forget what is known of processes that are gone."""
+        here = {process.key for process in processes if process.alive}
+        self._free &= here
+        self._owing_s = {key: since_s for key, since_s in self._owing_s.items() if key in here}
+        for about in [one for one in self._trouble if isinstance(one, tuple) and one not in here]:
+            del self._trouble[about]
+
+    def _decided(self, gpu: int, here: Sequence[GpuProcess], now_s: float) -> tuple[State, dict[Key, Directive]]:
+        """The state of one GPU and the directive of each process there; hosts beyond the first get none."""
+        jobs: dict[str, list[GpuProcess]] = {}
+        for process in here:
+            jobs.setdefault(process.name, []).append(process)
+        host = next((processes[0].name for processes in jobs.values() if not processes[0].guest), None)
+        jobs = {name: processes for name, processes in jobs.items() if name == host or processes[0].guest}
+        state = self._states.get(gpu, State())
+        if not jobs:
+            return State(), {}
+        stats = {name: self._reports.steps(processes) for name, processes in jobs.items()}
+        device = self._reports.device(state.memory, jobs, host)
+        try:
+            state, directives = decide(state, now_s, stats, device)
+        except (InputError, ArithmeticError, ValueError) as error:  # numbers that a job made up
+            self._log_once("coordinator starts over", gpu, error, gpu=gpu)
+            state, directives = decide(State(), now_s, {}, device)
+        waits = host is not None and not any(process.alive for process in jobs[host])
+        for name, processes in jobs.items():
+            late = host not in (None, name) and name in device.reached
+            late = late and (owes(state.memory, name, device) or (waits and holds_more(state.memory, name)))
+            self._note_owing(processes, late, now_s)
+        if waits and host is not None:
+            directives |= until_it_starts(host, directives, state.memory)
+        return state, of_processes(jobs, directives, self._limited)
+
+    def _note_owing(self, processes: Sequence[GpuProcess], late: bool, now_s: float) -> None:
+        """Note since when the processes of a guest owe what frees memory for the guaranteed job; `late`: they do."""
+        for process in processes:
+            if late and process.alive:
+                self._owing_s.setdefault(process.key, now_s)
+            else:
+                self._owing_s.pop(process.key, None)
+
+    def _tell(
+        self,
+        processes: Sequence[GpuProcess],
+        shared: Mapping[int, Sequence[GpuProcess]],
+        orders: Mapping[Key, Directive],
+        now_s: float,
+    ) -> None:
+        said = {}
+        for process in processes:
+            here, directive, page = shared.get(process.gpu, ()), orders.get(process.key), self._reports.page(process)
+            try:
+                if directive is None:
+                    directive = self._freed(process, page)
+                if page is not None and directive is not None:
+                    page.set_directive(for_library(page, process, directive))
+                    page.share_until = now_s + LEASE_S if process.guest else 0.0
+            except (OSError, struct.error, ArithmeticError, ValueError) as error:
+                self._log_once("directive not written", process.key, error, key=process.key)
+            if here:
+                owing_s = now_s - self._owing_s.get(process.key, now_s)
+                late_s = owing_s if owing_s >= OBEY_S and not process.stopping else None
+                said[process.key] = as_said(process, here, directive or Directive(), late_s)
+        self._said_last = said
+
+    def _freed(self, process: GpuProcess, page: Page | None) -> Directive | None:
+        """For a process that shares with nobody: a directive that undoes the one of an earlier agent, once."""
+        if page is None or process.key in self._free:
+            return None
+        self._free.add(process.key)
+        before = page.directive
+        free = Directive(limit_number=before.limit_number)
+        changed = before != free or page.share_until
+        return replace(free, limit_number=before.limit_number + 1) if changed else None
+
+    def _write(self, now_s: float) -> None:
+        """Save the state if it has changed, not in every period."""
+        if self._states == self._written or (self._states and now_s - self._written_s < WRITE_S):
+            return
+        self._written, self._written_s = self._states, now_s
+        text = json.dumps({"boot": procs.boot_id(), "gpus": {g: CODEC.encode(s) for g, s in self._states.items()}})
+        with contextlib.suppress(OSError):  # a full disk: the next agent measures again
+            replace_file(self._file, text, mode=OWNER_ONLY)
+
+
+def _read(file: Path) -> dict[int, State]:
+    """What an earlier agent remembered since this boot, by GPU; nothing of what cannot be read."""
+    data: Any = procs.read_json(file) or {}
+    found: dict[int, State] = {}
+    if data.get("boot") != procs.boot_id() or not isinstance(data.get("gpus"), dict):
+        return found
+    for gpu, state in data["gpus"].items():
+        with contextlib.suppress(InputError, ValueError):
+            found[int(gpu)] = CODEC.decode(State, state)
+    return found

@@ -1,0 +1,146 @@
+"""How a running job shares its GPUs with guests, or as one: with whom, how much it gets, where it would be alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plait.core.words import counted
+from plait.live.layout import job_name
+from plait.live.protocol.wire import Sharing
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.records.attempts import Attempt, JobRecord
+
+#: Idle GPUs that are named at most.
+NAMED = 4
+
+
+def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
+    """How an attempt shares GPUs with guests or as a guest; None if it does not.
+
+    `beside`: each other job there, with the GPU; `share` of the GPUs' time, the least over its processes, as its agents
+    said it last (None: not yet).
+    """
+    groups = ctx.state.groups
+    mine = groups.by_job.get(attempt.job)  # none of one that the plan has dropped, but that has not made a step yet
+    if attempt.stop is not None or mine is None or not (attempt.guest or groups.shared):
+        return None
+    beside = [
+        {"job": job_name(other), "gpu": gpu_name(ctx, gpu), "guest": groups.by_job[other].guest}
+        for gpu in attempt.gpus
+        for other in groups.shared.get(gpu, ())
+        if other != attempt.job and groups.by_job[other].id != mine.id
+    ]
+    if not beside and not attempt.guest:
+        return None
+    said = heard(attempt)
+    return {
+        "guest": attempt.guest,
+        "beside": beside,
+        "share": min((one.share for one in said), default=None),
+        "limit_bytes": min((one.limit_bytes for one in said if one.limit_bytes > 0), default=None),
+        "action": max((one.action for one in said), key=_ACTIONS.index, default=None),
+    }
+
+
+def counts(ctx: Context) -> dict[str, int]:
+    """GPUs with a guest beside somebody else, and GPUs that are held for a waiting job and have no host."""
+    groups, controller = ctx.state.groups, ctx.state.controller
+    hosted = {gpu for gpus in groups.by_gpus for gpu in gpus}
+    reserved = {gpu for one in (() if controller is None else controller.reservations) for gpu in one.gpus}
+    return {"shared": sum(len(jobs) > 1 for jobs in groups.shared.values()), "reserved_idle": len(reserved - hosted)}
+
+
+#: From the one that lets it run to the one that ends it.
+_ACTIONS = ("run", "pause", "checkpoint", "stop")
+
+
+def heard(attempt: Attempt) -> list[Sharing]:
+    """What agents said last about how its processes share their GPUs."""
+    return [rank.seen.sharing for rank in attempt.ranks if rank.seen is not None and rank.seen.sharing is not None]
+
+
+def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: dict[str, Any]) -> str:
+    """The same for people: as whose guest a job runs, at which share and why; or which guests it has."""
+    where = {one["job"]: one["gpu"] for one in how["beside"]}
+    if not how["guest"]:
+        shares = ctx.state.jobs
+        guests = [f"{one} on {gpu}{_at(shares.get(int(one[2:])))}" for one, gpu in where.items()]
+        return f"runs at full speed; what it leaves goes to {_listed(guests)}"
+    hosts = {one["job"]: one["gpu"] for one in how["beside"] if not one["guest"]}
+    others = [f"{name} on {gpu}" for name, gpu in where.items() if name not in hosts]
+    share = "" if how["share"] is None else f" at share {how['share']:.2f}"
+    if hosts:
+        text = f"runs as a guest of {_listed([f'{name} on {gpu}' for name, gpu in hosts.items()])}{share}"
+    else:
+        places = _listed([gpu_name(ctx, gpu) for gpu in attempt.gpus])
+        text = f"runs as a guest{share} on {places}, where no guaranteed job is"
+    text += f", because {_because(ctx, job, how, list(hosts))}"
+    text += f"; beside it: {_listed(others)}" if others else ""
+    return f"{text}; {_alone(ctx, attempt)}" if how["beside"] else text
+
+
+def _at(job: JobRecord | None) -> str:
+    attempt = job.live if job is not None else None
+    shares = [] if attempt is None else [one.share for one in heard(attempt)]
+    return f" (share {min(shares):.2f})" if shares else ""
+
+
+def _because(ctx: Context, job: JobRecord, how: dict[str, Any], hosts: Sequence[str]) -> str:
+    """Why it is a guest, or why it gets nothing just now."""
+    held = how["action"] == "pause" or how["share"] == 0
+    if held and (unseen := [name for name in hosts if not _steps_seen(ctx, name)]):
+        has, leaves = ("have", "leave") if len(unseen) > 1 else ("has", "leaves")
+        return f"{_listed(unseen)} {has} reported no steps, and {leaves} it nothing before that"
+    if how["action"] == "pause":
+        return f"{_listed(hosts) if hosts else 'the others there'} {'needs' if len(hosts) == 1 else 'need'} the memory"
+    if hosts and how["share"] == 0:
+        return (
+            f"the step time of {_listed(hosts)} is being measured without it, or grew beside it; it is tried again "
+            "within about a minute"
+        )
+    if job.request.get("class") == "auto":
+        return "its class is auto, and its quota or the GPUs do not let it be guaranteed yet"
+    return "its class is opportunistic"
+
+
+def _steps_seen(ctx: Context, name: str) -> bool:
+    """Whether a host reports steps, from which the law learns what it leaves."""
+    host = ctx.state.jobs.get(int(name.removeprefix("j-")))
+    lead = host.live.lead if host is not None and host.live is not None else None
+    return lead is not None and bool(lead.step_s)
+
+
+def _alone(ctx: Context, attempt: Attempt) -> str:
+    """Where it would be alone: idle GPUs of nodes that take work."""
+    controller = ctx.state.controller
+    assert controller is not None, "a job runs"
+    cluster, used = controller.cluster, {gpu for gpus in ctx.state.groups.of_job.values() for gpu in gpus}
+    for number in ctx.state.live:
+        live = ctx.state.jobs[number].live
+        used.update(live.gpus if live is not None else ())
+    idle = [
+        gpu
+        for gpu in range(cluster.gpus)
+        if gpu not in used
+        and (node := ctx.state.nodes.get(cluster.nodes[int(cluster.gpu_node[gpu])].id)) is not None
+        and node.state == "ready"
+    ]
+    if len(idle) < len(attempt.gpus):
+        return f"{counted(len(idle), 'GPU')} idle" if idle else "no GPU is idle"
+    names = [gpu_name(ctx, gpu) for gpu in idle]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"would be alone on {', '.join(names[:NAMED])}{more}"
+
+
+def gpu_name(ctx: Context, gpu: int) -> str:
+    """A GPU of the cluster by its node and the node's number of it: n0:1."""
+    controller = ctx.state.controller
+    assert controller is not None, "there is a cluster"
+    cluster = controller.cluster
+    node = int(cluster.gpu_node[gpu])
+    return f"{cluster.nodes[node].id}:{gpu - int(cluster.first_gpu[node])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))

@@ -1,0 +1,123 @@
+"""What agents have measured of GPUs and of the jobs on them, as the controller takes it: `view.usage`.
+
+Only for policies that share GPUs with guests: others read nothing of it. A report has what differs from what the
+controller knows by a good deal, so that the log of a cluster at rest does not grow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+
+import numpy as np
+
+from plait.control.messages import UsageReported
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.policy import Usage, has_guests
+from plait.live.protocol.wire import RUNNING
+from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.records.attempts import Attempt
+
+#: What counts as changed: of a utilisation this much, of bytes and seconds this part.
+DRIFT_UTILISATION, DRIFT = 0.05, 0.1
+#: Columns of a job in a report, in this order.
+COLUMNS = ("step_s", "peak_bytes", "persistent_bytes", "spill_bytes")
+
+
+def report_usage(ctx: Context, now_s: float) -> Generator[Step, None, bool]:
+    """One `UsageReported` about what has changed since the last one, if anything has and the policy may want it.
+
+    Returns whether there was one.
+    """
+    controller, policy = ctx.state.controller, ctx.state.policy
+    if controller is None or policy is None or not has_guests(policy):
+        return False
+    utilisation, memory_bytes = _of_gpus(ctx)
+    jobs, figures = _of_jobs(ctx)
+    known = controller.usage
+    if known is not None:
+        gpus = len(utilisation)
+        utilisation = _news(utilisation, _padded(known.utilisation, gpus), absolute=DRIFT_UTILISATION)
+        memory_bytes = _news(memory_bytes, _padded(known.memory_bytes, gpus))
+        changed = _changed_jobs(jobs, figures, known)
+        jobs, figures = jobs[changed], figures[changed]
+    if not len(jobs) and np.isnan(utilisation).all() and np.isnan(memory_bytes).all():
+        return False
+    columns = {name: figures[:, i].copy() for i, name in enumerate(COLUMNS)}
+    yield UsageReported(now_s, utilisation, memory_bytes, jobs, **columns)
+    return True
+
+
+def _of_gpus(ctx: Context) -> tuple[FloatArray, FloatArray]:
+    """Mean utilisation and bytes in use of each GPU of the cluster; NaN where no agent says."""
+    controller = ctx.state.controller
+    assert controller is not None
+    cluster = controller.cluster
+    utilisation, memory_bytes = np.full(cluster.gpus, math.nan), np.full(cluster.gpus, math.nan)
+    for index, node in enumerate(cluster.nodes):
+        record, first = ctx.state.nodes.get(node.id), int(cluster.first_gpu[index])
+        if record is None or record.lost:
+            continue
+        for i, mean in enumerate(record.usage.means[: node.gpus]):
+            utilisation[first + i] = math.nan if mean.utilisation is None else round(mean.utilisation, 3)
+            memory_bytes[first + i] = math.nan if mean.memory_bytes is None else mean.memory_bytes
+    return utilisation, memory_bytes
+
+
+def _of_jobs(ctx: Context) -> tuple[IntArray, FloatArray]:
+    """Numbers of the jobs of which something was measured, and a row of `COLUMNS` each."""
+    rows = [
+        (number, figures)
+        for number in sorted(ctx.state.live)
+        if (attempt := ctx.state.jobs[number].live) is not None
+        and ctx.state.jobs[number].admitted
+        and (figures := _figures(attempt)) is not None
+    ]
+    numbers = np.array([number for number, _ in rows], dtype=np.int64)
+    return numbers, np.array([figures for _, figures in rows], dtype=float).reshape(-1, len(COLUMNS))
+
+
+def _figures(attempt: Attempt) -> tuple[float, float, float, float] | None:
+    """Seconds of a step, and bytes of its fullest process; None if nothing is known.
+
+    A guest that gets nothing makes no steps: its step is then at least as long as it has waited for the end of one.
+    """
+    running = [r.seen for r in attempt.ranks if r.seen is not None and r.seen.state == RUNNING]
+    steps = [seen.step_s for seen in running if seen.step_s]
+    memory = [seen.memory for seen in running if seen.memory is not None]
+    if attempt.guest:
+        steps += [seen.held_s - (seen.last_step_s or 0.0) for seen in running if seen.held_s > 0]
+    if not steps and not memory:
+        return None
+    largest = [max((getattr(m, name) for m in memory), default=math.nan) for name in COLUMNS[1:]]
+    return max(steps, default=math.nan), largest[0], largest[1], largest[2]
+
+
+def _padded(known: FloatArray, count: int) -> FloatArray:
+    out = np.full(count, math.nan)
+    out[: len(known)] = known[:count]
+    return out
+
+
+def _differs(new: FloatArray, known: FloatArray, absolute: float = 0.0) -> BoolArray:
+    """Which figures are known now and were not before, or differ by a good deal."""
+    least = absolute if absolute else DRIFT * np.maximum(np.abs(new), np.abs(known))
+    with np.errstate(invalid="ignore"):
+        out: BoolArray = ~np.isnan(new) & (np.isnan(known) | (np.abs(new - known) > least))
+    return out
+
+
+def _news(new: FloatArray, known: FloatArray, absolute: float = 0.0) -> FloatArray:
+    return np.where(_differs(new, known, absolute), new, math.nan)
+
+
+def _changed_jobs(jobs: IntArray, figures: FloatArray, known: Usage) -> BoolArray:
+    """Which jobs the controller knows other figures of, or none."""
+    if not len(jobs):
+        return np.zeros(0, dtype=np.bool_)
+    before = np.full_like(figures, math.nan)
+    there = np.isin(jobs, known.jobs)
+    at = np.searchsorted(known.jobs, jobs[there])
+    for i, name in enumerate(COLUMNS):
+        before[there, i] = getattr(known, name)[at]
+    return np.asarray(_differs(figures, before).any(axis=1), dtype=np.bool_)

@@ -1,0 +1,253 @@
+"""Processes as Linux shows them in /proc: who is it, is it still the same one, who descends from it, end them all.
+
+A pid alone names nobody, since the kernel gives it again to others. A process is its pid, its start time (clock ticks
+since boot) and the boot it belongs to; signals go through a pidfd opened before the start time is compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from plait.core.files import OWNER_ONLY, replace_file
+from plait.live.system import cgroups
+
+#: Environment variable by which every process of an attempt is known, wherever it moved to.
+MARK = "PLAIT_ATTEMPT"
+#: Of the environment of who started the service or an agent: not for jobs, nor for what runs in allocations.
+PRIVATE = ("PLAIT_TOKEN", "PLAIT_URL", "PLAIT_DB", "PGPASSWORD", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MOST_JSON_BYTES = 1 << 20
+
+
+def boot_id() -> str:
+    """A name of this boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def boot_s() -> float:
+    """Seconds since boot, suspended time included; never set back."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, not to be confused with a later one of the same pid."""
+
+    pid: int
+    start_time: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """The process that has this pid now; None if there is none (a dead one not yet collected is none)."""
+        start = start_time(pid)
+        return None if start is None else cls(pid, start, boot_id())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return start_time(self.pid) == self.start_time and self.boot == boot_id()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it started; 0 for one of another boot."""
+        return max(0.0, boot_s() - self.start_time / _TICKS) if self.boot == boot_id() else 0.0
+
+    def open(self) -> int | None:
+        """A pidfd of it (readable once it has ended); None if it has ended. The caller closes it."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except OSError:
+            return None
+        if self.alive:
+            return fd
+        os.close(fd)
+        return None
+
+    def send(self, number: int) -> bool:
+        """Send a signal to it and to nobody else; False if it has ended."""
+        fd = self.open()
+        if fd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return text[text.rindex(b")") + 2 :].split()  # the name before may hold blanks and brackets
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which the process started; None if it has ended."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in b"ZX" else int(fields[19])
+
+
+def pids() -> list[int]:
+    """All processes that can be seen."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def descendants(root: int) -> list[int]:
+    """Children of a process, their children and so on; dead ones not yet collected are left out."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        fields = _stat(pid)
+        if fields is not None and fields[0] not in b"ZX":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def children(parent: int) -> list[int]:
+    """Processes whose parent this is; dead ones not yet collected are left out."""
+    stats = ((pid, _stat(pid)) for pid in pids())
+    return [pid for pid, fields in stats if fields is not None and fields[0] not in b"ZX" and int(fields[1]) == parent]
+
+
+def in_session(session: int) -> set[int]:
+    """Processes of a session; dead ones not yet collected are left out."""
+    stats = ((pid, _stat(pid)) for pid in pids())
+    return {pid for pid, at in stats if at is not None and at[0] not in b"ZX" and int(at[3]) == session}
+
+
+def environment(pid: int) -> dict[str, str]:
+    """What a process was started with; empty if that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+
+
+def marked(mark: str) -> list[int]:
+    """Processes of an attempt, whoever their parent is by now: of its environment, and of its control group."""
+    found = set(with_environment(MARK, mark))
+    return sorted(found | {pid for pid in cgroups.members(mark) if start_time(pid) is not None})
+
+
+def with_environment(name: str, value: str) -> list[int]:
+    """Processes that were started with this variable."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for pid in pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:
+            continue
+        if wanted in environment.split(b"\0") and start_time(pid) is not None:
+            found.append(pid)
+    return found
+
+
+def kill_until_none(find: Callable[[], Iterable[int]], collect: Callable[[], None], patience_s: float = 5.0) -> bool:
+    """SIGKILL what `find` gives until it gives nothing, since processes may fork while they are being killed.
+
+    `collect` takes in the dead between two rounds. False if some were left when patience ended (stuck in the kernel).
+    """
+    until = time.monotonic() + patience_s
+    pause_s = 0.001
+    while True:
+        found = [pid for pid in find() if pid not in (os.getpid(), 1)]
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        collect()
+        if not found:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+
+
+def memory_bytes(processes: Iterable[int], limit: float) -> float:
+    """Bytes that processes use; shared pages count once, but only if the plain sum is above `limit`."""
+    processes = list(processes)
+    plain = sum(_resident(pid) for pid in processes)
+    return plain if plain <= limit else sum(_proportional(pid) for pid in processes)
+
+
+def _resident(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return float(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _proportional(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return _resident(pid)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process; raises OSError if the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = False) -> None:
+    """Replace the file at `path` as a whole by `value` as JSON, for its owner only; `durable`: synced to the disk."""
+    replace_file(path, json.dumps(value), mode=OWNER_ONLY, durable=durable)
+
+
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file to read; raises OSError for anything else.
+
+    Jobs can write to their folders: a pipe there must not hold the agent up, nor a link lead it elsewhere.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", os.fspath(path))
+    return os.fdopen(fd, "rb")
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
+    """The object in a file; None if there is no such file or no object in it."""
+    try:
+        with open_plain(path) as file:
+            value = json.loads(file.read(_MOST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,201 @@
+"""The gate of a guest: GPU work of an opportunistic job, piece by piece, in what its hosts leave.
+
+A *quantum* is the GPU work between two checks of the share: from the beginning of a GPU stage, or the last yield point,
+to the next one. The gate waits until a quantum has ended before the next begins, so never more than one is outstanding.
+Before a quantum the guest waits until
+
+    lease   `Page.share_until` lies ahead: a guest whose agent is gone pauses, its hosts run free
+    share   the share is above 0, and q (1 / share - 1) seconds have passed since a quantum of q seconds ended
+    gate    no host is in its GPU stage, if the gate is on
+
+The seconds of a quantum are those that it takes on a free GPU. Behind the work of others it takes longer, so at each
+place in a step the least of recent ones counts, and little more.
+
+A change of any of them counts at once, also a promotion: a host waits for nothing. Nor does a job that was asked to
+stop, so that it can save its state.
+
+After AntMan (Xiao et al., OSDI 2020), section 3: compute scaling. What is plait's own is that the pause follows each
+quantum, not each step, and the stage gate.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from plait.core.resources import Resource
+from plait.runtime.host_stages import HostStages
+from plait.runtime.neighbours import Neighbours
+from plait.runtime.page import Page
+from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, NullGate, StageGate
+
+#: Longest sleep before the page is read again; and while a host is in its GPU stage.
+LOOK_S, GATE_LOOK_S = 0.005, 0.0005
+#: Yield points that are closer together than this are passed over: giving way costs tens of microseconds.
+LEAST_QUANTUM_S = 0.001
+MOST_PASSED = 64
+#: A quantum counts as at most so many times the least of its place, the first as at most so many seconds: it compiles.
+MOST_LEAST, FIRST_S = 1.5, 1.0
+#: How fast the mean of quanta and the least of a place follow, and how many places of a step are kept apart.
+_RECENT, _FORGET, _PLACES = 0.1, 0.02, 256
+
+
+class GuestGate:
+    """See the module. It wraps the gate of the guest's own group, or the null gate without one."""
+
+    def __init__(
+        self,
+        page: Page,
+        neighbours: Neighbours,
+        inner: StageGate | None = None,
+        *,
+        look: Callable[[], Neighbours | None] | None = None,
+        wants_stop: Callable[[], object] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Pace the process with page `page`, a guest of `neighbours`, around the gate `inner`.
+
+        `look` returns the neighbours after a change of control.json; `wants_stop`: True after a stop request.
+        """
+        self.inner: StageGate = inner if inner is not None else NullGate()
+        self.stats, self.kind, self.reason = self.inner.stats, "guest", self.inner.reason
+        self.marked = False  # whether GPU stages are marked; without, all between two waits is a quantum
+        self.quanta = 0  # that have ended
+        self.longest_s = 0.0  # since somebody set it to 0
+        self._page, self._wants_stop = page, wants_stop
+        self._look, self._version = look, page.control_version
+        self._clock, self._sleep = clock, sleep
+        self._follow(neighbours)
+        self._began_s: float | None = None
+        self._ended_s, self._took_s = -math.inf, 0.0  # of the last quantum
+        self._mean_s: float | None = None  # seconds from yield point to yield point
+        self._every, self._passed = 1, 0
+        self._place = 0  # of the quantum in its step
+        self._least_s: dict[int, float] = {}
+
+    @property
+    def version(self) -> int:
+        """See `StageGate.version`: of the guest's own group."""
+        return self.inner.version
+
+    @property
+    def quantum_s(self) -> float:
+        """Of the guest's own group."""
+        return float(getattr(self.inner, "quantum_s", 0.0))
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which the guest was not allowed to use the GPU."""
+        return self.stats.waited_s[Resource.GPU]
+
+    def enter(self, resource: Resource, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Wait until GPU work may begin; other resources as in the guest's own group."""
+        if resource is Resource.GPU:
+            self.marked, self._place = True, 0
+            self.wait()
+        self.inner.enter(resource, timeout_s)
+        if resource is Resource.GPU:
+            self._begin()
+
+    def leave(self, resource: Resource) -> None:
+        """The stage has ended, on the device too."""
+        self.inner.leave(resource)
+        if resource is Resource.GPU:
+            self.end()
+
+    def yield_point(self, before: Callable[[], None] | None = None) -> None:
+        """Between two quanta: `before` waits for the first; then wait until the second may begin."""
+        if self._began_s is None:
+            self.inner.yield_point(before)
+            return
+        self._passed += 1
+        if self._passed < self._every:
+            return
+        if before is not None:
+            before()
+        self.end()
+        if self._blocked_s(self._clock()) and self.inner.kind != "none":  # so that no member of our group waits for us
+            self.inner.leave(Resource.GPU)
+            self.wait()
+            self.inner.enter(Resource.GPU, DEFAULT_TIMEOUT_S)
+        else:
+            self.wait()
+            self.inner.yield_point()
+        self._begin()
+
+    def begin(self) -> None:
+        """Where no stages are marked: wait until the script may go on, which begins the first quantum of a step."""
+        self._place = 0
+        self.wait()
+        self._begin()
+
+    def end(self) -> None:
+        """The quantum that is open, if one is, has ended on the device."""
+        began_s, self._began_s = self._began_s, None
+        if began_s is None:
+            return
+        self._ended_s = self._clock()
+        self._took_s = self._on_a_free_gpu(self._ended_s - began_s)
+        self.longest_s = max(self.longest_s, self._took_s)
+        self.quanta += 1
+        each_s = self._took_s / max(self._passed, 1)
+        self._mean_s = each_s if self._mean_s is None else self._mean_s + _RECENT * (each_s - self._mean_s)
+        self._every = min(max(math.ceil(LEAST_QUANTUM_S / max(self._mean_s, 1e-9)), 1), MOST_PASSED)
+
+    def _on_a_free_gpu(self, took_s: float) -> float:
+        """Seconds of the quantum at this place of the step, without what it waited for others on the device."""
+        place, self._place = min(self._place, _PLACES), self._place + 1
+        least_s = self._least_s.get(place)
+        if least_s is None:
+            self._least_s[place] = took_s
+            return min(took_s, FIRST_S)
+        least_s = took_s if took_s < least_s else least_s + _FORGET * (took_s - least_s)
+        self._least_s[place] = least_s
+        return min(took_s, MOST_LEAST * least_s)
+
+    def wait(self) -> None:
+        """Until a quantum may begin, or the job was asked to stop."""
+        begin_s, pause_s = self._clock(), self._blocked_s(self._clock())
+        if not pause_s:
+            return
+        self._page.stage_since = 0.0  # a guest that waits does not hang
+        while pause_s and not self._wants_stop():
+            self._sleep(pause_s)
+            pause_s = self._blocked_s(self._clock())
+        self.stats.waited_s[Resource.GPU] += self._clock() - begin_s
+
+    def drop(self) -> None:
+        """See `StageGate.drop`."""
+        self.inner.drop()
+
+    def close(self) -> None:
+        """See `StageGate.close`."""
+        self.inner.close()
+        self._hosts.close()
+
+    def _follow(self, neighbours: Neighbours | None) -> None:
+        self._guest = neighbours is not None and neighbours.guest
+        gated = neighbours is not None and neighbours.gate
+        self._hosts = HostStages(neighbours.hosts if neighbours is not None and gated else (), clock=self._clock)
+
+    def _begin(self) -> None:
+        self._began_s, self._passed = self._clock(), 0
+
+    def _blocked_s(self, now_s: float) -> float:
+        """Seconds until the next check; 0: a quantum may begin."""
+        page = self._page
+        if self._look is not None and page.control_version != self._version:
+            self._version = page.control_version
+            self._hosts.close()
+            self._follow(self._look())
+        if not self._guest:
+            return 0.0
+        share = page.share
+        if not now_s < page.share_until or not share > 0:
+            return LOOK_S
+        due_s = self._ended_s + self._took_s * (1.0 / min(share, 1.0) - 1.0)
+        if due_s > now_s:
+            return min(due_s - now_s, LOOK_S)
+        return GATE_LOOK_S if self._hosts.busy else 0.0

@@ -1,0 +1,72 @@
+"""Read from the pages of the guaranteed jobs on a GPU whether they are in their GPU stage."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from plait.core.resources import Resource
+from plait.runtime.page import JobState, Page, PageError
+
+#: Seconds between two checks of whether a host that stays in its GPU stage still lives.
+ALIVE_EVERY_S = 0.2
+_IN_GPU_STAGE = Resource.GPU + 1
+_GONE = frozenset((JobState.PREEMPTED, JobState.FINISHED, JobState.FAILED))
+
+
+class HostStages:
+    """The hosts of a guest. One that marks no stages, has no page, or has ended is never in its GPU stage.
+
+    Nor is one that waits in its stage for memory: the guest must reach its boundary to give that back.
+    """
+
+    def __init__(self, paths: Iterable[Path], *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`paths`: page files of the hosts. They are read, not mapped: truncating a mapped file kills its readers."""
+        self._pages: list[Page] = []
+        self._clock, self._checked_s = clock, clock()
+        for path in paths:
+            with contextlib.suppress(PageError, OSError):
+                self._pages.append(Page.open(path, mapped=False))
+
+    @property
+    def busy(self) -> bool:
+        """True if a host is in its GPU stage now."""
+        found = [page for page in self._pages if page.in_stage == _IN_GPU_STAGE and not page.refused_bytes > 0]
+        now_s = self._clock()
+        if not found:
+            self._checked_s = now_s
+            return False
+        if now_s - self._checked_s >= ALIVE_EVERY_S:
+            self._checked_s = now_s
+            for page in found:
+                if _has_ended(page):
+                    self._pages.remove(page)
+                    page.close()
+            return any(page in self._pages for page in found)
+        return True
+
+    def close(self) -> None:
+        """Close the pages; may be called twice."""
+        while self._pages:
+            self._pages.pop().close()
+
+
+def _has_ended(page: Page) -> bool:
+    """True if the process of a page has ended: while it lives, it holds a lock beside its page."""
+    if page.state in _GONE:
+        return True
+    try:
+        fd = os.open(page.path.parent / "speaker.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # nobody can say
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

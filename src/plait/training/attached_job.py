@@ -1,0 +1,476 @@
+"""The job of a process under plait, with the methods that a training script calls.
+
+An iteration is a step of a torch optimizer; in a process where none steps (NumPy, JAX, plain Python) it is a step of
+`job.steps`, a batch of a wrapped loader, or an epoch of `job.epochs` (`iterations`). Between two of
+them the job reports its progress, saves a checkpoint if one is due, and stops on request. The best moment for that is
+the beginning of the next iteration, when everything that belongs to the last one (scheduler, counters) is done:
+
+    in `job.steps(n)`           before the next number            anything may follow optimizer.step()
+    in a wrapped loader         before the next batch             "
+    in `job.epochs(n)`          before the next number            if no iteration ended inside
+    `job.step_boundary()`       where it is called                for loops of another kind
+    none of these               in optimizer.step() itself        what follows it in the iteration is in no checkpoint
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NoReturn
+
+from plait.core.resources import Resource
+from plait.runtime.page import STOP_NOW, VERSION, JobState, Page, Saves
+from plait.training.device.emulation import make_stages
+from plait.training.device.gpu_stage import GpuStage
+from plait.training.environment import ControlFile, Environment
+from plait.training.iterations import Iterations, saved_loop_step
+from plait.training.job import Job, whole_number
+from plait.training.notes import note
+from plait.training.process import here
+from plait.training.profiler import Profiler
+from plait.training.sharing.device_memory import find_device_memory
+from plait.training.sharing.shared_gpu import SharedGpu
+from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
+from plait.training.state.checkpoint_store import CheckpointStore, Commit
+from plait.training.state.resume_advice import ResumeAdvice
+from plait.training.state.state_registry import StateRegistry
+from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
+
+#: Half of the usual grace period: a stop might cut off a longer evaluation.
+LONG_EVALUATION_S = 30.0
+
+
+class AttachedJob(Job):
+    """The job of this process under plait, created by `attachment.attach`."""
+
+    def __init__(self, around: Environment, page: Page, *, seed: int = 0) -> None:
+        """Represent the rank that `around` describes, through `page`; `seed` as for `Job`."""
+        super().__init__(seed=seed)
+        assert around.job_dir is not None
+        self.around, self.page = around, page
+        self.control = ControlFile(around, page, wrap=lambda gate: self.shared.wrap(gate))
+        self.process = here()
+        self.stages = make_stages(page, refresh=self.control.gate, begun=self.process.gpu_stage_begins)
+        self.compute = GpuStage(self.stages, page)
+        self.shared = SharedGpu(
+            page,
+            self.stages,
+            self.control.neighbours,
+            own_process=self.process.limits_memory,
+            wants_stop=lambda: self.boundary.wants_stop,
+            note=partial(note, around.run_dir),
+            find_memory=lambda: self.stages.memory or find_device_memory(),
+            models=lambda: [v for v in self.kept.values.values() if hasattr(v, "register_forward_pre_hook")],
+        )
+        self.profiler = Profiler()
+        folder = around.job_dir / "checkpoints"
+        commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
+        self.checkpointer = Checkpointer(commits, rank=around.rank, world_size=around.world_size, done=self._committed)
+        self.step = 0
+        self._pid = os.getpid()
+        self.kept = StateRegistry()
+        self._resumed = self._leaving = self._foreign = False
+        self.iterations = Iterations(self.compute)
+        self._epoch = 0
+        self._save_asked: bool | None = None  # by `checkpoint` in a loop step: whether to wait for the write
+        self.total_epochs = 0  # announced by the script, 0 unknown
+        self.advice = ResumeAdvice(self)
+        self.boundary = Boundary(
+            page, self.checkpointer, around, boundary_missing=self._boundary_missing, leaves=lambda: self.shared.leaves
+        )
+        self._idle_s = self._evaluation_s = 0.0
+        self.evaluated_s = 0.0  # all evaluations together
+        self._gate_thread: Any = None
+        self._group: Any = None
+        page.pid, page.state, page.saves = os.getpid(), JobState.STARTING, Saves.NO_BOUNDARY
+        page.library_version = VERSION
+        tell_where_on_quit()
+        self._failed = False
+        self.process.end_with(self._end, self._note_failure)
+
+    @property
+    def rng(self) -> Any:
+        """See `Job.rng`."""
+        return self.kept.generator(self._seed)
+
+    # -- what scripts call; documented in Job ---------------------------------------------------------------------
+
+    @property
+    def attached(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def process_group(self) -> Any:
+        """See `Job.process_group`."""
+        if self._group is None:
+            self._group = self.process.process_group()
+        return self._group if self._group is not None else super().process_group
+
+    def stage(self, resource: Resource, *, sync: bool = False) -> AbstractContextManager[None]:
+        """See `Job.stage`."""
+        if resource is Resource.GPU:
+            self.compute.leave_to_script()
+        return self.stages.stage(Resource(resource), sync=sync)
+
+    def wrap_loader(self, loader: Any, *, train: bool = True) -> Any:
+        """See `Job.wrap_loader`."""
+        from plait.training.loader.loader import wrap
+
+        if hasattr(loader, "join_job"):  # an adaptive loader marks its stages and saves its position itself
+            loader.join_job(self)
+            return loader
+        wrapped = wrap(self, loader, train=train)
+        if train and wrapped is not loader:
+            self.kept.add(self.kept.free_name("loader"), wrapped)
+        return wrapped
+
+    def wrap_optimizer(self, optimizer: Any) -> Any:
+        """See `Job.wrap_optimizer`."""
+        if self.kept.name_of(optimizer) is None:
+            self.kept.give(self.kept.free_name("optimizer"), optimizer)
+        self.compute.know(optimizer)
+        return optimizer
+
+    def wrap_ddp(self, model: Any, *, inner: Any = None) -> Any:
+        """See `Job.wrap_ddp`."""
+        from plait.training.collectives.network import alike, module_of, register
+
+        layout = register(self, model, inner).layout
+        module = module_of(model)
+        name = self.kept.name_of(model, module)
+        if name is None:
+            name = self.kept.free_name("model")
+            self.kept.give(name, module)
+        self.kept.values[name] = module
+        buckets = self.kept.free_name("buckets")
+        self.kept.replicated |= {name, buckets} if alike(model) else {buckets}
+        self.kept.add(buckets, layout)
+        return model
+
+    def register_state(self, **stateful: Any) -> None:
+        """See `Job.register_state`."""
+        for name, value in stateful.items():
+            self.kept.give(name, value)
+            if hasattr(value, "param_groups"):
+                self.compute.know(value)
+
+    def resume(self) -> int:
+        """See `Job.resume`."""
+        if self._resumed:
+            return self.step
+        self._resumed = True
+        self.boundary.stop.listen()  # a signal now waits for the next boundary, or for the end if nothing is left
+        found = self.checkpointer.load()
+        if found is not None:
+            commit, state = found
+            self.step = commit.step
+            self._epoch = state["plait"]["epoch"]
+            self.iterations.loop_step = saved_loop_step(state["plait"], self.step)
+            self.page.steps = self.page.checkpoint_steps = self.step
+            with contextlib.suppress(OSError):
+                self.page.checkpoint_time = commit.path.stat().st_mtime
+            self.kept.found(state)
+        self.page.state = JobState.RUNNING
+        self.boundary.saved()
+        return self.step
+
+    def steps(self, total: int) -> Iterator[int]:
+        """See `Job.steps`."""
+        total = whole_number(total, "steps")
+        self.resume()
+        self.page.total_iterations = total
+        with self.in_loop("steps"):
+            for loop_step in range(self.iterations.loop_step, total):
+                self.iterations.begin_loop_step(loop_step)
+                yield loop_step
+                if not self.iterations.loop_step_counted:
+                    self._loop_step_ended()
+                # Not the count of optimizer steps: a scaler may skip one, and one may take several steps of the loop.
+                self.iterations.begin_loop_step(loop_step + 1)
+                self.safe_point("steps")
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """See `Job.epochs`."""
+        total = whole_number(total, "epochs")
+        self.resume()
+        self.total_epochs = total
+        with self.in_loop("epochs"):
+            for epoch in range(self._epoch, total):
+                self._epoch, before = epoch, self.counted
+                yield epoch
+                self._epoch = epoch + 1
+                if self.counted == before:
+                    self.page.total_iterations = total
+                    self._loop_step_ended()
+                self.safe_point("epochs")
+
+    def yield_point(self) -> None:
+        """See `Job.yield_point`."""
+        if self.shared.guest:
+            self.shared.script_yields()
+        else:
+            self.stages.yield_point()
+
+    @property
+    def micro_batches(self) -> int:
+        """See `Job.micro_batches`."""
+        return self.page.directive.micro_batches
+
+    def step_boundary(self, *, work: float = 0.0, phase: str = "") -> None:
+        """See `Job.step_boundary`."""
+        self.shared.reports.work, self.shared.reports.phase = work, phase
+        if not self.iterations.manual:
+            self.iterations.manual = True
+            self.iterations.pending = False
+            if self.counted:  # the optimizer's hook has counted this one already
+                self._act()
+                return
+        self._count()
+        self._act()
+
+    def checkpoint(self, *, block: bool = False) -> CheckpointHandle | None:
+        """See `Job.checkpoint`."""
+        if self.kept.missing:
+            self.advice.warn_unregistered()
+            return None
+        if self.iterations.saves_at_loop_end:
+            self._save_asked = block or bool(self._save_asked)  # a loop step is complete only at its end
+            return None
+        return self._save(block=block)
+
+    def _save(self, *, block: bool = False) -> CheckpointHandle:
+        before = self.page.state
+        self.page.state = JobState.CHECKPOINTING
+        self.shared.reports.left_out = True
+        handle = self.checkpointer.save(self.step, self._collect)
+        self.page.blocking_s += handle.blocking_s
+        self._idle_s += handle.blocking_s
+        self.boundary.saved()
+        if block:
+            handle.wait()
+        self.page.state = before
+        return handle
+
+    # -- what loaders, hooks and adapters call --------------------------------------------------------------------
+
+    @property
+    def counted(self) -> int:
+        """Iterations of this process."""
+        return self.iterations.counted
+
+    @property
+    def had_loop(self) -> bool:
+        """Whether a loop of the job has begun."""
+        return self.iterations.had_loop
+
+    @property
+    def compute_thread(self) -> int:
+        """The thread that opened the GPU stage."""
+        return self.compute.thread
+
+    @property
+    def gate_thread(self) -> Any:
+        """The thread that enters and leaves the gate of the network."""
+        if self._gate_thread is None:
+            from plait.training.collectives.network import GateThread
+
+            self._gate_thread = GateThread()
+        return self._gate_thread
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """After `step()` of any optimizer of the process. The first, or the first wrapped, is the one that counts."""
+        if os.getpid() != self._pid or self._leaving:
+            return
+        if not self.compute.stepped(optimizer):
+            return
+        self.shared.trains(optimizer)
+        if self.iterations.manual:
+            return
+        self._count()
+        if self.iterations.looping:
+            self.iterations.pending = True
+        else:
+            self._act()
+
+    def in_loop(self, loop: str) -> AbstractContextManager[None]:
+        """Context in which the loop `loop` runs: `steps`, `epochs` or `loader`."""
+        return self.iterations.in_loop(loop)
+
+    @contextlib.contextmanager
+    def in_evaluation(self) -> Iterator[None]:
+        """Context in which a loader for evaluation runs."""
+        begin_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._evaluation_s = time.monotonic() - begin_s
+            self.shared.reports.left_out = True
+            self.evaluated_s += self._evaluation_s
+
+    def look_up(self, *, evaluating: bool) -> None:
+        """Between two batches, where nothing can be saved: end the job if there is no time left.
+
+        If a stop arrives during an evaluation (`evaluating`), the evaluation finishes and the next boundary saves. If
+        it takes longer than half of the grace period, the job ends with its newest checkpoint. Ranks of a gang stay
+        together.
+        """
+        if self.page.in_stage and not self.shared.guest:  # see `Stages` for guests
+            self.page.stage_since = time.monotonic()  # the job makes progress
+        wants_stop = self.boundary.wants_stop
+        if wants_stop and self.around.world_size == 1:
+            overdue = evaluating and self.boundary.asked_for_s > self.around.grace_s / 2
+            if wants_stop == STOP_NOW or overdue:
+                self.leave()
+
+    @property
+    def in_epochs(self) -> bool:
+        """True if the script counts its epochs by `epochs`."""
+        return self.iterations.inside("epochs")
+
+    def leave(self) -> NoReturn:
+        """End the process as preempted, after running writes have ended."""
+        self._leaving = True
+        self.boundary.stop.ignore()
+        self.profiler.close()
+        self.stages.close_all()
+        self.stages.gate.close()
+        self.checkpointer.drain()
+        self.page.state = JobState.PREEMPTED
+        self.process.leave(PREEMPTED)
+
+    def end(self, *, failed: bool) -> None:
+        """End the job of a script that ends before its process; `failed`: by an exception."""
+        self._failed = failed
+        try:
+            self.stages.close_all()
+        finally:  # even if the GPU is lost, the gate must be left
+            self._end()
+
+    def _note_failure(self) -> None:
+        """Note that the script ends by an uncaught exception."""
+        self._failed = True
+
+    def _end(self) -> None:
+        """At the end of the interpreter: leave the gate, and finish running writes."""
+        if os.getpid() != self._pid:
+            return
+        self.advice.end()
+        self.profiler.close()
+        self.stages.gate.close()
+        self.checkpointer.drain()
+        self.boundary.stop.ignore()  # it ends by itself, so its work counts
+        if not self._leaving:
+            self.page.state = JobState.FAILED if self._failed else JobState.FINISHED
+
+    def _collect(self) -> dict[str, Any]:
+        about = {"epoch": self._epoch, "step": self.step, "world": self.around.world_size}
+        about["loop_step"] = self.iterations.loop_steps_done
+        return self.kept.collect(self.around.rank, about)
+
+    def _committed(self, commit: Commit) -> None:
+        self.page.checkpoint_steps, self.page.checkpoint_time = commit.step, time.time()
+
+    # -- boundaries -----------------------------------------------------------------------------------------------
+
+    def safe_point(self, loop: str, *, last: bool = False) -> None:
+        """Act on the last iteration between two steps of `loop`; loops inside `steps` leave that to it.
+
+        `last`: the last step of a pass, after which an evaluation may follow; a long one needs a checkpoint first.
+        """
+        if self.iterations.take_pending(loop):
+            self._act(save=last and self._evaluation_s > LONG_EVALUATION_S)
+
+    def batch_ended(self) -> None:
+        """Note the end of a training batch, which is an iteration if nothing else counts them."""
+        if not self.iterations.inside("steps"):
+            self._loop_step_ended()
+
+    def _loop_step_ended(self) -> None:
+        """Note the end of a loop step without an optimizer step."""
+        if self.iterations.end_loop_step():
+            self._count()
+            self.iterations.pending = True
+
+    @property
+    def saves(self) -> Saves:
+        """Whether the job would resume from its newest checkpoint."""
+        if not self.counted:
+            return Saves.NO_BOUNDARY
+        if self._foreign:
+            return Saves.YES
+        if self.kept.missing:
+            return Saves.NOTHING
+        if not self._resumed:
+            return Saves.NOT_RESUMED
+        return Saves.FAILED if self.checkpointer.failed else Saves.YES
+
+    def _boundary_missing(self) -> bool:
+        """True if no boundary can be expected, so that a stop must not wait for one."""
+        return self.advice.boundary_missing and not self.counted and not self.had_loop
+
+    def _count(self) -> None:
+        """Count an iteration: update the page and the profiler."""
+        self.stages.publish()
+        # An optimizer steps inside a stage, whose time so far belongs to this iteration and the rest to the next one.
+        now_s, busy_s = time.monotonic(), self.stages.busy_so_far()
+        self.step += 1
+        self.iterations.count()
+        page, profiler = self.page, self.profiler
+        if self.step == 1 or page.state == JobState.STARTING:
+            page.state = JobState.RUNNING
+        if self.counted == 1:
+            page.first_step_monotonic = now_s
+        waited_s = self.shared.waited_since_last()
+        idle_s, self._idle_s = self._idle_s + waited_s, 0.0
+        self.shared.step_ended(self.step, now_s, busy_s, waited_s=idle_s)
+        if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s) and profiler.result:
+            page.set_profile(*profiler.result)
+        page.step_s, page.last_step_monotonic, page.steps = profiler.step_s, now_s, self.step
+        page.saves = self.saves
+
+    def _act(self, *, save: bool = False) -> None:
+        """Between two iterations: save, stop, pause or slow down on request. `save`: make a checkpoint anyway."""
+        stop, save = self.boundary.decide(save=save)
+        if stop == STOP_NOW:
+            self.leave()
+        asked, self._save_asked = self._save_asked, None
+        if (stop or save or asked is not None) and not self.kept.missing:
+            self.advice.warn_stale()
+            self._save(block=bool(asked))
+        if stop:
+            self.leave()
+        self.advice.check()
+        self.settle()
+        if self.around.world_size == 1 and self.boundary.wants_stop and not stop:
+            self._act()  # a stop arrived during a pause: act on it now
+
+    # -- for adapters, whose trainers count, save and end in their own way ------------------------------------------
+
+    def take_over(self, step: int, total: float) -> None:
+        """Let a trainer count the iterations: it is at `step` of `total` (0 unknown)."""
+        self.iterations.manual = self._resumed = self._foreign = True
+        self.step = step
+        self.page.steps, self.page.total_iterations = step, total
+        self.page.state = JobState.RUNNING
+        self.boundary.saved()
+
+    def count(self) -> None:
+        """Count an iteration of the trainer."""
+        self._count()
+
+    def settle(self) -> None:
+        """Pause, or use less of the GPU, if the agent requests it."""
+        self._idle_s += self.shared.boundary()
+
+    def saved(self, commit: Commit | None, blocking_s: float) -> None:
+        """Note a checkpoint of the trainer, for which training stood still for `blocking_s` seconds."""
+        self.boundary.saved()
+        self._idle_s += blocking_s
+        self.page.blocking_s += blocking_s
+        if commit is not None:
+            self._committed(commit)

@@ -1,0 +1,88 @@
+"""Pinned memory of the host for what does not fit on the device: a pool that torch takes from where its own is full.
+
+AntMan's universal memory (Xiao et al., OSDI 2020) with means of torch: a `torch.cuda.MemPool(use_on_oom=True)` over an
+allocator of pinned, mapped memory. Kernels read it over the bus by an ordinary pointer; a tensor that was put there
+stays until it is freed, and the next step is on the device again if there is room.
+
+torch takes only blocks that the pool has cached already, so the arena is allocated at once. The allocator is some lines
+of C over the driver, compiled where a compiler is found; without one, or with a torch that lacks the option, there is
+no pool and `HostPoolError` says why.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError, PlaitError
+from plait.core.files import OWNER_ONLY, replace_file
+
+VARIABLE = "PLAIT_HOST_POOL_GB"
+DEFAULT_GB = 4.0
+_SOURCE = Path(__file__).with_name("host_allocator.c")
+
+
+class HostPoolError(PlaitError):
+    """There can be no pool; says why."""
+
+
+def arena_bytes(environ: Any = os.environ) -> int:
+    """How large the pool is to be, by `PLAIT_HOST_POOL_GB` (GiB; 0: none). Raises `InputError` for no such number."""
+    text = environ.get(VARIABLE) or str(DEFAULT_GB)
+    try:
+        size = float(text)
+        if not 0 <= size < 1e6:
+            raise ValueError
+    except ValueError:
+        raise InputError(f"{VARIABLE} is {text!r}, needs GiB of pinned host memory a job may use, as in 4") from None
+    return int(size * 2**30)
+
+
+def build_allocator(folder: Path | None = None) -> Path:
+    """The compiled allocator, made once for each user; raises `HostPoolError` without a compiler."""
+    cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plait"
+    library = cache / f"host_allocator-{_SOURCE.stat().st_mtime_ns:x}.so"
+    if library.exists():
+        return library
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise HostPoolError("no C compiler (cc, gcc or clang) to build the allocator of pinned memory with")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            made = Path(scratch) / "made.so"
+            command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(made), str(_SOURCE), "-ldl", "-lpthread"]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+            replace_file(library, made.read_bytes(), mode=OWNER_ONLY)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        raise HostPoolError(f"the allocator of pinned memory cannot be built: {said[-1] if said else error}") from None
+    return library
+
+
+class HostPool:
+    """An arena of pinned memory that torch's allocator falls back to."""
+
+    def __init__(self, cuda: Any, size_bytes: int, library: Path) -> None:
+        """Allocate the arena; `cuda`: torch.cuda, initialised. Raises `HostPoolError` if this torch cannot."""
+        self.size_bytes = size_bytes
+        try:
+            self._allocator = cuda.memory.CUDAPluggableAllocator(str(library), "plait_host_alloc", "plait_host_free")
+            self._pool = cuda.MemPool(self._allocator.allocator(), use_on_oom=True)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            raise HostPoolError(f"this torch has no pool that is used when the device is full: {error}") from None
+        try:
+            with cuda.use_mem_pool(self._pool):
+                self._reserve(cuda, size_bytes)
+        except (AttributeError, RuntimeError) as error:
+            raise HostPoolError(f"{size_bytes / 2**30:.1f} GiB of host memory cannot be pinned: {error}") from None
+
+    @staticmethod
+    def _reserve(cuda: Any, size_bytes: int) -> None:
+        import torch
+
+        torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{cuda.current_device()}")  # and back into the pool

@@ -1,0 +1,256 @@
+"""Share a GPU with other jobs: what a job does between two steps and within one.
+
+    alone   reports a step a second, nothing else
+    host    reports every step, keeps to a memory limit while it has one; never paced
+    guest   also paced by `runtime.guest_gate` from yield point to yield point, and paused between two steps
+
+control.json (`runtime.neighbours`) determines the role, which may change while the job runs, without a restart.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.core.resources import Resource
+from plait.runtime.guest_gate import GuestGate
+from plait.runtime.neighbours import Neighbours
+from plait.runtime.page import Page
+from plait.runtime.stage_gate import StageGate
+from plait.sharing.directive import Action
+from plait.training.device.cuda import torch_cuda
+from plait.training.sharing.cuda_graphs import GraphReplays
+from plait.training.sharing.device_memory import CudaMemory, DeviceMemory, find_device_memory
+from plait.training.sharing.host_pool import HostPool, HostPoolError, arena_bytes, build_allocator
+from plait.training.sharing.memory_limit import MemoryLimit
+from plait.training.sharing.saved_tensors import SavedTensors, budget
+from plait.training.sharing.step_report import StepReports
+from plait.training.sharing.yield_points import YieldPoints
+from plait.training.stages import Stages
+
+LOOK_EVERY_S = 0.005
+#: The memory that steps need is the most of the last hundred or so.
+DECAY = 0.99
+_HOLDS = frozenset((Action.PAUSE.value, Action.CHECKPOINT.value))
+
+
+class SharedGpu:
+    """Of one process. `stages`: its marks, whose gate is a `GuestGate` while it is a guest."""
+
+    def __init__(
+        self,
+        page: Page,
+        stages: Stages,
+        neighbours: Callable[[], Neighbours | None],
+        *,
+        own_process: bool = True,
+        wants_stop: Callable[[], object] = lambda: False,
+        note: Callable[[str], object] = lambda text: None,
+        models: Callable[[], Sequence[Any]] = lambda: (),
+        find_memory: Callable[[], DeviceMemory | None] = find_device_memory,
+    ) -> None:
+        """`neighbours`: who else is on the GPU now; `own_process`: whether the job has its process to itself.
+
+        `models`: those that the script has registered.
+        """
+        self._models = models
+        self._page, self._stages, self._look = page, stages, neighbours
+        self._wants_stop, self._note = wants_stop, note
+        self.neighbours: Neighbours | None = None
+        self.limit = MemoryLimit(page, find_memory, own_process=own_process, note=note)
+        self.reports = StepReports(page, self.limit)
+        self.saved_tensors = SavedTensors()
+        self.yields = YieldPoints(self.reached)
+        self._graphs = GraphReplays()
+        self._pool: HostPool | None = None
+        self._pool_wanted = True
+        self._demand_bytes: float | None = None
+        self._script_points = 0  # since the last boundary
+        self._waited_s = 0.0  # of the gate, when the last step ended
+        self._optimizer: Any = None
+
+    # -- the role -------------------------------------------------------------------------------------------------
+
+    @property
+    def guest(self) -> bool:
+        """Whether the job is a guest."""
+        return self.neighbours is not None and self.neighbours.guest
+
+    @property
+    def gate(self) -> GuestGate | None:
+        """The gate of a guest; None for others."""
+        gate = self._stages.gate
+        return gate if isinstance(gate, GuestGate) else None
+
+    def trains(self, optimizer: Any) -> None:
+        """The optimizer whose steps count: its parameters and step are where a guest's yield points are."""
+        if optimizer is not self._optimizer:
+            self._optimizer = optimizer
+            if self.guest:
+                self.yields.install(optimizer, self._models())
+
+    def start(self) -> None:
+        """Take the role in control.json: before the first step, and whenever the file changes."""
+        found = self._look()
+        if found is not self.neighbours:
+            self.neighbours = found
+            if self.guest and self._optimizer is not None:
+                self.yields.install(self._optimizer, self._models())
+            elif not self.guest:
+                self.yields.remove()
+                self.saved_tensors.budget_bytes = 0.0
+        self._stages.refresh()
+
+    def wrap(self, inner: StageGate) -> StageGate:
+        """The gate that control.json asks for, around that of the job's own group."""
+        found = self._look()
+        if found is None or not found.guest:
+            return inner
+        return GuestGate(self._page, found, inner, look=self._look, wants_stop=self._wants_stop)
+
+    # -- within a step --------------------------------------------------------------------------------------------
+
+    def reached(self) -> None:
+        """Note a yield point of plait."""
+        gate = self.gate
+        if gate is None or _capturing():
+            return
+        if self._stages.is_open(Resource.GPU):
+            self._stages.yield_point()
+        elif not gate.marked:
+            gate.yield_point(self._stages.wait_for_gpu)
+
+    def script_yields(self) -> None:
+        """Note a yield point of the script."""
+        self._script_points += 1
+        self.reached()
+
+    # -- between two steps ----------------------------------------------------------------------------------------
+
+    def waited_since_last(self) -> float:
+        """Seconds in which a guest was not allowed to use the GPU, since the last call."""
+        gate = self.gate
+        before_s, self._waited_s = self._waited_s, gate.waited_s if gate is not None else 0.0
+        return max(self._waited_s - before_s, 0.0)
+
+    def step_ended(self, step: int, now_s: float, busy_s: Sequence[float], waited_s: float) -> None:
+        """Report step number `step`, which ended at `now_s`; for `busy_s` and `waited_s` see `StepReports`."""
+        gate, quantum_s = self.gate, 0.0
+        if gate is not None:
+            quantum_s, gate.longest_s = gate.longest_s, 0.0
+        self.reports.step_ended(
+            step,
+            now_s,
+            busy_s,
+            shared=self.neighbours is not None,
+            waited_s=waited_s,
+            quantum_s=quantum_s,
+            spilled_bytes=self.saved_tensors.begin_step(),
+        )
+        use = self.reports.last_use
+        demand = float(use.peak_bytes + use.spilled_bytes)
+        self._demand_bytes = max(demand, DECAY * (self._demand_bytes or 0.0)) or None
+
+    def boundary(self) -> float:
+        """Keep to what the agent says; the seconds for which the job was held. Raises `InputError` where it cannot.
+
+        For a job that shares with nobody this is four reads of the page.
+        """
+        page = self._page
+        if self._look() is not self.neighbours:
+            self.start()
+        if self.neighbours is None and not page.pause and not self.limit.due:
+            return 0.0
+        return self._keep()
+
+    def _keep(self) -> float:
+        gate = self.gate
+        if gate is not None:
+            if not gate.marked:
+                self._stages.wait_for_gpu()
+                gate.end()
+            self._check_graphs()
+        self._bound()
+        held_s = self._hold() if self._page.pause or self._page.action in _HOLDS else 0.0
+        if self._page.action == Action.STOP.value and self.neighbours is not None:
+            raise InputError(self._too_large())
+        self.begin_unmarked()
+        return held_s
+
+    def begin_unmarked(self) -> None:
+        """Where no stages are marked, a guest's next quantum begins here."""
+        gate = self.gate
+        if gate is not None and not gate.marked:
+            gate.begin()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the job is to save its state and to leave the GPU to others."""
+        return self._page.action == Action.CHECKPOINT.value and self.neighbours is not None
+
+    def _hold(self) -> float:
+        """Stay here while the agent says so, at most until the job is asked to stop; the seconds it took."""
+        begin_s = time.monotonic()
+        self._stages.gate.drop()
+        while (self._page.pause or self._page.action == Action.PAUSE.value) and not self._wants_stop():
+            time.sleep(LOOK_EVERY_S)
+            if self.limit.due:
+                self._bound()
+            if self._look() is not self.neighbours:
+                self.start()
+        return time.monotonic() - begin_s
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def _bound(self) -> None:
+        """Keep to the limit of memory, and have what exceeds it on the host."""
+        if self.limit.due:
+            if self._pool_wanted and 0 < self._page.memory_limit_bytes < math.inf:
+                self._make_pool()
+            self.limit.act(guest=self.guest)
+        limit, memory = self.limit.given_bytes, self.limit.memory
+        if memory is None or limit == math.inf or not self.guest:
+            self.saved_tensors.budget_bytes = 0.0
+        elif self._pool is None:
+            self.saved_tensors.install()
+            self.saved_tensors.budget_bytes = budget(self._demand_bytes, limit)
+
+    def _make_pool(self) -> None:
+        """Before the first limit on a real GPU: an arena on the host, for which torch's limit has to be off."""
+        memory = self.limit.memory
+        if not isinstance(memory, CudaMemory):
+            return
+        self._pool_wanted = False
+        try:
+            size = arena_bytes()
+            if size:
+                memory.bound(math.inf)
+                self._pool = HostPool(torch_cuda(), size, build_allocator())
+                memory.host_bytes = size
+        except (HostPoolError, InputError, OSError, RuntimeError) as error:
+            without = "saved tensors go to the host by copies" if self.guest else "this job keeps no memory limit"
+            self._note(f"{without}, without a pool: {error}")
+
+    def _too_large(self) -> str:
+        use = self.reports.last_use
+        device, host = use.peak_bytes / 2**30, use.spilled_bytes / 2**30
+        return (
+            f"this job needs more GPU memory than it can have: its last step used {device:.2f} GiB on the device and "
+            f"{host:.2f} GiB on the host; use a smaller batch, or a GPU with more memory"
+        )
+
+    def _check_graphs(self) -> None:
+        cuda, points = torch_cuda(), self._script_points
+        self._script_points = 0
+        if cuda is not None:
+            self._graphs.watch(cuda)
+            self._graphs.check(points)
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured: then nobody may wait for the GPU."""
+    cuda = torch_cuda()
+    return bool(cuda is not None and cuda.is_current_stream_capturing())

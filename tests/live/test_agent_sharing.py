@@ -1,0 +1,217 @@
+"""A real agent and processes that share one of its slots: who starts beside whom, what they are told, who pauses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_world import World, group, until
+
+import plait
+from plait.live.protocol.wire import GroupInfo, Run, Seen
+from plait.runtime.page import Page
+from plait.sharing import Action, Directive
+
+pytestmark = pytest.mark.engines
+GB = 1_000_000_000
+SLOW = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="set PLAIT_SLOW=1")
+#: A job by hand: reports a step of 10 ms all the time, keeps to its limit at once, saves (exit 75) when told to stop.
+JOB = """
+import os, signal, sys, time
+sys.path.insert(0, {source!r})
+from plait.runtime.page import Page
+from plait.sharing import StepStats
+page = Page.open(os.environ["PLAIT_RUN_DIR"] + "/page.bin")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+page.library_version = 3
+number = 0
+print("ready", flush=True)
+while not page.stop:
+    need = {need}
+    if {need_file!r} and os.path.exists({need_file!r}):
+        need = int(open({need_file!r}).read() or need)
+    page.add_step(StepStats(number, 0.01, device_peak_bytes=need, device_reserved_bytes=need,
+                            device_persistent_bytes=need, quantum_s=0.001))
+    told = page.directive
+    page.set_reached(told.limit_number, told.memory_limit_bytes or float("inf"))
+    page.steps, page.step_s, page.busy_s = float(number + 1), 0.01, (0.0, 0.0, 0.005 * number, 0.0)
+    number += 1
+    time.sleep(0.01)
+sys.exit(75)
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "home")
+    yield world
+    world.close()
+
+
+def run(world: World, job: int, *, guest: bool = False, need: int = 0, need_file: str = "", **more: Any) -> Run:
+    code = JOB.format(source=str(Path(plait.__file__).parents[1]), need=need, need_file=need_file)
+    return world.python(job, code, group=replace(group(f"g{job}", job), guest=guest), **more)
+
+
+def page(world: World, job: int) -> Page:
+    return Page.open(world.folder(job) / "page.bin", mapped=False)
+
+
+def told(world: World, job: int) -> Directive:
+    with page(world, job) as words:
+        return words.directive
+
+
+def leased(world: World, job: int) -> bool:
+    """Whether a guest may run now."""
+    with page(world, job) as words:
+        return words.share_until > time.monotonic()
+
+
+def control(world: World, job: int) -> dict[str, Any] | None:
+    return json.loads((world.folder(job) / "control.json").read_text())["sharing"]
+
+
+def last(world: World, job: int) -> Seen:
+    seen = world.service.seen(job)
+    assert seen is not None
+    return seen
+
+
+def test_a_guest_starts_beside_its_host_and_another_host_waits(world: World) -> None:
+    world.start()
+    world.service.want(run(world, 0))
+    world.said(0, "ready")
+    assert control(world, 0) is None
+    world.service.want(run(world, 1, guest=True), run(world, 2))
+    world.said(1, "ready")
+    until(lambda: "waits until attempt 1 of job 0" in (last(world, 2).reason or ""), "why the second host waits")
+    host = str(world.folder(0) / "page.bin")
+    assert host in control(world, 1)["hosts"]
+    until(lambda: control(world, 0) == {"guest": False, "hosts": [], "gate": True}, "what the host is told")
+    until(lambda: told(world, 1).share > 0, "a share for the guest")
+    assert told(world, 0) == Directive(limit_number=told(world, 0).limit_number)
+    until(lambda: (seen := last(world, 1)).sharing is not None and seen.sharing.share > 0, "the share in the report")
+    assert (last(world, 1).sharing.guest, last(world, 0).sharing.guest) == (True, False)
+    until(lambda: 0 in last(world, 1).sharing.beside, "its neighbours in the report")
+    # The host goes: the second one starts, and the guest has not started again.
+    before = world.runner(1)
+    world.service.want(drop=((0, 1, 0),))
+    world.said(2, "ready")
+    assert (world.runner(1), last(world, 1).state) == (before, "running")
+    until(lambda: control(world, 1)["hosts"] == [str(world.folder(2) / "page.bin")], "its new host")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW)])
+def test_without_its_agent_a_guest_has_no_lease_and_a_host_runs_free(world: World, number: int) -> None:
+    world.start("--slot-memory", "16")
+    world.service.want(run(world, 0, need=2 * GB), run(world, 1, guest=True, need=GB))
+    until(lambda: (world.folder(1) / "page.bin").exists() and told(world, 1).share > 0.1, "a share for the guest")
+    limits = told(world, 0).memory_limit_bytes, told(world, 1).memory_limit_bytes
+    assert limits[0] is not None
+    assert limits[1] is not None
+    assert sum(limits) <= 16 * GB
+    share = told(world, 1).share
+    until(lambda: (world.layout.node("n0") / "sharing.json").exists(), "what is remembered on the disk")
+    time.sleep(1.1)
+    world.end_agent(number)
+    until(lambda: not leased(world, 1), "the end of the lease")
+    assert (told(world, 0).share, told(world, 0).action) == (1.0, Action.RUN)
+    world.start("--slot-memory", "16")
+    until(lambda: leased(world, 1), "a lease by the next agent")
+    assert told(world, 1).share >= share / 2  # it went on, and did not measure anew
+    assert [last(world, job).state for job in (0, 1)] == ["running", "running"]
+
+
+def test_a_promotion_happens_in_place_and_outlives_the_agent(world: World) -> None:
+    world.start()
+    guest = run(world, 1, guest=True)
+    world.service.want(guest)
+    world.said(1, "ready")
+    until(lambda: leased(world, 1) and told(world, 1).share == 1.0, "all of an idle slot")
+    runner = world.runner(1)
+    world.service.want(replace(guest, group=replace(guest.group, guest=False, version=2)))
+    until(lambda: control(world, 1) is None, "no neighbours")
+    until(lambda: page(world, 1).share_until == 0.0, "no lease")
+    until(lambda: last(world, 1).sharing is None, "nothing to say of sharing")
+    assert (world.runner(1), told(world, 1).share) == (runner, 1.0)
+    world.service.quiet = True  # the next agent has nobody to ask, and knows it from the job's own file
+    world.end_agent(signal.SIGKILL)
+    world.start()
+    until(lambda: (world.layout.node("n0") / "agent.log").read_text().count('"reattached"') == 1, "the next agent")
+    time.sleep(0.5)
+    with page(world, 1) as words:
+        assert words.share_until == 0.0
+    world.service.quiet = False
+
+
+def test_a_guest_that_does_not_fit_any_more_saves_and_goes_with_the_reason(world: World, tmp_path: Path) -> None:
+    grows = tmp_path / "grows"
+    world.start("--slot-memory", "16")
+    world.service.want(run(world, 0, need=8 * GB), run(world, 1, guest=True, need=GB, need_file=str(grows)))
+    until(lambda: (world.folder(1) / "page.bin").exists() and told(world, 1).share > 0, "a share for the guest")
+    grows.write_text(str(9 * GB))
+    seen = world.service.wait(1, "ended")
+    assert (seen.exit_code, seen.reason) == (75, "its GPU memory does not fit beside j-0")
+    assert seen.sharing is not None
+    assert seen.sharing.leaves == seen.reason
+    assert last(world, 0).state == "running"
+    until(lambda: told(world, 0).memory_limit_bytes is None and control(world, 0) is None, "a host that is free again")
+
+
+def test_a_host_starts_beside_a_guest_that_has_freed_its_memory(world: World) -> None:
+    world.start("--slot-memory", "16")
+    world.service.want(run(world, 1, guest=True, need=GB))
+    world.said(1, "ready")
+    until(lambda: (told(world, 1).memory_limit_bytes or 0) > 10 * GB, "all of an idle slot")
+    world.service.want(run(world, 0, need=2 * GB))
+    world.said(0, "ready")
+    assert told(world, 1).memory_limit_bytes < 2 * GB
+    until(lambda: last(world, 0).state == "running" and last(world, 0).reason is None, "the host in the report")
+
+
+def test_a_killed_guest_leaves_its_host_alone_and_is_its_own_failure(world: World) -> None:
+    world.start()
+    world.service.want(run(world, 0), run(world, 1, guest=True))
+    until(lambda: (world.folder(1) / "page.bin").exists() and told(world, 1).share > 0, "a share for the guest")
+    os.kill(until(lambda: last(world, 1).pid, "the pid of the guest"), signal.SIGKILL)
+    assert world.service.wait(1, "ended").exit_code == -signal.SIGKILL
+    until(lambda: control(world, 0) is None, "a host that is alone again")
+    assert last(world, 0).state == "running"
+    until(lambda: last(world, 0).sharing is None, "nothing to say of sharing")
+
+
+def test_use_and_memory_of_slots_are_reported(world: World) -> None:
+    world.start("--slot-memory", "16", gpus=2)
+    world.service.want(run(world, 0, need=3 * GB))
+    world.said(0, "ready")
+    until(lambda: last(world, 0).memory is not None, "its memory")
+    assert (last(world, 0).memory.peak_bytes, last(world, 0).memory.persistent_bytes) == (3 * GB, 3 * GB)
+    assert world.service.told[-1].node.gpu_memory_bytes == 16 * GB
+
+    def means() -> bool:
+        found = world.service.told[-1].usage.means
+        return len(found) == 2 and (found[0].utilisation or 0.0) > 0.1 and found[0].memory_bytes == 3 * GB
+
+    until(means, "the use of the slot")
+    found = world.service.told[-1].usage.means
+    assert found[0].utilisation <= 1.0
+    assert (found[1].utilisation, found[1].memory_bytes) == (0.0, 0.0)
+
+
+@SLOW
+def test_an_agent_before_guests_is_told_of_none(world: World) -> None:
+    """Its answers leave out who is a guest: the guest waits for the GPU like anybody else."""
+    world.service.speaks = 2
+    world.start()
+    world.service.want(run(world, 0), run(world, 1, guest=True))
+    world.said(0, "ready")
+    until(lambda: "waits until attempt 1 of job 0" in (last(world, 1).reason or ""), "why it waits")
+    assert GroupInfo("g").guest is False

@@ -1,0 +1,124 @@
+"""`plait network`, and cluster files in `plait simulate`."""
+
+import json
+
+import pytest
+
+FILE = """
+nodes = "2x4@1"
+[network]
+topology = "leaf-spine"
+oversubscription = 4
+aggregators = 100
+"""
+
+
+def test_show_prints_a_row_a_tier(plait):
+    answer = plait(
+        "network", "show", "--cluster", "16x8@4",
+        "--network", "leaf-spine:oversubscription=2,aggregators=20000,link_gbps=100",
+    )  # fmt: skip
+    assert answer.code == 0
+    assert "16 nodes, 24 links" in answer.out
+    leaf, spine = (line for line in answer.out.splitlines() if line.startswith("│"))
+    cells = [cell.strip() for cell in leaf.strip("│").split("│")]
+    assert cells == ["1", "4", "20,000", "-", "248", "1", "400", "-", "200", "2"]
+    assert [cell.strip() for cell in spine.strip("│").split("│")][:3] == ["2", "2", "-"]
+
+
+def test_show_lists_paths(plait, tmp_path):
+    (tmp_path / "c.toml").write_text(FILE)
+    answer = plait("network", "show", "-c", "c.toml", "--path", "n0,n1", "--json")
+    found = json.loads(answer.out)
+    assert [path["hops"] for path in found["paths"]] == [
+        ["n0", "leaf0", "spine0", "leaf1", "n1"], ["n0", "leaf0", "spine1", "leaf1", "n1"],
+    ]  # fmt: skip
+    assert found["paths"][0]["gbps"] == 12.5
+    assert found["paths"][0]["delay_us"] == 7.0
+    assert found["network"]["switches"][0]["aggregators"] == 100
+
+
+def test_topologies_are_listed_with_their_options(plait):
+    out = plait("network", "topologies").out
+    assert all(name in out for name in ("single-switch", "leaf-spine", "fat-tree", "rail", "oversubscription"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-c", "none.toml"], "cannot read the cluster file none.toml: No such file"),
+        (["-c", "c.toml", "-n", "fat-tree"], "c.toml has a network (leaf-spine:oversubscription=4,aggregators=100); "),
+        (["-c", "4x4", "-n", "fattree"], "network 'fattree': topology 'fattree' is unknown; did you mean 'fat-tree'"),
+        (["--path", "n0"], "--path is 'n0', needs two different nodes"),
+        (["--path", "n0,x"], "no node 'x' in this cluster of 16 nodes"),
+    ],
+)
+def test_wrong_options(plait, tmp_path, options, words):
+    (tmp_path / "c.toml").write_text(FILE)
+    answer = plait("network", "show", *options)
+    assert (answer.code, words in answer.err) == (2, True), answer.err
+
+
+def test_rates_of_jobs_that_share_an_uplink(plait):
+    options = ("-c", "8x8@4", "-n", "leaf-spine:oversubscription=4,spines=1", "--gradient-mb", "250")
+    answer = plait("network", "rates", "n0,n1", "n2,n6", "n3>n7", "n5>n5", *options, "--json")
+    rows = json.loads(answer.out)
+    assert [row["gbps"] for row in rows] == [pytest.approx(100), pytest.approx(50), pytest.approx(50), None]
+    assert [row["exchange_s"] for row in rows] == [pytest.approx(0.02), pytest.approx(0.04), pytest.approx(0.04), 0]
+    assert [row["exchange"] for row in rows] == ["ring", "ring", "parameter server", "parameter server"]
+    assert rows[1]["bottleneck"] in ("leaf0->spine0", "spine0->leaf1", "leaf1->spine0", "spine0->leaf0")
+    table = plait("network", "rates", "n0..n3", *options).out
+    assert "66.667" in table
+
+
+def test_rates_with_aggregation_in_the_switch(plait):
+    jobs = [f"n{9 * j}..n{9 * j + 7}>n{9 * j + 8}" for j in range(8)]
+    options = ("-c", "72x8", "-n", "single-switch:aggregators=1024", "--memory-law", "hash", "--window", "245")
+    rows = json.loads(plait("network", "rates", *jobs, *options, "--json").out)
+    assert [round(row["gbps"], 1) for row in rows] == [14.7] * 8  # 14.8 with the measured round trip of 7.28 us
+    assert rows[0]["exchange"] == "aggregated (hash)"
+    assert rows[0]["server_packets"] == pytest.approx(1 + 7 * (1 - rows[0]["aggregated"]))
+    assert "share aggregated" in plait("network", "rates", *jobs, *options).out
+
+
+@pytest.mark.parametrize(
+    ("jobs", "words"),
+    [
+        (["n0,n99"], "job 'n0,n99': no node 'n99'"),
+        (["n0,n0"], "job 'n0,n0': workers on nodes (0, 0): needs one or more, each on a node of its own; write e.g."),
+        (["n3..n1"], "job 'n3..n1': n3 comes after n1"),
+        (["n0>"], "job 'n0>': no node ''"),
+        (["n0,n1", "--memory-law", "hash"], "job 'n0,n1' has no parameter server, which --memory-law needs"),
+        (["n0,n1>n2", "--memory-law", "hash"], "no switch of the network aggregates; give aggregators, e.g."),
+        (
+            ["n0,n1>n2", "--memory-law", "hsh", "-n", "single-switch:aggregators=9"],
+            "memory law 'hsh' is unknown; did you mean 'hash'?",
+        ),
+        (
+            ["n0,n1>n2", "--memory-law", "hash", "-n", "single-switch:aggregators=9", "--window", "0"],
+            "a window of 0 packets; needs at least 1",
+        ),
+        (["n0,n1", "--gradient-mb", "nan"], "--gradient-mb must be over 0, got nan"),
+    ],
+)
+def test_wrong_jobs(plait, jobs, words):
+    answer = plait("network", "rates", *jobs)
+    assert (answer.code, words in answer.err) == (2, True), answer.err
+
+
+def test_simulate_takes_a_cluster_file_and_says_what_it_does_with_the_network(plait, small, tmp_path):
+    (tmp_path / "c.toml").write_text(FILE)
+    filed = plait("simulate", small, "-p", "srsf", "-c", "c.toml", "--json", "-", "--log", "filed.jsonl")
+    plain = plait("simulate", small, "-p", "srsf", "-c", "2x4@1", "--json", "-", "--log", "plain.jsonl")
+    assert "c.toml: logs keep its network; jobs are simulated as if links had no limits" in filed.err
+    assert "network" not in plain.err
+
+    def figures(text):
+        return [{key: value for key, value in row.items() if key != "wall_s"} for row in json.loads(text)]
+
+    assert figures(filed.out) == figures(plain.out)
+    with_network, without = ((tmp_path / f"{name}.jsonl").read_text().splitlines() for name in ("filed", "plain"))
+    assert with_network[1:] == without[1:]
+    header = json.loads(with_network[0])
+    assert len(header.pop("network")["links"]) == 6
+    assert header == json.loads(without[0])
