@@ -1,0 +1,79 @@
+"""Bytes of the gradients of a model, by its name: what a worker sends in each iteration. Start at `gradient_bytes`.
+
+Public traces have no network columns. Where the name of a model is known, its bytes follow from its number of
+parameters; otherwise they are drawn, and the seed of the draw belongs into the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+#: Bytes of a value: fp32, or fixed point of 32 bits.
+VALUE_BYTES = 4
+
+#: Parameters, in millions, of models by `model_key`. Public facts. The first eight are the models of the evaluations of
+#: in-network aggregation; the others occur in traces that plait reads or ships (`traces/data/tensors.README.md` has
+#: their definitions; Inception after Szegedy et al. 2016 and 2017, without auxiliary classifiers).
+PARAMETERS_M: Mapping[str, float] = {
+    "alexnet": 61.1,
+    "vgg16": 138.4,
+    "vgg19": 143.7,
+    "resnet50": 25.6,
+    "resnet101": 44.5,
+    "resnet152": 60.2,
+    "bertbase": 110.0,
+    "bertlarge": 340.0,
+    "vgg11": 132.9,
+    "resnet18": 11.7,
+    "inception3": 23.8,
+    "inception4": 42.7,
+    "shufflenetv2x10": 2.28,
+    "bert": 109.5,
+    "gpt2": 124.4,
+    "a2c": 1.69,
+    "dqn": 1.69,
+    "cifar10": 11.2,
+    "imagenet": 25.6,
+    "ncf": 1.60,
+    "yolov3": 61.6,
+    "deepspeech2": 41.2,
+}
+
+#: Bytes of the gradients of these models.
+BY_MODEL: Mapping[str, int] = {key: round(millions * 1e6) * VALUE_BYTES for key, millions in PARAMETERS_M.items()}
+
+#: Bytes of unknown models lie between those of ResNet-50 and of BERT-large.
+LEAST_BYTES, MOST_BYTES = BY_MODEL["resnet50"], BY_MODEL["bertlarge"]
+
+
+def model_key(model: str) -> str:
+    """The name of a model in lower case, with nothing but letters and digits.
+
+    >>> model_key("ResNet-50"), model_key("shufflenet_v2_x1_0")
+    ('resnet50', 'shufflenetv2x10')
+    """
+    return "".join(letter for letter in model.lower() if letter.isalnum())
+
+
+def gradient_bytes(model: str | None, seed: int) -> int:
+    """Bytes of one gradient of a model, fp32.
+
+    A model of `BY_MODEL` has four bytes for each parameter. Another one gets a number that depends on its name and the
+    seed alone: `LEAST_BYTES` to `MOST_BYTES`, uniform in the logarithm, a multiple of four (our design). All jobs
+    without a model (None or "") have the same; give the name of the job instead if they should differ.
+
+    >>> gradient_bytes("VGG16", seed=1)
+    553600000
+    >>> gradient_bytes("mine", seed=1) == gradient_bytes("mine", seed=1) != gradient_bytes("mine", seed=2)
+    True
+    """
+    key = model_key(model or "")
+    known = BY_MODEL.get(key)
+    if known is not None:
+        return known
+    digest = hashlib.blake2b(f"{seed}\ngradient\n{key}".encode(), digest_size=8).digest()
+    draw = (int.from_bytes(digest, "little") >> 11) * 2.0**-53  # uniform in [0, 1)
+    values = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** draw / VALUE_BYTES
+    return math.floor(values) * VALUE_BYTES
