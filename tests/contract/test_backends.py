@@ -110,31 +110,34 @@ def test_cancel_ends_a_whole_gang(world: World) -> None:
 
 
 def test_stop_with_checkpoint(world: World) -> None:
-    wide = world.submit("steps=320", gpus=world.nodes * GPUS)  # long beside a restart
+    wide = world.submit("steps=320", *world.held(), gpus=world.nodes * GPUS)
     world.until_step(wide, WARM)
     small = world.submit("steps=10")
     wait(world, small)
     job = world.until_state(wide, "running", *FINAL, epoch=2)
     assert (job["epoch"], job["preemptions"], job["failures"]) == (2, 1, 0)
+    world.let_go()
     job = wait(world, wide)
     assert [a["state"] for a in job["attempts"]] == ["preempted", "finished"]
     first, second = world.attempt_log(wide, 1), world.attempt_log(wide, 2)
     stopped = int(first.split("stopped at step ")[1])
     assert stopped >= WARM
     assert f"from step {stopped}\n" in second
-    assert "done at step 320" in second
+    assert int(second.split("done at step ")[1]) >= 320
 
 
 def test_resize(world: World) -> None:
     """An elastic job shrinks when another one comes, and grows again when that one has gone, from its checkpoints."""
     whole = world.nodes * GPUS
-    elastic = world.submit("steps=400", gpus=whole - GPUS, min_gpus=whole - GPUS, max_gpus=whole)
+    elastic = world.submit("steps=400", *world.held(), gpus=whole - GPUS, min_gpus=whole - GPUS, max_gpus=whole)
     world.until_step(elastic, WARM)
     assert world.job(elastic)["gpus"] == whole
     other = world.submit("steps=40", gpus=GPUS)
     job = world.until_state(elastic, "running", *FINAL, epoch=2)
     assert (job["state"], job["gpus"], world.job(other)["gpus"]) == ("running", whole - GPUS, GPUS)
     wait(world, other)
+    world.until_state(elastic, "running", *FINAL, epoch=3)
+    world.let_go()
     job = wait(world, elastic)
     assert [a["state"] for a in job["attempts"]] == ["preempted", "preempted", "finished"]
     assert (job["epoch"], job["failures"], len(job["nodes"])) == (3, 0, world.nodes)
@@ -143,7 +146,7 @@ def test_resize(world: World) -> None:
         log = world.attempt_log(elastic, epoch)
         assert log.startswith(f"rank 0 of {size}: from step {step}\n")
         step = int(log.split("stopped at step ")[1]) if epoch < 3 else step
-    assert "done at step 400" in log
+    assert int(log.split("done at step ")[1]) >= 400
 
 
 def test_nodes_join_and_leave(world: World) -> None:
