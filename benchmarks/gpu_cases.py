@@ -315,7 +315,10 @@ class Round:
 
 
 def barrier_round(device: str, shapes: Sequence[Shape]) -> Round:
-    """Two to four jobs merged at a barrier."""
+    """Two to four jobs merged at a barrier.
+
+    Raises `RuntimeError` if fewer than two iterations of each job ended while all of them ran: nothing was shared then.
+    """
     rows = []
     for shape in shapes:
         stages = Stages(None, NullGate())
@@ -343,6 +346,8 @@ def barrier_round(device: str, shapes: Sequence[Shape]) -> Round:
     for one in got.values():
         inside = [end for end in one.ends_s if first <= end <= last]
         each += [b - a for a, b in itertools.pairwise(inside)]
+    if not each:
+        raise RuntimeError("the jobs hardly ran at the same time: some ended before the others' second iteration")
     return Round(statistics.mean(each), lock_step_s(rows, turns))
 
 

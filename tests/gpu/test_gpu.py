@@ -78,7 +78,13 @@ def test_stage_times_are_those_of_the_profiler(device: str, shape: Shape) -> Non
 def test_rounds_at_the_barrier(device: str, shape: Shape) -> None:
     """Within 1.15 of formula (3), as the specification has it; on the CPU only that it can be measured."""
     light = Shape(shape.width, max(1, shape.layers // 2), shape.batch, 2 * shape.rows, shape.steps)
-    found = cases.barrier_round(device, [shape, light])
+    for left in (2, 1, 0):
+        try:
+            found = cases.barrier_round(device, [shape, light])
+            break
+        except RuntimeError:  # a busy machine may let one job end before the other has begun in earnest
+            if not left:
+                raise
     assert 0 < found.formula_s < math.inf
     if device == "cuda":
         assert found.measured_s < 1.15 * found.formula_s, found
