@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
-NODES, SLOTS, LOST_S, PATIENCE_S = 4, 4, 12, 240.0
+NODES, SLOTS, LOST_S, PATIENCE_S = 4, 4, 25, 240.0
 #: Ranks and seed of each of 20 jobs.
 SHAPES = [(8, 0), (4, 0), (3, 0), (2, 0), (2, 0), *((1, i % 2) for i in range(15))]
 #: Seconds between iterations, of 36, of every other job: some end between the faults, the others after them.
