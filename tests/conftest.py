@@ -23,6 +23,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "plait"))
 compiled_once.compile_once()
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Tests here start processes, and what those do within a second depends on what else runs on the machine.
+OF_PROCESSES = tuple(str(ROOT / "tests" / name) for name in ("live", "gpu", "unit/live", "unit/training"))
 _kill = os.kill
 
 
@@ -33,6 +35,17 @@ def _kill_one(pid: int, number: int) -> None:
 
 
 os.kill = _kill_one
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of real processes a second try if they fail; the summary (-rR) lists each such test as rerun.
+
+    On machines that share their cores a process may stand still for seconds, and no patience of a test is enough. A
+    test that fails twice fails. Tests without processes, of which all results are determined, have one try.
+    """
+    for item in items:
+        if str(item.path).startswith(OF_PROCESSES) or item.get_closest_marker("engines"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
