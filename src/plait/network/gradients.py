@@ -75,5 +75,5 @@ def gradient_bytes(model: str | None, seed: int) -> int:
         return known
     digest = hashlib.blake2b(f"{seed}\ngradient\n{key}".encode(), digest_size=8).digest()
     draw = (int.from_bytes(digest, "little") >> 11) * 2.0**-53  # uniform in [0, 1)
-    values = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** draw / VALUE_BYTES
+    values: float = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** draw / VALUE_BYTES
     return math.floor(values) * VALUE_BYTES
