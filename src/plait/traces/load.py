@@ -141,6 +141,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "cpus": np.nan_to_num(table["cpu_milli"].astype(np.float64)) / 1000.0,
         "memory_bytes": np.nan_to_num(table["memory_bytes"].astype(np.float64)),
         "skew": np.array([share.get(m, np.nan) for m in models], dtype=np.float64),
+        "gradient_bytes": table["gradient_bytes"].astype(np.float64),
         "deadline_s": table["deadline_s"].astype(np.float64),
         "priority": np.nan_to_num(table["priority"].astype(np.float64)),
         "weight": np.nan_to_num(table["weight"].astype(np.float64), nan=1.0),

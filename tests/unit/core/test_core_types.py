@@ -252,3 +252,12 @@ def test_errors_have_exit_codes() -> None:
     error = TraceError("negative", file="t.csv", line=3, column="gpus", value="-1", hint="use 1 or more")
     assert str(error) == "t.csv:3: column 'gpus': negative (got '-1'); use 1 or more"
     assert suggest("srfs", ["srsf", "fifo"]) == "did you mean 'srsf'?"
+
+
+def test_gradient_bytes_are_known_or_not() -> None:
+    known, unknown = JobSpec(id="a", gradient_bytes=5.5e8), JobSpec(id="b")
+    batch = JobBatch.of([known, unknown])
+    assert np.array_equal(batch.column("gradient_bytes"), [5.5e8, np.nan], equal_nan=True)
+    assert (batch[0].gradient_bytes, batch[1].gradient_bytes) == (5.5e8, None)
+    with pytest.raises(InputError, match=r"job 'a': gradient_bytes is -1, needs a number of bytes >= 0"):
+        JobSpec(id="a", gradient_bytes=-1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError, TraceError
 from plait.traces.canonical import read_canonical, sidecar_path, write_canonical
+from plait.traces.load import load_jobs
 from plait.traces.schema import JOB_COLUMNS, STAGES, Column
 from plait.traces.table import TraceTable
 from plait.traces.validate import checked_table
@@ -187,3 +188,10 @@ def test_load_and_unknown_columns(tmp_path):
     with pytest.raises(InputError, match="did you mean 'gpus'"):
         table["gpu"]
     assert json.loads(json.dumps(table.row(0)))["gpus"] == 2
+
+
+def test_gradient_bytes_reach_the_jobs(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text("job_id,submit_s,gpus,duration_s,gradient_bytes\na,0,8,60,5e8\nb,1,8,60,\n")
+    found = load_jobs(read_canonical(path)).jobs.column("gradient_bytes")
+    assert np.array_equal(found, [5e8, np.nan], equal_nan=True)

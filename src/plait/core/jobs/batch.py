@@ -22,6 +22,7 @@ _FLOATS = {
     "cpus": 0.0,
     "memory_bytes": 0.0,
     "skew": math.nan,
+    "gradient_bytes": math.nan,
     "deadline_s": math.nan,
     "priority": 0.0,
     "weight": 1.0,

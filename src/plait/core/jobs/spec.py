@@ -73,6 +73,8 @@ class JobSpec:
     section 3.3); None unknown.
     `deadline_s`: seconds from the submission in which the job should end; None for no deadline. `priority`: higher
     goes first, where the policy uses it. `weight`: the share of a job where the policy is a fair one.
+    `gradient_bytes`: what each worker sends to the others in an iteration, before any reduction (the size of all
+    gradients); None unknown.
     `retries`: restarts allowed after failures of its own. `network`: whether it may use in-network aggregation.
     `batch`: the job adapts its batch size within these limits; then `iterations` are worth one at the initial batch
     each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is of those.
@@ -98,6 +100,7 @@ class JobSpec:
     memory_bytes: float = 0.0
     skew: float | None = None
     tensor_bytes: tuple[float, ...] | None = None
+    gradient_bytes: float | None = None
     deadline_s: float | None = None
     priority: float = 0.0
     weight: float = 1.0
@@ -122,6 +125,8 @@ class JobSpec:
         for name in ("gpu_memory_bytes", "cpus", "memory_bytes"):
             value = getattr(self, name)
             self._require(math.isfinite(value) and value >= 0, name, value, "a number >= 0")
+        sized = self.gradient_bytes is None or (math.isfinite(self.gradient_bytes) and self.gradient_bytes >= 0)
+        self._require(sized, "gradient_bytes", self.gradient_bytes, "a number of bytes >= 0, or None if unknown")
         known = self.restart_s is None or (math.isfinite(self.restart_s) and self.restart_s >= 0)
         self._require(known, "restart_s", self.restart_s, "a number of seconds >= 0, or None if unknown")
         self._require(self.network in ("auto", "require", "off"), "network", self.network, "auto, require, off")

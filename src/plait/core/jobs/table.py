@@ -112,6 +112,7 @@ class JobTable:
     memory_bytes = Column[FloatArray]("memory of the gang; 0 = no limit")
     gpu_memory_bytes = Column[FloatArray]("memory a GPU; 0 = unknown")
     skew = Column[FloatArray]("share of the largest tensor in all tensor bytes; NaN if unknown")
+    gradient_bytes = Column[FloatArray]("bytes that each worker exchanges in an iteration; NaN if unknown")
     deadline_s = Column[FloatArray]("seconds after submission; NaN if none")
     priority = Column[FloatArray]("larger is more important")
     weight = Column[FloatArray]("share in fair policies")
