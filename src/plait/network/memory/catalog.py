@@ -1,0 +1,52 @@
+"""Managers of switch memory by name. Start at `make_manager`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plait.core.errors import InputError, suggest
+from plait.network.memory.inalloc import Inalloc
+from plait.network.memory.manager import Manager
+from plait.network.memory.partition import EqualPartition
+from plait.network.memory.shared import Esa, Shared
+from plait.network.topology.fields import placed, read_options
+
+#: Name -> manager.
+MANAGERS: Mapping[str, type[Manager]] = {
+    "equal": EqualPartition,
+    "shared": Shared,
+    "esa": Esa,
+    "inalloc": Inalloc,
+}
+#: System -> the manager of its memory.
+OF_PROTOCOL: Mapping[str, str] = {
+    "switchml": "equal",
+    "atp": "shared",
+    "a2tp": "shared",
+    "esa": "esa",
+    "inalloc": "inalloc",
+}
+
+
+def make_manager(text: str) -> Manager:
+    """A manager from `NAME[:option=value,...]`.
+
+    Raises `InputError` for an unknown name or option, or a value out of range.
+
+    >>> make_manager("inalloc:margin=1.2,on_infeasible=notify").margin
+    1.2
+    """
+    name, _, rest = text.partition(":")
+    where = f"memory manager {text[:200]!r}"
+    if name not in MANAGERS:
+        raise InputError(f"{where}: {name!r} is unknown; {suggest(name, MANAGERS)}")
+    values: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise InputError(f"{where}: {part!r} is not option=value")
+        if key in values:
+            raise InputError(f"{where}: {key} is given twice")
+        values[key] = value
+    return placed(lambda: read_options(MANAGERS[name], values, where), where)
