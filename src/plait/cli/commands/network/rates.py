@@ -58,7 +58,7 @@ def aggregated_rows(
             {
                 "job": text,
                 "workers": len(job.workers),
-                "exchange": f"aggregated ({found.law})",
+                "exchange": f"aggregated ({law})",
                 "gbps": rate / 1e9,
                 "bottleneck": graph.channel_name(channel) if channel >= 0 else "window",
                 "exchange_s": 8e6 * gradient_mb / rate,

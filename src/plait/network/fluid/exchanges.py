@@ -1,0 +1,218 @@
+"""How placed jobs exchange gradients, and what that takes of channels and of the memory of leaf switches.
+
+Start at `Exchange`, which `steady.steady_rates` takes; `prepared` is what the solver needs to know of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.errors import InputError, suggest
+from plait.network.fluid.jobs import PlacedJob, channels
+from plait.network.fluid.max_min import Uses
+from plait.network.topology.paths import Graph
+
+#: How memory of switches is shared: not used, three laws of shared memory, and a region of a job's own.
+LAWS = ("none", "hash", "cycle", "hard", "region")
+NONE, HASH, CYCLE, HARD, REGION = range(len(LAWS))
+#: Bytes of a packet beside its payload.
+HEADER_BYTES = 58
+#: Seconds that a packet spends in a parameter server.
+SERVER_S = 1e-6
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How one placed job exchanges gradients.
+
+    `placed`: a worker on each of these nodes, and a parameter server, or None for a ring all-reduce without
+    aggregation. `law`: one of `LAWS`. `region`: aggregators of the job's own at each leaf that adds up several of its
+    workers (law "region"; half of them are its window). `window`: packets of a worker under way; 0: as many as the
+    path takes. `server_s` is the time that a packet spends in the parameter server.
+    """
+
+    placed: PlacedJob
+    law: str = "none"
+    region: int = 0
+    window: int = 0
+    server_s: float = SERVER_S
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a law that is unknown or lacks what it needs."""
+        if self.law not in LAWS:
+            raise InputError(f"memory law {self.law!r} is unknown; {suggest(self.law, LAWS)}")
+        if self.law != "none" and self.placed.server is None:
+            raise InputError(
+                f"a job on nodes {self.placed.workers} has no parameter server; aggregation in switches needs one"
+            )
+        if self.window < 0 or (self.region < 2 if self.law == "region" else self.region != 0):
+            raise InputError(
+                f"memory law {self.law} with a window of {self.window} packets and a region of {self.region} "
+                "aggregators; a window is >= 0, and only a region has aggregators of its own, at least 2"
+            )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the solver needs to know of an exchange; racks and entries of channels are numbered from 0.
+
+    Entry k takes `fixed[k]` of channel `channel[k]` at rate 1, less `saved[i] * f[rack[i]]` for each i with
+    `entry[i] = k`, where f is the share of sequence numbers that a rack's leaf adds up. `leaf`, `workers` and `memory`
+    (aggregators that jobs may use at the leaf) are columns by rack. `rtt_s`: from a packet's start to its result
+    without queues; `off_s`: the part of it in which it holds no aggregator.
+    """
+
+    law: int
+    channel: IntArray
+    fixed: FloatArray
+    entry: IntArray
+    rack: IntArray
+    saved: FloatArray
+    leaf: IntArray
+    workers: FloatArray
+    memory: FloatArray
+    payload_bits: float
+    rtt_s: float
+    off_s: float
+    window: int
+    region: int
+
+
+def prepared(graph: Graph, exchange: Exchange) -> Prepared:
+    """Where an exchange goes; raises `InputError` where switches aggregate and a node has several."""
+    job = exchange.placed
+    if exchange.law == "none":
+        uses = Uses.of([channels(graph, job)])
+        none, nowhere = np.zeros(0), np.zeros(0, dtype=np.int64)
+        return Prepared(
+            NONE, uses.resource, uses.amount, nowhere, nowhere, none, nowhere, none, none, 8.0, 0.0, 0.0, 0, 0
+        )
+    return _aggregated(graph, exchange)
+
+
+def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
+    job, law = exchange.placed, LAWS.index(exchange.law)
+    assert job.server is not None
+    switches, first_switch = graph.network.switches, len(graph.nodes)
+    below: dict[int, list[int]] = {}
+    for worker in job.workers:
+        below.setdefault(graph.leaf(worker), []).append(worker)
+    at_once = law == REGION and len(below) == 1 and len(job.workers) > 1  # the leaf itself answers: no server
+    row: dict[int, float] = {}
+    savings: list[tuple[int, int, float]] = []  # channel, rack, amount for each unit of share
+    columns: list[tuple[int, int, int, float]] = []
+    for leaf, workers in below.items():
+        switch = switches[leaf - first_switch]
+        n, wire = len(workers), 1 + HEADER_BYTES / switch.payload_bytes
+        copies = 1 if switch.usable else n  # a switch that does not aggregate sends no result to several workers
+        for worker in workers:
+            _add(row, graph.bundled_shares(worker, leaf), wire)
+            _add(row, graph.bundled_shares(leaf, worker), wire)
+        for channel, share in {} if at_once else graph.bundled_shares(leaf, job.server).items():
+            _add(row, {channel: share}, n * wire)
+            if n > 1:
+                savings.append((channel, len(columns), (n - 1) * share * wire))
+        if not at_once:
+            _add(row, graph.bundled_shares(job.server, leaf), copies * wire)
+        columns.append((leaf, n, switch.usable, 8.0 * switch.payload_bytes))
+    uses = Uses.of([row])
+    place = {channel: k for k, channel in enumerate(uses.resource.tolist())}
+    leaf_of, n_of, memory_of, payload_of = (np.array(column) for column in zip(*columns, strict=True))
+    rtt_s, off_s = _times(graph, exchange, at_once)
+    return Prepared(
+        law, uses.resource, uses.amount,
+        np.array([place[channel] for channel, _, _ in savings], dtype=np.int64),
+        np.array([rack for _, rack, _ in savings], dtype=np.int64),
+        np.array([amount for *_, amount in savings], dtype=np.float64),
+        leaf_of.astype(np.int64), n_of.astype(np.float64), memory_of.astype(np.float64), float(payload_of[0]),
+        rtt_s, off_s, exchange.window or exchange.region // 2, exchange.region,
+    )  # fmt: skip
+
+
+def _add(row: dict[int, float], shares: dict[int, float], amount: float) -> None:
+    for channel, share in shares.items():
+        row[channel] = row.get(channel, 0.0) + amount * share
+
+
+def _times(graph: Graph, exchange: Exchange, at_once: bool) -> tuple[float, float]:
+    """Time to the result and the part of it that holds no aggregator: those of the farthest worker."""
+    server = exchange.placed.server
+    assert server is not None
+    rtt = off = 0.0
+    for worker in exchange.placed.workers:
+        there, back = graph.path(worker, server), graph.path(server, worker)
+        if worker == server or at_once:
+            leaf = graph.leaf(worker)
+            there, back = graph.path(worker, leaf), graph.path(leaf, worker)
+        delays = [graph.delay_s(path) + _serialisation_s(graph, path) for path in (there, back)]
+        near = [graph.delay_s(path) + _serialisation_s(graph, path) for path in (there[:1], back[-1:])]
+        middle = graph.network.switches[graph.leaf(worker) - len(graph.nodes)].delay_s if at_once else exchange.server_s
+        rtt, off = max(rtt, sum(delays) + middle), max(off, sum(near))
+    return rtt, off
+
+
+def _serialisation_s(graph: Graph, path: tuple[int, ...]) -> float:
+    """Seconds that the bits of one packet take on the channels of a path."""
+    bits = 8.0 * (HEADER_BYTES + graph.network.switches[0].payload_bytes)
+    return float((bits / graph.channel_bits_per_s[list(path)]).sum())
+
+
+@dataclass(frozen=True)
+class Racks:
+    """The racks and channel entries of several exchanges, one after the other; see `Prepared`."""
+
+    parts: Sequence[Prepared]
+    uses: Uses
+    job: IntArray
+    leaf: IntArray
+    workers: FloatArray
+    memory: FloatArray
+    law: IntArray
+    entry: IntArray
+    rack: IntArray
+    saved: FloatArray
+
+    @classmethod
+    def of(cls, parts: Sequence[Prepared]) -> Racks:
+        """The racks of these exchanges; shared memory is what regions leave of it."""
+        entries = _starts([len(part.channel) for part in parts])
+        racks = _starts([len(part.leaf) for part in parts])
+        count = [len(part.leaf) for part in parts]
+        uses = Uses(entries, _joined([p.channel for p in parts]), np.concatenate([p.fixed for p in parts]))
+        leaf, workers = _joined([p.leaf for p in parts]), np.concatenate([p.workers for p in parts])
+        law = np.repeat(np.array([p.law for p in parts], dtype=np.int64), count)
+        region = np.repeat(np.array([p.region for p in parts], dtype=np.float64), count) * (workers > 1)
+        memory = np.concatenate([p.memory for p in parts])
+        if region.any():
+            memory = np.maximum(memory - np.bincount(leaf, region)[leaf], 0.0)
+        return cls(
+            parts, uses, np.repeat(np.arange(len(parts)), count), leaf, workers, memory, law,
+            _joined([p.entry + first for p, first in zip(parts, entries[:-1].tolist(), strict=True)]),
+            _joined([p.rack + first for p, first in zip(parts, racks[:-1].tolist(), strict=True)]),
+            np.concatenate([p.saved for p in parts]),
+        )  # fmt: skip
+
+    @cached_property
+    def by_job(self) -> FloatArray:
+        """Payload bits, time to a result, time off aggregators and window of each job; shape (4, jobs)."""
+        return np.array([(p.payload_bits, p.rtt_s, p.off_s, p.window) for p in self.parts], dtype=np.float64).T
+
+    def uses_at(self, share: FloatArray) -> Uses:
+        """What jobs use of channels where these shares of sequence numbers are aggregated in each rack."""
+        if not len(self.entry):
+            return self.uses
+        saved = np.bincount(self.entry, self.saved * share[self.rack], minlength=len(self.uses.amount))
+        return Uses(self.uses.first, self.uses.resource, self.uses.amount - saved)
+
+
+def _starts(lengths: list[int]) -> IntArray:
+    return np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]).astype(np.int64)
+
+
+def _joined(columns: list[IntArray]) -> IntArray:
+    return np.concatenate(columns).astype(np.int64)

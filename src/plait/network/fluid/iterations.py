@@ -1,0 +1,136 @@
+"""Seconds of an iteration of jobs that compute, then exchange gradients over links they share. Start at `iterations`.
+
+An iteration takes `compute_s + max(0, exchange_s - overlap * compute_s)`. How long an exchange takes depends on who
+else exchanges meanwhile, and how often they do depends on their own iterations: a fixed point. Our design, with the
+phases of jobs as
+
+    together      whenever a job exchanges, so do all others: their iterations are in step
+    interleaved   jobs exchange one after the other wherever there is time: their iterations are fitted together
+    random        phases are independent: between alone and together, in proportion to the part of the time in which
+                  the other jobs on the bottleneck exchange, and never faster than interleaved. Exact for equal jobs on
+                  one link: with n of them, each exchanging a part d of the time, a job meets (n - 1) d others there
+
+Members of one group that take turns at a barrier never exchange at the same time, whatever the phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.errors import SimulationError
+from plait.network.fluid.exchanges import Prepared, Racks
+from plait.network.fluid.memory import SteadyRates, steady_rates
+from plait.network.topology.paths import Graph
+
+PHASES = ("random", "together", "interleaved")
+#: The fixed point is found when no part of the time would change by more.
+NEAR, MOST_STEPS = 1e-5, 300
+#: Parts of the time below this count as this: a weight is never zero.
+LEAST_BUSY = 1e-6
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """What `iterations` finds, one value a job.
+
+    `iteration_s` and, of it, `exchange_s`; `busy`: the part of the time in which it exchanges; `aggregated`: share of
+    sequence numbers that leaves add up in full; `channel`: its bottleneck, or -1.
+    """
+
+    iteration_s: FloatArray
+    exchange_s: FloatArray
+    busy: FloatArray
+    aggregated: FloatArray
+    channel: IntArray
+
+
+def exposed_s(compute_s: FloatArray, exchange_s: FloatArray, overlap: float) -> FloatArray:
+    """Seconds of an iteration: compute, and the part of the exchange that it does not hide."""
+    total: FloatArray = compute_s + np.maximum(exchange_s - overlap * compute_s, 0.0)
+    return total
+
+
+def iterations(
+    graph: Graph,
+    parts: Sequence[Prepared],
+    bits: FloatArray,
+    compute_s: FloatArray,
+    *,
+    overlap: float = 0.0,
+    phases: str = "random",
+    turns: FloatArray | None = None,
+) -> Iterations:
+    """Iteration times of jobs that all run.
+
+    `parts`: their exchanges, each with at least one channel; `bits` > 0: of one gradient; `compute_s` > 0: seconds of
+    an iteration without the exchange; `overlap`, 0 to 1: the part of the computation that an exchange may go beside;
+    `turns`: how many members take turns at one barrier, for each job (default 1). Raises `SimulationError` if the fixed
+    point is not found.
+    """
+    count = len(parts)
+    assert count
+    assert phases in PHASES
+    one = 1.0 / (np.ones(count) if turns is None else turns)
+    rates_at = _rates(graph, Racks.of(parts), one, phases)
+    busy = np.full(count, 0.5)
+    step, before = 0.5, np.inf
+    for _ in range(MOST_STEPS):
+        found = rates_at(busy)
+        exchange_s = bits / found.bits_per_s
+        iteration_s = exposed_s(compute_s, exchange_s, overlap)
+        wanted = np.clip(exchange_s / iteration_s, LEAST_BUSY, 1.0)
+        change = float(np.abs(wanted - busy).max())
+        if change <= NEAR:
+            return Iterations(iteration_s, exchange_s, wanted, found.aggregated, found.channel)
+        if change > before:  # it swings: smaller steps
+            step *= 0.7
+        before = change
+        busy = busy + step * (wanted - busy)
+    raise SimulationError(f"iteration times of {count} jobs on a shared network still change by {change:g}")
+
+
+def _rates(graph: Graph, racks: Racks, one: FloatArray, phases: str) -> Callable[[FloatArray], SteadyRates]:
+    """Rates while exchanging, as a function of the part of the time in which each job does."""
+    last: SteadyRates | None = None
+
+    def interleaved(busy: FloatArray) -> SteadyRates:
+        nonlocal last
+        last = steady_rates(graph, racks, np.minimum(busy, one), start=None if last is None else last.share)
+        return last
+
+    if phases == "interleaved":
+        return interleaved
+    together = steady_rates(graph, racks, one)
+    if phases == "together":
+        return lambda busy: together
+    alone = steady_rates(graph, racks, apart=True)
+
+    def random(busy: FloatArray) -> SteadyRates:
+        met = _met(racks, together, np.minimum(busy, one))
+        rate = 1 / ((1 - met) / alone.bits_per_s + met / together.bits_per_s)
+        aggregated = (1 - met) * alone.aggregated + met * together.aggregated
+        if len(racks.leaf) or (met > 0).any():  # in memory or on links, jobs may be slower even if they never met
+            rate = np.minimum(rate, interleaved(busy).bits_per_s)
+        return replace(together, bits_per_s=rate, aggregated=aggregated)
+
+    return random
+
+
+def _met(racks: Racks, together: SteadyRates, busy: FloatArray) -> FloatArray:
+    """The part of the time in which the other jobs on its bottleneck exchange, for each job; 0 if there are none."""
+    uses = racks.uses
+    jobs = np.repeat(np.arange(len(uses)), np.diff(uses.first))
+    size = int(uses.resource.max()) + 1
+    load = np.bincount(uses.resource, uses.amount, minlength=size)
+    part = np.bincount(uses.resource, uses.amount * busy[jobs], minlength=size)
+    own = uses.resource == together.channel[jobs]
+    out = np.zeros(len(uses))
+    others = load[uses.resource[own]] - uses.amount[own]
+    exchanging = part[uses.resource[own]] - uses.amount[own] * busy[jobs[own]]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        out[jobs[own]] = np.where(others > 1e-9, exchanging / others, 0.0)
+    return np.clip(out, 0.0, 1.0)

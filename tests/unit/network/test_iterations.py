@@ -1,0 +1,141 @@
+"""Iteration times of jobs that share links: against formulas for equal jobs, and what must hold for any."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.network.fluid.exchanges import Exchange, Prepared, Racks, prepared
+from plait.network.fluid.iterations import PHASES, Iterations, iterations
+from plait.network.fluid.jobs import PlacedJob
+from plait.network.fluid.memory import steady_rates
+from plait.network.topology.paths import Graph
+from plait.network.topology.read import networked
+from sampling import examples
+
+GBPS = 100e9
+
+
+def pairs(count: int, **more: object) -> tuple[Graph, list[Prepared]]:
+    """Jobs of two workers, each with one below either leaf: all share the links between leaves."""
+    graph = Graph.of(
+        networked(Cluster.parse(f"{2 * count}x8@{count}"), f"leaf-spine:spines=1,oversubscription={count}")
+    )
+    return graph, [prepared(graph, Exchange(PlacedJob((j, count + j)))) for j in range(count)]
+
+
+def times(count: int, compute_s: float, phases: str, **more: float) -> Iterations:
+    graph, parts = pairs(count)
+    bits = np.full(count, 1e9)  # 10 ms of an uplink
+    return iterations(graph, parts, bits, np.full(count, compute_s), phases=phases, **more)
+
+
+def test_a_job_alone_exchanges_at_the_rate_of_its_links() -> None:
+    for phases in PHASES:
+        found = times(1, 0.03, phases)
+        assert found.exchange_s == pytest.approx([0.01])
+        assert found.iteration_s == pytest.approx([0.04])
+        assert found.busy == pytest.approx([0.25], abs=1e-5)
+
+
+def test_jobs_in_step_divide_the_link_and_jobs_that_fit_do_not() -> None:
+    assert times(3, 0.03, "together").iteration_s == pytest.approx([0.06] * 3)
+    assert times(3, 0.03, "interleaved").iteration_s == pytest.approx([0.04] * 3)
+    # Too much for the link: it is used all the time.
+    assert times(8, 0.03, "interleaved").iteration_s == pytest.approx([0.08] * 8, rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_random_phases_meet_as_often_as_others_exchange(count: int) -> None:
+    found = times(count, 0.03, "random")
+    duty = found.busy[0]
+    assert found.exchange_s == pytest.approx([0.01 * (1 + (count - 1) * duty)] * count, rel=1e-4)
+    assert duty == pytest.approx(found.exchange_s[0] / (0.03 + found.exchange_s[0]), abs=1e-5)
+
+
+def test_computation_hides_an_exchange_as_far_as_it_may() -> None:
+    assert times(1, 0.03, "together", overlap=0.2).iteration_s == pytest.approx([0.034])
+    assert times(1, 0.03, "together", overlap=1.0).iteration_s == pytest.approx([0.03])
+
+
+def test_members_that_take_turns_never_meet() -> None:
+    graph, parts = pairs(2)
+    found = iterations(graph, parts, np.full(2, 1e9), np.full(2, 0.03), phases="together", turns=np.full(2, 2.0))
+    assert found.exchange_s == pytest.approx([0.01, 0.01])
+
+
+def test_a_region_answers_from_its_leaf_and_leaves_the_rest_to_others() -> None:
+    """Three jobs of four workers and a server each below one switch with 1,024 aggregators."""
+    graph = Graph.of(networked(Cluster.parse("15x8"), "single-switch:aggregators=1024"))
+    jobs = [PlacedJob(tuple(range(5 * j, 5 * j + 4)), 5 * j + 4) for j in range(3)]
+    shared = [prepared(graph, Exchange(job, "hash", window=245)) for job in jobs]
+    region = prepared(graph, Exchange(jobs[0], "region", 128))
+    mixed = steady_rates(graph, Racks.of([region, *shared[1:]]))
+    assert mixed.aggregated[0] == 1.0
+    assert mixed.bits_per_s[0] == pytest.approx(64 * 1984 / region.rtt_s)  # half of it is the window
+    assert region.rtt_s == pytest.approx(3.05e-6, rel=0.01)  # two hops of 1 us, 1 us in the switch, two serialisations
+    # The others share 896 of 1,024 aggregators with two instead of three jobs.
+    alone = steady_rates(graph, Racks.of(shared[1:]))
+    assert mixed.aggregated[1] < alone.aggregated[0]
+    assert mixed.aggregated[1] > steady_rates(graph, Racks.of(shared)).aggregated[1]
+
+
+def test_without_aggregation_rings_and_aggregation_mix() -> None:
+    graph = Graph.of(networked(Cluster.parse("10x8"), "single-switch:aggregators=65536"))
+    ring = prepared(graph, Exchange(PlacedJob((0, 1, 2, 3))))
+    added = prepared(graph, Exchange(PlacedJob((4, 5, 6, 7), 8), "hash"))
+    found = steady_rates(graph, Racks.of([ring, added]))
+    assert found.bits_per_s[0] == pytest.approx(GBPS / 1.5)  # 2 (W - 1) / W gradients
+    assert found.bits_per_s[1] > 0.7 * GBPS
+    assert found.aggregated[0] == 0.0
+
+
+@settings(max_examples=examples(15))
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(0, 11), min_size=2, max_size=6), st.sampled_from(["none", "hash", "cycle"])),
+        min_size=1, max_size=6,
+    ),
+    st.floats(0.001, 0.5),
+)  # fmt: skip
+def test_random_lies_between_the_others_and_nobody_is_faster_than_alone(jobs, compute_s) -> None:
+    graph = Graph.of(networked(Cluster.parse("12x8@4"), "leaf-spine:oversubscription=2,aggregators=2000"))
+    parts = [prepared(graph, Exchange(PlacedJob(tuple(sorted(w)), min(w)), law)) for w, law in jobs]
+    bits, compute = np.full(len(parts), 8e8), np.full(len(parts), compute_s)
+    found = {p: iterations(graph, parts, bits, compute, phases=p) for p in PHASES}
+    alone = [iterations(graph, [p], bits[:1], compute[:1], phases="together").exchange_s[0] for p in parts]
+    for phases in PHASES:
+        assert (found[phases].exchange_s >= np.array(alone) * (1 - 1e-5)).all()
+    assert (found["random"].exchange_s >= found["interleaved"].exchange_s * (1 - 1e-2)).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "law", "region", "server"),
+    [
+        ("memory law 'hashed' is unknown", "hashed", 0, 0),
+        ("has no parameter server", "hash", 0, None),
+        ("a region of 1 aggregators", "region", 1, 0),
+        ("a region of 8 aggregators", "hash", 8, 0),
+    ],
+)
+def test_impossible_exchanges_are_refused(words: str, law: str, region: int, server: int | None) -> None:
+    with pytest.raises(InputError, match=words):
+        Exchange(PlacedJob((0, 1), server), law, region)
+
+
+def test_order_of_jobs_does_not_matter() -> None:
+    graph = Graph.of(networked(Cluster.parse("8x8@4"), "leaf-spine:oversubscription=4,aggregators=500"))
+    jobs = [((0, 4), "hash"), ((1, 5, 6), "none"), ((2, 3), "hash")]
+    expected = None
+    for order in itertools.permutations(range(3)):
+        parts = [prepared(graph, Exchange(PlacedJob(jobs[i][0], jobs[i][0][0]), jobs[i][1])) for i in order]
+        found = iterations(graph, parts, np.full(3, 8e8), np.full(3, 0.1))
+        sorted_s = found.iteration_s[np.argsort(order)]
+        expected = sorted_s if expected is None else expected
+        assert sorted_s == pytest.approx(expected, rel=1e-5)
