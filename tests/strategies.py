@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plait.core.cluster import Cluster, Node
 from plait.core.goodput import BatchLimits
-from plait.core.jobs import JobClass, JobSpec
+from plait.core.jobs import InaRequest, JobClass, JobSpec
 from plait.core.resources import StageProfile
 
 KINDS = ("v100", "a100")
@@ -64,6 +64,20 @@ def batch_limits(draw: st.DrawFn, gpus: int = 1) -> BatchLimits:
 
 
 @st.composite
+def ina_requests(draw: st.DrawFn) -> InaRequest:
+    """What a job may ask of in-network aggregation; some do not name a system, some no addressing mode."""
+    return InaRequest(
+        mode=draw(st.sampled_from(["auto", "require", "off"])),
+        protocol=draw(st.sampled_from([None, "atp", "esa"])),
+        index=draw(st.sampled_from([None, "shared_hash", "hybrid_region"])),
+        memory=draw(st.sampled_from([0, 2048])),
+        window=draw(st.sampled_from([0, 64])),
+        priority=draw(st.integers(0, 255)),
+        ttl_s=draw(st.none() | positive),
+    )
+
+
+@st.composite
 def specs(draw: st.DrawFn, name: str = "job") -> JobSpec:
     """Any job a user may write down."""
     gpus = draw(st.integers(1, 16))
@@ -92,7 +106,7 @@ def specs(draw: st.DrawFn, name: str = "job") -> JobSpec:
         weight=draw(st.sampled_from([1.0, 2.5])),
         retries=draw(st.integers(0, 5)),
         batch=draw(st.none() | batch_limits(gpus)),
-        network=draw(st.sampled_from(["auto", "require", "off"])),
+        ina=draw(ina_requests()),
     )
 
 

@@ -20,7 +20,7 @@ from plait.core.errors import InputError
 from plait.core.options import declared, option, same
 from plait.live.agent.processes.node_environment import PATH as NODE_PATH
 from plait.live.protocol.job import BYTES, Batch, Job, JobField, key_of
-from plait.live.protocol.job_file import check, parse_bytes, read_jobs
+from plait.live.protocol.job_file import check, ina_fields, parse_bytes, read_jobs
 from plait.runtime.command_line import parse_script
 
 #: Programs whose first argument is a script, as that of an interpreter is.
@@ -66,6 +66,7 @@ class Asked:
     cpus: float | None = same(Job, "cpus")
     memory: str | None = same(Job, "memory")
     deadline_s: float | None = same(Job, "deadline_s")
+    ina: str | None = same(Job, "ina")
     checkpoint_s: float | None = same(Job, "checkpoint_s")
     merge: bool = same(Job, "merge")
     wait_for_nodes: bool = same(Job, "wait_for_nodes")
@@ -101,6 +102,8 @@ class Asked:
             if value is not None and value is not False:
                 key = key_of(one)
                 said[key] = parse_bytes(value, f"--{one.word}") if key in BYTES else value
+        if self.ina is not None:
+            said["ina"] = ina_fields(self.ina, "--ina: ")
         return said
 
     @property
@@ -197,7 +200,7 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
 #: Options of `plait submit` that training scripts rarely have, and whether a value follows.
 _RARE = (
     "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "job_class", "priority", "project",
-    "conda", "container", "node_env", "export_all", "wait_for_nodes", "merge",
+    "ina", "conda", "container", "node_env", "export_all", "wait_for_nodes", "merge",
 )  # fmt: skip
 _OWN = {"-g": True} | {f"--{one.word}": one.type is not bool for one in declared(Asked) if one.name in _RARE}
 

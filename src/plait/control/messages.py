@@ -15,7 +15,7 @@ from plait.core.cluster import Network, Node
 from plait.core.codec import Codec, form
 from plait.core.errors import InputError
 from plait.core.goodput import Estimate
-from plait.core.jobs import JobBatch, JobSpec
+from plait.core.jobs import InaRequest, JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import Resource, StageProfile
 
@@ -275,9 +275,14 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
-    """The spec that `spec_to_json` wrote. Version 0.2.0 called the project of a job its `group`."""
-    if "group" in data:
-        data = {"project" if name == "group" else name: value for name, value in data.items()}
+    """The spec that `spec_to_json` wrote.
+
+    Version 0.2.0 called the project of a job its `group` and the mode of in-network aggregation its `network`.
+    """
+    if "group" in data or "network" in data:
+        data = {_NAMES.get(name, name): value for name, value in data.items()}
+        if isinstance(mode := data.get("ina"), str):
+            data["ina"] = {"mode": mode}
     if data.get("profile") is None:
         return _PARTS.decode(JobSpec, data)
     profile = StageProfile.from_sequence(data["profile"], data["iteration_s"])
@@ -324,9 +329,13 @@ def network_from_json(data: Mapping[str, Any]) -> Network:
     return _PARTS.decode(Network, data)
 
 
+#: Fields of jobs that had another name.
+_NAMES = {"group": "project", "network": "ina"}
 #: What messages are made of. The iteration time of a profile is a field of its job, so a profile is its stages alone.
 _PARTS = Codec(
-    sparse=(JobSpec, Member), closed=True, own={StageProfile: (lambda one: list(one.stage_s), lambda made: made)}
+    sparse=(JobSpec, Member, InaRequest),
+    closed=True,
+    own={StageProfile: (lambda one: list(one.stage_s), lambda made: made)},
 )
 _MESSAGES = Codec(
     kinds=(*get_args(Event), *get_args(Command)),

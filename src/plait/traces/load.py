@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
-from plait.core.jobs import Checkpoints, JobBatch, JobClass
+from plait.core.jobs import Checkpoints, InaRequest, JobBatch, JobClass
 from plait.traces.adaptive import adaptive_rows, made_adaptive
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
@@ -142,6 +142,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "memory_bytes": np.nan_to_num(table["memory_bytes"].astype(np.float64)),
         "skew": np.array([share.get(m, np.nan) for m in models], dtype=np.float64),
         "gradient_bytes": table["gradient_bytes"].astype(np.float64),
+        "ina": _requests(table["ina"]),
         "deadline_s": table["deadline_s"].astype(np.float64),
         "priority": np.nan_to_num(table["priority"].astype(np.float64)),
         "weight": np.nan_to_num(table["weight"].astype(np.float64), nan=1.0),
@@ -155,6 +156,12 @@ _CLASSES: dict[str | None, JobClass] = {kind.name.lower(): kind for kind in JobC
 _CLASSES[None] = JobClass.GUARANTEED
 _CHECKPOINTS: dict[str | None, Checkpoints] = {kind.name.lower(): kind for kind in Checkpoints}
 _CHECKPOINTS[None] = Checkpoints.ON_STOP
+
+
+def _requests(column: Array) -> list[InaRequest]:
+    """What each job asks of in-network aggregation; one object for all that ask the same."""
+    known: dict[str | None, InaRequest] = {text: InaRequest.of(text) for text in set(column.tolist())}
+    return [known[text] for text in column.tolist()]
 
 
 def _texts(column: Array) -> list[str]:

@@ -113,6 +113,7 @@ JOB_COLUMNS: tuple[Column, ...] = (
     _count("max_gpus", "largest size of an elastic job", minimum=1),
     _text("job_class", "how the scheduler may treat it", enum=JOB_CLASSES),
     _text("checkpoints", "what of its work outlives a stop; null = on_stop", enum=CHECKPOINTS),
+    _text("ina", "what it asks of in-network aggregation, e.g. require:memory=2048; null = auto"),
     _s("priority", "larger is more important"),
     _s("weight", "share weight", minimum=0),
     _s("deadline_s", "seconds after submission", positive=True),

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.errors import TraceError, suggest
+from plait.core.errors import InputError, TraceError, suggest
+from plait.core.ina import InaRequest
 from plait.traces.schema import JOBS, MAX_INTEGER, NODES, STAGES, Array, Column
 from plait.traces.table import TraceTable, column_of, new_meta, plain, submit_order
 
@@ -64,6 +65,7 @@ def checked_table(
     _check_shares(jobs, place)
     _check_stages(jobs, place)
     _check_elastic(jobs, place)
+    _check_ina(jobs, place)
     _check_work(jobs, place)
     sidecar = new_meta() if meta is None else dict(meta)
     note_warnings(sidecar, [*notes, *suspicions(jobs, file)], strict=strict, file=file)
@@ -296,6 +298,17 @@ def _check_elastic(jobs: Mapping[str, Array], place: _Place) -> None:
         bad = jobs["min_gpus"] > jobs["max_gpus"]
         if bad.any():
             raise place.error("more than max_gpus", JOBS["min_gpus"], jobs["min_gpus"], int(np.argmax(bad)))
+
+
+def _check_ina(jobs: Mapping[str, Array], place: _Place) -> None:
+    for text in set(jobs.get("ina", np.empty(0, dtype=object)).tolist()) - {None}:
+        try:
+            InaRequest.parse(text)
+        except InputError as error:
+            row = jobs["ina"].tolist().index(text)
+            raise place.error(
+                "not a request of in-network aggregation", JOBS["ina"], jobs["ina"], row, str(error)
+            ) from None
 
 
 def _check_work(jobs: Mapping[str, Array], place: _Place) -> None:

@@ -162,3 +162,26 @@ def test_words_after_the_command_that_look_like_options_of_submit_are_told(typed
     words = typed.split()
     said = misplaced(words[len(words) - command :], words)
     assert said == (strays and f"{strays} went to python x.py; options of plait submit come before the command")
+
+
+def test_aggregation_is_asked_for_in_one_word_or_in_fields(shell, tmp_path):
+    def of_file(text: str) -> object:
+        (tmp_path / "job.toml").write_text(f'command = ["true"]\n{text}\n')
+        return requests_of(Asked(file=tmp_path / "job.toml"), shell, here=False)[0].get("ina")
+
+    assert of_file("") is None
+    assert of_file('ina = "require"') == {"mode": "require"}
+    fields = {"mode": "require", "memory": 2048}
+    assert of_file('ina = "require:memory=2048"') == of_file('ina = {mode = "require", memory = 2048}') == fields
+    assert requests_of(asked(ina="require:memory=2048"), shell, here=False)[0]["ina"] == fields
+    for text, words in (
+        ('ina = "requires"', r"job\.toml: ina\.mode is 'requires'; did you mean 'require'"),
+        ("ina = {memory = -1}", r"job\.toml: ina\.memory is -1, needs at least 0"),
+        ("ina = {memry = 1}", r"job\.toml: unknown field 'ina\.memry'; did you mean 'memory'"),
+        ('ina = {protocol = "atp", index = "dedicated"}', r"job\.toml: ina\.index is 'dedicated' with protocol 'atp'"),
+        ("ina = 3", r"job\.toml: ina is 3, needs fields: mode, protocol"),
+    ):
+        with pytest.raises(InputError, match=words):
+            of_file(text)
+    with pytest.raises(InputError, match=r"plait submit: ina\.window is 'wide'"):
+        requests_of(asked(ina="auto:window=wide"), shell, here=False)

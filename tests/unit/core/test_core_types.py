@@ -59,7 +59,7 @@ def test_specs_survive_json(spec: JobSpec) -> None:
         ({"iteration_s": math.nan}, "iteration_s is nan"),
         ({"cpus": -1.0}, "cpus is -1.0"),
         ({"memory_bytes": math.nan}, "memory_bytes is nan"),
-        ({"network": "fast"}, "network is 'fast', needs auto, require, off"),
+        ({"ina": "require"}, "ina is 'require', needs an InaRequest, e.g. InaRequest.parse"),
         ({"retries": -1}, "retries is -1"),
         ({"gpus": 2, "min_gpus": 3}, "min <= gpus <= max"),
         ({"gpus": 2, "max_gpus": 1}, "min <= gpus <= max"),

@@ -12,7 +12,7 @@ import pytest
 from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
-from plait.core.jobs import Phase
+from plait.core.jobs import InaRequest, Phase
 from plait.live.layout import make_private
 from plait.live.protocol.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
 from plait.live.scheduler.errors import Conflict
@@ -837,6 +837,17 @@ def test_submissions_are_all_or_none(cluster: Make) -> None:
     with pytest.raises(InputError, match="command is empty"):
         c.engine.submit([{"command": []}], owner="ann", now_s=c.now)
     assert c.store.jobs() == []
+
+
+def test_a_live_job_may_prefer_aggregation_in_the_network_but_not_require_it(cluster: Make) -> None:
+    c = cluster((4,))
+    (number,) = c.submit({"ina": {"mode": "auto", "memory": 64}})
+    assert c.engine.state.controller is not None
+    assert c.engine.state.controller.job_store.spec(number).ina == InaRequest("auto", memory=64)
+    with pytest.raises(InputError, match="ina is require, and switches of live clusters do not aggregate yet"):
+        c.submit({"ina": {"mode": "require"}})
+    with pytest.raises(InputError, match=r"ina\.memory is -1"):
+        c.submit({"ina": {"memory": -1}})
 
 
 def test_an_elastic_job_has_two_bounds_and_they_are_checked(cluster: Make) -> None:

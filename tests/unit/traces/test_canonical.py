@@ -15,6 +15,7 @@ from plait.traces.schema import JOB_COLUMNS, STAGES, Column
 from plait.traces.table import TraceTable
 from plait.traces.validate import checked_table
 from sampling import examples
+from strategies import ina_requests
 
 QUICK = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -24,6 +25,8 @@ ENDINGS = (".csv", ".csv.gz", ".parquet")
 def cells(column: Column) -> st.SearchStrategy:
     if column.enum:
         value: st.SearchStrategy = st.sampled_from(column.enum)
+    elif column.name == "ina":
+        value = ina_requests().map(str)
     elif column.kind == "string":
         value = TEXT
     elif column.is_integer:
@@ -118,6 +121,7 @@ def read_text(tmp_path, text, **options):
             "disagrees with the iterations",
         ),
         (f"{HEADER},min_gpus,max_gpus\na,0,1,5,4,2\n", "more than max_gpus"),
+        (f"{HEADER},ina\na,0,1,5,\nb,0,1,5,req\n", "jobs.csv:3: column 'ina': not a .*'req'.*ina.mode is 'req'"),
         (f"{HEADER.replace(',', ';')}\na;0;1;5\n", "separated by ';'"),
         (f'{HEADER}\n"a,0,1,5\n', "not readable as a table"),
         (f"{HEADER},gpus\na,0,1,5,1\n", "occurs twice"),

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from plait.cli.commands.trace import app
 from plait.core.errors import InputError, TraceError
-from plait.core.jobs import JobClass
+from plait.core.jobs import InaRequest, JobClass
 from plait.traces.canonical import read_canonical
 from plait.traces.load import load_jobs
 
@@ -63,6 +63,13 @@ def test_traces_have_three_job_classes(tmp_path):
     path.write_text(path.read_text().replace("auto", "spare"))
     with pytest.raises(TraceError, match=r"jobs\.csv:2: .*job_class.*spare.*auto"):
         read_canonical(path)
+
+
+def test_jobs_of_a_trace_ask_for_aggregation(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text('job_id,submit_s,gpus,duration_s,ina\na,0,1,10,"require:memory=64,window=8"\nb,0,1,10,\n')
+    asked = load_jobs(read_canonical(path)).jobs.column("ina").tolist()
+    assert asked == [InaRequest("require", memory=64, window=8), InaRequest()]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray, ObjectArray, objects
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
+from plait.core.ina import AUTO
 from plait.core.jobs.spec import Checkpoints, JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 
@@ -52,7 +53,7 @@ _OBJECTS: dict[str, object] = {
     "model": "",
     "gpu_kinds": None,
     "tensor_bytes": None,
-    "network": "auto",
+    "ina": AUTO,
 }
 
 #: where each column lies in `JobBatch.floats`, `.whole` and `.texts`
@@ -69,7 +70,9 @@ class JobBatch:
     in one array (`floats`, `whole`: a row a column), so that batches are cut and copied in a few steps.
     """
 
-    __slots__ = ("_known", "any_demands", "any_kinds", "any_losses", "floats", "stage_s", "texts", "whole")
+    __slots__ = (
+        "_known", "any_demands", "any_kinds", "any_losses", "any_requires", "floats", "stage_s", "texts", "whole",
+    )  # fmt: skip
 
     def __init__(self, columns: Mapping[str, Any], stage_s: FloatArray | None = None) -> None:
         """Take columns by name; `id` is required, the rest have the defaults of `JobSpec`."""
@@ -96,6 +99,8 @@ class JobBatch:
         #: whether any job (of the batch this was cut from) states CPUs or memory, or GPU kinds
         self.any_demands = bool(self.column("cpus").any() or self.column("memory_bytes").any())
         self.any_kinds = any(kinds is not None for kinds in self.column("gpu_kinds").tolist())
+        #: whether any requires in-network aggregation
+        self.any_requires = any(asked is not AUTO and asked.required for asked in self.column("ina").tolist())
         #: whether stopping any of them loses anything
         always = self.column("checkpoints") == int(Checkpoints.ON_STOP)
         self.any_losses = bool((self.column("restart_s") > 0).any() or not always.all())
@@ -183,6 +188,7 @@ class JobBatch:
         batch.floats, batch.whole, batch.texts = self.floats[:, index], self.whole[:, index], self.texts[:, index]
         batch._known = {}
         batch.any_demands, batch.any_kinds, batch.any_losses = self.any_demands, self.any_kinds, self.any_losses
+        batch.any_requires = self.any_requires
         batch.stage_s = self.stage_s[index]
         return batch
 

@@ -10,6 +10,7 @@ from enum import IntEnum
 from plait.core.codec import form
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
+from plait.core.ina import AUTO, InaRequest
 from plait.core.resources import StageProfile, skew
 
 
@@ -75,7 +76,7 @@ class JobSpec:
     goes first, where the policy uses it. `weight`: the share of a job where the policy is a fair one.
     `gradient_bytes`: what each worker sends to the others in an iteration, before any reduction (the size of all
     gradients); None unknown.
-    `retries`: restarts allowed after failures of its own. `network`: whether it may use in-network aggregation.
+    `retries`: restarts allowed after failures of its own. `ina`: what it asks of in-network aggregation.
     `batch`: the job adapts its batch size within these limits; then `iterations` are worth one at the initial batch
     each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is of those.
     `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are what is assumed
@@ -105,7 +106,7 @@ class JobSpec:
     priority: float = 0.0
     weight: float = 1.0
     retries: int = 3
-    network: str = "auto"
+    ina: InaRequest = AUTO
     batch: BatchLimits | None = None
     checkpoints: Checkpoints = Checkpoints.ON_STOP
     restart_s: float | None = None
@@ -129,7 +130,8 @@ class JobSpec:
         self._require(sized, "gradient_bytes", self.gradient_bytes, "a number of bytes >= 0, or None if unknown")
         known = self.restart_s is None or (math.isfinite(self.restart_s) and self.restart_s >= 0)
         self._require(known, "restart_s", self.restart_s, "a number of seconds >= 0, or None if unknown")
-        self._require(self.network in ("auto", "require", "off"), "network", self.network, "auto, require, off")
+        made = "an InaRequest, e.g. InaRequest.parse('require')"
+        self._require(isinstance(self.ina, InaRequest), "ina", self.ina, made)
         self._require(self.retries >= 0, "retries", self.retries, "a whole number >= 0")
         if self.iteration_s is None and self.profile is not None:
             object.__setattr__(self, "iteration_s", self.profile.iteration_s)

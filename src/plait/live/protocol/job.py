@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from typing import Any, Literal
 
+from plait.core.ina import MOST_MEMORY, MOST_PRIORITY, MOST_WINDOW, Addressing, Mode, Protocol
 from plait.core.options import Declared, Option, declared, put
 
 _JSON = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -75,6 +76,29 @@ class Profile:
     iteration_s: float | None = said("Less than the sum where stages overlap", exclusiveMinimum=0, maximum=1e6)
 
 
+@dataclass(frozen=True)
+class Ina:
+    """What the job asks of in-network aggregation; see `plait.core.ina.InaRequest`."""
+
+    mode: Mode = said("auto: where it is granted; require: run only with a grant; off: never", default="auto")
+    protocol: Protocol | None = said("Aggregate as this system does", unset="as whoever grants decides")
+    index: Addressing | None = said("How workers choose aggregators", unset="as the system does")
+    memory: int = said(
+        "Aggregators of a switch; 0: as many as the memory manager decides", default=0, minimum=0, maximum=MOST_MEMORY
+    )
+    window: int = said(
+        "Packets that a worker may have outstanding; 0: by bandwidth and delay", default=0, minimum=0,
+        maximum=MOST_WINDOW,
+    )  # fmt: skip
+    priority: int = said(
+        "Priority of its packets, for systems with priorities; 0: computed", default=0, minimum=0,
+        maximum=MOST_PRIORITY,
+    )  # fmt: skip
+    ttl_s: float | None = said(
+        "Seconds after which a grant ends by itself", unset="with the job", exclusiveMinimum=0, maximum=1e12
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One job: a command that runs as one process a GPU. `plait submit -f job.yaml` reads it as YAML or TOML."""
@@ -138,6 +162,10 @@ class Job:
     deadline_s: float | None = said(
         "Deadline in seconds from the submission, for policies with deadlines=on", exclusiveMinimum=0, maximum=1e12
     )
+    ina: Ina | None = said(
+        "In-network aggregation: auto, require or off, then fields, e.g. require:memory=2048", unset="auto",
+        more="A text in the form of the option --ina stands for the fields.",
+    )  # fmt: skip
     checkpoint_s: float = said("Seconds between checkpoints", default=60.0, exclusiveMinimum=0, maximum=1e9)
     merge: bool = said(
         "Allow the job to share a process with your other jobs in this folder", default=False,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, MissingExtra, suggest
+from plait.core.ina import fields_of
 from plait.live.protocol.job import BYTES, Job, schema_of
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -74,6 +75,8 @@ def check(job: Any, where: str) -> dict[str, Any]:
     """
     if isinstance(job, dict):
         job = {k: _bytes(v, f"{where}: {k}") if k in BYTES and isinstance(v, str) else v for k, v in job.items()}
+        if isinstance(job.get("ina"), str):
+            job["ina"] = ina_fields(job["ina"], f"{where}: ")
     _check(job, schema(), where, "")
     checked: dict[str, Any] = job
     return checked
@@ -112,6 +115,18 @@ def parse_bytes(text: str, what: str) -> int:
         return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
     except (ValueError, OverflowError):
         raise InputError(f"{what} is {text[:80]!r}; write bytes or a size such as 512Mi or 4G") from None
+
+
+def ina_fields(text: str, where: str) -> dict[str, Any]:
+    """The fields of `ina` that a short text sets; `InputError` that begins with `where` if it is not one.
+
+    >>> ina_fields("require:memory=2048", "job.yaml: ")
+    {'mode': 'require', 'memory': 2048}
+    """
+    try:
+        return fields_of(text)
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
 
 
 def _bytes(value: str, where: str) -> int:

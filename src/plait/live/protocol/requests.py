@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
-from plait.core.jobs import Checkpoints, JobClass, JobSpec
+from plait.core.jobs import Checkpoints, InaRequest, JobClass, JobSpec
 from plait.core.options import declared
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
@@ -76,7 +76,9 @@ def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
 
 
 def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str], command: bool) -> None:
-    """Refuse sizes that cannot be before anything is sent, naming `where` and the options or fields that say them.
+    """Refuse sizes and requests of aggregation that cannot be before anything is sent.
+
+    The error names `where` and the options or fields that say them.
 
     `options` are the fields (of the batch: `batch.initial`) that were given as options; with `command` what was not
     given is named as an option too. Raises `InputError`.
@@ -95,6 +97,10 @@ def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str]
         raise InputError(
             f"{where}: {', '.join(said)}: needs {order}" + ("" if gpus["gpus"] else "; gpus is 1 if left out")
         )
+    try:
+        InaRequest.of(request.get("ina"))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     given = request.get("batch")
     if given:
         names_ = BoundNames(*(name(f"batch.{f}", o) for f, o in zip(BoundNames._fields, OPTIONS, strict=True)))
@@ -174,6 +180,7 @@ def spec_of(
         priority=float(request.get("priority") or 0.0),
         weight=weight,
         retries=int(request["retries"]) if request.get("retries") is not None else 3,
+        ina=InaRequest.of(request.get("ina")),
         batch=limits_of(request),
         checkpoints=Checkpoints.NEVER,  # until it has said that it can go on from one
     )

@@ -24,6 +24,8 @@ def take_in(
             raise InputError("command is empty; give the program and its arguments")
         project = project_of(request)
         spec = ctx.spec(first + i, request, owner, project, now_s)
+        if spec.ina.required:
+            raise InputError("ina is require, and switches of live clusters do not aggregate yet; submit it with auto")
         _check_room(ctx, spec, request, now_s)
         quota = ctx.state.projects.get(project, {}).get("gpu_quota")
         counts = spec.job_class is JobClass.GUARANTEED or not isinstance(ctx.state.policy, AppliesQuotas)

@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from plait.core.errors import InputError
+from plait.core.ina import fields_of
 from plait.core.options import Declared, declared
 from plait.live.layout import NODE_NAME
 from plait.live.protocol.job import Job, JobField, key_of
@@ -106,6 +108,14 @@ class JobIn(_model_of(Job)):  # type: ignore[misc]
         if not command[0].strip():
             raise ValueError("the program's name is empty")
         return command
+
+    @field_validator("ina", mode="before")
+    @classmethod
+    def _short(cls, ina: Any) -> Any:
+        try:
+            return fields_of(ina) if isinstance(ina, str) else ina
+        except InputError as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("profile")
     @classmethod

@@ -112,7 +112,7 @@ def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, sec
     ):  # fmt: skip
         if request.get(name) is not None:
             out[name] = request[name]
-    for name in ("min_gpus", "max_gpus", "batch", "profile", "skew", "merge"):
+    for name in ("min_gpus", "max_gpus", "batch", "profile", "skew", "merge", "ina"):
         if request.get(name) is not None:
             out[name] = request[name]
     if live.get("profile_source"):
