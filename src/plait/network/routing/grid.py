@@ -1,0 +1,91 @@
+"""Gradient routing after the description of GRID: aggregation switches by a linear program and randomised rounding.
+
+The description says that the aggregation switch and the route of each gradient flow are chosen by randomised rounding.
+The program, its repair and the number of tries are our design; the approximation bound of the paper is not claimed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.network.routing.linear_program import LinearProgram
+from plait.network.routing.problem import STRAIGHT, Choice, Problem, Routing
+
+#: Weight of all traffic beside the fullest channel: among equal solutions the one with shorter routes is taken.
+DETOUR = 1e-6
+
+
+def grid(problem: Problem, seed: int = 0, tries: int = 20) -> Routing:
+    """The best of `tries` roundings of the linear program, drawn by a seeded generator.
+
+    x[w, v] is the share of worker w that is added up at switch v, or straight at the server; z[g, v] >= x[w, v] whether
+    job g uses v. Minimise lambda, so that every link carries at most lambda times its capacity, and switches have the
+    memory (z * rate * RTT) and the processing rate (x * rate). A rounding that overfills a switch is repaired: the last
+    of its jobs send straight. Same problem and seed, same routing. Raises `MissingExtra` without HiGHS.
+    """
+    if not problem.flows:
+        return Routing((), 0.0, -1, 0.0)
+    shares, relaxed = relax(problem)
+    generator = np.random.default_rng(seed)
+    targets = (*problem.candidates, STRAIGHT)
+    best: Routing | None = None
+    for _ in range(max(tries, 1)):
+        rows: list[tuple[int, ...]] = []
+        for share in shares:
+            draws = generator.random(len(share))
+            picked = (share.cumsum(axis=1) < draws[:, None]).sum(axis=1)
+            rows.append(tuple(targets[min(at, len(targets) - 1)] for at in picked.tolist()))
+        choice: Choice = problem.repaired(tuple(rows))
+        found = problem.routing(choice, relaxed)
+        if best is None or _order(problem, found) < _order(problem, best):
+            best = found
+    assert best is not None
+    return best
+
+
+def _order(problem: Problem, routing: Routing) -> tuple[float, float]:
+    """Smaller is better: the fullest channel, then all traffic."""
+    return round(routing.utilisation, 12), float(problem.load(routing.choice).sum())
+
+
+def relax(problem: Problem) -> tuple[list[np.ndarray[tuple[int, int], np.dtype[np.float64]]], float]:
+    """Of each job the shares (workers, candidates + 1), the last one straight to the server; and lambda."""
+    program = LinearProgram()
+    fullest = program.column(1.0, np.inf)
+    capacity = problem.graph.channel_bits_per_s
+    total = float(capacity.sum())
+    channels: dict[int, dict[int, float]] = {}
+    columns: list[list[list[int]]] = []
+    memory: dict[int, dict[int, float]] = {v: {} for v in problem.candidates}
+    processing: dict[int, dict[int, float]] = {v: {} for v in problem.candidates}
+
+    def column(rate: float, shares: dict[int, float]) -> int:
+        """A decision that sends `rate` over these shares of channels."""
+        made = program.column(DETOUR * rate * sum(shares.values()) / total, 1.0)
+        for channel, share in shares.items():
+            channels.setdefault(channel, {})[made] = rate * share
+        return made
+
+    for j, flow in enumerate(problem.flows):
+        rate = flow.bits_per_s
+        uses = {v: column(rate, problem.on[j][v]) for v in problem.candidates}
+        columns.append([])
+        for i in range(len(flow.job.workers)):
+            mine = {v: column(rate, problem.there[j][v][i]) for v in (*problem.candidates, STRAIGHT)}
+            columns[-1].append(list(mine.values()))
+            program.row(1.0, 1.0, dict.fromkeys(mine.values(), 1.0))
+            for v in problem.candidates:
+                program.row(0.0, np.inf, {uses[v]: 1.0, mine[v]: -1.0})
+                processing[v][mine[v]] = rate
+        for v in problem.candidates:
+            memory[v][uses[v]] = problem.aggregators[j][v]
+    for channel, terms in channels.items():
+        scale = float(capacity[channel])
+        program.row(-np.inf, 0.0, {fullest: -1.0} | {at: value / scale for at, value in terms.items()})
+    for limits, rows in ((problem.memory, memory), (problem.processing, processing)):
+        for v, terms in rows.items():
+            if np.isfinite(limits[v]):
+                program.row(-np.inf, 1.0, {at: value / limits[v] for at, value in terms.items()})
+    found = program.solve()
+    shares = [np.clip(found[np.array(workers)], 0.0, 1.0) for workers in columns]
+    return [share / share.sum(axis=1, keepdims=True) for share in shares], float(found[fullest])
