@@ -92,6 +92,7 @@ def steady_rates(
     *,
     apart: bool = False,
     start: FloatArray | None = None,
+    near: float = NEAR,
     rtt_s: float | None = None,
     off_s: float | None = None,
 ) -> SteadyRates:
@@ -99,8 +100,9 @@ def steady_rates(
 
     `busy`, shape (jobs,), is that part, over 0 and at most 1 (default: all the time): a job takes as much of channels
     and memory on average, as if jobs exchanged one after the other wherever there is time; none is faster than alone.
-    `apart`: the rates of all jobs without the others. `start`: `share` of a similar solution. `rtt_s` and `off_s`
-    replace those of the topology. Raises `SimulationError` if no steady state is found.
+    `apart`: the rates of all jobs without the others. `start`: `share` of a similar solution. `near`: a solution is
+    found when no share would change by more. `rtt_s` and `off_s` replace those of the topology. Raises
+    `SimulationError` if no steady state is found.
     """
     count, capacity = len(racks.parts), graph.channel_bits_per_s
     busy = np.ones(count) if busy is None else busy
@@ -121,7 +123,7 @@ def steady_rates(
         holding = np.where(window > 0, np.maximum(rtt, window / packets), rtt) - off
         wanted = _share(racks, packets * holding, np.zeros(count) if apart else busy)
         change = float(np.abs(wanted - share).max(initial=0.0))
-        if change <= NEAR:
+        if change <= near:
             break
         if steps == MOST_STEPS:
             raise SimulationError(f"shares of aggregated packets still change by {change:g} after {steps} steps")
