@@ -166,7 +166,8 @@ class Invariants:
         jobs = groups.jobs[inside]
         alone = Groups(jobs, gpus, np.concatenate([[0], np.cumsum(count[of])]).astype(np.int64))
         iteration_s = self.backend.settings.physics.iteration_s
-        alone_s = iteration_s(self.backend.moving, alone, self.backend.cluster)
+        apart = [alone] if self.backend.contends is None else [alone[np.array([g])] for g in range(len(alone))]
+        alone_s = np.concatenate([iteration_s(self.backend.moving, one, self.backend.cluster) for one in apart])
         inside_s = iteration_s(self.backend.moving, groups, self.backend.cluster)[inside]
         fast = inside_s < alone_s * (1 - 1e-9)
         if fast.any():

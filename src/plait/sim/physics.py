@@ -64,6 +64,12 @@ class StandardPhysics:
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """Seconds an iteration for each entry of `groups.jobs`."""
+        alone = self.alone_s(truth, groups, cluster)
+        slower = alone / truth.iteration_s[groups.jobs]
+        return self.together_s(truth, groups, cluster, alone, truth.stage_s[groups.jobs] * slower[:, None])
+
+    def alone_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
+        """Seconds an iteration of each member on the GPUs of its group, without the other members and groups."""
         alone = resized(truth, groups, truth.iteration_s[groups.jobs])
         if self.spread_slowdown != 1.0:
             alone = alone * self._spread(truth, groups, cluster)
@@ -71,13 +77,21 @@ class StandardPhysics:
             speed = np.array([self.kind_speed.get(kind, 1.0) for kind in cluster.kinds])
             kind = cluster.node_kind[cluster.gpu_node[groups.gpus[groups.first_gpu[:-1]]]]
             alone = alone / speed[kind][groups.group_of_member()]
-        inside = alone if groups.single else self._shared(truth, groups, alone, cpu_shares(truth, groups, cluster))
+        return alone
+
+    def together_s(
+        self, truth: JobBatch, groups: Groups, cluster: Cluster, alone: FloatArray, stage_s: FloatArray
+    ) -> FloatArray:
+        """Seconds an iteration of each member that takes `alone` by itself, with stages `stage_s` (members, k)."""
+        inside = alone
+        if not groups.single:
+            inside = self._shared(groups, alone, stage_s, cpu_shares(truth, groups, cluster))
         if groups.guest is None:
             return inside
         if self.sharing is not None:
             capacity = None if self.sharing.models is None else gpu_memory_bytes(groups, cluster)
             return self.sharing.iteration_s(truth, groups, inside, capacity)
-        return np.maximum(inside, alone * self._crowded(truth, groups, alone))
+        return np.maximum(inside, alone * self._crowded(groups, alone, stage_s))
 
     def _spread(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         node = cluster.gpu_node[groups.gpus]
@@ -93,12 +107,10 @@ class StandardPhysics:
         sensitive &= truth.column("batch_size")[groups.jobs] == 0  # adaptive jobs: in their own throughput already
         return np.where(spread & sensitive, self.spread_slowdown, 1.0)
 
-    def _shared(self, truth: JobBatch, groups: Groups, alone: FloatArray, share: FloatArray) -> FloatArray:
+    def _shared(self, groups: Groups, alone: FloatArray, stage_s: FloatArray, share: FloatArray) -> FloatArray:
         """The pace of all members on shared GPUs; `share` is the part of each resource a job needs in its turn."""
         group = groups.group_of_member()
         members = np.diff(groups.first_job)
-        slower = alone / truth.iteration_s[groups.jobs]
-        stage_s = truth.stage_s[groups.jobs] * slower[:, None]
         unknown = np.bincount(group, np.isnan(stage_s[:, 0]), minlength=len(groups)) > 0
         gate = np.full(len(groups), int(Gate.NONE)) if groups.gate is None else groups.gate
         lock_step = (gate == int(Gate.BARRIER)) & ~unknown & (members > 1)
@@ -116,12 +128,11 @@ class StandardPhysics:
         factor = np.array(self.interference)[np.minimum(members, len(self.interference)) - 1]
         return np.where((members > 1)[group], out * factor[group], alone)
 
-    def _crowded(self, truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:
+    def _crowded(self, groups: Groups, alone: FloatArray, stage_s: FloatArray) -> FloatArray:
         """How much slower each member is than alone, on the worst of its GPUs, because of all jobs there."""
         group, members = groups.group_of_member(), np.diff(groups.first_job)
         owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
-        slower = alone / truth.iteration_s[groups.jobs]
-        busy = np.add.reduceat(busy_part(truth.stage_s[groups.jobs] * slower[:, None], alone), groups.first_job[:-1])
+        busy = np.add.reduceat(busy_part(stage_s, alone), groups.first_job[:-1])
         gpus, at = np.unique(groups.gpus, return_inverse=True)
         asked, jobs = np.zeros((len(gpus), len(Resource))), np.zeros(len(gpus), dtype=np.int64)
         np.add.at(asked, at, busy[owner])

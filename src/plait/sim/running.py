@@ -20,8 +20,9 @@ from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.plan import Groups
 from plait.sim.adaptive import AdaptiveJobs
+from plait.sim.contention.neighbours import Everyone, GpuFigures, Neighbours
+from plait.sim.contention.network import Contends, Granted
 from plait.sim.failures import time_to_failure_s
-from plait.sim.neighbours import GpuFigures, Neighbours
 from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
 from plait.sim.physics import MeasuresUsage
 from plait.sim.settings import SimulationSettings, adaptive_jobs, with_known_batches
@@ -77,8 +78,10 @@ class Running:
         self.thinned: list[Shared] = []  # groups with a member that is being stopped, until the rest has its new pace
         physics = settings.physics
         self.usage = GpuFigures(n, cluster.gpus, physics) if isinstance(physics, MeasuresUsage) else None
+        self.contends = physics if isinstance(physics, Contends) else None
+        self.granted: Granted = {}
         # From the first guest on, in place of `groups` and `thinned`; `touched`: GPUs whose jobs need a new pace.
-        self.neighbours = None if self.usage is None else Neighbours()
+        self.neighbours = Everyone() if self.contends else None if self.usage is None else Neighbours()
         self.touched: set[int] = set()
         self.gpu_free_ms = np.zeros(cluster.gpus)
         self.where: dict[int, IntArray] = {}
@@ -103,7 +106,10 @@ class Running:
     def _run(self, groups: Groups, named: set[int] | None = None) -> None:
         """Set the pace of these groups and start new members; groups not `named` only if their pace changes."""
         jobs = groups.jobs
-        pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
+        if self.contends is not None:
+            pace = self.contends.paces(self.moving, groups, self.cluster, self.granted)
+        else:
+            pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
         if self.usage is not None:
             self.usage.measure(self.moving, groups, self.cluster, pace)
         speed = self.truth.iteration_s[jobs] / pace

@@ -29,8 +29,8 @@ from plait.core.resources import StageProfile
 from plait.report.metrics import METRICS
 from plait.report.payload import gantt
 from plait.report.timeline import write_chrome_trace
+from plait.sim.contention.neighbours import Neighbours
 from plait.sim.contract import CLUSTERS, COSTLY, IDEAL, Workload, outages, play, random_jobs
-from plait.sim.neighbours import Neighbours
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate, simulator
 from plait.sim.world import World

@@ -213,6 +213,19 @@ class Neighbours:
         )  # fmt: skip
 
 
+class Everyone(Neighbours):
+    """All groups of a cluster, for a physics in which the pace of each depends on all others (`network.Contends`)."""
+
+    def leave(self, job: int) -> bool:
+        """Remove the job from its group; whether any group is left."""
+        super().leave(job)
+        return bool(self._row_of)
+
+    def around(self, gpus: IntArray) -> Groups:
+        """All groups, whichever GPUs are named."""
+        return super().around(np.flatnonzero(self._count))
+
+
 def _enlarged(table: IntArray, rows: int, columns: int) -> IntArray:
     """The table itself if it has so many rows and columns, else a copy with at least as many, in steps of a half."""
     if rows <= table.shape[0] and columns <= table.shape[1]:

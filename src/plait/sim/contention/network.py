@@ -1,0 +1,205 @@
+"""The physics of a cluster whose jobs share a network: everyone's pace depends on everyone else. See `NetworkPhysics`.
+
+A trace says how long an iteration takes alone. That is taken to be on as few nodes as the job needs, in an otherwise
+idle network, with a ring all-reduce; contention and distance make a job slower than its trace says, aggregation in
+switches may make it faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from plait.core.arrays import FloatArray
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobBatch
+from plait.core.plan import Gate, Groups
+from plait.core.resources import Resource
+from plait.network.fluid.exchanges import Exchange, Prepared, prepared
+from plait.network.fluid.iterations import PHASES, Iterations, exposed_s, iterations
+from plait.network.fluid.jobs import PlacedJob
+from plait.network.gradients import gradient_bytes
+from plait.network.topology.paths import Graph
+from plait.sim.physics import StandardPhysics
+
+#: By job number: how jobs with switch memory exchange gradients; the others use a ring.
+Granted = Mapping[int, Exchange]
+
+
+@runtime_checkable
+class Contends(Protocol):
+    """A physics in which a job's pace depends on all that run. Optional; the simulator then gives it all of them."""
+
+    def paces(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> FloatArray:
+        """Seconds an iteration, for each entry of `running.jobs`; `running` has all groups of the cluster."""
+        ...
+
+
+def with_gradient_bytes(jobs: JobBatch, seed: int) -> JobBatch:
+    """The same jobs, with the size of their gradients by model, or drawn by `seed` where that is not known.
+
+    Jobs without a model are drawn by name (see `network.gradients`).
+    """
+    known = jobs.column("gradient_bytes")
+    unknown = np.flatnonzero(np.isnan(known)).tolist()
+    if not unknown:
+        return jobs
+    found = known.copy()
+    models, names = jobs.column("model"), jobs.id
+    found[unknown] = [gradient_bytes(models[i] or str(names[i]), seed) for i in unknown]
+    return jobs.replace(gradient_bytes=found)
+
+
+@dataclass(frozen=True)
+class NetworkPhysics:
+    """Groups as in `inner`; between nodes, jobs exchange gradients over links that they share (`network.fluid`).
+
+    Our design. Computation takes what an iteration alone leaves beside its exchange, which is the network stage of its
+    profile, or follows from its gradient bytes; an exchange alone takes at most as long as the computation, and sizes
+    of gradients are cut to that. `overlap` (0 to 1) is the part of the computation beside which a job exchanges;
+    `phases` says how exchanges of different groups meet (`network.fluid.iterations`). Members that take turns at a
+    barrier never exchange at the same time. The spread slow-down of `inner` is not used: distance costs what links do.
+    """
+
+    inner: StandardPhysics = field(default_factory=StandardPhysics)
+    overlap: float = 0.0
+    phases: str = "random"
+    _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the options; the command line words them."""
+        assert 0 <= self.overlap <= 1
+        assert self.phases in PHASES
+
+    def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
+        """Seconds an iteration if these groups were all there are, and no switch aggregated."""
+        return self.paces(truth, groups, cluster, {})
+
+    def paces(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> FloatArray:
+        """See `Contends`."""
+        alone = self.inner.alone_s(truth, running, cluster)
+        stage_s = truth.stage_s[running.jobs] * (alone / truth.iteration_s[running.jobs])[:, None]
+        found = self.exchanges(truth, running, cluster, granted, alone)
+        rows = np.array(sorted(found), dtype=np.int64)
+        if len(rows):
+            compute_s, exchange_s = np.array([found[row] for row in rows.tolist()]).T[:2]
+            alone = alone.copy()
+            alone[rows] = exposed_s(compute_s, exchange_s, self.overlap)
+            stage_s[rows, Resource.NETWORK] = np.where(np.isnan(stage_s[rows, Resource.NETWORK]), np.nan, exchange_s)
+        return self.inner.together_s(truth, running, cluster, alone, stage_s)
+
+    def exchanges(
+        self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted, alone_s: FloatArray
+    ) -> dict[int, tuple[float, float, float, float]]:
+        """Members that exchange between nodes, by their entry of `running.jobs`.
+
+        Each with its seconds of computation and of exchange, the share of packets that switches add up, and payload
+        bits a second while it exchanges. `alone_s` is what an iteration takes on these GPUs without others.
+        """
+        graph = self._graph(cluster)
+        nodes = [tuple(np.unique(cluster.gpu_node[gpus]).tolist()) for gpus in _split(running.gpus, running.first_gpu)]
+        members = np.diff(running.first_job)
+        turns = np.ones(len(running), dtype=np.int64)
+        if running.gate is not None:
+            turns = np.where(running.gate == int(Gate.BARRIER), members, 1)
+        group = running.group_of_member().tolist()
+        bits, compute_s = self._work(truth, running, cluster, alone_s, np.array([len(n) for n in nodes])[group])
+        rows = [m for m, g in enumerate(group) if len(nodes[g]) > 1 and bits[m] > 0]
+        parts = {
+            m: self._prepared(graph, granted.get(int(running.jobs[m])) or Exchange(PlacedJob(nodes[group[m]])))
+            for m in rows
+        }
+        out: dict[int, tuple[float, float, float, float]] = {}
+        for together in _apart(parts):
+            solved = self._solved(
+                graph,
+                [parts[m] for m in together],
+                bits[together],
+                compute_s[together],
+                turns[[group[m] for m in together]].astype(np.float64),
+            )
+            for i, m in enumerate(together):
+                exchange_s = float(solved.exchange_s[i])
+                out[m] = float(compute_s[m]), exchange_s, float(solved.aggregated[i]), float(bits[m]) / exchange_s
+        return out
+
+    def _work(
+        self, truth: JobBatch, running: Groups, cluster: Cluster, alone_s: FloatArray, nodes: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Bits of one gradient and seconds of computation of each member; see the class for how they follow."""
+        jobs = running.jobs
+        graph = self._graph(cluster)
+        link = float(np.median(graph.channel_bits_per_s[graph.ends[:, 0] < len(graph.nodes)]))
+        most = int(cluster.node_gpus.max())
+        needs = -(-truth.gpus[jobs] // most)
+        ring = 2.0 * (needs - 1) / needs  # gradients that a worker sends, on as few nodes as the job needs
+        measured = truth.stage_s[jobs, Resource.NETWORK] * (alone_s / truth.iteration_s[jobs])
+        size = np.nan_to_num(8.0 * truth.column("gradient_bytes")[jobs])
+        exchange_s = np.where(np.isnan(measured) | (needs == 1), ring * size / link, measured)
+        exchange_s = np.minimum(exchange_s, alone_s / (2 - self.overlap))
+        hidden = exchange_s <= self.overlap * alone_s
+        with np.errstate(invalid="ignore", divide="ignore"):
+            compute_s = np.where(hidden, alone_s, (alone_s - exchange_s) / (1 - self.overlap))
+            bits = np.where(needs > 1, exchange_s * link / ring, np.minimum(size, link * alone_s / 2))
+        return np.where(nodes > 1, bits, 0.0), compute_s
+
+    def _solved(
+        self, graph: Graph, parts: list[Prepared], bits: FloatArray, compute_s: FloatArray, turns: FloatArray
+    ) -> Iterations:
+        """Iteration times of jobs that meet; kept, as most of them stay when one job comes or goes."""
+        key = (tuple(map(id, parts)), bits.tobytes(), compute_s.tobytes(), turns.tobytes())
+        found = self._known.get(key)
+        if not isinstance(found, Iterations):
+            if len(self._known) > MOST_KNOWN:
+                self._known.clear()
+            found = iterations(graph, parts, bits, compute_s, overlap=self.overlap, phases=self.phases, turns=turns)
+            self._known[key] = found
+        return found
+
+    def _prepared(self, graph: Graph, exchange: Exchange) -> Prepared:
+        known = self._known.get((id(graph), exchange))
+        if not isinstance(known, Prepared):
+            known = self._known[id(graph), exchange] = prepared(graph, exchange)
+        return known
+
+    def _graph(self, cluster: Cluster) -> Graph:
+        """The graph of the cluster, made once."""
+        names = tuple(node.id for node in cluster.nodes)
+        known = self._known.get("graph")
+        if not isinstance(known, Graph) or known.network is not cluster.network or known.nodes != names:
+            self._known.clear()
+            known = self._known["graph"] = Graph.of(cluster)
+        return known
+
+
+#: Solutions and paths that are kept.
+MOST_KNOWN = 20_000
+
+
+def _split(values: np.ndarray, first: np.ndarray) -> list[np.ndarray]:
+    return np.split(values, first[1:-1])
+
+
+def _apart(parts: Mapping[int, Prepared]) -> list[list[int]]:
+    """The members divided into those that share a channel or a leaf with each other, directly or through others."""
+    root: dict[int, int] = {m: m for m in parts}
+
+    def find(m: int) -> int:
+        while root[m] != m:
+            root[m] = root[root[m]]
+            m = root[m]
+        return m
+
+    user: dict[tuple[str, int], int] = {}
+    for m, part in parts.items():
+        for place in [("c", c) for c in part.channel.tolist()] + [("l", leaf) for leaf in part.leaf.tolist()]:
+            other = user.setdefault(place, m)
+            a, b = find(m), find(other)
+            root[max(a, b)] = min(a, b)
+    together: dict[int, list[int]] = {}
+    for m in parts:
+        together.setdefault(find(m), []).append(m)
+    return list(together.values())

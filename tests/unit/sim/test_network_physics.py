@@ -1,0 +1,147 @@
+"""Simulated jobs on a shared network: against formulas, and only those get another pace who share something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.plan import Gate, Group, Groups, Member
+from plait.core.resources import StageProfile
+from plait.network.fluid.exchanges import Exchange
+from plait.network.fluid.jobs import PlacedJob
+from plait.network.topology.read import networked
+from plait.policies.catalog import make_policy
+from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
+from plait.sim.physics import StandardPhysics
+from plait.sim.run import simulate
+from plait.sim.world import World, make_world
+from plait.traces.load import load_jobs
+from plait.traces.synthetic.generate import generate
+
+#: Two racks of two nodes with four GPUs; one spine, half the rate of the nodes of a rack to it.
+RACKS = networked(Cluster.parse("4x4@2"), "leaf-spine:spines=1,oversubscription=2,link_gbps=80,aggregators=4096")
+#: A tenth of a second over a link of 80 Gb/s.
+BYTES = 1e9
+
+
+def jobs(*gpus: int, iteration_s: float = 0.4, **more: object) -> JobBatch:
+    return JobBatch.of(
+        JobSpec(id=f"j{i}", gpus=n, iterations=1000, iteration_s=iteration_s, gradient_bytes=BYTES, **more)
+        for i, n in enumerate(gpus)
+    )
+
+
+def on(*nodes: int) -> tuple[int, ...]:
+    return tuple(gpu for node in nodes for gpu in range(4 * node, 4 * node + 4))
+
+
+def placed(*places: tuple[int, ...]) -> Groups:
+    return Groups.of(Group((Member(i),), on(*nodes)) for i, nodes in enumerate(places))
+
+
+def world(**more: object) -> World:
+    return replace(make_world("ideal"), physics=NetworkPhysics(**more))
+
+
+@pytest.mark.parametrize("profile", [None, StageProfile.of(gpu=0.3, network=0.1)])
+def test_a_job_alone_on_as_few_nodes_as_it_needs_is_as_fast_as_its_trace_says(profile) -> None:
+    truth = jobs(8, profile=profile)
+    for nodes in ((0, 1), (2, 3)):
+        assert NetworkPhysics().iteration_s(truth, placed(nodes), RACKS) == pytest.approx([0.4])
+
+
+def test_an_exchange_takes_what_links_give() -> None:
+    """Two nodes: a ring of two sends one gradient, 0.1 s of a link. Together on one uplink it takes twice."""
+    truth = jobs(8, 8)
+    apart, meeting = placed((0, 1), (2, 3)), placed((0, 2), (1, 3))
+    for phases, exchange_s in (("together", 0.2), ("interleaved", 0.1)):
+        physics = NetworkPhysics(phases=phases)
+        assert physics.iteration_s(truth, apart, RACKS) == pytest.approx([0.4, 0.4])
+        assert physics.iteration_s(truth, meeting, RACKS) == pytest.approx([0.3 + exchange_s] * 2)
+    duty = NetworkPhysics().iteration_s(truth, meeting, RACKS)[0] - 0.3  # 0.1 (1 + d), with d = exchange / iteration
+    assert duty == pytest.approx(0.1 * (1 + duty / (0.3 + duty)), rel=1e-4)
+
+
+def test_overlap_hides_what_it_may() -> None:
+    """Of 0.4 s, x = 0.1 is the exchange: all of it goes beside half of the computation."""
+    physics = NetworkPhysics(overlap=0.5, phases="together")
+    assert physics.iteration_s(jobs(8), placed((0, 1)), RACKS) == pytest.approx([0.4])
+    assert physics.iteration_s(jobs(8, 8), placed((0, 2), (1, 3)), RACKS) == pytest.approx([0.4, 0.4])  # 0.2 s fit, too
+    longer = jobs(8, 8, iteration_s=0.25)  # computes 0.25 s, of which 0.125 hide an exchange of 0.2
+    assert physics.iteration_s(longer, placed((0, 2), (1, 3)), RACKS) == pytest.approx([0.325, 0.325])
+
+
+def test_a_job_that_fits_a_node_pays_for_distance_alone() -> None:
+    truth = jobs(4)
+    assert NetworkPhysics().iteration_s(truth, placed((0,)), RACKS) == pytest.approx([0.4])
+    halves = Groups.of([Group((Member(0),), (0, 1, 4, 5))])
+    assert NetworkPhysics().iteration_s(truth, halves, RACKS) == pytest.approx([0.5])
+
+
+def test_what_exchanges_longer_than_it_computes_is_cut() -> None:
+    truth = jobs(8, 8, iteration_s=0.1)  # an exchange of 0.1 s: cut to 0.05
+    assert NetworkPhysics(phases="together").iteration_s(truth, placed((0, 2), (1, 3)), RACKS) == pytest.approx(
+        [0.15] * 2
+    )
+
+
+def test_members_at_a_barrier_take_turns_on_the_network_too() -> None:
+    profile = StageProfile.of(gpu=0.3, network=0.1)
+    group = Group((Member(0), Member(1, turn=1)), on(0, 2), Gate.BARRIER)
+    inner = StandardPhysics(interference=(1.0,))
+    found = NetworkPhysics(inner, phases="together").iteration_s(jobs(8, 8, profile=profile), Groups.of([group]), RACKS)
+    # Formula (3), slots of CPU, GPU and network: 0.3 + 0.3 + 0.1 s. Exchanging together would make it 0.3 + 0.3 + 0.2.
+    assert found == pytest.approx([0.7, 0.7])
+
+
+def test_aggregation_makes_jobs_faster_than_rings() -> None:
+    """Four nodes below one switch: a ring of four sends 1.5 gradients; aggregation one, with headers 1.234."""
+    cluster = networked(Cluster.parse("4x4"), "single-switch:link_gbps=80,aggregators=20000")
+    truth = jobs(16)
+    granted = {0: Exchange(PlacedJob((0, 1, 2, 3), 0), "region", 4096)}
+    found = NetworkPhysics().paces(truth, placed((0, 1, 2, 3)), cluster, granted)
+    assert found == pytest.approx([0.4 - 0.15 + 0.1 * 306 / 248])
+
+
+def test_a_leaver_gives_its_share_back_and_others_keep_their_pace() -> None:
+    """j0 and j1 meet between the racks for 1,000 and 500 iterations; j2 has a rack of its own."""
+    cluster = networked(Cluster.parse("6x4@2"), "leaf-spine:spines=1,oversubscription=2,link_gbps=80")
+    truth = jobs(8, 8, 8).replace(iterations=np.array([1000.0, 500.0, 1000.0]))
+
+    class Fixed:
+        def decide(self, view):
+            from plait.core.plan import Plan
+
+            places = {0: (0, 2), 1: (1, 3), 2: (4, 5)}
+            return Plan.of(Group((Member(j),), on(*places[j])) for j in view.jobs.number.tolist())
+
+    done = simulate(truth, cluster, Fixed(), world(phases="together"), check=True)
+    ends = done.controller.job_store.columns["end_s"][:3]
+    assert ends.tolist() == [250 + 200.0, 250.0, 400.0]  # 0.5 s an iteration while they meet, then 0.4
+
+
+@pytest.mark.parametrize("policy", ["fifo-backfill", "tiresias-l", "muri-l", "antman"])
+def test_whole_runs_keep_all_invariants_and_repeat(policy: str) -> None:
+    trace = load_jobs(generate("gavel", 60, 32, 1.5, seed=3, models="uniform")).jobs
+    cluster = networked(Cluster.parse("8x4@2"), "leaf-spine:oversubscription=4")
+    ends = []
+    for _ in range(2):
+        done = simulate(with_gradient_bytes(trace, 1), cluster, make_policy(policy), world(), seed=1, check=True)
+        ends.append(done.controller.job_store.columns["end_s"][:60].copy())
+    assert np.array_equal(ends[0], ends[1])
+
+
+def test_unknown_gradients_follow_from_model_name_and_seed() -> None:
+    batch = JobBatch.of(
+        [JobSpec(id="a", model="vgg16"), JobSpec(id="b"), JobSpec(id="c"), JobSpec(id="d", gradient_bytes=7)]
+    )
+    found = with_gradient_bytes(batch, 1).column("gradient_bytes")
+    assert found[0] == 553.6e6
+    assert found[1] != found[2]
+    assert found[3] == 7
+    assert np.array_equal(found, with_gradient_bytes(batch, 1).column("gradient_bytes"))
+    assert found[1] != with_gradient_bytes(batch, 2).column("gradient_bytes")[1]
