@@ -1,4 +1,4 @@
-"""Groups that share GPUs, one by one: the reference of `sim.contention.neighbours` and of the kernels of `GpuSharing`."""
+"""Groups that share GPUs, one by one: the reference of `contention.neighbours` and of the kernels of `GpuSharing`."""
 
 from __future__ import annotations
 

@@ -24,8 +24,11 @@ def read_cluster(text: str, network: str | None = None) -> Cluster:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise InputError(f"cannot read the cluster file {text}: {reason}") from error
-    if network is None:
-        return cluster
-    if cluster.network is not None:
+    if network is not None and cluster.network is not None:
         raise InputError(f"{text} has a network ({cluster.network}); leave out --network, or [network] in the file")
-    return networked(cluster, network)
+    return with_network(cluster, network)
+
+
+def with_network(cluster: Cluster, network: str | None) -> Cluster:
+    """The cluster with the network of `--network`, if one is given."""
+    return cluster if network is None else networked(cluster, network)

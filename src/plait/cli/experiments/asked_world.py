@@ -8,8 +8,10 @@ from typing import Any
 
 from plait.cli.experiments.request import Request
 from plait.control.metrics import Value
-from plait.core.errors import InputError
+from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
+from plait.network.fluid.iterations import PHASES
+from plait.sim.contention.network import NetworkPhysics
 from plait.sim.guests.models import GuestModels
 from plait.sim.overheads import Overheads
 from plait.sim.physics import MeasuredPhysics, StandardPhysics
@@ -64,6 +66,28 @@ def asked_physics(world: World, request: Request) -> StandardPhysics:
     return physics
 
 
+def networked_world(world: World, request: Request) -> World:
+    """The world for a cluster with a network: jobs share its links. Raises `InputError` for options out of range."""
+    overlap, phases = request.overlap or 0.0, request.phases or PHASES[0]
+    if not 0 <= overlap <= 1:
+        raise InputError(f"--overlap must be a part of the computation from 0 to 1, got {overlap:g}")
+    if phases not in PHASES:
+        raise InputError(f"--phases {phases!r} is unknown; {suggest(phases, PHASES)}")
+    if type(world.physics) is not StandardPhysics:
+        raise InputError(
+            f"world {world.name} measures GPUs that guests share, and cannot have a network at the same time; "
+            "leave out --guest-models or --network"
+        )
+    return replace(world, physics=NetworkPhysics(world.physics, overlap, phases))
+
+
+def refuse_network_options(request: Request) -> None:
+    """Raise `InputError` for options that only a network has."""
+    for name, value in (("--overlap", request.overlap), ("--phases", request.phases)):
+        if value is not None:
+            raise InputError(f"{name} is for clusters with a network; give --network, e.g. --network leaf-spine")
+
+
 def read_speeds(text: str) -> dict[str, float]:
     """GPU speeds from `kind=factor,...`."""
     speeds: dict[str, float] = {}
@@ -81,7 +105,12 @@ def read_speeds(text: str) -> dict[str, float]:
 def settings(world: World, request: Request) -> dict[str, Value]:
     """What a result must state so that it can be judged and repeated."""
     physics = world.physics
+    network: dict[str, Value] = {}
+    if isinstance(physics, NetworkPhysics):
+        network = {"overlap": physics.overlap, "phases": physics.phases}
+        physics = physics.inner
     return {
+        **network,
         "placement": request.placement or "",
         "round_s": world.round_s,
         "overheads": request.overheads or world.overheads.label,

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.cli.experiments.asked_world import make_asked_world, settings
+from plait.cli.experiments.asked_world import (
+    make_asked_world,
+    networked_world,
+    refuse_network_options,
+    settings,
+)
 from plait.cli.experiments.request import Request
 from plait.cli.experiments.workload import read_table, workload_of
-from plait.cli.hardware import read_cluster
+from plait.cli.hardware import read_cluster, with_network
 from plait.control.metrics import Window
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -23,6 +28,7 @@ from plait.live.notes import note
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.parts.ignored_requests import classes_ignored, remarks
+from plait.sim.contention.network import with_gradient_bytes
 from plait.sim.failures import read_failures
 from plait.sim.guests.models import GuestModels
 from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
@@ -47,9 +53,7 @@ def make_cases(request: Request) -> list[Case]:
 
 def _cases_on(request: Request) -> list[Case]:
     """The cases on its one cluster."""
-    given = None if request.clusters == ("trace",) else read_cluster(request.clusters[0])
-    if given is not None and given.network is not None:
-        note(f"{request.clusters[0]}: logs keep its network; jobs are simulated as if links had no limits")
+    given = None if request.clusters == ("trace",) else read_cluster(request.clusters[0], request.network)
     if request.data is not None:
         raise InputError(f"world {request.world} uses no --data; of the worlds only pollux-artifact does")
     policies = split_policies(request.policy)
@@ -65,11 +69,16 @@ def _cases_on(request: Request) -> list[Case]:
     cases = []
     for path in request.traces:
         table = read_table(path, request)
-        cluster = with_gpu_memory(given or cluster_of(table), request.gpu_memory)
+        cluster = given or with_network(cluster_of(table), request.network)
+        cluster = with_gpu_memory(cluster, request.gpu_memory)
+        if cluster.network is None:
+            refuse_network_options(request)
         changes = None if request.failures is None else read_failures(request.failures, cluster)
         draws = (request.assign_models, request.opportunistic_share, request.tenants)
-        drawn = any(draw is not None for draw in draws) or request.censored == "extend"
+        drawn = any(draw is not None for draw in draws) or request.censored == "extend" or cluster.network is not None
         loads = {seed: workload_of(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
+        if cluster.network is not None:
+            loads = {seed: (with_gradient_bytes(jobs, seed), about) for seed, (jobs, about) in loads.items()}
         if request.guest_models is not None:
             models = GuestModels.read(request.guest_models)
             loads = {seed: (models.with_memory(jobs), about) for seed, (jobs, about) in loads.items()}
@@ -78,9 +87,13 @@ def _cases_on(request: Request) -> list[Case]:
         for policy in policies:
             _say_ignored(path, policy, loads[seeds[0]][0])
             for world in worlds:
+                if cluster.network is not None:
+                    world = networked_world(world, request)
                 for seed in seeds:
                     jobs, about = loads.get(seed) or loads[seeds[0]]
                     labels = {**about, **settings(world, request)}
+                    if cluster.network is not None:
+                        labels["network"] = str(cluster.network)
                     cases.append(
                         Case(str(path), jobs, policy, cluster, world, seed, request.placement, window, changes,
                              request.check, None, labels, rule)

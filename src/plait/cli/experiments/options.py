@@ -43,6 +43,14 @@ SpreadSlowdown = Annotated[
     float | None,
     typer.Option(help="Slow-down of sensitive gangs on more nodes than they need, at least 1, e.g. 1.3."),
 ]
+NetworkOption = Annotated[
+    Text,
+    typer.Option(
+        "--network",
+        help="Switches and links that jobs share, e.g. leaf-spine:oversubscription=2,aggregators=20000; "
+        "`plait network topologies` lists them. [default: that of a cluster file, else links have no limits]",
+    ),
+]
 NodeMtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of a node.")]
 NodeMttr = Annotated[float | None, typer.Option(help="Mean hours until a failed node is repaired.")]
 JobMtbf = Annotated[float | None, typer.Option(help="Mean GPU-hours between failures of a job.")]

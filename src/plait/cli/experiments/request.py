@@ -19,6 +19,7 @@ from plait.cli.experiments.options import (
     Fresh,
     JobMtbf,
     Json,
+    NetworkOption,
     NodeMtbf,
     NodeMttr,
     Nodes,
@@ -74,6 +75,18 @@ class Request:
     censored: Censored = "as_is"
     overheads: OverheadsOption = None
     spread_slowdown: SpreadSlowdown = None
+    network: NetworkOption = None
+    overlap: Annotated[
+        float | None,
+        typer.Option(help="With a network: part of the computation beside which gradients are exchanged. [default: 0]"),
+    ] = None
+    phases: Annotated[
+        Text,
+        typer.Option(
+            help="With a network: how exchanges of jobs meet: `random`, all `together`, or `interleaved`. "
+            "[default: random]"
+        ),
+    ] = None
     guest_models: Annotated[
         Text, typer.Option(help="CSV of models on shared GPUs: quanta, gaps, memory, curves, bursts.")
     ] = None

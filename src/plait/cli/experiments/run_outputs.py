@@ -60,6 +60,7 @@ def stated(results: Sequence[RunResult]) -> dict[str, str]:
     names = {
         "load": "Offered load, by GPUs asked for", "placement": "Placement", "round_s": "Round (s)",
         "overheads": "Overheads",
+        "network": "Network", "phases": "Phases of exchanges", "overlap": "Overlap with computation",
         "spread_slowdown": "Spread slow-down", "profile_noise": "Profile noise", "models": "Models",
         "censored": "Censored jobs", "node_failures": "Node failures",
     }  # fmt: skip
