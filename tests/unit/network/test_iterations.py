@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.network.fluid.exchanges import Exchange, Prepared, Racks, prepared
+from plait.network.fluid.exchanges import STRAIGHT, Exchange, Prepared, Racks, prepared
 from plait.network.fluid.iterations import PHASES, Iterations, iterations
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import steady_rates
@@ -139,3 +139,38 @@ def test_order_of_jobs_does_not_matter() -> None:
         sorted_s = found.iteration_s[np.argsort(order)]
         expected = sorted_s if expected is None else expected
         assert sorted_s == pytest.approx(expected, rel=1e-5)
+
+
+def test_packets_of_higher_priority_meet_those_of_lower_as_if_they_were_alone() -> None:
+    graph = Graph.of(networked(Cluster.parse("15x8"), "single-switch:aggregators=300"))
+    jobs = [PlacedJob(tuple(range(5 * j, 5 * j + 4)), 5 * j + 4) for j in range(3)]
+
+    def shares(*priorities: int) -> list[float]:
+        given = zip(jobs, priorities, strict=False)
+        parts = [prepared(graph, Exchange(job, "hash", window=245, priority=one)) for job, one in given]
+        return steady_rates(graph, Racks.of(parts)).aggregated.tolist()
+
+    alone, equal = shares(1), shares(1, 1, 1)
+    assert shares(9, 9, 9) == equal
+    top, middle, last = shares(3, 2, 1)
+    assert top == pytest.approx(alone[0], rel=1e-4)
+    assert top > middle > last
+    assert shares(1, 2, 3) == [last, middle, top]
+
+
+def test_workers_are_added_up_where_they_are_sent() -> None:
+    """Two racks of two: at their leaves, all at the spine, or not at all; packets that reach the server."""
+    graph = Graph.of(networked(Cluster.parse("4x8@2"), "leaf-spine:spines=1,aggregators=20000,aggregating=all"))
+    first = len(graph.nodes)
+    spine = first + [one.tier for one in graph.network.switches].index(2)
+    job = PlacedJob((0, 1, 2, 3), 0)
+    found = {
+        name: steady_rates(graph, Racks.of([prepared(graph, Exchange(job, "hash", window=8, at=at))]))
+        for name, at in {"leaf": (), "spine": (spine,) * 4, "none": (STRAIGHT,) * 4}.items()
+    }
+    packets = {name: one.server_packets[0] for name, one in found.items()}
+    assert packets["leaf"] == pytest.approx(2, abs=0.01)
+    assert packets["spine"] == pytest.approx(1, abs=0.01)
+    assert packets["none"] == 4
+    with pytest.raises(InputError, match="2 switches for 4 workers"):
+        Exchange(job, "hash", at=(spine, spine))

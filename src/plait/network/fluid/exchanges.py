@@ -20,6 +20,8 @@ from plait.network.topology.paths import Graph
 #: How memory of switches is shared: not used, three laws of shared memory, and a region of a job's own.
 LAWS = ("none", "hash", "cycle", "hard", "region")
 NONE, HASH, CYCLE, HARD, REGION = range(len(LAWS))
+#: A worker whose packets no switch adds up.
+STRAIGHT = -1
 #: Bytes of a packet beside its payload.
 HEADER_BYTES = 58
 #: Seconds that a packet spends in a parameter server.
@@ -33,7 +35,9 @@ class Exchange:
     `placed`: a worker on each of these nodes, and a parameter server, or None for a ring all-reduce without
     aggregation. `law`: one of `LAWS`. `region`: aggregators of the job's own at each leaf that adds up several of its
     workers (law "region"; half of them are its window). `window`: packets of a worker under way; 0: as many as the
-    path takes. `server_s` is the time that a packet spends in the parameter server.
+    path takes. `server_s` is the time that a packet spends in the parameter server. `at`: for each worker the number in
+    the graph of the switch that adds up its packets, or `STRAIGHT` for none; empty: its leaf. `priority`: with law
+    "hash", packets take aggregators from those of lower priority (ESA).
     """
 
     placed: PlacedJob
@@ -41,6 +45,8 @@ class Exchange:
     region: int = 0
     window: int = 0
     server_s: float = SERVER_S
+    at: tuple[int, ...] = ()
+    priority: int = 0
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a law that is unknown or lacks what it needs."""
@@ -55,6 +61,8 @@ class Exchange:
                 f"memory law {self.law} with a window of {self.window} packets and a region of {self.region} "
                 "aggregators; a window is >= 0, and only a region has aggregators of its own, at least 2"
             )
+        if self.at and len(self.at) != len(self.placed.workers):
+            raise InputError(f"{len(self.at)} switches for {len(self.placed.workers)} workers; name one for each")
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,9 @@ class Prepared:
     """What the solver needs to know of an exchange; racks and entries of channels are numbered from 0.
 
     Entry k takes `fixed[k]` of channel `channel[k]` at rate 1, less `saved[i] * f[rack[i]]` for each i with
-    `entry[i] = k`, where f is the share of sequence numbers that a rack's leaf adds up. `leaf`, `workers` and `memory`
-    (aggregators that jobs may use at the leaf) are columns by rack. `rtt_s`: from a packet's start to its result
+    `entry[i] = k`, where f is the share of sequence numbers that a rack's switch adds up. A rack is the workers of the
+    job that one switch adds up, mostly a leaf. `leaf` (the switch), `workers` and `memory` (aggregators that jobs may
+    use there) are columns by rack. `rtt_s`: from a packet's start to its result
     without queues; `off_s`: the part of it in which it holds no aggregator.
     """
 
@@ -81,6 +90,7 @@ class Prepared:
     off_s: float
     window: int
     region: int
+    priority: int = 0
 
 
 def prepared(graph: Graph, exchange: Exchange) -> Prepared:
@@ -100,13 +110,16 @@ def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
     assert job.server is not None
     switches, first_switch = graph.network.switches, len(graph.nodes)
     below: dict[int, list[int]] = {}
-    for worker in job.workers:
-        below.setdefault(graph.leaf(worker), []).append(worker)
-    at_once = law == REGION and len(below) == 1 and len(job.workers) > 1  # the leaf itself answers: no server
+    for worker, at in zip(job.workers, exchange.at or (None,) * len(job.workers), strict=True):
+        # One that sends straight is a rack of its own: nothing of it is added up.
+        leaf = graph.leaf(worker) if at is None else at if at != STRAIGHT else -2 - worker
+        below.setdefault(leaf, []).append(worker)
+    at_once = law == REGION and len(below) == 1 and len(job.workers) > 1  # the switch itself answers: no server
     row: dict[int, float] = {}
     savings: list[tuple[int, int, float]] = []  # channel, rack, amount for each unit of share
     columns: list[tuple[int, int, int, float]] = []
-    for leaf, workers in below.items():
+    for key, workers in below.items():
+        leaf = key if key >= 0 else graph.leaf(workers[0])
         switch = switches[leaf - first_switch]
         n, wire = len(workers), 1 + HEADER_BYTES / switch.payload_bytes
         copies = 1 if switch.usable else n  # a switch that does not aggregate sends no result to several workers
@@ -130,7 +143,7 @@ def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
         np.array([rack for _, rack, _ in savings], dtype=np.int64),
         np.array([amount for *_, amount in savings], dtype=np.float64),
         leaf_of.astype(np.int64), n_of.astype(np.float64), memory_of.astype(np.float64), float(payload_of[0]),
-        rtt_s, off_s, exchange.window or exchange.region // 2, exchange.region,
+        rtt_s, off_s, exchange.window or exchange.region // 2, exchange.region, exchange.priority,
     )  # fmt: skip
 
 
@@ -196,6 +209,20 @@ class Racks:
             _joined([p.rack + first for p, first in zip(parts, racks[:-1].tolist(), strict=True)]),
             np.concatenate([p.saved for p in parts]),
         )  # fmt: skip
+
+    @cached_property
+    def ranks(self) -> tuple[IntArray, IntArray, IntArray] | None:
+        """For sums over jobs of at least the own priority at a switch; None where all have the same.
+
+        The rank of each rack: racks of one switch in order of falling priority, equal ones together; the first rank of
+        the switch of each rank; and how many ranks there are, as an array of one.
+        """
+        priority = np.array([p.priority for p in self.parts], dtype=np.int64)[self.job]
+        if not len(priority) or (priority == priority[0]).all():
+            return None
+        pairs, rank = np.unique(np.stack([self.leaf, -priority]), axis=1, return_inverse=True)
+        first = np.searchsorted(pairs[0], pairs[0], side="left")
+        return rank.reshape(-1), first.astype(np.int64), np.array([pairs.shape[1]])
 
     @cached_property
     def by_job(self) -> FloatArray:

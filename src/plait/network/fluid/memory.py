@@ -9,6 +9,8 @@ hold (rate * holding time) over those there are:
     hash    1 / (1 + rho): an aggregator is taken with the probability that it is occupied
     cycle   the same without the job's own part of rho: no two packets of a job share an aggregator. Not validated
     hard    min(1, 1 / rho): jobs collide only when the memory is full
+            With priorities (ESA) a packet finds taken only what jobs of at least its priority hold; what an eviction
+            adds to the load of a server is left out. Not validated
     region  1: aggregators of the job's own, of which half is its window; in one rack the leaf answers, not a server
 
 `hash` and `cycle` know nothing of stalls and of packets sent again; rates are upper estimates.
@@ -138,6 +140,19 @@ def steady_rates(
     return SteadyRates(rate / busy, channel, np.nan_to_num(mean), np.asarray(arrive, dtype=np.float64), steps, share)
 
 
+def _met(racks: Racks, held: FloatArray) -> FloatArray:
+    """Aggregators of its switch that each rack finds taken: by all jobs, or by those of at least its priority."""
+    if not len(held):
+        return held
+    if racks.ranks is None:
+        return np.asarray(np.bincount(racks.leaf, held)[racks.leaf], dtype=np.float64)
+    rank, first, count = racks.ranks
+    by_rank = np.bincount(rank, held, minlength=int(count[0]))
+    so_far = np.cumsum(by_rank)
+    found: FloatArray = (so_far - (so_far - by_rank)[first])[rank]
+    return found
+
+
 def _alone(capacity: FloatArray, uses: Uses) -> FloatArray:
     """The rate of each job without the others: what the tightest of its channels gives."""
     return np.minimum.reduceat(capacity[uses.resource] / uses.amount, uses.first[:-1])
@@ -152,7 +167,7 @@ def _share(racks: Racks, held: FloatArray, busy: FloatArray) -> FloatArray:
     alone, own_region = racks.workers == 1, racks.law == REGION
     own = np.where(alone | own_region, 0.0, held[racks.job])
     met = own * busy[racks.job]
-    others = np.bincount(racks.leaf, met)[racks.leaf] - met if len(own) else own
+    others = _met(racks, met) - met
     has = racks.memory > 0
     rho = np.where(racks.law == CYCLE, others, others + own) / np.where(has, racks.memory, 1.0)
     found = np.where(racks.law == HARD, 1 / np.maximum(rho, 1.0), 1 / (1 + rho))
