@@ -2,5 +2,5 @@
 
 Nothing here has a clock, a file or a thread. `plait.core.cluster.network` has the hardware.
 Start at `topology`; `fluid` computes the rates of jobs that share links; `protocol` has what switches, servers and
-workers do with each packet of gradients.
+workers do with each packet of gradients, and `packets` simulates them between links.
 """

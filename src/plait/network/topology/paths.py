@@ -154,6 +154,17 @@ class Graph:
             self._shares[key] = self._split(source, target)
         return self._shares[key]
 
+    def next_hops(self, at: int, target: int) -> list[tuple[int, int]]:
+        """(Channel, other end) of the hops with which a shortest path from a node or switch to another begins."""
+        return self._onwards(at, self._distances_to(target))
+
+    def distance(self, at: int, target: int) -> int:
+        """Channels of a shortest path from a node or switch to another; raises `InputError` if there is none."""
+        found = self._distances_to(target)[at]
+        if found < 0:
+            raise InputError(f"no path leads from {self.names[at]} to {self.names[target]}")
+        return found
+
     def delay_s(self, path: tuple[int, ...]) -> float:
         """One-way delay of a path without queueing: propagation, and the delay of every switch on it."""
         links, switches, first = self.network.links, self.network.switches, len(self.nodes)

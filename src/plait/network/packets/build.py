@@ -1,0 +1,269 @@
+"""The arrays of a simulation, from a scenario. Start at `build`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.core.arrays import IntArray
+from plait.core.errors import InputError
+from plait.network.packets import heap, state
+from plait.network.packets.links import ENTRY, schedule
+from plait.network.packets.regions import priorities, regions
+from plait.network.packets.scenario import PacketJob, Scenario
+from plait.network.packets.state import DOWN, PS, UP, Net
+from plait.network.packets.wiring import Tree, tree
+from plait.network.protocol import server, switch, worker
+from plait.network.protocol.addressing import Index, cycle_slots
+from plait.network.protocol.header import Records, make_packets
+from plait.network.protocol.options import set_cycle, set_region, set_up
+
+NEVER = 1 << 62
+#: Windows for which a queue has room: packets that are sent again may follow those of a window.
+WINDOWS = 4
+
+
+def ps(seconds: float) -> int:
+    """Picoseconds, at most a time that never comes."""
+    return min(NEVER, round(seconds * 1e12)) if seconds < 1e6 else NEVER
+
+
+def build(scenario: Scenario) -> Net:
+    """All arrays of a scenario, with the start of every worker in the heap.
+
+    Raises `InputError` for jobs that do not fit the memory or the network.
+    """
+    trees = [
+        tree(scenario.graph, j, nodes, where, job.options.levels)
+        for j, (job, (nodes, where)) in enumerate(zip(scenario.jobs, scenario.placement, strict=True))
+    ]
+    jobs, adding = scenario.jobs, _adding(scenario, trees)
+    usable = min((scenario.cluster.network.switches[s].usable for s in adding), default=0)  # type: ignore[union-attr]
+    found = regions(jobs, usable)
+    hosts = [(j, rank) for j, job in enumerate(jobs) for rank in range(job.workers)]
+    switches, aggregators = _switches(scenario)
+    routes, kids, jobs_at = _routes(scenario, trees, adding, found)
+    rows = sum(WINDOWS * job.workers * job.options.window for job in jobs) + 1024
+    packets, values = make_packets(rows, scenario.elements)
+    queues, entries = _queues(scenario, trees)
+    sources = len(queues) + 2 * len(hosts) + len(switches)
+    table = switch.make_switch(aggregators, 0, scenario.elements)
+    free = np.arange(1, rows + 1, dtype=np.int32)
+    free[-1] = -1
+    iterations = max(job.iterations for job in jobs)
+    times = np.zeros((len(jobs), iterations, 2), dtype=np.int64)
+    times[:, :, 0] = NEVER
+    info = np.zeros(state.INFO, dtype=np.int64)
+    info[state.ACTIVE], info[state.SEED], info[state.WIDTH] = len(hosts), scenario.seed, PS * PS // 8
+    bins = np.zeros((2, len(jobs), state.BINS), dtype=np.int64)
+    net = Net(
+        _channels(scenario), queues, entries, np.zeros(sources, dtype=heap.EVENT), packets, values, free, routes, kids,
+        _workers_at(scenario, hosts), switches, table.table, table.value, jobs_at,
+        np.stack([np.zeros(len(switches), np.int64), np.ones(len(switches), np.int64)], axis=1), _jobs(scenario),
+        _tensors(scenario), _hosts(scenario, hosts, trees), bins[0], bins[1], times,
+        np.zeros((scenario.log, state.COLUMNS), dtype=np.int64), info, *_protocol(scenario, hosts, found),
+    )  # fmt: skip
+    _set_roots(net, scenario, trees)
+    for w, (j, _) in enumerate(hosts):
+        begin = ps(jobs[j].start_s) + int(net.hosts[w]["compute"])
+        schedule(net, begin, len(queues) + len(hosts) + w)
+    for s in range(len(switches)):
+        schedule(net, PS * int(switches[s]["max_age"]), len(queues) + 2 * len(hosts) + s)
+    return net
+
+
+def _adding(scenario: Scenario, trees: list[Tree]) -> list[int]:
+    """The switches, by number, that add up for some job; checks that they can."""
+    switches, first = scenario.cluster.network.switches, len(scenario.cluster.nodes)  # type: ignore[union-attr]
+    some = any(one.usable for one in switches)
+    found = set()
+    for j, (job, made) in enumerate(zip(scenario.jobs, trees, strict=True)):
+        for at in list(made.adds):
+            one = switches[at - first]
+            if job.dedicated and one.usable == 0:
+                raise InputError(
+                    f"job {j}: protocol {job.options.protocol} needs aggregators, and switch {one.id} has none; "
+                    "give it some, or take a protocol with parameter servers, e.g. atp"
+                )
+            if some and one.usable == 0:
+                del made.adds[at]
+                continue
+            if one.usable and job.options.payload_bytes > one.payload_bytes:
+                raise InputError(
+                    f"job {j}: payload_bytes is {job.options.payload_bytes}; an aggregator of switch {one.id} holds "
+                    f"{one.payload_bytes}"
+                )
+            if job.options.levels > one.levels:
+                raise InputError(f"job {j}: levels is {job.options.levels}; switch {one.id} adds up {one.levels}")
+            found.add(at - first)
+    return sorted(found)
+
+
+def _channels(scenario: Scenario) -> Records:
+    """Rates and marks of all channels, and what slows them down."""
+    graph = scenario.graph
+    channels = np.zeros(len(graph.ends), dtype=state.CHANNEL)
+    channels["ps_per_byte"] = 8e12 / graph.channel_bits_per_s
+    channels["to"] = graph.ends[:, 1]
+    wire = max(job.options.payload_bytes + job.options.header_bytes for job in scenario.jobs)
+    from_switch = graph.ends[:, 0] >= len(graph.nodes)
+    marks = (scenario.mark_packets * wire * channels["ps_per_byte"]).astype(np.int64)
+    channels["mark_ps"] = np.where(from_switch & (scenario.mark_packets > 0), marks, NEVER)
+    channels["lose_up"], channels["lose_down"] = round(scenario.loss_up * 2**30), round(scenario.loss_down * 2**30)
+    channels["slow"] = 1.0
+    for one in scenario.stragglers:
+        if one.share < 1:
+            node = scenario.placement[one.job][0][one.rank]
+            for channel in np.flatnonzero((graph.ends == node).any(axis=1)):
+                row = channels[channel]
+                row["slow"], row["slow_from"], row["slow_until"] = 1 / one.share, ps(one.from_s), ps(one.until_s)
+    return channels
+
+
+def _queues(scenario: Scenario, trees: list[Tree]) -> tuple[Records, Records]:
+    """The rings of both classes of packets of every channel: as large as the jobs that use it may need."""
+    graph, network = scenario.graph, scenario.cluster.network
+    assert network is not None
+    room = np.zeros(2 * len(graph.ends), dtype=np.int64)
+    for job, made in zip(scenario.jobs, trees, strict=True):
+        window = WINDOWS * job.options.window + 64
+        for channel in made.first:
+            room[2 * channel + UP] += window
+        for at, channel in made.up.items():
+            room[2 * channel + UP] += window * sum(bin(bits & (2**64 - 1)).count("1") for _, bits in made.kids[at])
+        for kids in made.kids.values():
+            for channel, bits in kids:
+                room[2 * channel + DOWN] += window * bin(bits & (2**64 - 1)).count("1")
+        if made.root < len(graph.nodes):
+            room[2 * _server_channel(scenario, made) + DOWN] += window * job.workers
+    queues = np.zeros(len(room), dtype=state.QUEUE)
+    sizes = np.where(room > 0, 2 ** np.ceil(np.log2(np.maximum(1, room))).astype(np.int64), 1)
+    queues["first"], queues["mask"] = np.cumsum(sizes) - sizes, sizes - 1
+    for c, (_, to) in enumerate(graph.ends.tolist()):
+        delay = ps(network.links[c // 2].delay_s)
+        queues["delay"][2 * c + UP] = queues["delay"][2 * c + DOWN] = delay
+        if to >= len(graph.nodes):
+            queues["delay"][2 * c + DOWN] += ps(network.switches[to - len(graph.nodes)].delay_s)
+    return queues, np.zeros(int(sizes.sum()), dtype=ENTRY)
+
+
+def _server_channel(scenario: Scenario, made: Tree) -> int:
+    """The channel from the node of a server."""
+    return scenario.graph.next_hops(made.root, scenario.graph.leaf(made.root))[0][0]
+
+
+def _switches(scenario: Scenario) -> tuple[Records, int]:
+    """The switches, and the aggregators of all of them."""
+    network = scenario.cluster.network
+    assert network is not None
+    found = np.zeros(len(network.switches), dtype=state.SWITCH)
+    usable = np.array([one.usable for one in network.switches], dtype=np.int64)
+    found["first"], found["last"] = np.cumsum(usable) - usable, np.cumsum(usable)
+    found["latency"] = [ps(one.delay_s) for one in network.switches]
+    found["max_age"] = min(job.options.max_age_ns for job in scenario.jobs)
+    return found, int(usable.sum())
+
+
+def _routes(
+    scenario: Scenario, trees: list[Tree], adding: list[int], found: list[tuple[int, int]]
+) -> tuple[Records, Records, Records]:
+    """Routes of all jobs at all switches, their children, and the jobs that switches add up for."""
+    first, count = len(scenario.graph.nodes), len(scenario.graph.network.switches)
+    routes = np.zeros((count, len(trees)), dtype=state.ROUTE)
+    routes["up"] = -1
+    jobs_at = np.zeros((count, len(trees)), dtype=switch.SWITCH_JOB)
+    kids: list[tuple[int, int]] = []
+    for j, (job, made) in enumerate(zip(scenario.jobs, trees, strict=True)):
+        for at, mine in made.kids.items():
+            route = routes[at - first, j]
+            route["up"] = made.up.get(at, -1)
+            route["first_kid"], route["kids"] = len(kids), len(mine)
+            kids += mine
+            if at in made.adds:
+                one = switch.Switch(np.zeros(0), np.zeros((0, 0), np.int32), jobs_at[at - first], np.zeros(2, np.int64))
+                switch.register(one, j, made.adds[at], job.workers, job.options.rules)
+                switch.grant(one, j, *found[j], epoch=0)
+    return routes, np.array(kids, dtype=state.KID), jobs_at
+
+
+def _set_roots(net: Net, scenario: Scenario, trees: list[Tree]) -> None:
+    """Tell switches that others with dedicated slots are above them.
+
+    A switch is the root of all of its dedicated jobs or of none. Raises `InputError` otherwise.
+    """
+    first = len(scenario.graph.nodes)
+    for j, (job, made) in enumerate(zip(scenario.jobs, trees, strict=True)):
+        for at in made.adds if job.dedicated else ():
+            if at != made.root:
+                net.switch_info[at - first, switch.ROOT] = 0
+        if job.dedicated and any(made.root in other.adds and made.root != other.root for other in trees):
+            raise InputError(
+                f"job {j}: dedicated slots end at {scenario.graph.names[made.root]}, where other jobs only pass"
+            )
+
+
+def _workers_at(scenario: Scenario, hosts: list[tuple[int, int]]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    found = np.full((len(scenario.graph.nodes), len(scenario.jobs)), -1, dtype=np.int32)
+    for w, (j, rank) in enumerate(hosts):
+        found[scenario.placement[j][0][rank], j] = w
+    return found
+
+
+def _jobs(scenario: Scenario) -> Records:
+    found = np.zeros(len(scenario.jobs), dtype=state.JOB)
+    for row, job, (_, where) in zip(found, scenario.jobs, scenario.placement, strict=True):
+        row["wire_bytes"] = job.options.payload_bytes + job.options.header_bytes
+        row["server_ps"], row["n_workers"], row["busy"] = ps(scenario.server_s), job.workers, job.workers
+        row["tensors"], row["per_iteration"] = len(job.tensors) * job.iterations, len(job.tensors)
+        row["exponents"], row["dedicated"] = job.exponents, job.dedicated
+        if where is not None:
+            row["server_channel"] = scenario.graph.next_hops(where, scenario.graph.leaf(where))[0][0]
+    return found
+
+
+def _tensors(scenario: Scenario) -> IntArray:
+    """First packet, end and priority of every tensor of every job."""
+    most = max(len(job.tensors) * job.iterations for job in scenario.jobs)
+    found = np.zeros((len(scenario.jobs), most, 3), dtype=np.int64)
+    rate = float(scenario.graph.channel_bits_per_s.max())
+    for j, job in enumerate(scenario.jobs):
+        sizes = np.array(job.packets * job.iterations, dtype=np.int64) + job.exponents
+        found[j, : len(sizes), 1] = np.cumsum(sizes)
+        found[j, : len(sizes), 0] = np.cumsum(sizes) - sizes
+        found[j, : len(sizes), 2] = priorities(job, rate)
+    return found
+
+
+def _hosts(scenario: Scenario, hosts: list[tuple[int, int]], trees: list[Tree]) -> Records:
+    found = np.zeros(len(hosts), dtype=state.HOST)
+    slower = {(one.job, one.rank): one.compute for one in scenario.stragglers}
+    for row, (j, rank) in zip(found, hosts, strict=True):
+        row["channel"], row["rank"] = trees[j].first[rank], rank
+        row["jitter"] = ps(scenario.jitter_s)
+        row["compute"] = ps(scenario.jobs[j].compute_s * slower.get((j, rank), 1.0))
+    return found
+
+
+def _protocol(
+    scenario: Scenario, hosts: list[tuple[int, int]], found: list[tuple[int, int]]
+) -> tuple[server.Server, worker.Workers]:
+    """Servers and workers, set up."""
+    jobs = scenario.jobs
+    lists = {j: _cycle(j, job, *found[j]) for j, job in enumerate(jobs) if job.options.mode == Index.SHARED_CYCLE}
+    movable = {j for j in lists if jobs[j].options.slot_change == "on"}
+    slots = max((found[j][0] + found[j][1] for j in movable), default=0)
+    window = max(job.options.window for job in jobs)
+    servers = server.make_server(len(jobs), window, scenario.elements, slots)
+    pool = max((job.options.window for job in jobs if job.dedicated), default=1)
+    workers = worker.make_workers(len(hosts), window, max(map(len, lists.values()), default=1), pool)
+    for j, job in enumerate(jobs):
+        server.register(servers, j, job.workers, lists.get(j) if j in movable else None, found[j][0])
+    for w, (j, rank) in enumerate(hosts):
+        set_up(workers, w, jobs[j].options, j, rank, jobs[j].workers)
+        set_region(workers, w, *found[j], epoch=0)
+        if j in lists:
+            set_cycle(workers, w, lists[j], epoch=0)
+    return servers, workers
+
+
+def _cycle(j: int, job: PacketJob, first: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return cycle_slots(j, job.options.cycle_slots, size, first)

@@ -1,0 +1,57 @@
+"""Which aggregators jobs may use, and the priorities of their packets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plait.core.errors import InputError
+from plait.network.packets.scenario import PacketJob
+from plait.network.protocol.addressing import Index, check_cycle, check_partitions
+from plait.network.protocol.priority import esa_priority
+
+
+def regions(jobs: Sequence[PacketJob], aggregators: int) -> list[tuple[int, int]]:
+    """(First aggregator, how many) of each job, the same at all of its switches, of which each has so many.
+
+    Jobs with memory of their own come first, one after the other; dedicated jobs without share what is left equally;
+    all others have the rest together. Raises `InputError` where memory is not enough.
+    """
+    own = [job.memory if _exclusive(job) else None for job in jobs]
+    granted = sum(size for size in own if size is not None)
+    equal = [j for j, job in enumerate(jobs) if job.dedicated and job.memory is None]
+    if granted > aggregators:
+        raise InputError(f"jobs want {granted} aggregators of their own; the switch has {aggregators}")
+    for j in equal:
+        own[j] = (aggregators - granted) // len(equal)
+    check_partitions([size or 0 for size, job in zip(own, jobs, strict=True) if job.dedicated], aggregators)
+    at, found = 0, []
+    for size in own:
+        found.append((at, size or 0))
+        at += size or 0
+    rest = at, aggregators - at
+    for j, (job, size) in enumerate(zip(jobs, own, strict=True)):
+        if size is None:
+            found[j] = rest
+        if job.options.mode == Index.SHARED_CYCLE:
+            check_cycle(job.options.cycle_slots, job.options.window, rest[1])
+    return found
+
+
+def _exclusive(job: PacketJob) -> bool:
+    """Whether the memory of a job is its own: dedicated slots, and regions that were asked for."""
+    return job.options.mode in (Index.DEDICATED, Index.HYBRID_MODULO, Index.HYBRID_REGION)
+
+
+def priorities(job: PacketJob, bits_per_s: float) -> list[int]:
+    """The priority of each tensor of a job, over all of its iterations; 0 where the protocol has none."""
+    count = len(job.tensors)
+    if job.priority is not None:
+        return [job.priority] * (count * job.iterations)
+    if job.options.protocol != "esa":
+        return [0] * (count * job.iterations)
+    exchange_s = job.bits / bits_per_s
+    return [
+        esa_priority(count - k, exchange_s, job.compute_s, (job.iterations - i) * (exchange_s + job.compute_s))
+        for i in range(job.iterations)
+        for k in range(count)
+    ]

@@ -1,0 +1,231 @@
+"""What is simulated: jobs, where they are, the network between them and what goes wrong in it. Checked values.
+
+Start at `Scenario`; `one_switch` and `two_levels` make those of spec and tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.network.protocol.addressing import Index
+from plait.network.protocol.header import MOST_WORKERS
+from plait.network.protocol.options import Options
+from plait.network.topology.paths import Graph
+from plait.network.topology.read import networked
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class PacketJob:
+    """A job: in each iteration its workers compute, then the sum of each tensor goes to all of them.
+
+    tensors     bytes of each tensor of an iteration, in the order in which they are sent: the last layer first
+    compute_s   seconds of computation before each exchange
+    memory      aggregators of its own region, for dedicated slots and regions. None: an equal part of what no other
+                job has (dedicated slots), or all of that together with others
+    priority    of its packets, 0 to 255; None: after the description of ESA, from layer, times and iterations left
+    exponents   packets of each tensor that carry exponents alone (SwitchML as released: a window of them)
+    deadline_s  for its last iteration, from the start of the simulation
+    nodes       of its workers, by number; `server`: that of its parameter server. Without them the next free ones
+    """
+
+    options: Options = field(default_factory=Options)
+    workers: int = 8
+    tensors: tuple[int, ...] = (2 * MIB,)
+    iterations: int = 1
+    compute_s: float = 0.0
+    start_s: float = 0.0
+    memory: int | None = None
+    priority: int | None = None
+    exponents: int = 0
+    deadline_s: float | None = None
+    nodes: tuple[int, ...] = ()
+    server: int | None = None
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether it has slots of its own, and no server."""
+        return self.options.mode == Index.DEDICATED
+
+    @property
+    def packets(self) -> tuple[int, ...]:
+        """Packets of each tensor of an iteration, without those of exponents."""
+        return tuple(math.ceil(size / self.options.payload_bytes) for size in self.tensors)
+
+    @property
+    def bits(self) -> int:
+        """Payload of an iteration of one worker."""
+        return 8 * sum(self.tensors)
+
+    def check(self, j: int) -> None:
+        """Raise `InputError` that names job `j` for values that do not work."""
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise InputError(f"job {j}: {self.workers} workers; a job may have 1 to {MOST_WORKERS}")
+        if not self.tensors or min(self.tensors) < 1:
+            raise InputError(f"job {j}: tensors of {list(self.tensors)} bytes; it takes one or more, each of 1 or more")
+        if self.iterations < 1:
+            raise InputError(f"job {j}: {self.iterations} iterations; it takes 1 or more")
+        for name in ("compute_s", "start_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"job {j}: {name} is {getattr(self, name):g}; it takes 0 or more seconds")
+        if self.priority is not None and not 0 <= self.priority <= 255:
+            raise InputError(f"job {j}: priority {self.priority}; it takes 0 to 255")
+        if self.memory is not None and self.memory < 0:
+            raise InputError(f"job {j}: memory of {self.memory} aggregators; it takes 0 or more")
+        if not 0 <= self.exponents <= min(self.packets):
+            raise InputError(f"job {j}: {self.exponents} packets of exponents; it takes 0 to {min(self.packets)}")
+        if self.deadline_s is not None and not self.deadline_s > self.start_s:
+            raise InputError(f"job {j}: deadline {self.deadline_s:g} s; it takes more than its start, {self.start_s:g}")
+        if self.nodes and len(self.nodes) != self.workers:
+            raise InputError(f"job {j}: {len(self.nodes)} nodes for {self.workers} workers; it takes one each")
+        if self.options.reminder_s > 0:
+            raise InputError(f"job {j}: reminder_s is {self.options.reminder_s:g}; simulations take 0, no reminders")
+        if sum(self.packets) * self.iterations + self.exponents * len(self.tensors) * self.iterations >= 1 << 32:
+            raise InputError(f"job {j}: more packets than the 2^32 numbers of one job; take fewer iterations")
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A worker that is slower than others for some time: other traffic on its link, or a slower computation.
+
+    share    of the rate of its link that is left to it
+    compute  factor of its computation, all of the time
+    """
+
+    job: int
+    rank: int = 0
+    share: float = 1.0
+    from_s: float = 0.0
+    until_s: float = math.inf
+    compute: float = 1.0
+
+    def check(self, jobs: Sequence[PacketJob]) -> None:
+        """Raise `InputError` for a worker that does not exist and for impossible values."""
+        if not 0 <= self.job < len(jobs) or not 0 <= self.rank < jobs[self.job].workers:
+            raise InputError(f"straggler: worker {self.rank} of job {self.job} does not exist")
+        if not 0 < self.share <= 1:
+            raise InputError(f"straggler of job {self.job}: share is {self.share:g}; it takes more than 0, at most 1")
+        if not 1 <= self.compute < math.inf:
+            raise InputError(f"straggler of job {self.job}: compute is {self.compute:g}; it takes 1 or more")
+        if not 0 <= self.from_s < self.until_s:
+            raise InputError(f"straggler of job {self.job}: from {self.from_s:g} to {self.until_s:g} s is no time")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A simulation. All randomness is of `seed`.
+
+    cluster       with its network; all delays and rates of links and switches are there
+    jitter_s      most delay of a packet in its host, before the link: uniform from 0
+    server_s      time of a packet in a parameter server
+    mark_packets  packets in the queue of a switch from which on packets are marked as congested
+    loss_up       probability that a packet to a server is lost on one hop; `loss_down`: one from there
+    until_s       a simulation that takes longer is an error
+    log           how many packets are logged, from the start
+    elements      int32 of payload that are simulated, and checked; 0: times alone
+    """
+
+    jobs: tuple[PacketJob, ...]
+    cluster: Cluster
+    seed: int = 0
+    jitter_s: float = 0.2e-6
+    server_s: float = 1e-6
+    mark_packets: int = 100
+    loss_up: float = 0.0
+    loss_down: float = 0.0
+    stragglers: tuple[Straggler, ...] = ()
+    until_s: float = 1000.0
+    log: int = 0
+    elements: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for what is wrong, by name."""
+        if not self.jobs:
+            raise InputError("no jobs; give one or more")
+        for j, job in enumerate(self.jobs):
+            job.check(j)
+        for straggler in self.stragglers:
+            straggler.check(self.jobs)
+        for name in ("loss_up", "loss_down"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name):g}; it takes 0 to less than 1")
+        for name in ("jitter_s", "server_s", "until_s"):
+            if not 0 <= getattr(self, name) < 9e5:
+                raise InputError(f"{name} is {getattr(self, name):g}; it takes 0 to 900,000 seconds")
+        for name, most in (("mark_packets", 1 << 31), ("log", 10**7), ("elements", 1024), ("seed", 1 << 31)):
+            if not 0 <= getattr(self, name) <= most:
+                raise InputError(f"{name} is {getattr(self, name)}; it takes 0 to {most:,}")
+        self.placement  # noqa: B018  (raises where jobs do not fit)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The network by number."""
+        return Graph.of(self.cluster)
+
+    @cached_property
+    def placement(self) -> tuple[tuple[tuple[int, ...], int | None], ...]:
+        """The nodes of the workers of each job, and that of its server; None for dedicated slots."""
+        count = len(self.cluster.nodes)
+        taken = {node for job in self.jobs for node in (*job.nodes, *(() if job.server is None else (job.server,)))}
+        free = iter([node for node in range(count) if node not in taken])
+        found = []
+        for j, job in enumerate(self.jobs):
+            nodes = job.nodes or tuple(next(free, -1) for _ in range(job.workers))
+            server = None if job.dedicated else next(free, -1) if job.server is None else job.server
+            for node in (*nodes, *(() if server is None else (server,))):
+                if not 0 <= node < count:
+                    raise InputError(
+                        f"job {j}: no node for a worker or its server; the cluster has {count} nodes, each of which "
+                        "takes one of them unless jobs name their nodes"
+                    )
+            found.append((nodes, server))
+        return tuple(found)
+
+
+def nodes_needed(jobs: Sequence[PacketJob]) -> int:
+    """Nodes of a network in which every worker and every server has its own."""
+    return sum(job.workers + (not job.dedicated) for job in jobs)
+
+
+def one_switch(
+    jobs: Sequence[PacketJob], aggregators: int, *, gbps: float = 100.0, delay_us: float = 1.0, switch_us: float = 1.0,
+    **more: object,
+) -> Scenario:  # fmt: skip
+    """All jobs on one switch, every worker and server on a link of its own; `more` are fields of `Scenario`."""
+    payload = max((job.options.payload_bytes for job in jobs), default=248)
+    text = (
+        f"single-switch:aggregators={aggregators},payload={payload},link_gbps={gbps!r},link_delay_us={delay_us!r},"
+        f"switch_delay_us={switch_us!r}"
+    )
+    made = networked(Cluster.parse(f"{max(1, nodes_needed(jobs))}x1"), text)
+    return Scenario(tuple(jobs), made, **more)  # type: ignore[arg-type]
+
+
+def racks(
+    jobs: Sequence[PacketJob], aggregators: int, per_rack: int, *, levels: int = 2, spines: int = 1,
+    oversubscription: float = 1.0, gbps: float = 100.0, **more: object,
+) -> Scenario:  # fmt: skip
+    """Jobs over the racks of a leaf-spine network: the workers of each over several racks, servers in the last one.
+
+    Every rack has `per_rack` workers of each job, as far as there are any; the servers of all jobs have a rack.
+    """
+    payload = max((job.options.payload_bytes for job in jobs), default=248)
+    count = max(math.ceil(job.workers / per_rack) for job in jobs)
+    size = max(per_rack * len(jobs), len(jobs))
+    placed = []
+    for j, job in enumerate(jobs):
+        nodes = tuple(rank // per_rack * size + j * per_rack + rank % per_rack for rank in range(job.workers))
+        options = replace(job.options, levels=levels)
+        placed.append(replace(job, nodes=nodes, server=None if job.dedicated else count * size + j, options=options))
+    text = (
+        f"leaf-spine:aggregators={aggregators},payload={payload},link_gbps={gbps!r},levels={levels},spines={spines},"
+        f"oversubscription={oversubscription!r},aggregating=all"
+    )
+    made = networked(Cluster.parse(f"{(count + 1) * size}x1@{size}"), text)
+    return Scenario(tuple(placed), made, **more)  # type: ignore[arg-type]

@@ -1,0 +1,211 @@
+"""The packet simulator: the naive one sees the same packets; sums, progress, memory, determinism, wrong input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from naive_packets import NaivePackets
+
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError, SimulationError
+from plait.network.packets.build import build
+from plait.network.packets.regions import regions
+from plait.network.packets.results import state_bytes
+from plait.network.packets.run import simulate
+from plait.network.packets.scenario import MIB, PacketJob, Scenario, Straggler, one_switch, racks
+from plait.network.protocol.options import preset
+from plait.network.topology.read import networked
+from sampling import sample
+
+SYSTEMS = ("switchml", "atp", "a2tp", "esa", "inalloc")
+
+
+def jobs_of(protocol: str, count: int = 3, **more: object) -> list[PacketJob]:
+    """Small jobs with two tensors, two iterations and computation between them, which start one after the other."""
+    options = preset(protocol, **{"window": 16, "payload_bytes": 248, "rto_s": 60e-6, "first_rto_s": 90e-6, **more})
+    return [
+        PacketJob(
+            options, 3 + j % 2, (20_000, 9_001), 2, compute_s=5e-6, start_s=1e-5 * j, priority=j % 3,
+            exponents=options.window if protocol == "switchml" else 0,
+        )
+        for j in range(count)
+    ]  # fmt: skip
+
+
+def agree(scenario: Scenario) -> None:
+    """Packet by packet: time, place and header."""
+    mine = simulate(scenario).log.tolist()
+    naive = NaivePackets(scenario).run()
+    for k, (one, other) in enumerate(zip(mine, naive, strict=False)):
+        assert one == other, f"packet {k}: {one}, naively {other}"
+    assert len(mine) == len(naive) > 500
+
+
+@pytest.mark.parametrize("protocol", SYSTEMS)
+@pytest.mark.parametrize("loss", [0.0, 0.02])
+def test_the_naive_simulator_sees_the_same_packets(protocol: str, loss: float) -> None:
+    more: dict[str, object] = {"log": 10**6, "loss_up": loss, "loss_down": loss / 2, "seed": 7}
+    slower = (Straggler(0, 1, share=0.3, from_s=2e-5, until_s=9e-5, compute=2.0),)
+    agree(one_switch(jobs_of(protocol, window=12), 100, stragglers=slower, mark_packets=4, **more))
+    agree(one_switch(jobs_of(protocol), 90, jitter_s=0.0, **more))
+    if protocol == "switchml":
+        agree(racks(jobs_of(protocol), 100, 2, levels=1, **more))
+    else:
+        agree(racks(jobs_of(protocol), 60, 2, levels=1 if loss else 2, oversubscription=2.0, **more))
+
+
+def test_the_naive_simulator_agrees_on_cycles_and_their_changes() -> None:
+    for slot_change in ("on", "off"):
+        agree(one_switch(jobs_of("atp", index="shared_cycle", slot_change=slot_change), 20, log=10**6, loss_up=0.01))
+
+
+@pytest.mark.parametrize("protocol", SYSTEMS)
+def test_every_sum_is_exact_on_every_network(protocol: str) -> None:
+    for seed in range(sample(2, 100)):
+        jobs = jobs_of(protocol)
+        if protocol == "inalloc":
+            jobs = [replace(job, memory=32) for job in jobs]
+        more: dict[str, object] = {"loss_up": 0.03, "loss_down": 0.03, "seed": seed, "elements": 2, "mark_packets": 3}
+        for levels in (1, 2):
+            made = [
+                one_switch(jobs, 100, **more),
+                racks(jobs, 100, 2, levels=levels, spines=2, oversubscription=3.0, **more),
+            ]
+            for scenario in made:
+                found = simulate(scenario)  # raises for a wrong sum, and for an aggregator that is left over
+                assert found.lost > 0
+                assert [job.exchanges_s.shape for job in found.jobs] == [(2, 2)] * 3
+
+
+def test_the_same_seed_gives_the_same_packets_and_another_one_others() -> None:
+    scenario = one_switch(jobs_of("esa"), 20, loss_up=0.01, log=10**6)
+    first, again = simulate(scenario), simulate(scenario)
+    assert (first.log == again.log).all()
+    assert first.jobs[0].finish_s == again.jobs[0].finish_s
+    other = simulate(replace(scenario, seed=1))
+    assert other.log.shape != first.log.shape or (other.log != first.log).any()
+
+
+def test_esa_with_equal_priorities_is_atp() -> None:
+    atp = simulate(one_switch([replace(job, priority=1) for job in jobs_of("atp")], 20, log=10**6))
+    esa = simulate(one_switch([replace(job, priority=1) for job in jobs_of("esa")], 20, log=10**6))
+    assert (atp.log == esa.log).all()
+
+
+def test_leaves_add_up_at_one_level_and_the_server_gets_one_packet_at_two() -> None:
+    job = PacketJob(preset("inalloc", window=32), 8, (62_000,))  # no two of its packets share an aggregator
+    one = simulate(racks([job], 4096, 4, levels=1)).jobs[0]
+    two = simulate(racks([job], 4096, 4, levels=2)).jobs[0]
+    assert (one.server_packets, two.server_packets) == (2.0, 1.0)
+    assert one.aggregated_share == two.aggregated_share == 1.0
+    flat = simulate(one_switch([job], 0)).jobs[0]
+    assert flat.server_packets == 8.0
+    assert flat.fallback_share == 1.0
+
+
+def test_what_is_held_over_time_adds_up() -> None:
+    found = simulate(one_switch(jobs_of("atp"), 500))
+    for held, job in zip(found.held, found.jobs, strict=True):
+        assert held.sum() * found.bin_s == pytest.approx(job.occupancy * (job.finish_s - job.start_s), rel=1e-9)
+    sent = [sum(job.packets) * job.iterations * 248 * 8 for job in jobs_of("atp")]
+    assert (found.gbps.sum(axis=1) * found.bin_s * 1e9) == pytest.approx(sent)
+    assert 0 < found.occupancy < 1
+
+
+def test_state_of_64_workers_within_64_mib() -> None:
+    jobs = [PacketJob(preset("atp", window=256), 8, (2 * MIB,)) for _ in range(8)]
+    assert state_bytes(build(one_switch(jobs, 65_536))) < 64 * MIB
+
+
+def test_regions_are_disjoint_where_they_are_exclusive() -> None:
+    switchml, inalloc, atp = (PacketJob(preset(name, window=8)) for name in ("switchml", "inalloc", "atp"))
+    assert regions([switchml, switchml, replace(switchml, memory=20)], 101) == [(0, 40), (40, 40), (80, 20)]
+    assert regions([replace(inalloc, memory=16), atp, inalloc], 100) == [(0, 16), (16, 84), (16, 84)]
+    for jobs, aggregators in (([switchml], 0), ([switchml] * 3, 5), ([replace(inalloc, memory=9)], 8)):
+        with pytest.raises(InputError, match=r"aggregators|slots"):
+            regions(jobs, aggregators)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: PacketJob(workers=0), "0 workers"),
+        (lambda: PacketJob(workers=65), "1 to 64"),
+        (lambda: PacketJob(tensors=()), "tensors"),
+        (lambda: PacketJob(iterations=0), "0 iterations"),
+        (lambda: PacketJob(compute_s=-1.0), "compute_s"),
+        (lambda: PacketJob(priority=256), "priority 256"),
+        (lambda: PacketJob(memory=-1), "memory"),
+        (lambda: PacketJob(start_s=2.0, deadline_s=1.0), "deadline"),
+        (lambda: PacketJob(nodes=(0, 1)), "2 nodes for 8 workers"),
+        (lambda: PacketJob(preset("atp", reminder_s=1.0)), "reminder_s"),
+        (lambda: PacketJob(exponents=10**6), "exponents"),
+        (lambda: PacketJob(iterations=10**6), r"2\^32"),
+    ],
+)
+def test_jobs_that_cannot_be(made: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        one_switch([made()], 100)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"loss_up": 1.0}, "loss_up"),
+        ({"jitter_s": -1.0}, "jitter_s"),
+        ({"log": -1}, "log"),
+        ({"stragglers": (Straggler(1),)}, "worker 0 of job 1"),
+        ({"stragglers": (Straggler(0, share=0.0),)}, "share"),
+        ({"stragglers": (Straggler(0, from_s=1.0, until_s=1.0),)}, "no time"),
+        ({"stragglers": (Straggler(0, compute=0.5),)}, "compute"),
+    ],
+)
+def test_scenarios_that_cannot_be(more: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        one_switch([PacketJob()], 100, **more)
+
+
+def test_jobs_that_do_not_fit_their_network() -> None:
+    cluster = networked(Cluster.parse("4x1@2"), "leaf-spine:aggregators=100")
+    with pytest.raises(InputError, match="no node"):
+        Scenario((PacketJob(workers=4),), cluster)
+    with pytest.raises(InputError, match="levels is 2"):
+        simulate(Scenario((PacketJob(preset("atp", levels=2), workers=3),), cluster))
+    with pytest.raises(InputError, match="needs aggregators"):
+        simulate(Scenario((PacketJob(preset("switchml"), workers=4),), cluster))
+    with pytest.raises(InputError, match="payload_bytes"):
+        simulate(
+            Scenario((PacketJob(preset("atp", payload_bytes=256), workers=3, nodes=(0, 1, 2), server=3),), cluster)
+        )
+    with pytest.raises(InputError, match="one worker on a node"):
+        simulate(Scenario((PacketJob(workers=2, nodes=(0, 0)),), cluster))
+    with pytest.raises(InputError, match="node of its server"):
+        simulate(Scenario((PacketJob(workers=2, nodes=(0, 1), server=1),), cluster))
+
+
+def test_what_overflows_or_never_ends_is_an_error() -> None:
+    with pytest.raises(SimulationError, match="job 0 did not finish"):
+        simulate(one_switch([PacketJob()], 100, until_s=1e-5))
+    slow = preset("atp", window=64, rto_s=1e-6, first_rto_s=1e-6)
+    with pytest.raises(SimulationError, match="under way"):
+        simulate(one_switch([PacketJob(slow, 8)], 0, until_s=0.1, stragglers=(Straggler(0, share=1e-4),)))
+
+
+def test_a_straggler_slows_its_job_alone() -> None:
+    jobs = [PacketJob(preset("atp", window=64), 4, (100_000,)) for _ in range(2)]
+    plain = simulate(one_switch(jobs, 8192)).jobs
+    slow = simulate(one_switch(jobs, 8192, stragglers=(Straggler(0, 2, share=0.05),))).jobs
+    assert slow[0].goodput_bits_per_s < 0.3 * plain[0].goodput_bits_per_s
+    assert slow[1].goodput_bits_per_s == pytest.approx(plain[1].goodput_bits_per_s, rel=0.05)
+
+
+def test_plain_python_gives_the_same_packets() -> None:
+    from plait.core.jit import plain
+    from plait.network.packets.loop import run
+
+    scenario = one_switch(jobs_of("atp", 1, window=4), 20, log=10**6)
+    net = build(scenario)
+    assert plain(run)(net, 10**12) == 0
+    assert np.array_equal(net.log[: int(net.info[8])], simulate(scenario).log)
