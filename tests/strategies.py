@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster, Node
 from plait.core.goodput import BatchLimits
 from plait.core.jobs import InaRequest, JobClass, JobSpec
@@ -113,3 +114,28 @@ def specs(draw: st.DrawFn, name: str = "job") -> JobSpec:
 @st.composite
 def spec_lists(draw: st.DrawFn, most: int = 6) -> list[JobSpec]:
     return [draw(specs(f"j{i}")) for i in range(draw(st.integers(0, most)))]
+
+
+@st.composite
+def grants(
+    draw: st.DrawFn, job: int = 0, switches: tuple[str, ...] = ("leaf0", "leaf1"), usable: int = 64
+) -> NetworkGrant:
+    """Any grant that a switch with so many aggregators could serve."""
+    mode = draw(st.sampled_from(["dedicated", "shared_hash", "shared_cycle", "hybrid_region", "hybrid_modulo"]))
+    alone = mode in ("dedicated", "hybrid_modulo") or (mode == "hybrid_region" and draw(st.booleans()))
+    least = 2 if mode == "dedicated" else int(mode.startswith("hybrid"))
+    size = draw(st.integers(least, max(least, usable // 3)))
+    return NetworkGrant(
+        job,
+        draw(st.sampled_from(switches)),
+        draw(st.integers(0, usable - size)) if size else 0,
+        size,
+        mode,
+        exclusive=alone,
+        window=draw(st.integers(0, 256)),
+        priority=draw(st.integers(0, 255)),
+        epoch=draw(st.integers(0, 3)),
+        server=draw(st.integers(-1, 1)),
+        routes=tuple(draw(st.lists(st.integers(0, 9), max_size=3))),
+        reason=draw(st.text(max_size=8)),
+    )

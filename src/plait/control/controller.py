@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from plait.control.messages import (
     JobSubmitted,
     Launch,
     LaunchFailed,
+    NetworkReported,
     NodeJoined,
     NodeLost,
     NodeSuspected,
@@ -41,16 +43,27 @@ from plait.control.messages import (
     ReplanDue,
     Stop,
     StopCostReported,
+    SwitchJoined,
+    SwitchLost,
     UsageReported,
     Wake,
 )
 from plait.control.plan_check.capacity import refuse_overfull, refuse_overload
 from plait.control.plan_check.check import OK, PlanChanges, assign, check_plan, neighbours, plan_error, unfinished
+from plait.control.plan_check.grants import (
+    grant_changes,
+    grants_in_words,
+    lost_switches,
+    refuse_grants,
+    refuse_missing_grants,
+    still_granted,
+)
 from plait.control.plan_check.reservations import refuse_reservations, still_reserved
-from plait.control.usage import note_slow_progress, note_slow_steps, updated, without_gpus
+from plait.control.usage import note_slow_progress, note_slow_steps, updated, updated_figures, without_gpus
+from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
-from plait.core.errors import PlaitError
+from plait.core.errors import PlaitError, PlanError
 from plait.core.jit import kernel
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
@@ -64,6 +77,9 @@ CLOCK_S = 1e-6
 
 #: Default limit of guest groups on a GPU: more than policies need, so a plan with more is a mistake.
 MAX_GUESTS_PER_GPU = 8
+
+#: Events after which a grant of switch memory may have ended.
+_ENDS_GRANTS = (JobFinished, JobFailed, JobCancelled, LaunchFailed, NodeLost, SwitchLost)
 
 _PHASES = tuple(Phase)
 _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
@@ -144,22 +160,27 @@ class Controller:
         rule: PreemptionRule = DEFAULT_RULE,
         max_guests_per_gpu: int = MAX_GUESTS_PER_GPU,
         kills: bool = True,
+        aggregates: bool = True,
     ) -> None:
         """Start with no jobs. `rule` says which running jobs the policy may stop or move; it may change at any time.
 
         Plans with more than `max_guests_per_gpu` guest groups on a GPU are refused; 0: all with guests.
         Without `kills` the jobs that a plan kills save a checkpoint first, as the other jobs that it stops do.
+        Without `aggregates` plans with grants of switch memory are refused.
         """
         self.policy = policy
         self.cluster = cluster
         self.rule = rule
         self.max_guests_per_gpu = max_guests_per_gpu
         self.kills = kills
+        self.aggregates = aggregates
         self.job_store = JobStore()
         self.active: IntArray = NO_JOBS
         self.running: Groups = NO_GROUPS
         self.plan: Plan = Plan(NO_GROUPS)
         self.usage: Usage | None = None
+        self.grants: tuple[NetworkGrant, ...] = ()
+        self.network: NetworkFigures | None = None
         self.now_s = -math.inf
         self.events = 0
         self.changed = False
@@ -172,12 +193,15 @@ class Controller:
             StopCostReported: self._stop_cost,
             JobKept: self._keep,
             UsageReported: self._use,
+            NetworkReported: self._exchange,
             JobFinished: self._finish,
             JobFailed: self._fail,
             JobCancelled: self._cancel,
             NodeJoined: self._join,
             NodeLost: self._lose,
             NodeSuspected: self._suspect,
+            SwitchLost: self._lose_switch,
+            SwitchJoined: self._join_switch,
             LaunchFailed: self._launch_failed,
             ReplanDue: self._replan,
         }
@@ -193,15 +217,17 @@ class Controller:
             self.competing += len(self.active) * (at_s - self.now_s)
         self.now_s = at_s
         self.events += 1
-        return self._handlers[type(event)](event)
+        commands = self._handlers[type(event)](event)
+        return self._with_releases(commands) if self.grants and isinstance(event, _ENDS_GRANTS) else commands
 
     def view(self, now_s: float | None = None) -> View:
         """What the policy would see at `now_s`; at the time of the last event by default."""
         at_s = self.now_s if now_s is None else now_s
         table = JobTable(self.job_store.columns, self.active, at_s, self.competing, self.job_store)
         return View(
-            at_s, self.cluster, table, self.running, self.rule, reservations=self.reservations, usage=self.usage
-        )
+            at_s, self.cluster, table, self.running, self.rule, reservations=self.reservations, usage=self.usage,
+            grants=self.grants, network=self.network,
+        )  # fmt: skip
 
     @property
     def reservations(self) -> tuple[Reservation, ...]:
@@ -214,6 +240,22 @@ class Controller:
         words = f"{counted(len(held), 'GPU')} reserved for it: {', '.join(map(self._gpu_name, held))}" if held else ""
         reason = self.plan.reasons.get(job)
         return f"{reason} ({words})" if reason and words else reason or words or None
+
+    def network_reason(self, job: int) -> str | None:
+        """How a running job is aggregated in the network, or why it is not; None where nothing can aggregate.
+
+        Jobs that want none, and jobs of clusters whose switches do not aggregate, have nothing to fall back from.
+        """
+        mine = [one for one in self.grants if one.job == job]
+        if mine:
+            return grants_in_words(mine, self.cluster)
+        network = self.cluster.network
+        if network is None or not network.most_usable or self.job_store.columns["phase"][job] != _RUNNING:
+            return None
+        if self.job_store.spec(job).ina.mode == "off":
+            return None
+        note = self.plan.network_notes.get(job)
+        return f"not aggregated: {note or f'policy {describe(self.policy)} grants it no memory of switches'}"
 
     def _gpu_name(self, gpu: int) -> str:
         """A GPU as node and number on it."""
@@ -241,6 +283,8 @@ class Controller:
         columns = self.job_store.columns
         simple = not (columns["has_demands"][0] or columns["has_kinds"][0])
         if self.cluster.limits_gpu_memory and columns["gpu_memory_bytes"][numbers].any():
+            simple = False
+        if self.job_store.requiring and not self.job_store.requiring.isdisjoint(numbers.tolist()):
             simple = False
         if simple and len(self.cluster.kinds) == 1:
             needs = columns["min_gpus"][numbers]
@@ -320,6 +364,10 @@ class Controller:
         self.changed |= note_slow_steps(event, columns, self.running)
         return ()
 
+    def _exchange(self, event: NetworkReported) -> Sequence[Command]:
+        self.network = updated_figures(self.network, event, self.job_store.columns["running_group"])
+        return ()
+
     def _may_release(self) -> None:
         """Make a decision due if a job waits for GPUs that another may have to give up now."""
         if (self.job_store.columns["phase"][self.active] == _WAITING).any():
@@ -391,6 +439,28 @@ class Controller:
         self.changed = True
         return ()
 
+    def _lose_switch(self, event: SwitchLost) -> Sequence[Command]:
+        self.cluster = self.cluster.without_switch(event.switch)
+        self.changed = True
+        return ()
+
+    def _join_switch(self, event: SwitchJoined) -> Sequence[Command]:
+        self.cluster = self.cluster.with_switch(event.switch)
+        self.changed = True
+        return ()
+
+    def _with_releases(self, commands: Sequence[Command]) -> Sequence[Command]:
+        """The commands of an event, and one that ends grants of jobs that no longer run and of lost switches."""
+        running_group, before = self.job_store.columns["running_group"], self.grants
+        self.grants = still_granted(before, running_group, self.cluster)
+        if self.grants is before:
+            return commands
+        notes = lost_switches(before, self.grants, running_group)
+        if notes:
+            self.plan = replace(self.plan, network_notes={**self.plan.network_notes, **notes})
+        ended = grant_changes(self.events, before, self.grants, notes)
+        return commands if ended is None else [*commands, ended]
+
     # -- the job store --------------------------------------------------------------------------------
 
     def _require(self, jobs: IntArray, target: Phase, event: Event) -> None:
@@ -442,11 +512,14 @@ class Controller:
         if not self.changed and event.at_s < self.plan.valid_until_s - CLOCK_S:
             return ()
         view = self.view()
-        return self._apply(keep_running(view, self.policy.decide(view)))
+        plan = keep_running(view, self.policy.decide(view))
+        changes = self._checked(plan.groups)
+        if plan.grants or self.job_store.requiring:
+            self._check_grants(plan, view)
+        return self._apply(plan, changes)
 
-    def _apply(self, plan: Plan) -> Sequence[Command]:
+    def _apply(self, plan: Plan, changes: PlanChanges) -> Sequence[Command]:
         groups, columns = plan.groups, self.job_store.columns
-        changes = self._checked(groups)
         if plan.reservations:
             phase = columns["phase"][: self.job_store.count]
             refuse_reservations(plan, phase, self.cluster, self.job_store.name, describe(self.policy))
@@ -468,6 +541,8 @@ class Controller:
         assign(groups.jobs, groups.first_job, order, columns["running_group"], columns["position"])
         if plan.levels is not None:
             columns["level"][order] = plan.levels
+        if plan.grants or self.grants or plan.network_notes:
+            commands += self._grants(plan)
         if len(changes.adjusted):
             commands.append(Adjust(self.events, groups[changes.adjusted]))
         if len(changes.launched):
@@ -483,6 +558,28 @@ class Controller:
         saved, lost = jobs[~killed], jobs[killed]
         stops: list[Command] = [Stop(self.events, saved, suspend=plan.suspend)] if len(saved) else []
         return [*stops, Stop(self.events, lost, checkpoint=False)] if len(lost) else stops
+
+    def _grants(self, plan: Plan) -> list[Command]:
+        """What the plan changes of the grants in force, and whom it newly says to run without."""
+        told = self.plan.network_notes
+        notes = {job: why for job, why in plan.network_notes.items() if told.get(job) != why}
+        changed = grant_changes(self.events, self.grants, plan.grants, notes)
+        self.grants = plan.grants
+        return [] if changed is None else [changed]
+
+    def _check_grants(self, plan: Plan, view: View) -> None:
+        """Raise `PlanError` if the switches cannot serve the plan, or jobs that require a grant have none."""
+        store, policy = self.job_store, describe(self.policy)
+        if plan.grants and not self.aggregates:
+            one = plan.grants[0]
+            raise PlanError(
+                f"policy {policy} made a plan that grants memory of switch {one.switch!r} to {store.name(one.job)}; "
+                "switches do not aggregate here"
+            )
+        refuse_grants(plan, self.grants, store.spec, self.cluster, store.name, policy)
+        had = {one.job for one in self.grants}
+        kept = [job for job in view.jobs.number[view.keeps.rows].tolist() if job not in had]
+        refuse_missing_grants(plan, store.requiring, kept, store.name, policy)
 
     def _checked(self, groups: Groups) -> PlanChanges:
         """The changes that `groups` make to what runs; raises `PlanError` if they cannot run."""

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +42,13 @@ from plait.control.messages import (
     UsageReported,
 )
 from plait.control.plan_check.check import guest_flags
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.plan import Groups, Reservation
 
 Int32Array = npt.NDArray[np.int32]
+T = TypeVar("T")
 Int8Array = npt.NDArray[np.int8]
 
 #: Messages kept as they came before they are packed into arrays.
@@ -89,6 +91,8 @@ class Timeline:
              GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`; `group_guest` says whether as a guest, and
              is empty if no group ever was
     reserved_*  a GPU held for a waiting job, without a host
+    grant_*  memory of a switch, by its number in the network, that a job had: `grant_size` aggregators, 0 for all that
+             jobs share
     wait_*   a job without GPUs, in order of job, then time; `wait_remaining_s` is the work left alone at the
              asked size as the job store knows it, NaN if unknown
     down_*   a place in the cluster without a node that is up: lost, forgotten or not there yet
@@ -118,6 +122,11 @@ class Timeline:
     reserved_job: IntArray
     reserved_from_s: FloatArray
     reserved_to_s: FloatArray
+    grant_switch: IntArray
+    grant_job: IntArray
+    grant_size: IntArray
+    grant_from_s: FloatArray
+    grant_to_s: FloatArray
     wait_job: IntArray
     wait_from_s: FloatArray
     wait_to_s: FloatArray
@@ -128,6 +137,30 @@ class Timeline:
     spill_at_s: FloatArray
     spill_bytes: FloatArray
     refused: IntArray
+
+
+class Intervals(Generic[T]):
+    """Since when each of some things has been there, and from when until when others were."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.now: tuple[T, ...] = ()
+        self._since_s: dict[T, float] = {}
+        self._past: list[tuple[float, float, T]] = []
+
+    def note(self, now: tuple[T, ...], at_s: float) -> None:
+        """These are there at `at_s`: close the intervals of those that are not, and open those that are new."""
+        if now == self.now:
+            return
+        self.now = now
+        for gone in set(self._since_s) - set(now):
+            self._past.append((self._since_s.pop(gone), at_s, gone))
+        for one in now:
+            self._since_s.setdefault(one, at_s)
+
+    def until(self, last_s: float) -> list[tuple[float, float, T]]:
+        """From, to and what, to `last_s` for those that are there."""
+        return [*self._past, *((since_s, last_s, one) for one, since_s in self._since_s.items())]
 
 
 class History:
@@ -147,9 +180,8 @@ class History:
         self._done: list[FloatArray] = []
         self._groups: list[Groups] = []
         self._group_at: list[float] = []
-        self._reserved: tuple[Reservation, ...] = ()
-        self._reservations: list[tuple[float, float, Reservation]] = []  # from, to; the open ones are in `_since_s`
-        self._since_s: dict[Reservation, float] = {}
+        self._reserved = Intervals[Reservation]()
+        self._granted = Intervals[NetworkGrant]()
         self._packed: list[dict[str, Any]] = []
         self.events = 0
         self.last_s = -math.inf
@@ -173,8 +205,11 @@ class History:
             self._node_changes.append((at_s, self._controller.cluster.index(event.node.id), True))
         for command in commands:
             self._note(command, type(event), at_s)
-        if self._reserved or self._controller.plan.reservations:
-            self._note_reservations(at_s)
+        controller = self._controller
+        if self._reserved.now or controller.plan.reservations:
+            self._reserved.note(controller.reservations, at_s)
+        if self._granted.now or controller.grants:
+            self._granted.note(controller.grants, at_s)
         if len(self._codes) >= PACK_AFTER:
             self._pack()
 
@@ -194,17 +229,6 @@ class History:
             self._at.append(at_s)
         elif isinstance(command, Refuse) and cause is JobSubmitted:
             self._refused.append(command.jobs)
-
-    def _note_reservations(self, at_s: float) -> None:
-        """Close those reservations that have changed, and open the new ones."""
-        now = self._controller.reservations
-        if now == self._reserved:
-            return
-        self._reserved = now
-        for gone in set(self._since_s) - set(now):
-            self._reservations.append((self._since_s.pop(gone), at_s, gone))
-        for one in now:
-            self._since_s.setdefault(one, at_s)
 
     def _pack(self) -> None:
         """Turn the messages kept so far into compact arrays."""
@@ -233,13 +257,24 @@ class History:
 
     def _reserved_gpus(self) -> dict[str, Any]:
         """One row a reserved GPU and time, in order of time."""
-        still = [(since_s, self.last_s, one) for one, since_s in self._since_s.items()]
-        rows = sorted((a, b, one.job, gpu) for a, b, one in [*self._reservations, *still] for gpu in one.gpus)
+        rows = sorted((a, b, one.job, gpu) for a, b, one in self._reserved.until(self.last_s) for gpu in one.gpus)
         return {
             "reserved_from_s": np.array([row[0] for row in rows], dtype=np.float64),
             "reserved_to_s": np.array([row[1] for row in rows], dtype=np.float64),
             "reserved_job": np.array([row[2] for row in rows], dtype=np.int64),
             "reserved_gpu": np.array([row[3] for row in rows], dtype=np.int64),
+        }
+
+    def _granted_memory(self) -> dict[str, Any]:
+        """One row a grant, in order of time."""
+        network = self._controller.cluster.network
+        number = {} if network is None else {switch.id: i for i, switch in enumerate(network.switches)}
+        rows = sorted((a, b, number[g.switch], g.job, g.size) for a, b, g in self._granted.until(self.last_s))
+        whole, names = np.array([row[2:] for row in rows], dtype=np.int64).reshape(-1, 3), ("switch", "job", "size")
+        return {
+            **{f"grant_{name}": whole[:, i].copy() for i, name in enumerate(names)},
+            "grant_from_s": np.array([row[0] for row in rows], dtype=np.float64),
+            "grant_to_s": np.array([row[1] for row in rows], dtype=np.float64),
         }
 
     def timeline(self) -> Timeline:
@@ -265,6 +300,7 @@ class History:
             group_gpus=log["gpus"],
             group_guest=log["guest"] if log["guest"].any() else log["guest"][:0],
             **self._reserved_gpus(),
+            **self._granted_memory(),
             **_waits(marks, columns, refused, self.last_s),
             down_node=np.array([d[0] for d in down], dtype=np.int64),
             down_from_s=np.array([d[1] for d in down], dtype=np.float64),

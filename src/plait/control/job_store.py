@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from plait.control.plan_check.grants import never_granted
 from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
 from plait.core.codec import floats, plain_array
@@ -80,6 +81,7 @@ class JobStore:
         self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed; nothing else of them is kept
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
+        self.requiring: set[int] = set()  # jobs that require in-network aggregation
         self._chosen: list[JobSpec] = []  # of the first jobs, where they do not come in batches; see `select`
         self.columns: dict[str, Any] = {
             "stage_s": np.zeros((0, len(Resource))),
@@ -118,6 +120,10 @@ class JobStore:
         for name, known in (("user", self._users), ("project", self._projects)):
             codes = [known.setdefault(text, len(known)) for text in batch.column(name).tolist()]
             columns[f"{name}_number"][rows] = codes
+        if batch.any_requires:
+            numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+            asked = batch.column("ina").tolist()
+            self.requiring.update(number for number, one in zip(numbers, asked, strict=True) if one.required)
         if batch.any_demands:
             columns["has_demands"][0] = True
         if batch.any_kinds:
@@ -195,6 +201,7 @@ class JobStore:
 
     def forget(self, recent: int) -> None:
         """Keep only the service of jobs that have left, except for the `recent` last ones."""
+        self.requiring = {job for job in self.requiring if self.columns["phase"][job] <= _LAST_OPEN}
         kept = self.last_departed(recent)
         self._past_gpu_s = self.departed_gpu_s(self.departures - len(kept)).copy()
         self.departed = kept
@@ -315,6 +322,7 @@ class JobStore:
             job_store.columns[name][0] = self.columns[name][0]
         job_store._users, job_store._projects = dict(self._users), dict(self._projects)
         job_store._chosen = [self._spec_if_kept(number) for number in numbers.tolist()]
+        job_store.requiring = {i for i, number in enumerate(numbers.tolist()) if number in self.requiring}
         job_store._past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
         job_store.departures = len(job_store._past_gpu_s)
         job_store.depart(np.searchsorted(numbers, departed))
@@ -349,6 +357,8 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
 
     `room`: gangs of up to this many GPUs may fit once the cluster has grown by nodes of yet unknown kinds and sizes.
     """
+    if (why := never_granted(spec, cluster)) is not None:
+        return why
     if spec.min_gpus <= room:
         return None
     kinds = cluster.kinds if spec.gpu_kinds is None else spec.gpu_kinds

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import AS_LISTS, FloatArray, IntArray
 from plait.core.cluster import Network, Node
 from plait.core.codec import Codec, form
@@ -118,6 +119,20 @@ class UsageReported:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NetworkReported:
+    """What was measured of the exchange of gradients, one entry a job: the fields of `NetworkFigures`, NaN unknown.
+
+    It does not trigger a decision: policies that use it say when they want to be asked again.
+    """
+
+    at_s: float
+    jobs: IntArray
+    bits_per_s: FloatArray
+    aggregated: FloatArray
+    fallback_share: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class JobFinished:
     """Jobs that completed, each at its `end_s`."""
 
@@ -170,6 +185,22 @@ class NodeSuspected:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SwitchLost:
+    """A switch no longer aggregates, and what was in its memory is gone."""
+
+    at_s: float
+    switch: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SwitchJoined:
+    """A switch of the network is there again, with empty memory."""
+
+    at_s: float
+    switch: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LaunchFailed:
     """Jobs that could not be started where the plan put them."""
 
@@ -193,12 +224,15 @@ Event: TypeAlias = (
     | StopCostReported
     | JobKept
     | UsageReported
+    | NetworkReported
     | JobFinished
     | JobFailed
     | JobCancelled
     | NodeJoined
     | NodeLost
     | NodeSuspected
+    | SwitchLost
+    | SwitchJoined
     | LaunchFailed
     | ReplanDue
 )
@@ -231,6 +265,25 @@ class Adjust:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Grant:
+    """The memory of switches that jobs have from now on.
+
+    `grants`: all that each of their jobs has. `released`: jobs that have none any more. `without`: jobs that run
+    without aggregation from now on although they want it, and why.
+    """
+
+    event: int
+    grants: tuple[NetworkGrant, ...]
+    released: IntArray
+    without: Mapping[int, str] = field(default_factory=dict, metadata=form(omit=lambda command: not command.without))
+
+    @property
+    def jobs(self) -> list[int]:
+        """The numbers of all jobs that it names, ascending."""
+        return sorted({one.job for one in self.grants}.union(self.released.tolist(), self.without))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Refuse:
     """These jobs will not run (again): refused at submission or out of retries, each with its reason."""
 
@@ -247,7 +300,7 @@ class Wake:
     at_s: float
 
 
-Command: TypeAlias = Stop | Launch | Adjust | Refuse | Wake
+Command: TypeAlias = Stop | Grant | Launch | Adjust | Refuse | Wake
 
 
 def to_json(message: Event | Command) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from plait.control.messages import (
     node_from_json,
     node_to_json,
 )
-from plait.control.usage import of_jobs
+from plait.control.usage import figures_of_jobs, of_jobs
+from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import AS_LISTS, IntArray
 from plait.core.cluster import Cluster
 from plait.core.codec import Codec
@@ -59,6 +61,11 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
     usage = controller.usage
     if plan.reservations:
         facts["reservations"] = [_FORM.encode(one) for one in plan.reservations]
+    if controller.grants:
+        facts["grants"] = [_FORM.encode(one) for one in controller.grants]
+    if plan.network_notes:
+        facts["network_notes"] = {str(job): note for job, note in plan.network_notes.items()}
+    figures = controller.network
 
     def plain() -> dict[str, Any]:
         return {
@@ -72,6 +79,7 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
             "reasons": {str(job): reason for job, reason in reasons.items()},
             "books": job_store(),
             **({} if usage is None else {"usage": _FORM.encode(usage)}),
+            **({} if figures is None else {"network": _FORM.encode(figures)}),
         }
 
     return plain
@@ -87,8 +95,9 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     departed = job_store.last_departed(recent)
     numbers = np.unique(np.concatenate([controller.active, running.jobs, departed]))
     small = Controller(
-        controller.policy, controller.cluster, controller.rule, controller.max_guests_per_gpu, controller.kills
-    )
+        controller.policy, controller.cluster, controller.rule, controller.max_guests_per_gpu, controller.kills,
+        controller.aggregates,
+    )  # fmt: skip
     small.job_store = job_store.select(numbers, departed)
     small.now_s, small.events = controller.now_s, controller.events
     small.changed, small.competing = controller.changed, controller.competing
@@ -100,19 +109,28 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     new = {number: i for i, number in enumerate(numbers.tolist())}
     reasons = {new[job]: reason for job, reason in plan.reasons.items() if job in new}
     reserved = tuple(Reservation(new[one.job], one.gpus) for one in controller.reservations)
+    notes = {new[job]: note for job, note in plan.network_notes.items() if job in new}
     small.plan = Plan(
-        small.running, reasons=reasons, valid_until_s=plan.valid_until_s, settled=plan.settled, reservations=reserved
-    )
+        small.running, reasons=reasons, valid_until_s=plan.valid_until_s, settled=plan.settled, reservations=reserved,
+        network_notes=notes,
+    )  # fmt: skip
     small.usage = None if controller.usage is None else of_jobs(controller.usage, numbers)
+    small.grants = tuple(replace(one, job=new[one.job]) for one in controller.grants)
+    small.network = None if controller.network is None else figures_of_jobs(controller.network, numbers)
     return small, numbers
 
 
 def restore(
-    data: Mapping[str, Any], policy: Policy, max_guests_per_gpu: int = MAX_GUESTS_PER_GPU, kills: bool = True
+    data: Mapping[str, Any],
+    policy: Policy,
+    max_guests_per_gpu: int = MAX_GUESTS_PER_GPU,
+    kills: bool = True,
+    aggregates: bool = True,
 ) -> Controller:
     """The controller of the snapshot `data`, under `policy` (the same one, or another from now on).
 
-    `max_guests_per_gpu` and `kills` as for `Controller`. Raises `InputError` for a snapshot of another version.
+    `max_guests_per_gpu`, `kills` and `aggregates` as for `Controller`. Raises `InputError` for a snapshot of another
+    version.
     """
     if data.get("version") not in READ:
         raise InputError(f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}")
@@ -124,7 +142,7 @@ def restore(
         tuple(bool(up) for up in data["cluster"]["up"]),
         None if network is None else network_from_json(network),
     )
-    controller = Controller(policy, cluster, rule, max_guests_per_gpu, kills)
+    controller = Controller(policy, cluster, rule, max_guests_per_gpu, kills, aggregates)
     controller.job_store = JobStore.from_json(data["books"])
     controller.now_s = _parse(data["now_s"], -math.inf)
     controller.events = int(data["events"])
@@ -138,9 +156,13 @@ def restore(
         valid_until_s=_parse(data["valid_until_s"], math.inf),
         settled=bool(data["settled"]),
         reservations=tuple(_FORM.decode(Reservation, one) for one in data.get("reservations", ())),
+        network_notes={int(job): str(note) for job, note in data.get("network_notes", {}).items()},
     )
+    controller.grants = tuple(_FORM.decode(NetworkGrant, one) for one in data.get("grants", ()))
     if "usage" in data:
         controller.usage = _FORM.decode(Usage, data["usage"])
+    if "network" in data:
+        controller.network = _FORM.decode(NetworkFigures, data["network"])
     return controller
 
 

@@ -1,4 +1,4 @@
-"""Figures of GPUs and jobs as they are reported: each report replaces the figures of the GPUs and jobs it names.
+"""Figures of GPUs, jobs and their network: each report replaces the figures of the GPUs and jobs that it names.
 
 Guests below `SLOW_SPEED` are slow. Where the steps of a job are measured they say so, else its mean pace.
 """
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.messages import ProgressReported, UsageReported
+from plait.control.messages import NetworkReported, ProgressReported, UsageReported
+from plait.core.aggregation.grants import NetworkFigures
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import PlaitError
 from plait.core.jit import kernel
@@ -25,6 +26,7 @@ _OF_JOBS = tuple(field.name for field in fields(Usage) if field.name not in (*_O
 #: last so many seconds: of 10,000 production jobs, 80 % take at most that (Xiao et al., AntMan, OSDI 2020).
 SLOW_SPEED, UNKNOWN_ITERATION_S = 0.01, 0.6
 _NONE: FloatArray = np.zeros(0)
+_OF_NETWORK = tuple(field.name for field in fields(NetworkFigures) if field.name != "jobs")
 NOTHING_KNOWN = Usage(_NONE, _NONE, NO_JOBS, _NONE, _NONE, _NONE, _NONE)
 
 
@@ -65,6 +67,30 @@ def of_jobs(usage: Usage, numbers: IntArray) -> Usage:
     kept = np.isin(usage.jobs, numbers)
     columns = {name: getattr(usage, name)[kept] for name in _OF_JOBS}
     return replace(usage, jobs=np.searchsorted(numbers, usage.jobs[kept]), **columns)
+
+
+def updated_figures(figures: NetworkFigures | None, event: NetworkReported, running_group: IntArray) -> NetworkFigures:
+    """What is known after a report of the jobs that run: each report replaces the figures of the jobs it names.
+
+    Raises `PlaitError` for a report whose columns do not fit together.
+    """
+    if {len(getattr(event, name)) for name in _OF_NETWORK} != {len(event.jobs)}:
+        raise PlaitError(
+            f"the network as reported at {event.at_s} s has columns of other lengths than its {len(event.jobs)} jobs; "
+            "send one figure for each"
+        )
+    before = figures or NetworkFigures(NO_JOBS, _NONE, _NONE, _NONE)
+    jobs, last = np.unique(np.concatenate([event.jobs, before.jobs]), return_index=True)
+    here = running_group[jobs] >= 0
+    columns = {n: np.concatenate([getattr(event, n), getattr(before, n)])[last[here]] for n in _OF_NETWORK}
+    return NetworkFigures(jobs=jobs[here], **columns)
+
+
+def figures_of_jobs(figures: NetworkFigures, numbers: IntArray) -> NetworkFigures:
+    """The figures of these jobs only (numbers, growing), renumbered from 0."""
+    kept = np.isin(figures.jobs, numbers)
+    columns = {name: getattr(figures, name)[kept] for name in _OF_NETWORK}
+    return NetworkFigures(jobs=np.searchsorted(numbers, figures.jobs[kept]), **columns)
 
 
 def note_slow_steps(event: UsageReported, columns: Mapping[str, Any], running: Groups) -> bool:

@@ -11,6 +11,7 @@ from typing import overload
 
 import numpy as np
 
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 
@@ -237,7 +238,8 @@ class Plan:
     resume quickly (Gandiva, section 3). `settled`: every active job runs and would continue unchanged if
     others left, so departures alone are no reason to ask again. `reservations` hold GPUs for waiting jobs. `kills`
     are jobs that lose their GPUs without a checkpoint: they resume from the last one they wrote while they ran. In a
-    live cluster they save one first, as all others do.
+    live cluster they save one first, as all others do. `grants` give jobs of the plan memory of switches: a grant that
+    the plan does not repeat ends. `network_notes` says for jobs that want aggregation why they run without.
     """
 
     groups: Groups
@@ -250,6 +252,8 @@ class Plan:
     settled: bool = False
     reservations: tuple[Reservation, ...] = ()
     kills: IntArray = field(default_factory=lambda: NO_JOBS)
+    grants: tuple[NetworkGrant, ...] = ()
+    network_notes: Mapping[int, str] = field(default_factory=lambda: NO_REASONS)
 
     @classmethod
     def of(
@@ -258,6 +262,10 @@ class Plan:
         reasons: Mapping[int, str] | None = None,
         valid_until_s: float = math.inf,
         reservations: tuple[Reservation, ...] = (),
+        grants: tuple[NetworkGrant, ...] = (),
     ) -> Plan:
         """A plan from group objects, for policies that think in small numbers."""
-        return cls(Groups.of(groups), reasons=reasons or {}, valid_until_s=valid_until_s, reservations=reservations)
+        return cls(
+            Groups.of(groups), reasons=reasons or {}, valid_until_s=valid_until_s, reservations=reservations,
+            grants=grants,
+        )  # fmt: skip

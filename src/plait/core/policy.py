@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobClass, JobTable
@@ -46,7 +47,8 @@ class View:
     policy that names GPUs itself gives them the GPUs they have, in `running`. A job may run on a node that is down in
     `cluster`: the node is silent, and until it is known to be lost the job stays there and nothing new starts.
     `reservations` are those of the last plan, without jobs that no longer wait and GPUs that are lost. `usage` is what
-    has been measured of GPUs and jobs; None if nothing reports it.
+    has been measured of GPUs and jobs; None if nothing reports it. `grants` are those of switch memory in force: of
+    jobs that run, on switches that are up. `network` is what has been measured of the exchange of gradients, or None.
     """
 
     now_s: float
@@ -57,6 +59,8 @@ class View:
     also_until_s: FloatArray | None = None
     reservations: tuple[Reservation, ...] = ()
     usage: Usage | None = None
+    grants: tuple[NetworkGrant, ...] = ()
+    network: NetworkFigures | None = None
 
     @property
     def keeps(self) -> KeptJobs:
@@ -173,6 +177,21 @@ class SharesGpus(Protocol):
 def has_guests(policy: Policy) -> bool:
     """Whether plans of the policy have guests, as far as it declares."""
     return isinstance(policy, SharesGpus) and bool(policy.guests)
+
+
+@runtime_checkable
+class GrantsMemory(Protocol):
+    """A policy that declares whether its plans grant memory of switches (`Plan.grants`). Optional: others do not."""
+
+    @property
+    def grants(self) -> bool:
+        """Whether some plan may have grants."""
+        ...
+
+
+def has_grants(policy: Policy) -> bool:
+    """Whether plans of the policy have grants, as far as it declares."""
+    return isinstance(policy, GrantsMemory) and bool(policy.grants)
 
 
 class Wanted(NamedTuple):

@@ -11,7 +11,7 @@ from plait.control.controller import Controller
 from plait.control.snapshot import restore
 from plait.core.errors import InputError
 from plait.forecast.eta import Forecast, calibrated, forecast
-from plait.live.scheduler.live_policy import GUESTS_PER_GPU, KILLS
+from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import State
 
@@ -25,7 +25,7 @@ def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:
     if known is None:
         raise InputError("no node has joined yet, so there is no forecast; look at: plait nodes")
     policy = known.policy
-    return lambda: _now(restore(state["controller"], policy, GUESTS_PER_GPU, KILLS), state)
+    return lambda: _now(restore(state["controller"], policy, GUESTS_PER_GPU, KILLS, AGGREGATES), state)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from plait.core.arrays import BoolArray, IntArray
 from plait.core.jit import kernel
 from plait.core.plan import Group, Groups, Plan, Reservation
 from plait.core.policy import View
+from plait.placement.pinned_grants import keep_grants
 
 #: Of a job that does not run: its GPUs, and whether it is a guest.
 NOWHERE: tuple[tuple[int, ...], bool] = ((), False)
@@ -76,8 +77,14 @@ def keep_running(view: View, plan: Plan) -> Plan:
 
     They stay where they are, with kept jobs only; groups planned on their GPUs wait, except hosts and guests that
     share these GPUs with them now. Whoever stays on its GPUs stays host or guest as it is, as long as that goes with
-    the others. No job joins those on a silent node.
+    the others. No job joins those on a silent node. Grants of switch memory follow (`pinned_grants.keep_grants`).
     """
+    kept = _kept_running(view, plan)
+    return kept if kept is plan or not (plan.grants or view.grants) else keep_grants(view, plan, kept)
+
+
+def _kept_running(view: View, plan: Plan) -> Plan:
+    """`keep_running` for GPUs alone."""
     plan = _without_new_members(view, plan)
     moved = broken(view, plan)
     if not len(moved):

@@ -23,6 +23,7 @@ from plait.control.messages import (
     Command,
     Event,
     GoodputReported,
+    Grant,
     JobFailed,
     JobFinished,
     JobSubmitted,
@@ -36,6 +37,7 @@ from plait.control.messages import (
     StopCostReported,
     Wake,
 )
+from plait.core.aggregation.grants import by_job
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, SimulationError
@@ -287,6 +289,10 @@ class Simulator(Running):
         """Carry out a command now."""
         if isinstance(command, Stop):
             self._stop(command)
+        elif isinstance(command, Grant):
+            for job in command.released.tolist():
+                self.grants.pop(job, None)
+            self.grants.update(by_job(command.grants))
         elif isinstance(command, (Launch, Adjust)):
             self.run_groups(command.groups)
         elif isinstance(command, Wake):

@@ -19,6 +19,7 @@ from plait.control.messages import (
     Stop,
 )
 from plait.control.plan_check.capacity import needed_bytes
+from plait.core.aggregation.grants import NetworkGrant, by_job, clashing
 from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.plan import Groups
@@ -34,6 +35,7 @@ class Invariants:
         self.backend = backend
         self._done = np.zeros(len(backend.truth))
         self._nodes: dict[int, frozenset[int]] = {}  # where jobs run, or are suspended
+        self._granted: dict[int, set[NetworkGrant]] = {}  # by the controller, before this event
         self._shrunk: set[int] = set()
         self._lost: set[int] = set()
         self._reported: set[int] = set()
@@ -44,6 +46,7 @@ class Invariants:
         if isinstance(event, ProgressReported):
             self._progress(event)
         self._losses(event, commands)
+        self._grants(event)
         if isinstance(event, ReplanDue):
             self._gpus(event)
             changed = [command.groups for command in commands if isinstance(command, (Launch, Adjust))]
@@ -146,6 +149,24 @@ class Invariants:
             used = np.bincount(node, np.repeat(per_group, running.gpu_count()), minlength=len(cluster.nodes))
             if (used > capacity * (1 + 1e-9) + 1e-3).any():
                 self._fail(event, f"node {cluster.nodes[int(np.argmax(used - capacity))].id} has too little {name}")
+
+    def _grants(self, event: Event) -> None:
+        """Grants are of jobs that run, on switches that are up; no aggregator of one job alone is used by others.
+
+        The simulated switches have carried out all commands but those of this event.
+        """
+        if self._granted != {job: set(grants) for job, grants in self.backend.grants.items()}:
+            self._fail(event, "the simulated switches have other grants than the controller")
+        controller, network = self.controller, self.controller.cluster.network
+        self._granted = {job: set(grants) for job, grants in by_job(controller.grants).items()}
+        phase = controller.job_store.columns["phase"]
+        for one in controller.grants:
+            if phase[one.job] != int(Phase.RUNNING):
+                self._fail(event, f"{controller.job_store.name(one.job)} has memory of a switch and does not run")
+            if network is None or one.switch in network.down or one.end > network.switch(one.switch).usable:
+                self._fail(event, f"switch {one.switch} cannot serve the grant {one}")
+        for one, other in clashing(controller.grants):
+            self._fail(event, f"grants {one} and {other} have aggregators in common")
 
     def _alive(self) -> Groups:
         """The groups with at least one running member."""

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch
@@ -85,6 +86,7 @@ class Running:
         self.touched: set[int] = set()
         self.gpu_free_ms = np.zeros(cluster.gpus)
         self.where: dict[int, IntArray] = {}
+        self.grants: dict[int, tuple[NetworkGrant, ...]] = {}  # memory of switches that running jobs have
         self.parked: dict[int, IntArray] = {}  # suspended jobs: the GPUs whose host memory they are in
         self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
         self.repaced = False  # whether a running job has got a new pace since the last query

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fake_service import TOKEN, Fake, serve
 
-from plait.cli.commands.explain import eta_lines
+from plait.cli.commands.explain import eta_lines, explanation_lines
 from plait.cli.render.event_words import _WORDS, in_words, step_in_words
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
@@ -697,6 +697,20 @@ def test_every_entry_and_command_has_words():
     assert kinds - set(_WORDS) == set()
     assert in_words({"type": "Later", "jobs": [3]}) == "Later j-3"
     assert in_words({"type": "Foreseen", "job": 3}) == "a forecast for j-3 was kept"  # its name in older logs
+
+
+def test_grants_and_switches_have_words():
+    grant = {"type": "Grant", "grants": [{"job": 1, "switch": "leaf0", "size": 64}], "released": [2, 3]}
+    said = in_words({**grant, "without": {"4": "no memory is left"}})
+    assert said == (
+        "j-1 aggregates at leaf0 with 64 aggregators; memory of j-2, j-3 is released; "
+        "j-4 runs without aggregation: no memory is left"
+    )
+    lost = {"type": "SwitchLost", "switch": "leaf0"}
+    assert step_in_words(lost, [{**grant, "grants": []}]) == "switch leaf0 was lost  ->  memory of j-2, j-3 is released"
+    assert in_words({"type": "SwitchJoined", "switch": "leaf0"}) == "switch leaf0 joined"
+    network = {"id": "j-0", "state": "running", "network": "not aggregated: policy fifo grants it no memory"}
+    assert "  network: not aggregated: policy fifo grants it no memory" in explanation_lines(network)
 
 
 def test_explain_says_why_what_would_help_and_when(plait, fake):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 
 from plait.control import messages as m
 from plait.control.job_store import JobStore
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.goodput import Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
-from strategies import nodes, spec_lists
+from strategies import grants, nodes, spec_lists
 
 times = st.floats(0, 1e9)
 counts = st.integers(0, 5)
@@ -82,6 +84,9 @@ def any_message(draw: st.DrawFn) -> Any:
         m.UsageReported: lambda: m.UsageReported(
             at, *(draw(floats(draw(counts))) for _ in range(2)), jobs, *(draw(floats(n)) for _ in range(4))
         ),
+        m.NetworkReported: lambda: m.NetworkReported(at, jobs, *(draw(floats(n)) for _ in range(3))),
+        m.SwitchLost: lambda: m.SwitchLost(at, text),
+        m.SwitchJoined: lambda: m.SwitchJoined(at, text),
         m.JobFinished: lambda: m.JobFinished(at, jobs, draw(floats(n))),
         m.JobFailed: lambda: m.JobFailed(at, jobs, text),
         m.JobCancelled: lambda: m.JobCancelled(at, jobs),
@@ -91,6 +96,7 @@ def any_message(draw: st.DrawFn) -> Any:
         m.LaunchFailed: lambda: m.LaunchFailed(at, jobs, text),
         m.ReplanDue: lambda: m.ReplanDue(at),
         m.Stop: lambda: m.Stop(n, jobs, draw(st.booleans()), draw(st.booleans())),
+        m.Grant: lambda: m.Grant(n, tuple(draw(grants()) for _ in range(n)), jobs, {n: text} if n else {}),
         m.Launch: lambda: m.Launch(n, draw(groups())),
         m.Adjust: lambda: m.Adjust(n, draw(groups())),
         m.Refuse: lambda: m.Refuse(n, jobs, tuple(draw(st.lists(st.text(), min_size=n, max_size=n)))),
@@ -105,6 +111,8 @@ def same(a: Any, b: Any) -> bool:
         return bool(a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
     if isinstance(a, (JobBatch, Groups)):
         return list(a) == list(b)
+    if isinstance(a, tuple) and any(isinstance(one, NetworkGrant) for one in a):
+        return list(map(astuple, a)) == list(map(astuple, b))  # with their reasons
     return bool(a == b)
 
 

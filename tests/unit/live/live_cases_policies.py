@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.plan import Group, Member, Plan, Reservation
 from plait.core.policy import View
 from plait.policies.catalog import make_policy
@@ -47,6 +48,24 @@ class Secret:
 def held(jobs: list[int]) -> list[Reservation]:
     """A reservation for the second of these jobs."""
     return [Reservation(job, (1,)) for job in jobs[1:2]]
+
+
+class SecretGrants:
+    """Runs the first job, and grants it memory of a switch without having said so."""
+
+    name = "secret-grants"
+
+    def decide(self, view: View) -> Plan:
+        """On the first GPU."""
+        jobs = view.jobs.number.tolist()[:1]
+        return Plan.of([Group((Member(job),), (0,)) for job in jobs], grants=tuple(NetworkGrant(j, "s") for j in jobs))
+
+
+class Granting(SecretGrants):
+    """Says that it grants memory of switches."""
+
+    name = "granting"
+    grants = True
 
 
 class Open(Secret):

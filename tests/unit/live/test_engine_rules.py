@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from live_cases import Cluster, Node
 
+from plait.core.cluster import Link, Network, Switch
 from plait.core.errors import InputError
 from plait.core.jobs import InaRequest, Phase
 from plait.live.layout import make_private
@@ -739,6 +740,32 @@ def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
     c.pass_s(6)
     assert c.engine.status(c.now)["policy_error"] is None
     assert c.state(1) == "running"
+
+
+def test_a_live_cluster_grants_no_memory_of_switches_and_says_who_asked_for_it(cluster: Make) -> None:
+    c = cluster(policy="fifo")
+    with pytest.raises(
+        InputError, match="policy live_cases_policies:Granting grants memory of switches, and switches of"
+    ):
+        c.engine.set_policy("live_cases_policies:Granting", c.now)
+    c.engine.set_policy("live_cases_policies:SecretGrants", c.now)
+    c.submit({})
+    c.pass_s(2.2)
+    assert "grants memory of switch 's' to job 'j-0'" in c.engine.status(c.now)["policy_error"]
+    assert c.state(0) == "waiting"
+
+
+def test_explain_speaks_of_aggregation_only_where_switches_could_do_it(cluster: Make) -> None:
+    c = cluster(policy="fifo")
+    c.submit({})
+    c.pass_s()
+    assert "network" not in c.engine.explain(0, c.now)
+    controller = c.engine.state.controller
+    assert controller is not None
+    node = controller.cluster.nodes[0].id
+    net = Network((Switch("s", aggregators=8),), (Link(node, "s", 1e11),))
+    controller.cluster = controller.cluster.with_network(net)
+    assert c.engine.explain(0, c.now)["network"] == "not aggregated: policy fifo grants it no memory of switches"
 
 
 def test_a_policy_that_fails_is_no_answer_and_no_error_to_whoever_asks(cluster: Make) -> None:

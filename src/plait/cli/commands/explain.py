@@ -136,6 +136,8 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
     lines += adaptive_view.explanation_lines(found)
     if found.get("stages"):
         lines += _iteration_lines(found)
+    if found.get("network"):
+        lines.append(f"  network: {found['network']}")
     if stops := found.get("stops"):
         if found.get("state") == "running":
             lines.append(f"  if it were stopped now, it {_stop(stops)}")

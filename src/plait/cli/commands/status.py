@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Seconds between two looks at a node that is to become empty.
 LOOK_S = 0.5
 #: Frequent events that say little to people.
-_UNTOLD = ("ProgressReported", "UsageReported", "GoodputReported", "ReplanDue")
+_UNTOLD = ("ProgressReported", "UsageReported", "NetworkReported", "GoodputReported", "ReplanDue")
 
 
 def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:

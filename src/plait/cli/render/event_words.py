@@ -71,6 +71,19 @@ def _stop(message: Message) -> str:
     return f"stop {_jobs(message)}{how}"
 
 
+def _grant(message: Message) -> str:
+    """Who has which memory of which switches from now on, and who has none any more, and why."""
+    said = [
+        f"j-{one['job']} aggregates at {one['switch']}" + (f" with {one['size']} aggregators" if one["size"] else "")
+        for one in message["grants"]
+    ]
+    said += [f"memory of {', '.join(f'j-{job}' for job in message['released'])} is released"] * bool(
+        message["released"]
+    )
+    said += [f"j-{job} runs without aggregation: {why}" for job, why in message.get("without", {}).items()]
+    return "; ".join(said)
+
+
 def _stop_costs(message: Message) -> str:
     each = zip(message["jobs"], message["checkpoints"], message["restart_s"], strict=True)
     return ", ".join(f"j-{job} {_stop_cost(saves, cost_s)}" for job, saves, cost_s in each)
@@ -137,6 +150,7 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "ProgressReported": _sentence("{jobs} made progress"),
     "GoodputReported": _sentence("{jobs} reported goodput"),
     "UsageReported": _sentence("the use of GPUs by {jobs} was measured"),
+    "NetworkReported": _sentence("the exchange of gradients by {jobs} was measured"),
     "JobProfiled": _sentence("the stages of {jobs} were measured"),
     "ProfileRecorded": lambda m: "a measurement was kept for later jobs" + (f", from {_jobs(m)}" if "job" in m else ""),
     "StopCostReported": _stop_costs,
@@ -145,6 +159,8 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "NodeJoined": _sentence("node {node} joined"),
     "NodeLost": _sentence("node {node} was lost"),
     "NodeSuspected": _suspected,
+    "SwitchLost": lambda m: f"switch {m['switch']} was lost",
+    "SwitchJoined": lambda m: f"switch {m['switch']} joined",
     "NodeDrained": lambda m: f"node {m['node']} takes " + ("no new work" if m.get("drained", True) else "work again"),
     "NodeLeaving": lambda m: f"node {m['node']} " + ("is about to leave" if m.get("leaving", True) else "stays"),
     "NodeForgotten": _sentence("node {node} was taken off the list"),
@@ -154,6 +170,7 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "Launch": lambda m: f"start {_groups(m)}",
     "Adjust": lambda m: f"change {_groups(m)}",
     "Stop": _stop,
+    "Grant": _grant,
     "Refuse": _sentence("refuse {jobs}{because}"),
     "Wake": lambda m: f"decide again at {m['at_s']:.2f} s",
 }

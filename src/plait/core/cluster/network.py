@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from plait.core.errors import InputError
+from plait.core.codec import form
+from plait.core.errors import InputError, suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class Link:
 class Network:
     """Switches and links in a fixed order; ends of links that are no switches are nodes.
 
-    `description` says how it was made, for people and results.
+    `description` says how it was made, for people and results. `down` names switches that are lost, in the order of
+    `switches`: they aggregate nothing, and nodes that they cut off are reported as lost by themselves.
 
     >>> net = Network((Switch("leaf0"),), (Link("n0", "leaf0", 1e11), Link("n1", "leaf0", 1e11)))
     >>> net.attached
@@ -102,6 +104,7 @@ class Network:
     switches: tuple[Switch, ...]
     links: tuple[Link, ...]
     description: str = ""
+    down: tuple[str, ...] = field(default=(), metadata=form(omit=True))
 
     def __post_init__(self) -> None:
         """Raise `InputError` for switches of one name, links without a switch, and two links between the same ends."""
@@ -145,6 +148,33 @@ class Network:
         apart = [node for node in nodes if node not in reached]
         if apart:
             raise InputError(f"no path leads from node {next(iter(nodes))!r} to node {apart[0]!r}; link their switches")
+
+    def switch(self, name: str) -> Switch:
+        """A switch by its name; raises `InputError` if there is none."""
+        found = self._by_name.get(name)
+        if found is None:
+            raise InputError(f"no switch {name!r} in this network; {suggest(name, sorted(self.names))}")
+        return found
+
+    @cached_property
+    def _by_name(self) -> dict[str, Switch]:
+        return {switch.id: switch for switch in self.switches}
+
+    @property
+    def most_usable(self) -> int:
+        """Aggregators that jobs may use of the switch with most of them, up or down; 0: none aggregates."""
+        return max((switch.usable for switch in self.switches), default=0)
+
+    def with_switch(self, name: str) -> Network:
+        """The network after a switch came back; raises `InputError` for an unknown one."""
+        self.switch(name)
+        return replace(self, down=tuple(one for one in self.down if one != name))
+
+    def without_switch(self, name: str) -> Network:
+        """The network after a switch was lost; raises `InputError` for an unknown one."""
+        self.switch(name)
+        gone = {*self.down, name}
+        return replace(self, down=tuple(switch.id for switch in self.switches if switch.id in gone))
 
     def without(self, node: str) -> Network:
         """The network without the links of a node."""

@@ -289,6 +289,19 @@ class Cluster:
         network.check([node.id for node in self.nodes])
         return replace(self, network=network)
 
+    def with_switch(self, name: str) -> Cluster:
+        """The cluster after a switch came back; raises `InputError` for an unknown one."""
+        return replace(self, network=self._switched(name).with_switch(name))
+
+    def without_switch(self, name: str) -> Cluster:
+        """The cluster after a switch was lost; raises `InputError` for an unknown one."""
+        return replace(self, network=self._switched(name).without_switch(name))
+
+    def _switched(self, switch: str) -> Network:
+        if self.network is None:
+            raise InputError(f"no switch {switch!r}: this cluster has no network; give it one with `with_network`")
+        return self.network
+
     def _renamed(self, index: int, node: Node, up: bool) -> Cluster:
         nodes = self.nodes[:index] + (node,) + self.nodes[index + 1 :]
         return replace(self, nodes=nodes)._with_up(index, up)

@@ -7,7 +7,7 @@ and events, commands and plans speak of numbers.
 `spec` and `batch` hold what the user said, `table` what is known now. Start at `spec.JobSpec`.
 """
 
-from plait.core.ina import InaRequest
+from plait.core.aggregation.request import InaRequest
 from plait.core.jobs.batch import FLOAT_ROW, WHOLE_ROW, JobBatch
 from plait.core.jobs.spec import TRANSITIONS, Checkpoints, JobClass, JobSpec, Phase
 from plait.core.jobs.table import Column, JobArchive, JobStatus, JobTable, work_left_s

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from typing import Any, Literal
 
-from plait.core.ina import MOST_MEMORY, MOST_PRIORITY, MOST_WINDOW, Addressing, Mode, Protocol
+from plait.core.aggregation.request import MOST_MEMORY, MOST_PRIORITY, MOST_WINDOW, Addressing, Mode, Protocol
 from plait.core.options import Declared, Option, declared, put
 
 _JSON = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -78,7 +78,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Ina:
-    """What the job asks of in-network aggregation; see `plait.core.ina.InaRequest`."""
+    """What the job asks of in-network aggregation; see `plait.core.aggregation.request.InaRequest`."""
 
     mode: Mode = said("auto: where it is granted; require: run only with a grant; off: never", default="auto")
     protocol: Protocol | None = said("Aggregate as this system does", unset="as whoever grants decides")

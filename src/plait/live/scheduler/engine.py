@@ -29,6 +29,7 @@ from plait.live.scheduler.ingest.progress import report_progress
 from plait.live.scheduler.ingest.report import ingest
 from plait.live.scheduler.ingest.usage import report_usage
 from plait.live.scheduler.ledger import Counts, Fencing, Ledger, Problem, restore
+from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.notes import PolicySet
@@ -38,7 +39,6 @@ from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
 from plait.live.scheduler.watch import silence_s, watch
 from plait.live.store import Store
-from plait.policies.catalog import make_policy
 from plait.policies.parts.ignored_requests import remarks
 
 #: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
@@ -89,7 +89,7 @@ class Engine:
         if lose is None:  # a permission is for the policy that it was given with
             lose = state.may_lose_work and wanted == state.policy_text
         if (wanted, lose) != (state.policy_text, state.may_lose_work):
-            make_policy(wanted)
+            live_policy(wanted)
             self.ledger.do(PolicySet(self.begin_s, wanted, lose))
 
     @property

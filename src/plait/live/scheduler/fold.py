@@ -18,6 +18,7 @@ from plait.control.messages import (
     JobFinished,
     JobSubmitted,
     LaunchFailed,
+    NetworkReported,
     NodeJoined,
     NodeLost,
     NodeSuspected,
@@ -29,7 +30,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.live_policy import GUESTS_PER_GPU, KILLS
+from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS
 from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.scheduler.records.entries import Entry, jobs_of
 from plait.live.scheduler.records.notes import (
@@ -110,7 +111,7 @@ def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
             state.record.forget(number)
     elif isinstance(entry, ProgressReported):
         _note_losses(state, entry.jobs.tolist())
-    if not isinstance(entry, (ProgressReported, UsageReported, ReplanDue)):
+    if not isinstance(entry, (ProgressReported, UsageReported, NetworkReported, ReplanDue)):
         state.touched.update(jobs_of(entry))
     for command in commands:
         state.touched.update(jobs_of(command))
@@ -133,8 +134,8 @@ def _node_joined(state: State, event: NodeJoined) -> None:
     )  # fmt: skip
     if state.controller is None:
         state.controller = Controller(
-            state.limited_policy(), Cluster((hardware,)), state.preemption_rule(), GUESTS_PER_GPU, KILLS
-        )
+            state.limited_policy(), Cluster((hardware,)), state.preemption_rule(), GUESTS_PER_GPU, KILLS, AGGREGATES,
+        )  # fmt: skip
 
 
 def _requested(state: State, note: Requested) -> None:

@@ -19,6 +19,7 @@ from plait.control.messages import (
     GoodputReported,
     JobProfiled,
     JobSubmitted,
+    NetworkReported,
     NodeJoined,
     ProgressReported,
     ReplanDue,
@@ -68,8 +69,8 @@ from plait.live.store import Store
 T = TypeVar("T")
 #: Entries after which what runs is still what should run.
 _QUIET = (
-    ProgressReported, UsageReported, JobSubmitted, JobProfiled, GoodputReported, Requested, ProfileRecorded, Restarted,
-    ForecastRecorded, ProjectSet, PolicySet,
+    ProgressReported, UsageReported, NetworkReported, JobSubmitted, JobProfiled, GoodputReported, Requested,
+    ProfileRecorded, Restarted, ForecastRecorded, ProjectSet, PolicySet,
 )  # fmt: skip
 
 
@@ -291,4 +292,4 @@ def _about(entry: Entry) -> list[int]:
     if isinstance(entry, Note):
         job = getattr(entry, "job", None)
         return [] if job is None else [job]
-    return [] if isinstance(entry, (ProgressReported, UsageReported)) else jobs_of(entry)
+    return [] if isinstance(entry, (ProgressReported, UsageReported, NetworkReported)) else jobs_of(entry)

@@ -18,7 +18,7 @@ from plait.core.jobs import Phase
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.live_policy import GUESTS_PER_GPU, KILLS
+from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
 from plait.live.scheduler.records.groups import GroupBook
 from plait.live.scheduler.records.submissions import Submissions
@@ -207,7 +207,7 @@ class State:
         state.learnt, state.ports_given = dict(data["learnt"]), data["ports_given"]
         state.record = TrackRecord.from_json(data.get("record", {}))
         if data["controller"] is not None:
-            state.controller = restore(data["controller"], state.limited_policy(), GUESTS_PER_GPU, KILLS)
+            state.controller = restore(data["controller"], state.limited_policy(), GUESTS_PER_GPU, KILLS, AGGREGATES)
         for row in data["nodes"]:
             record = NodeRecord(row["id"], row["drained"], row["lost"], row.get("leaving", False))
             record.suspect = row.get("suspect", False)

@@ -53,10 +53,11 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     if running is not None:
         return _kept_again(layout, given, running.pid)
     if "policy" in given:
-        from plait.policies.catalog import import_from_here, make_policy
+        from plait.live.scheduler.live_policy import live_policy
+        from plait.policies.catalog import import_from_here
 
         import_from_here()
-        make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
+        live_policy(given["policy"])  # a typing mistake is found here, with a suggestion
     refuse_taken_port(given.get("port"), given.get("host"))
     if make_private(layout.home).stat().st_mode & 0o077:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")

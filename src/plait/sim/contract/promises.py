@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,8 @@ def _plan_json(plan: Plan) -> str:
             "settled": plan.settled,
             "reservations": [[one.job, *one.gpus] for one in plan.reservations],
             "kills": plan.kills.tolist(),
+            "grants": [astuple(one) for one in plan.grants],
+            "network_notes": {str(job): note for job, note in plan.network_notes.items()},
         }
     )
 

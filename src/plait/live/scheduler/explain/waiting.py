@@ -43,6 +43,9 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
             out["summary"] = f"asked to stop: {attempt.cause or attempt.stop}"
     if attempt is None or ctx.state.phase(job) is Phase.WAITING:
         out.update(_waiting(ctx, job, now_s))
+    controller = ctx.state.controller
+    if controller is not None and job.admitted and (how := controller.network_reason(number)) is not None:
+        out["network"] = how
     if job.reason:
         out["last_trouble"] = job.reason
     out["stops"] = stop_costs.shown(ctx, job)

@@ -14,6 +14,7 @@ from plait.live.layout import job_name
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.ingest.report import hardware
+from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.records.attempts import NodeRecord
 from plait.live.scheduler.records.notes import (
     CancelAsked,
@@ -24,7 +25,6 @@ from plait.live.scheduler.records.notes import (
     ProjectSet,
 )
 from plait.live.scheduler.records.observations import NodeCheckDue, NodeGone
-from plait.policies.catalog import make_policy
 from plait.policies.quotas import Quotas
 
 
@@ -52,9 +52,10 @@ def foreseen(
 def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> Iterator[Step]:
     """Change the policy to `text`; `may_lose_work`: it may stop jobs without checkpoints.
 
-    Raises `InputError` for an unknown policy, or quotas of unknown projects or GPU kinds.
+    Raises `InputError` for an unknown policy, one that needs what live clusters lack, or quotas of unknown projects or
+    GPU kinds.
     """
-    policy, state = make_policy(text), ctx.state
+    policy, state = live_policy(text), ctx.state
     quotas = getattr(policy, "quotas", None)
     if isinstance(quotas, Quotas) and state.controller is not None:
         projects = {"default", *state.projects, *(job.project for job in state.jobs.values())}

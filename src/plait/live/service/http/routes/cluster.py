@@ -15,10 +15,11 @@ from fastapi.responses import PlainTextResponse, Response
 from plait.core.errors import InputError, PlaitError
 from plait.core.version import __version__
 from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.live_policy import live_policy
 from plait.live.service.http import serializers
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.models import LARGEST, GoneIn, PolicyIn, parse
-from plait.policies.catalog import check_named, make_policy
+from plait.policies.catalog import check_named
 
 _LOG = logging.getLogger("plait.service")
 
@@ -150,7 +151,7 @@ def _try_out(policy: str, modules: Collection[str], folder: Path) -> None:
 
     try:
         check_named(policy, modules, folder)
-        make_policy(policy)
+        live_policy(policy)
     except PlaitError:
         raise
     except Exception as error:
