@@ -64,7 +64,8 @@ CASES = [
     for j, contract in enumerate(NAMES)
     if THOROUGH or (i + j) % one_in == 0
 ]
-PLACEMENTS = [s.name.lower().replace("_", "-") for s in Scheme] + ["skew"]
+PLACEMENTS = [*(s.name.lower().replace("_", "-") for s in Scheme), "skew", "gpu-balance", "flow-balance"]
+PLACEMENTS += ["least-fragmentation"]
 PLACED = [
     f"{name}:placement={place}"
     for i, name in enumerate(("fifo", "srsf", "2d-las", "drf"))

@@ -27,6 +27,8 @@ from plait.network.topology.paths import Graph
 NEAR = 1e-3
 #: Rates that differ by less, relatively, are equal, and something else decides between places.
 SAME_RATE = 1e-2
+#: Exchanges whose paths are kept.
+MOST_KNOWN = 20_000
 
 
 @dataclass(frozen=True)
@@ -50,20 +52,28 @@ class SteadyState:
     def prepared(self, exchange: Exchange) -> Prepared:
         """The channels and racks of an exchange, computed once."""
         if exchange not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             self._known[exchange] = prepared(self.graph, exchange)
         return self._known[exchange]
 
+    def having(self, exchanges: Mapping[int, Exchange]) -> SteadyState:
+        """The state of exactly these exchanges, with what is known from this one."""
+        for one in exchanges.values():
+            self.prepared(one)
+        shares = self._shares if "rates" in self.__dict__ else self._start
+        start = {job: share for job, share in shares.items() if exchanges.get(job) == self.exchanges.get(job)}
+        return SteadyState(self.graph, dict(exchanges), self.near, self._known, start)
+
     def with_exchange(self, job: int, exchange: Exchange) -> SteadyState:
         """The state in which this job also exchanges, or does so in another way."""
-        self.prepared(exchange)
-        return SteadyState(self.graph, {**self.exchanges, job: exchange}, self.near, self._known, self._shares)
+        return self.having({**self.exchanges, job: exchange})
 
     def without(self, job: int) -> SteadyState:
         """The state without a job; raises `InputError` if it has none of that number."""
         if job not in self.exchanges:
             raise InputError(f"job {job} does not exchange gradients in this state; it has {list(self.exchanges)}")
-        left = {one: exchange for one, exchange in self.exchanges.items() if one != job}
-        return SteadyState(self.graph, left, self.near, self._known, self._shares)
+        return self.having({one: exchange for one, exchange in self.exchanges.items() if one != job})
 
     @cached_property
     def _used(self) -> dict[int, Prepared]:
@@ -151,6 +161,8 @@ def best_server(
     Raises `InputError` without any node.
     """
     tried: dict[tuple[object, ...], int] = {}
+    if state.exchanges:
+        state.rate(next(iter(state.exchanges)))  # solved once, where the solutions of all candidates start
     rates = state.graph.channel_bits_per_s
     access = {int(a): float(rates[c]) for c, (a, _) in enumerate(state.graph.ends.tolist()) if a < len(state.users)}
     for node in sorted(nodes):

@@ -2,6 +2,7 @@
 
     place(view, order)                       the simplest policy there is: an order, consolidated gangs
     place(view, order, scheme=Scheme.SPREAD)
+    place(view, order, scheme=chooser)       a function that picks the nodes of each gang that starts (`located`)
 
 A kept job keeps its GPUs; a running job moves only if a higher-ranked job cannot be placed otherwise. The walk itself
 is in `kernels.py`.
@@ -13,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
 from plait.core.words import counted
 from plait.placement import kernels
+from plait.placement.located import Answer, Chooser, Order, located_walk
 from plait.placement.pinned import elsewhere, kept_units
 
 A = TypeVar("A", bound="np.ndarray[Any, Any]")
@@ -52,11 +54,15 @@ class Scheme(IntEnum):
     RANDOM = kernels.RANDOM
 
 
-class Placement(Protocol):
-    """Chooses a scheme for each job: a `Scheme`, or something that looks at the jobs (skew-aware)."""
+#: How the GPUs of gangs are chosen: one `Scheme` for all, one a row of `view.jobs`, or a function for each gang.
+How: TypeAlias = Scheme | IntArray | Chooser
 
-    def __call__(self, view: View) -> IntArray:
-        """One `Scheme` a job of `view.jobs`."""
+
+class Placement(Protocol):
+    """Chooses a scheme for each job by looking at the jobs (skew-aware), or the nodes of each gang that starts."""
+
+    def __call__(self, view: View) -> IntArray | Chooser:
+        """One `Scheme` a job of `view.jobs`, or a function from a gang to its nodes."""
         ...
 
 
@@ -291,6 +297,7 @@ class Asked:
     strict: BoolArray
     move: IntArray | None
     seed: int
+    choose: Chooser | None = None
 
     def walk(self, order: IntArray, companions: Mapping[int, Sequence[int]], taken_out: IntArray = NO_JOBS) -> Walk:
         """Walk an order of rows with their companions; rows that were `taken_out` of units keep the GPUs they have."""
@@ -302,27 +309,40 @@ class Asked:
             running_group[self.move if self.move is not None else NO_JOBS] = -1
             running_group[taken_out] = view.jobs.running_group[taken_out]
             gpus[taken_out] = view.running.gpu_count()[running_group[taken_out]]
-        status, positions, taken, offsets = kernels.admit(
-            order,
-            gpus,
-            running_group,
-            self.scheme,
-            self.strict,
-            _for_units(allowed_kinds(view), companions, np.bitwise_and),
-            _for_units(demands(view.jobs), companions, np.add),
-            view.running.gpus,
-            view.running.first_gpu,
-            self.seed * 1_000_003 + int(view.now_s * 1000),
-            cluster.cap_prefix,
-            cluster.node_kind,
-            cluster.node_rack,
-            cluster.node_gpus,
-            cluster.first_gpu,
-            cluster.gpu_node,
-            cluster.node_up,
-            cluster.node_spare,
-        )
-        return Walk(order, companions, status, positions, taken, offsets, taken_out)
+        per_gpu = _for_units(demands(view.jobs), companions, np.add)
+        kinds = _for_units(allowed_kinds(view), companions, np.bitwise_and)
+
+        def admit(running_group: IntArray, now_gpus: IntArray, now_first: IntArray) -> Answer:
+            return Answer(
+                *kernels.admit(
+                    order,
+                    gpus,
+                    running_group,
+                    self.scheme,
+                    self.strict,
+                    kinds,
+                    per_gpu,
+                    now_gpus,
+                    now_first,
+                    self.seed * 1_000_003 + int(view.now_s * 1000),
+                    cluster.cap_prefix,
+                    cluster.node_kind,
+                    cluster.node_rack,
+                    cluster.node_gpus,
+                    cluster.first_gpu,
+                    cluster.gpu_node,
+                    cluster.node_up,
+                    cluster.node_spare,
+                )
+            )
+
+        now = view.running
+        if self.choose is None:
+            found = admit(running_group, now.gpus, now.first_gpu)
+        else:
+            jobs = Order(order, gpus, self.strict, per_gpu)
+            found = located_walk(admit, jobs, running_group, now.gpus, now.first_gpu, cluster, self.choose)
+        return Walk(order, companions, *found, taken_out)
 
 
 def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
@@ -381,7 +401,7 @@ def place(
     view: View,
     order: IntArray,
     *,
-    scheme: Scheme | IntArray = Scheme.CONSOLIDATED,
+    scheme: How = Scheme.CONSOLIDATED,
     strict: bool | BoolArray = False,
     gpus: IntArray | None = None,
     companions: Mapping[int, Sequence[int]] | None = None,
@@ -396,7 +416,8 @@ def place(
     """Admit jobs in this order and give each its GPUs; one job a group.
 
     `order` lists rows of `view.jobs`, best first; jobs left out do not run. `scheme`, `strict`, `gpus` and
-    `levels` are one value a row of `view.jobs` (not of `order`). A `strict` job that does not fit blocks all
+    `levels` are one value a row of `view.jobs` (not of `order`); `scheme` may be a function that picks the nodes of
+    each gang that starts. A `strict` job that does not fit blocks all
     after it. `promoted` lists rows. `companions` adds rows that share the GPUs of a row in `order` (and are
     not in `order` themselves), under `gate`; `turns` is one value a row of `view.jobs`, for those that share.
     `move` lists rows that give up their GPUs and are placed again.
@@ -410,10 +431,11 @@ def place(
     ask = Asked(
         view,
         view.jobs.gpus if gpus is None else gpus,
-        _FOR_ALL[scheme] if isinstance(scheme, Scheme) else scheme,
+        _FOR_ALL[scheme] if isinstance(scheme, Scheme) else _FOR_ALL[Scheme.COUNTING] if callable(scheme) else scheme,
         _STRICT[strict] if isinstance(strict, bool) else strict,
         move,
         seed,
+        None if isinstance(scheme, Scheme) or not callable(scheme) else scheme,
     )
     kept, silent = view.keeps, view.on_silent_nodes
     if silent.any():

@@ -23,6 +23,8 @@ from plait.core.policy import Policy
 from plait.goodput.allocate.kinds import MOST_POWER
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
+from plait.placement.balance import FlowBalance, GpuBalance, LeastFragmentation
+from plait.placement.netpack import MEMORY_LAWS, NetPack
 from plait.placement.packing import Placement
 from plait.policies.antman import MOST_GUESTS, ORDERS, AntMan
 from plait.policies.citations import CITATIONS
@@ -75,10 +77,32 @@ class Row:
 
 
 _PLACEMENTS: Mapping[str, Scheme] = {s.name.lower().replace("_", "-"): s for s in Scheme}
-_PLACED = {
-    "placement": choice("which GPUs a gang gets; skew: together only if one tensor dominates", *_PLACEMENTS, "skew"),
-    "packlimit": number("placement=skew: together if the largest tensor is more than this share of all", 0.0, 1.0),
+#: Placements that pick the nodes of each gang that starts; `netpack` needs a network.
+_CHOOSING: Mapping[str, Callable[..., Placement]] = {
+    "skew": SkewAware,
+    "netpack": NetPack,
+    "gpu-balance": GpuBalance,
+    "flow-balance": FlowBalance,
+    "least-fragmentation": LeastFragmentation,
 }
+#: Options of one placement: name on the command line -> the placement and its field.
+_OF_PLACEMENT: Mapping[str, tuple[str, str]] = {
+    "packlimit": ("skew", "packlimit"),
+    "bandwidth": ("netpack", "bandwidth"),
+    "fragments": ("netpack", "fragments"),
+    "memory_law": ("netpack", "law"),
+}
+_PLACED = {
+    "placement": choice("which GPUs a gang gets; skew: together only if one tensor dominates; netpack: by the state of "
+                        "the network", *_PLACEMENTS, *_CHOOSING),
+    "packlimit": number("placement=skew: together if the largest tensor is more than this share of all", 0.0, 1.0),
+    "bandwidth": number("placement=netpack: weight of free links in the value of a server"),
+    "fragments": number("placement=netpack: weight of GPUs left over in the value of a server"),
+    "memory_law": choice("placement=netpack: how switch memory is shared; none: rings; auto: as the jobs that run",
+                         *MEMORY_LAWS),
+}  # fmt: skip
+#: Options that say where gangs go.
+PLACEMENT_OPTIONS = frozenset(_PLACED)
 _QUANTUM_S = seconds("decide at least this often while jobs wait, seconds", LEAST_S, infinite=True)
 _FITTED_QUANTUM_S = dataclasses.replace(_QUANTUM_S, fit=Range(60, 3600, "log"))
 _COMPOSED = {
@@ -106,22 +130,27 @@ _QUEUES = {
 }  # fmt: skip
 
 
-def placement(name: str, packlimit: float | None = None) -> Scheme | Placement:
-    """A placement by its name on the command line; `packlimit` is for `skew`."""
-    if name == "skew":
-        return SkewAware() if packlimit is None else SkewAware(packlimit)
+def placement(name: str, **options: Any) -> Scheme | Placement:
+    """A placement by its name on the command line; `options` are fields of one that has some."""
+    if name in _CHOOSING:
+        return _CHOOSING[name](**options)
     if name not in _PLACEMENTS:
-        raise InputError(f"unknown placement {name!r}; {suggest(name, [*_PLACEMENTS, 'skew'])}")
+        raise InputError(f"unknown placement {name!r}; {suggest(name, [*_PLACEMENTS, *_CHOOSING])}")
     return _PLACEMENTS[name]
 
 
 def _with_place(policy: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with `place` for `placement` and `packlimit`, which are texts of the command line."""
+    """The options with `place` for `placement` and its own options, which are texts of the command line."""
     rest = {k: v for k, v in options.items() if k not in _PLACED}
-    name, packlimit = options.get("placement", ""), options.get("packlimit")
-    if packlimit is not None and name != "skew":
-        raise InputError(f"policy {policy}: packlimit is {packlimit:g}; it goes with placement=skew")
-    return {**rest, "place": placement(name, packlimit)} if name else rest
+    name, own = options.get("placement", ""), {}
+    for option, (owner, field) in _OF_PLACEMENT.items():
+        if option in options:
+            if name != owner:
+                value = options[option]
+                shown = f"{value:g}" if isinstance(value, (int, float)) else value
+                raise InputError(f"policy {policy}: {option} is {shown}; it goes with placement={owner}")
+            own[field] = options[option]
+    return {**rest, "place": placement(name, **own)} if name else rest
 
 
 def _composed(name: str, order: Any, defaults: Mapping[str, Any], **options: Any) -> Composed:

@@ -15,7 +15,7 @@ from plait.core.jobs import JobClass
 from plait.core.plan import Plan
 from plait.core.policy import JOB_CLASS, View
 from plait.placement import Scheme, place
-from plait.placement.packing import Placement
+from plait.placement.packing import How, Placement
 
 #: How soon a killed job may start elsewhere, seconds: YARN looks at its queues this often.
 MONITOR_S = 3.0
@@ -185,7 +185,7 @@ def _new_gpus(view: View, rows: IntArray, plan: Plan) -> IntArray:
     return groups[groups.group_of_member()[np.isin(groups.jobs, starts)]].gpus
 
 
-def _victims(view: View, rows: IntArray, lowly: BoolArray, scheme: Scheme | IntArray) -> IntArray:
+def _victims(view: View, rows: IntArray, lowly: BoolArray, scheme: How) -> IntArray:
     """Running jobs of `rows` that are `lowly` to kill so that those that wait fit, the head last; may be empty.
 
     With its GPUs free a victim's node can suit a job ahead of the head better, which then leaves its own to the head.

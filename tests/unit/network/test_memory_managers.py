@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -24,6 +23,7 @@ from plait.network.protocol.addressing import Index
 from plait.network.protocol.options import PRESETS
 from plait.network.protocol.priority import esa_priority
 from plait.network.topology.read import networked
+from sampling import examples
 
 ONE = Memory((SwitchMemory("leaf0", 4096, 248),))
 TWO = Memory((SwitchMemory("leaf0", 4096, 248), SwitchMemory("leaf1", 1000, 248), SwitchMemory("bare", 0, 248)))

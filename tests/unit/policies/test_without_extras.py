@@ -59,8 +59,10 @@ def test_policies_are_all_listed_and_say_what_they_need() -> None:
 SAYS = """
 from plait.core.errors import MissingExtra
 from plait.policies.catalog import CATALOG, make_policy
+GOES_WITH = {"memory_law": "placement=netpack,"}
 for name, row in CATALOG.items():
-    for what in ("", *row.needs, *(f"{o}={w}" for o, option in row.options.items() for w in option.words)):
+    values = ((o, w) for o, option in row.options.items() for w in option.words)
+    for what in ("", *row.needs, *(f"{GOES_WITH.get(o, '')}{o}={w}" for o, w in values)):
         text = f"{name}:{what}" if what else name
         try:
             make_policy(text)

@@ -100,6 +100,11 @@ class Graph:
             raise InputError(f"node {self.names[node]} has {len(out)} links; this needs nodes with one")
         return out[0][1]
 
+    @cached_property
+    def single_links(self) -> bool:
+        """Whether every node has one link, so that it has a `leaf`."""
+        return all(len(out) == 1 for out in self._out[: len(self.nodes)])
+
     def channel_name(self, channel: int) -> str:
         """From where to where, for people."""
         a, b = self.ends[channel].tolist()

@@ -18,7 +18,7 @@ from plait.core.jit import kernel
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.placement import Scheme, place
-from plait.placement.packing import Placement
+from plait.placement.packing import How, Placement
 from plait.policies.interleave import Units
 from plait.policies.parts.urgency import Urgency
 
@@ -164,7 +164,7 @@ class Composed:
         settled = plan.settled and ranking.levels is None
         return Plan(plan.groups, plan.order, plan.levels, plan.promoted, plan.reasons, until, settled=settled)
 
-    def _in_groups(self, view: View, order: IntArray, scheme: Scheme | IntArray, ranking: Ranking) -> Plan:
+    def _in_groups(self, view: View, order: IntArray, scheme: How, ranking: Ranking) -> Plan:
         """Largest units first, so that gangs find whole nodes; if a better unit loses by that, best first.
 
         Units that still find too few cores or too little memory beside the others are split.

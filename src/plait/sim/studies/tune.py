@@ -23,7 +23,7 @@ from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, Phase
-from plait.policies.catalog import Row, make_policy, rows
+from plait.policies.catalog import PLACEMENT_OPTIONS, Row, make_policy, rows
 from plait.sim.run import simulate
 from plait.sim.studies.search import ONE_QUEUE, Choice, Space, Thresholds, search
 from plait.sim.world import make_world
@@ -148,7 +148,7 @@ def average_jct_s(jobs: JobBatch, cluster: Cluster, policy: str, seed: int = 0) 
     name, _, rest = policy.partition(":")
     row = rows().get(name)
     if row is not None and "placement" in row.options:
-        parts = [p for p in rest.split(",") if p and p.partition("=")[0] not in ("placement", "packlimit")]
+        parts = [p for p in rest.split(",") if p and p.partition("=")[0] not in PLACEMENT_OPTIONS]
         policy = f"{name}:" + ",".join([*parts, "placement=counting"])
     run = simulate(jobs, cluster, make_policy(policy), make_world("ideal"), seed=seed)
     columns, n = run.controller.job_store.columns, run.controller.job_store.count
