@@ -26,6 +26,7 @@ from plait.placement import Scheme, SkewAware
 from plait.placement.balance import FlowBalance, GpuBalance, LeastFragmentation
 from plait.placement.netpack import MEMORY_LAWS, NetPack
 from plait.placement.packing import Placement
+from plait.policies.aggregation import ROUTES, WithAggregation, manager_of
 from plait.policies.antman import MOST_GUESTS, ORDERS, AntMan
 from plait.policies.citations import CITATIONS
 from plait.policies.fair import Drf, YarnCapacity
@@ -401,6 +402,10 @@ CATALOG: dict[str, Row] = dict(
 COMMON: Mapping[str, Option] = {
     "quota": free_text("GPUs that all jobs of a project may hold together, also by GPU kind, e.g. "
                        "vision=32/speech@v100=16/*=8 (* = all other projects)"),
+    "ina": free_text("memory of switches, which add up gradients: switchml, atp, a2tp, esa, inalloc, or a manager "
+                     "with options, e.g. inalloc/margin=1.2; needs a network"),
+    "routing": choice("with ina, where gradients are added up: leaf, server (its leaf) or grid (a linear program)",
+                      *ROUTES),
 }  # fmt: skip
 
 
@@ -433,7 +438,12 @@ def make_policy(text: str) -> Policy:
         options = _options(text, rest, {**COMMON, **row.options})
         try:
             quota = None if "quota" in row.options else options.pop("quota", None)
+            ina, routing = options.pop("ina", None), options.pop("routing", None)
             policy = _named(row.make(**options), text)
+            if ina is not None:
+                policy = WithAggregation(policy, manager_of(ina), routing or ROUTES[0])
+            elif routing is not None:
+                raise InputError(f"routing={routing} is of gradients that switches add up; it goes with ina=")
             return policy if quota is None else WithinQuotas(policy, Quotas.parse(quota))
         except InputError as error:
             if f"policy {name}" in str(error) or isinstance(error, MissingExtra):

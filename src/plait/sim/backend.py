@@ -293,6 +293,10 @@ class Simulator(Running):
             for job in command.released.tolist():
                 self.grants.pop(job, None)
             self.grants.update(by_job(command.grants))
+            if self.contends is not None:  # jobs that run on get another pace, and all that meet them
+                self.touched.update(
+                    gpu for job in command.jobs if job in self.where for gpu in self.where[job].tolist()
+                )
         elif isinstance(command, (Launch, Adjust)):
             self.run_groups(command.groups)
         elif isinstance(command, Wake):

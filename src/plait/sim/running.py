@@ -22,7 +22,7 @@ from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.plan import Groups
 from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.contention.neighbours import Everyone, GpuFigures, Neighbours
-from plait.sim.contention.network import Contends, Granted
+from plait.sim.contention.network import Contends
 from plait.sim.failures import time_to_failure_s
 from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
 from plait.sim.physics import MeasuresUsage
@@ -80,7 +80,6 @@ class Running:
         physics = settings.physics
         self.usage = GpuFigures(n, cluster.gpus, physics) if isinstance(physics, MeasuresUsage) else None
         self.contends = physics if isinstance(physics, Contends) else None
-        self.granted: Granted = {}
         # From the first guest on, in place of `groups` and `thinned`; `touched`: GPUs whose jobs need a new pace.
         self.neighbours = Everyone() if self.contends else None if self.usage is None else Neighbours()
         self.touched: set[int] = set()
@@ -109,7 +108,7 @@ class Running:
         """Set the pace of these groups and start new members; groups not `named` only if their pace changes."""
         jobs = groups.jobs
         if self.contends is not None:
-            pace = self.contends.paces(self.moving, groups, self.cluster, self.granted)
+            pace = self.contends.paces(self.moving, groups, self.cluster, self.grants)
         else:
             pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
         if self.usage is not None:

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import StageProfile
-from plait.network.fluid.exchanges import Exchange
-from plait.network.fluid.jobs import PlacedJob
 from plait.network.topology.read import networked
 from plait.policies.catalog import make_policy
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
@@ -102,7 +101,7 @@ def test_aggregation_makes_jobs_faster_than_rings() -> None:
     """Four nodes below one switch: a ring of four sends 1.5 gradients; aggregation one, with headers 1.234."""
     cluster = networked(Cluster.parse("4x4"), "single-switch:link_gbps=80,aggregators=20000")
     truth = jobs(16)
-    granted = {0: Exchange(PlacedJob((0, 1, 2, 3), 0), "region", 4096)}
+    granted = {0: (NetworkGrant(0, cluster.network.switches[0].id, 0, 4096, "dedicated", exclusive=True, server=0),)}
     found = NetworkPhysics().paces(truth, placed((0, 1, 2, 3)), cluster, granted)
     assert found == pytest.approx([0.4 - 0.15 + 0.1 * 306 / 248])
 

@@ -8,25 +8,27 @@ switches may make it faster.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.core.plan import Gate, Groups
 from plait.core.resources import Resource
 from plait.network.fluid.exchanges import Exchange, Prepared, prepared
+from plait.network.fluid.granted import granted_exchange
 from plait.network.fluid.iterations import PHASES, Iterations, exposed_s, iterations
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.gradients import gradient_bytes
 from plait.network.topology.paths import Graph
 from plait.sim.physics import StandardPhysics
 
-#: By job number: how jobs with switch memory exchange gradients; the others use a ring.
-Granted = Mapping[int, Exchange]
+#: By job number: the memory of switches that jobs have. The others exchange in a ring.
+Granted = Mapping[int, tuple[NetworkGrant, ...]]
 
 
 @runtime_checkable
@@ -108,10 +110,7 @@ class NetworkPhysics:
         group = running.group_of_member().tolist()
         bits, compute_s = self._work(truth, running, cluster, alone_s, np.array([len(n) for n in nodes])[group])
         rows = [m for m, g in enumerate(group) if len(nodes[g]) > 1 and bits[m] > 0]
-        parts = {
-            m: self._prepared(graph, granted.get(int(running.jobs[m])) or Exchange(PlacedJob(nodes[group[m]])))
-            for m in rows
-        }
+        parts = {m: self._prepared(graph, nodes[group[m]], granted.get(int(running.jobs[m]), ())) for m in rows}
         out: dict[int, tuple[float, float, float, float]] = {}
         for together in _apart(parts):
             solved = self._solved(
@@ -159,10 +158,12 @@ class NetworkPhysics:
             self._known[key] = found
         return found
 
-    def _prepared(self, graph: Graph, exchange: Exchange) -> Prepared:
-        known = self._known.get((id(graph), exchange))
+    def _prepared(self, graph: Graph, nodes: tuple[int, ...], grants: tuple[NetworkGrant, ...]) -> Prepared:
+        key = (nodes, tuple(replace(grant, job=0, epoch=0) for grant in grants))
+        known = self._known.get(key)
         if not isinstance(known, Prepared):
-            known = self._known[id(graph), exchange] = prepared(graph, exchange)
+            exchange = granted_exchange(graph, nodes, grants) if grants else Exchange(PlacedJob(nodes))
+            known = self._known[key] = prepared(graph, exchange)
         return known
 
     def _graph(self, cluster: Cluster) -> Graph:

@@ -1,0 +1,138 @@
+"""Switch memory for the jobs of any policy: who asks, who gets what, and whole simulations with all invariants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plait.control.controller import Controller
+from plait.control.messages import Grant, JobSubmitted, ReplanDue, SwitchJoined, SwitchLost
+from plait.core.aggregation.request import InaRequest
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobSpec
+from plait.network.topology.read import networked
+from plait.policies.aggregation import ROUTES
+from plait.policies.catalog import make_policy
+from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
+from plait.sim.run import simulate
+from plait.sim.world import make_world
+from plait.traces.load import load_jobs
+from plait.traces.synthetic.generate import generate
+
+RACKS = networked(Cluster.parse("8x4@4"), "leaf-spine:oversubscription=4,aggregators=4000,aggregating=all")
+WORLD = replace(make_world("ideal"), physics=NetworkPhysics())
+
+
+def wide(count: int, gpus: int = 8, **more: object) -> JobBatch:
+    return JobBatch.of(
+        JobSpec(id=f"j{i}", gpus=gpus, iterations=1000, iteration_s=0.4, gradient_bytes=1e9, **more)
+        for i in range(count)
+    )
+
+
+def decided(policy: str, jobs: JobBatch, cluster: Cluster = RACKS) -> Controller:
+    controller = Controller(make_policy(policy), cluster)
+    controller.handle(JobSubmitted(0.0, 0, jobs))
+    controller.handle(ReplanDue(0.0))
+    return controller
+
+
+def test_without_a_network_it_says_what_to_give() -> None:
+    with pytest.raises(InputError, match=r"fifo:ina=atp grants memory of switches, and this cluster has no network"):
+        decided("fifo:ina=atp", wide(1), Cluster.parse("8x4"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fifo:ina=atpp", "'atpp' is unknown"),
+        ("fifo:ina=inalloc/margin=0.5", "margin"),
+        ("fifo:routing=grid", "routing=grid is of gradients that switches add up; it goes with ina="),
+        ("fifo:ina=atp,routing=ring", "ring"),
+    ],
+)
+def test_wrong_options_are_named(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make_policy(text)
+
+
+def test_jobs_on_several_nodes_share_the_switches_that_see_two_of_their_workers() -> None:
+    controller = decided("fifo:ina=atp", wide(4))
+    assert sorted({grant.job for grant in controller.grants}) == [0, 1, 2, 3]
+    for grant in controller.grants:
+        assert (grant.switch in ("leaf0", "leaf1"), grant.mode, grant.exclusive) == (True, "shared_hash", False)
+        assert grant.server >= 0
+
+
+def test_equal_parts_halve_when_another_job_comes_and_grow_when_it_leaves() -> None:
+    controller = decided("fifo-backfill:ina=switchml", wide(1))
+    (one,) = controller.grants
+    assert (one.size, one.offset, one.exclusive) == (4000, 0, True)
+    controller.handle(JobSubmitted(1.0, 1, wide(2)))
+    commands = controller.handle(ReplanDue(1.0))
+    by_switch: dict[str, list[int]] = {}
+    for grant in controller.grants:
+        by_switch.setdefault(grant.switch, []).append(grant.size)
+    assert all(sum(sizes) <= 4000 for sizes in by_switch.values())
+    assert sorted(by_switch[one.switch]) in ([2000, 2000], [4000])
+    assert any(isinstance(command, Grant) for command in commands)
+
+
+def test_what_nothing_changes_stays_as_it_is() -> None:
+    controller = decided("fifo-backfill:ina=inalloc", wide(3, deadline_s=1000.0))
+    before = controller.grants
+    assert before
+    commands = controller.handle(ReplanDue(0.0))
+    assert controller.grants == before
+    assert not any(isinstance(command, Grant) for command in commands)
+
+
+def test_who_does_not_ask_gets_nothing_and_who_must_have_it_waits() -> None:
+    cases = {
+        "off": InaRequest("off"), "esa": InaRequest(protocol="esa"), "must": InaRequest("require", protocol="esa"),
+    }  # fmt: skip
+    jobs = JobBatch.of(
+        JobSpec(id=name, gpus=8, iterations=1000, iteration_s=0.4, gradient_bytes=1e9, ina=ina)
+        for name, ina in cases.items()
+    )
+    controller = decided("fifo-backfill:ina=atp", jobs)
+    assert controller.grants == ()
+    assert controller.running.jobs.tolist() == [0, 1]
+    assert "requires aggregation in switches: asks for esa; the switches run atp" in str(controller.waiting_reason(2))
+
+
+def test_a_lost_switch_takes_its_grants_and_gives_them_anew() -> None:
+    controller = decided("fifo-backfill:ina=atp", wide(1))
+    (grant,) = controller.grants
+    controller.handle(SwitchLost(1.0, grant.switch))
+    controller.handle(ReplanDue(1.0))
+    assert grant.switch not in {one.switch for one in controller.grants}
+    controller.handle(SwitchJoined(2.0, grant.switch))
+    controller.handle(ReplanDue(2.0))
+    assert grant.switch in {one.switch for one in controller.grants}
+
+
+@pytest.mark.parametrize("manager", ["switchml", "atp", "esa", "inalloc", "shared/index=cycle"])
+@pytest.mark.parametrize("routing", ROUTES)
+def test_whole_simulations_keep_all_invariants(manager: str, routing: str) -> None:
+    trace = load_jobs(generate("gavel", 25, 32, 2.0, seed=5, models="uniform")).jobs
+    trace = trace.replace(deadline_s=trace.column("iterations") * trace.column("iteration_s") * 2)
+    done = simulate(
+        with_gradient_bytes(trace, 1), RACKS, make_policy(f"tiresias-l:ina={manager},routing={routing}"), WORLD,
+        seed=1, check=True,
+    )  # fmt: skip
+    assert np.isfinite(done.controller.job_store.columns["end_s"][:25]).all()
+
+
+def test_aggregation_goes_with_quotas_and_makes_jobs_faster_where_memory_suffices() -> None:
+    cluster = networked(Cluster.parse("4x4"), "single-switch:aggregators=40000,link_gbps=80")
+    ends = {}
+    for policy in ("fifo", "fifo:ina=switchml,quota=*=16"):
+        done = simulate(wide(1, gpus=16), cluster, make_policy(policy), WORLD, check=True)
+        ends[policy] = float(done.controller.job_store.columns["end_s"][0])
+    ring, added = ends.values()
+    assert ring == pytest.approx(400)
+    assert added == pytest.approx(1000 * (0.4 - 0.15 + 0.1 * 306 / 248), rel=1e-3)
