@@ -8,7 +8,6 @@ it waits. Our design; the managers and routes say what they are after.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,17 +21,17 @@ from plait.core.plan import Plan
 from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests
 from plait.network.fluid.exchanges import STRAIGHT, Exchange
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.gradients import gradient_bytes
 from plait.network.memory.catalog import OF_PROTOCOL, make_manager
 from plait.network.memory.inalloc import Inalloc
 from plait.network.memory.manager import Manager
-from plait.network.memory.records import Lease, Memory, Region, Request, Target
+from plait.network.memory.records import Memory
 from plait.network.protocol.addressing import Index
 from plait.network.routing.grid import grid
 from plait.network.routing.problem import GradientFlow, Problem
 from plait.network.routing.shortest import shortest
 from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
+from plait.policies.aggregation.requests import Asked, gradient_bits, iteration_s_of, lease_of, request_of
 
 #: At which switch a worker's packets are added up: its leaf, that of the server, or one of a linear program (GRID).
 ROUTES = ("leaf", "server", "grid")
@@ -46,28 +45,6 @@ def manager_of(text: str) -> Manager:
     """
     name, *options = text.split("/")
     return make_manager(":".join(filter(None, (OF_PROTOCOL.get(name, name), ",".join(options)))))
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A job of the plan that wants aggregation: where its workers and its server are, and who adds them up.
-
-    `at`: for each worker a switch by its number in the graph, or `STRAIGHT`.
-    """
-
-    job: JobStatus
-    placed: PlacedJob
-    at: tuple[int, ...] = ()
-
-    @property
-    def number(self) -> int:
-        """The number of the job."""
-        return self.job.number
-
-    def switches(self, graph: Graph) -> tuple[str, ...]:
-        """Switches that see packets of two workers at least: others have nothing to add up."""
-        several = sorted({v for v in self.at if v != STRAIGHT and self.at.count(v) > 1})
-        return tuple(graph.names[v] for v in several)
 
 
 @dataclass(frozen=True)
@@ -184,7 +161,7 @@ class WithAggregation:
         there = [one.id for one in network.switches if one.usable and one.id not in network.down]
         if not asked or not there:
             return [replace(one, at=(STRAIGHT,) * len(one.placed.workers)) for one in asked]
-        flows = [GradientFlow(one.placed, self._bits(one.job) / self._iteration_s(one.job)) for one in asked]
+        flows = [GradientFlow(one.placed, gradient_bits(one.job, self.seed) / iteration_s_of(one.job)) for one in asked]
         problem = Problem.of(graph, flows, there)
         routing = grid(problem, self.seed) if self.routing == "grid" else shortest(problem, self.routing)
         return [replace(one, at=row) for one, row in zip(asked, routing.choice, strict=True)]
@@ -202,7 +179,7 @@ class WithAggregation:
                 continue
             assert one.placed.server is not None
             servers[one.number] = one.placed.server
-            leases.append(self._lease(self._request(view, graph, one, switches), before.get(one.number, ())))
+            leases.append(lease_of(request_of(graph, one, switches, self.seed), before.get(one.number, ())))
         if not leases:
             return []
         memory = replace(Memory.of(view.cluster.network), leases=tuple(leases))
@@ -223,46 +200,6 @@ class WithAggregation:
                     )
                 )  # fmt: skip
         return grants
-
-    def _request(self, view: View, graph: Graph, one: Asked, switches: tuple[str, ...]) -> Request:
-        """What the manager is told of a job: estimates, as policies have them."""
-        job, spec, placed = one.job, one.job.spec, one.placed
-        assert placed.server is not None
-        out = graph.channel_bits_per_s[np.isin(graph.ends[:, 0], placed.workers)]
-        link, bits, iteration_s = float(out.min()), self._bits(job), self._iteration_s(job)
-        ceiling = link * 248 / 306
-        exchange_s = min(bits / ceiling, iteration_s / 2)
-        left = math.nan if spec.iterations is None else max(spec.iterations - job.iterations_done, 0.0)
-        return Request(
-            job=job.number, switches=switches, need=spec.ina.mode, memory=spec.ina.memory, window=spec.ina.window,
-            ttl_s=spec.ina.ttl_s or math.inf, link_bits_per_s=link, rtt_s=self._rtt_s(graph, placed),
-            gradient_bytes=bits / 8, computation_s=iteration_s - exchange_s, communication_s=exchange_s,
-            iterations_left=left, deadline_s=math.inf if spec.deadline_s is None else spec.submit_s + spec.deadline_s,
-            remaining_s=left * iteration_s, attained_s=job.attained_gpu_s,
-        )  # fmt: skip
-
-    def _rtt_s(self, graph: Graph, placed: PlacedJob) -> float:
-        """From a packet to its result over the server, without queues."""
-        assert placed.server is not None
-        farthest = max(graph.delay_s(graph.path(worker, placed.server)) for worker in placed.workers)
-        return 2 * farthest + 2e-6  # and a microsecond each for the server and the bits of the packet
-
-    def _bits(self, job: JobStatus) -> float:
-        """Bits of one gradient, by its model where the job does not say."""
-        known = job.spec.gradient_bytes
-        return 8.0 * (gradient_bytes(job.spec.model or job.spec.id, self.seed) if known is None else max(known, 4.0))
-
-    def _iteration_s(self, job: JobStatus) -> float:
-        return job.profile.iteration_s if job.profile is not None else job.spec.iteration_s or 1.0
-
-    def _lease(self, request: Request, before: tuple[NetworkGrant, ...]) -> Lease:
-        """A lease with the regions that the job has now."""
-        had = {
-            grant.switch: Region(grant.offset, grant.size, Index[grant.mode.upper()], grant.epoch, grant.exclusive)
-            for grant in before if grant.size
-        }  # fmt: skip
-        regions = tuple(had.get(switch) for switch in request.switches)
-        return Lease(request, Target(None), regions, math.inf, max((grant.epoch for grant in before), default=0))
 
     def _without_required(self, view: View, plan: Plan, notes: Mapping[int, str]) -> Plan:
         """The plan without groups of jobs that require aggregation and do not get it: these wait."""

@@ -1,0 +1,85 @@
+"""What the manager of switch memory knows of jobs that want aggregation. Start at `Asked` and `request_of`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.core.aggregation.grants import NetworkGrant
+from plait.core.jobs import JobStatus
+from plait.network.fluid.exchanges import HEADER_BYTES, STRAIGHT
+from plait.network.fluid.jobs import PlacedJob
+from plait.network.gradients import gradient_bytes
+from plait.network.memory.records import Lease, Region, Request, Target
+from plait.network.protocol.addressing import Index
+from plait.network.topology.paths import Graph
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job of the plan that wants aggregation: where its workers and its server are, and who adds them up.
+
+    `at`: for each worker a switch by its number in the graph, or `STRAIGHT`.
+    """
+
+    job: JobStatus
+    placed: PlacedJob
+    at: tuple[int, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """The number of the job."""
+        return self.job.number
+
+    def switches(self, graph: Graph) -> tuple[str, ...]:
+        """Switches that see packets of two workers at least: others have nothing to add up."""
+        several = sorted({v for v in self.at if v != STRAIGHT and self.at.count(v) > 1})
+        return tuple(graph.names[v] for v in several)
+
+
+def request_of(graph: Graph, one: Asked, switches: tuple[str, ...], seed: int) -> Request:
+    """What the manager knows of a job: estimates, as policies have them."""
+    job, spec, placed = one.job, one.job.spec, one.placed
+    assert placed.server is not None
+    out = graph.channel_bits_per_s[np.isin(graph.ends[:, 0], placed.workers)]
+    link, bits, iteration_s = float(out.min()), gradient_bits(job, seed), iteration_s_of(job)
+    payload = graph.network.switches[0].payload_bytes
+    exchange_s = min(bits / link * (payload + HEADER_BYTES) / payload, iteration_s / 2)
+    left = math.nan if spec.iterations is None else max(spec.iterations - job.iterations_done, 0.0)
+    return Request(
+        job=job.number, switches=switches, need=spec.ina.mode, memory=spec.ina.memory, window=spec.ina.window,
+        ttl_s=spec.ina.ttl_s or math.inf, link_bits_per_s=link, rtt_s=_rtt_s(graph, placed),
+        gradient_bytes=bits / 8, computation_s=iteration_s - exchange_s, communication_s=exchange_s,
+        iterations_left=left, deadline_s=math.inf if spec.deadline_s is None else spec.submit_s + spec.deadline_s,
+        remaining_s=left * iteration_s, attained_s=job.attained_gpu_s,
+    )  # fmt: skip
+
+
+def _rtt_s(graph: Graph, placed: PlacedJob) -> float:
+    """From a packet to its result over the server, without queues."""
+    assert placed.server is not None
+    farthest = max(graph.delay_s(graph.path(worker, placed.server)) for worker in placed.workers)
+    return 2 * farthest + 2e-6  # and a microsecond each for the server and the bits of the packet
+
+
+def gradient_bits(job: JobStatus, seed: int) -> float:
+    """Bits of one gradient, by its model where the job does not say."""
+    known = job.spec.gradient_bytes
+    return 8.0 * (gradient_bytes(job.spec.model or job.spec.id, seed) if known is None else max(known, 4.0))
+
+
+def iteration_s_of(job: JobStatus) -> float:
+    """Seconds of an iteration alone, as far as it is known."""
+    return job.profile.iteration_s if job.profile is not None else job.spec.iteration_s or 1.0
+
+
+def lease_of(request: Request, before: tuple[NetworkGrant, ...]) -> Lease:
+    """A lease with the regions that the job has now."""
+    had = {
+        grant.switch: Region(grant.offset, grant.size, Index[grant.mode.upper()], grant.epoch, grant.exclusive)
+        for grant in before if grant.size
+    }  # fmt: skip
+    regions = tuple(had.get(switch) for switch in request.switches)
+    return Lease(request, Target(None), regions, math.inf, max((grant.epoch for grant in before), default=0))
