@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from plait.core.aggregation.grants import NetworkGrant, by_job
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Network
 from plait.core.errors import InputError
 from plait.core.policy import View
 from plait.network.fluid.exchanges import Exchange
 from plait.network.fluid.jobs import PlacedJob
+from plait.network.granted import granted_exchange
 from plait.network.steady_state import SAME_RATE, SteadyState, best_server
 from plait.network.topology.paths import Graph
 from plait.placement.balance import left_over, on_one_server
@@ -131,11 +134,20 @@ class Places:
 
     def _exchanges(self, placed: Mapping[int, tuple[int, ...]]) -> dict[int, Exchange]:
         """How the jobs on several nodes exchange."""
+        graph = self.state.graph
         return {
-            row: self.chosen.get((row, nodes)) or Exchange(PlacedJob(nodes))
+            row: self.chosen.get((row, nodes)) or granted_exchange(graph, nodes, self._granted.get(row, ()))
             for row, nodes in placed.items()
             if len(nodes) > 1
         }
+
+    @cached_property
+    def _granted(self) -> dict[int, tuple[NetworkGrant, ...]]:
+        """Grants of switch memory in force, by row."""
+        number = self.view.jobs.number
+        found = by_job(self.view.grants)
+        rows = np.searchsorted(number, list(found)).tolist()
+        return dict(zip(rows, found.values(), strict=True))
 
     @property
     def _law(self) -> str:

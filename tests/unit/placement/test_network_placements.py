@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Plan
 from plait.core.policy import View
+from plait.network.fluid.jobs import PlacedJob
+from plait.network.steady_state import SteadyState
+from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
-from plait.placement.netpack import NetPack
+from plait.placement.located import Gang
+from plait.placement.netpack import NetPack, Places
 from plait.placement.servers import best_servers
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
@@ -192,3 +198,45 @@ def test_options_of_netpack_are_checked() -> None:
             make_policy(text)
     with pytest.raises(InputError, match="weights"):
         NetPack(bandwidth=float("inf"))
+
+
+# -- grants
+
+
+def test_running_jobs_exchange_as_their_grants_say() -> None:
+    """Job 0 has a server on node 4: its links are busy, and the next gang goes elsewhere in that rack."""
+    cluster = clusters("8x4@4", "leaf-spine:oversubscription=1,aggregators=20000")
+    nodes = {0: (0, 1)}
+    for server, expected in ((4, {5, 6}), (6, {4, 5})):
+        grants = (NetworkGrant(0, "leaf0", server=server),)
+        places = Places(NetPack(), view_of(cluster, grants), SteadyState.of(Graph.of(cluster)))
+        room = np.array([0, 0, 0, 0, 4, 4, 4, 0])
+        take = places.nodes(Gang(1, 8, room, room, nodes))
+        assert set(np.flatnonzero(take).tolist()) == expected
+        assert places.state.exchanges[0].placed == PlacedJob((0, 1), server)
+        assert places.chosen[1, tuple(sorted(expected))].law == "hash"
+
+
+def test_where_running_jobs_have_no_grants_the_next_is_a_ring_too() -> None:
+    cluster = clusters("8x4@4", "leaf-spine:aggregators=20000")
+    room = np.array([0, 0, 0, 0, 4, 4, 4, 4])
+    for placed_before, law in (({}, "hash"), ({0: (0, 1)}, "none")):
+        places = Places(NetPack(), view_of(cluster, ()), SteadyState.of(Graph.of(cluster)))
+        places.nodes(Gang(1, 8, room, room, placed_before))
+        assert [one.law for one in places.chosen.values()] == [law]
+
+
+def view_of(cluster: Cluster, grants: tuple[NetworkGrant, ...]) -> View:
+    """A view of two jobs on this cluster, at the start."""
+    seen: list[View] = []
+
+    class Looks:
+        name = "looks"
+
+        def decide(self, view: View) -> Plan:
+            seen.append(view)
+            return make_policy("fifo").decide(view)
+
+    jobs = JobBatch.of(JobSpec(id=f"j{i}", gpus=8, iterations=1.0, iteration_s=1.0) for i in range(2))
+    simulate(jobs, cluster, Looks(), make_world("ideal"))
+    return replace(seen[0], grants=grants)
