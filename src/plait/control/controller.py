@@ -458,7 +458,10 @@ class Controller:
         notes = lost_switches(before, self.grants, running_group)
         if notes:
             self.plan = replace(self.plan, network_notes={**self.plan.network_notes, **notes})
-        ended = grant_changes(self.events, before, self.grants, notes)
+        left = set(map(id, self.grants))
+        hit = {one.job for one in before if id(one) not in left}
+        old, new = ([one for one in some if one.job in hit] for some in (before, self.grants))
+        ended = grant_changes(self.events, old, new, notes)
         return commands if ended is None else [*commands, ended]
 
     # -- the job store --------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class JobStore:
         self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed; nothing else of them is kept
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
-        self.requiring: set[int] = set()  # jobs that require in-network aggregation
+        self.requiring: set[int] = set()  # jobs that require in-network aggregation and have not left
         self._chosen: list[JobSpec] = []  # of the first jobs, where they do not come in batches; see `select`
         self.columns: dict[str, Any] = {
             "stage_s": np.zeros((0, len(Resource))),
@@ -162,6 +162,8 @@ class JobStore:
             self.departed = np.concatenate([self.departed, np.zeros(needed + len(self.departed), dtype=np.int64)])
         self.departed[known:needed] = jobs
         self.departures += len(jobs)
+        if self.requiring:
+            self.requiring.difference_update(jobs.tolist())
 
     def departed_gpu_s(self, count: int, first: int = 0) -> FloatArray:
         """Total service of the jobs that left, from number `first` to before `count` in order, GPU-seconds."""
@@ -201,7 +203,6 @@ class JobStore:
 
     def forget(self, recent: int) -> None:
         """Keep only the service of jobs that have left, except for the `recent` last ones."""
-        self.requiring = {job for job in self.requiring if self.columns["phase"][job] <= _LAST_OPEN}
         kept = self.last_departed(recent)
         self._past_gpu_s = self.departed_gpu_s(self.departures - len(kept)).copy()
         self.departed = kept

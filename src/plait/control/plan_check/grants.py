@@ -129,7 +129,12 @@ def grant_changes(
     `without`: jobs that run without aggregation from now on although they want it, and why.
     """
     old, new = by_job(before), by_job(now)
-    granted = [grant for job in sorted(new) if set(new[job]) != set(old.get(job, ())) for grant in new[job]]
+    granted = [
+        grant
+        for job, mine in sorted(new.items())
+        if mine != (had := old.get(job, ())) and set(mine) != set(had)
+        for grant in mine
+    ]
     released = sorted(old.keys() - new.keys())
     if not granted and not released and not without:
         return None

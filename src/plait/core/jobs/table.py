@@ -204,13 +204,16 @@ class JobTable:
         """Number of jobs."""
         return len(self.number)
 
-    def __getitem__(self, i: int) -> JobStatus:
-        """Row `i` as an object."""
+    def spec(self, i: int) -> JobSpec:
+        """What the user said about the job in row `i`; `table[i]` has what became of it, too."""
         if self._specs is None:
             raise LookupError("this table was built without job specs")
-        n = int(self.number[i])
+        return self._specs.spec(int(self.number[i]))
+
+    def __getitem__(self, i: int) -> JobStatus:
+        """Row `i` as an object."""
+        spec, n = self.spec(i), int(self.number[i])
         col = self.columns
-        spec = self._specs.spec(n)
         stage, iteration_s = col["stage_s"][n], float(col["iteration_s"][n])
         known = not (math.isnan(iteration_s) or math.isnan(stage[0]))
         return JobStatus(
