@@ -48,6 +48,7 @@ from plait.policies.options import (
     whole,
 )
 from plait.policies.parts import orders
+from plait.policies.parts.batches import by_batch
 from plait.policies.parts.compose import Composed
 from plait.policies.parts.gittins import REFRESH, Distribution, FixedIndex, Index, LearntIndex
 from plait.policies.parts.urgency import Urgency
@@ -330,6 +331,8 @@ CATALOG: dict[str, Row] = dict(
         _ordered("shortest job first, not preemptive", "sjf", orders.by_duration, "duration", preempt=False),
         _ordered("smallest gang first (called sjf in the released Tiresias simulator)", "smallest-first",
                  orders.by_gpus, "GPU count", "tiresias"),
+        _ordered("of the waiting jobs those that fill the most GPUs together, not preemptive", "knapsack", by_batch,
+                 "nothing", "netpack", preempt=False),
         _ordered("shortest remaining time first", "srtf", orders.by_remaining_time, "remaining time", "schrage"),
         _ordered("shortest remaining service (time x GPUs) first", "srsf", orders.by_remaining_service,
                  "remaining time", "tiresias"),

@@ -98,4 +98,11 @@ CITATIONS: dict[str, str] = {
   booktitle = {Proceedings of the Thirteenth EuroSys Conference},
   year = {2018}
 }""",
+    "netpack": """@inproceedings{zhao2024netpack,
+  title = {Training Job Placement in Clusters with Statistical In-Network Aggregation},
+  author = {Zhao, Bohan and Xu, Wei and Liu, Shuo and Tian, Yang and Wang, Qiaoling and Wu, Wenfei},
+  booktitle = {29th ACM International Conference on Architectural Support for Programming Languages and Operating
+               Systems (ASPLOS)},
+  year = {2024}
+}""",
 }
