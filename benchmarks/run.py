@@ -28,7 +28,7 @@ SCRIPTS = {
     "Muri's evaluation": ["bench_reproduce.py"],
     "Goodput of adaptive jobs": ["bench_goodput.py"],
     "Simulated adaptive jobs": ["bench_adaptive.py"],
-    "Networks": ["bench_network.py"],
+    "Networks": ["bench_network.py", "bench_memory_laws.py"],
     "Training": ["bench_training.py"],
     "Gradient noise": ["bench_gradient_noise.py"],
     "The live service": ["bench_service.py"],

@@ -28,7 +28,7 @@ def one_switch(aggregators: int, jobs: int = 8) -> tuple[Graph, list[PlacedJob]]
 
 
 def solved(aggregators: int, law: str, off_s: float | None) -> SteadyRates:
-    return aggregated_rates(*one_switch(aggregators), Windows(245, 7.28e-6, off_s), law)
+    return aggregated_rates(*one_switch(aggregators), Windows(245, 7.28e-6, off_s, jitter_s=0), law)
 
 
 @pytest.mark.parametrize(("law", "off_s"), list(TABLE))

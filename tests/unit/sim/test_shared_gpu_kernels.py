@@ -12,7 +12,8 @@ from plait.core.jit import has_machine_code, plain
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import StageProfile
-from plait.sim import neighbours, shared_gpu
+from plait.sim import shared_gpu
+from plait.sim.contention import neighbours
 from reference import shared_gpu as reference
 
 KERNELS = neighbours.connected, neighbours.enter, neighbours.drop, shared_gpu.host_loads, shared_gpu.beside_others

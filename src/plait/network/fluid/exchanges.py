@@ -20,6 +20,8 @@ from plait.network.topology.paths import Graph
 #: How memory of switches is shared: not used, three laws of shared memory, and a region of a job's own.
 LAWS = ("none", "hash", "cycle", "hard", "region")
 NONE, HASH, CYCLE, HARD, REGION = range(len(LAWS))
+#: Within this time workers send the same packet: the delay in their hosts differs by as much.
+JITTER_S = 0.2e-6
 #: A worker whose packets no switch adds up.
 STRAIGHT = -1
 #: Bytes of a packet beside its payload.
@@ -37,7 +39,9 @@ class Exchange:
     workers (law "region"; half of them are its window). `window`: packets of a worker under way; 0: as many as the
     path takes. `server_s` is the time that a packet spends in the parameter server. `at`: for each worker the number in
     the graph of the switch that adds up its packets, or `STRAIGHT` for none; empty: its leaf. `priority`: with law
-    "hash", packets take aggregators from those of lower priority (ESA).
+    "hash", packets take aggregators from those of lower priority (ESA). `jitter_s`: workers send the same packet within
+    this time of each other; the longer, the more sums never meet in one aggregator and stall a window until workers
+    send again.
     """
 
     placed: PlacedJob
@@ -47,6 +51,7 @@ class Exchange:
     server_s: float = SERVER_S
     at: tuple[int, ...] = ()
     priority: int = 0
+    jitter_s: float = JITTER_S
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a law that is unknown or lacks what it needs."""
@@ -91,6 +96,7 @@ class Prepared:
     window: int
     region: int
     priority: int = 0
+    jitter_s: float = 0.0
 
 
 def prepared(graph: Graph, exchange: Exchange) -> Prepared:
@@ -144,6 +150,7 @@ def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
         np.array([amount for *_, amount in savings], dtype=np.float64),
         leaf_of.astype(np.int64), n_of.astype(np.float64), memory_of.astype(np.float64), float(payload_of[0]),
         rtt_s, off_s, exchange.window or exchange.region // 2, exchange.region, exchange.priority,
+        exchange.jitter_s,
     )  # fmt: skip
 
 
@@ -228,6 +235,13 @@ class Racks:
     def by_job(self) -> FloatArray:
         """Payload bits, time to a result, time off aggregators and window of each job; shape (4, jobs)."""
         return np.array([(p.payload_bits, p.rtt_s, p.off_s, p.window) for p in self.parts], dtype=np.float64).T
+
+    @cached_property
+    def spread_s(self) -> FloatArray:
+        """Mean time between the first and the last packet of the workers of each rack, of uniform delays; by rack."""
+        jitter = np.array([p.jitter_s for p in self.parts], dtype=np.float64)[self.job]
+        spread: FloatArray = np.where(self.law == REGION, 0.0, jitter * (self.workers - 1) / (self.workers + 1))
+        return spread
 
     def uses_at(self, share: FloatArray) -> Uses:
         """What jobs use of channels where these shares of sequence numbers are aggregated in each rack."""

@@ -13,7 +13,7 @@ hold (rate * holding time) over those there are:
             adds to the load of a server is left out. Not validated
     region  1: aggregators of the job's own, of which half is its window; in one rack the leaf answers, not a server
 
-`hash` and `cycle` know nothing of stalls and of packets sent again; rates are upper estimates.
+Sums that are complete nowhere until workers send again stall windows (`_stalls`); what is sent again is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError, SimulationError, suggest
-from plait.network.fluid.exchanges import CYCLE, HARD, REGION, SERVER_S, Exchange, Racks, prepared
+from plait.network.fluid.exchanges import CYCLE, HARD, JITTER_S, REGION, SERVER_S, Exchange, Racks, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.max_min import Uses, max_min
 from plait.network.topology.paths import Graph
@@ -44,13 +44,14 @@ class Windows:
 
     `rtt_s`: time from a packet's start to its result without queues; `off_s`: the part of it before the first packet is
     at the leaf and after the result has left it. Both follow from the topology where they are None; `server_s` is then
-    the time that a packet spends in the parameter server.
+    the time that a packet spends in the parameter server. `jitter_s`: see `Exchange`.
     """
 
     packets: int
     rtt_s: float | None = None
     off_s: float | None = None
     server_s: float = SERVER_S
+    jitter_s: float = JITTER_S
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a window without packets."""
@@ -83,7 +84,10 @@ def aggregated_rates(graph: Graph, jobs: Sequence[PlacedJob], windows: Windows, 
     """
     if law not in SHARED_LAWS:
         raise InputError(f"memory law {law!r} is unknown; {suggest(law, SHARED_LAWS)}")
-    parts = [prepared(graph, Exchange(job, law, 0, windows.packets, windows.server_s)) for job in jobs]
+    parts = [
+        prepared(graph, Exchange(job, law, 0, windows.packets, windows.server_s, jitter_s=windows.jitter_s))
+        for job in jobs
+    ]
     return steady_rates(graph, Racks.of(parts), rtt_s=windows.rtt_s, off_s=windows.off_s)
 
 
@@ -137,7 +141,11 @@ def steady_rates(
     with np.errstate(invalid="ignore"):
         mean = np.bincount(racks.job, racks.workers * share, minlength=count) / workers
     arrive = np.bincount(racks.job, share + racks.workers * (1 - share), minlength=count)
-    return SteadyRates(rate / busy, channel, np.nan_to_num(mean), np.asarray(arrive, dtype=np.float64), steps, share)
+    # Where a link limits, other packets of the window use it during a stall; the square was found by packet simulation.
+    found = rate / busy
+    by_stalls = window * _stalls(racks, share, holding) * np.minimum(found / by_window, 1.0) ** 2
+    found = found / (1 + by_stalls)
+    return SteadyRates(found, channel, np.nan_to_num(mean), np.asarray(arrive, dtype=np.float64), steps, share)
 
 
 def _met(racks: Racks, held: FloatArray) -> FloatArray:
@@ -151,6 +159,19 @@ def _met(racks: Racks, held: FloatArray) -> FloatArray:
     so_far = np.cumsum(by_rank)
     found: FloatArray = (so_far - (so_far - by_rank)[first])[rank]
     return found
+
+
+def _stalls(racks: Racks, share: FloatArray, holding_s: FloatArray) -> FloatArray:
+    """The part of the sums of each job that is complete nowhere until its workers send again.
+
+    The first packet of a sum found its aggregator taken; before the last one came it was free, and was claimed for a
+    sum that can never be complete. It becomes free between those packets with the probability of the time between them
+    over the holding time; half of that, as packets arrive all along. Such a sum stalls a window for a round trip.
+    """
+    if not len(racks.job):
+        return np.zeros(len(racks.parts))
+    claimed = 0.5 * (racks.memory > 0) * (1 - share) * racks.spread_s / np.maximum(holding_s[racks.job], 1e-12)
+    return np.bincount(racks.job, claimed, minlength=len(racks.parts)).astype(np.float64)
 
 
 def _alone(capacity: FloatArray, uses: Uses) -> FloatArray:
