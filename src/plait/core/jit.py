@@ -10,6 +10,7 @@ the problem is small its `plain` twin answers sooner than a compiler could; `has
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 from collections.abc import Callable, Iterator
@@ -120,13 +121,19 @@ def announced(what: str, cpu_s: int) -> Iterator[None]:
         def on_start(self, event: object) -> None:
             if not self.said:
                 print(f"plait: compiling {what}, about {cpu_s} s, once; later runs find it on disk", file=sys.stderr)
+                gc.disable()  # a tenth of the time: the compiler makes many objects that it keeps
             self.said = True
 
         def on_end(self, event: object) -> None:
             """Nothing to say."""
 
-    with event.install_listener("numba:compile", Say()):
-        yield
+    collects = gc.isenabled()
+    try:
+        with event.install_listener("numba:compile", Say()):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def has_machine_code(function: Callable[P, R]) -> bool:

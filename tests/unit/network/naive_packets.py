@@ -35,7 +35,7 @@ class NaivePackets:
         self.busy = [0] * len(self.graph.ends)
         self.channel = {tuple(pair): c for c, pair in enumerate(self.graph.ends.tolist())}
         self.nodes = len(self.graph.nodes)
-        self.switches = {s: self._switch(s) for s in range(len(self.net.switches))}
+        self.switches = {s: self._switch(s) for s in range(len(self.net.fabric.switches))}
         self.servers, self.workers = [], []
         self.ups: dict[tuple[int, int], int] = {}  # (job, switch or node) -> the next hop to the root
         self.downs: dict[tuple[int, int], list[tuple[int, set[int]]]] = {}  # -> next hops, and whom they lead to
@@ -66,8 +66,8 @@ class NaivePackets:
         self.due = [0] * len(self.workers)  # of dedicated slots: no timer expires before
 
     def _switch(self, s: int) -> NaiveSwitch:
-        made = NaiveSwitch(int(self.net.switches[s]["last"] - self.net.switches[s]["first"]))
-        for j, row in enumerate(self.net.jobs_at[s]):
+        made = NaiveSwitch(int(self.net.fabric.switches[s]["last"] - self.net.fabric.switches[s]["first"]))
+        for j, row in enumerate(self.net.fabric.jobs_at[s]):
             if row["n_workers"]:
                 ranks = frozenset(r for r in range(64) if int(row["expected"]) >> r & 1)
                 rules = int(row["rules"])
@@ -80,13 +80,13 @@ class NaivePackets:
 
     def _worker(self, j: int, rank: int) -> NaiveWorker:
         o, w = self.scenario.jobs[j].options, len(self.workers)
-        row = self.net.workers.state[w]
+        row = self.net.ends.workers.state[w]
         return NaiveWorker(
             j, rank, int(row["window"]), round(o.rto_s * 1e9), round(o.first_rto_s * 1e9), o.gap_threshold,
             o.backoff_every, o.mode == addressing.DEDICATED, o.cc, int(row["initial_window"]), int(row["increase"]),
             (round(o.a2tp_base_rtt_s * 1e9), round(o.a2tp_interval_end_s * 1e9)), mode=int(o.mode),
             region=range(int(row["offset"]), int(row["offset"] + row["size"])),
-            slots=self.net.workers.slots[w].tolist() if row["cycle"] else [],
+            slots=self.net.ends.workers.slots[w].tolist() if row["cycle"] else [],
         )  # fmt: skip
 
     def at(self, time: int, what: Callable[..., None], *args: Any) -> None:
@@ -99,7 +99,7 @@ class NaivePackets:
 
     def transmit(self, a: int, b: int, packet: Packet, ready: int, up: bool) -> None:
         c = self.channel[a, b]
-        row = self.net.channels[c]
+        row = self.net.links.channels[c]
         begin = max(ready, self.busy[c])
         options = self.scenario.jobs[packet["job"]].options
         took = float(row["ps_per_byte"]) * (options.payload_bytes + options.header_bytes)
@@ -112,7 +112,7 @@ class NaivePackets:
         one = deepcopy(packet)
         if begin - ready >= row["mark_ps"]:
             one["flags"] = one["flags"] | {"ecn"}
-        delay = int(self.net.queues["delay"][2 * c + (not up)])
+        delay = int(self.net.links.queues["delay"][2 * c + (not up)])
         self.at(self.busy[c] + delay, self.arrive, b, one, up)
 
     def arrive(self, node: int, p: Packet, up: bool, now: int) -> None:
@@ -126,7 +126,7 @@ class NaivePackets:
             if result:
                 self.transmit(node, self.graph.leaf(node), result, now + ps(self.scenario.server_s), False)
         else:
-            w = int(self.net.worker_at[node, p["job"]])
+            w = int(self.net.ends.worker_at[node, p["job"]])
             worker = self.workers[w]
             if worker.receive(p, now // 1000):
                 if worker.finished:
@@ -135,7 +135,7 @@ class NaivePackets:
 
     def at_switch(self, node: int, p: Packet, up: bool, now: int) -> None:
         sw = self.switches[node - self.nodes]
-        ready = now + int(self.net.switches[node - self.nodes]["latency"]) if up else now
+        ready = now + int(self.net.fabric.switches[node - self.nodes]["latency"]) if up else now
         job = sw.jobs.get(p["job"])
         adds = job is not None and bool(job.workers) and (not up or p["workers"] <= job.workers)
         found = sw.step(p, now // 1000) if adds else [("server" if up else "all", p)]
@@ -168,7 +168,7 @@ class NaivePackets:
 
     def start(self, w: int, now: int) -> None:
         worker = self.workers[w]
-        first, end, worker.prio = self.net.tensors[worker.job, self.tensor[w]].tolist()
+        first, end, worker.prio = self.net.ends.tensors[worker.job, self.tensor[w]].tolist()
         worker.start(first, end, self.scenario.jobs[worker.job].exponents, now // 1000)
         self.due[w] = now // 1000 + worker.first_rto
         if not self.timed[w]:
@@ -186,7 +186,7 @@ class NaivePackets:
         if self.tensor[w] % len(job.tensors):
             self.start(w, now)
         elif self.tensor[w] < len(job.tensors) * job.iterations:
-            self.at(now + int(self.net.hosts[w]["compute"]), self.begin, w)
+            self.at(now + int(self.net.ends.hosts[w]["compute"]), self.begin, w)
         elif worker.dedicated and all(
             self.tensor[v] == self.tensor[w] for v, other in enumerate(self.workers) if other.job == worker.job
         ):
@@ -202,19 +202,17 @@ class NaivePackets:
             return
         before = worker.timeouts
         worker.timeout(now // 1000)
-        if worker.timeouts > before and (worker.dedicated or worker.again):
-            if worker.dedicated:
-                self.due[w] = min(worker.waits.values())
-            self.send(w, now)
         if worker.dedicated and now // 1000 >= self.due[w]:
             self.due[w] = min(worker.waits.values())
         due = self.due[w] if worker.dedicated else worker.deadline
         self.at(min(1000 * due, now + 1000 * min(worker.rto, worker.first_rto)), self.timer, w)
+        if worker.timeouts > before and (worker.dedicated or worker.again):
+            self.send(w, now)
 
     def tidy(self, s: int, now: int) -> None:
-        sw, max_age = self.switches[s], int(self.net.switches[s]["max_age"])
+        sw, max_age = self.switches[s], int(self.net.fabric.switches[s]["max_age"])
         for packet in sw.sweep(now // 1000, max_age):
-            ready = now + int(self.net.switches[s]["latency"])
+            ready = now + int(self.net.fabric.switches[s]["latency"])
             self.transmit(s + self.nodes, self.ups[packet["job"], s + self.nodes], packet, ready, True)
         tensors = [len(job.tensors) * job.iterations for job in self.scenario.jobs]
         active = any(k < tensors[worker.job] for k, worker in zip(self.tensor, self.workers, strict=True))
@@ -225,8 +223,8 @@ class NaivePackets:
         """The log of all packets."""
         for w, worker in enumerate(self.workers):
             job = self.scenario.jobs[worker.job]
-            self.at(ps(job.start_s) + int(self.net.hosts[w]["compute"]), self.begin, w)
-        for s, row in enumerate(self.net.switches):
+            self.at(ps(job.start_s) + int(self.net.ends.hosts[w]["compute"]), self.begin, w)
+        for s, row in enumerate(self.net.fabric.switches):
             self.at(1000 * int(row["max_age"]), self.tidy, s)
         while self.heap:
             now, _, what, args = heapq.heappop(self.heap)

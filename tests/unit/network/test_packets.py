@@ -204,8 +204,9 @@ def test_a_straggler_slows_its_job_alone() -> None:
 def test_plain_python_gives_the_same_packets() -> None:
     from plait.core.jit import plain
     from plait.network.packets.loop import run
+    from plait.network.packets.state import LOGGED
 
     scenario = one_switch(jobs_of("atp", 1, window=4), 20, log=10**6)
     net = build(scenario)
     assert plain(run)(net, 10**12) == 0
-    assert np.array_equal(net.log[: int(net.info[8])], simulate(scenario).log)
+    assert np.array_equal(net.log[: int(net.links.info[LOGGED])], simulate(scenario).log)

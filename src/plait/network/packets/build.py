@@ -10,7 +10,7 @@ from plait.network.packets import heap, state
 from plait.network.packets.links import ENTRY, schedule
 from plait.network.packets.regions import priorities, regions
 from plait.network.packets.scenario import PacketJob, Scenario
-from plait.network.packets.state import DOWN, PS, UP, Net
+from plait.network.packets.state import DOWN, PS, UP, Ends, Fabric, Links, Net
 from plait.network.packets.wiring import Tree, tree
 from plait.network.protocol import server, switch, worker
 from plait.network.protocol.addressing import Index, cycle_slots
@@ -55,19 +55,23 @@ def build(scenario: Scenario) -> Net:
     info = np.zeros(state.INFO, dtype=np.int64)
     info[state.ACTIVE], info[state.SEED], info[state.WIDTH] = len(hosts), scenario.seed, PS * PS // 8
     bins = np.zeros((2, len(jobs), state.BINS), dtype=np.int64)
-    net = Net(
-        _channels(scenario), queues, entries, np.zeros(sources, dtype=heap.EVENT), packets, values, free, routes, kids,
-        _workers_at(scenario, hosts), switches, table.table, table.value, jobs_at,
-        np.stack([np.zeros(len(switches), np.int64), np.ones(len(switches), np.int64)], axis=1), _jobs(scenario),
-        _tensors(scenario), _hosts(scenario, hosts, trees), bins[0], bins[1], times,
-        np.zeros((scenario.log, state.COLUMNS), dtype=np.int64), info, *_protocol(scenario, hosts, found),
+    links = Links(
+        _channels(scenario), queues, entries, np.zeros(sources, dtype=heap.EVENT), packets, values, free,
+        _jobs(scenario), info,
     )  # fmt: skip
+    roots = np.stack([np.zeros(len(switches), np.int64), np.ones(len(switches), np.int64)], axis=1)
+    fabric = Fabric(routes, kids, switches, table.table, table.value, jobs_at, roots, bins[0])
+    servers, workers = _protocol(scenario, hosts, found)
+    ends = Ends(
+        _workers_at(scenario, hosts), _tensors(scenario), _hosts(scenario, hosts, trees), bins[1], times, workers
+    )
+    net = Net(links, fabric, ends, servers, np.zeros((scenario.log, state.COLUMNS), dtype=np.int64))
     _set_roots(net, scenario, trees)
     for w, (j, _) in enumerate(hosts):
-        begin = ps(jobs[j].start_s) + int(net.hosts[w]["compute"])
-        schedule(net, begin, len(queues) + len(hosts) + w)
+        begin = ps(jobs[j].start_s) + int(ends.hosts[w]["compute"])
+        schedule(links, begin, len(queues) + len(hosts) + w)
     for s in range(len(switches)):
-        schedule(net, PS * int(switches[s]["max_age"]), len(queues) + 2 * len(hosts) + s)
+        schedule(links, PS * int(switches[s]["max_age"]), len(queues) + 2 * len(hosts) + s)
     return net
 
 
@@ -194,7 +198,7 @@ def _set_roots(net: Net, scenario: Scenario, trees: list[Tree]) -> None:
     for j, (job, made) in enumerate(zip(scenario.jobs, trees, strict=True)):
         for at in made.adds if job.dedicated else ():
             if at != made.root:
-                net.switch_info[at - first, switch.ROOT] = 0
+                net.fabric.switch_info[at - first, switch.ROOT] = 0
         if job.dedicated and any(made.root in other.adds and made.root != other.root for other in trees):
             raise InputError(
                 f"job {j}: dedicated slots end at {scenario.graph.names[made.root]}, where other jobs only pass"

@@ -21,7 +21,7 @@ from plait.network.packets.state import (
     ROWS,
     SEED,
     UP,
-    Net,
+    Links,
 )
 from plait.network.protocol.addressing import mix
 from plait.network.protocol.header import ECN, int64
@@ -30,107 +30,107 @@ __all__ = ["ENTRY", "draw", "new_row", "schedule", "settle", "take", "transmit"]
 
 
 @lean_part
-def draw(net: Net) -> int:
+def draw(links: Links) -> int:
     """The next random number, 30 bits: a hash of the seed and how many there were."""
-    net.info[DRAWS] += 1
-    return mix(net.info[SEED], net.info[DRAWS]) & 0x3FFFFFFF
+    links.info[DRAWS] += 1
+    return mix(links.info[SEED], links.info[DRAWS]) & 0x3FFFFFFF
 
 
 @lean_part
-def schedule(net: Net, time: int, source: int) -> None:
+def schedule(links: Links, time: int, source: int) -> None:
     """Put an event of a source that has none into the heap."""
-    order = net.info[ORDER]
-    net.info[ORDER] = order + 1
-    heap.push(net.heap, net.info[HEAP], time, order, source)
-    net.info[HEAP] += 1
+    order = links.info[ORDER]
+    links.info[ORDER] = order + 1
+    heap.push(links.heap, links.info[HEAP], time, order, source)
+    links.info[HEAP] += 1
 
 
 @lean_part
-def new_row(net: Net) -> int:
+def new_row(links: Links) -> int:
     """A free row, which is in use from now on; without one the last row, and a fault."""
-    row: int = net.info[FREE_ROW]
-    if net.refs[row] < 0:  # the last one stays free: steps of the protocol may always write to it
-        net.info[FAULT] = FULL_ROWS
+    row: int = links.info[FREE_ROW]
+    if links.refs[row] < 0:  # the last one stays free: steps of the protocol may always write to it
+        links.info[FAULT] = FULL_ROWS
         return row
-    net.info[FREE_ROW] = net.refs[row]
-    net.info[ROWS] += 1
-    net.refs[row] = 0
+    links.info[FREE_ROW] = links.refs[row]
+    links.info[ROWS] += 1
+    links.refs[row] = 0
     return row
 
 
 @lean_part
-def settle(net: Net, row: int) -> None:
+def settle(links: Links, row: int) -> None:
     """Free a row if no queue has it."""
-    if net.refs[row] == 0:
-        net.refs[row] = net.info[FREE_ROW]
-        net.info[FREE_ROW] = row
-        net.info[ROWS] -= 1
+    if links.refs[row] == 0:
+        links.refs[row] = links.info[FREE_ROW]
+        links.info[FREE_ROW] = row
+        links.info[ROWS] -= 1
 
 
 @lean_part
-def _marked(net: Net, row: int, kind: int) -> int:
+def _marked(links: Links, row: int, kind: int) -> int:
     """The row with the mark of congestion; a result may be on its way to others, so it gets a copy."""
     if kind == DOWN:
-        copy = new_row(net)
-        net.packets[copy] = net.packets[row]
-        for e in range(net.values.shape[1]):
-            net.values[copy, e] = net.values[row, e]
+        copy = new_row(links)
+        links.packets[copy] = links.packets[row]
+        for e in range(links.values.shape[1]):
+            links.values[copy, e] = links.values[row, e]
         row = copy
-    net.packets[row]["flags"] |= ECN
+    links.packets[row]["flags"] |= ECN
     return row
 
 
 @lean_part
-def transmit(net: Net, c: int, kind: int, row: int, ready: int) -> None:
+def transmit(links: Links, c: int, kind: int, row: int, ready: int) -> None:
     """Send a packet of class `kind` through a channel, not before `ready`; it may be marked or lost.
 
     A packet that is lost takes its time on the link all the same.
     """
-    channel = net.channels[c]
+    channel = links.channels[c]
     begin = max(ready, channel["busy"])
-    took = channel["ps_per_byte"] * net.jobs[net.packets[row]["job"]]["wire_bytes"]
+    took = channel["ps_per_byte"] * links.jobs[links.packets[row]["job"]]["wire_bytes"]
     if channel["slow_from"] <= begin < channel["slow_until"]:
         took *= channel["slow"]
     end = begin + int64(took)
     channel["busy"] = end
     channel["sent"] += 1
     lose = channel["lose_up"] if kind == UP else channel["lose_down"]
-    if lose > 0 and draw(net) < lose:
+    if lose > 0 and draw(links) < lose:
         channel["lost"] += 1
         return
     if begin - ready >= channel["mark_ps"]:
         channel["marked"] += 1
-        row = _marked(net, row, kind)
+        row = _marked(links, row, kind)
     q = 2 * c + kind
-    queue = net.queues[q]
+    queue = links.queues[q]
     if queue["count"] > queue["mask"]:
-        net.info[FAULT] = FULL_QUEUE
-        net.info[FAULT_AT] = q
+        links.info[FAULT] = FULL_QUEUE
+        links.info[FAULT_AT] = q
         return
     time = end + queue["delay"]
-    entry = net.entries[queue["first"] + ((queue["head"] + queue["count"]) & queue["mask"])]
-    order = net.info[ORDER]
+    entry = links.entries[queue["first"] + ((queue["head"] + queue["count"]) & queue["mask"])]
+    order = links.info[ORDER]
     entry["time"], entry["order"], entry["row"] = time, order, row
-    net.refs[row] += 1
+    links.refs[row] += 1
     if queue["count"] == 0:
-        schedule(net, time, q)
+        schedule(links, time, q)
     else:
-        net.info[ORDER] = order + 1
+        links.info[ORDER] = order + 1
     queue["count"] += 1
 
 
 @lean_part
-def take(net: Net, q: int) -> int:
+def take(links: Links, q: int) -> int:
     """The row of the packet at the head of a queue, whose event is the first of the heap; the next one follows it."""
-    queue = net.queues[q]
-    row: int = net.entries[queue["first"] + queue["head"]]["row"]
+    queue = links.queues[q]
+    row: int = links.entries[queue["first"] + queue["head"]]["row"]
     queue["head"] = (queue["head"] + 1) & queue["mask"]
     queue["count"] -= 1
     if queue["count"] > 0:
-        following = net.entries[queue["first"] + queue["head"]]
-        heap.replace_first(net.heap, net.info[HEAP], following["time"], following["order"], q)
+        following = links.entries[queue["first"] + queue["head"]]
+        heap.replace_first(links.heap, links.info[HEAP], following["time"], following["order"], q)
     else:
-        net.info[HEAP] -= 1
-        heap.remove_first(net.heap, net.info[HEAP] + 1)
-    net.refs[row] -= 1
+        links.info[HEAP] -= 1
+        heap.remove_first(links.heap, links.info[HEAP] + 1)
+    links.refs[row] -= 1
     return row

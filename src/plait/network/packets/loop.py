@@ -4,43 +4,63 @@ from __future__ import annotations
 
 from plait.core.jit import linked
 from plait.network.packets import heap, links, measure, state, steps
-from plait.network.packets.links import take
-from plait.network.packets.measure import widen
-from plait.network.packets.state import BINS, EVENTS, FAULT, FINE, HEAP, NOW, TOO_LATE, WIDTH, Net
-from plait.network.packets.steps import arrive, send, start, tidy, timer
+from plait.network.packets.heap import remove_first
+from plait.network.packets.links import settle, take
+from plait.network.packets.measure import note_packet, widen
+from plait.network.packets.state import BINS, EVENTS, FAULT, FINE, HEAP, NOW, TOO_LATE, UP, WIDTH, Net
+from plait.network.packets.steps import at_server, at_switch, at_worker, finish, free_slots, send, start, tidy, timer
 from plait.network.protocol import addressing, congestion, header, server, switch, worker
+from plait.network.protocol.header import int64
+from plait.network.protocol.worker import FINISHED, IGNORED
 
 
 @linked(header, addressing, congestion, switch, server, worker, state, heap, links, measure, steps)
 def run(net: Net, until: int) -> int:
     """Take events until none is left: all workers are finished, no packet is on its way. Returns what went wrong.
 
-    TOO_LATE: an event after `until`, in ps.
+    TOO_LATE: an event after `until`, in ps. Sources of events are, in this order: queues, the timers of workers, starts
+    of their tensors, sweeps of switches.
     """
-    workers, queues = len(net.hosts), len(net.queues)
-    while net.info[HEAP] > 0 and net.info[FAULT] == FINE:
-        first = net.heap[0]
-        now, source = first["time"], first["source"]
+    lines, ends, info = net.links, net.ends, net.links.info
+    nodes, workers, timers = len(ends.worker_at), len(ends.hosts), len(lines.queues)
+    while info[HEAP] > 0 and info[FAULT] == FINE:
+        now, source = lines.heap[0]["time"], lines.heap[0]["source"]
         if now > until:
-            net.info[FAULT] = TOO_LATE
+            info[FAULT] = TOO_LATE
             break
-        net.info[NOW] = now
-        net.info[EVENTS] += 1
-        if now >= BINS * net.info[WIDTH]:
-            widen(net, now)
-        if source < queues:
-            row = take(net, source)
-            arrive(net, source >> 1, source & 1, row, now)
-            continue
-        net.info[HEAP] -= 1
-        heap.remove_first(net.heap, net.info[HEAP] + 1)
-        source -= queues
-        if source < workers:
-            timer(net, source, now)
-        elif source < 2 * workers:
-            start(net, source - workers, now)
-            send(net, source - workers, now)
+        info[NOW] = now
+        info[EVENTS] += 1
+        if now >= BINS * info[WIDTH]:
+            widen(info, net.fabric.held, ends.delivered, now)
+        w, sends = source - timers, False  # a worker, and whether it may have something to send
+        if source < timers:
+            row = take(lines, source)
+            node, kind = lines.channels[source >> 1]["to"], source & 1
+            note_packet(lines, net.log, row, node, now)
+            if node >= nodes:
+                at_switch(lines, net.fabric, node - nodes, kind, row, now)
+            elif kind == UP:
+                at_server(lines, net.server, row, now)
+            else:
+                j = lines.packets[row]["job"]
+                w = int64(ends.worker_at[node, j])
+                answer = at_worker(lines, ends, w, row, now)
+                sends = answer != IGNORED
+                if answer & FINISHED and finish(lines, ends, w, now) and lines.jobs[j]["dedicated"] != 0:
+                    free_slots(lines, net.fabric, j, now)
+            settle(lines, row)
         else:
-            tidy(net, source - 2 * workers, now)
-    fault: int = net.info[FAULT]
+            info[HEAP] -= 1
+            remove_first(lines.heap, info[HEAP] + 1)
+            if w < workers:
+                sends = timer(lines, ends, w, now)
+            elif w < 2 * workers:
+                w -= workers
+                start(lines, ends, w, now)
+                sends = True
+            else:
+                tidy(lines, net.fabric, w - 2 * workers, now, source)
+        if sends:
+            send(lines, ends, w, now)
+    fault: int = info[FAULT]
     return fault

@@ -5,34 +5,33 @@ Time is divided into a fixed number of bins; when it runs out of them, two becom
 
 from __future__ import annotations
 
+from plait.core.arrays import IntArray
 from plait.core.jit import lean_part
-from plait.network.packets.state import BINS, LOGGED, WIDTH, Net
+from plait.network.packets.state import BINS, LOGGED, WIDTH, Fabric, Links
 from plait.network.protocol.header import Records
 
 
 @lean_part
-def widen(net: Net, now: int) -> None:
+def widen(info: IntArray, held: IntArray, delivered: IntArray, now: int) -> None:
     """Make bins wide enough for a time."""
-    while now >= BINS * net.info[WIDTH]:
-        for j in range(len(net.jobs)):
-            for b in range(BINS // 2):
-                net.held[j, b] = net.held[j, 2 * b] + net.held[j, 2 * b + 1]
-                net.delivered[j, b] = net.delivered[j, 2 * b] + net.delivered[j, 2 * b + 1]
-            for b in range(BINS // 2, BINS):
-                net.held[j, b] = 0
-                net.delivered[j, b] = 0
-        net.info[WIDTH] *= 2
+    while now >= BINS * info[WIDTH]:
+        for j in range(len(held)):
+            for b in range(BINS):
+                whole = 2 * b < BINS
+                held[j, b] = held[j, 2 * b] + held[j, 2 * b + 1] if whole else 0
+                delivered[j, b] = delivered[j, 2 * b] + delivered[j, 2 * b + 1] if whole else 0
+        info[WIDTH] *= 2
 
 
 @lean_part
-def note_held(net: Net, jobs: Records, s: int, j: int, now: int) -> None:
+def note_held(fabric: Fabric, jobs: Records, s: int, j: int, now: int, width: int) -> None:
     """Note that a job has held aggregators of a switch until now, and how many it holds from now on."""
-    route = net.routes[s, j]
-    since, held, width = route["since"], route["held"], net.info[WIDTH]
+    route = fabric.routes[s, j]
+    since, held = route["since"], route["held"]
     while held > 0 and since < now:
         b = since // width
         until = min(now, (b + 1) * width)
-        net.held[j, b] += held * (until - since)
+        fabric.held[j, b] += held * (until - since)
         since = until
     if jobs[j]["held"] > held:
         route["claims"] += jobs[j]["held"] - held
@@ -41,12 +40,12 @@ def note_held(net: Net, jobs: Records, s: int, j: int, now: int) -> None:
 
 
 @lean_part
-def note_packet(net: Net, row: int, node: int, now: int) -> None:
+def note_packet(links: Links, log: IntArray, row: int, node: int, now: int) -> None:
     """Write a packet that arrives to the log, while there is room."""
-    at = net.info[LOGGED]
-    if at >= len(net.log):
+    at = links.info[LOGGED]
+    if at >= len(log):
         return
-    net.info[LOGGED] += 1
-    p, line = net.packets[row], net.log[at]
+    links.info[LOGGED] += 1
+    p, line = links.packets[row], log[at]
     line[0], line[1], line[2], line[3], line[4], line[5] = now, node, p["type"], p["job"], p["seq"], p["bitmap"]
     line[6], line[7], line[8] = p["index"], p["flags"], p["prio"]

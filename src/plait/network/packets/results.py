@@ -111,39 +111,39 @@ def results(scenario: Scenario, net: Net) -> PacketResults:
     broken = int(net.server.jobs["broken"].sum())
     if broken:
         raise SimulationError(f"{broken} sums were given up by servers before they were complete")
-    width = int(net.info[WIDTH])
+    width = int(net.links.info[WIDTH])
     bits = np.array([8 * job.options.payload_bytes / job.workers for job in scenario.jobs])
     return PacketResults(
         tuple(_job(scenario, net, j) for j in range(len(scenario.jobs))),
-        int(net.info[EVENTS]),
-        len(net.table),
+        int(net.links.info[EVENTS]),
+        len(net.fabric.table),
         width / 1e12,
-        net.held / width,
-        net.delivered * bits[:, None] / (width / 1e12) / 1e9,
-        int(net.channels["lost"].sum()),
-        int(net.channels["marked"].sum()),
+        net.fabric.held / width,
+        net.ends.delivered * bits[:, None] / (width / 1e12) / 1e9,
+        int(net.links.channels["lost"].sum()),
+        int(net.links.channels["marked"].sum()),
         state_bytes(net),
-        net.log[: int(net.info[LOGGED])],
+        net.log[: int(net.links.info[LOGGED])],
     )
 
 
 def state_bytes(net: Net) -> int:
     """Bytes of all arrays of a simulation."""
-    flat = [one for one in net if isinstance(one, np.ndarray)]
-    return sum(one.nbytes for one in (*flat, *net.server, *net.workers))
+    parts = (*net.links, *net.fabric, *net.ends[:-1], *net.ends.workers, *net.server, net.log)
+    return sum(one.nbytes for one in parts)
 
 
 def _job(scenario: Scenario, net: Net, j: int) -> JobFigures:
     job = scenario.jobs[j]
-    times = net.times[j, : job.iterations] / 1e12
-    mine = net.workers.state[net.workers.state["job"] == j]
-    switches = net.jobs_at[:, j]
+    times = net.ends.times[j, : job.iterations] / 1e12
+    mine = net.ends.workers.state[net.ends.workers.state["job"] == j]
+    switches = net.fabric.jobs_at[:, j]
     adding = switches["n_workers"] > 0
-    routes = net.routes[adding, j]
-    sums = int(net.tensors[j, : len(job.tensors) * job.iterations, 1].max())
+    routes = net.fabric.routes[adding, j]
+    sums = int(net.ends.tensors[j, : len(job.tensors) * job.iterations, 1].max())
     packets = int(mine["sent"].sum() + mine["resent"].sum())
     span = times[:, 1].max() - times[0, 0]
-    held = float(net.held[j].sum()) / 1e12
+    held = float(net.fabric.held[j].sum()) / 1e12
     claims = int(routes["claims"].sum())
     finish = float(times[:, 1].max())
     return JobFigures(
@@ -161,9 +161,9 @@ def _job(scenario: Scenario, net: Net, j: int) -> JobFigures:
         aged=int(switches["aged"].sum()),
         occupancy=held / span / max(1, int(adding.sum())),
         holding_s=held / claims if claims and not job.dedicated else float("nan"),
-        server_packets=float("nan") if job.dedicated else int(net.jobs[j]["arrived"]) / sums,
+        server_packets=float("nan") if job.dedicated else int(net.links.jobs[j]["arrived"]) / sums,
         timeouts=int(mine["all_timeouts"].sum()),
-        gave_up=int(net.hosts["gave_up"][net.workers.state["job"] == j].sum()),
+        gave_up=int(net.ends.hosts["gave_up"][net.ends.workers.state["job"] == j].sum()),
         slot_changes=int(mine["slot_changes"].sum()),
         packets=packets,
         met_deadline=None if job.deadline_s is None else finish <= job.deadline_s,

@@ -21,28 +21,28 @@ def simulate(scenario: Scenario) -> PacketResults:
     `InputError` where the scenario does not fit its network.
     """
     net = build(scenario)
-    with announced("the packet simulator", cpu_s=12):
+    with announced("the packet simulator", cpu_s=15):
         fault = run(net, ps(scenario.until_s))
     if fault:
         raise SimulationError(_why(net, scenario, fault))
-    held = int(net.switch_info[:, HELD].sum())
+    held = int(net.fabric.switch_info[:, HELD].sum())
     if held:
         raise SimulationError(f"{held} aggregators are still held when all jobs are finished")
-    if net.hosts["wrong"].any():
-        raise SimulationError(f"{int(net.hosts['wrong'].sum())} sums that workers received are wrong")
+    if net.ends.hosts["wrong"].any():
+        raise SimulationError(f"{int(net.ends.hosts['wrong'].sum())} sums that workers received are wrong")
     return results(scenario, net)
 
 
 def _why(net: Net, scenario: Scenario, fault: int) -> str:
     """What went wrong, and what helps."""
-    at = f"after {int(net.info[NOW]) / 1e12:.6g} s of simulated time"
+    at = f"after {int(net.links.info[NOW]) / 1e12:.6g} s of simulated time"
     if fault == FULL_QUEUE:
-        q = int(net.info[FAULT_AT])
-        room = int(net.queues[q]["mask"]) + 1
+        q = int(net.links.info[FAULT_AT])
+        room = int(net.links.queues[q]["mask"]) + 1
         channel = scenario.graph.channel_name(q // 2)
         return f"link {channel} has more than the {room:,} packets under way for which there is room, {at}"
     if fault == FULL_ROWS:
-        return f"more than {len(net.packets):,} packets are under way, for which there is no room, {at}"
+        return f"more than {len(net.links.packets):,} packets are under way, for which there is no room, {at}"
     assert fault == TOO_LATE
-    open_jobs = [j for j, row in enumerate(net.jobs) if row["busy"] > 0]
+    open_jobs = [j for j, row in enumerate(net.links.jobs) if row["busy"] > 0]
     return f"job {', '.join(map(str, open_jobs))} did not finish in {scenario.until_s:g} s; raise until_s"

@@ -87,8 +87,8 @@ HOST = np.dtype(
     ]
 )
 
-#: Columns of `Net.info`: size of the heap, insertion numbers, random numbers, the first free row, rows in use, workers
-#: that are not finished, what went wrong and where, rows of the log, the width of a bin (ps), events, seed, time.
+#: Columns of `Links.info`: size of the heap, insertion numbers, random numbers, the first free row, rows in use,
+#: workers that are not finished, what went wrong and where, rows of the log, width of a bin (ps), events, seed, time.
 HEAP, ORDER, DRAWS, FREE_ROW, ROWS, ACTIVE, FAULT, FAULT_AT, LOGGED, WIDTH, EVENTS, SEED, NOW = range(13)
 INFO = 13
 #: What may go wrong.
@@ -99,16 +99,10 @@ BINS = 256
 COLUMNS = 9
 
 
-class Net(NamedTuple):
-    """Channels and packets, routes, and what is measured; then the state of the protocol.
+class Links(NamedTuple):
+    """Channels and what is on its way through them; and the heap.
 
-    packets    rows that are in use or, from `info[FREE_ROW]` on by `refs`, free; `refs`: queues that a row is in
-    worker_at  nodes x jobs: the worker there, or -1
-    tensors    jobs x tensors x 3: first packet, the packet after its last, priority
-    table      the aggregators of all switches, one after the other; `value` likewise
-    jobs_at    switches x jobs: what `switch.Switch.jobs` is
-    held       jobs x bins: aggregators x ps; `delivered`: packets, by all workers
-    times      jobs x iterations x 2: start of the first worker and end of the last (ps)
+    packets  rows that are in use or, from `info[FREE_ROW]` on by `refs`, free; `refs`: queues that a row is in
     """
 
     channels: Records
@@ -118,28 +112,57 @@ class Net(NamedTuple):
     packets: Records
     values: Values
     refs: npt.NDArray[np.int32]
+    jobs: Records
+    info: IntArray
+
+
+class Fabric(NamedTuple):
+    """Switches and the routes of jobs through them.
+
+    table    the aggregators of all switches, one after the other; `value` likewise
+    jobs_at  switches x jobs: what `switch.Switch.jobs` is
+    held     jobs x bins: aggregators x ps
+    """
+
     routes: Records
     kids: Records
-    worker_at: npt.NDArray[np.int32]
     switches: Records
     table: Records
     value: Values
     jobs_at: Records
     switch_info: IntArray
-    jobs: Records
+    held: IntArray
+
+
+class Ends(NamedTuple):
+    """Workers, and what they have to send.
+
+    worker_at  nodes x jobs: the worker there, or -1
+    tensors    jobs x tensors x 3: first packet, the packet after its last, priority
+    delivered  jobs x bins: packets, by all workers
+    times      jobs x iterations x 2: start of the first worker and end of the last (ps)
+    """
+
+    worker_at: npt.NDArray[np.int32]
     tensors: IntArray
     hosts: Records
-    held: IntArray
     delivered: IntArray
     times: IntArray
-    log: IntArray
-    info: IntArray
-    server: Server
     workers: Workers
 
 
+class Net(NamedTuple):
+    """All of a simulation. In parts, since the compiler takes long over functions with many arrays."""
+
+    links: Links
+    fabric: Fabric
+    ends: Ends
+    server: Server
+    log: IntArray
+
+
 @lean_part
-def switch_at(net: Net, s: int) -> Switch:
+def switch_at(fabric: Fabric, s: int) -> Switch:
     """A switch as the protocol knows it: views of its rows."""
-    first, last = net.switches[s]["first"], net.switches[s]["last"]
-    return Switch(net.table[first:last], net.value[first:last], net.jobs_at[s], net.switch_info[s])
+    first, last = fabric.switches[s]["first"], fabric.switches[s]["last"]
+    return Switch(fabric.table[first:last], fabric.value[first:last], fabric.jobs_at[s], fabric.switch_info[s])
