@@ -21,7 +21,10 @@ DRAWN = ("avg_jct_s", "p99_jct_s", "gpu_utilisation")
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with pictures (SVG), what their colours mean, a table as `html.table_row` makes it, and sentences."""
+    """A heading with pictures (SVG), what their colours mean, a table as `html.table_row` makes it, and sentences.
+
+    `heads`: of the columns with labels and, if there are two, with numbers of seeds.
+    """
 
     title: str
     figures: Sequence[Markup] = ()
@@ -31,6 +34,7 @@ class Section:
     notes: Sequence[str] = field(default=())
     short: str = ""
     wide: bool = False
+    heads: Sequence[str] = ("Policy", "Seeds")
 
 
 def sections_page(

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.cli.commands.network.simulate import PacketsRequest
 from plait.cli.connection import JsonFlag, print_json
+from plait.cli.declared import command
 
 if TYPE_CHECKING:
     from plait.core.cluster import Cluster
@@ -91,6 +93,26 @@ def rates(
         print_json(rows)
     else:
         show_rates(rows)
+
+
+def _simulate(request: PacketsRequest) -> None:
+    from plait.cli.commands.network.simulate import simulate
+
+    simulate(request)
+
+
+@app.command("simulate")
+@command(PacketsRequest, _simulate)
+def simulate() -> None:
+    """Simulate in-network aggregation packet by packet.
+
+    Equal jobs on one switch, or over racks; the table has goodput, fallback and what aggregators were held.
+
+    \b
+    plait network simulate --protocol switchml,atp,esa --aggregators 1024 --out packets.html
+    plait network simulate -p a2tp -j 2 -w 4 --straggler 0.1:share=0.2,from_us=50,until_us=300
+    plait network simulate -p atp --racks 4 --levels 2 --loss 0.001
+    """
 
 
 @app.command()

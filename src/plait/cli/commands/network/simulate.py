@@ -1,0 +1,219 @@
+"""`plait network simulate`: options to scenarios, runs, tables and the report."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plait.core.errors import InputError, suggest
+from plait.core.options import declared, option
+from plait.network.packets.deadlines import granted
+from plait.network.packets.scenario import MIB, PacketJob, Scenario, Straggler, one_switch, racks
+from plait.network.protocol.addressing import Index
+from plait.network.protocol.options import PRESETS, Options, preset
+
+if TYPE_CHECKING:
+    from plait.network.packets.results import PacketResults
+
+#: Packets in the log from which the picture of the first ones is drawn.
+LOGGED = 60_000
+
+
+@dataclass(frozen=True)
+class PacketsRequest:
+    """The options of `plait network simulate`."""
+
+    protocol: str = option(
+        "Systems, separated by commas, each in a run of its own: switchml, atp, a2tp, esa, inalloc", default="atp",
+        short="p",
+    )  # fmt: skip
+    jobs: int = option("Number of equal jobs", default=8, least=1, most=256, short="j")
+    workers: int = option("Workers of a job", default=8, least=1, most=64, short="w")
+    aggregators: int = option("Aggregators of a switch", default=4096, least=0, most=2**24, short="a")
+    mib: float = option("Gradients of an iteration, MiB", default=2.0, least=0.001, most=4096)
+    tensors: int = option("Tensors into which they are divided", default=1, least=1, most=10_000)
+    iterations: int = option("Iterations of a job", default=1, least=1, most=100_000)
+    compute_us: float = option("Computation before each exchange, microseconds", default=0.0, least=0)
+    stagger_us: float = option("Time between the starts of two jobs, microseconds", default=0.0, least=0)
+    window: int = option("Most packets that a worker may have under way", default=245, least=1, most=65_536)
+    cc: str = option("Congestion control: none, aimd or a2tp", default="", unset="that of the system")
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="NAME=VALUE of the protocol, e.g. index=shared_cycle; may be repeated."),
+    ] = None
+    priorities: str = option(
+        "Priorities of jobs for esa, 1 to 255, separated by commas; or auto, after ESA's formula", default="",
+        unset="1, 2, 3, ...",
+    )  # fmt: skip
+    deadlines_us: str = option(
+        "Deadlines of jobs, microseconds, separated by commas; none for a job without. With inalloc they get memory",
+        default="", unset="none",
+    )  # fmt: skip
+    loss: float = option("Probability that a packet is lost on a hop, either way", default=0.0, least=0, most=0.9)
+    jitter_us: float = option("Most delay of a packet in its host, microseconds", default=0.2, least=0, most=1e6)
+    straggler: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A slow worker, JOB.RANK:share=0.2,from_us=10,until_us=90 (of the rate of its link), or compute=1.5; "
+            "may be repeated."
+        ),
+    ] = None
+    racks: int = option("Workers of a job in one rack; 0: all on one switch", default=0, least=0, most=64)
+    levels: int = option("With racks, levels of switches that add up: 1 or 2", default=2, least=1, most=2)
+    spines: int = option("With racks, spine switches", default=2, least=1, most=64)
+    oversubscription: float = option(
+        "With racks, rate of a rack's nodes over that of its links to spines", default=1.0, least=0.01, most=1000
+    )
+    gbps: float = option("Rate of links, Gb/s", default=100.0, least=0.001, most=1e5)
+    seed: int = option("Random seed", default=0, least=0, most=2**31 - 1)
+    out: Annotated[Path | None, typer.Option(help="Write an HTML report with pictures.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
+def simulate(request: PacketsRequest) -> None:
+    """Do what was asked: runs, then the table or JSON, then the report."""
+    from plait.cli.commands.network.packets_view import as_values, show_runs
+    from plait.cli.connection import print_json
+    from plait.cli.experiments.outputs import Outputs
+    from plait.live.notes import note
+    from plait.network.packets.run import simulate as run
+    from plait.report.packets import write_packets_page
+
+    names = list(dict.fromkeys(filter(None, (name.strip() for name in request.protocol.split(",")))))
+    scenarios = {name: scenario_of(request, name) for name in names}
+    if not scenarios:
+        raise InputError("--protocol names no system; give e.g. atp or switchml,atp,esa")
+    with Outputs() as outputs:
+        page = None if request.out is None else outputs.path(request.out)
+        found: dict[str, PacketResults] = {name: run(scenario) for name, scenario in scenarios.items()}
+        if page is not None:
+            nodes = len(next(iter(scenarios.values())).cluster.nodes)
+            outputs.fill(page, lambda path: write_packets_page(found, path, nodes=nodes, settings=settings(request)))
+        if request.as_json:
+            print_json(as_values(found))
+        else:
+            show_runs(found)
+        for path in outputs.commit():
+            note(f"wrote {path}")
+
+
+def settings(request: PacketsRequest) -> dict[str, str]:
+    """What a reader of the report should know of the runs."""
+    network = "one switch" if not request.racks else f"racks of {request.racks} workers of a job"
+    made = {
+        "jobs": str(request.jobs), "workers": str(request.workers), "aggregators": f"{request.aggregators:,}",
+        "MiB": f"{request.mib:g}", "window": str(request.window), "network": network, "seed": str(request.seed),
+    }  # fmt: skip
+    return made | ({"loss": f"{request.loss:g}"} if request.loss else {})
+
+
+def scenario_of(request: PacketsRequest, protocol: str) -> Scenario:
+    """The scenario of one system; raises `InputError` that names the option."""
+    changed = _changed(request.options or ())
+    changed.setdefault("window", request.window)
+    changed.setdefault("payload_bytes", 248)
+    if request.cc:
+        changed["cc"] = request.cc
+    try:
+        options = preset(protocol, **changed)
+    except InputError as error:
+        where = "--cc" if str(error).startswith("cc ") and request.cc else "--option"
+        raise InputError(f"{where if protocol in PRESETS else '--protocol'}: {error}") from error
+    if options.mode == Index.DEDICATED and request.aggregators < 2 * request.jobs:
+        raise InputError(
+            f"--aggregators {request.aggregators}: {protocol} takes 2 or more for each of {request.jobs} jobs"
+        )
+    whole = round(request.mib * MIB)
+    if whole < request.tensors:
+        raise InputError(f"--tensors {request.tensors}: {request.mib:g} MiB have only {whole} bytes; give fewer")
+    sizes = tuple(whole * (k + 1) // request.tensors - whole * k // request.tensors for k in range(request.tensors))
+    priorities = _priorities(request, protocol)
+    asked = _numbers("--deadlines-us", request.deadlines_us, request.jobs)
+    deadlines = [None if one is None else 1e-6 * one for one in asked]
+    jobs = [
+        PacketJob(
+            options, request.workers, sizes, request.iterations, 1e-6 * request.compute_us,
+            1e-6 * request.stagger_us * j, priority=priorities[j],
+            deadline_s=deadlines[j],
+        )
+        for j in range(request.jobs)
+    ]  # fmt: skip
+    more: dict[str, Any] = {
+        "seed": request.seed, "jitter_s": 1e-6 * request.jitter_us, "loss_up": request.loss, "loss_down": request.loss,
+        "stragglers": tuple(read_straggler(text) for text in request.straggler or ()),
+        "log": LOGGED if request.out is not None else 0, "gbps": request.gbps,
+    }  # fmt: skip
+    if request.racks:
+        more |= {"levels": request.levels, "spines": request.spines, "oversubscription": request.oversubscription}
+        made = racks(jobs, request.aggregators, request.racks, **more)
+    else:
+        made = one_switch(jobs, request.aggregators, **more)
+    return granted(made) if protocol == "inalloc" else made
+
+
+def _changed(texts: Sequence[str]) -> dict[str, Any]:
+    """Options of the protocol, of the types that they have."""
+    kinds = {one.name: one.type for one in declared(Options)}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise InputError(f"--option {text!r} is not NAME=VALUE; write e.g. --option gap_threshold=1")
+        if name not in kinds:
+            raise InputError(f"--option {name!r} does not exist; {suggest(name, kinds)}")
+        try:
+            found[name] = kinds[name](value)
+        except ValueError as error:
+            raise InputError(f"--option {name}: {value!r} is not a number") from error
+    return found
+
+
+def _priorities(request: PacketsRequest, protocol: str) -> list[int | None]:
+    """The priority of each job; None: as its protocol has them."""
+    if protocol != "esa" or request.priorities == "auto":
+        return [None] * request.jobs
+    if not request.priorities:
+        return [1 + j % 255 for j in range(request.jobs)]
+    numbers = _numbers("--priorities", request.priorities, request.jobs)
+    if any(one is None or one != int(one) or not 1 <= one <= 255 for one in numbers):
+        raise InputError(f"--priorities {request.priorities!r}: each is a whole number from 1 to 255")
+    return [int(one) for one in numbers if one is not None]
+
+
+def _numbers(flag: str, text: str, count: int) -> list[float | None]:
+    """A number for each job, the list repeated as often as needed; None for `none` and without a list."""
+    if not text:
+        return [None] * count
+    try:
+        found = [None if part.strip() == "none" else float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{flag} {text!r} is no list of numbers; write e.g. {flag} 1,2,3") from error
+    if any(one is not None and not 0 < one < math.inf for one in found):
+        raise InputError(f"{flag} {text!r}: each is more than 0")
+    return [found[j % len(found)] for j in range(count)]
+
+
+def read_straggler(text: str) -> Straggler:
+    """Read `JOB.RANK:share=0.2,from_us=10,until_us=90,compute=1.5`; raises `InputError` that names the option."""
+    match = re.fullmatch(r"(\d+)\.(\d+):(.+)", text.strip())
+    known: Mapping[str, tuple[str, float]] = {
+        "share": ("share", 1.0), "from_us": ("from_s", 1e-6), "until_us": ("until_s", 1e-6), "compute": ("compute", 1.0)
+    }  # fmt: skip
+    if match is None:
+        raise InputError(f"--straggler {text!r} is not JOB.RANK:NAME=VALUE,...; write e.g. 0.1:share=0.2")
+    values: dict[str, Any] = {}
+    for part in match[3].split(","):
+        name, _, value = (one.strip() for one in part.partition("="))
+        if name not in known:
+            raise InputError(f"--straggler {text!r}: {name!r} does not exist; {suggest(name, known)}")
+        try:
+            values[known[name][0]] = float(value) * known[name][1]
+        except ValueError as error:
+            raise InputError(f"--straggler {text!r}: {name} is {value!r}, no number") from error
+    return Straggler(int(match[1]), int(match[2]), **values)

@@ -1,0 +1,76 @@
+"""`plait network simulate`: the table, JSON, the report, and what is said of wrong options."""
+
+import json
+
+import pytest
+
+SMALL = ("network", "simulate", "--jobs", "2", "--workers", "3", "--mib", "0.05", "--window", "16")
+
+
+def test_runs_of_several_systems_are_rows(plait):
+    answer = plait(*SMALL, "-p", "switchml,atp", "-a", "64")
+    assert answer.code == 0
+    rows = [line for line in answer.out.splitlines() if "switchml" in line or "atp" in line]
+    assert len(rows) == 2
+    assert "job 0" not in answer.out
+    assert "job 1" in plait(*SMALL, "-a", "64").out
+
+
+def test_json_has_runs_and_jobs(plait):
+    words = ("-p", "esa", "-a", "30", "--racks", "2", "--loss", "0.01", "--seed", "3", "--json", "--iterations", "2")
+    answer = plait(*SMALL, *words)
+    (run,) = json.loads(answer.out)
+    assert (run["protocol"], len(run["jobs"]), len(run["jobs"][0]["exchanges_s"])) == ("esa", 2, 2)
+    assert run["lost"] > 0 < run["jobs"][0]["resend_share"]
+    assert json.loads(plait(*SMALL, *words).out) == [run]
+
+
+def test_the_report_is_one_file_with_pictures(plait, tmp_path):
+    answer = plait(*SMALL, "-p", "atp,switchml", "-a", "40", "--out", "packets.html")
+    assert (answer.code, "wrote packets.html" in answer.err) == (0, True)
+    page = (tmp_path / "packets.html").read_text(encoding="utf-8")
+    for words in ("Aggregators held, by job", "Goodput, by job", "First packets, atp", "First packets, switchml"):
+        assert words in page
+    assert page.count("<svg") == 8
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_deadlines_give_memory_with_inalloc(plait):
+    words = (*SMALL, "-a", "200", "--deadlines-us", "12,100", "--json")
+    jobs = {name: json.loads(plait(*words, "-p", name).out)[0]["jobs"] for name in ("atp", "inalloc")}
+    assert [job["met_deadline"] for job in jobs["inalloc"]] == [False, True]
+    assert jobs["inalloc"][1]["fallback_share"] == 0.0
+    assert "Missed their deadlines: job 0, job 1." in plait(*words[:-1], "-p", "atp").out
+
+
+def test_options_of_the_protocol(plait):
+    words = (*SMALL, "-a", "20", "--json", "-o", "index=shared_cycle", "-o", "slot_change=on", "--tensors", "3")
+    (run,) = json.loads(plait(*words, "--straggler", "0.1:share=0.5,until_us=5", "--cc", "aimd").out)
+    assert sum(job["slot_changes"] for job in run["jobs"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["-p", "apt"], "--protocol: protocol 'apt' does not exist; did you mean 'atp'?"),
+        (["-p", ","], "--protocol names no system"),
+        (["-o", "windw=3"], "--option 'windw' does not exist; did you mean 'window'?"),
+        (["-o", "window"], "--option 'window' is not NAME=VALUE"),
+        (["-o", "window=x"], "--option window: 'x' is not a number"),
+        (["-o", "gap_threshold=0"], "--option: gap_threshold is 0"),
+        (["--cc", "reno"], "--cc: cc is 'reno'"),
+        (["-p", "esa", "--priorities", "0"], "--priorities '0'"),
+        (["-p", "esa", "--priorities", "1,x"], "--priorities '1,x' is no list of numbers"),
+        (["--deadlines-us", "-1"], "--deadlines-us '-1': each is more than 0"),
+        (["--straggler", "0"], "--straggler '0' is not JOB.RANK"),
+        (["--straggler", "0.1:shar=1"], "'shar' does not exist; did you mean 'share'?"),
+        (["--straggler", "0.1:share=x"], "share is 'x', no number"),
+        (["--straggler", "7.0:share=0.5"], "worker 0 of job 7 does not exist"),
+        (["-p", "switchml", "-a", "0"], "--aggregators 0: switchml takes 2 or more for each of 2 jobs"),
+        (["--tensors", "9999", "--mib", "0.001"], "--tensors 9999"),
+        (["--out", "/dev/null/x.html"], "cannot write /dev/null/x.html"),
+    ],
+)
+def test_wrong_options_are_named(plait, words, error):
+    answer = plait(*SMALL, *words)
+    assert (answer.code, error in answer.err) == (2, True), answer.err

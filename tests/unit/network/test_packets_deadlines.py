@@ -1,0 +1,64 @@
+"""Deadlines in packet simulations: what the manager of memory grants, and what it is worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plait.network.memory.inalloc import Inalloc
+from plait.network.packets.deadlines import base_rtt_s, granted
+from plait.network.packets.run import simulate
+from plait.network.packets.scenario import PacketJob, Scenario, one_switch, racks
+from plait.network.protocol.options import preset
+
+SIZE = 1 << 18
+#: Seconds of a tensor at the rate of the link.
+LINE_S = 8 * SIZE * 306 / 248 / 100e9
+
+
+def scenario(slack: list[float], aggregators: int, protocol: str = "inalloc", seed: int = 0) -> Scenario:
+    """Jobs whose deadlines are `slack` times what the line needs."""
+    options = preset(protocol, window=300)
+    jobs = [PacketJob(options, 4, (SIZE,), deadline_s=math.nan if s < 0 else s * LINE_S) for s in slack]
+    jobs = [replace(job, deadline_s=None) if math.isnan(job.deadline_s or 0) else job for job in jobs]
+    return one_switch(jobs, aggregators, seed=seed)
+
+
+def test_deadlines_get_regions_and_windows_and_others_share_the_rest() -> None:
+    made = granted(scenario([2.0, -1.0, 4.0, 1.01], 500))
+    windows = [job.options.window for job in made.jobs]
+    # Half and a quarter of the packets that are under way at the rate of the line, and a tenth more; two slots each.
+    full = 81.046e9 * base_rtt_s(made, 0) / (8 * 248)
+    assert windows[0] == math.ceil(1.1 * full / 2)
+    assert windows[2] == math.ceil(1.1 * full / 4)
+    # The most urgent job would need 598.
+    assert [job.memory for job in made.jobs] == [2 * windows[0], None, 2 * windows[2], None]
+    assert [job.options.index for job in made.jobs] == ["hybrid_modulo", "hybrid_region"] * 2
+    assert simulate(made).jobs[2].met_deadline
+
+
+def test_rtt_counts_every_hop() -> None:
+    assert base_rtt_s(one_switch([PacketJob()], 1), 0) == pytest.approx(7.28e-6, rel=0.01)
+    far = racks([PacketJob(workers=4)], 1, 2)
+    assert base_rtt_s(far, 0) == pytest.approx(2 * (4 + 3) * 1e-6 + 1e-6 + 8 * 24.48e-9 + 0.2e-6, rel=0.01)
+
+
+def test_deadlines_are_missed_less_than_half_as_often_as_with_first_come_first_served() -> None:
+    missed = {"atp": 0, "inalloc": 0}
+    for seed in range(4):
+        slack = np.random.default_rng(seed).uniform(1.5, 6.0, 8).tolist()
+        for protocol in missed:
+            made = scenario(slack, 2048, protocol, seed)
+            found = simulate(granted(made, Inalloc(margin=1.2)) if protocol == "inalloc" else made)
+            missed[protocol] += sum(job.met_deadline is False for job in found.jobs)
+    assert missed["atp"] >= 8
+    assert missed["inalloc"] <= 0.5 * missed["atp"]
+
+
+def test_regions_of_deadlines_are_never_oversubscribed() -> None:
+    for aggregators in (50, 300, 1000):
+        made = granted(scenario([1.2, 1.5, 2.0, 3.0, 5.0], aggregators))
+        assert sum(job.memory or 0 for job in made.jobs) <= aggregators
