@@ -20,8 +20,8 @@ from plait.core.cluster import Network
 from plait.core.errors import InputError
 from plait.core.policy import View
 from plait.network.fluid.exchanges import Exchange
+from plait.network.fluid.granted import granted_exchange
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.granted import granted_exchange
 from plait.network.steady_state import SAME_RATE, SteadyState, best_server
 from plait.network.topology.paths import Graph
 from plait.placement.balance import left_over, on_one_server
@@ -134,12 +134,15 @@ class Places:
 
     def _exchanges(self, placed: Mapping[int, tuple[int, ...]]) -> dict[int, Exchange]:
         """How the jobs on several nodes exchange."""
-        graph = self.state.graph
-        return {
-            row: self.chosen.get((row, nodes)) or granted_exchange(graph, nodes, self._granted.get(row, ()))
-            for row, nodes in placed.items()
-            if len(nodes) > 1
-        }
+        return {row: self._exchange(row, nodes) for row, nodes in placed.items() if len(nodes) > 1}
+
+    def _exchange(self, row: int, nodes: tuple[int, ...]) -> Exchange:
+        """How a job exchanges: as chosen in this decision, as its grants say, or as a ring."""
+        known = self.chosen.get((row, nodes))
+        if known is not None:
+            return known
+        grants = self._granted.get(row)
+        return granted_exchange(self.state.graph, nodes, grants) if grants else Exchange(PlacedJob(nodes))
 
     @cached_property
     def _granted(self) -> dict[int, tuple[NetworkGrant, ...]]:

@@ -5,7 +5,7 @@ Start at `Graph`. Each link is two channels, one for each direction; capacities 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster, Network
-from plait.core.errors import InputError, suggest
+from plait.core.errors import InputError
 
 #: Share of a stream by channel; channels that it does not use are absent.
 Shares = dict[int, float]
@@ -95,20 +95,6 @@ class Graph:
     def _first(self) -> list[bool]:
         """Whether a channel is the first of its bundle."""
         return [first == c for c, first in enumerate(self.bundle.tolist())]
-
-    def number(self, name: str) -> int:
-        """The number of a node or switch; raises `InputError` if there is none of that name."""
-        if name not in self._numbers:
-            raise InputError(f"{name!r} is no node or switch of this network; {suggest(name, self.names)}")
-        return self._numbers[name]
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self.names)}
-
-    def nearest(self, node: int, switches: Sequence[int]) -> int:
-        """The one of these switches with the fewest channels from a node, the first among several."""
-        return min(switches, key=lambda switch: self._distances_to(switch)[node])
 
     def leaf(self, node: int) -> int:
         """The number of the switch that a node is attached to; raises `InputError` if there are several."""

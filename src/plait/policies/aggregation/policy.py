@@ -21,7 +21,7 @@ from plait.core.plan import Plan
 from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests
 from plait.network.fluid.exchanges import STRAIGHT, Exchange
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.memory.catalog import OF_PROTOCOL, make_manager
+from plait.network.memory.catalog import MANAGERS, OF_PROTOCOL, make_manager
 from plait.network.memory.inalloc import Inalloc
 from plait.network.memory.manager import Manager
 from plait.network.memory.records import Memory
@@ -44,6 +44,9 @@ def manager_of(text: str) -> Manager:
     1.2
     """
     name, *options = text.split("/")
+    known = dict.fromkeys((*OF_PROTOCOL, *MANAGERS))
+    if name not in known:
+        raise InputError(f"ina: {name!r} is unknown; it takes {', '.join(known)}")
     return make_manager(":".join(filter(None, (OF_PROTOCOL.get(name, name), ",".join(options)))))
 
 
