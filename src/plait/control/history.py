@@ -34,6 +34,7 @@ from plait.control.messages import (
     JobSubmitted,
     Launch,
     LaunchFailed,
+    NetworkReported,
     NodeJoined,
     NodeLost,
     Refuse,
@@ -97,6 +98,8 @@ class Timeline:
              asked size as the job store knows it, NaN if unknown
     down_*   a place in the cluster without a node that is up: lost, forgotten or not there yet
     spill_*  bytes of all jobs in host memory from `spill_at_s` until the next row; empty without reports of usage
+    exchange_*  how many jobs exchange gradients between nodes from `exchange_at_s` until the next row, and the sum of
+             the shares of their packets that switches add up; empty without reports of the network
     refused  jobs refused when they were submitted
     """
 
@@ -136,6 +139,9 @@ class Timeline:
     down_to_s: FloatArray
     spill_at_s: FloatArray
     spill_bytes: FloatArray
+    exchange_at_s: FloatArray
+    exchange_jobs: FloatArray
+    exchange_aggregated: FloatArray
     refused: IntArray
 
 
@@ -173,6 +179,7 @@ class History:
         self._node_changes: list[tuple[float, int, bool]] = []
         self._refused: list[IntArray] = []
         self._spill: list[tuple[float, float]] = []
+        self._exchanges: list[tuple[float, float, float]] = []
         self._codes: list[int] = []
         self._jobs: list[IntArray] = []
         self._at: list[float] = []
@@ -199,6 +206,8 @@ class History:
         elif isinstance(event, UsageReported):
             spill = event.spill_bytes * self._controller.job_store.columns["gpus"][event.jobs]  # each of its GPUs
             self._spill.append((at_s, float(np.nansum(spill))))
+        elif isinstance(event, NetworkReported):
+            self._exchanges.append((at_s, float(len(event.jobs)), float(np.nansum(event.aggregated))))
         elif isinstance(event, NodeLost):
             self._node_changes.append((at_s, self._controller.cluster.index(event.node), False))
         elif isinstance(event, NodeJoined):
@@ -277,6 +286,11 @@ class History:
             "grant_to_s": np.array([row[1] for row in rows], dtype=np.float64),
         }
 
+    def _exchanged(self) -> dict[str, Any]:
+        """One row a report of the network."""
+        rows = np.array(self._exchanges, dtype=np.float64).reshape(-1, 3)
+        return {f"exchange_{name}": rows[:, i].copy() for i, name in enumerate(("at_s", "jobs", "aggregated"))}
+
     def timeline(self) -> Timeline:
         """The run so far."""
         self._pack()
@@ -307,6 +321,7 @@ class History:
             down_to_s=np.array([d[2] for d in down], dtype=np.float64),
             spill_at_s=np.array([row[0] for row in self._spill], dtype=np.float64),
             spill_bytes=np.array([row[1] for row in self._spill], dtype=np.float64),
+            **self._exchanged(),
             refused=refused,
         )
 

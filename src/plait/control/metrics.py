@@ -27,8 +27,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from plait.control.class_figures import class_figures
 from plait.control.controller import Controller, describe
+from plait.control.figures.class_figures import class_figures
+from plait.control.figures.network_figures import network_figures
 from plait.control.history import History, Timeline
 from plait.control.occupancy import Occupancy, blocking_index, by_gpu, covered, fragmentation, occupancy
 from plait.control.outcomes import STATES, Isolated, Outcomes, fairness, outcomes, table
@@ -135,6 +136,7 @@ def measure(
     summary |= _cluster_figures(use, fragments, span)
     summary |= _sharing(timeline, span)
     summary |= class_figures(controller.job_store.columns, jobs, timeline, counted)
+    summary |= network_figures(controller, jobs, timeline, counted)
     summary |= _blocking(timeline, span)
     summary |= {
         "gpus": timeline.cluster.gpus,

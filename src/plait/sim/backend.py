@@ -28,6 +28,7 @@ from plait.control.messages import (
     JobFinished,
     JobSubmitted,
     Launch,
+    NetworkReported,
     NodeJoined,
     NodeLost,
     ProgressReported,
@@ -106,7 +107,7 @@ class Simulator(Running):
             elif due < math.inf:
                 yield from self.happened(due)
                 yield self.replan_due()
-                yield from self._usage()  # of jobs that have just started
+                yield from self._measured()  # of jobs that have just started
             else:
                 return  # jobs wait and nothing will ever happen: the caller knows their names and reasons
             self.check_progress()
@@ -176,7 +177,7 @@ class Simulator(Running):
             yield JobFinished(at_s, finished, end_ms / 1000)
         if len(failed):
             yield JobFailed(at_s, failed, "process failed")
-        yield from self._usage()
+        yield from self._measured()
         if self.adaptive is not None and self.adaptive.fresh and self.reports_estimates:
             yield GoodputReported(at_s, *self.adaptive.report())
         if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now_ms:
@@ -184,11 +185,26 @@ class Simulator(Running):
             last = self.arrived
             yield JobSubmitted(at_s, first, self.reported[first:last])
 
+    def _measured(self) -> Iterator[Event]:
+        """What monitors report that has changed."""
+        yield from self._usage()
+        yield from self._exchanges()
+
     def _usage(self) -> Iterator[Event]:
         """How busy and full GPUs are, if that has changed since the last report."""
         if self.usage is not None and self.usage.fresh:
             self.pace_touched()  # which measures again whom stopped jobs have left behind
             yield self.usage.report(self.now / 1000, self.running, self.cluster)
+
+    def _exchanges(self) -> Iterator[Event]:
+        """What jobs exchange over the network, if that has changed since the last report."""
+        if self.contends is not None:
+            self.pace_touched()
+        found, self.exchanged = self.exchanged, None
+        if found is not None:
+            here = self.is_running[found.jobs] == 1
+            figures = (found.jobs, found.bits_per_s, found.aggregated, found.fallback_share)
+            yield NetworkReported(self.now / 1000, *(column[here] for column in figures))
 
     def replan_due(self) -> ReplanDue:
         """Ask for a decision now, which also serves wake-ups that are due."""
@@ -266,7 +282,7 @@ class Simulator(Running):
             self.news_ms = now
         else:
             yield self.replan_due()
-            yield from self._usage()
+            yield from self._measured()
 
     def _lose_node(self, index: int, now_ms: float) -> Iterator[Event]:
         node = self.cluster.nodes[index].id

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from plait.core.aggregation.grants import NetworkGrant
+from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch
@@ -79,6 +79,7 @@ class Running:
         self.thinned: list[Shared] = []  # groups with a member that is being stopped, until the rest has its new pace
         physics = settings.physics
         self.usage = GpuFigures(n, cluster.gpus, physics) if isinstance(physics, MeasuresUsage) else None
+        self.exchanged: NetworkFigures | None = None  # since the last report
         self.contends = physics if isinstance(physics, Contends) else None
         # From the first guest on, in place of `groups` and `thinned`; `touched`: GPUs whose jobs need a new pace.
         self.neighbours = Everyone() if self.contends else None if self.usage is None else Neighbours()
@@ -109,6 +110,7 @@ class Running:
         jobs = groups.jobs
         if self.contends is not None:
             pace = self.contends.paces(self.moving, groups, self.cluster, self.grants)
+            self.exchanged = self.contends.figures(self.moving, groups, self.cluster, self.grants)
         else:
             pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
         if self.usage is not None:

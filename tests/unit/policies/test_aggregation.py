@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
+from plait.control.history import History
 from plait.control.messages import Grant, JobSubmitted, ReplanDue, SwitchJoined, SwitchLost
+from plait.control.metrics import measure
 from plait.core.aggregation.request import InaRequest
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -136,3 +138,29 @@ def test_aggregation_goes_with_quotas_and_makes_jobs_faster_where_memory_suffice
     ring, added = ends.values()
     assert ring == pytest.approx(400)
     assert added == pytest.approx(1000 * (0.4 - 0.15 + 0.1 * 306 / 248), rel=1e-3)
+
+
+def test_figures_of_a_run_tell_deadlines_and_what_switches_did() -> None:
+    """Two jobs of 400 s alone that cannot both meet 410 s on one uplink; one of them has no deadline."""
+    jobs = wide(2, gpus=16).replace(deadline_s=np.array([410.0, np.nan]))
+    cluster = networked(Cluster.parse("8x4@4"), "leaf-spine:oversubscription=4,aggregators=30000")
+    found = {}
+    for policy in ("fifo:placement=least-fragmentation", "fifo:placement=least-fragmentation,ina=switchml"):
+        history: list[History] = []
+        done = simulate(jobs, cluster, make_policy(policy), WORLD, check=True, observe=recorder(history))
+        found[policy] = measure(done.controller, history[0]).summary
+    ring, added = found.values()
+    assert (ring["deadlines"], ring["granted_job_h"], ring["aggregated_share"]) == (1, 0.0, 0.0)
+    assert added["aggregated_share"] == 1.0
+    assert added["granted_job_h"] == pytest.approx(added["exchange_job_h"])
+    assert added["makespan_s"] < ring["makespan_s"]
+    plain = simulate(jobs, Cluster.parse("8x4@4"), make_policy("fifo"), make_world("ideal"), observe=recorder(history))
+    assert "deadlines" not in measure(plain.controller, history[-1]).summary
+
+
+def recorder(made: list[History]):
+    def observe(controller):
+        made.append(History(controller))
+        return made[-1]
+
+    return observe

@@ -7,7 +7,7 @@ import stat
 import pytest
 from rich.console import Console
 
-from plait.control.class_figures import NAMES
+from plait.control.figures.class_figures import NAMES
 from plait.control.metrics import SHARING, SPILL
 from plait.report.files import whole_file
 from plait.report.metrics import METRICS, best, show, unit_of

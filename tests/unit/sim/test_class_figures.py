@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from plait.control.class_figures import NAMES
 from plait.control.controller import Controller
+from plait.control.figures.class_figures import NAMES
 from plait.control.history import History
 from plait.control.metrics import RunResult, measure
 from plait.core.cluster import Cluster

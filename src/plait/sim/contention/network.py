@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from plait.core.aggregation.grants import NetworkGrant
+from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
@@ -37,6 +37,10 @@ class Contends(Protocol):
 
     def paces(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> FloatArray:
         """Seconds an iteration, for each entry of `running.jobs`; `running` has all groups of the cluster."""
+        ...
+
+    def figures(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> NetworkFigures:
+        """What would be measured of the exchanges of these jobs: those that exchange between nodes, ascending."""
         ...
 
 
@@ -92,6 +96,15 @@ class NetworkPhysics:
             alone[rows] = exposed_s(compute_s, exchange_s, self.overlap)
             stage_s[rows, Resource.NETWORK] = np.where(np.isnan(stage_s[rows, Resource.NETWORK]), np.nan, exchange_s)
         return self.inner.together_s(truth, running, cluster, alone, stage_s)
+
+    def figures(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> NetworkFigures:
+        """See `Contends`. Packets that found no aggregator are those that jobs with shared memory send in vain."""
+        found = self.exchanges(truth, running, cluster, granted, self.inner.alone_s(truth, running, cluster))
+        rows = sorted(found, key=lambda m: int(running.jobs[m]))
+        jobs = running.jobs[rows]
+        aggregated, rate = np.array([found[m][2:] for m in rows], dtype=np.float64).reshape(-1, 2).T
+        shares = np.array([any(not one.exclusive for one in granted.get(job, ())) for job in jobs.tolist()], dtype=bool)
+        return NetworkFigures(jobs, rate, aggregated, np.where(shares, 1 - aggregated, 0.0))
 
     def exchanges(
         self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted, alone_s: FloatArray
