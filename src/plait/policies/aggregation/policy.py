@@ -153,7 +153,7 @@ class WithAggregation:
         for job, nodes in wanting:
             server = known.get(job.number)
             if server is None:
-                server, state = best_server(state, job.number, nodes, up)
+                server, state = best_server(state, job.number, nodes, _candidates(graph, state, nodes, up))
             found.append(Asked(job, PlacedJob(nodes, server)))
         return found
 
@@ -225,3 +225,14 @@ class WithAggregation:
             )  # fmt: skip
         running = set(plan.groups.jobs.tolist())
         return replace(plan, network_notes={job: why for job, why in notes.items() if job in running})
+
+
+def _candidates(graph: Graph, state: SteadyState, workers: tuple[int, ...], up: list[int]) -> list[int]:
+    """Nodes for the server of a job: of each of its racks the worker and the other node with the fewest users."""
+    racks = {graph.leaf(worker) for worker in workers}
+    best: dict[tuple[int, bool], int] = {}
+    for node in up:
+        key = graph.leaf(node), node in workers
+        if key[0] in racks and (key not in best or len(state.users[node]) < len(state.users[best[key]])):
+            best[key] = node
+    return sorted(best.values()) or up
