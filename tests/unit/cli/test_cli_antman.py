@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.experiments import reproduce_antman as command
+from plait.cli.experiments.reproduce import antman as command
 from plait.reproduce.antman.runs import Done
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.experiments import reproduce_pollux as command
+from plait.cli.experiments.reproduce import pollux as command
 from plait.reproduce.pollux import runs, workload
 from pollux_files import write_measurements, write_workload
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from artifact_traces import rows, write_trace
-from plait.cli.experiments import reproduce_muri
+from plait.cli.experiments.reproduce import muri as reproduce_muri
 from plait.cli.render.console import Printer
 from plait.core.errors import InputError
 from plait.reproduce.muri import published as numbers

@@ -118,7 +118,8 @@ class NaivePackets:
     def arrive(self, node: int, p: Packet, up: bool, now: int) -> None:
         bitmap = p["proposal"] if "slot_change" in p["flags"] else sum(1 << rank for rank in p["workers"])
         flags = sum(FLAGS[name] for name in p["flags"])
-        self.log.append([now, node, KINDS[p["type"]], p["job"], p["seq"], bitmap, p["index"], flags, p["prio"]])
+        seq = p["seq"] - int(self.net.ends.tensors[p["job"], 0, 0])
+        self.log.append([now, node, KINDS[p["type"]], p["job"], seq, bitmap, p["index"], flags, p["prio"]])
         if node >= self.nodes:
             self.at_switch(node, p, up, now)
         elif up:

@@ -142,7 +142,7 @@ def test_regions_are_disjoint_where_they_are_exclusive() -> None:
         (lambda: PacketJob(nodes=(0, 1)), "2 nodes for 8 workers"),
         (lambda: PacketJob(preset("atp", reminder_s=1.0)), "reminder_s"),
         (lambda: PacketJob(exponents=10**6), "exponents"),
-        (lambda: PacketJob(iterations=10**6), r"2\^32"),
+        (lambda: PacketJob(iterations=10**6), r"2\^31"),
     ],
 )
 def test_jobs_that_cannot_be(made: object, message: str) -> None:
@@ -209,4 +209,6 @@ def test_plain_python_gives_the_same_packets() -> None:
     scenario = one_switch(jobs_of("atp", 1, window=4), 20, log=10**6)
     net = build(scenario)
     assert plain(run)(net, 10**12) == 0
-    assert np.array_equal(net.log[: int(net.links.info[LOGGED])], simulate(scenario).log)
+    rows = net.log[: int(net.links.info[LOGGED])]
+    rows[:, 4] -= net.ends.tensors[0, 0, 0]
+    assert np.array_equal(rows, simulate(scenario).log)

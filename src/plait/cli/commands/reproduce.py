@@ -5,27 +5,33 @@ from __future__ import annotations
 import typer
 
 from plait.cli.declared import command
-from plait.cli.experiments.request import AntManRequest, MuriRequest, PolluxRequest
+from plait.cli.experiments.request import AntManRequest, InaRequest, MuriRequest, PolluxRequest
 
 app = typer.Typer(help="Repeat a published evaluation and compare with its results.", no_args_is_help=True)
 
 
 def _muri(request: MuriRequest) -> None:
-    from plait.cli.experiments.reproduce_muri import reproduce_muri
+    from plait.cli.experiments.reproduce.muri import reproduce_muri
 
     reproduce_muri(request)
 
 
 def _pollux(request: PolluxRequest) -> None:
-    from plait.cli.experiments.reproduce_pollux import reproduce_pollux
+    from plait.cli.experiments.reproduce.pollux import reproduce_pollux
 
     reproduce_pollux(request)
 
 
 def _antman(request: AntManRequest) -> None:
-    from plait.cli.experiments.reproduce_antman import reproduce_antman
+    from plait.cli.experiments.reproduce.antman import reproduce_antman
 
     reproduce_antman(request)
+
+
+def _ina(request: InaRequest) -> None:
+    from plait.cli.experiments.reproduce.ina import reproduce_ina
+
+    reproduce_ina(request)
 
 
 @app.command("muri", no_args_is_help=True)
@@ -71,4 +77,20 @@ def antman() -> None:
     plait reproduce antman --study load --data simulator/trace-data
 
     Stop with Ctrl-C; the same command continues from there.
+    """
+
+
+@app.command("ina")
+@command(InaRequest, _ina)
+def ina() -> None:
+    """In-network aggregation: reference figures and published headlines.
+
+    Packet simulations of SwitchML, ATP, A2TP, ESA and INAlloc beside the figures of an independent simulator, and what
+    the papers report beside what plait finds.
+
+    \b
+    plait reproduce ina --report ina.html
+    plait reproduce ina --section goodput,straggler
+
+    About three minutes on one core. Stop with Ctrl-C; the same command continues from there.
     """

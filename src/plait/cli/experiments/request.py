@@ -233,3 +233,21 @@ class AntManRequest:
     work: WorkFolder = None
     fresh: Fresh = False
     processes: Processes = 1
+
+
+@dataclass(frozen=True)
+class InaRequest:
+    """The options of `plait reproduce ina`."""
+
+    section: Annotated[
+        Text,
+        typer.Option(
+            help="goodput, fallback, aggregated, spread, other, straggler, deadlines, loss or headlines; several "
+            "separated by commas. [default: all]"
+        ),
+    ] = None
+    report: Page = None
+    json: Json = None
+    work: WorkFolder = None
+    fresh: Fresh = False
+    processes: Processes = 1

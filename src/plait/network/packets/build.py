@@ -13,11 +13,13 @@ from plait.network.packets.scenario import PacketJob, Scenario
 from plait.network.packets.state import DOWN, PS, UP, Ends, Fabric, Links, Net
 from plait.network.packets.wiring import Tree, tree
 from plait.network.protocol import server, switch, worker
-from plait.network.protocol.addressing import Index, cycle_slots
+from plait.network.protocol.addressing import Index, cycle_slots, mix
 from plait.network.protocol.header import Records, make_packets
 from plait.network.protocol.options import set_cycle, set_region, set_up
 
 NEVER = 1 << 62
+#: The first packet of a job has a number below this one.
+FIRST_SEQS = 1 << 20
 #: Windows for which a queue has room: packets that are sent again may follow those of a window.
 WINDOWS = 4
 
@@ -231,8 +233,9 @@ def _tensors(scenario: Scenario) -> IntArray:
     rate = float(scenario.graph.channel_bits_per_s.max())
     for j, job in enumerate(scenario.jobs):
         sizes = np.array(job.packets * job.iterations, dtype=np.int64) + job.exponents
-        found[j, : len(sizes), 1] = np.cumsum(sizes)
-        found[j, : len(sizes), 0] = np.cumsum(sizes) - sizes
+        # As of jobs that have run for a while: another seed has other hashes, too.
+        ends = np.cumsum(sizes) + mix(scenario.seed, j) % FIRST_SEQS
+        found[j, : len(sizes), 0], found[j, : len(sizes), 1] = ends - sizes, ends
         found[j, : len(sizes), 2] = priorities(job, rate)
     return found
 

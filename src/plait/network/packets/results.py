@@ -64,7 +64,7 @@ class PacketResults:
     held           jobs x bins: time mean of aggregators held, all switches
     gbps           jobs x bins: payload that one worker receives, Gb/s
     lost, marked   packets lost on links, and marked as congested
-    log            of the first packets: time (ps), node, type, job, seq, bitmap, index, flags, priority
+    log            of the first packets: time (ps), node, type, job, seq (from 0), bitmap, index, flags, priority
     """
 
     jobs: tuple[JobFigures, ...]
@@ -123,8 +123,15 @@ def results(scenario: Scenario, net: Net) -> PacketResults:
         int(net.links.channels["lost"].sum()),
         int(net.links.channels["marked"].sum()),
         state_bytes(net),
-        net.log[: int(net.links.info[LOGGED])],
+        _log(net),
     )
+
+
+def _log(net: Net) -> IntArray:
+    """The log, in which numbers of packets count from the first one of their job."""
+    log = net.log[: int(net.links.info[LOGGED])].copy()
+    log[:, 4] -= net.ends.tensors[log[:, 3], 0, 0]
+    return log
 
 
 def state_bytes(net: Net) -> int:
@@ -140,7 +147,7 @@ def _job(scenario: Scenario, net: Net, j: int) -> JobFigures:
     switches = net.fabric.jobs_at[:, j]
     adding = switches["n_workers"] > 0
     routes = net.fabric.routes[adding, j]
-    sums = int(net.ends.tensors[j, : len(job.tensors) * job.iterations, 1].max())
+    sums = int(net.ends.tensors[j, len(job.tensors) * job.iterations - 1, 1] - net.ends.tensors[j, 0, 0])
     packets = int(mine["sent"].sum() + mine["resent"].sum())
     span = times[:, 1].max() - times[0, 0]
     held = float(net.fabric.held[j].sum()) / 1e12

@@ -86,8 +86,8 @@ class PacketJob:
             raise InputError(f"job {j}: {len(self.nodes)} nodes for {self.workers} workers; it takes one each")
         if self.options.reminder_s > 0:
             raise InputError(f"job {j}: reminder_s is {self.options.reminder_s:g}; simulations take 0, no reminders")
-        if sum(self.packets) * self.iterations + self.exponents * len(self.tensors) * self.iterations >= 1 << 32:
-            raise InputError(f"job {j}: more packets than the 2^32 numbers of one job; take fewer iterations")
+        if sum(self.packets) * self.iterations + self.exponents * len(self.tensors) * self.iterations >= 1 << 31:
+            raise InputError(f"job {j}: more packets than the 2^31 numbers of one job; take fewer iterations")
 
 
 @dataclass(frozen=True)
