@@ -11,12 +11,15 @@ from plait.control.controller import Controller
 from plait.control.history import History
 from plait.control.messages import Grant, JobSubmitted, ReplanDue, SwitchJoined, SwitchLost
 from plait.control.metrics import measure
+from plait.core.aggregation.grants import NetworkGrant
 from plait.core.aggregation.request import InaRequest
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
+from plait.network.memory.records import Request
 from plait.network.topology.read import networked
 from plait.policies.aggregation import ROUTES
+from plait.policies.aggregation.requests import lease_of
 from plait.policies.catalog import make_policy
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
 from plait.sim.run import simulate
@@ -164,3 +167,11 @@ def recorder(made: list[History]):
         return made[-1]
 
     return observe
+
+
+def test_a_job_on_other_switches_than_before_begins_with_no_region() -> None:
+    had = NetworkGrant(0, "leaf0", 0, 64, "dedicated", exclusive=True, epoch=3)
+    for switches, offsets in ((("leaf0",), [0]), (("leaf0", "leaf1"), [None, None]), (("leaf1",), [None])):
+        lease = lease_of(Request(job=0, switches=switches), (had,))
+        assert [region and region.offset for region in lease.regions] == offsets
+        assert lease.epoch == 3

@@ -76,10 +76,11 @@ def iteration_s_of(job: JobStatus) -> float:
 
 
 def lease_of(request: Request, before: tuple[NetworkGrant, ...]) -> Lease:
-    """A lease with the regions that the job has now."""
+    """A lease with the regions that the job has now; none if it moved to other switches, where all begin at once."""
     had = {
         grant.switch: Region(grant.offset, grant.size, Index[grant.mode.upper()], grant.epoch, grant.exclusive)
         for grant in before if grant.size
     }  # fmt: skip
-    regions = tuple(had.get(switch) for switch in request.switches)
+    same = set(request.switches) == had.keys()
+    regions = tuple(had[switch] if same else None for switch in request.switches)
     return Lease(request, Target(None), regions, math.inf, max((grant.epoch for grant in before), default=0))
