@@ -30,6 +30,12 @@ def test_figures_are_within_what_is_allowed() -> None:
     assert all(ours == pytest.approx(46.8, rel=0.02) for (section, _), ours in beyond.items() if section == "goodput")
 
 
+def test_a_straggler_leaves_its_memory_to_others_and_takes_it_back() -> None:
+    chosen = [row for row in rows(("straggler",)) if row.what.startswith("a2tp")]
+    done = {case: run_case(case) for case in dict.fromkeys(case for row in chosen for case in row.cases)}
+    assert [row.within for row in compared(chosen, done)] == [True, None, None, True]
+
+
 def test_every_row_has_what_it_needs() -> None:
     found = list(rows(tuple(SECTIONS)))
     assert {row.section for row in found} == set(SECTIONS)
