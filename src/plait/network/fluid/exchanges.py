@@ -163,23 +163,16 @@ def _times(graph: Graph, exchange: Exchange, at_once: bool) -> tuple[float, floa
     """Time to the result and the part of it that holds no aggregator: those of the farthest worker."""
     server = exchange.placed.server
     assert server is not None
+    bits = 8.0 * (HEADER_BYTES + graph.network.switches[0].payload_bytes)
     rtt = off = 0.0
     for worker in exchange.placed.workers:
-        there, back = graph.path(worker, server), graph.path(server, worker)
-        if worker == server or at_once:
-            leaf = graph.leaf(worker)
-            there, back = graph.path(worker, leaf), graph.path(leaf, worker)
-        delays = [graph.delay_s(path) + _serialisation_s(graph, path) for path in (there, back)]
-        near = [graph.delay_s(path) + _serialisation_s(graph, path) for path in (there[:1], back[-1:])]
-        middle = graph.network.switches[graph.leaf(worker) - len(graph.nodes)].delay_s if at_once else exchange.server_s
-        rtt, off = max(rtt, sum(delays) + middle), max(off, sum(near))
+        leaf = graph.leaf(worker)
+        near = graph.trip_s(worker, leaf, bits) + graph.trip_s(leaf, worker, bits)
+        end = leaf if worker == server or at_once else server
+        delays = graph.trip_s(worker, end, bits) + graph.trip_s(end, worker, bits)
+        middle = graph.network.switches[leaf - len(graph.nodes)].delay_s if at_once else exchange.server_s
+        rtt, off = max(rtt, delays + middle), max(off, near)
     return rtt, off
-
-
-def _serialisation_s(graph: Graph, path: tuple[int, ...]) -> float:
-    """Seconds that the bits of one packet take on the channels of a path."""
-    bits = 8.0 * (HEADER_BYTES + graph.network.switches[0].payload_bytes)
-    return float((bits / graph.channel_bits_per_s[list(path)]).sum())
 
 
 @dataclass(frozen=True)

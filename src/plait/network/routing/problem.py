@@ -163,6 +163,6 @@ def _server(flow: GradientFlow) -> int:
 
 def _rtt_s(graph: Graph, workers: Sequence[int], switch: int, server: int) -> float:
     """From the farthest worker over the switch to the server and back, without queues."""
-    there = max(graph.delay_s(graph.path(worker, switch)) for worker in workers)
+    there = max(graph.trip_s(worker, switch, 0.0) for worker in workers)
     passing = graph.network.switches[switch - len(graph.nodes)].delay_s
-    return 2 * (there + passing + graph.delay_s(graph.path(switch, server))) + SERVER_S
+    return 2 * (there + passing + graph.trip_s(switch, server, 0.0)) + SERVER_S

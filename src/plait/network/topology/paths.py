@@ -32,6 +32,7 @@ class Graph:
     _distances: dict[int, list[int]] = field(default_factory=dict, repr=False)
     _shares: dict[tuple[int, int], Shares] = field(default_factory=dict, repr=False)
     _bundled: dict[tuple[int, int], Shares] = field(default_factory=dict, repr=False)
+    _trips: dict[tuple[int, int, float], float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, cluster: Cluster) -> Graph:
@@ -178,6 +179,14 @@ class Graph:
         links, switches, first = self.network.links, self.network.switches, len(self.nodes)
         passed = [int(self.ends[channel][1]) - first for channel in path[:-1]]
         return sum(links[channel // 2].delay_s for channel in path) + sum(switches[i].delay_s for i in passed)
+
+    def trip_s(self, source: int, target: int, bits: float) -> float:
+        """Seconds of a packet of so many bits on the first shortest path, without queues: delays and serialisation."""
+        key = source, target, bits
+        if key not in self._trips:
+            path = self.path(source, target)
+            self._trips[key] = self.delay_s(path) + float((bits / self.channel_bits_per_s[list(path)]).sum())
+        return self._trips[key]
 
     def _split(self, source: int, target: int) -> Shares:
         distance = self._distances_to(target)
