@@ -116,6 +116,33 @@ def simulate() -> None:
 
 
 @app.command()
+def turns(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL@NODES...", help="Jobs, e.g. vgg16@n0..n1; jobs on the same nodes are one group."),
+    ],
+    cluster: ClusterOption = "16x8@4",
+    network: NetworkOption = None,
+    overlap: Annotated[
+        float, typer.Option(help="Part of the computation beside which gradients are exchanged.", min=0, max=1)
+    ] = 0.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what turns on GPUs and links are worth to groups that share a network.
+
+    \b
+    plait network turns -c 8x4@2 -n leaf-spine:oversubscription=4 vgg16@n0,n2 resnet18@n0,n2 bert@n1,n3
+    """
+    from plait.cli.commands.network.turns import show_turns, turn_rows
+
+    rows = turn_rows(_cluster(cluster, network), jobs, overlap)
+    if as_json:
+        print_json(rows)
+    else:
+        show_turns(rows)
+
+
+@app.command()
 def topologies() -> None:
     """List topologies and their options."""
     from plait.cli.commands.network.view import show_topologies
