@@ -174,3 +174,16 @@ def test_workers_are_added_up_where_they_are_sent() -> None:
     assert packets["none"] == 4
     with pytest.raises(InputError, match="2 switches for 4 workers"):
         Exchange(job, "hash", at=(spine, spine))
+
+
+def test_regions_on_two_levels_send_one_sum_to_each_rack_and_need_no_server() -> None:
+    """Four racks of two workers: with one level the server gets a sum of each rack, with two its leaf answers."""
+    found = {}
+    for levels in (1, 2):
+        cluster = networked(Cluster.parse("8x8@2"), f"leaf-spine:spines=1,aggregators=20000,levels={levels}")
+        exchange = Exchange(PlacedJob(tuple(range(8)), 0), "region", 2000)
+        found[levels] = steady_rates(Graph.of(cluster), Racks.of([prepared(Graph.of(cluster), exchange)])).bits_per_s[0]
+    # Sums of three racks come over the link from the spine, which has the rate of two nodes.
+    assert found[2] == pytest.approx(2 / 3 * GBPS * 248 / 306, rel=1e-6)
+    # Its own gradient and those of four racks leave and reach the link of node 0, which has a worker and the server.
+    assert found[1] == pytest.approx(GBPS * 248 / 306 / 5, rel=0.01)

@@ -41,7 +41,8 @@ class Exchange:
     the graph of the switch that adds up its packets, or `STRAIGHT` for none; empty: its leaf. `priority`: with law
     "hash", packets take aggregators from those of lower priority (ESA). `jitter_s`: workers send the same packet within
     this time of each other; the longer, the more sums never meet in one aggregator and stall a window until workers
-    send again.
+    send again. `levels`: 2 lets the leaf of the server add up the sums of other racks, if it can (`Switch.levels`) and
+    the law is "region": then it answers in the server's place.
     """
 
     placed: PlacedJob
@@ -52,6 +53,7 @@ class Exchange:
     at: tuple[int, ...] = ()
     priority: int = 0
     jitter_s: float = JITTER_S
+    levels: int = 2
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a law that is unknown or lacks what it needs."""
@@ -120,7 +122,12 @@ def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
         # One that sends straight is a rack of its own: nothing of it is added up.
         leaf = graph.leaf(worker) if at is None else at if at != STRAIGHT else -2 - worker
         below.setdefault(leaf, []).append(worker)
-    at_once = law == REGION and len(below) == 1 and len(job.workers) > 1  # the switch itself answers: no server
+    top = graph.leaf(job.server)
+    meets = switches[top - first_switch].levels == 2 and switches[top - first_switch].usable > 0
+    nested = law == REGION and exchange.levels == 2 and meets and min(below) >= 0
+    # A switch that sees all workers, or the sums of all racks, answers itself: no server.
+    at_once = law == REGION and len(job.workers) > 1 and (len(below) == 1 or nested)
+    end = job.server if not at_once else top if nested else next(iter(below))
     row: dict[int, float] = {}
     savings: list[tuple[int, int, float]] = []  # channel, rack, amount for each unit of share
     columns: list[tuple[int, int, int, float]] = []
@@ -132,17 +139,17 @@ def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
         for worker in workers:
             _add(row, graph.bundled_shares(worker, leaf), wire)
             _add(row, graph.bundled_shares(leaf, worker), wire)
-        for channel, share in {} if at_once else graph.bundled_shares(leaf, job.server).items():
+        for channel, share in {} if leaf == end else graph.bundled_shares(leaf, end).items():
             _add(row, {channel: share}, n * wire)
             if n > 1:
                 savings.append((channel, len(columns), (n - 1) * share * wire))
-        if not at_once:
-            _add(row, graph.bundled_shares(job.server, leaf), copies * wire)
+        if leaf != end:
+            _add(row, graph.bundled_shares(end, leaf), copies * wire)
         columns.append((leaf, n, switch.usable, 8.0 * switch.payload_bytes))
     uses = Uses.of([row])
     place = {channel: k for k, channel in enumerate(uses.resource.tolist())}
     leaf_of, n_of, memory_of, payload_of = (np.array(column) for column in zip(*columns, strict=True))
-    rtt_s, off_s = _times(graph, exchange, at_once)
+    rtt_s, off_s = _times(graph, exchange, end if at_once else None)
     return Prepared(
         law, uses.resource, uses.amount,
         np.array([place[channel] for channel, _, _ in savings], dtype=np.int64),
@@ -159,8 +166,11 @@ def _add(row: dict[int, float], shares: dict[int, float], amount: float) -> None
         row[channel] = row.get(channel, 0.0) + amount * share
 
 
-def _times(graph: Graph, exchange: Exchange, at_once: bool) -> tuple[float, float]:
-    """Time to the result and the part of it that holds no aggregator: those of the farthest worker."""
+def _times(graph: Graph, exchange: Exchange, answers: int | None) -> tuple[float, float]:
+    """Time to the result and the part of it that holds no aggregator: those of the farthest worker.
+
+    `answers`: the switch that answers in the server's place, by its number.
+    """
     server = exchange.placed.server
     assert server is not None
     bits = 8.0 * (HEADER_BYTES + graph.network.switches[0].payload_bytes)
@@ -168,9 +178,9 @@ def _times(graph: Graph, exchange: Exchange, at_once: bool) -> tuple[float, floa
     for worker in exchange.placed.workers:
         leaf = graph.leaf(worker)
         near = graph.trip_s(worker, leaf, bits) + graph.trip_s(leaf, worker, bits)
-        end = leaf if worker == server or at_once else server
+        end = answers if answers is not None else leaf if worker == server else server
         delays = graph.trip_s(worker, end, bits) + graph.trip_s(end, worker, bits)
-        middle = graph.network.switches[leaf - len(graph.nodes)].delay_s if at_once else exchange.server_s
+        middle = exchange.server_s if answers is None else graph.network.switches[answers - len(graph.nodes)].delay_s
         rtt, off = max(rtt, delays + middle), max(off, near)
     return rtt, off
 

@@ -14,7 +14,8 @@ def granted_exchange(graph: Graph, workers: tuple[int, ...], grants: Sequence[Ne
     """How workers on these nodes exchange gradients with the grants of their job, one or more.
 
     The packets of a worker are added up at the first granted switch on its way to the server, and go straight there if
-    there is none. Regions of the job alone count as the smallest of them. Without a server of its own the job has one
+    there is none. Regions of the job alone count as the smallest of them; one at the leaf of the server is for the sums
+    of other racks, too, if that switch has a second level. Without a server of its own the job has one
     beside its first worker.
     """
     server = grants[0].server if grants[0].server >= 0 else workers[0]
@@ -24,7 +25,8 @@ def granted_exchange(graph: Graph, workers: tuple[int, ...], grants: Sequence[Ne
     alone = [grant.size for grant in grants if grant.exclusive]
     window = min((grant.window for grant in grants if grant.window), default=0)
     if alone:
-        return Exchange(PlacedJob(workers, server), "region", min(alone), window, at=at)
+        levels = 2 if graph.leaf(server) in switches else 1
+        return Exchange(PlacedJob(workers, server), "region", min(alone), window, at=at, levels=levels)
     law = "cycle" if grants[0].mode == "shared_cycle" else "hash"
     return Exchange(PlacedJob(workers, server), law, 0, window, at=at, priority=grants[0].priority)
 

@@ -34,9 +34,17 @@ class Asked:
         return self.job.number
 
     def switches(self, graph: Graph) -> tuple[str, ...]:
-        """Switches that see packets of two workers at least: others have nothing to add up."""
-        several = sorted({v for v in self.at if v != STRAIGHT and self.at.count(v) > 1})
-        return tuple(graph.names[v] for v in several)
+        """Switches that see packets of two workers at least: others have nothing to add up.
+
+        And the leaf of the server, if it adds up sums of other racks and there are some.
+        """
+        several = {v for v in self.at if v != STRAIGHT and self.at.count(v) > 1}
+        assert self.placed.server is not None
+        top = graph.leaf(self.placed.server)
+        switch = graph.network.switches[top - len(graph.nodes)]
+        if several - {top} and switch.levels == 2 and switch.usable and switch.id not in graph.network.down:
+            several.add(top)
+        return tuple(graph.names[v] for v in sorted(several))
 
 
 def request_of(graph: Graph, one: Asked, switches: tuple[str, ...], seed: int) -> Request:
