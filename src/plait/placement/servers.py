@@ -15,7 +15,7 @@ TIE = 1e-12
 def best_servers(room: IntArray, rack: IntArray, need: int, value: FloatArray) -> list[IntArray]:
     """GPUs on each server, shape (nodes,), best by sum of values, for each number of racks from the fewest on.
 
-    F[i][k] = max over m of F[i - 1][k - m] + v_i(m) inside a rack, and the same over racks with their number as a
+    `F[i][k] = max over m of F[i - 1][k - m] + v_i(m)` inside a rack, and the same over racks with their number as a
     further index. `room` (nodes,) GPUs that each can give; `rack` (nodes,); `value[i, m]` of m GPUs on server i, shape
     (nodes, need + 1). Ties: fewer servers with lower numbers. Empty if there are not enough GPUs.
     """
