@@ -22,12 +22,14 @@ from plait.core.policy import View
 from plait.network.fluid.exchanges import Exchange
 from plait.network.fluid.granted import granted_exchange
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.steady_state import SAME_RATE, SteadyState, best_server
+from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
 from plait.placement.balance import left_over, on_one_server
 from plait.placement.located import Chooser, Gang
 from plait.placement.servers import best_servers
 
+#: A job is divided among more racks where that makes its exchange faster by this factor.
+FASTER = 1.25
 #: How a job that is placed is taken to exchange gradients.
 MEMORY_LAWS = ("auto", "none", "hash", "cycle", "hard")
 
@@ -38,8 +40,9 @@ class NetPack:
 
     Servers come from a dynamic programme, one solution for each number of racks: m GPUs on a server are worth
     `bandwidth` * (free share of its links) * m / GPUs of the job - `fragments` * (share of its GPUs that stays idle).
-    For each solution every candidate for the parameter server is tried in the steady state of all jobs that run, and
-    the place with the best rate wins; among rates within one percent that with the best sum of rates, then fewer racks.
+    For each solution candidates for the parameter server are tried in the steady state of all jobs that run
+    (`network.steady_state.best_server`), and the place with the best rate wins; further racks, whose links others would
+    need, have to make the job faster by the factor `FASTER`.
 
     `law`: the law of switch memory (`network.fluid.memory`) for the job that is placed; `none` for a ring all-reduce,
     without a server. `auto` follows the jobs that run: aggregation by `hash` if one of them has switch memory, and on
@@ -99,17 +102,11 @@ class Places:
         if alone is not None:
             return alone
         self.state = self.state.having(self._exchanges(gang.placed))
-        best: tuple[float, float] | None = None
-        found: tuple[IntArray, Exchange] | None = None
+        best, found = 0.0, None
         for take in best_servers(gang.room, self.view.cluster.node_rack, gang.gpus, self._value(gang)):
             exchange, state = self._place(gang, tuple(np.flatnonzero(take).tolist()))
-            rate, total = state.rate(gang.row), float(sum(one for one in state.bits_per_s.values() if one < np.inf))
-            if best is None or rate > best[0] * (1 + SAME_RATE):
-                better = True
-            else:
-                better = rate >= best[0] * (1 - SAME_RATE) and total > best[1] * (1 + SAME_RATE)
-            if better:
-                best, found = (rate, total), (take, exchange)
+            if found is None or state.rate(gang.row) > best * FASTER:
+                best, found = state.rate(gang.row), (take, exchange)
         assert found is not None, "the walk admits only gangs for which there are enough GPUs"
         self.chosen[gang.row, found[1].placed.workers] = found[1]
         return found[0]
