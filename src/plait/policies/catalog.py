@@ -444,7 +444,7 @@ def make_policy(text: str) -> Policy:
             ina, routing = options.pop("ina", None), options.pop("routing", None)
             policy = _named(row.make(**options), text)
             if ina is not None:
-                policy = WithAggregation(policy, manager_of(ina), routing or ROUTES[0])
+                policy = WithAggregation(policy, manager_of(ina), routing or ROUTES[0], system=ina.partition("/")[0])
             elif routing is not None:
                 raise InputError(f"routing={routing} is of gradients that switches add up; it goes with ina=")
             return policy if quota is None else WithinQuotas(policy, Quotas.parse(quota))

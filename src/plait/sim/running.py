@@ -275,6 +275,9 @@ class Running:
         if self.usage is not None:
             self.usage.clear(job, gpus)
         if not others:
+            if self.contends is not None:  # nobody is left to measure
+                nothing = np.zeros(0)
+                self.exchanged = NetworkFigures(NO_JOBS, nothing, nothing, nothing)
             return
         if at <= self.now:
             self.touched.update(gpus.tolist())

@@ -187,3 +187,19 @@ def test_regions_on_two_levels_send_one_sum_to_each_rack_and_need_no_server() ->
     assert found[2] == pytest.approx(2 / 3 * GBPS * 248 / 306, rel=1e-6)
     # Its own gradient and those of four racks leave and reach the link of node 0, which has a worker and the server.
     assert found[1] == pytest.approx(GBPS * 248 / 306 / 5, rel=0.01)
+
+
+def test_jobs_that_fill_a_link_between_them_have_times_too() -> None:
+    """A case in which changes grow steadily for a while before they shrink."""
+    graph = Graph.of(networked(Cluster.parse("8x4@2"), "leaf-spine:oversubscription=4,link_gbps=25"))
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        count = int(rng.integers(2, 5))
+        parts = []
+        for _ in range(count):
+            nodes = rng.choice(8, size=rng.integers(2, 4), replace=False)
+            parts.append(prepared(graph, Exchange(PlacedJob(tuple(sorted(nodes.tolist()))))))
+        compute_s = np.round(rng.uniform(0.1, 2, count), 1)
+        bits = compute_s * rng.uniform(0.3, 1, count) * 12.5e9 + 5e8
+        found = iterations(graph, parts, bits, compute_s, overlap=1.0, phases="interleaved")
+        assert (found.iteration_s >= compute_s * (1 - 1e-9)).all()

@@ -175,3 +175,15 @@ def test_a_job_on_other_switches_than_before_begins_with_no_region() -> None:
         lease = lease_of(Request(job=0, switches=switches), (had,))
         assert [region and region.offset for region in lease.regions] == offsets
         assert lease.epoch == 3
+
+
+def test_switches_run_one_system_and_nodes_have_one_link() -> None:
+    jobs = JobBatch.of(
+        JobSpec(id=name, gpus=8, iterations=1000, iteration_s=0.4, gradient_bytes=1e9, ina=InaRequest(protocol=name))
+        for name in ("atp", "a2tp", "esa")
+    )
+    assert {grant.job for grant in decided("fifo-backfill:ina=esa", jobs).grants} == {2}
+    assert {grant.job for grant in decided("fifo-backfill:ina=shared", jobs).grants} == {0, 1}
+    rail = networked(Cluster.parse("8x4@4"), "rail:aggregators=2000")
+    with pytest.raises(InputError, match=r"policy fifo:ina=atp grants memory of switches, and nodes .* several links"):
+        decided("fifo:ina=atp", wide(1), rail)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from plait.control.history import History
+from plait.control.metrics import measure
 from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
@@ -79,6 +81,8 @@ def test_a_job_that_fits_a_node_pays_for_distance_alone() -> None:
     assert NetworkPhysics().iteration_s(truth, placed((0,)), RACKS) == pytest.approx([0.4])
     halves = Groups.of([Group((Member(0),), (0, 1, 4, 5))])
     assert NetworkPhysics().iteration_s(truth, halves, RACKS) == pytest.approx([0.5])
+    slow = NetworkPhysics(StandardPhysics(spread_slowdown=1.3))  # a stand-in for the network, which is here
+    assert slow.iteration_s(truth, halves, RACKS) == pytest.approx([0.5])
 
 
 def test_what_exchanges_longer_than_it_computes_is_cut() -> None:
@@ -144,3 +148,34 @@ def test_unknown_gradients_follow_from_model_name_and_seed() -> None:
     assert found[3] == 7
     assert np.array_equal(found, with_gradient_bytes(batch, 1).column("gradient_bytes"))
     assert found[1] != with_gradient_bytes(batch, 2).column("gradient_bytes")[1]
+
+
+@pytest.mark.parametrize("text", ["leaf-spine", "rail", "rail:rails=2", "single-switch"])
+def test_a_job_alone_is_as_its_trace_says_however_many_links_a_node_has(text: str) -> None:
+    cluster = networked(Cluster.parse("4x4@2"), text)
+    truth = jobs(8, profile=StageProfile.of(gpu=0.3, network=0.1))
+    assert NetworkPhysics().iteration_s(truth, placed((0, 1)), cluster) == pytest.approx([0.4])
+
+
+def test_faster_gpus_compute_faster_and_send_the_same_gradients() -> None:
+    """0.3 s of computation on GPUs twice as fast, 0.1 s of exchange."""
+    truth = jobs(8)
+    physics = NetworkPhysics(StandardPhysics(kind_speed={"gpu": 2.0}))
+    assert physics.iteration_s(truth, placed((0, 1)), RACKS) == pytest.approx([0.15 + 0.1])
+    elastic = JobBatch.of([JobSpec(id="e", gpus=8, max_gpus=16, iterations=1, iteration_s=0.4, gradient_bytes=BYTES)])
+    found = NetworkPhysics(phases="together").iteration_s(elastic, placed((0, 1, 2, 3)), RACKS)
+    # Half of 0.3 s; a ring of four sends 1.5 gradients over links of 80 Gb/s, and as much between the racks.
+    assert found == pytest.approx([0.15 + 0.15], rel=0.01)
+
+
+def test_time_in_which_nobody_runs_is_no_time_of_exchange() -> None:
+    batch = jobs(8, 4).replace(submit_s=np.array([0.0, 100_000.0]))
+    cluster = networked(Cluster.parse("4x4"), "single-switch")
+    made: list[History] = []
+
+    def observe(controller):
+        made.append(History(controller))
+        return made[-1]
+
+    done = simulate(batch, cluster, make_policy("fifo"), world(), observe=observe)
+    assert measure(done.controller, made[0]).summary["exchange_job_h"] == pytest.approx(400 / 3600, rel=0.01)

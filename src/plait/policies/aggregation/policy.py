@@ -52,12 +52,16 @@ def manager_of(text: str) -> Manager:
 
 @dataclass(frozen=True)
 class WithAggregation:
-    """A policy whose jobs get memory of switches from a manager; `routing` is one of `ROUTES`, `seed` for its draws."""
+    """A policy whose jobs get memory of switches from a manager; `routing` is one of `ROUTES`, `seed` for its draws.
+
+    `system`: what the switches run, by the name that was given to `ina=`; jobs that ask for another get none.
+    """
 
     policy: Policy
     manager: Manager
     routing: str = "leaf"
     seed: int = 0
+    system: str = ""
     _graphs: dict[str, Graph] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -88,8 +92,13 @@ class WithAggregation:
                 f"policy {self.name} grants memory of switches, and this cluster has no network; give it one, e.g. "
                 "--network leaf-spine:aggregators=20000"
             )
-        plan = self.policy.decide(view)
         graph = self._graph(view)
+        if not graph.single_links:
+            raise InputError(
+                f"policy {self.name} grants memory of switches, and nodes of this network have several links "
+                f"({view.cluster.network}); leave out ina=, or give a network with one link a node"
+            )
+        plan = self.policy.decide(view)
         notes: dict[int, str] = {}
         wanting = list(self._wanting(view, plan, notes))
         asked = self._routed(view, graph, self._served(view, graph, wanting))
@@ -109,6 +118,9 @@ class WithAggregation:
         row = {number: i for i, number in enumerate(view.jobs.number.tolist())}
         hosts = plan.groups.hosts
         found: list[tuple[JobStatus, tuple[int, ...]]] = []
+        for number in plan.groups.guests.jobs.tolist():
+            if view.jobs[row[number]].spec.ina.required:
+                notes[number] = "it would run as a guest, and guests get no memory of switches"
         for group in hosts:
             nodes = tuple(np.unique(view.cluster.gpu_node[list(group.gpus)]).tolist())
             for member in group.members:
@@ -126,9 +138,9 @@ class WithAggregation:
             return ""
         if nodes == 1:
             return "requires aggregation in switches, and has all its GPUs on one node: nothing passes a switch"
-        runs = next(name for name in OF_PROTOCOL if isinstance(self.manager, type(manager_of(name))))
-        if ina.protocol is not None and not isinstance(self.manager, type(manager_of(ina.protocol))):
-            return f"asks for {ina.protocol}; the switches run {runs}"
+        runs = {self.system, *(name for name, manager in OF_PROTOCOL.items() if manager == self.system)}
+        if ina.protocol is not None and self.system and ina.protocol not in runs:
+            return f"asks for {ina.protocol}; the switches run {self.system}"
         return None
 
     def _served(self, view: View, graph: Graph, wanting: list[tuple[JobStatus, tuple[int, ...]]]) -> list[Asked]:

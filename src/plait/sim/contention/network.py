@@ -67,7 +67,8 @@ class NetworkPhysics:
     profile, or follows from its gradient bytes; an exchange alone takes at most as long as the computation, and sizes
     of gradients are cut to that. `overlap` (0 to 1) is the part of the computation beside which a job exchanges;
     `phases` says how exchanges of different groups meet (`network.fluid.iterations`). Members that take turns at a
-    barrier never exchange at the same time. The spread slow-down of `inner` is not used: distance costs what links do.
+    barrier never exchange at the same time. Jobs that adapt their batch exchange as their own throughput says, and use
+    no links. The spread slow-down of `inner` is not used: distance costs what links do.
     """
 
     inner: StandardPhysics = field(default_factory=StandardPhysics)
@@ -79,6 +80,7 @@ class NetworkPhysics:
         """Check the options; the command line words them."""
         assert 0 <= self.overlap <= 1
         assert self.phases in PHASES
+        object.__setattr__(self, "inner", replace(self.inner, spread_slowdown=1.0))
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """Seconds an iteration if these groups were all there are, and no switch aggregated."""
@@ -144,19 +146,22 @@ class NetworkPhysics:
         """Bits of one gradient and seconds of computation of each member; see the class for how they follow."""
         jobs = running.jobs
         graph = self._graph(cluster)
-        link = float(np.median(graph.channel_bits_per_s[graph.ends[:, 0] < len(graph.nodes)]))
+        out = graph.ends[:, 0] < len(graph.nodes)
+        link = float(np.median(np.bincount(graph.ends[out, 0], graph.channel_bits_per_s[out])))  # all of a node
         most = int(cluster.node_gpus.max())
         needs = -(-truth.gpus[jobs] // most)
         ring = 2.0 * (needs - 1) / needs  # gradients that a worker sends, on as few nodes as the job needs
-        measured = truth.stage_s[jobs, Resource.NETWORK] * (alone_s / truth.iteration_s[jobs])
+        # At the size and on the GPUs that were asked for: another number or kind changes the computation alone.
+        asked_s, measured = truth.iteration_s[jobs], truth.stage_s[jobs, Resource.NETWORK]
         size = np.nan_to_num(8.0 * truth.column("gradient_bytes")[jobs])
         exchange_s = np.where(np.isnan(measured) | (needs == 1), ring * size / link, measured)
-        exchange_s = np.minimum(exchange_s, alone_s / (2 - self.overlap))
-        hidden = exchange_s <= self.overlap * alone_s
+        exchange_s = np.minimum(exchange_s, asked_s / (2 - self.overlap))
+        hidden = exchange_s <= self.overlap * asked_s
         with np.errstate(invalid="ignore", divide="ignore"):
-            compute_s = np.where(hidden, alone_s, (alone_s - exchange_s) / (1 - self.overlap))
-            bits = np.where(needs > 1, exchange_s * link / ring, np.minimum(size, link * alone_s / 2))
-        return np.where(nodes > 1, bits, 0.0), compute_s
+            compute_s = np.where(hidden, asked_s, (asked_s - exchange_s) / (1 - self.overlap))
+            bits = np.where(needs > 1, exchange_s * link / ring, np.minimum(size, link * asked_s / 2))
+        adapts = truth.column("batch_size")[jobs] > 0
+        return np.where((nodes > 1) & ~adapts, bits, 0.0), compute_s * alone_s / asked_s
 
     def _solved(
         self, graph: Graph, parts: list[Prepared], bits: FloatArray, compute_s: FloatArray, turns: FloatArray

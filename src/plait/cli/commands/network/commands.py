@@ -128,7 +128,7 @@ def turns(
     ] = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what turns on GPUs and links are worth to groups that share a network.
+    """Show what turns are worth on a shared network.
 
     \b
     plait network turns -c 8x4@2 -n leaf-spine:oversubscription=4 vgg16@n0,n2 resnet18@n0,n2 bert@n1,n3
