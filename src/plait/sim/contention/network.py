@@ -29,6 +29,8 @@ from plait.sim.physics import StandardPhysics
 
 #: By job number: the memory of switches that jobs have. The others exchange in a ring.
 Granted = Mapping[int, tuple[NetworkGrant, ...]]
+#: Where the workers of a job are, by numbers of nodes, and its grants: all that its way through the network depends on.
+Way = tuple[tuple[int, ...], tuple[NetworkGrant, ...]]
 
 
 @runtime_checkable
@@ -125,11 +127,13 @@ class NetworkPhysics:
         group = running.group_of_member().tolist()
         bits, compute_s = self._work(truth, running, cluster, alone_s, np.array([len(n) for n in nodes])[group])
         rows = [m for m, g in enumerate(group) if len(nodes[g]) > 1 and bits[m] > 0]
-        parts = {m: self._prepared(graph, nodes[group[m]], granted.get(int(running.jobs[m]), ())) for m in rows}
+        ways = {m: (nodes[group[m]], _alike(granted.get(int(running.jobs[m]), ()))) for m in rows}
+        parts = {m: self._prepared(graph, way) for m, way in ways.items()}
         out: dict[int, tuple[float, float, float, float]] = {}
         for together in _apart(parts):
             solved = self._solved(
                 graph,
+                tuple(ways[m] for m in together),
                 [parts[m] for m in together],
                 bits[together],
                 compute_s[together],
@@ -164,10 +168,11 @@ class NetworkPhysics:
         return np.where((nodes > 1) & ~adapts, bits, 0.0), compute_s * alone_s / asked_s
 
     def _solved(
-        self, graph: Graph, parts: list[Prepared], bits: FloatArray, compute_s: FloatArray, turns: FloatArray
-    ) -> Iterations:
+        self, graph: Graph, ways: tuple[Way, ...], parts: list[Prepared], bits: FloatArray, compute_s: FloatArray,
+        turns: FloatArray,
+    ) -> Iterations:  # fmt: skip
         """Iteration times of jobs that meet; kept, as most of them stay when one job comes or goes."""
-        key = (tuple(map(id, parts)), bits.tobytes(), compute_s.tobytes(), turns.tobytes())
+        key = (ways, bits.tobytes(), compute_s.tobytes(), turns.tobytes())
         found = self._known.get(key)
         if not isinstance(found, Iterations):
             if len(self._known) > MOST_KNOWN:
@@ -176,12 +181,12 @@ class NetworkPhysics:
             self._known[key] = found
         return found
 
-    def _prepared(self, graph: Graph, nodes: tuple[int, ...], grants: tuple[NetworkGrant, ...]) -> Prepared:
-        key = (nodes, tuple(replace(grant, job=0, epoch=0) for grant in grants))
-        known = self._known.get(key)
+    def _prepared(self, graph: Graph, way: Way) -> Prepared:
+        known = self._known.get(way)
         if not isinstance(known, Prepared):
+            nodes, grants = way
             exchange = granted_exchange(graph, nodes, grants) if grants else Exchange(PlacedJob(nodes))
-            known = self._known[key] = prepared(graph, exchange)
+            known = self._known[way] = prepared(graph, exchange)
         return known
 
     def _graph(self, cluster: Cluster) -> Graph:
@@ -196,6 +201,11 @@ class NetworkPhysics:
 
 #: Solutions and paths that are kept.
 MOST_KNOWN = 20_000
+
+
+def _alike(grants: tuple[NetworkGrant, ...]) -> tuple[NetworkGrant, ...]:
+    """The grants without what makes no difference to an exchange: whose they are, and how many there were before."""
+    return tuple(replace(grant, job=0, epoch=0) for grant in grants)
 
 
 def _split(values: np.ndarray, first: np.ndarray) -> list[np.ndarray]:
