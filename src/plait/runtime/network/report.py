@@ -1,0 +1,106 @@
+"""What a rank reports of in-network aggregation to its agent: one small file, replaced at most once a second.
+
+    write_report(run_dir, report)        # in the rank, into its own folder (PLAIT_RUN_DIR)
+    read_report(run_dir)                 # in the agent; None if there is none
+
+All numbers count from the start of the process, so the newest report says everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plait.core.codec import Codec, CodecError
+from plait.core.files import replace_file
+
+#: Name of the file in the folder of a rank.
+FILE = "network_report.json"
+#: Events that a report keeps.
+MOST_EVENTS = 20
+
+
+@dataclass(frozen=True)
+class NetworkEvent:
+    """A change worth telling the user: `time` in seconds since 1970."""
+
+    time: float
+    text: str
+
+
+@dataclass(frozen=True)
+class NetworkReport:
+    """Counters of one rank.
+
+    mode           "aggregation" or "gloo": how the last bucket went; `reason`: why by gloo
+    grant_version  of the grant in use, -1 for none
+    switch_name    of that grant
+    aggregated     buckets that the network added up; `aggregated_bytes`: of gradients in them
+    fallback       reason -> buckets that went by gloo for it; `fallback_bytes`: of gradients in them
+    sent, resent   packets sent for the first time, and sent again
+    results        packets with sums that were used; `collided`: of them, those with a packet that found its
+                   aggregator occupied
+    timeouts       of the timers of packets
+    *_s            seconds in: agreement before a bucket, fixed point and packing, sending and receiving (with waiting
+                   for the network), unpacking, agreement after a bucket, gloo
+    events         the newest ones, oldest first
+    """
+
+    mode: str = "gloo"
+    reason: str = ""
+    grant_version: int = -1
+    switch_name: str = ""
+    aggregated: int = 0
+    aggregated_bytes: int = 0
+    fallback: Mapping[str, int] = field(default_factory=dict)
+    fallback_bytes: int = 0
+    sent: int = 0
+    resent: int = 0
+    results: int = 0
+    collided: int = 0
+    timeouts: int = 0
+    agreement_s: float = 0.0
+    quantise_s: float = 0.0
+    transfer_s: float = 0.0
+    decode_s: float = 0.0
+    success_s: float = 0.0
+    gloo_s: float = 0.0
+    events: Sequence[NetworkEvent] = ()
+
+    @property
+    def fallback_share(self) -> float:
+        """Of all bytes of gradients, those that went by gloo; 0 before there are any."""
+        total = self.aggregated_bytes + self.fallback_bytes
+        return self.fallback_bytes / total if total else 0.0
+
+    @property
+    def collided_share(self) -> float:
+        """Of all sums, those with a collision."""
+        return self.collided / self.results if self.results else 0.0
+
+    @property
+    def resend_share(self) -> float:
+        """Of all packets sent, those that were sent again."""
+        total = self.sent + self.resent
+        return self.resent / total if total else 0.0
+
+
+_CODEC = Codec(strict=True)
+
+
+def write_report(folder: str | os.PathLike[str], report: NetworkReport) -> None:
+    """Replace the report in the folder of a rank; a full disk or a missing folder does not stop a training."""
+    with contextlib.suppress(OSError):
+        replace_file(Path(folder) / FILE, json.dumps(_CODEC.encode(report)))
+
+
+def read_report(folder: str | os.PathLike[str]) -> NetworkReport | None:
+    """The newest report in the folder of a rank; None if there is none, or none that can be read."""
+    try:
+        return _CODEC.decode(NetworkReport, json.loads((Path(folder) / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, CodecError):
+        return None
