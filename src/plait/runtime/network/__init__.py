@@ -1,5 +1,5 @@
 """What a rank, its agent and a switch exchange about in-network aggregation, without torch and NumPy.
 
 `grant` has the file from which ranks learn which switch memory they may use, `report` the file in which they report
-what they made of it. Start at `grant.GrantFile`.
+what they made of it. `datagrams` moves UDP datagrams in batches. Start at `grant.GrantFile`.
 """
