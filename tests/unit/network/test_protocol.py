@@ -12,6 +12,7 @@ from plait.core.options import declared
 from plait.network.protocol import addressing, fixed_point, header, options, priority, server, switch, worker
 from plait.network.protocol.addressing import Index, cycle_slots, indices
 from plait.network.protocol.header import BYPASS, COLLIDED, CONTROL, DATA, EVICT, FULL, OVERFLOW, RESEND, RESULT
+from plait.network.protocol.hello import Hello, pack, unpack
 from plait.network.protocol.switch import DROP, EVICTED, HELD, MULTICAST, TO_SERVER, UNICAST
 
 NO_SLOTS = np.zeros(1, dtype=np.int32)
@@ -60,6 +61,30 @@ def test_packets_are_the_same_after_the_wire() -> None:
     assert (back == packets).all()
     assert (back_values == values).all()
     assert wire[0, 24:28].tobytes() == int(values[0, 0]).to_bytes(4, "big", signed=True)
+
+
+def test_rows_are_written_in_the_order_that_is_asked_for() -> None:
+    packets, values = header.make_packets(4, 3)
+    packets["seq"], values[:] = [5, 6, 7, 8], np.arange(12).reshape(4, 3)
+    wire, part = np.zeros((4, 36), dtype=np.uint8), np.zeros((3, 36), dtype=np.uint8)
+    header.encode(packets, values, 4, wire)
+    header.encode_rows(packets, values, np.array([3, 0, 3, 1]), 3, part)
+    assert (part == wire[[3, 0, 3]]).all()
+
+
+def test_a_hello_is_a_packet_with_the_secret_of_a_job() -> None:
+    for hello in (Hello(65_535, worker.bit_of(63), b"12345678"), Hello(0, 0, bytes(8)), Hello(7, 4, b"\xff" * 8)):
+        datagram = pack(hello)
+        assert unpack(datagram) == unpack(bytearray(datagram)) == hello
+        row = np.frombuffer(datagram, np.uint8).reshape(1, -1)
+        packets, values = header.make_packets(1, 2)
+        assert header.decode(row, np.array([len(datagram)]), 1, packets, values) == 1
+        assert packets[0][["type", "job", "bitmap", "index"]].tolist() == (header.HELLO, hello.job, hello.bitmap, -1)
+        assert values.tobytes() == np.frombuffer(hello.token, ">i4").astype(np.int32).tobytes()
+    assert unpack(datagram[:-1]) is unpack(datagram + b"1") is unpack(b"") is None
+    assert unpack(bytes([header.VERSION << 5]) + datagram[1:]) is None
+    with pytest.raises(ValueError, match="a token has 8 bytes, not 3"):
+        pack(Hello(1, 1, b"123"))
 
 
 def test_rows_that_are_short_or_of_another_version_are_left_out() -> None:
