@@ -129,17 +129,17 @@ URGENT = {"gradient_bytes": 248e6, "computation_s": 0.1, "iterations_left": 100.
 
 
 def test_a_deadline_gives_bandwidth_window_and_region() -> None:
-    memory, (answer,) = admitted(Inalloc(), ONE, ask(1, **URGENT))
+    memory, (answer,) = admitted(Inalloc(spare="others"), ONE, ask(1, **URGENT))
     assert answer.grants[0].region == Region(0, 110, Index.HYBRID_MODULO, 1, exclusive=True)
     assert (answer.window, answer.mode, answer.action) == (55, "hybrid_modulo", "")
     assert spans(memory) == [(0, 110)]
-    hashed = make_manager("inalloc:index=hash").preview(ONE, ask(1, **URGENT), 0.0)
+    hashed = make_manager("inalloc:index=hash,spare=others").preview(ONE, ask(1, **URGENT), 0.0)
     assert (hashed.grants[0].region.size, hashed.window, hashed.mode) == (19 * 55, 55, "hybrid_region")
-    assert Inalloc(margin=1.0).preview(ONE, ask(1, **URGENT), 0.0).window == 50
+    assert Inalloc(margin=1.0, spare="others").preview(ONE, ask(1, **URGENT), 0.0).window == 50
 
 
 def test_the_rest_is_shared_and_the_most_urgent_comes_first() -> None:
-    manager = Inalloc()
+    manager = Inalloc(spare="others")
     memory, _ = admitted(manager, ONE, ask(1), ask(2, **URGENT), ask(3, **{**URGENT, "deadline_s": 60.0}))
     memory = manager.settle(memory)
     tight, loose = memory.lease(2), memory.lease(3)
@@ -149,6 +149,34 @@ def test_the_rest_is_shared_and_the_most_urgent_comes_first() -> None:
     left = 4096 - tight.target.sizes[0] - loose.target.sizes[0]
     assert manager.answer(memory, 1).grants[0].region.size == left
     assert manager.answer(memory, 1).mode == "hybrid_region"
+
+
+def test_what_no_deadline_needs_goes_to_all_up_to_what_a_link_can_use() -> None:
+    """A window of 409 packets fills the link; 55 and 23 of them are what the deadlines need."""
+    asks = ask(1, **URGENT), ask(2, **{**URGENT, "deadline_s": 60.0})
+    full = asks[0].full_window(248)
+    assert full == 409
+    manager = Inalloc()
+    found = manager.settle(admitted(manager, ONE, *asks)[0])
+    assert [lease.target.window for lease in found.leases] == [full, full]
+    assert manager.review_due_s(found, 0.0) == math.inf
+    # 400 aggregators: 110 and 44 are needed, 246 to spare for two, and for three where one has no deadline.
+    small = Memory((SwitchMemory("leaf0", 400, 248),))
+    for more, expected in ((), [110 + 122, 44 + 122]), ((ask(3),), [110 + 82, 44 + 82, 82]):
+        found = manager.settle(admitted(manager, small, *asks, *more)[0])
+        assert [lease.regions[0].size for lease in found.leases] == expected
+        assert [lease.target.window for lease in found.leases][:2] == [size // 2 for size in expected[:2]]
+        assert manager.review_due_s(found, 5.0) == 65.0
+    assert "122 more are spare" in manager.settle(admitted(manager, small, *asks)[0]).lease(1).target.reason
+
+
+def test_a_region_grows_by_what_the_fuller_of_its_switches_has_to_spare() -> None:
+    two = Memory((SwitchMemory("leaf0", 4096, 248), SwitchMemory("leaf1", 300, 248)))
+    manager = Inalloc()
+    found = manager.settle(admitted(manager, two, ask(1, "leaf0", "leaf1", **URGENT), ask(2, **URGENT))[0])
+    assert [lease.target.sizes for lease in found.leases] == [(300, 300), (818,)]
+    asked = manager.settle(admitted(manager, ONE, ask(1, memory=1000), ask(2, **URGENT))[0])
+    assert [lease.target.sizes for lease in asked.leases] == [(1000,), (818,)]
 
 
 def test_a_more_urgent_job_takes_the_place_of_another() -> None:

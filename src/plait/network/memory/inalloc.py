@@ -3,17 +3,20 @@
 The description says: sort jobs by urgency; from the deadline and the iterations left follows the time of an iteration,
 less the measured computation that for communication, from the bytes of the model a bandwidth, times the RTT a window,
 and that is the memory. The remainder is shared by all others. Regions, their places and epochs, what happens to a
-deadline that cannot be met, and the margin are our design.
+deadline that cannot be met, the margin, and who gets what others do not need (`spare`) are our design.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from plait.core.errors import InputError
 from plait.core.options import option
+from plait.network.fluid.max_min import Uses, max_min
 from plait.network.memory.manager import Manager, bounded_window
 from plait.network.memory.records import Lease, Memory, Request, Target, packets_under_way
 from plait.network.protocol.addressing import Index
@@ -21,6 +24,8 @@ from plait.network.protocol.addressing import Index
 #: What may be done about a deadline that cannot be met.
 ACTIONS = ("demote", "notify", "terminate")
 INDICES = ("auto", "modulo", "hash")
+#: Who gets memory that no deadline needs.
+SPARE = ("all", "others")
 #: Size of a region over its window: with the remainder half of it is a reserve; with a hash, 1 / (1 + window / size)
 #: of the packets find their aggregator free, and 19 gives 95 %.
 MODULO_FACTOR, HASH_FACTOR = 2, 19
@@ -40,11 +45,16 @@ class Inalloc(Manager):
     margin: float = option("Bandwidth granted over that which the deadline needs", default=1.1, least=1, most=10)
     index: str = option("In regions of one job: auto, modulo or hash; auto is modulo", default="auto")
     on_infeasible: str = option("For a deadline that cannot be met: demote, notify or terminate", default="demote")
-    period_s: float = option("Seconds between reviews of all jobs", default=10.0, least=1e-3, most=1e6)
+    period_s: float = option(
+        "Seconds between reviews of all jobs while regions could be larger", default=60.0, least=1e-3, most=1e6
+    )
+    spare: str = option(
+        "Who gets memory that no deadline needs: all, or others, which are jobs without region", default="all"
+    )
 
     def __post_init__(self) -> None:
         """Raise `InputError` for unknown words and a margin below 1."""
-        for name, known in (("index", INDICES), ("on_infeasible", ACTIONS)):
+        for name, known in (("index", INDICES), ("on_infeasible", ACTIONS), ("spare", SPARE)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}, needs {', '.join(known)}")
         if not 1 <= self.margin <= 10:
@@ -72,10 +82,50 @@ class Inalloc(Manager):
             if target.exclusive:
                 for switch, size in zip(request.switches, target.sizes, strict=True):
                     free[switch] -= size
+        if self.spare == "all" and any(target.exclusive for target in found.values()):
+            self._grow(memory, free, found)
         return {
             lease.request.job: self._sharing(memory, lease, free, found.get(lease.request.job))
             for lease in memory.leases
         }
+
+    def _grow(self, memory: Memory, free: dict[str, int], found: dict[int, Target]) -> None:
+        """Let regions for deadlines in `found` grow into what is `free`; each by the same on all of its switches.
+
+        Jobs that share count as one with a region that is still empty, so that they are left as large a part.
+        """
+        part: list[tuple[Lease, int]] = []
+        for lease in memory.leases:
+            request, had = lease.request, found.get(lease.request.job)
+            own = had is not None and had.exclusive
+            if (own and not math.isfinite(request.deadline_s)) or (had is not None and had.action == "terminate"):
+                continue  # as it asked for, or nothing
+            full = self.factor * request.full_window(memory.switch(request.switches[0]).payload_bytes)
+            part.append((lease, full - (had.sizes[0] if had is not None and own else 0)))
+        part = [(lease, more) for lease, more in part if more >= self.factor]
+        number = {name: i for i, name in enumerate(free)}
+        uses = Uses.of([{number[name]: 1.0 for name in lease.request.switches} for lease, _ in part])
+        limit = np.array([more for _, more in part], dtype=np.float64)
+        gains, _ = max_min(np.array(list(free.values()), dtype=np.float64), uses, None, limit)
+        for (lease, _), gain in zip(part, gains.tolist(), strict=True):
+            request, had = lease.request, found.get(lease.request.job)
+            packets = int(gain + 1e-6) // self.factor
+            if had is None or not had.exclusive or not packets:
+                continue
+            why = f"{had.reason}, {packets * self.factor} more are spare"
+            found[request.job] = replace(self._region(request, had.window + packets, why), action=had.action)
+            for name in request.switches:
+                free[name] -= packets * self.factor
+
+    def review_due_s(self, memory: Memory, now_s: float) -> float:
+        """After a period, if a deadline's region is smaller than what its job can use: needs change as time passes."""
+        for lease in memory.leases:
+            request, target = lease.request, lease.target
+            if math.isfinite(request.deadline_s) and target.action != "terminate":
+                full = request.full_window(memory.switch(request.switches[0]).payload_bytes)
+                if not target.exclusive or target.window < full:
+                    return now_s + self.period_s
+        return math.inf
 
     def _for_deadline(self, memory: Memory, request: Request, free: Mapping[str, int], now_s: float) -> Target:
         """A region of its own, or a target without mode: the reason why not, and what is to be done."""
@@ -133,7 +183,7 @@ class Inalloc(Manager):
             window = min(most, min(free[name] for name in request.switches) // self.factor)
             if window > 0:
                 target = self._region(request, window, why)
-                return Target(target.mode, True, target.sizes, window, 0, "notify", why)
+                return replace(target, action="notify")
         return Target(None, action=self.on_infeasible, reason=why)
 
     def _sharing(self, memory: Memory, lease: Lease, free: Mapping[str, int], decided: Target | None) -> Target:

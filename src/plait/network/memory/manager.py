@@ -77,6 +77,10 @@ class Manager(ABC):
         changed.sort(key=lambda lease: not lease.target.action)
         return memory, tuple(_answer(memory, lease) for lease in changed)
 
+    def review_due_s(self, memory: Memory, now_s: float) -> float:
+        """When to decide again if no job comes or goes before; never by default."""
+        return math.inf
+
     def release(self, memory: Memory, job: int, now_s: float) -> Memory:
         """Take back all that a job has; what others get of it they have after their next iteration boundary."""
         memory.lease(job)

@@ -16,9 +16,10 @@ def granted(scenario: Scenario, manager: Inalloc | None = None) -> Scenario:
     """The scenario in which jobs of protocol inalloc have what the manager decides; others are as they were.
 
     A job with a deadline that can be met gets a region of its own and the window that it needs; all others share what
-    is left, by a hash. Decided once, as if all jobs were submitted at the start.
+    is left, by a hash. Decided once, as if all jobs were submitted at the start, and by default as the description
+    reads: what no deadline needs is for the others (`spare=others`).
     """
-    manager = manager or Inalloc()
+    manager = manager or Inalloc(spare="others")
     network = scenario.cluster.network
     assert network is not None
     memory, first = Memory.of(network), len(scenario.graph.nodes)

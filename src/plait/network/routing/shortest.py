@@ -11,9 +11,17 @@ FIXED = ("leaf", "server")
 def shortest(problem: Problem, fixed: str = "leaf") -> Routing:
     """Shortest paths over one fixed switch for each worker.
 
+    `fixed`: as for `fixed_switches`. Where no memory is left when the job's turn comes, workers send straight to the
+    server. Raises `InputError` for another word, or nodes with several switches.
+    """
+    return problem.routing(problem.repaired(fixed_switches(problem, fixed)))
+
+
+def fixed_switches(problem: Problem, fixed: str = "leaf") -> Choice:
+    """The switch of each worker, whether or not it has memory for all of them: that is for its manager to decide.
+
     `fixed`: `leaf`, the switch that the worker is attached to, or `server`, that of the parameter server. Where that
-    has no aggregators, or no memory is left when the job's turn comes, workers send straight to the server.
-    Raises `InputError` for another word, or nodes with several switches.
+    has no aggregators workers send straight to the server. Raises `InputError` as `shortest` does.
     """
     if fixed not in FIXED:
         raise InputError(f"fixed is {fixed!r}, needs {' or '.join(FIXED)}")
@@ -24,5 +32,4 @@ def shortest(problem: Problem, fixed: str = "leaf") -> Routing:
         ends = flow.job.workers if fixed == "leaf" else (flow.job.server,) * len(flow.job.workers)
         leaves = [graph.leaf(end) for end in ends]
         rows.append(tuple(leaf if leaf in problem.memory else STRAIGHT for leaf in leaves))
-    choice: Choice = problem.repaired(tuple(rows))
-    return problem.routing(choice)
+    return tuple(rows)

@@ -28,10 +28,10 @@ from plait.network.memory.records import Memory
 from plait.network.protocol.addressing import Index
 from plait.network.routing.grid import grid
 from plait.network.routing.problem import GradientFlow, Problem
-from plait.network.routing.shortest import shortest
+from plait.network.routing.shortest import fixed_switches
 from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
-from plait.policies.aggregation.requests import Asked, gradient_bits, iteration_s_of, lease_of, request_of
+from plait.policies.aggregation.requests import Asked, exchange_of, iteration_s_of, lease_of, request_of
 
 #: At which switch a worker's packets are added up: its leaf, that of the server, or one of a linear program (GRID).
 ROUTES = ("leaf", "server", "grid")
@@ -102,8 +102,10 @@ class WithAggregation:
         notes: dict[int, str] = {}
         wanting = list(self._wanting(view, plan, notes))
         asked = self._routed(view, graph, self._served(view, graph, wanting))
-        grants = self._granted(view, graph, asked, notes)
-        return self._without_required(view, replace(plan, grants=tuple(grants), settled=False), notes)
+        memory, grants = self._granted(view, graph, asked, notes)
+        due_s = min(plan.valid_until_s, self.manager.review_due_s(memory, view.now_s))
+        plan = replace(plan, grants=tuple(grants), settled=False, valid_until_s=due_s)
+        return self._without_required(view, plan, notes)
 
     def _graph(self, view: View) -> Graph:
         """The graph of the cluster, made once for a network."""
@@ -176,13 +178,22 @@ class WithAggregation:
         there = [one.id for one in network.switches if one.usable and one.id not in network.down]
         if not asked or not there:
             return [replace(one, at=(STRAIGHT,) * len(one.placed.workers)) for one in asked]
-        flows = [GradientFlow(one.placed, gradient_bits(one.job, self.seed) / iteration_s_of(one.job)) for one in asked]
+        link = float(np.median(graph.channel_bits_per_s[graph.ends[:, 0] < len(graph.nodes)]))
+        flows = [
+            GradientFlow(
+                one.placed, exchange_of(one.job, link, len(one.placed.workers), self.seed)[0] / iteration_s_of(one.job)
+            )
+            for one in asked
+        ]
         problem = Problem.of(graph, flows, there)
-        routing = grid(problem, self.seed) if self.routing == "grid" else shortest(problem, self.routing)
-        return [replace(one, at=row) for one, row in zip(asked, routing.choice, strict=True)]
+        by_program = self.routing == "grid"
+        choice = grid(problem, self.seed).choice if by_program else fixed_switches(problem, self.routing)
+        return [replace(one, at=row) for one, row in zip(asked, choice, strict=True)]
 
-    def _granted(self, view: View, graph: Graph, asked: list[Asked], notes: dict[int, str]) -> Iterable[NetworkGrant]:
-        """What the manager gives these jobs; `notes` say of those without why."""
+    def _granted(
+        self, view: View, graph: Graph, asked: list[Asked], notes: dict[int, str]
+    ) -> tuple[Memory, list[NetworkGrant]]:
+        """The memory when this manager has decided, and what it gives these jobs; `notes` say of those without why."""
         assert view.cluster.network is not None
         before = by_job(view.grants)
         leases = []
@@ -195,8 +206,6 @@ class WithAggregation:
             assert one.placed.server is not None
             servers[one.number] = one.placed.server
             leases.append(lease_of(request_of(graph, one, switches, self.seed), before.get(one.number, ())))
-        if not leases:
-            return []
         memory = replace(Memory.of(view.cluster.network), leases=tuple(leases))
         memory = self.manager.settle(self.manager.review(memory, view.now_s)[0])
         grants = []
@@ -214,7 +223,7 @@ class WithAggregation:
                         region.epoch, servers[answer.job], reason=answer.reason,
                     )
                 )  # fmt: skip
-        return grants
+        return memory, grants
 
     def _without_required(self, view: View, plan: Plan, notes: Mapping[int, str]) -> Plan:
         """The plan without groups of jobs that require aggregation and do not get it: these wait."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from plait.core.aggregation.grants import NetworkGrant
 from plait.core.jobs import JobStatus
-from plait.network.fluid.exchanges import HEADER_BYTES, STRAIGHT
+from plait.core.resources import Resource
+from plait.network.fluid.exchanges import HEADER_BYTES, SERVER_S, STRAIGHT
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.gradients import gradient_bytes
 from plait.network.memory.records import Lease, Region, Request, Target
@@ -52,9 +53,8 @@ def request_of(graph: Graph, one: Asked, switches: tuple[str, ...], seed: int) -
     job, spec, placed = one.job, one.job.spec, one.placed
     assert placed.server is not None
     out = graph.channel_bits_per_s[np.isin(graph.ends[:, 0], placed.workers)]
-    link, bits, iteration_s = float(out.min()), gradient_bits(job, seed), iteration_s_of(job)
-    payload = graph.network.switches[0].payload_bytes
-    exchange_s = min(bits / link * (payload + HEADER_BYTES) / payload, iteration_s / 2)
+    link, iteration_s = float(out.min()), iteration_s_of(job)
+    bits, exchange_s = exchange_of(job, link, len(placed.workers), seed)
     left = math.nan if spec.iterations is None else max(spec.iterations - job.iterations_done, 0.0)
     return Request(
         job=job.number, switches=switches, need=spec.ina.mode, memory=spec.ina.memory, window=spec.ina.window,
@@ -68,8 +68,24 @@ def request_of(graph: Graph, one: Asked, switches: tuple[str, ...], seed: int) -
 def _rtt_s(graph: Graph, placed: PlacedJob) -> float:
     """From a packet to its result over the server, without queues."""
     assert placed.server is not None
-    farthest = max(graph.delay_s(graph.path(worker, placed.server)) for worker in placed.workers)
-    return 2 * farthest + 2e-6  # and a microsecond each for the server and the bits of the packet
+    bits = 8.0 * (graph.network.switches[0].payload_bytes + HEADER_BYTES)
+    there = max(graph.trip_s(worker, placed.server, bits) for worker in placed.workers)
+    back = max(graph.trip_s(placed.server, worker, bits) for worker in placed.workers)
+    return there + back + SERVER_S
+
+
+def exchange_of(job: JobStatus, link_bits_per_s: float, workers: int, seed: int) -> tuple[float, float]:
+    """Bits of one gradient, and seconds of its exchange in a ring of that many workers alone.
+
+    The seconds are the network stage of the profile if there is one, and follow from the bits otherwise. An exchange
+    takes no longer than the computation: bits that would take longer are cut, as in simulations.
+    """
+    bits, iteration_s = gradient_bits(job, seed), iteration_s_of(job)
+    ring = 2.0 * max(workers - 1, 1) / max(workers, 2)
+    stage_s = math.nan if job.profile is None else job.profile.stage_s[Resource.NETWORK]
+    exchange_s = ring * bits / link_bits_per_s if math.isnan(stage_s) else stage_s
+    exchange_s = max(min(exchange_s, iteration_s / 2), 1e-9)
+    return exchange_s * link_bits_per_s / ring, exchange_s
 
 
 def gradient_bits(job: JobStatus, seed: int) -> float:
