@@ -124,8 +124,8 @@ def register(
 ) -> None:
     """Make a job of 1 to 64 workers known, with no sums.
 
-    `slots`: its list in shared_cycle, if the server may change it, to aggregators from `first` on. Raises `InputError`
-    for another number of workers.
+    `slots`: its list in shared_cycle, if the server may change it, to aggregators from `first` on, see `set_slots`.
+    Raises `InputError` for another number of workers.
     """
     if not 1 <= n_workers <= header.MOST_WORKERS:
         raise InputError(f"job {job}: {n_workers} workers; a job may have 1 to {header.MOST_WORKERS}")
@@ -133,11 +133,17 @@ def register(
     server.jobs[job] = np.zeros((), dtype=SERVER_JOB)
     row = server.jobs[job]
     row["expected"], row["n_workers"] = all_bits(n_workers), n_workers
-    count = server.taken.shape[1]
-    if slots is not None and count:
-        row["slot_change"], row["stride"], row["shift"] = 1, _stride(count, job), job * 7919 % count
-        server.moved[job], server.taken[job] = -1, 0
-        server.taken[job, :first], server.taken[job, slots] = 1, 1
+    if slots is not None and server.taken.shape[1]:
+        set_slots(server, job, slots, first, server.taken.shape[1] - first)
+
+
+def set_slots(server: Server, job: int, slots: npt.NDArray[np.int32], first: int, size: int) -> None:
+    """Let a job have this list in shared_cycle, which may change to other aggregators of `size` from `first` on."""
+    row, count = server.jobs[job], server.taken.shape[1]
+    row["slot_change"], row["stride"], row["shift"], row["tried"] = 1, _stride(count, job), job * 7919 % count, 0
+    server.moved[job], server.taken[job] = -1, 1
+    server.taken[job, first : first + size] = 0
+    server.taken[job, slots] = 1
 
 
 def all_bits(n_workers: int) -> int:

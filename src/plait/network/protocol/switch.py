@@ -441,6 +441,22 @@ def release(switch: Switch, job: int) -> None:
     switch.jobs[job]["expected"] = 0
 
 
+@linked(header)
+def retire(switch: Switch, job: int, epoch: int) -> int:
+    """Drop what a job holds from packets of an epoch, when all of its workers have all of its results.
+
+    Returns how many aggregators are free again. Jobs that share aggregators need it only where nobody may wait for a
+    sweep, and recover what was not finished by sending it again.
+    """
+    found = 0
+    for index in range(len(switch.table)):
+        a = switch.table[index]
+        if a["key"] != FREE and a["key"] >> 32 == job and a["epoch"] == epoch & 255:
+            _free(switch, index)
+            found += 1
+    return found
+
+
 def holds(switch: Switch, job: int, epoch: int) -> int:
     """How many aggregators the job still holds from packets of an epoch: 0 when a former region is drained."""
     table = switch.table
@@ -451,5 +467,5 @@ def holds(switch: Switch, job: int, epoch: int) -> int:
 __all__ = [
     "AGEING", "AGGREGATOR", "BYPASS_PASSES", "COMPLETE", "DEDICATED", "DROP", "EVICTED", "FREE", "HELD", "MULTICAST",
     "PREEMPT", "ROOT", "SWITCH_JOB", "TO_SERVER", "UNICAST", "Switch", "grant", "holds", "make_switch", "register",
-    "release", "sweep", "switch_batch", "switch_step",
+    "release", "retire", "sweep", "switch_batch", "switch_step",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 #: Numbers of Linux that Python does not name: level and options of UDP, and a buffer beyond the limit of users.
 SOL_UDP, UDP_SEGMENT, UDP_GRO, SO_RCVBUFFORCE, SO_SNDBUFFORCE = 17, 103, 104, 33, 32
+SO_MEMINFO = 55
 
 #: Most datagrams, and most bytes, of one send.
 MOST_SEGMENTS, MOST_BYTES = 64, 65_507
@@ -109,6 +110,14 @@ class BatchSocket:
     def close(self) -> None:
         """Close the socket; again does nothing."""
         self.socket.close()
+
+    def kernel_drops(self) -> int:
+        """Datagrams that arrived but found the buffer of the kernel full; 0 where it does not say."""
+        try:
+            words = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
+        except OSError:
+            return 0
+        return int(struct.unpack("=9I", words)[8]) if len(words) == 36 else 0
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is something to receive, at most so long; returns whether there is."""

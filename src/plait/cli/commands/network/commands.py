@@ -9,6 +9,7 @@ import typer
 from plait.cli.commands.network.simulate import PacketsRequest
 from plait.cli.connection import JsonFlag, print_json
 from plait.cli.declared import command
+from plait.live.dataplane.options import ServerOptions, SwitchOptions
 
 if TYPE_CHECKING:
     from plait.core.cluster import Cluster
@@ -113,6 +114,56 @@ def simulate() -> None:
     plait network simulate -p a2tp -j 2 -w 4 --straggler 0.1:share=0.2,from_us=50,until_us=300
     plait network simulate -p atp --racks 4 --levels 2 --loss 0.001
     """
+
+
+def _run(options: SwitchOptions | ServerOptions) -> None:
+    from plait.live.dataplane.process import run
+
+    raise typer.Exit(run(options))
+
+
+@app.command("switch")
+@command(SwitchOptions, _run)
+def switch() -> None:
+    """Run a software switch that adds up gradients, until a signal or a request to stop.
+
+    It prints a line of JSON with its addresses when it is ready. Jobs are registered at its control socket.
+
+    \b
+    plait network switch --name tor0 --aggregators 4096 --control tor0.sock
+    plait network switch --control tor0.sock --listen 10.0.0.1:4000 --server 10.0.0.2:4001
+    """
+
+
+@app.command("server")
+@command(ServerOptions, _run)
+def server() -> None:
+    """Run an aggregation server, which completes what switches with shared aggregators did not.
+
+    It prints a line of JSON with its addresses when it is ready. Jobs are registered at its control socket.
+
+    \b
+    plait network server --control server.sock --window 1024 --jobs 16
+    """
+
+
+@app.command()
+def status(
+    control: Annotated[str, typer.Option(help="Path of the control socket of a switch or server.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what a running switch or aggregation server holds, and what each of its jobs did.
+
+    \b
+    plait network status --control tor0.sock
+    """
+    from plait.cli.commands.network.dataplane_view import read_statistics, show_statistics
+
+    found = read_statistics(control)
+    if as_json:
+        print_json(found)
+    else:
+        show_statistics(found)
 
 
 @app.command()

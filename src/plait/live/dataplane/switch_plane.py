@@ -1,0 +1,365 @@
+"""The switch without its socket: datagrams in, datagrams out, by the steps that the packet simulator uses too.
+
+Start at `SwitchPlane.take`. Times are monotonic nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plait.core.errors import InputError
+from plait.core.jit import announced
+from plait.live.dataplane.batch import admit, admit_known, sort_actions
+from plait.live.dataplane.faults import FROM_SERVER, TO_SERVER, TO_SWITCH, TO_WORKER, Faults, Late
+from plait.live.dataplane.members import MOST_JOBS, Member, Members
+from plait.live.dataplane.packet_rows import PacketRows, Send, StageClock
+from plait.network.protocol.header import CONTROL, DATA, EXPONENT, RESEND, RESULT
+from plait.network.protocol.hello import Hello, pack, unpack
+from plait.network.protocol.switch import HELD, grant, make_switch, register, release, retire, sweep, switch_batch
+from plait.runtime.network.datagrams import Address, Buffer
+
+#: Types of packets, a bit each, that workers and servers send.
+_FROM_WORKER, _FROM_SERVER = 1 << DATA | 1 << RESEND | 1 << EXPONENT, 1 << RESULT | 1 << CONTROL
+#: Least time between two sweeps; between two HELLOs to a server that does not, and one that does answer.
+SWEEP_NS, HELLO_NS, ANSWERED_NS = 1_000_000, 50_000_000, 1_000_000_000
+_NEVER = 1 << 62
+
+
+@dataclass
+class Dropped:
+    """Datagrams that were dropped before any step of the protocol.
+
+    `malformed`: of another size, version or type, or of other workers than their sender; `foreign`: from an address, or
+    of a job, that is not known; `refused`: a HELLO with the wrong secret.
+    """
+
+    malformed: int = 0
+    foreign: int = 0
+    refused: int = 0
+
+
+class SwitchPlane:
+    """A switch: aggregators, the jobs that use them, and what becomes of datagrams."""
+
+    def __init__(
+        self, aggregators: int, payload_bytes: int, send: Send, *, server: Address | None = None, max_age_s: float = 0.0
+    ) -> None:
+        """A switch that knows no job. `send` sends its datagrams; `server`: of the jobs that share aggregators.
+
+        `max_age_s`: of what nobody completes; 0: the least that a job asks for. Raises `InputError` for sizes that do
+        not work.
+        """
+        if not 1 <= aggregators <= 1 << 24:
+            raise InputError(f"{aggregators} aggregators; a switch has 1 to {1 << 24}")
+        self.rows = PacketRows(payload_bytes)
+        self.switch = make_switch(aggregators, MOST_JOBS, payload_bytes // 4)
+        self.members = Members(payload_bytes)
+        self.faults, self.clock, self.dropped = Faults(), StageClock(), Dropped()
+        self.server = server
+        self.priorities = np.full(MOST_JOBS, -1, dtype=np.int16)
+        self.batches = 0
+        self._send, self._max_age_s = send, max_age_s
+        most = 2 * self.rows.most
+        self._actions, self._spares = np.zeros(most, np.int64), np.zeros(most, np.int64)
+        self._up, self._down, self._back = (np.zeros(most, np.int64) for _ in range(3))
+        self._counts, self._some = np.zeros(3, np.int64), np.zeros(most, np.int64)
+        self._swept_ns = 0
+        self._greeted_ns: dict[int, int] = {}
+
+    # Datagrams
+
+    def take(self, address: Address, data: Buffer, segment: int, now: int) -> None:
+        """Datagrams of one sender, end to end, `segment` bytes each but the last; results are sent before it returns.
+
+        HELLOs are answered, datagrams that nobody here may send are counted and dropped.
+        """
+        if segment != self.rows.wire:
+            for at in range(0, max(1, len(data)), segment):
+                self._single(address, data[at : at + segment], now)
+            return
+        count = len(data) // segment
+        member = self.members.by_address.get(address)
+        if address == self.server:
+            self._arrive(FROM_SERVER, None, address, data, count, now)
+        elif member is None:
+            self.dropped.foreign += count
+        else:
+            self._arrive(TO_SWITCH, member, address, data, count, now)
+        if len(data) % segment:
+            self._single(address, data[count * segment :], now)
+
+    def _single(self, address: Address, datagram: Buffer, now: int) -> None:
+        """A datagram that has not the size of packets: a HELLO, or nothing."""
+        hello = unpack(datagram)
+        if hello is None:
+            self.dropped.malformed += 1
+        elif address == self.server:
+            member = self.members.proven(hello)
+            if member is not None:
+                member.heard_ns = now
+        elif self.members.admit(address, hello) is None:
+            self.dropped.refused += 1
+        else:
+            self._send(address, [bytes(datagram)], len(datagram))
+
+    def _arrive(
+        self, direction: str, member: Member | None, address: Address, data: Buffer, count: int, now: int
+    ) -> None:
+        """Let faults have their part, then step."""
+        if direction in self.faults.active:
+            onward = []
+            for one in self.rows.split(data[: count * self.rows.wire]):
+                job = member.job if member is not None else int.from_bytes(one[2:4], "big")
+                onward += self.faults.passing(direction, job, [one], address, now)
+            for at in range(0, len(onward), self.rows.most - 1):
+                part = onward[at : at + self.rows.most - 1]
+                self._step(member, address, b"".join(one for _, one in part), len(part), now)
+        else:
+            self._step(member, address, data, count, now)
+
+    def _step(self, member: Member | None, address: Address, data: Buffer, count: int, now: int) -> None:
+        """A batch: decode, drop what may not be sent, step, encode, send. `member`: None for the server."""
+        rows, mark = self.rows, self.clock.mark
+        self.batches += 1
+        found = rows.read(data, count)
+        self.dropped.malformed += count - found
+        if member is None:
+            kept = admit_known(rows.packets, rows.values, found, _FROM_SERVER, self.switch.jobs)
+            self.dropped.foreign += found - kept
+        else:
+            bits = member.addresses.get(address, 0)
+            kept = admit(rows.packets, rows.values, found, member.job, bits, _FROM_WORKER, self.priorities)
+            self.dropped.malformed += found - kept
+            member.traffic.came(kept, rows.wire)
+        mark("decode")
+        switch_batch(self.switch, rows.packets, rows.values, kept, now, self._actions, self._spares)
+        sort_actions(kept, self._actions, self._spares, self._up, self._down, self._back, self._counts)
+        mark("step")
+        up, down, back = self._counts.tolist()
+        if down:
+            self._multicast(member, down, now)
+        if back and member is not None:
+            self._unicast(member, back, now)
+        if up:
+            self._to_server(up, now)
+
+    def _multicast(self, member: Member | None, count: int, now: int) -> None:
+        """Results for all workers of their jobs: encoded once, sent to each."""
+        if member is None:
+            jobs = self.rows.packets["job"][self._down[:count]]
+            if (jobs != jobs[0]).any():
+                for job in np.unique(jobs).tolist():
+                    mine = self._down[:count][jobs == job]
+                    self._some[: len(mine)] = mine
+                    self._to_workers(self.members.jobs.get(job), self._some, len(mine), now)
+                return
+            member = self.members.jobs.get(int(jobs[0]))
+        self._to_workers(member, self._down, count, now)
+
+    def _to_workers(self, member: Member | None, rows: Any, count: int, now: int) -> None:
+        if member is None:
+            return
+        data = self.rows.write(rows, count)
+        self.clock.mark("encode")
+        for address in list(member.addresses):
+            self._deliver(member, address, data, now)
+        self.clock.mark("send")
+
+    def _unicast(self, member: Member, count: int, now: int) -> None:
+        """Results for the workers that asked again."""
+        asking = self.rows.packets["bitmap"][self._back[:count]]
+        for address, bits in list(member.addresses.items()):
+            mine = self._back[:count][asking & bits != 0]
+            if len(mine):
+                self._some[: len(mine)] = mine
+                self._deliver(member, address, self.rows.write(self._some, len(mine)), now)
+        self.clock.mark("send")
+
+    def _deliver(self, member: Member, address: Address, data: memoryview, now: int) -> None:
+        """Send results to one worker, with their faults."""
+        wire = self.rows.wire
+        parts: list[Buffer] = [data]
+        if TO_WORKER in self.faults.active:
+            onward = self.faults.passing(TO_WORKER, member.job, self.rows.split(data), address, now)
+            self._send_each(onward)
+            return
+        member.traffic.went(self._send(address, parts, wire), wire)
+
+    def _send_each(self, onward: list[tuple[Address, bytes]]) -> None:
+        """Send datagrams that passed the faults, in order; those of one address together."""
+        at = 0
+        while at < len(onward):
+            until = at
+            while until < len(onward) and onward[until][0] == onward[at][0]:
+                until += 1
+            self._send(onward[at][0], [one for _, one in onward[at:until]], self.rows.wire)
+            at = until
+
+    def _to_server(self, count: int, now: int) -> None:
+        """Packets in the rows `_up` to the server, if there is one."""
+        if self.server is None:
+            return
+        data = self.rows.write(self._up, count)
+        self.clock.mark("encode")
+        if TO_SERVER in self.faults.active:
+            onward = []
+            for one in self.rows.split(data):
+                onward += self.faults.passing(TO_SERVER, int.from_bytes(one[2:4], "big"), [one], self.server, now)
+            self._send_each(onward)
+        else:
+            self._send(self.server, [data], self.rows.wire)
+        self.clock.mark("send")
+
+    # From time to time
+
+    @property
+    def max_age_ns(self) -> int:
+        """The age at which an aggregator that nobody completed is freed."""
+        if self._max_age_s:
+            return round(1e9 * self._max_age_s)
+        return min((one.options.max_age_ns for one in self.members if not one.dedicated), default=_NEVER)
+
+    def next_ns(self, now: int) -> int:
+        """When `tend` has something to do."""
+        times = [self.faults.next_ns() or _NEVER]
+        if any(not one.dedicated for one in self.members):
+            times.append(self._swept_ns + max(SWEEP_NS, self.max_age_ns // 2))
+            times += [self._greeted_ns.get(one.job, now) for one in self.members if not one.dedicated]
+        return min(times)
+
+    def tend(self, now: int) -> None:
+        """Do what is due: late datagrams, a sweep over old aggregators, HELLOs to the server."""
+        for late in self.faults.due(now):
+            self._late(late, now)
+        max_age = self.max_age_ns
+        if max_age < _NEVER and now >= self._swept_ns + max(SWEEP_NS, max_age // 2):
+            self._swept_ns = now
+            self._sweep(now, max_age)
+        for member in self.members:
+            if not member.dedicated and self.server is not None and self._greeted_ns.get(member.job, 0) <= now:
+                heard = member.heard_ns is not None and now - member.heard_ns < 2 * ANSWERED_NS
+                self._greeted_ns[member.job] = now + (ANSWERED_NS if heard else HELLO_NS)
+                hello = pack(Hello(member.job, 0, member.token))
+                self._send(self.server, [hello], len(hello))
+
+    def _late(self, late: Late, now: int) -> None:
+        if late.direction == FROM_SERVER:
+            self._step(None, late.where, late.datagram, 1, now)
+        elif late.direction == TO_SWITCH:
+            member = self.members.by_address.get(late.where)
+            if member is not None:
+                self._step(member, late.where, late.datagram, 1, now)
+        else:
+            self._send(late.where, [late.datagram], self.rows.wire)
+
+    def _sweep(self, now: int, max_age: int, start: int = 0, count: int = 0) -> None:
+        """Send what is older than `max_age` to the server, and free it; all aggregators, or `count` from `start` on."""
+        left = count or len(self.switch.table)
+        while left > 0:
+            many, at = min(left, self.rows.most), start
+            written, start = sweep(self.switch, self.rows.packets, self.rows.values, at, many, 0, now, max_age)
+            left -= many
+            if written:
+                self._up[:written] = np.arange(written)
+                self._to_server(written, now)
+
+    # Jobs
+
+    def register(self, job: int, name: str, n_workers: int, options: Any, token: bytes) -> None:
+        """Make a job known, without memory yet; again with the same values does nothing. Raises `InputError`."""
+        if options.protocol != "switchml" and self.server is None:
+            raise InputError(
+                f"job {job}: protocol {options.protocol} needs a server for what the switch does not complete; this "
+                "switch has none, start it with --server or use protocol switchml"
+            )
+        if self.members.add(job, name, n_workers, options, token):
+            register(self.switch, job, self.members.get(job).expected, n_workers, options.rules)
+            self.priorities[job] = -1
+            self._greeted_ns.pop(job, None)
+
+    def free(self, job: int) -> int:
+        """Forget a job and drop what it holds; returns how many aggregators that were. Raises `InputError`."""
+        self.members.remove(job)
+        held = int(self.switch.jobs[job]["held"])
+        release(self.switch, job)
+        self.faults.forget(job)
+        self._greeted_ns.pop(job, None)
+        return held
+
+    def region(self, job: int, offset: int, size: int, epoch: int) -> None:
+        """Let packets of an epoch use `size` aggregators from `offset` on; those of the epoch before keep theirs.
+
+        Raises `InputError` for a region that is not there, or that another job has where one of both has slots of its
+        own.
+        """
+        member, there = self.members.get(job), len(self.switch.table)
+        if offset < 0 or size < 0 or offset + size > there:
+            raise InputError(f"job {job}: region of {size} aggregators from {offset} on; the switch has {there}")
+        if member.dedicated and size < 2:
+            raise InputError(f"job {job}: {size} dedicated slots; a job needs 2 or more, twice its window")
+        for other in self.members:
+            for at, (first, many) in other.regions.items():
+                meets = other is not member and max(first, offset) < min(first + many, offset + size)
+                if meets and (member.dedicated or other.dedicated):
+                    raise InputError(
+                        f"job {job}: aggregators {offset} to {offset + size - 1} are in use by job {other.job} "
+                        f"({other.name}, epoch {at}), and dedicated slots are not shared; drain or free that first"
+                    )
+        for former in [one for one in member.regions if one not in (epoch, epoch - 1)]:
+            del member.regions[former]
+            if member.dedicated:
+                retire(self.switch, job, former)
+        member.regions[epoch] = offset, size
+        grant(self.switch, job, offset, size, epoch)
+
+    def drain(self, job: int, epoch: int | None, now: int) -> int:
+        """Take back the memory of a job, or of one of its epochs, and free it; returns how many aggregators it holds.
+
+        What is incomplete goes to the server; dedicated slots are dropped. Packets of that epoch claim nothing more.
+        """
+        member = self.members.get(job)
+        for one in [epoch] if epoch is not None else list(member.regions):
+            if member.regions.pop(one, None) is not None:
+                grant(self.switch, job, 0, 0, one)
+            if member.dedicated:
+                retire(self.switch, job, one)
+        table = self.switch.table
+        mine = (table["key"] >= 0) & (table["key"] >> 32 == job)
+        if epoch is not None:
+            mine &= table["epoch"] == epoch & 255
+        for index in np.flatnonzero(mine).tolist():
+            self._sweep(now, -_NEVER, index, 1)
+        return int(self.switch.jobs[job]["held"])
+
+    def priority(self, job: int, priority: int | None) -> None:
+        """Let all packets of a job have this priority here; None: those that they carry. Raises `InputError`."""
+        self.members.get(job)
+        if priority is not None and not 0 <= priority <= 255:
+            raise InputError(f"job {job}: priority {priority}; it takes 0 to 255")
+        self.priorities[job] = -1 if priority is None else priority
+
+    @property
+    def held(self) -> int:
+        """Aggregators that are not free."""
+        return int(self.switch.info[HELD])
+
+
+def warm_up() -> None:
+    """Load or compile all machine code that a switch needs."""
+    with announced("the software switch", 15):
+        plane = SwitchPlane(4, 16, lambda *_: 0)
+        plane.rows.packets["job"], plane.rows.packets["type"] = -1, RESULT
+        plane.rows.write(np.zeros(1, np.int64), 0)
+        plane.rows.read(bytes(plane.rows.wire), 1)
+        rows, counts = plane.rows, np.zeros(3, np.int64)
+        admit(rows.packets, rows.values, 0, 0, 1, 1, plane.priorities)
+        admit_known(rows.packets, rows.values, 0, 1, plane.switch.jobs)
+        none = np.zeros(1, np.int64)
+        switch_batch(plane.switch, rows.packets, rows.values, 0, 0, none, none)
+        sort_actions(0, none, none, none, none, none, counts)
+        sweep(plane.switch, rows.packets, rows.values, 0, 1, 0, 0, 0)
+        release(plane.switch, 0)
+        retire(plane.switch, 0, 0)

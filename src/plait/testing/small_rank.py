@@ -1,0 +1,108 @@
+"""The smallest rank that a switch can serve: it sums whole numbers with the steps of the protocol, and nothing else.
+
+For tests and measurements of switches and servers. Start at `SmallRank.total`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.network.protocol.addressing import Index, cycle_slots
+from plait.network.protocol.header import WIRE_BYTES, decode, encode, make_packets
+from plait.network.protocol.hello import Hello, pack, unpack
+from plait.network.protocol.options import Options, set_cycle, set_region, set_up
+from plait.network.protocol.worker import (
+    ACCEPTED,
+    GIVES_UP,
+    bit_of,
+    make_workers,
+    worker_receive_batch,
+    worker_send_batch,
+    worker_start,
+    worker_timeout,
+)
+from plait.runtime.network.datagrams import SLOT_BYTES, Address, BatchSocket
+
+Int32 = npt.NDArray[np.int32]
+
+
+class GaveUp(Exception):
+    """Too many timeouts in a row, or no answer to a HELLO."""
+
+
+class SmallRank:
+    """One rank of a job with its own socket; not for several threads at once."""
+
+    def __init__(
+        self, switch: Address, job: int, rank: int, n_workers: int, options: Options, token: bytes, **socket: Any
+    ) -> None:
+        """Nothing is sent yet; `socket`: further arguments of `BatchSocket`."""
+        self.switch, self.job, self.bit, self.token = switch, job, bit_of(rank), token
+        self.options = options
+        self.socket = BatchSocket(**socket)
+        self.workers = make_workers(1, options.window, options.cycle_slots, options.window)
+        set_up(self.workers, 0, options, job, rank, n_workers)
+        self.wire = WIRE_BYTES + options.payload_bytes
+        self._most = SLOT_BYTES // self.wire + 1
+        self._packets, self._values = make_packets(self._most, options.elements)
+        self._out = np.zeros((self._most, self.wire), dtype=np.uint8)
+        self._lengths = np.full(self._most, self.wire)
+        self._answers = np.zeros(self._most, dtype=np.int64)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+    def hello(self, timeout_s: float = 5.0) -> None:
+        """Introduce the rank; raises `GaveUp` without an answer."""
+        said = Hello(self.job, self.bit, self.token)
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            self.socket.send(self.switch, [pack(said)], len(pack(said)))
+            for one in self.socket.receive(0.05):
+                if one.address == self.switch and unpack(self.socket.buffers[one.slot][: one.length]) == said:
+                    return
+        raise GaveUp(f"no answer to the HELLO of job {self.job} within {timeout_s:g} s")
+
+    def region(self, offset: int, size: int, epoch: int) -> None:
+        """Use these aggregators from the next tensor on."""
+        set_region(self.workers, 0, offset, size, epoch)
+        if self.options.mode == Index.SHARED_CYCLE:
+            set_cycle(self.workers, 0, cycle_slots(self.job, self.options.cycle_slots, size, offset), epoch)
+
+    def total(self, tensor: Int32, timeout_s: float = 30.0) -> Int32:
+        """The sum of the tensors of all ranks, packets x elements; raises `GaveUp` as the protocol says, or in time."""
+        me = self.workers.state[0]
+        first = int(me["end"])
+        result = np.zeros_like(tensor)
+        worker_start(self.workers, 0, first, first + len(tensor), 0, time.monotonic_ns())
+        until = time.monotonic() + timeout_s
+        while me["ack"] < me["end"]:
+            self._send(tensor, first)
+            wait_s = max(0.0, (int(me["deadline"]) - time.monotonic_ns()) / 1e9)
+            for one in self.socket.receive(min(wait_s, 0.1)):
+                if one.address == self.switch:
+                    self._take(self.socket.buffers[one.slot][: one.length], result, first)
+            if worker_timeout(self.workers, 0, time.monotonic_ns()) == GIVES_UP or time.monotonic() > until:
+                raise GaveUp(f"job {self.job}: {int(me['end'] - me['ack'])} of {len(tensor)} packets have no result")
+        return result
+
+    def _send(self, tensor: Int32, first: int) -> None:
+        """All that the windows let it send."""
+        while count := worker_send_batch(self.workers, 0, self._packets, 0, self._most, time.monotonic_ns()):
+            self._values[:count] = tensor[self._packets["seq"][:count] - first]
+            encode(self._packets, self._values, count, self._out)
+            self.socket.send(self.switch, [self._out[:count].data.cast("B")], self.wire)
+
+    def _take(self, data: memoryview, result: Int32, first: int) -> None:
+        """Write new results to where they belong."""
+        count = len(data) // self.wire
+        rows = np.frombuffer(data, dtype=np.uint8, count=count * self.wire).reshape(count, self.wire)
+        found = decode(rows, self._lengths, count, self._packets, self._values)
+        worker_receive_batch(self.workers, 0, self._packets, found, time.monotonic_ns(), self._answers)
+        new = np.flatnonzero(self._answers[:found] & ACCEPTED)
+        result[self._packets["seq"][new] - first] = self._values[new]
