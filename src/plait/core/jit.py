@@ -68,8 +68,10 @@ def part(function: Callable[P, R]) -> Callable[P, R]:
 _CALLED: dict[str, set[str]] = {}
 
 
-def linked(*modules: ModuleType) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def linked(*modules: ModuleType, nogil: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile as `kernel` does a function that also calls kernels and parts of these `modules`.
+
+    `nogil`: other threads of Python run meanwhile, which costs each call a little.
 
     Their machine code becomes a part of its own, so its cache is renewed when one of their files changes, or a file
     that they themselves are linked with.
@@ -84,7 +86,7 @@ def linked(*modules: ModuleType) -> Callable[[Callable[P, R]], Callable[P, R]]:
             called |= {str(module.__file__), *_CALLED.get(module.__name__, ())}
         if not HAVE_NUMBA:
             return function
-        made: Any = numba.njit(cache=True, **_LEAN)(function)
+        made: Any = numba.njit(cache=True, nogil=nogil, **_LEAN)(function)
         if not hasattr(made, "py_func"):  # compilation is switched off
             return function
         contents = hashlib.sha256(b"".join(Path(name).read_bytes() for name in sorted(called))).hexdigest()
@@ -92,7 +94,7 @@ def linked(*modules: ModuleType) -> Callable[[Callable[P, R]], Callable[P, R]]:
             files = made._cache._cache_file
             files._source_stamp = (files._source_stamp, contents)
         except AttributeError:  # a compiler that keeps it elsewhere: nothing on disk is better than what is outdated
-            made = numba.njit(**_LEAN)(function)
+            made = numba.njit(nogil=nogil, **_LEAN)(function)
         return cast("Callable[P, R]", made)
 
     return compiled

@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from plait.core.resources import Resource
     from plait.training.attached_job import AttachedJob
     from plait.training.attachment import attach
+    from plait.training.collectives.ina_hook import ina, ina_allreduce_hook
     from plait.training.job import Job
 
-__all__ = ["AttachedJob", "Job", "Resource", "attach"]
+__all__ = ["AttachedJob", "Job", "Resource", "attach", "ina", "ina_allreduce_hook"]
 
 _HOMES = {
     "AttachedJob": "plait.training.attached_job",
     "Job": "plait.training.job",
     "Resource": "plait.core.resources",
     "attach": "plait.training.attachment",
+    "ina": "plait.training.collectives.ina_hook",
+    "ina_allreduce_hook": "plait.training.collectives.ina_hook",
 }
 
 

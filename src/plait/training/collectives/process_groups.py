@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,17 @@ IDLE_S = 0.02
 
 
 class OwnGroup:
-    """A host-side group of all ranks, created by all of them together; `group` is None once it is destroyed."""
+    """A host-side group of ranks, created by all of them together; `group` is None once it is destroyed."""
 
-    def __init__(self, name: str) -> None:
-        """Create it in an initialised `torch.distributed`."""
+    def __init__(self, name: str, ranks: Sequence[int] | None = None) -> None:
+        """Create it in an initialised `torch.distributed`, of all ranks or of these alone."""
         import torch.distributed as dist
 
-        self.group: Any = dist.new_group(backend="gloo", group_desc=name)
+        if ranks is None or len(ranks) == dist.get_world_size():
+            self.group: Any = dist.new_group(backend="gloo", group_desc=name)
+        else:  # the other ranks do not take part in creating it
+            made = dist.new_group(list(ranks), backend="gloo", group_desc=name, use_local_synchronization=True)
+            self.group = made
         self.work: Any = None  # the newest asynchronous operation on it
         self._pid = os.getpid()
         atexit.register(self.close)
