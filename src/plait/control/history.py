@@ -40,6 +40,8 @@ from plait.control.messages import (
     Refuse,
     ReplanDue,
     Stop,
+    SwitchJoined,
+    SwitchLost,
     UsageReported,
 )
 from plait.control.plan_check.check import guest_flags
@@ -92,6 +94,7 @@ class Timeline:
              GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`; `group_guest` says whether as a guest, and
              is empty if no group ever was
     reserved_*  a GPU held for a waiting job, without a host
+    lost_*   a switch that is lost, by its number in the network
     grant_*  memory of a switch, by its number in the network, that a job had: `grant_size` aggregators, 0 for all that
              jobs share
     wait_*   a job without GPUs, in order of job, then time; `wait_remaining_s` is the work left alone at the
@@ -130,6 +133,9 @@ class Timeline:
     grant_size: IntArray
     grant_from_s: FloatArray
     grant_to_s: FloatArray
+    lost_switch: IntArray
+    lost_from_s: FloatArray
+    lost_to_s: FloatArray
     wait_job: IntArray
     wait_from_s: FloatArray
     wait_to_s: FloatArray
@@ -176,6 +182,7 @@ class History:
         """Listen to this controller, from before its first event."""
         self._controller = controller
         self._up = controller.cluster.up
+        self._switch_changes: list[tuple[float, str, bool]] = []
         self._node_changes: list[tuple[float, int, bool]] = []
         self._refused: list[IntArray] = []
         self._spill: list[tuple[float, float]] = []
@@ -212,6 +219,8 @@ class History:
             self._node_changes.append((at_s, self._controller.cluster.index(event.node), False))
         elif isinstance(event, NodeJoined):
             self._node_changes.append((at_s, self._controller.cluster.index(event.node.id), True))
+        elif isinstance(event, (SwitchLost, SwitchJoined)):
+            self._switch_changes.append((at_s, event.switch, isinstance(event, SwitchJoined)))
         for command in commands:
             self._note(command, type(event), at_s)
         controller = self._controller
@@ -286,6 +295,17 @@ class History:
             "grant_to_s": np.array([row[1] for row in rows], dtype=np.float64),
         }
 
+    def _lost_switches(self) -> dict[str, Any]:
+        """One row for each time that a switch was lost, in order of its return; open ends are infinite."""
+        network = self._controller.cluster.network
+        number = {} if network is None else {switch.id: i for i, switch in enumerate(network.switches)}
+        lost = _down([True] * len(number), [(at_s, number[s], up) for at_s, s, up in self._switch_changes], len(number))
+        return {
+            "lost_switch": np.array([one[0] for one in lost], dtype=np.int64),
+            "lost_from_s": np.array([one[1] for one in lost], dtype=np.float64),
+            "lost_to_s": np.array([one[2] for one in lost], dtype=np.float64),
+        }
+
     def _exchanged(self) -> dict[str, Any]:
         """One row a report of the network."""
         rows = np.array(self._exchanges, dtype=np.float64).reshape(-1, 3)
@@ -315,6 +335,7 @@ class History:
             group_guest=log["guest"] if log["guest"].any() else log["guest"][:0],
             **self._reserved_gpus(),
             **self._granted_memory(),
+            **self._lost_switches(),
             **_waits(marks, columns, refused, self.last_s),
             down_node=np.array([d[0] for d in down], dtype=np.int64),
             down_from_s=np.array([d[1] for d in down], dtype=np.float64),

@@ -36,6 +36,8 @@ from plait.control.messages import (
     ReplanDue,
     Stop,
     StopCostReported,
+    SwitchJoined,
+    SwitchLost,
     Wake,
 )
 from plait.core.aggregation.grants import by_job
@@ -115,17 +117,21 @@ class Simulator(Running):
     def check_progress(self) -> None:
         """Count this instant; raise after `PATIENCE` instants without work or arrivals.
 
-        Instants at which nothing runs and no job fits on the nodes that are up do not count: policies can only wait.
+        Instants at which nothing runs do not count while no job fits on the nodes that are up, or one needs a switch
+        that is lost: policies can only wait.
         """
-        if (
-            self.next_change is not None
-            and not len(self.running)
-            and not has_room(self.cluster, self.truth, self._waiting())
-        ):
-            return
+        if self.next_change is not None and not len(self.running):
+            waiting = self._waiting()
+            if not has_room(self.cluster, self.truth, waiting) or self._needs_lost_switch(waiting):
+                return
         self.instants += 1
         if self.instants % PATIENCE == 0:
             self.progress = self._progress_since(self.progress)
+
+    def _needs_lost_switch(self, jobs: IntArray) -> bool:
+        """Whether a switch is lost and one of these jobs does not run without aggregation."""
+        lost = self.cluster.network is not None and self.cluster.network.down
+        return bool(lost) and any(ina.required for ina in self.truth.column("ina")[jobs])
 
     def _waiting(self) -> IntArray:
         """Jobs that have arrived and not ended."""
@@ -267,22 +273,39 @@ class Simulator(Running):
         now = to_ms(change.at_s)
         yield from self.happened(now)
         self.next_change = next(self.node_changes, None)
-        index = self.cluster.index(change.node)
-        if change.up and not self.cluster.up[index]:
-            self.changed = True
-            self.cluster = self.cluster.with_node(self.cluster.nodes[index])
-            if self.usage is not None:
-                self.usage.fresh = True
-            yield NodeJoined(now / 1000, self.cluster.nodes[index])
-        elif not change.up and self.cluster.up[index]:
-            self.changed = True
-            yield from self._lose_node(index, now)
+        if self.cluster.network is not None and change.node in self.cluster.network.names:
+            yield from self._change_switch(change.node, change.up, now)
+        else:
+            yield from self._change_one(self.cluster.index(change.node), change.up, now)
         # Even if the state of the node did not change, jobs may have come or gone in this millisecond.
         if self.round_ms:
             self.news_ms = now
         else:
             yield self.replan_due()
             yield from self._measured()
+
+    def _change_one(self, index: int, up: bool, now: float) -> Iterator[Event]:
+        """A node goes down or returns."""
+        if up and not self.cluster.up[index]:
+            self.changed = True
+            self.cluster = self.cluster.with_node(self.cluster.nodes[index])
+            if self.usage is not None:
+                self.usage.fresh = True
+            yield NodeJoined(now / 1000, self.cluster.nodes[index])
+        elif not up and self.cluster.up[index]:
+            self.changed = True
+            yield from self._lose_node(index, now)
+
+    def _change_switch(self, switch: str, up: bool, now: float) -> Iterator[Event]:
+        """A switch stops to add up gradients, or does so again; packets pass it all the time."""
+        assert self.cluster.network is not None
+        down = switch in self.cluster.network.down
+        if up and down:
+            self.cluster = self.cluster.with_switch(switch)
+            yield SwitchJoined(now / 1000, switch)
+        elif not up and not down:
+            self.cluster = self.cluster.without_switch(switch)
+            yield SwitchLost(now / 1000, switch)
 
     def _lose_node(self, index: int, now_ms: float) -> Iterator[Event]:
         node = self.cluster.nodes[index].id

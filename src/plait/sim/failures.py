@@ -1,11 +1,15 @@
-"""When nodes and jobs break: from a failure trace, or drawn from a seeded mean time between failures."""
+"""When nodes, switches and jobs break: from a failure trace, or drawn from a seeded mean time between failures.
+
+A switch that is down adds up no gradients, and what was in its memory is gone; packets still pass it. Where a switch
+cuts nodes off, these nodes go down, too, each with changes of its own.
+"""
 
 from __future__ import annotations
 
 import csv
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +23,7 @@ from plait.core.jobs import JobBatch
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeChange:
-    """A node goes down or comes back at a time in seconds."""
+    """A node goes down or comes back at a time in seconds, or a switch: `node` is its name; no two have the same."""
 
     at_s: float
     node: str
@@ -27,11 +31,11 @@ class NodeChange:
 
 
 def read_failures(path: str | Path, cluster: Cluster) -> tuple[NodeChange, ...]:
-    """Read a CSV with the columns at_s, node, state (`down` or `up`).
+    """Read a CSV with the columns at_s, node (or the name of a switch), state (`down` or `up`).
 
     Raises `TraceError` naming file, line and column.
     """
-    known = {n.id for n in cluster.nodes}
+    known = {n.id for n in cluster.nodes} | (cluster.network.names if cluster.network is not None else set())
     changes: list[NodeChange] = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -60,12 +64,12 @@ def _change(row: dict[str, str], known: set[str], file: str, line: int) -> NodeC
         raise TraceError("not a time in seconds >= 0", file=file, line=line, column="at_s", value=row["at_s"])
     if row["node"] not in known:
         raise TraceError(
-            "no such node",
+            "no such node or switch",
             file=file,
             line=line,
             column="node",
             value=row["node"],
-            hint="nodes are n0, n1, ...",
+            hint="nodes are n0, n1, ...; `plait network show` names switches",
         )
     if row["state"] not in ("up", "down"):
         raise TraceError("unknown state", file=file, line=line, column="state", value=row["state"], hint="down or up")
@@ -74,13 +78,23 @@ def _change(row: dict[str, str], known: set[str], file: str, line: int) -> NodeC
 
 def drawn_failures(cluster: Cluster, mtbf_s: float, mttr_s: float, seed: int) -> Iterator[NodeChange]:
     """An endless, ordered stream of node failures and repairs, exponential with means `mtbf_s` and `mttr_s`."""
-    streams = [np.random.default_rng((seed, 0x0FA11, i)) for i in range(len(cluster.nodes))]
+    return _drawn([node.id for node in cluster.nodes], mtbf_s, mttr_s, (seed, 0x0FA11))
+
+
+def drawn_switch_failures(cluster: Cluster, mtbf_s: float, mttr_s: float, seed: int) -> Iterator[NodeChange]:
+    """The same of the switches that aggregate; they do not depend on those of nodes."""
+    switches = () if cluster.network is None else cluster.network.switches
+    return _drawn([one.id for one in switches if one.usable], mtbf_s, mttr_s, (seed, 0x5F411))
+
+
+def _drawn(names: Sequence[str], mtbf_s: float, mttr_s: float, seed: tuple[int, int]) -> Iterator[NodeChange]:
+    streams = [np.random.default_rng((*seed, i)) for i in range(len(names))]
     heap = [(float(rng.exponential(mtbf_s)), i, False) for i, rng in enumerate(streams)]
     heapq.heapify(heap)
-    while True:
+    while heap:
         at_s, i, up = heapq.heappop(heap)
         at_s = math.ceil(at_s * 1000) / 1000
-        yield NodeChange(at_s, cluster.nodes[i].id, up)
+        yield NodeChange(at_s, names[i], up)
         pause = streams[i].exponential(mtbf_s if up else mttr_s)
         heapq.heappush(heap, (at_s + max(float(pause), 0.001), i, not up))
 

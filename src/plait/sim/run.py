@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.quotas import Quotas
 from plait.sim.backend import Simulator
-from plait.sim.failures import NodeChange, drawn_failures
+from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
 from plait.sim.overheads import CHECKPOINT, RESTORE, Overheads
 from plait.sim.settings import SimulationSettings
@@ -43,7 +44,7 @@ def simulator(
     seed: int = 0,
     node_changes: Sequence[NodeChange] | None = None,
 ) -> Simulator:
-    """The backend of one run; `node_changes` replaces the world's drawn failures."""
+    """The backend of one run; `node_changes` replaces the world's drawn failures of nodes and switches."""
     settings = SimulationSettings(
         physics=world.physics,
         overheads=world.overheads,
@@ -57,6 +58,9 @@ def simulator(
     changes: Iterator[NodeChange] = iter(node_changes or ())
     if node_changes is None and world.node_mtbf_s < math.inf:
         changes = drawn_failures(cluster, world.node_mtbf_s, world.node_mttr_s, seed)
+    if node_changes is None and world.switch_mtbf_s < math.inf:
+        of_switches = drawn_switch_failures(cluster, world.switch_mtbf_s, world.switch_mttr_s, seed)
+        changes = heapq.merge(changes, of_switches)
     reported = with_restart_costs(noisy(jobs, world.profile_noise, seed), world.overheads)
     return Simulator(jobs, cluster, settings, reported, changes)
 
@@ -79,7 +83,8 @@ def simulate(
     speed of groups, failures (`plait.make_world`). `seed` is of what the world draws: equal arguments give equal runs.
     `rule` says which running jobs the policy may stop or move.
     `observe(controller)` returns a function that sees every event with its commands (a history, a log).
-    `check` verifies the invariants after every event. `node_changes` replaces the world's drawn failures.
+    `check` verifies the invariants after every event. `node_changes` (of nodes and switches) replaces
+    the world's drawn failures.
 
     Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
     Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for an impossible plan.

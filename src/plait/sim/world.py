@@ -14,7 +14,8 @@ from plait.sim.physics import Physics, StandardPhysics
 class World:
     """What is true in a simulation. Times in seconds; infinite = never.
 
-    `round_s` 0 decides at every event. Failures are exponential with these means; `checkpoint_every_s` is
+    `round_s` 0 decides at every event. Failures are exponential with these means, those of switches in clusters with a
+    network whose switches aggregate; `checkpoint_every_s` is
     how often a running job saves its work without stopping. `profile_noise` n lets policies see stage times
     that are off by a factor U[1-n, 1+n]. `plain` is the share of jobs (drawn by the seed) that cannot resume from a
     checkpoint and start over after a stop.
@@ -28,13 +29,15 @@ class World:
     checkpoint_every_s: float = 1800.0
     node_mtbf_s: float = math.inf
     node_mttr_s: float = 3600.0
+    switch_mtbf_s: float = math.inf
+    switch_mttr_s: float = 3600.0
     job_mtbf_s: float = math.inf
     profile_noise: float = 0.0
     plain: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the times."""
-        for name in ("node_mtbf_s", "node_mttr_s", "job_mtbf_s"):
+        for name in ("node_mtbf_s", "node_mttr_s", "switch_mtbf_s", "switch_mttr_s", "job_mtbf_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"world {self.name}: {name} must be > 0 seconds, got {getattr(self, name)}")
         if not (self.round_s >= 0 and math.isfinite(self.round_s)):

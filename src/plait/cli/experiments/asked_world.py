@@ -33,12 +33,15 @@ def make_asked_world(name: str, request: Request) -> World:
     for option, value in (
         ("node_mtbf", request.node_mtbf),
         ("node_mttr", request.node_mttr),
+        ("switch_mtbf", request.switch_mtbf),
+        ("switch_mttr", request.switch_mttr),
         ("job_mtbf", request.job_mtbf),
     ):
         if value is not None:
             asked[f"{option}_s"] = value * 3600
-    if request.failures is not None and request.node_mtbf is not None:
-        raise InputError("give --failures or --node-mtbf, not both")
+    for flag, mean in (("--node-mtbf", request.node_mtbf), ("--switch-mtbf", request.switch_mtbf)):
+        if request.failures is not None and mean is not None:
+            raise InputError(f"give --failures or {flag}, not both")
     if request.profile_noise is not None:
         asked["profile_noise"] = request.profile_noise
     if request.plain is not None:
@@ -83,7 +86,8 @@ def networked_world(world: World, request: Request) -> World:
 
 def refuse_network_options(request: Request) -> None:
     """Raise `InputError` for options that only a network has."""
-    for name, value in (("--overlap", request.overlap), ("--phases", request.phases)):
+    given = ("overlap", "phases", "switch_mtbf", "switch_mttr")
+    for name, value in ((f"--{name.replace('_', '-')}", getattr(request, name)) for name in given):
         if value is not None:
             raise InputError(f"{name} is for clusters with a network; give --network, e.g. --network leaf-spine")
 
@@ -108,6 +112,8 @@ def settings(world: World, request: Request) -> dict[str, Value]:
     network: dict[str, Value] = {}
     if isinstance(physics, NetworkPhysics):
         network = {"overlap": physics.overlap, "phases": physics.phases}
+        if world.switch_mtbf_s < math.inf:
+            network |= {"switch_mtbf_s": world.switch_mtbf_s, "switch_mttr_s": world.switch_mttr_s}
         physics = physics.inner
     return {
         **network,

@@ -53,6 +53,10 @@ NetworkOption = Annotated[
 ]
 NodeMtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of a node.")]
 NodeMttr = Annotated[float | None, typer.Option(help="Mean hours until a failed node is repaired.")]
+SwitchMtbf = Annotated[
+    float | None, typer.Option(help="Mean hours between failures of a switch that adds up gradients.")
+]
+SwitchMttr = Annotated[float | None, typer.Option(help="Mean hours until a failed switch adds up again.")]
 JobMtbf = Annotated[float | None, typer.Option(help="Mean GPU-hours between failures of a job.")]
 ProfileNoise = Annotated[float | None, typer.Option(help="Largest relative error of estimated profiles, 0 to 1.")]
 

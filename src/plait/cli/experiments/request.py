@@ -31,6 +31,8 @@ from plait.cli.experiments.options import (
     ProfileNoise,
     RoundS,
     SpreadSlowdown,
+    SwitchMtbf,
+    SwitchMttr,
     Tenants,
     Text,
     TraceFormat,
@@ -94,9 +96,13 @@ class Request:
         float | None, typer.Option(help="Memory in GB of each GPU whose memory the cluster does not give.")
     ] = None
     gpu_speed: Annotated[Text, typer.Option(help="Speed by GPU kind, 1 = as profiled: v100=1,a100=2.")] = None
-    failures: Annotated[Path | None, typer.Option(help="CSV of node failures: at_s,node,state.")] = None
+    failures: Annotated[Path | None, typer.Option(help="CSV of failures of nodes and switches: at_s,node,state.")] = (
+        None
+    )
     node_mtbf: NodeMtbf = None
     node_mttr: NodeMttr = None
+    switch_mtbf: SwitchMtbf = None
+    switch_mttr: SwitchMttr = None
     job_mtbf: JobMtbf = None
     profile_noise: ProfileNoise = None
     plain: Annotated[float | None, typer.Option(help="Share of jobs that cannot resume from a checkpoint, 0 to 1.")] = (

@@ -201,7 +201,9 @@ class WithAggregation:
         for one in asked:
             switches = one.switches(graph)
             if not switches:
-                notes[one.number] = "no switch with free memory sees packets of two of its workers"
+                lost = sorted({graph.names[graph.leaf(node)] for node in one.placed.workers} & set(graph.network.down))
+                why = f"; {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost" if lost else ""
+                notes[one.number] = f"no switch with free memory sees packets of two of its workers{why}"
                 continue
             assert one.placed.server is not None
             servers[one.number] = one.placed.server

@@ -193,7 +193,9 @@ class NetworkPhysics:
         """The graph of the cluster, made once."""
         names = tuple(node.id for node in cluster.nodes)
         known = self._known.get("graph")
-        if not isinstance(known, Graph) or known.network is not cluster.network or known.nodes != names:
+        network = cluster.network  # lost switches do not add up: jobs have no grants there; links stay
+        same = isinstance(known, Graph) and network is not None and known.network.links is network.links
+        if not (same and isinstance(known, Graph) and known.nodes == names):
             self._known.clear()
             known = self._known["graph"] = Graph.of(cluster)
         return known
