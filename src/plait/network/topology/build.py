@@ -6,7 +6,7 @@ the others have the rate of the options.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from plait.core.cluster import Cluster, Link, Network, Node, Switch
@@ -18,11 +18,31 @@ _GIGA, _MICRO = 1e9, 1e-6
 
 def build(cluster: Cluster, shape: SingleSwitch, description: str = "") -> Network:
     """The network of this shape for the nodes of a cluster; raises `InputError` where they do not fit it."""
+    _check_aggregating(shape)
+    switches, links = _BUILDERS[type(shape)](cluster, shape)
+    return Network(tuple(switches), tuple(links), description)
+
+
+def build_growing(cluster: Cluster, shape: SingleSwitch, description: str = "") -> Network:
+    """The network of this shape for the nodes that a growing cluster has so far; a single rack is enough.
+
+    The leaf of a rack has the number of the rack, so it keeps its name whoever joins later. Raises `InputError` for a
+    shape whose switches depend on how many nodes there are: fat trees and rails.
+    """
+    _check_aggregating(shape)
+    if type(shape) is SingleSwitch:
+        switches, links = _single_switch(cluster, shape)
+    elif type(shape) is LeafSpine:
+        switches, links = _joined_racks(_by_rack(cluster), shape)
+    else:
+        raise InputError("a cluster whose nodes come and go needs single-switch, leaf-spine or a cluster file")
+    return Network(tuple(switches), tuple(links), description)
+
+
+def _check_aggregating(shape: SingleSwitch) -> None:
     aggregating = getattr(shape, "aggregating", "leaf")
     if aggregating not in ("leaf", "all"):
         raise InputError(f"aggregating is {aggregating!r}, needs leaf or all")
-    switches, links = _BUILDERS[type(shape)](cluster, shape)
-    return Network(tuple(switches), tuple(links), description)
 
 
 def _single_switch(cluster: Cluster, shape: SingleSwitch) -> tuple[list[Switch], list[Link]]:
@@ -36,10 +56,15 @@ def _leaf_spine(cluster: Cluster, shape: LeafSpine) -> tuple[list[Switch], list[
             f"leaf-spine needs at least two racks, and all nodes of {cluster} are in one; write the size of a rack "
             f"into the cluster, e.g. {_with_racks(cluster)}, or take --network single-switch"
         )
-    switches = [_switch(f"leaf{i}", 1, shape) for i in range(len(racks))]
+    return _joined_racks(dict(enumerate(racks)), shape)
+
+
+def _joined_racks(racks: Mapping[int, list[Node]], shape: LeafSpine) -> tuple[list[Switch], list[Link]]:
+    """Racks by the number of their leaf, each leaf linked to every spine."""
+    switches = [_switch(f"leaf{i}", 1, shape) for i in racks]
     switches += [_switch(f"spine{i}", 2, shape) for i in range(shape.spines)]
-    links = [_access(node, f"leaf{i}", shape) for i, nodes in enumerate(racks) for node in nodes]
-    for i, nodes in enumerate(racks):
+    links = [_access(node, f"leaf{i}", shape) for i, nodes in racks.items() for node in nodes]
+    for i, nodes in racks.items():
         up = sum(_rate(node, shape) for node in nodes) / shape.oversubscription
         links += [_between(f"leaf{i}", f"spine{j}", up / shape.spines, shape) for j in range(shape.spines)]
     return switches, links
@@ -120,10 +145,15 @@ _BUILDERS: dict[type[SingleSwitch], Callable[[Cluster, Any], tuple[list[Switch],
 
 
 def _racks(cluster: Cluster) -> list[list[Node]]:
+    return list(_by_rack(cluster).values())
+
+
+def _by_rack(cluster: Cluster) -> dict[int, list[Node]]:
+    """The nodes of each rack, by its number, ascending."""
     racks: dict[int, list[Node]] = {}
     for node in cluster.nodes:
         racks.setdefault(node.rack, []).append(node)
-    return [racks[rack] for rack in sorted(racks)]
+    return {rack: racks[rack] for rack in sorted(racks)}
 
 
 def _with_racks(cluster: Cluster) -> str:

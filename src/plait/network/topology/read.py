@@ -22,6 +22,13 @@ def networked(cluster: Cluster, text: str) -> Cluster:
     >>> len(net.switches), [link.bits_per_s for link in net.links][-1]
     (4, 100000000000.0)
     """
+    name, values, where = split_options(text)
+    network = network_of_shape(cluster, name, values, where, text)
+    return placed(lambda: cluster.with_network(network), where)
+
+
+def split_options(text: str) -> tuple[str, dict[str, Any], str]:
+    """The topology of a text, its options as texts, and the place that errors name; `InputError` for anything else."""
     name, _, rest = text.partition(":")
     where = f"network {text[:200]!r}"
     values: dict[str, Any] = {}
@@ -32,8 +39,7 @@ def networked(cluster: Cluster, text: str) -> Cluster:
         if key in values:
             raise InputError(f"{where}: {key} is given twice")
         values[key] = value
-    network = network_of_shape(cluster, name, values, where, text)
-    return placed(lambda: cluster.with_network(network), where)
+    return name, values, where
 
 
 def network_of_shape(cluster: Cluster, name: str, values: Mapping[str, Any], where: str, description: str) -> Network:
