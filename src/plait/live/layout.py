@@ -1,6 +1,7 @@
 """Where everything is stored below one folder, by default `~/.plait`.
 
     service.json, service.lock, service.log, token, plait.db      the service
+    network.toml, network-secret                                  the cluster file of its network; for tokens of jobs
     keeper.json, keeper.lock, keeper.log, up.json                 what keeps it and the nodes, and with which options
     up-<machine>.lock                                             taken by what starts or ends services there
     nodes/<node>/journal.jsonl, agent.log, agent.lock, enrol      an agent
@@ -19,6 +20,7 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +165,14 @@ def make_private(folder: Path) -> Path:
             make_private(folder.parent)
         folder.mkdir(exist_ok=True, mode=0o700)
     return folder
+
+
+def network_secret(layout: Layout) -> bytes:
+    """What the tokens of jobs for switches are made of: the same for all services of a home, made when first asked."""
+    path = layout.home / "network-secret"
+    if not path.exists():
+        write_secret(path, secrets.token_hex(32))
+    return path.read_bytes().strip()
 
 
 def write_secret(path: Path, secret: str) -> None:

@@ -409,6 +409,9 @@ class Answers:
     def status(self) -> dict[str, Any]:
         return {"policy": "fifo", "jobs": {}}
 
+    def network(self) -> dict[str, Any]:
+        return {"network": None, "policy": "fifo", "grants": False, "switches": [], "jobs": []}
+
 
 def _node(name: str, gpus: int, state: str = "ready", **more: object) -> dict[str, Any]:
     return {"id": name, "gpus": gpus, "state": state, **more}

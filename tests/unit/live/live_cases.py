@@ -9,9 +9,22 @@ from typing import Any
 
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
-from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, Assignment, NodeInfo, Observed, Run, Seen, Usage
+from plait.live.protocol.wire import (
+    ENDED,
+    PREEMPTED,
+    RUNNING,
+    Assignment,
+    LeaseSeen,
+    NodeInfo,
+    Observed,
+    Run,
+    Seen,
+    SwitchSeen,
+    Usage,
+)
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
+from plait.live.service.network import read_network
 from plait.live.store import Store
 
 Key = tuple[int, int, int]
@@ -20,8 +33,10 @@ Key = tuple[int, int, int]
 class Node:
     """An agent: starts what it is told to, and says so; what ends is up to the test."""
 
-    def __init__(self, cluster: Cluster, name: str, gpus: int, kind: str = "gpu") -> None:
-        self.cluster, self.info, self.agent = cluster, NodeInfo(name, gpus, kind), f"{name}-a"
+    def __init__(self, cluster: Cluster, name: str, gpus: int, kind: str = "gpu", rack: int = 0) -> None:
+        self.cluster, self.info, self.agent = cluster, NodeInfo(name, gpus, kind, rack=rack), f"{name}-a"
+        #: How often its switch has started (0: it does not work), and whether it takes the leases that it is told.
+        self.starts, self.leases = 1, True
         self.seen: dict[Key, Seen] = {}
         self.answer: Assignment | None = None
         self.obeys = True
@@ -30,7 +45,17 @@ class Node:
     def observed(self) -> Observed:
         answer = self.answer
         term, reached = (0, 0) if answer is None else (answer.term, answer.version)
-        return Observed(self.info, self.agent, term, reached, list(self.seen.values()), self.usage)
+        seen = list(self.seen.values())
+        return Observed(self.info, self.agent, term, reached, seen, self.usage, switch=self.switch())
+
+    def switch(self) -> SwitchSeen:
+        """The switch that it was last told to serve, with the leases of that."""
+        order = None if self.answer is None else self.answer.switch
+        if order is None:
+            return SwitchSeen()
+        leases = [LeaseSeen(one.job, one.epoch) for one in order.leases] if self.leases else []
+        incarnation = f"{self.info.id}-{self.starts}" if self.starts else ""
+        return SwitchSeen(order.name, "", incarnation, "", 4000, 4001, order.aggregators, 0.0, leases=leases)
 
     def sync(self) -> Assignment:
         """Tell and hear; processes start at once, and stop (with a checkpoint) when told to."""
@@ -76,16 +101,23 @@ class Node:
 class Cluster:
     """An engine on a store of its own, and its agents."""
 
-    def __init__(self, home: Path, nodes: Sequence[int] = (2,), policy: str = "fifo-backfill", **options: Any) -> None:
-        self.home, self.now = home, 0.0
+    def __init__(
+        self, home: Path, nodes: Sequence[int] = (2,), policy: str = "fifo-backfill",
+        network: str | None = None, racks: Sequence[int] = (), **options: Any,
+    ) -> None:  # fmt: skip
+        self.home, self.now, self.network = home, 0.0, read_network(network)
         self.options = Options(**{"round_s": 1.0, "lost_s": 15.0, "lease_s": 12.0, **options})
         self.store = Store.open(home / "plait.db")
         self.engine = self._engine(policy)
-        self.nodes = [Node(self, f"n{i}", gpus) for i, gpus in enumerate(nodes)]
+        rack = dict(enumerate(racks))
+        self.nodes = [Node(self, f"n{i}", gpus, rack=rack.get(i, 0)) for i, gpus in enumerate(nodes)]
         self.pass_s(0.1)
 
     def _engine(self, policy: str | None) -> Engine:
-        return Engine(self.store, Fences(Layout(self.home)), now_s=self.now, policy=policy, options=self.options)
+        return Engine(
+            self.store, Fences(Layout(self.home)), now_s=self.now, policy=policy, options=self.options,
+            network=self.network, secret=b"home",
+        )  # fmt: skip
 
     def restart(self) -> None:
         """The service dies and comes back."""

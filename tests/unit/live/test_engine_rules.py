@@ -745,7 +745,7 @@ def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
 def test_a_live_cluster_grants_no_memory_of_switches_and_says_who_asked_for_it(cluster: Make) -> None:
     c = cluster(policy="fifo")
     with pytest.raises(
-        InputError, match="policy live_cases_policies:Granting grants memory of switches, and switches of"
+        InputError, match="policy live_cases_policies:Granting grants memory of switches, and this cluster has no"
     ):
         c.engine.set_policy("live_cases_policies:Granting", c.now)
     c.engine.set_policy("live_cases_policies:SecretGrants", c.now)
@@ -871,7 +871,7 @@ def test_a_live_job_may_prefer_aggregation_in_the_network_but_not_require_it(clu
     (number,) = c.submit({"ina": {"mode": "auto", "memory": 64}})
     assert c.engine.state.controller is not None
     assert c.engine.state.controller.job_store.spec(number).ina == InaRequest("auto", memory=64)
-    with pytest.raises(InputError, match="ina is require, and switches of live clusters do not aggregate yet"):
+    with pytest.raises(InputError, match=r"ina is require, and this cluster has no network \(plait up --network\)"):
         c.submit({"ina": {"mode": "require"}})
     with pytest.raises(InputError, match=r"ina\.memory is -1"):
         c.submit({"ina": {"memory": -1}})

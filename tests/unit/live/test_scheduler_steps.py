@@ -24,6 +24,7 @@ from plait.live.scheduler.records.notes import (
     AttemptOver,
     CancelAsked,
     ForecastRecorded,
+    NetworkSet,
     NodeDrained,
     NodeForgotten,
     NodeLeaving,
@@ -32,9 +33,11 @@ from plait.live.scheduler.records.notes import (
     ProfileRecorded,
     ProjectSet,
     RankEnded,
+    RanksTold,
     Requested,
     Restarted,
     StopAsked,
+    SwitchServed,
     note_from_json,
     note_to_json,
 )
@@ -48,6 +51,12 @@ WRITTEN: list[tuple[Note, dict[str, Any]]] = [
     (PolicySet(1.0, "fifo", may_lose_work=False), {"policy": "fifo", "may_lose_work": False}),
     (ProjectSet(1.0, "p", gpu_quota=None, weight=2.0), {"name": "p", "gpu_quota": None, "weight": 2.0}),
     (ProjectSet(1.0, "p", gone=True), {"name": "p", "gone": True}),
+    (NetworkSet(1.0, "single-switch"), {"text": "single-switch"}),
+    (SwitchServed(1.0, "leaf0", "n0", "7-1"), {"switch": "leaf0", "node": "n0", "incarnation": "7-1"}),
+    (
+        RanksTold(1.0, 2, 1, 3, False, "switch leaf0 was lost"),
+        {"job": 2, "epoch": 1, "version": 3, "granted": False, "reason": "switch leaf0 was lost"},
+    ),
     (
         AttemptBegan(1.0, 2, 1, [0], [("n0", 0)], 0),
         {"job": 2, "epoch": 1, "gpus": [0], "ranks": [["n0", 0]], "port": 0},

@@ -110,6 +110,7 @@ READS = [
     ("GET", "/v1/jobs/j-0/logs", None, {"admin", "ann", "eve"}),
     ("GET", "/v1/events", None, {"admin", "eve"}),
     ("GET", "/v1/nodes", None, EVERYBODY),
+    ("GET", "/v1/network", None, EVERYBODY),
     ("GET", "/v1/policy", None, EVERYBODY),
     ("GET", "/v1/status", None, EVERYBODY),
     ("GET", "/v1/state", None, EVERYBODY),

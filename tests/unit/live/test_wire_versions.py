@@ -42,12 +42,12 @@ def test_a_message_of_a_released_version_is_read_and_written_as_ever(name: str, 
 def test_every_field_of_the_examples_is_something_else_than_its_default() -> None:
     """Else a field could be dropped from a version, and no example would say so."""
     told, answer = from_json(Observed, golden("observed_v3")), from_json(Assignment, golden("assignment_v3"))
-    assert set(golden("observed_v3")) == set(to_json(told)) == set(golden("observed_v2"))
-    assert set(golden("assignment_v3")) == set(golden("assignment_v2")) == set(to_json(answer))
+    assert set(golden("observed_v3")) == set(to_json(told)) == {*golden("observed_v2"), "switch"}
+    assert set(golden("assignment_v3")) == set(to_json(answer)) == {*golden("assignment_v2"), "switch"}
     (seen, _), (before, _) = golden("observed_v3")["attempts"], golden("observed_v2")["attempts"]
-    assert set(seen) - set(before) == {"memory", "sharing"}
+    assert set(seen) - set(before) == {"memory", "sharing", "exchange"}
     (run,), (old,) = golden("assignment_v3")["attempts"], golden("assignment_v2")["attempts"]
-    assert (set(run) - set(old), set(run["group"]) - set(old["group"])) == ({"device_bytes"}, {"guest"})
+    assert (set(run) - set(old), set(run["group"]) - set(old["group"])) == ({"device_bytes", "network"}, {"guest"})
     assert told.attempts[0].sharing == Sharing(True, 0.35, 12e9, "checkpoint", [7], told.attempts[0].sharing.leaves)
     assert told != Observed(told.node, told.agent)
     assert answer.attempts[0].group.members[1].turn == 1

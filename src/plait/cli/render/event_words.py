@@ -119,6 +119,19 @@ def _over(message: Message) -> str:
     return f"{_jobs(message)} left its GPUs: {outcome}{_because(message)}{lost}{_attempt(message)}"
 
 
+def _ranks_told(message: Message) -> str:
+    if message.get("granted"):
+        return f"{_jobs(message)} may aggregate at {message['switch']}, region {message['lease']}{_attempt(message)}"
+    return f"{_jobs(message)} exchanges gradients without switches{_because(message)}{_attempt(message)}"
+
+
+def _served(message: Message) -> str:
+    if not message["node"]:
+        return f"nobody serves switch {message['switch']}"
+    how = "serves" if message.get("incarnation") else "is to serve"
+    return f"node {message['node']} {how} switch {message['switch']}"
+
+
 def _suspected(message: Message) -> str:
     return f"node {message['node']} was {'not heard of lately' if message['suspect'] else 'heard of again'}"
 
@@ -161,6 +174,9 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "NodeSuspected": _suspected,
     "SwitchLost": lambda m: f"switch {m['switch']} was lost",
     "SwitchJoined": lambda m: f"switch {m['switch']} joined",
+    "SwitchServed": _served,
+    "RanksTold": _ranks_told,
+    "NetworkSet": lambda m: f"the network is {m['text']}" if m.get("text") else "there is no network any more",
     "NodeDrained": lambda m: f"node {m['node']} takes " + ("no new work" if m.get("drained", True) else "work again"),
     "NodeLeaving": lambda m: f"node {m['node']} " + ("is about to leave" if m.get("leaving", True) else "stays"),
     "NodeForgotten": _sentence("node {node} was taken off the list"),

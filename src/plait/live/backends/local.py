@@ -17,7 +17,8 @@ import re
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plait.core.errors import InputError
@@ -61,6 +62,7 @@ class LocalNode:
     name: str
     gpus: int
     cuda: tuple[int, ...] | None
+    rack: int = 0
 
 
 def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda: bool | None) -> list[LocalNode]:
@@ -71,7 +73,7 @@ def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda:
     >>> [n.cuda for n in divide(Machine((Gpu(0, "a", 1.0), Gpu(1, "a", 1.0)), 8.0), 2, None, None)]
     [(0,), (1,)]
     >>> divide(Machine((), 8.0), None, 1, None)[1]
-    LocalNode(name='n1', gpus=1, cuda=None)
+    LocalNode(name='n1', gpus=1, cuda=None, rack=0)
     """
     for value, what in ((nodes, "nodes"), (gpus_per_node, "GPUs a node")):
         if value is not None and not 1 <= value <= 1024:
@@ -104,10 +106,12 @@ class LocalBackend:
         *,
         stop_grace_s: float = STOP_GRACE_S,
         slot_memory_gb: float | None = None,
+        racks: Callable[[int, int], int] | Mapping[str, int] = lambda node, nodes: 0,
     ) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
 
         `slot_memory_gb`: memory that each CPU slot is said to have, for jobs that share it; None: not limited.
+        `racks`: the rack of each node by its name (others: 0), or by its number and the number of nodes.
 
         Raises InputError if the machine cannot be divided so, or cannot run agents.
         """
@@ -116,7 +120,9 @@ class LocalBackend:
             raise InputError(machine.problem)
         self.layout, self.stop_grace_s = layout, stop_grace_s
         self._slot_memory_gb = slot_memory_gb
-        self.nodes = {node.name: node for node in divide(machine, nodes, gpus_per_node, cuda)}
+        found = divide(machine, nodes, gpus_per_node, cuda)
+        rack = [racks(i, len(found)) if callable(racks) else racks.get(one.name, 0) for i, one in enumerate(found)]
+        self.nodes = {one.name: replace(one, rack=number) for one, number in zip(found, rack, strict=True)}
         self._host = AgentHost(layout, stop_grace_s)
         self._next_s: dict[str, tuple[float, float]] = {}
 
@@ -132,9 +138,10 @@ class LocalBackend:
             node = self.nodes.get(name)
             if node is None:
                 self._end([name], jobs=True)
-            elif self._runs(name) and (record.get("gpus"), record.get("cuda")) != (
+            elif self._runs(name) and (record.get("gpus"), record.get("cuda"), record.get("rack", 0)) != (
                 node.gpus,
                 None if node.cuda is None else list(node.cuda),
+                node.rack,
             ):
                 self._end([name], jobs=False)
         return [name for name in self.nodes if self.ensure_node_agent(name)]
@@ -231,6 +238,7 @@ class LocalBackend:
 
 def _size(node: LocalNode) -> dict[str, object]:
     """The options of the node's agent, by flag; its service is on this machine."""
+    rack = {"rack": node.rack} if node.rack else {}
     if node.cuda is None:
-        return {"gpus": node.gpus, "parks": True}
-    return {"cuda": ",".join(map(str, node.cuda)), "parks": True}
+        return {"gpus": node.gpus, "parks": True, **rack}
+    return {"cuda": ",".join(map(str, node.cuda)), "parks": True, **rack}

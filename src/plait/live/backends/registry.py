@@ -39,7 +39,25 @@ def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> N
     cuda = False if options.get("fake") else None
     nodes, gpus = whole(options, "nodes"), whole(options, "gpus-per-node")
     slot_memory_gb = gigabytes(options, "slot-memory")
-    return LocalBackend(layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s, slot_memory_gb=slot_memory_gb)
+    return LocalBackend(
+        layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s, slot_memory_gb=slot_memory_gb,
+        racks=racks_of(options),
+    )  # fmt: skip
+
+
+#: For `racks` of local nodes: two of them.
+HALVES = "halves"
+
+
+def racks_of(options: Mapping[str, Any]) -> Callable[[int, int], int] | Mapping[str, int]:
+    """The rack of each node: by name from a cluster file, else a function of its number and the number of nodes."""
+    size, said = whole(options, "rack-size"), str(options.get("racks") or "")
+    if "=" in said:
+        pairs = (part.partition("=") for part in said.split(","))
+        return {name: int(rack) for name, _, rack in pairs}
+    if size is not None:
+        return lambda node, nodes: node // size
+    return lambda node, nodes: node // max(1, (nodes + 1) // 2) if said == HALVES else 0
 
 
 def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> NodeBackend:

@@ -176,6 +176,10 @@ class Client(Caller):
         """Everything a forward simulation needs."""
         return self._object("GET", "/v1/state")
 
+    def network(self) -> Json:
+        """The network: switches, who serves them, and what jobs have of them."""
+        return self._object("GET", "/v1/network")
+
     def nodes(self) -> list[Json]:
         """The nodes and what they are doing."""
         return self._list("nodes", "/v1/nodes")

@@ -166,6 +166,10 @@ class Job:
         "In-network aggregation: auto, require or off, then fields, e.g. require:memory=2048", unset="auto",
         more="A text in the form of the option --ina stands for the fields.",
     )  # fmt: skip
+    gradient_bytes: float | None = said(
+        "Size of all gradients of an iteration, e.g. 100M", unset="by the name of the model",
+        more="A plain number is in bytes; what memory of switches is planned with.", **_SIZE,
+    )  # fmt: skip
     checkpoint_s: float = said("Seconds between checkpoints", default=60.0, exclusiveMinimum=0, maximum=1e9)
     merge: bool = said(
         "Allow the job to share a process with your other jobs in this folder", default=False,
@@ -190,7 +194,7 @@ class Job:
 
 
 #: Fields that hold bytes; files and options may write 4G or 512Mi.
-BYTES = ("gpu_memory", "memory")
+BYTES = ("gpu_memory", "memory", "gradient_bytes")
 
 
 def key_of(one: Declared) -> str:

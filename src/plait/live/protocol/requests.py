@@ -51,6 +51,11 @@ def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
     return StageProfile.of(iteration_s=given.get("iteration_s"), **stages)
 
 
+def ina_of(request: Mapping[str, Any]) -> InaRequest:
+    """What a job asks of in-network aggregation."""
+    return InaRequest.of(request.get("ina"))
+
+
 def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
     """The bounds of the batch of an adaptive job; None if the job does not adapt. `InputError` for invalid ones.
 
@@ -98,7 +103,7 @@ def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str]
             f"{where}: {', '.join(said)}: needs {order}" + ("" if gpus["gpus"] else "; gpus is 1 if left out")
         )
     try:
-        InaRequest.of(request.get("ina"))
+        ina_of(request)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     given = request.get("batch")
@@ -180,7 +185,8 @@ def spec_of(
         priority=float(request.get("priority") or 0.0),
         weight=weight,
         retries=int(request["retries"]) if request.get("retries") is not None else 3,
-        ina=InaRequest.of(request.get("ina")),
+        ina=ina_of(request),
+        gradient_bytes=request.get("gradient_bytes"),
         batch=limits_of(request),
         checkpoints=Checkpoints.NEVER,  # until it has said that it can go on from one
     )

@@ -15,7 +15,18 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BatchLimits, Estimate
 from plait.core.resources import Resource
-from plait.live.protocol.wire import Adaptive, Memory, NodeInfo, Profile, Seen, Sharing, Usage
+from plait.live.protocol.wire import (
+    Adaptive,
+    Exchange,
+    LeaseSeen,
+    Memory,
+    NodeInfo,
+    Profile,
+    Seen,
+    Sharing,
+    SwitchSeen,
+    Usage,
+)
 from plait.sharing import Action
 
 #: Seconds of an iteration or a stage, and iterations of a job, at most; seconds of an iteration at least.
@@ -24,6 +35,10 @@ LONGEST_S, MOST_STEPS, SHORTEST_S = 1e6, 1e15, 1e-9
 MOST_EXAMPLES = 1e9
 #: Bytes of a device at most; jobs that share a GPU that are named.
 MOST_BYTES, MOST_NEIGHBOURS = 1e15, 64
+#: Jobs that one switch serves at most.
+MOST_LEASES = 4096
+#: Bytes of gradients that a process can have exchanged.
+MOST_TRANSFERRED = 1e21
 #: Characters of a reason at most.
 LONGEST_REASON = 2000
 #: The largest number of a process; seconds that anything can have lasted.
@@ -78,6 +93,7 @@ def sane_seen(seen: Seen) -> Seen:
         adaptive=None if seen.adaptive is None else _sane_adaptive(seen.adaptive),
         memory=None if seen.memory is None else _sane_memory(seen.memory),
         sharing=None if seen.sharing is None else _sane_sharing(seen.sharing),
+        exchange=None if seen.exchange is None else _sane_exchange(seen.exchange),
         profile=seen.profile if seen.profile is not None and sane_profile(seen.profile) else None,
     )
 
@@ -89,6 +105,43 @@ def sane_usage(usage: Usage) -> Usage:
         for mean in usage.means
     ]
     return usage if means == usage.means else replace(usage, means=means)
+
+
+def sane_switch(seen: SwitchSeen) -> SwitchSeen:
+    """The same with numbers that are numbers and texts that can be stored."""
+    counts = ("held", "received", "collided", "completed")
+    leases = [
+        LeaseSeen(one.job, one.epoch, *(_or_none(getattr(one, name), MOST_STEPS) or 0.0 for name in counts))
+        for one in seen.leases[:MOST_LEASES] if 0 <= one.job <= MOST_STORED and 0 <= one.epoch <= MOST_STORED
+    ]  # fmt: skip
+    return replace(
+        seen,
+        name=sane_text(seen.name)[:200],
+        declared=sane_text(seen.declared)[:200],
+        incarnation=sane_text(seen.incarnation)[:200],
+        trouble=sane_text(seen.trouble)[:500],
+        data_port=seen.data_port if 0 <= seen.data_port < 65_536 else 0,
+        server_port=seen.server_port if 0 <= seen.server_port < 65_536 else 0,
+        aggregators=min(max(seen.aggregators, 0), MOST_STORED),
+        restarts=min(max(seen.restarts, 0), MOST_STORED),
+        held=_or_none(seen.held, MOST_STEPS) or 0.0,
+        leases=leases,
+    )
+
+
+def _sane_exchange(said: Exchange) -> Exchange:
+    return replace(
+        said,
+        mode="aggregation" if said.mode == "aggregation" else "gloo",
+        reason=sane_text(said.reason)[:500],
+        version=min(max(said.version, -1), MOST_STORED),
+        aggregated_bytes=_or_none(said.aggregated_bytes, MOST_TRANSFERRED) or 0.0,
+        fallback_bytes=_or_none(said.fallback_bytes, MOST_TRANSFERRED) or 0.0,
+        exchange_s=_or_none(said.exchange_s, MOST_SECONDS) or 0.0,
+        collided_share=_or_none(said.collided_share, 1.0) or 0.0,
+        resend_share=_or_none(said.resend_share, 1.0) or 0.0,
+        timeouts=_or_none(said.timeouts, MOST_STEPS) or 0.0,
+    )
 
 
 def _sane_memory(said: Memory) -> Memory:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from plait.core.codec import Codec, form
+from plait.runtime.network.grant import NetworkGrant
 
 VERSION = 3
 #: The oldest version that is understood.
@@ -104,6 +105,26 @@ class Sharing:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """What a rank has made of in-network aggregation since it started; see `plait.runtime.network.report`.
+
+    `mode` is aggregation or gloo, with the `reason` for gloo. Bytes of gradients that the network added up and that
+    went by gloo instead, and seconds of both exchanges. Of the sums used a share had a packet whose aggregator was
+    occupied; of the packets a share was sent again. `version`: of the grant in use, -1 for none.
+    """
+
+    mode: str = "gloo"
+    reason: str = ""
+    version: int = -1
+    aggregated_bytes: float = 0.0
+    fallback_bytes: float = 0.0
+    exchange_s: float = 0.0
+    collided_share: float = 0.0
+    resend_share: float = 0.0
+    timeouts: float = 0.0
+
+
+@dataclass(frozen=True)
 class Seen:
     """One process of one attempt, as the agent sees it.
 
@@ -142,6 +163,7 @@ class Seen:
     saves: str = field(default="", metadata=form(since=2))
     memory: Memory | None = field(default=None, metadata=form(since=3))
     sharing: Sharing | None = field(default=None, metadata=form(since=3))
+    exchange: Exchange | None = field(default=None, metadata=form(since=3))
 
 
 @dataclass(frozen=True)
@@ -168,6 +190,42 @@ class Usage:
     memory_bytes: float = 0.0
     gpus: list[GpuUsage] = field(default_factory=list)
     means: list[GpuMean] = field(default_factory=list, metadata=form(since=3))
+
+
+@dataclass(frozen=True)
+class LeaseSeen:
+    """A job that a switch serves: the epoch of its region, and what the switch has counted of it.
+
+    `held` aggregators now; packets of workers `received`, of these `collided` with another job's; sums `completed`.
+    """
+
+    job: int
+    epoch: int
+    held: float = 0.0
+    received: float = 0.0
+    collided: float = 0.0
+    completed: float = 0.0
+
+
+@dataclass(frozen=True)
+class SwitchSeen:
+    """The switch that an agent serves, as it is; without a name: none, and the agent can serve one.
+
+    `declared`: the only switch that it may serve, "" for any. `incarnation` is new whenever the switch starts with
+    empty memory; "" while it does not work, and `trouble` says why. `data_port`, `server_port`: of switch and
+    aggregation server, on the address of the node. `held` of its aggregators are not free.
+    """
+
+    name: str = ""
+    declared: str = ""
+    incarnation: str = ""
+    trouble: str = ""
+    data_port: int = 0
+    server_port: int = 0
+    aggregators: int = 0
+    held: float = 0.0
+    restarts: int = 0
+    leases: list[LeaseSeen] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -204,6 +262,7 @@ class Observed:
     replies: list[Reply] = field(default_factory=list)
     wait_s: float = 1.0
     leaving_s: float | None = field(default=None, metadata=form(since=2))
+    switch: SwitchSeen | None = field(default=None, metadata=form(since=3))
     v: int = VERSION
 
 
@@ -238,7 +297,8 @@ class Run:
     `gpus` are the node's numbers of those given to it; `world` processes in all, `local_rank` among those of the node.
     `memory_bytes` 0 = no limit. `env` comes on top of the node's. Runs of one group on the same GPUs that are started
     at once and have the same `merge` (not "") may share a process. `device_bytes` of GPU memory stay from step to step
-    in each of its processes, as far as known.
+    in each of its processes, as far as known. `network`: what its ranks may use of a switch, and why not; None where
+    the cluster has no network.
     """
 
     job: int
@@ -262,6 +322,39 @@ class Run:
     total_steps: float | None = None
     merge: str = ""
     device_bytes: float = field(default=0.0, metadata=form(since=3))
+    network: NetworkGrant | None = field(default=None, metadata=form(since=3))
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A job that a switch is to serve: its number on the wire, its secret, and its region.
+
+    `options` as `plait.network.protocol.options.preset` takes them, `protocol` among them. The lease ends after `ttl_s`
+    seconds without contact to the service, 0: with that of the node.
+    """
+
+    job: int
+    wire: int
+    name: str
+    token: str
+    workers: int
+    epoch: int
+    offset: int
+    size: int
+    priority: int = 0
+    ttl_s: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SwitchOrder:
+    """The switch that an agent is to serve, on this address, and all jobs that it serves."""
+
+    name: str
+    address: str
+    aggregators: int
+    payload_bytes: int
+    leases: list[Lease] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -292,6 +385,7 @@ class Assignment:
     attempts: list[Run] = field(default_factory=list)
     keep: list[list[int]] = field(default_factory=list)
     ask: list[Ask] = field(default_factory=list)
+    switch: SwitchOrder | None = field(default=None, metadata=form(since=3))
     v: int = VERSION
 
 

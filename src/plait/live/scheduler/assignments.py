@@ -9,8 +9,10 @@ from typing import Any
 
 from plait.core.codec import Codec
 from plait.live.protocol.requests import command_of, limits_of, merge_key
-from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run
+from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run, SwitchOrder
 from plait.live.scheduler.context import Context
+from plait.live.scheduler.network.orders import grant_of_ranks, switch_orders
+from plait.live.scheduler.network.tell import waits_for_word
 from plait.live.scheduler.records.attempts import Attempt, JobRecord, Key, Rank
 from plait.live.scheduler.stops import GRACEFUL
 
@@ -27,7 +29,8 @@ class Assigner:
         """For this state."""
         self._ctx = ctx
         self._runs: dict[str, list[Run]] = {}
-        self._told: dict[str, list[Run]] = {}
+        self._orders: dict[str, SwitchOrder] = {}
+        self._told: dict[str, tuple[list[Run], SwitchOrder | None]] = {}
         self._versions: dict[str, int] = {}
         self._fresh = False
         self._looks = 0
@@ -70,8 +73,9 @@ class Assigner:
         record = ctx.state.nodes.get(node)
         if record is None:  # forgotten while its agent's last question was open
             return Assignment(ctx.term, 0, ctx.options.lease_s)
-        runs = self._runs.get(node, []) if agent in (None, record.agent) else []
-        return Assignment(ctx.term, self._versions.get(node, 0), ctx.options.lease_s, runs)
+        mine = agent in (None, record.agent)
+        runs, order = (self._runs.get(node, []), self._orders.get(node)) if mine else ([], None)
+        return Assignment(ctx.term, self._versions.get(node, 0), ctx.options.lease_s, runs, switch=order)
 
     def stopped_at(self, node: str, reached: int) -> list[Key]:
         """Processes that an agent with this version of its assignment has been asked to stop."""
@@ -88,15 +92,15 @@ class Assigner:
             return
         self._fresh = True
         self._looks += 1
-        self._runs = runs_by_node(self._ctx)
+        self._runs, self._orders = runs_by_node(self._ctx), switch_orders(self._ctx)
         for node in self._ctx.state.nodes:
             self._number(node)
 
     def _number(self, node: str) -> None:
-        runs = self._runs.get(node, [])
+        runs, order = self._runs.get(node, []), self._orders.get(node)
         version = self._versions.get(node, 0)
-        if runs != self._told.get(node, []) or not version:
-            self._told[node] = runs
+        if (runs, order) != self._told.get(node, ([], None)) or not version:
+            self._told[node] = runs, order
             version = self._versions[node] = max(version + 1, self._ctx.state.seq)
         for run in runs:
             if run.stop:
@@ -109,7 +113,7 @@ def runs_by_node(ctx: Context) -> dict[str, list[Run]]:
     for number in sorted(ctx.state.live - ctx.unfenced.keys()):
         job = ctx.state.jobs.get(number)
         attempt = job.live if job else None
-        if job is None or attempt is None:
+        if job is None or attempt is None or waits_for_word(ctx, attempt):
             continue
         for i, rank in enumerate(attempt.ranks):
             if not rank.ended:
@@ -144,6 +148,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         total_steps=request.get("iterations"),
         merge=merge_key(request, job.owner, job.project) if attempt.merge and world_size == 1 else "",
         device_bytes=attempt.device_bytes,
+        network=grant_of_ranks(ctx, job, attempt),
     )
 
 

@@ -46,7 +46,8 @@ class Context:
     `term`: of the service that leads. `port_seed`: where master ports of gangs begin, so that clusters on one machine
     seldom take the same ones. `now_s`: the newest time that was given. `ready`: False while what decisions need is
     still being compiled. `unfenced`: jobs whose attempt no agent may hear of yet, and why not. `deferred`: an attempt
-    waits for something that gives no notice, such as its first step or a full disk.
+    waits for something that gives no notice, such as its first step or a full disk. `secret`: from which the tokens of
+    jobs for switches are made.
     """
 
     state: State
@@ -57,6 +58,7 @@ class Context:
     ready: bool = True
     unfenced: dict[int, str] = field(default_factory=dict)
     deferred: bool = False
+    secret: bytes = b""
     timers: Timers = field(default_factory=Timers)
 
     def room(self, request: Mapping[str, Any]) -> int:

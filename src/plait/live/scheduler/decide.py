@@ -17,6 +17,7 @@ from plait.control.job_store import refusal
 from plait.control.messages import JobCancelled, JobSubmitted
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.network.tell import due_s
 
 #: Nodes are looked at this often at most, seconds.
 WATCH_S = 0.25
@@ -118,5 +119,7 @@ def wake_s(ctx: Context, now_s: float) -> float:
         times.append(timers.reported_s + ctx.options.progress_s)
     if ctx.unfenced or ctx.deferred:
         times.append(now_s + 1.0)
+    if ctx.state.network.declared is not None:
+        times.append(due_s(ctx))
     times.append(max(timers.silence_s, timers.watched_s + WATCH_S))
     return max(min(times), now_s)

@@ -19,6 +19,7 @@ from typing import Any
 
 from plait.control.messages import ReplanDue
 from plait.core.jobs import JobClass
+from plait.core.policy import has_grants
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler.context import Context, Step
@@ -30,8 +31,12 @@ from plait.live.scheduler.ingest.report import ingest
 from plait.live.scheduler.ingest.usage import report_usage
 from plait.live.scheduler.ledger import Counts, Fencing, Ledger, Problem, restore
 from plait.live.scheduler.live_policy import live_policy
+from plait.live.scheduler.network import shown, switches
+from plait.live.scheduler.network.report import report_network
+from plait.live.scheduler.network.tell import tell
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import reconcile
+from plait.live.scheduler.records.network import note_of
 from plait.live.scheduler.records.notes import PolicySet
 from plait.live.scheduler.records.observations import SilenceExcused
 from plait.live.scheduler.requests import admission, operations
@@ -39,10 +44,13 @@ from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
 from plait.live.scheduler.watch import silence_s, watch
 from plait.live.store import Store
+from plait.network.topology.declared import Declared
 from plait.policies.parts.ignored_requests import remarks
 
 #: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
 DEFAULT_POLICY = "tiresias-l"
+#: The same where switches have memory to grant.
+NETWORK_POLICY = "tiresias-l:placement=netpack,ina=inalloc"
 
 
 class Engine:
@@ -57,19 +65,23 @@ class Engine:
         policy: str | None = None,
         may_lose_work: bool | None = None,
         options: Options | None = None,
+        network: Declared | None = None,
+        secret: bytes = b"",
         later: Later = at_once,
         timer: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Go on from the store. `now_s` may be a function of the newest time in it.
 
-        `fencing` makes older attempts of a job unable to commit a checkpoint; `later` does what need not be done at
-        once; `timer` measures what decisions and commits take, seconds.
+        `network`: that of the cluster from now on, None for the one that it had; one without text and switches is none.
+        `secret`: of the home folder, for the tokens of jobs. `fencing` makes older attempts of a job unable to commit a
+        checkpoint; `later` does what need not be done at once; `timer` measures what decisions and commits take,
+        seconds.
         """
         self.store, self.options, self.fencing = store, options or Options(), fencing
         term = store.next_term()  # before the log is read: from now on nobody else adds to it
         state, tail = restore(store)
         port_seed = zlib.crc32(str(fencing.layout.home).encode())
-        self.context = ctx = Context(state, self.options, term, port_seed)
+        self.context = ctx = Context(state, self.options, term, port_seed, secret=secret)
         last_s = state.now_s
         self.begin_s = ctx.now_s = max(now_s(last_s) if callable(now_s) else now_s, last_s)
         for node in state.nodes.values():
@@ -80,17 +92,28 @@ class Engine:
         snapshots.weight = float(tail)
         self.ledger = Ledger(ctx, store, snapshots, fencing, timer)
         self._timer, self._batching, self._gpu_demand = timer, False, GpuDemand()
+        self._begin_network(network)
         self._begin_policy(policy, may_lose_work)
         self._commit()
 
+    def _begin_network(self, network: Declared | None) -> None:
+        book = self.state.network
+        wanted = network if network is None or network.text or network.listed else None
+        if network is not None and wanted != book.declared:
+            self.ledger.do(note_of(wanted, self.begin_s))
+
     def _begin_policy(self, policy: str | None, may_lose_work: bool | None) -> None:
         state = self.state
-        wanted, lose = policy or state.policy_text or DEFAULT_POLICY, may_lose_work
+        network = state.network.declared is not None
+        first = NETWORK_POLICY if network else DEFAULT_POLICY
+        wanted, lose = policy or state.policy_text or first, may_lose_work
         if lose is None:  # a permission is for the policy that it was given with
             lose = state.may_lose_work and wanted == state.policy_text
         if (wanted, lose) != (state.policy_text, state.may_lose_work):
-            live_policy(wanted)
+            operations.check_policy(self.context, wanted)
             self.ledger.do(PolicySet(self.begin_s, wanted, lose))
+        elif has_grants(state.limited_policy()) and not network:
+            live_policy(wanted, network)
 
     @property
     def state(self) -> State:
@@ -173,6 +196,8 @@ class Engine:
             timers.watched_s = now_s
             ledger.take(watch(ctx, now_s))
             timers.silence_s = silence_s(ctx)
+        if self.state.network.declared is not None:
+            ledger.take(switches.follow(ctx, now_s))
         if self.state.pending:
             self._admit(now_s)
         ledger.stale |= ctx.deferred
@@ -181,6 +206,8 @@ class Engine:
             self._decide(now_s)
         elif self.state.live and now_s >= timers.reported_s + self.options.progress_s:
             self._report(now_s)
+        if self.state.network.declared is not None:
+            ledger.take(tell(ctx, now_s))
         if self.state.touched_nodes:  # one came, or came back
             timers.silence_s = silence_s(ctx)
         timers.due_s = wake_s(ctx, now_s)
@@ -205,6 +232,8 @@ class Engine:
         self.ledger.take(report_progress(self.context, sorted(self.state.live), now_s))
         if now_s >= self.context.timers.usage_s + self.options.usage_s:
             reported = self.ledger.take(report_usage(self.context, now_s))
+            if self.state.network.declared is not None:
+                reported = bool(self.ledger.take(report_network(self.context, now_s))) or reported
             self.context.timers.usage_s = now_s if reported else self.context.timers.usage_s
 
     def _decide(self, now_s: float) -> None:
@@ -347,6 +376,11 @@ class Engine:
     def nodes(self, now_s: float) -> list[dict[str, Any]]:
         """Each node: hardware, state, usage, and who is on its GPUs."""
         return views.nodes(self.context, self.clock(now_s))
+
+    def network(self, now_s: float) -> dict[str, Any]:
+        """The network, its switches, and what jobs have of them; see `plait.live.scheduler.network.shown`."""
+        self.clock(now_s)
+        return shown.network(self.context)
 
     def explain(self, number: int, now_s: float) -> dict[str, Any]:
         """Why a job waits, or how it runs; see `plait.live.scheduler.explain.waiting`."""

@@ -29,15 +29,19 @@ from plait.control.messages import (
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.live.protocol.profile_keys import processes_per_gpu
+from plait.live.protocol.requests import ina_of
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS
+from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
+from plait.live.scheduler.network.leases import follow_grants
 from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.scheduler.records.entries import Entry, jobs_of
+from plait.live.scheduler.records.network import Serving, declared_of
 from plait.live.scheduler.records.notes import (
     AttemptBegan,
     AttemptOver,
     CancelAsked,
     ForecastRecorded,
+    NetworkSet,
     NodeDrained,
     NodeForgotten,
     NodeLeaving,
@@ -46,12 +50,13 @@ from plait.live.scheduler.records.notes import (
     ProfileRecorded,
     ProjectSet,
     RankEnded,
+    RanksTold,
     Requested,
     Restarted,
     StopAsked,
+    SwitchServed,
 )
 from plait.live.scheduler.state import State
-from plait.policies.catalog import make_policy
 
 #: Profiles kept for later jobs; those go that were learnt longest ago.
 MOST_LEARNT = 10_000
@@ -67,6 +72,7 @@ def apply(state: State, entry: Entry) -> Sequence[Command]:
     state.now_s = max(state.now_s, entry.at_s)
     if isinstance(entry, Note):
         _NOTES[type(entry)](state, entry)
+        follow_grants(state)
         return ()
     if isinstance(entry, NodeJoined):
         _node_joined(state, entry)
@@ -91,6 +97,8 @@ def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
     assert state.controller is not None
     if isinstance(entry, ReplanDue):
         state.decision_s, state.decision_seq = entry.at_s, state.seq
+    if isinstance(entry, NodeJoined) and state.network.declared is not None:
+        state.join_network()
     if isinstance(entry, _CHANGES_GROUPS):
         state.update_groups(lambda number: processes_per_gpu(state.jobs[number].request))
     if isinstance(entry, JobSubmitted):
@@ -115,6 +123,7 @@ def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
         state.touched.update(jobs_of(entry))
     for command in commands:
         state.touched.update(jobs_of(command))
+    follow_grants(state)
 
 
 def _note_losses(state: State, numbers: Iterable[int]) -> None:
@@ -156,7 +165,7 @@ def _cancel_asked(state: State, note: CancelAsked) -> None:
 
 def _policy_set(state: State, note: PolicySet) -> None:
     state.policy_text, state.may_lose_work = note.policy, note.may_lose_work
-    state.policy = make_policy(state.policy_text)
+    state.policy = made(state.policy_text)
     state.refresh_policy()
 
 
@@ -176,6 +185,7 @@ def _attempt_began(state: State, note: AttemptBegan) -> None:
     job.attempt = Attempt(job.number, job.epoch, tuple(note.gpus), ranks, note.at_s, note.port)
     group = state.groups.by_job.get(job.number)
     job.attempt.guest, job.attempt.device_bytes = group is not None and group.guest, job.device_bytes
+    job.attempt.networked = _networked(state, job)
     job.attempt.merge = bool(job.request.get("merge")) and not job.unmerged
     if job.unmerged == ONCE:
         job.unmerged = ""
@@ -184,6 +194,12 @@ def _attempt_began(state: State, note: AttemptBegan) -> None:
     state.record.came(job.number, "start", note.at_s)
     state.live.add(job.number)
     state.touched.add(job.number)
+
+
+def _networked(state: State, job: JobRecord) -> bool:
+    """Whether the ranks of its attempt get grant files: where there are several, and a network."""
+    assert job.attempt is not None
+    return state.network.declared is not None and len(job.attempt.ranks) > 1 and ina_of(job.request).mode != "off"
 
 
 def _stop_asked(state: State, note: StopAsked) -> None:
@@ -226,6 +242,7 @@ def _attempt_over(state: State, note: AttemptOver) -> None:
     if note.outcome == "preempted" and attempt.stop_s is not None:
         job.down_s = max(0.0, (note.ended_s or note.at_s) - attempt.stop_s)
     state.live.discard(job.number)
+    state.network.told.pop(job.number, None)
     state.touched.add(job.number)
 
 
@@ -261,6 +278,8 @@ def _node_forgotten(state: State, note: NodeForgotten) -> None:
     del state.nodes[note.node]
     state.touched_nodes.add(note.node)
     state.controller.cluster = state.controller.cluster.forget(note.node)
+    if state.network.declared is not None:
+        state.join_network()
 
 
 def _learnt(state: State, note: ProfileRecorded) -> None:
@@ -280,10 +299,27 @@ def _learnt(state: State, note: ProfileRecorded) -> None:
         state.jobs[note.job].profiled = True
 
 
+def _network_set(state: State, note: NetworkSet) -> None:
+    book = state.network
+    book.declared = declared_of(note)
+    book.serving = {}
+    state.join_network()
+
+
+def _switch_served(state: State, note: SwitchServed) -> None:
+    state.network.serving[note.switch] = Serving(note.node, note.incarnation)
+
+
+def _ranks_told(state: State, note: RanksTold) -> None:
+    state.network.told[note.job] = note
+    state.touched.add(note.job)
+
+
 _NOTES: dict[type[Any], Callable[[State, Any], None]] = {
     Requested: _requested, CancelAsked: _cancel_asked, PolicySet: _policy_set,
     ProjectSet: _project_set, AttemptBegan: _attempt_began, StopAsked: _stop_asked,
     RankEnded: _rank_ended, AttemptOver: _attempt_over, NodeDrained: _node_drained,
     ProfileRecorded: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,
-    Restarted: _restarted, ForecastRecorded: _foreseen,
+    Restarted: _restarted, ForecastRecorded: _foreseen, NetworkSet: _network_set, SwitchServed: _switch_served,
+    RanksTold: _ranks_told,
 }  # fmt: skip

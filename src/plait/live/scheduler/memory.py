@@ -18,6 +18,7 @@ from plait.live.scheduler.records.observations import (
     ProcessSeen,
     ReportRefused,
     SilenceExcused,
+    SwitchObserved,
     TotalReported,
 )
 from plait.live.scheduler.state import State
@@ -47,6 +48,8 @@ def remember(state: State, what: Observation) -> None:
         case SilenceExcused(at_s, late_s):
             for node in state.nodes.values():
                 node.heard_s = min(at_s, node.heard_s + late_s)
+        case SwitchObserved(node, said):
+            state.nodes[node].switch = said
         case AttemptKnown() | NodeCheckDue() | ReportRefused():
             pass  # the state does not have it
         case _:

@@ -18,12 +18,12 @@ from plait.core.jobs import Phase
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS
+from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
 from plait.live.scheduler.records.groups import GroupBook
+from plait.live.scheduler.records.network import NetworkBook
 from plait.live.scheduler.records.submissions import Submissions
 from plait.live.scheduler.records.track_record import TrackRecord
-from plait.policies.catalog import make_policy
 from plait.policies.quotas import Quotas, within
 
 _VERSION = 1
@@ -53,6 +53,7 @@ class State:
         self.submissions = Submissions()
         self.nodes: dict[str, NodeRecord] = {}
         self.groups = GroupBook()
+        self.network = NetworkBook()
         self.learnt: dict[str, dict[str, Any]] = {}
         self.ports_given = 0
         self.record = TrackRecord()
@@ -72,6 +73,20 @@ class State:
             attempt = self.jobs[number].live
             if attempt and any(r.node == node for r in attempt.ranks):
                 self.touched.add(number)
+
+    def join_network(self) -> None:
+        """Give the cluster its declared network for the nodes that it has now, or take it away."""
+        if self.controller is None:
+            return
+        cluster, declared = self.controller.cluster, self.network.declared
+        if declared is not None:
+            self.controller.cluster = declared.join(cluster)
+        elif cluster.network is not None:
+            self.controller.cluster = replace(cluster, network=None)
+        network = self.controller.cluster.network
+        there = set() if network is None else network.names - set(network.down)
+        self.controller.grants = tuple(one for one in self.controller.grants if one.switch in there)
+        self.controller.changed = True
 
     # -- the policy -----------------------------------------------------------------------------------
 
@@ -93,7 +108,7 @@ class State:
 
     def policy_again(self) -> Policy:
         """Another policy like the one that decides, quotas included, for another thread."""
-        return self._with_quotas(make_policy(self.policy_text))
+        return self._with_quotas(made(self.policy_text))
 
     def _with_quotas(self, policy: Policy) -> Policy:
         limits = tuple(
@@ -166,6 +181,8 @@ class State:
             "ports_given": self.ports_given,
             "record": self.record.to_json(),
         }
+        if not self.network.empty:
+            facts["network"] = self.network.to_json()
         return lambda: {**facts, "controller": None if controller is None else controller()}
 
     def _kept(self) -> IntArray:
@@ -196,7 +213,7 @@ class State:
         state.decision_s = -math.inf if data["decision_s"] is None else data["decision_s"]
         state.policy_text, state.policy_error = data["policy"], data["policy_error"]
         state.may_lose_work = bool(data.get("may_lose_work"))
-        state.policy = make_policy(state.policy_text) if state.policy_text else None
+        state.policy = made(state.policy_text) if state.policy_text else None
         state.projects = dict(data["projects"])
         state.numbers = data["numbers"]
         state.submissions = Submissions(data.get("submissions", ()))
@@ -206,6 +223,7 @@ class State:
         state.groups = GroupBook.from_json(data["groups"])
         state.learnt, state.ports_given = dict(data["learnt"]), data["ports_given"]
         state.record = TrackRecord.from_json(data.get("record", {}))
+        state.network = NetworkBook.from_json(data.get("network"))
         if data["controller"] is not None:
             state.controller = restore(data["controller"], state.limited_policy(), GUESTS_PER_GPU, KILLS, AGGREGATES)
         for row in data["nodes"]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plait.live.layout import Layout
+from plait.live.layout import Layout, network_secret
 from plait.live.service.clock import FACT, Anchor, Clock, begin_s
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Leadership:
 
         return Engine(
             self.store, Fences(layout), now_s=self.clock(), options=self.engine.options, later=self.later,
-            timer=time.perf_counter,
+            secret=network_secret(layout), timer=time.perf_counter,
         )  # fmt: skip
 
 
@@ -46,6 +46,7 @@ def open_leadership(options: ServiceOptions, layout: Layout, lease: LeaderLease 
     from plait.live.agent.lease import unpark
     from plait.live.fencing import Fences
     from plait.live.scheduler.engine import Engine
+    from plait.live.service.network import read_network
     from plait.live.store import Store
 
     store = Store.open(options.db or layout.database, lease=lease)
@@ -66,6 +67,8 @@ def open_leadership(options: ServiceOptions, layout: Layout, lease: LeaderLease 
             policy=options.policy,
             may_lose_work=options.may_lose_work or None,
             options=options.engine,
+            network=read_network(options.network),
+            secret=network_secret(layout),
             later=beside.submit,
             timer=time.perf_counter,
         )

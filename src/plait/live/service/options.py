@@ -59,6 +59,10 @@ class ServiceOptions:
     allow_policy: tuple[str, ...] = option(
         "Allow `plait policy set` to use policies of this module", default=(), metavar="MODULE"
     )
+    network: str | None = option(
+        "Network of the nodes, as in `plait simulate`, e.g. leaf-spine:aggregators=4096, or a cluster file (.toml)",
+        default=None, unset="the last one, at first none",
+    )  # fmt: skip
     may_lose_work: bool = option("Allow the policy to stop jobs that cannot resume from a checkpoint", default=False)
     policy_path: str | None = option("Folder to search last for modules of policies", default=None, metavar="FOLDER")
     standby: bool = option("Wait until no other service leads, then lead", default=False)

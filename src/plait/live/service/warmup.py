@@ -26,20 +26,26 @@ def get_ready(worker: Worker, policy: str) -> None:
 
 
 def warm_up(policy: str) -> None:
-    """Let a policy decide about two jobs on one GPU, so that everything it needs is loaded, or compiled."""
+    """Let a policy decide about two jobs on one GPU, or on two nodes, so that all it needs is loaded, or compiled."""
     from plait.control.controller import Controller
     from plait.control.messages import JobSubmitted, ReplanDue
     from plait.core.cluster import Cluster
     from plait.core.jobs import JobBatch, JobSpec
+    from plait.core.policy import has_grants
     from plait.core.resources import StageProfile
-    from plait.policies.catalog import make_policy
+    from plait.live.scheduler.live_policy import made
+    from plait.network.topology.read import networked
     from plait.policies.sizing.rounds import InRounds
 
-    controller = Controller(make_policy(policy), Cluster.of(1, 1))
+    chosen = made(policy)
+    granting = has_grants(chosen)
+    cluster = networked(Cluster.of(2, 1), "single-switch:aggregators=64") if granting else Cluster.of(1, 1)
+    controller = Controller(chosen, cluster)
     stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))
     if isinstance(controller.policy, InRounds):
         _warm_up_fit()
-    specs = [JobSpec(id=f"warm-{i}", iterations=10, profile=stage) for i, stage in enumerate(stages)]
+    gpus = 2 if granting else 1
+    specs = [JobSpec(id=f"warm-{i}", gpus=gpus, iterations=10, profile=stage) for i, stage in enumerate(stages)]
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
     controller.handle(ReplanDue(0.0))
 

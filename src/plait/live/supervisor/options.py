@@ -45,6 +45,11 @@ class UpOptions:
     insecure: bool = same(ServiceOptions, "insecure")
     lost_s: float | None = same(ServiceOptions, "lost_s")
     lease_s: float | None = same(ServiceOptions, "lease_s")
+    network: str | None = same(ServiceOptions, "network")
+    rack_size: int | None = option(
+        "Nodes of a rack, in order of their names", default=None, unset="half of the nodes with leaf-spine, else all",
+        least=1,
+    )  # fmt: skip
     allow_policy: list[str] | None = same(ServiceOptions, "allow_policy")
     may_lose_work: bool = same(ServiceOptions, "may_lose_work")
     pass_env: list[str] | None = option(

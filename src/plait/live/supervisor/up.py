@@ -7,19 +7,22 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.core.files import replace_file
 from plait.core.words import counted, duration
 from plait.live.backends.base import NodeBackend
-from plait.live.backends.registry import open_backend
+from plait.live.backends.registry import HALVES, open_backend
 from plait.live.client.client import Client
 from plait.live.client.transport import read_service_file
 from plait.live.discovery import FIRST, file_of
 from plait.live.layout import Layout, make_private
 from plait.live.notes import note
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
+from plait.live.service.network import NONE, read_network
 from plait.live.supervisor import daemon
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.saved_options import for_backend, options_file, remember, remember_down, remembered, was_up
@@ -36,6 +39,10 @@ from plait.live.supervisor.services import (
     start_service,
     start_standby,
 )
+from plait.network.topology.declared import Declared
+
+#: A policy that grants memory of switches.
+EXAMPLE = "tiresias-l:ina=inalloc"
 
 
 def start(layout: Layout, given: dict[str, Any]) -> Client:
@@ -57,7 +64,9 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         from plait.policies.catalog import import_from_here
 
         import_from_here()
-        live_policy(given["policy"])  # a typing mistake is found here, with a suggestion
+        # A typing mistake is found here, with a suggestion; whether there is a network, the service knows.
+        live_policy(given["policy"], given.get("network") != NONE)
+    network = _network_given(layout, given)
     refuse_taken_port(given.get("port"), given.get("host"))
     if make_private(layout.home).stat().st_mode & 0o077:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
@@ -66,6 +75,9 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         options.pop("lease", None)  # by the new one
     lost_s = float(options.get("lost", LOST_S))
     check_lease(lost_s, float(options.get("lease", LEASE_SHARE * lost_s)))
+    if network is not None and options.get("backend", "local") == "local":
+        halves = HALVES if network.text.startswith("leaf-spine") else ""
+        options["racks"] = ",".join(f"{name}={rack}" for name, rack in network.racks) or halves
     backend = open_backend(layout, for_backend(options))
     options.pop("expect-gpus", None)
     if expected := backend.expected_gpus():
@@ -80,6 +92,16 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
                 layout, daemon.KEEPER, "plait.live.supervisor.keeper"
             )  # with the old options, which still hold
         raise
+
+
+def _network_given(layout: Layout, given: dict[str, Any]) -> Declared | None:
+    """The network that is given, if one is; a cluster file is copied into the home, where it stays as it is now."""
+    network = read_network(given.get("network"))
+    if network is not None and network.listed is not None:
+        kept = make_private(layout.home) / "network.toml"
+        replace_file(kept, Path(given["network"]).read_text(encoding="utf-8"))
+        given["network"] = str(kept)
+    return network
 
 
 def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backend: NodeBackend) -> Client:
@@ -233,8 +255,22 @@ def welcome(service: Client, layout: Layout, home: str | None, took_s: float) ->
     active = ", ".join(f"{count} {state}" for state, count in here.items())
     if active:
         lines.append(f"jobs that were here go on: {active}")
+    lines += _network_lines(service, found["policy"])
     if gone:
         lines.append(f"taken away: {', '.join(gone)}; off the list with: plait nodes forget {gone[0]}{with_home}")
     lines.append(f"next: plait submit{with_home} -- python train.py")
     lines.append(f"then: plait top{with_home}; at the end: plait down{with_home}")
     return lines
+
+
+def _network_lines(service: Client, policy: str) -> list[str]:
+    """What the welcome says of the network, if there is one."""
+    network = service.network()
+    if network["network"] is None:
+        return []
+    there = [one for one in network["switches"] if one["aggregators"]]
+    grants = "" if network["grants"] else f"; policy {policy} grants none of it, choose one with ina=, e.g. {EXAMPLE}"
+    each = ", ".join(
+        f"{one['switch']} ({one['aggregators']} aggregators, on {one['node'] or 'no node'})" for one in there
+    )
+    return [f"network {network['network']}: {each or 'no switch aggregates'}{grants if there else ''}"]

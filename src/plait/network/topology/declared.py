@@ -1,7 +1,7 @@
 """Networks that are declared before their nodes are there: of a cluster whose nodes come and go. Start at `Declared`.
 
-    declared = Declared.read("leaf-spine:aggregators=4096")   # or of a cluster file: Declared.of_file(text, name)
-    cluster = declared.join(cluster)                          # whenever nodes have come or gone
+declared = Declared.read("leaf-spine:aggregators=4096")   # or of a cluster file: Declared.of_file(text, name)
+cluster = declared.join(cluster)                          # whenever nodes have come or gone
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Declared:
 
     @classmethod
     def of_file(cls, text: str, file: str) -> Declared:
-        """Of the text of a cluster file, which needs a network; `file` is its name in errors, which are `InputError`."""
+        """Of the text of a cluster file with a network; `file` is its name in errors, which are `InputError`."""
         cluster = read_cluster_file(text, file)
         if cluster.network is None:
             raise InputError(f"{file} has no [network]; write one, or give --network a topology")

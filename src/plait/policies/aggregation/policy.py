@@ -8,6 +8,7 @@ it waits. Our design; the managers and routes say what they are after.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -55,6 +56,8 @@ class WithAggregation:
     """A policy whose jobs get memory of switches from a manager; `routing` is one of `ROUTES`, `seed` for its draws.
 
     `system`: what the switches run, by the name that was given to `ina=`; jobs that ask for another get none.
+    `review_s`: seconds after which a plan with grants is made again, so that priorities and deadlines follow the
+    progress of jobs; infinite: when something happens.
     """
 
     policy: Policy
@@ -62,6 +65,7 @@ class WithAggregation:
     routing: str = "leaf"
     seed: int = 0
     system: str = ""
+    review_s: float = math.inf
     _graphs: dict[str, Graph] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -104,6 +108,7 @@ class WithAggregation:
         asked = self._routed(view, graph, self._served(view, graph, wanting))
         memory, grants = self._granted(view, graph, asked, notes)
         due_s = min(plan.valid_until_s, self.manager.review_due_s(memory, view.now_s))
+        due_s = min(due_s, view.now_s + self.review_s) if grants else due_s
         plan = replace(plan, grants=tuple(grants), settled=False, valid_until_s=due_s)
         return self._without_required(view, plan, notes)
 

@@ -23,6 +23,7 @@ from plait.live.scheduler.explain.gpu_demand import GpuDemand
 from plait.live.scheduler.ingest import stop_costs
 from plait.live.scheduler.ingest.adaptive import shown, work_of
 from plait.live.scheduler.ingest.profiles import profile_source
+from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.scheduler.state import RECENT, State
 from plait.live.store.schema import Views
@@ -235,6 +236,8 @@ def live_fields(ctx: Context, number: int) -> dict[str, Any]:
         out["group"] = {"id": group.id, "gate": group.gate, "members": [job_name(m.job) for m in group.members]}
     if (sharing := guests.shown(ctx, attempt)) is not None:
         out["sharing"] = sharing
+    if (ina := of_attempt(ctx, attempt)) is not None:
+        out["ina"] = ina
     return out
 
 

@@ -20,6 +20,7 @@ from plait.live.scheduler.explain import guests, views
 from plait.live.scheduler.explain.size_options import sizes
 from plait.live.scheduler.ingest import stop_costs
 from plait.live.scheduler.ingest.adaptive import shown, work_of
+from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 
 #: Blockers that are named at most.
@@ -46,6 +47,8 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
     controller = ctx.state.controller
     if controller is not None and job.admitted and (how := controller.network_reason(number)) is not None:
         out["network"] = how
+    if attempt is not None and (ina := of_attempt(ctx, attempt)) is not None:
+        out["ina"] = ina
     if job.reason:
         out["last_trouble"] = job.reason
     out["stops"] = stop_costs.shown(ctx, job)

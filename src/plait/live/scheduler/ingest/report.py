@@ -14,14 +14,21 @@ from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.words import counted
 from plait.live.layout import NODE_NAME, job_name
-from plait.live.protocol.validation import check_node, sane_notice, sane_usage
+from plait.live.protocol.validation import check_node, sane_notice, sane_switch, sane_usage
 from plait.live.protocol.wire import ENDED, NodeInfo, Observed
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.ingest.processes import end_all, end_unlisted, end_untracked, see_each
 from plait.live.scheduler.records.attempts import Key, NodeRecord
 from plait.live.scheduler.records.notes import NodeDrained, NodeForgotten, NodeLeaving
-from plait.live.scheduler.records.observations import AgentHeard, AgentStarted, NodeReplaced, NodeSilent, NoticeReceived
+from plait.live.scheduler.records.observations import (
+    AgentHeard,
+    AgentStarted,
+    NodeReplaced,
+    NodeSilent,
+    NoticeReceived,
+    SwitchObserved,
+)
 
 
 def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: float, address: str) -> Iterator[Step]:
@@ -31,6 +38,7 @@ def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: f
     other nodes reach this one.
     """
     seen = replace(seen, leaving_s=sane_notice(seen.leaving_s), usage=sane_usage(seen.usage))
+    seen = replace(seen, switch=None if seen.switch is None else sane_switch(seen.switch))
     record = yield from _register(ctx, seen, now_s, address)
     yield from see_each(ctx, record, seen, now_s)
     if seen.agent == record.agent and seen.term == ctx.term:
@@ -52,8 +60,10 @@ def _register(ctx: Context, seen: Observed, now_s: float, address: str) -> Gener
         raise InputError(f"a node cannot be called {info.id!r}; use letters, digits, '.', '_' and '-'")
     check_node(info)
     record = state.nodes.get(info.id)
-    if record is not None and record.info is not None and record.info.gpus != info.gpus:
-        yield from _resized(ctx, record, record.info, seen, now_s)
+    if record is not None and record.info is not None:
+        moved = record.info.rack != info.rack and _idle_newcomer(record, seen)
+        if record.info.gpus != info.gpus or (moved and state.network.declared is not None):
+            yield from _resized(ctx, record, record.info, seen, now_s)
     if record is None:
         yield NodeJoined(now_s, hardware(info))
     record = state.nodes[info.id]
@@ -71,6 +81,7 @@ def _register(ctx: Context, seen: Observed, now_s: float, address: str) -> Gener
     yield from _back(record, now_s)
     reached = seen.reached if seen.term == ctx.term else None
     yield AgentHeard(now_s, info.id, address, seen.usage, seen.term, reached)
+    yield SwitchObserved(info.id, seen.switch)
     if fresh:
         yield from end_untracked(ctx, record, seen, now_s)
     return record
@@ -86,6 +97,11 @@ def _back(record: NodeRecord, now_s: float) -> Iterator[Step]:
             yield NodeSilent(record.id, silent=False)
         else:
             yield NodeSuspected(now_s, record.id, suspect=False)
+
+
+def _idle_newcomer(record: NodeRecord, seen: Observed) -> bool:
+    """Whether an agent that was not known speaks for a node on which nothing runs."""
+    return seen.agent not in record.agents and all(one.state == ENDED for one in seen.attempts)
 
 
 def _resized(ctx: Context, record: NodeRecord, had: NodeInfo, seen: Observed, now_s: float) -> Iterator[Step]:

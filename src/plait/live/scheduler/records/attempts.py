@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from plait.core.codec import Codec, form, row
-from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, Usage
+from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, SwitchSeen, Usage
 
 #: Exit codes of a process that was stopped: by signals of an agent, or as a shell reports them.
 TOLD_TO_END = frozenset({-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, 130, 137, 143})
@@ -62,7 +62,8 @@ class Attempt:
     it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint, None if
     there is no hurry. `stop_s`: when that was asked. `batch_size`: the last one that an adaptive job used, once it
     is over. `lost_work_s`: seconds of its work that are lost, once it is over. `guest`: it uses what
-    others leave on its GPUs; `leaves` (*seen*): why it had to go from there. `device_bytes` (*seen*): those of its
+    others leave on its GPUs; `leaves` (*seen*): why it had to go from there. `networked`: its ranks have grant
+    files of in-network aggregation. `device_bytes` (*seen*): those of its
     job that were known when it began.
     """
 
@@ -83,6 +84,7 @@ class Attempt:
     batch_size: float | None = None
     lost_work_s: float = 0.0
     guest: bool = field(default=False, metadata=form(omit=True))
+    networked: bool = field(default=False, metadata=form(omit=True))
     leaves: str = field(default="", metadata=form(skip=True))
     device_bytes: float = field(default=0.0, metadata=form(skip=True))
 
@@ -247,7 +249,7 @@ class NodeRecord:
 
     `term`, `reached`: the last assignment which that agent says it has. `leaving`: it gave notice and takes no work,
     and has `leaving_s` left as of its last word; `gone`: why the backend says that it is dead; `dead`: nothing can run
-    there any more, so that it is lost sooner.
+    there any more, so that it is lost sooner. `switch` (*seen*): what it serves, None until it has said so.
     """
 
     id: str
@@ -266,6 +268,7 @@ class NodeRecord:
     gone: str = ""
     dead: bool = False
     leaving_s: float | None = None
+    switch: SwitchSeen | None = None
 
     @property
     def state(self) -> str:

@@ -181,6 +181,54 @@ class NodeForgotten:
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkSet:
+    """The network of the cluster: the text of a topology, or a cluster file's switches, links and racks of nodes.
+
+    Without text and switches there is none any more.
+    """
+
+    at_s: float
+    text: str = ""
+    listed: Mapping[str, Any] | None = None
+    racks: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchServed:
+    """A node serves a switch from now on ("": nobody does); with `incarnation` it has started, with empty memory."""
+
+    at_s: float
+    switch: str
+    node: str
+    incarnation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksTold:
+    """What the ranks of an attempt get to know of in-network aggregation: a version of their grant file.
+
+    Not `granted`: they exchange gradients without, and `reason` says why. `lease`: epoch of the region; the rest as in
+    `plait.runtime.network.grant.NetworkGrant`.
+    """
+
+    at_s: float
+    job: int
+    epoch: int
+    version: int
+    granted: bool
+    reason: str = ""
+    switch: str = ""
+    address: str = ""
+    ports: Sequence[int] = ()
+    lease: int = 0
+    offset: int = 0
+    size: int = 0
+    priority: int = 0
+    slots: int = 0
+    options: Mapping[str, Any] | None = None
+
+
 Note: TypeAlias = (
     Requested
     | CancelAsked
@@ -196,6 +244,9 @@ Note: TypeAlias = (
     | NodeDrained
     | NodeLeaving
     | NodeForgotten
+    | NetworkSet
+    | SwitchServed
+    | RanksTold
 )
 _NOTES = Codec(kinds=get_args(Note), sparse=get_args(Note), closed=True)
 #: The kinds of notes by name.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from plait.live.protocol.wire import Seen, Usage
+from plait.live.protocol.wire import Seen, SwitchSeen, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,14 @@ class ReportRefused:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class SwitchObserved:
+    """What a node's agent says of the switch that it serves, or could serve."""
+
+    node: str
+    seen: SwitchSeen | None
+
+
 Observation: TypeAlias = (
     AgentStarted
     | AgentHeard
@@ -144,4 +152,5 @@ Observation: TypeAlias = (
     | TotalReported
     | EstimateTaken
     | ReportRefused
+    | SwitchObserved
 )

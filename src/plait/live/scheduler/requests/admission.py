@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.control.job_store import refusal
+from plait.control.plan_check.grants import never_granted
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobClass, JobSpec
+from plait.core.policy import has_grants
 from plait.core.words import counted
+from plait.live.protocol.profile_keys import processes_per_gpu
+from plait.live.protocol.requests import most_gpus
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.notes import Requested
 from plait.policies.quotas import AppliesQuotas
+from plait.runtime.network.grant import MOST_WORKERS
 
 
 def take_in(
@@ -25,13 +30,31 @@ def take_in(
         project = project_of(request)
         spec = ctx.spec(first + i, request, owner, project, now_s)
         if spec.ina.required:
-            raise InputError("ina is require, and switches of live clusters do not aggregate yet; submit it with auto")
+            _check_required(ctx, spec, request)
         _check_room(ctx, spec, request, now_s)
         quota = ctx.state.projects.get(project, {}).get("gpu_quota")
         counts = spec.job_class is JobClass.GUARANTEED or not isinstance(ctx.state.policy, AppliesQuotas)
         if quota is not None and counts and spec.gpus > quota:
             raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {project} is {quota}")
     return Requested(now_s, first, owner, [dict(r) for r in requests], key)
+
+
+def _check_required(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None:
+    """Refuse a job that requires in-network aggregation and can never get it, whatever else runs."""
+    state, processes = ctx.state, most_gpus(request) * processes_per_gpu(request)
+    why = None
+    if state.network.declared is None:
+        why = "this cluster has no network (plait up --network); submit it with auto"
+    elif state.policy is not None and not has_grants(state.policy):
+        why = f"policy {state.policy_text} grants no memory of switches; set one with ina=, or submit it with auto"
+    elif processes < 2:
+        why = "it has one process, which exchanges no gradients; submit it with auto"
+    elif processes > MOST_WORKERS:
+        why = f"it has {processes} processes, and switches add up at most {MOST_WORKERS}; ask for less, or auto"
+    elif state.controller is not None and (never := never_granted(spec, state.controller.cluster)) is not None:
+        why = never.removeprefix("requires in-network aggregation, and ")
+    if why is not None:
+        raise InputError(f"ina is require, and {why}")
 
 
 def project_of(request: Mapping[str, Any]) -> str:

@@ -10,7 +10,9 @@ import numpy as np
 from plait.control.messages import JobCancelled, NodeJoined, NodeLost
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
+from plait.core.policy import Policy, has_grants
 from plait.live.layout import job_name
+from plait.live.protocol.requests import ina_of
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.ingest.report import hardware
@@ -55,12 +57,29 @@ def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> It
     Raises `InputError` for an unknown policy, one that needs what live clusters lack, or quotas of unknown projects or
     GPU kinds.
     """
-    policy, state = live_policy(text), ctx.state
+    policy, state = check_policy(ctx, text), ctx.state
     quotas = getattr(policy, "quotas", None)
     if isinstance(quotas, Quotas) and state.controller is not None:
         projects = {"default", *state.projects, *(job.project for job in state.jobs.values())}
         quotas.refuse_unknown(projects, state.controller.cluster.kinds)
     yield PolicySet(now_s, text, may_lose_work)
+
+
+def check_policy(ctx: Context, text: str) -> Policy:
+    """The policy of this name, which this cluster can run.
+
+    Raises `InputError` for an unknown one, and one that could never run jobs that are there: those that require
+    aggregation need one that grants memory of switches.
+    """
+    policy = live_policy(text, ctx.state.network.declared is not None)
+    if not has_grants(policy):
+        needs = [job_name(n) for n, job in ctx.state.jobs.items() if ina_of(job.request).required and not job.cancelled]
+        if needs:
+            raise InputError(
+                f"policy {text} grants no memory of switches, which {', '.join(needs[:5])} require; give it ina=, e.g. "
+                f"{text.partition(':')[0]}:ina=inalloc, or cancel them first"
+            )
+    return policy
 
 
 def set_project(ctx: Context, name: str, gpu_quota: int | None, weight: float, now_s: float) -> Iterator[Step]:

@@ -13,7 +13,7 @@ FINAL = frozenset({"finished", "failed", "cancelled"})
 #: what memory knows beyond the table, of jobs that run
 _LIVE = (
     "step_s", "total_steps", "gate", "stage_s", "checkpoint_steps", "checkpoint_age_s", "places", "group",
-    "adaptive", "saves", "stops", "sharing",
+    "adaptive", "saves", "stops", "sharing", "ina",
 )  # fmt: skip
 
 

@@ -67,6 +67,14 @@ async def nodes(request: Request) -> Response:
     return Json(await api.worker.look(lambda engine, now_s: engine.nodes(now_s)))
 
 
+@router.get("/v1/network")
+async def network(request: Request) -> Response:
+    """The network: switches, who serves them, and what jobs have of them."""
+    api = api_of(request)
+    api.who(request)
+    return Json(await api.worker.look(lambda engine, now_s: engine.network(now_s)))
+
+
 @router.post("/v1/nodes/{node}/gone")
 async def node_gone(request: Request, node: str) -> Response:
     """The backend says that a node is dead; only speeds up what its silence does."""
@@ -122,7 +130,8 @@ async def set_policy(request: Request) -> Response:
     given = parse(PolicyIn, await api.body(request))
     wanted, lose = given.policy, given.may_lose_work
     engine = api.worker.engine
-    await asyncio.to_thread(_try_out, wanted, engine.options.policy_modules, engine.layout.home)
+    network = engine.state.network.declared is not None
+    await asyncio.to_thread(_try_out, wanted, engine.options.policy_modules, engine.layout.home, network)
     await api.worker.call(lambda engine, now_s: engine.set_policy(wanted, now_s, may_lose_work=lose))
     return Json(await api.worker.look(_policy))
 
@@ -142,7 +151,7 @@ async def events(
     return await asyncio.to_thread(read)
 
 
-def _try_out(policy: str, modules: Collection[str], folder: Path) -> None:
+def _try_out(policy: str, modules: Collection[str], folder: Path, network: bool) -> None:
     """Load and compile what a policy needs: in the engine's thread all users and agents would wait for that.
 
     Raises `InputError` for one that there is not, that may not be named over HTTP, or whose options it does not take.
@@ -151,7 +160,7 @@ def _try_out(policy: str, modules: Collection[str], folder: Path) -> None:
 
     try:
         check_named(policy, modules, folder)
-        live_policy(policy)
+        live_policy(policy, network)
     except PlaitError:
         raise
     except Exception as error:

@@ -1,0 +1,109 @@
+"""The network for people: switches, who serves them, what jobs have of them, and how jobs exchange gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plait.core.aggregation.grants import NetworkGrant
+from plait.core.policy import has_grants
+from plait.live.layout import job_name
+from plait.live.protocol.wire import LeaseSeen, SwitchSeen
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.network.report import measured
+from plait.live.scheduler.network.switches import network_of
+from plait.live.scheduler.records.attempts import Attempt
+
+
+def network(ctx: Context) -> dict[str, Any]:
+    """The network, its switches and the jobs that could be aggregated; `network` is None without one.
+
+    `grants`: whether the policy grants memory of switches.
+    """
+    state, known = ctx.state, network_of(ctx)
+    declared = state.network.declared
+    return {
+        "network": None if declared is None else declared.text,
+        "policy": state.policy_text,
+        "grants": state.policy is not None and has_grants(state.policy),
+        "switches": [] if known is None else [_switch(ctx, one.id) for one in known.switches if one.aggregators],
+        "jobs": [
+            {"id": job_name(number), "number": number, **found}
+            for number in sorted(state.live)
+            if (attempt := state.jobs[number].live) is not None and (found := of_attempt(ctx, attempt)) is not None
+        ],
+    }
+
+
+def of_attempt(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
+    """What an attempt has of a switch and makes of it, and why; None where nothing can aggregate for it.
+
+    `mode_used`: aggregation or gloo, by its ranks; None before they exchanged anything. Shares are 0 to 1 and None
+    where nothing is known: of packets that met an occupied aggregator, of bytes that went by gloo, of packets that were
+    sent again.
+    """
+    if not attempt.networked:
+        return None
+    told, lease = ctx.state.network.told.get(attempt.job), ctx.state.network.leases.get(attempt.job)
+    granted = told is not None and told.epoch == attempt.epoch and told.granted
+    said = [r.seen.exchange for r in attempt.ranks if r.seen is not None and r.seen.exchange is not None]
+    figures = measured(attempt)
+    by_gloo = next((one.reason for one in said if one.mode == "gloo" and one.reason), "")
+    total = sum(one.aggregated_bytes + one.fallback_bytes for one in said)
+    return {
+        "granted": granted,
+        "switch": None if lease is None else lease.grant.switch,
+        "region": None if lease is None else _region(lease.grant),
+        "epoch": None if lease is None else lease.epoch,
+        "protocol": (told.options or {}).get("protocol") if granted and told is not None else None,
+        "window": None if lease is None else lease.grant.window or None,
+        "priority": None if lease is None else lease.grant.priority or None,
+        "mode_used": None if not said else "gloo" if any(one.mode == "gloo" for one in said) else "aggregation",
+        "bits_per_s": None if figures is None else figures.bits_per_s,
+        "aggregated_share": None if figures is None else figures.aggregated,
+        "fallback_share": None if figures is None else figures.fallback_share,
+        "gloo_share": sum(one.fallback_bytes for one in said) / total if total else None,
+        "resend_share": max((one.resend_share for one in said), default=None),
+        "timeouts": sum(one.timeouts for one in said) if said else None,
+        "reason": by_gloo or (told.reason if told is not None else "its switch has not answered yet"),
+    }
+
+
+def _region(grant: NetworkGrant) -> dict[str, Any]:
+    """Its region; size 0: all that regions of one job leave."""
+    return {"offset": grant.offset, "size": grant.size, "mode": grant.mode, "exclusive": grant.exclusive}
+
+
+def _switch(ctx: Context, name: str) -> dict[str, Any]:
+    known, book = network_of(ctx), ctx.state.network
+    assert known is not None
+    switch, serving = known.switch(name), book.serving.get(name)
+    record = None if serving is None else ctx.state.nodes.get(serving.node)
+    seen = SwitchSeen() if record is None or record.switch is None else record.switch
+    mine = [one for one in book.leases.values() if one.grant.switch == name]
+    counted = {one.job: one for one in seen.leases} if seen.name == name else {}
+    up = name not in known.down
+    return {
+        "switch": name,
+        "state": "up" if up else "lost" if serving and serving.incarnation else "not served",
+        "node": None if record is None else record.id,
+        "aggregators": switch.usable,
+        "payload_bytes": switch.payload_bytes,
+        "granted": sum(one.grant.size for one in mine if one.grant.exclusive),
+        "held": seen.held if up else 0,
+        "restarts": seen.restarts,
+        "trouble": seen.trouble or None,
+        "jobs": [
+            {"id": job_name(one.job), "number": one.job, **_region(one.grant), **_counts(counted.get(one.job))}
+            for one in mine
+        ],
+    }
+
+
+def _counts(seen: LeaseSeen | None) -> dict[str, Any]:
+    """What the switch has counted of a job."""
+    if seen is None:
+        return {"serves": False, "held": 0.0, "received": 0.0, "collided": 0.0, "completed": 0.0}
+    return {
+        "serves": True, "held": seen.held, "received": seen.received, "collided": seen.collided,
+        "completed": seen.completed,
+    }  # fmt: skip

@@ -1,0 +1,331 @@
+"""In-network aggregation in a live cluster, without processes: who serves, what is granted, told and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.live.protocol.wire import Exchange
+from plait.live.scheduler.network.tell import PATIENCE_S
+from plait.live.scheduler.state import State
+from plait.runtime.network.grant import NetworkGrant
+
+NETWORK = "leaf-spine:aggregators=1024,spines=1,link_gbps=10"
+GANG = {"gpus": 2, "iterations": 1000, "gradient_bytes": 4_000_000, "ina": {"mode": "auto"}}
+Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def make(cluster: Make) -> Make:
+    """Makes clusters of nodes with one slot each, two nodes a rack."""
+
+    def made(policy: str = "fifo:ina=atp", nodes: int = 4, network: str | None = NETWORK) -> Cluster:
+        return cluster((1,) * nodes, policy, network=network, racks=[i // 2 for i in range(nodes)])
+
+    return made
+
+
+def grants(cluster: Cluster, job: int) -> list[NetworkGrant]:
+    """What each rank of a job is told, as it is assigned now."""
+    runs = [run for node in cluster.nodes if node.answer for run in node.answer.attempts if run.job == job]
+    return [run.network for run in sorted(runs, key=lambda run: run.rank) if run.network is not None]
+
+
+def leased(cluster: Cluster) -> dict[str, set[int]]:
+    """The jobs that each node's switch is to serve."""
+    answers = {node.info.id: node.answer for node in cluster.nodes}
+    return {n: {one.job for one in a.switch.leases} for n, a in answers.items() if a and a.switch}
+
+
+def test_the_first_node_of_each_rack_serves_the_switch_of_the_rack(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    found = c.engine.network(c.now)
+    assert [(one["switch"], one["node"], one["state"]) for one in found["switches"]] == [
+        ("leaf0", "n0", "up"), ("leaf1", "n2", "up"),
+    ]  # fmt: skip
+    assert set(leased(c)) == {"n0", "n2"}
+    order = c.nodes[2].answer.switch if c.nodes[2].answer else None
+    assert order is not None
+    assert (order.name, order.aggregators, order.payload_bytes) == ("leaf1", 1024, 248)
+
+
+def test_a_declared_switch_is_served_by_the_node_that_declares_it(make: Make) -> None:
+    c = make()
+    c.nodes[1].switch = lambda: replace(type(c.nodes[1]).switch(c.nodes[1]), declared="leaf0")  # type: ignore[method-assign]
+    c.pass_s(1.0)
+    c.engine.drain("n0", c.now)
+    c.pass_s(2.0)
+    assert {one["switch"]: one["node"] for one in c.engine.network(c.now)["switches"]}["leaf0"] == "n1"
+
+
+def test_a_gang_is_granted_memory_before_it_starts(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    assert c.state(job) == "running"
+    one, other = grants(c, job)
+    assert one == other
+    assert (one.granted, one.version, one.n_workers, one.switch, one.server) == (
+        True, 1, 2, ("127.0.0.1", 4000), ("127.0.0.1", 4001),
+    )  # fmt: skip
+    assert (one.slots, len(one.secret), one.options["protocol"], one.options["index"]) == (
+        1024,
+        8,
+        "atp",
+        "shared_hash",
+    )
+    serving = next(node for node in c.nodes if node.answer and node.answer.switch and node.answer.switch.leases)
+    assert serving.answer is not None
+    assert serving.answer.switch is not None
+    (lease,) = serving.answer.switch.leases
+    assert (lease.token, lease.epoch, lease.wire) == (one.token, one.epoch, one.job)
+    told = [entry for entry in c.store.entries() if entry.type == "RanksTold"]
+    assert len(told) == 1
+    assert one.token not in "".join(entry.entry for entry in c.store.entries())
+
+
+def test_memory_is_freed_when_the_job_ends(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    assert any(leased(c).values())
+    for node in c.nodes:
+        node.end(job)
+    c.pass_s(2.0)
+    assert c.state(job) == "finished"
+    assert not any(leased(c).values())
+    assert c.engine.state.network.leases == c.engine.state.network.told == c.engine.state.network.epochs == {}
+
+
+def test_a_job_that_starts_again_has_another_epoch_and_secret(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    before = grants(c, job)[0]
+    for node in c.nodes:
+        node.end(job, 3)
+    c.pass_s(4.0)
+    after = grants(c, job)[0]
+    assert (after.granted, after.version, after.epoch) == (True, 1, before.epoch + 1)
+    assert after.token != before.token
+
+
+def test_jobs_go_on_without_a_lost_switch_and_are_granted_anew_when_it_is_back(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    before = grants(c, job)[0]
+    serving = next(node for node in c.nodes if node.answer and node.answer.switch and node.answer.switch.leases)
+    serving.starts = 0
+    c.pass_s(3.0)
+    gone = grants(c, job)[0]
+    assert c.state(job) == "running"
+    assert (gone.granted, gone.version) == (False, before.version + 1)
+    assert f"(lost, or not served yet: {before.switch_name})" in gone.reason
+    assert not any(leased(c).values())
+    serving.starts = 2
+    c.pass_s(3.0)
+    back = grants(c, job)[0]
+    assert (back.granted, back.version, back.epoch) == (True, back.version, before.epoch + 1)
+    assert back.version > gone.version
+    assert [t for t in c.types() if t.startswith("Switch")].count("SwitchLost") == 1
+
+
+def test_a_switch_that_restarted_unseen_is_lost_and_joins_with_another_epoch(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    before = grants(c, job)[0]
+    next(node for node in c.nodes if node.answer and node.answer.switch and node.answer.switch.leases).starts = 2
+    c.pass_s(3.0)
+    assert grants(c, job)[0].epoch == before.epoch + 1
+    assert grants(c, job)[0].granted
+
+
+def test_the_switch_of_a_lost_node_is_served_by_the_next_one(make: Make) -> None:
+    c = make(nodes=3)
+    c.pass_s(2.0)
+    c.pass_s(20.0, silent=("n0",))
+    assert {one["switch"]: (one["node"], one["state"]) for one in c.engine.network(c.now)["switches"]}["leaf0"] == (
+        "n1", "up",
+    )  # fmt: skip
+
+
+def test_a_switch_that_does_not_answer_delays_a_start_but_not_for_ever(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    for node in c.nodes:
+        node.leases = False
+    (job,) = c.submit(GANG)
+    c.pass_s(PATIENCE_S - 1.5)
+    assert not grants(c, job)
+    assert not any(node.jobs() for node in c.nodes)
+    c.pass_s(4.0)
+    assert c.state(job) == "running"
+    assert (grants(c, job)[0].granted, "does not serve its region yet" in grants(c, job)[0].reason) == (False, True)
+    for node in c.nodes:
+        node.leases = True
+    c.pass_s(2.0)
+    assert (grants(c, job)[0].granted, grants(c, job)[0].version) == (True, 2)
+
+
+def test_a_restarted_service_tells_ranks_the_same(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    before, types = grants(c, job), c.types()
+    state = c.engine.state
+    assert State.from_json(state.to_json()).network == state.network
+    c.restart()
+    c.pass_s(2.0)
+    assert grants(c, job) == before
+    new = c.types()[len(types) :]
+    assert not {"SwitchLost", "SwitchServed", "RanksTold"}.intersection(new)
+
+
+def test_a_cancelled_job_leaves_its_region_at_once(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    c.engine.cancel(job, c.now)
+    for node in c.nodes:
+        node.obeys = False
+        node.sync()
+    assert not any(leased(c).values())
+
+
+def test_who_wants_no_aggregation_and_who_is_alone_is_told_nothing(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    off, alone = c.submit({**GANG, "ina": "off"}, {**GANG, "gpus": 1})
+    c.pass_s(3.0)
+    assert {c.state(off), c.state(alone)} == {"running"}
+    assert grants(c, off) == grants(c, alone) == []
+
+
+def test_a_policy_without_grants_is_the_reason_that_ranks_read(make: Make) -> None:
+    c = make(policy="fifo")
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    assert grants(c, job)[0].reason == "policy fifo grants it no memory of switches"
+
+
+def test_a_required_grant_that_can_never_be_is_refused_with_the_reason(make: Make) -> None:
+    c = make()
+    c.pass_s(12.0)
+    with pytest.raises(InputError, match="requires 5000 aggregators; the switch with most has 1024 that jobs may use"):
+        c.submit({**GANG, "ina": "require:memory=5000"})
+    with pytest.raises(InputError, match="ina is require, and it has one process, which exchanges no gradients"):
+        c.submit({**GANG, "gpus": 1, "ina": "require"})
+    (job,) = c.submit({**GANG, "ina": "require"})
+    c.pass_s(3.0)
+    assert grants(c, job)[0].granted
+    with pytest.raises(InputError, match=rf"policy fifo grants no memory of switches, which j-{job} require"):
+        c.engine.set_policy("fifo", c.now)
+
+
+def test_a_job_that_requires_a_grant_waits_while_its_switches_are_lost(make: Make) -> None:
+    c = make(nodes=2, network="single-switch:aggregators=256")
+    c.nodes[0].starts = 0
+    c.pass_s(2.0)
+    (job,) = c.submit({**GANG, "ina": "require"})
+    c.pass_s(3.0)
+    assert c.state(job) == "waiting"
+    assert "requires aggregation in switches" in c.engine.explain(job, c.now)["summary"]
+    c.nodes[0].starts = 1
+    c.pass_s(3.0)
+    assert c.state(job) == "running"
+
+
+def test_priorities_follow_progress_without_another_region(make: Make) -> None:
+    c = make(policy="fifo:ina=esa")
+    c.pass_s(2.0)
+    (job,) = c.submit({**GANG, "iterations": 1e6, "profile": {"gpu": 0.1, "network": 0.05}})
+    c.pass_s(3.0)
+    before = grants(c, job)[0]
+    for node in c.nodes:
+        node.report(job, steps=999_900.0, held_s=5.0, step_s=0.1)
+    c.pass_s(14.0)
+    after = grants(c, job)[0]
+    assert after.priority > before.priority > 0
+    assert (after.epoch, after.version > before.version) == (before.epoch, True)
+
+
+def test_deadlines_get_regions_of_their_own_and_others_keep_an_epoch_for_each_region(make: Make) -> None:
+    c = make(policy="fifo:ina=inalloc")
+    c.pass_s(2.0)
+    (first,) = c.submit(GANG)
+    c.pass_s(3.0)
+    shared = grants(c, first)[0]
+    assert shared.options["index"] == "hybrid_region"
+    (second,) = c.submit({**GANG, "deadline_s": 400.0, "profile": {"gpu": 0.1, "network": 0.02}, "iterations": 1000})
+    c.pass_s(4.0)
+    mine = grants(c, second)[0]
+    assert (mine.options["index"], mine.size > 0) == ("hybrid_modulo", True)
+    now = grants(c, first)[0]
+    if now.switch_name == mine.switch_name:  # its region made room
+        assert now.epoch == shared.epoch + 1
+
+
+def test_what_ranks_measure_reaches_the_controller_and_people(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    said = Exchange("aggregation", "", 1, 9e6, 1e6, 0.1, 0.25, 0.01, 3.0)
+    for node in c.nodes:
+        node.report(job, exchange=said)
+    c.pass_s(25.0)
+    controller = c.engine.state.controller
+    assert controller is not None
+    assert controller.network is not None
+    assert controller.network.bits_per_s.tolist() == [pytest.approx(8e8)]
+    assert controller.network.aggregated.tolist() == [pytest.approx(0.675)]
+    assert controller.network.fallback_share.tolist() == [pytest.approx(0.25)]
+    assert c.types().count("NetworkReported") == 1
+    shown = c.engine.explain(job, c.now)["ina"]
+    assert (shown["granted"], shown["mode_used"], shown["gloo_share"]) == (True, "aggregation", pytest.approx(0.1))
+    (row,) = c.engine.network(c.now)["jobs"]
+    assert (row["id"], row["fallback_share"]) == (f"j-{job}", pytest.approx(0.25))
+
+
+def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> None:
+    c = make(policy="fifo", network=None)
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(2.0)
+    assert c.engine.network(c.now)["network"] is None
+    from plait.live.service.network import read_network
+
+    c.network = read_network(NETWORK)
+    c.restart()
+    c.pass_s(3.0)
+    assert c.state(job) == "running"  # it goes on, and is told nothing
+    assert {one["state"] for one in c.engine.network(c.now)["switches"]} == {"up"}
+    c.engine.set_policy("fifo:ina=atp", c.now)
+    c.network = read_network("none")
+    with pytest.raises(InputError, match="grants memory of switches, and this cluster has no network"):
+        c.restart()
+
+
+def test_a_cluster_without_network_has_no_word_of_it_in_its_log_or_snapshot(make: Make) -> None:
+    c = make(policy="fifo", network=None)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    assert c.state(job) == "running"
+    assert "network" not in c.engine.state.to_json()
+    assert grants(c, job) == []
+    assert not any("etwork" in e.type or "witch" in e.type or e.type == "RanksTold" for e in c.store.entries())
