@@ -196,12 +196,14 @@ def _gather(server: Server, packets: Records, values: Values, i: int, at: int) -
         row["added"] += 1
         e["flags"] |= p["flags"] & OVERFLOW
         e["exponent"] = max(e["exponent"], p["exponent"])
+        beyond = int64(0)  # without a branch in the loop the compiler adds several elements at once
         for k in range(values.shape[1]):
             total = int64(server.value[job, at, k]) + int64(values[i, k])
             limited: int = min(2147483647, max(-2147483648, total))
-            if limited != total:
-                e["flags"] |= OVERFLOW
+            beyond |= limited ^ total
             server.value[job, at, k] = limited
+        if beyond != 0:
+            e["flags"] |= OVERFLOW
     else:
         row["dropped"] += 1
         return False

@@ -213,12 +213,14 @@ def _merge(switch: Switch, packets: Records, values: Values, index: int, i: int)
     a["bitmap"] |= p["bitmap"]
     a["flags"] |= p["flags"] & (ECN | OVERFLOW)
     a["exponent"] = max(a["exponent"], p["exponent"])
+    beyond = int64(0)  # without a branch in the loop the compiler adds several elements at once
     for e in range(values.shape[1]):
         total = int64(switch.value[index, e]) + int64(values[i, e])
         limited: int = min(2147483647, max(-2147483648, total))
-        if limited != total:
-            a["flags"] |= OVERFLOW
+        beyond |= limited ^ total
         switch.value[index, e] = limited
+    if beyond != 0:
+        a["flags"] |= OVERFLOW
 
 
 @lean_part
