@@ -237,7 +237,7 @@ class SwitchPlane:
         max_age = self.max_age_ns
         if max_age < _NEVER and now >= self._swept_ns + max(SWEEP_NS, max_age // 2):
             self._swept_ns = now
-            self._sweep(now, max_age)
+            self.sweep(now, max_age)
         for member in self.members:
             if not member.dedicated and self.server is not None and self._greeted_ns.get(member.job, 0) <= now:
                 heard = member.heard_ns is not None and now - member.heard_ns < 2 * ANSWERED_NS
@@ -255,7 +255,7 @@ class SwitchPlane:
         else:
             self._send(late.where, [late.datagram], self.rows.wire)
 
-    def _sweep(self, now: int, max_age: int, start: int = 0, count: int = 0) -> None:
+    def sweep(self, now: int, max_age: int, start: int = 0, count: int = 0) -> None:
         """Send what is older than `max_age` to the server, and free it; all aggregators, or `count` from `start` on."""
         left = count or len(self.switch.table)
         while left > 0:
@@ -331,7 +331,7 @@ class SwitchPlane:
         if epoch is not None:
             mine &= table["epoch"] == epoch & 255
         for index in np.flatnonzero(mine).tolist():
-            self._sweep(now, -_NEVER, index, 1)
+            self.sweep(now, -_NEVER, index, 1)
         return int(self.switch.jobs[job]["held"])
 
     def priority(self, job: int, priority: int | None) -> None:
