@@ -14,7 +14,7 @@ from plait.training.attached_job import AttachedJob
 from plait.training.environment import Environment, claim
 from plait.training.job import Job
 from plait.training.process import here
-from plait.training.torch_watch import watch_torch
+from plait.training.torch_watch import watch_ddp, watch_torch
 
 
 def current() -> AttachedJob | None:
@@ -54,6 +54,7 @@ def attach_quietly(*, seed: int = 0) -> Job:
         job = AttachedJob(around, Page.open(around.page_file), seed=seed)
         job.process.attached(job, lock_fd)
         watch_torch(optimizer_stepped)
+        watch_ddp()
         job.settle()  # a guest waits for its turn
     return job
 

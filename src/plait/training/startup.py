@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from plait.training.notes import note
-from plait.training.torch_watch import watch_torch
+from plait.training.torch_watch import watch_ddp, watch_torch
 
 _lacking = False
 
@@ -14,6 +14,7 @@ _lacking = False
 def watch_script() -> None:
     """Watch every optimizer step of the process and, in a guest, every new optimizer. Call it once per process."""
     watch_torch(_stepped, _watch_guest)
+    watch_ddp()
 
 
 def _watch_guest(module: Any) -> None:

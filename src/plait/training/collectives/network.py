@@ -9,6 +9,7 @@ computed, then the job leaves the GPU stage and sends them all.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 GPU, NETWORK = Resource.GPU, Resource.NETWORK
 Hook = Callable[[Any, Any], Any]
+#: Why gradients are not aggregated.
+OWN_HOOK = "the script has a communication hook of its own"
 
 
 class NetworkStage:
@@ -58,7 +61,7 @@ class NetworkStage:
             kept, self._kept = self._kept, []
             self._job.stages.sleep(GPU)
             for held, future in kept:
-                self._send(state, held).then(lambda done, future=future: future.set_result(done.value()))
+                self._send(state, held).then(lambda done, future=future: _pass_on(done, future))
         return promised
 
     def _send(self, state: Any, bucket: Any) -> Any:
@@ -109,6 +112,14 @@ def _promise(like: torch.Tensor, value: torch.Tensor | None = None) -> Any:
     return future
 
 
+def _pass_on(done: Any, future: Any) -> None:
+    """Complete a future as another one was completed, or failed."""
+    try:
+        future.set_result(done.value())
+    except Exception as error:  # else the backward pass would wait for ever
+        future.set_exception(error)
+
+
 def _enter(gate: StageGate, timeout_s: float) -> None:
     try:
         gate.enter(NETWORK, timeout_s)
@@ -154,15 +165,30 @@ class GateThread:
 
 
 def register(job: Rank, model: Any, inner: Hook | None) -> NetworkStage:
-    """Mark the network stage of the DDP `model` for `job`; `inner`: communication hook of the script, or None."""
-    stage = NetworkStage(job, model, inner)
+    """Mark the network stage of the DDP `model` for `job`; `inner`: communication hook of the script, or None.
+
+    Without one, gradients are aggregated where the scheduler has named a grant.
+    """
+    slot = _slot_of(model)
+    if slot is not None and inner is not None:
+        slot.leave(OWN_HOOK)
+    stage = NetworkStage(job, model, inner if slot is None or inner is not None else slot.inner)
 
     def hook(state: Any, bucket: Any) -> Any:
         return stage.hook(state, bucket)
 
-    hook.__annotations__.clear()  # DDP accepts only its own annotations, or none
-    model.register_comm_hook(None, hook)
+    if slot is not None:
+        slot.wrap(hook)
+    else:
+        hook.__annotations__.clear()  # DDP accepts only its own annotations, or none
+        model.register_comm_hook(None, hook)
     return stage
+
+
+def _slot_of(model: Any) -> Any:
+    """The hook that plait gave a model when it was made, where the scheduler has named a grant; else None."""
+    module = sys.modules.get("plait.training.collectives.ddp_aggregation")
+    return module.slot_of(model) if module is not None else None
 
 
 def alike(model: Any) -> bool:
