@@ -1,8 +1,9 @@
-"""Compilation of kernels; no other module uses the compiler.
+"""Compilation of kernels; but for `part_compiler` no other module uses the compiler.
 
 `kernel` compiles a function with Numba when the extra `[sim]` is installed and leaves it as plain Python
 otherwise; both give the same results. `part` is for what only kernels call, `linked` and `lean_part` for kernels that
-call those of other files. Set `NUMBA_DISABLE_JIT=1` to force plain Python.
+call those of other files, and `as_part` for kernels that others call as well. Set `NUMBA_DISABLE_JIT=1` to force plain
+Python.
 
 A kernel that takes long to compile is called inside `announced`, which tells the user why it takes long. Where
 the problem is small its `plain` twin answers sooner than a compiler could; `has_machine_code` tells whether one must.
@@ -40,6 +41,16 @@ if HAVE_NUMBA:
         numba.njit(**_LEAN)(lambda: None)
     except Exception:  # a compiler without that option: the same results, more slowly
         _LEAN = {}
+#: Options of parts.
+_PART: dict[str, Any] = {"no_cfunc_wrapper": True, **_LEAN}
+if HAVE_NUMBA:
+    try:
+        from plait.core import part_compiler
+
+        if part_compiler.supported():
+            _PART["pipeline_class"] = part_compiler.PartCompiler
+    except ImportError:  # a compiler with other insides: the same results, after a longer time
+        pass
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -104,7 +115,12 @@ def lean_part(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a part of `linked` kernels, of the same file or of one that they are linked with. It makes no arrays."""
     if not HAVE_NUMBA:
         return function
-    return register_jitable(no_cfunc_wrapper=True, **_LEAN)(function)
+    return register_jitable(**_PART)(function)
+
+
+def as_part(function: Callable[P, R]) -> Callable[P, R]:
+    """A `linked` kernel as a part of others, which have no use for its way in from Python and its place on disk."""
+    return lean_part(function.py_func) if hasattr(function, "py_func") else function
 
 
 @contextmanager

@@ -32,6 +32,8 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "at server": ("", "Packets that reach the server, for each sum"),
     "timeouts": ("", "Of all workers"),
 }
+#: Most points of a line over time: with more, the lines of five jobs that stall and go on hide each other.
+POINTS = 64
 #: Kinds of marks in the picture of the first packets: colour and meaning.
 _MARKS = {
     "sent": ("#2b83ba", "packet of a worker at the switch"),
@@ -116,9 +118,12 @@ def _row(label: str, cells: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _over_time(found: PacketResults, values: FloatArray, name: str) -> Line:
-    """A line over the bins until the last finish."""
+    """A line over the bins until the last finish, each point the mean of so many bins that there are few points."""
     bins = math.ceil(max(job.finish_s for job in found.jobs) / found.bin_s)
-    return Line(name, [(b + 0.5) * found.bin_s for b in range(bins)], values[:bins].tolist())
+    step = math.ceil(bins / POINTS)
+    parts = [values[b : min(b + step, bins)] for b in range(0, bins, step)]
+    times = [(b + 0.5 * len(part)) * found.bin_s for b, part in zip(range(0, bins, step), parts, strict=True)]
+    return Line(name, times, [float(part.mean()) for part in parts])
 
 
 def _overview(runs: Mapping[str, PacketResults]) -> Section:

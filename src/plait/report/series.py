@@ -34,7 +34,7 @@ def series_svg(title: str, lines: Sequence[Line], y_label: str, *, width: int = 
     parts = [
         text_at(8, 18, title, "class='title'"),
         f"<path class='axis' d='M{left} {top}V{bottom}H{right}'/>",
-        text_at(8, top - 8, y_label, "class='soft'"),
+        text_at(8, top - 10, y_label, "class='soft'"),
         text_at((left + right) / 2, height - 6, f"time, {unit}", "class='soft' text-anchor='middle'"),
     ]
     parts += [

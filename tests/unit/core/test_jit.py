@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from plait.core.jit import HAVE_NUMBA, has_machine_code, kernel, part, plain
+from plait.core.jit import HAVE_NUMBA, as_part, has_machine_code, kernel, lean_part, linked, part, plain
 
 MODULE = """
 from plait.core.jit import kernel, part
@@ -59,6 +59,32 @@ def one_more(x: int) -> int:
 @kernel
 def twice_one_more(x: int) -> int:
     return 2 * one_more(x)
+
+
+@lean_part
+def halved(x: int) -> int:
+    return x // 2
+
+
+@linked()
+def halved_twice(x: int) -> int:
+    return halved(halved(x))
+
+
+_halved_twice = as_part(halved_twice)
+
+
+@linked()
+def halved_often(x: int, times: int) -> int:
+    for _ in range(times):
+        x = _halved_twice(x) + halved(0)
+    return x
+
+
+def test_a_kernel_is_a_part_of_another_one_and_needs_no_machine_code_of_its_own():
+    assert halved_often(1 << 20, 3) == _halved_twice(1 << 16) == plain(halved_often)(1 << 20, 3) == 1 << 14
+    assert not has_machine_code(halved_twice)
+    assert halved_twice(1 << 16) == 1 << 14
 
 
 def test_plain_twin_calls_plain_kernels():

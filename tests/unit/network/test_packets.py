@@ -114,6 +114,13 @@ def test_what_is_held_over_time_adds_up() -> None:
     assert 0 < found.occupancy < 1
 
 
+def test_timers_after_the_last_packet_do_not_widen_bins() -> None:
+    found = simulate(one_switch(jobs_of("switchml", rto_s=0.05, first_rto_s=2.56), 500))
+    assert found.makespan_s / found.bin_s > 100
+    for held, job in zip(found.held, found.jobs, strict=True):
+        assert held.sum() * found.bin_s == pytest.approx(job.occupancy * (job.finish_s - job.start_s), rel=1e-9)
+
+
 def test_state_of_64_workers_within_64_mib() -> None:
     jobs = [PacketJob(preset("atp", window=256), 8, (2 * MIB,)) for _ in range(8)]
     assert state_bytes(build(one_switch(jobs, 65_536))) < 64 * MIB

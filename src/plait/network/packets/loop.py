@@ -11,6 +11,7 @@ from plait.network.packets.state import BINS, EVENTS, FAULT, FINE, HEAP, NOW, TO
 from plait.network.packets.steps import at_server, at_switch, at_worker, finish, free_slots, send, start, tidy, timer
 from plait.network.protocol import addressing, congestion, header, server, switch, worker
 from plait.network.protocol.header import int64
+from plait.network.protocol.switch import HELD
 from plait.network.protocol.worker import FINISHED, IGNORED
 
 
@@ -21,7 +22,7 @@ def run(net: Net, until: int) -> int:
     TOO_LATE: an event after `until`, in ps. Sources of events are, in this order: queues, the timers of workers, starts
     of their tensors, sweeps of switches.
     """
-    lines, ends, info = net.links, net.ends, net.links.info
+    lines, ends, info, held = net.links, net.ends, net.links.info, net.fabric.switch_info
     nodes, workers, timers = len(ends.worker_at), len(ends.hosts), len(lines.queues)
     while info[HEAP] > 0 and info[FAULT] == FINE:
         now, source = lines.heap[0]["time"], lines.heap[0]["source"]
@@ -30,9 +31,10 @@ def run(net: Net, until: int) -> int:
             break
         info[NOW] = now
         info[EVENTS] += 1
-        if now >= BINS * info[WIDTH]:
-            widen(info, net.fabric.held, ends.delivered, now)
         w, sends = source - timers, False  # a worker, and whether it may have something to send
+        # Timers may come long after the last packet; only what may be measured needs a bin.
+        if now >= BINS * info[WIDTH] and (w < 0 or (w >= 2 * workers and held[w - 2 * workers, HELD] > 0)):
+            widen(info, net.fabric.held, ends.delivered, now)
         if source < timers:
             row = take(lines, source)
             node, kind = lines.channels[source >> 1]["to"], source & 1
@@ -42,7 +44,7 @@ def run(net: Net, until: int) -> int:
             elif kind == UP:
                 at_server(lines, net.server, row, now)
             else:
-                j = lines.packets[row]["job"]
+                j = int64(lines.packets[row]["job"])
                 w = int64(ends.worker_at[node, j])
                 answer = at_worker(lines, ends, w, row, now)
                 sends = answer != IGNORED

@@ -49,7 +49,7 @@ ENTRY = np.dtype([("time", "i8"), ("order", "i8"), ("row", "i8")])
 #: A job at a switch: the channel to its server, -1 for none; its children from `first_kid` on; and how many aggregators
 #: it has held there since when, how many it has claimed.
 ROUTE = np.dtype(
-    [("up", "i4"), ("first_kid", "i4"), ("kids", "i4"), ("claims", "i8"), ("held", "i8"), ("since", "i8")], align=True
+    [("up", "i8"), ("first_kid", "i8"), ("kids", "i8"), ("claims", "i8"), ("held", "i8"), ("since", "i8")], align=True
 )
 #: A child: a channel, and the workers that it leads to.
 KID = np.dtype([("channel", "i8"), ("bits", "i8")])

@@ -5,13 +5,14 @@ The steps of the protocol decide; here their packets are sent on. Start at `at_s
 
 from __future__ import annotations
 
-from plait.core.jit import lean_part
+from plait.core.jit import as_part, lean_part
 from plait.network.packets.links import draw, new_row, schedule, settle, transmit
 from plait.network.packets.measure import note_held
 from plait.network.packets.state import ACTIVE, DOWN, FREE_ROW, PS, ROWS, UP, WIDTH, Ends, Fabric, Links, switch_at
+from plait.network.protocol import server, switch, worker
 from plait.network.protocol.addressing import mix
 from plait.network.protocol.header import int64
-from plait.network.protocol.server import Server, server_step
+from plait.network.protocol.server import Server
 from plait.network.protocol.switch import (
     EVICTED,
     FREE,
@@ -19,19 +20,18 @@ from plait.network.protocol.switch import (
     MULTICAST,
     TO_SERVER,
     UNICAST,
-    release,
-    sweep,
-    switch_step,
 )
 from plait.network.protocol.worker import (
     ACCEPTED,
     GIVES_UP,
     WAITING,
-    worker_receive,
-    worker_send,
-    worker_start,
-    worker_timeout,
 )
+
+#: The steps of the protocol, as parts of the loop.
+_server_step, _switch_step = as_part(server.server_step), as_part(switch.switch_step)
+_release, _sweep = as_part(switch.release), as_part(switch.sweep)
+_worker_receive, _worker_send = as_part(worker.worker_receive), as_part(worker.worker_send)
+_worker_start, _worker_timeout = as_part(worker.worker_start), as_part(worker.worker_timeout)
 
 
 @lean_part
@@ -53,7 +53,7 @@ def at_switch(links: Links, fabric: Fabric, s: int, kind: int, row: int, now: in
         action = TO_SERVER if kind == UP else MULTICAST
     else:
         spare = links.info[FREE_ROW]
-        action = switch_step(sw, links.packets, links.values, row, spare, now // PS)
+        action = _switch_step(sw, links.packets, links.values, row, spare, now // PS)
         note_held(fabric, sw.jobs, s, j, now, links.info[WIDTH])
         if action & EVICTED:
             _evicted(links, fabric, s, now, ready)
@@ -86,7 +86,7 @@ def tidy(links: Links, fabric: Fabric, s: int, now: int, source: int) -> None:
         a = sw.table[index]
         if a["key"] == FREE or now // PS - a["born"] <= max_age:
             continue
-        written, _ = sweep(sw, links.packets, links.values, index, 1, links.info[FREE_ROW], now // PS, max_age)
+        written, _ = _sweep(sw, links.packets, links.values, index, 1, links.info[FREE_ROW], now // PS, max_age)
         if written:
             _evicted(links, fabric, s, now, now + fabric.switches[s]["latency"])
     if links.info[ACTIVE] > 0 or links.info[ROWS] > 0 or sw.info[HELD] > 0:
@@ -99,16 +99,16 @@ def free_slots(links: Links, fabric: Fabric, j: int, now: int) -> None:
     for s in range(len(fabric.switches)):
         sw = switch_at(fabric, s)
         if sw.jobs[j]["expected"] != 0:
-            release(sw, j)
+            _release(sw, j)
             note_held(fabric, sw.jobs, s, j, now, links.info[WIDTH])
 
 
 @lean_part
-def at_server(links: Links, server: Server, row: int, now: int) -> None:
+def at_server(links: Links, servers: Server, row: int, now: int) -> None:
     """A packet at the server of its job."""
     job = links.jobs[links.packets[row]["job"]]
     job["arrived"] += 1
-    if server_step(server, links.packets, links.values, row, now // PS):
+    if _server_step(servers, links.packets, links.values, row, now // PS):
         transmit(links, job["server_channel"], DOWN, row, now + job["server_ps"])
 
 
@@ -116,7 +116,7 @@ def at_server(links: Links, server: Server, row: int, now: int) -> None:
 def at_worker(links: Links, ends: Ends, w: int, row: int, now: int) -> int:
     """A result at a worker. Returns what `worker_receive` says of it."""
     p = links.packets[row]
-    answer = worker_receive(ends.workers, w, links.packets, row, now // PS)
+    answer = _worker_receive(ends.workers, w, links.packets, row, now // PS)
     if answer & ACCEPTED:
         j = int64(p["job"])
         ends.delivered[j, now // links.info[WIDTH]] += 1
@@ -135,7 +135,7 @@ def send(links: Links, ends: Ends, w: int, now: int) -> None:
     host = ends.hosts[w]
     while True:
         row = links.info[FREE_ROW]
-        if worker_send(ends.workers, w, links.packets, row, now // PS) == 0:
+        if _worker_send(ends.workers, w, links.packets, row, now // PS) == 0:
             return
         new_row(links)
         ready = now
@@ -158,7 +158,7 @@ def start(links: Links, ends: Ends, w: int, now: int) -> None:
         iteration = k // job["per_iteration"]
         ends.times[j, iteration, 0] = min(ends.times[j, iteration, 0], now)
     me["prio"] = ends.tensors[j, k, 2]
-    worker_start(ends.workers, w, ends.tensors[j, k, 0], ends.tensors[j, k, 1], job["exponents"], now // PS)
+    _worker_start(ends.workers, w, ends.tensors[j, k, 0], ends.tensors[j, k, 1], job["exponents"], now // PS)
     if host["timed"] == 0:
         host["timed"] = 1
         schedule(links, now + PS * min(me["rto"], me["first_rto"]), len(links.queues) + w)
@@ -196,7 +196,7 @@ def timer(links: Links, ends: Ends, w: int, now: int) -> bool:
     if me["ack"] >= me["end"]:
         host["timed"] = 0
         return False
-    answer = worker_timeout(ends.workers, w, now // PS)
+    answer = _worker_timeout(ends.workers, w, now // PS)
     if answer == GIVES_UP:
         host["gave_up"] += 1
     schedule(links, min(PS * me["deadline"], now + PS * min(me["rto"], me["first_rto"])), len(links.queues) + w)

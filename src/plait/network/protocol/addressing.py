@@ -77,7 +77,7 @@ def index_of(mode: int, job: int, seq: int, offset: int, size: int, slots: Slots
     elif size > 0 and mode == HYBRID_MODULO:
         index = int64(offset + seq % size)
     elif size > 0:
-        index = int64(offset + mix(job, seq) % size)
+        index = int64(offset + mix(int64(job), seq) % size)
     return index
 
 

@@ -432,7 +432,7 @@ def _slot_timeouts(workers: Workers, w: int, now: int) -> int:
             expired += 1
             me["all_timeouts"] += 1
             one["deadline"] = now + _timer(workers, w)
-            _queue_slot(workers, w, slot)
+            _queue_slot(workers, w, int64(slot))
         least = min(least, one["deadline"])
     me["deadline"] = least
     return expired

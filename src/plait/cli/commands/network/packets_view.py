@@ -8,33 +8,35 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
-from plait.cli.render.console import console
+from plait.cli.connection import print_table
 from plait.network.packets.results import PacketResults
 from plait.report.packets import COLUMNS, job_cells, run_cells, shown
+
+#: Columns that also a narrow terminal gets.
+NEEDED = 4
 
 
 def show_runs(found: Mapping[str, PacketResults]) -> None:
     """Print a table of runs and, if there is one, of its jobs."""
     runs = {name: run_cells(one) for name, one in found.items()}
-    console().print(_table("run, means over jobs", runs))
+    _print("run", runs)
     if len(found) == 1:
         (one,) = found.values()
         jobs = {f"job {j}": job_cells(job) for j, job in enumerate(one.jobs)}
         late = [f"job {j}" for j, job in enumerate(one.jobs) if job.met_deadline is False]
-        console().print(_table("job", jobs))
+        print()
+        _print("job", jobs)
         if late:
-            console().print(f"Missed their deadlines: {', '.join(late)}.")
+            print(f"Missed their deadlines: {', '.join(late)}.")
 
 
-def _table(what: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
-    grid = Table(what)
-    for name, (unit, _) in COLUMNS.items():
-        grid.add_column(f"{name}, {unit}" if unit else name, justify="right")
-    for label, cells in rows.items():
-        grid.add_row(label, *(shown(cells[name]) for name in COLUMNS))
-    return grid
+def _print(what: str, rows: Mapping[str, Mapping[str, float]]) -> None:
+    """Print rows of figures; a narrow terminal gets the first columns."""
+    heads = [f"{name}, {unit}" if unit else name for name, (unit, _) in COLUMNS.items()]
+    marked = [f"?>{head}" if i >= NEEDED else f">{head}" for i, head in enumerate(heads)]
+    lines = [[label, *(shown(cells[name]) for name in COLUMNS)] for label, cells in rows.items()]
+    print_table([what, *marked], lines, nothing="no jobs")
 
 
 def as_values(found: Mapping[str, PacketResults]) -> list[dict[str, Any]]:
