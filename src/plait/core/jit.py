@@ -41,7 +41,8 @@ if HAVE_NUMBA:
         numba.njit(**_LEAN)(lambda: None)
     except Exception:  # a compiler without that option: the same results, more slowly
         _LEAN = {}
-#: Options of parts.
+#: Options of linked kernels and of their parts.
+_LINKED: dict[str, Any] = dict(_LEAN)
 _PART: dict[str, Any] = {"no_cfunc_wrapper": True, **_LEAN}
 if HAVE_NUMBA:
     try:
@@ -49,6 +50,7 @@ if HAVE_NUMBA:
 
         if part_compiler.supported():
             _PART["pipeline_class"] = part_compiler.PartCompiler
+            _LINKED["pipeline_class"] = part_compiler.KernelCompiler
     except ImportError:  # a compiler with other insides: the same results, after a longer time
         pass
 
@@ -97,7 +99,7 @@ def linked(*modules: ModuleType, nogil: bool = False) -> Callable[[Callable[P, R
             called |= {str(module.__file__), *_CALLED.get(module.__name__, ())}
         if not HAVE_NUMBA:
             return function
-        made: Any = numba.njit(cache=True, nogil=nogil, **_LEAN)(function)
+        made: Any = numba.njit(cache=True, nogil=nogil, **_LINKED)(function)
         if not hasattr(made, "py_func"):  # compilation is switched off
             return function
         contents = hashlib.sha256(b"".join(Path(name).read_bytes() for name in sorted(called))).hexdigest()
@@ -105,7 +107,7 @@ def linked(*modules: ModuleType, nogil: bool = False) -> Callable[[Callable[P, R
             files = made._cache._cache_file
             files._source_stamp = (files._source_stamp, contents)
         except AttributeError:  # a compiler that keeps it elsewhere: nothing on disk is better than what is outdated
-            made = numba.njit(nogil=nogil, **_LEAN)(function)
+            made = numba.njit(nogil=nogil, **_LINKED)(function)
         return cast("Callable[P, R]", made)
 
     return compiled

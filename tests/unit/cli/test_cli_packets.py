@@ -56,7 +56,7 @@ def test_options_of_the_protocol(plait):
         (["-p", ","], "--protocol names no system"),
         (["-o", "windw=3"], "--option 'windw' does not exist; did you mean 'window'?"),
         (["-o", "window"], "--option 'window' is not NAME=VALUE"),
-        (["-o", "window=x"], "--option window: 'x' is not a number"),
+        (["-o", "window=x"], "--option window: 'x' is not a whole number"),
         (["-o", "gap_threshold=0"], "--option: gap_threshold is 0"),
         (["--cc", "reno"], "--cc: cc is 'reno'"),
         (["-p", "esa", "--priorities", "0"], "--priorities '0'"),

@@ -83,7 +83,7 @@ def halved_often(x: int, times: int) -> int:
 
 def test_a_kernel_is_a_part_of_another_one_and_needs_no_machine_code_of_its_own():
     assert halved_often(1 << 20, 3) == _halved_twice(1 << 16) == plain(halved_often)(1 << 20, 3) == 1 << 14
-    assert not has_machine_code(halved_twice)
+    assert not getattr(halved_twice, "overloads", None)
     assert halved_twice(1 << 16) == 1 << 14
 
 

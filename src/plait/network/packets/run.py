@@ -21,7 +21,7 @@ def simulate(scenario: Scenario) -> PacketResults:
     `InputError` where the scenario does not fit its network.
     """
     net = build(scenario)
-    with announced("the packet simulator", cpu_s=15):
+    with announced("the packet simulator", cpu_s=10):
         fault = run(net, ps(scenario.until_s))
     if fault:
         raise SimulationError(_why(net, scenario, fault))
@@ -45,4 +45,4 @@ def _why(net: Net, scenario: Scenario, fault: int) -> str:
         return f"more than {len(net.links.packets):,} packets are under way, for which there is no room, {at}"
     assert fault == TOO_LATE
     open_jobs = [j for j, row in enumerate(net.links.jobs) if row["busy"] > 0]
-    return f"job {', '.join(map(str, open_jobs))} did not finish in {scenario.until_s:g} s; raise until_s"
+    return f"job {', '.join(map(str, open_jobs))} did not finish in {scenario.until_s:g} s of simulated time (until_s)"

@@ -170,7 +170,8 @@ def _changed(texts: Sequence[str]) -> dict[str, Any]:
         try:
             found[name] = kinds[name](value)
         except ValueError as error:
-            raise InputError(f"--option {name}: {value!r} is not a number") from error
+            what = "whole number" if kinds[name] is int else "number"
+            raise InputError(f"--option {name}: {value!r} is not a {what}") from error
     return found
 
 
