@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import _dynfunc
+from numba import _dynfunc  # type: ignore[attr-defined]
 from numba.core import codegen, compiler, typed_passes
 from numba.core.compiler_machinery import register_pass
 
 
-class _PartLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
+class _PartLibrary(codegen.JITCodeLibrary):
     """Code of a part as it was lowered, which others link."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -28,7 +28,7 @@ class _PartLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class _PartLowering(typed_passes.NativeLowering):  # type: ignore[misc]
+class _PartLowering(typed_passes.NativeLowering):
     """Lowering into a `_PartLibrary`, whose function callers find as if it had an address."""
 
     _name = "plait_part_lowering"
@@ -46,7 +46,7 @@ class _PartLowering(typed_passes.NativeLowering):  # type: ignore[misc]
         return True
 
 
-class _KernelLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
+class _KernelLibrary(codegen.JITCodeLibrary):
     """Code of a kernel with that of its parts, optimised together, once: Numba's first round is for references."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -58,7 +58,7 @@ class _KernelLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class _KernelLowering(typed_passes.NativeLowering):  # type: ignore[misc]
+class _KernelLowering(typed_passes.NativeLowering):
     """Lowering into a `_KernelLibrary`."""
 
     _name = "plait_kernel_lowering"
@@ -79,7 +79,7 @@ def _passes(state: Any, lowering: type) -> list[Any]:
     return [passes]
 
 
-class PartCompiler(compiler.CompilerBase):  # type: ignore[misc]
+class PartCompiler(compiler.CompilerBase):
     """Numba's compiler for parts of kernels."""
 
     def define_pipelines(self) -> list[Any]:
@@ -87,7 +87,7 @@ class PartCompiler(compiler.CompilerBase):  # type: ignore[misc]
         return _passes(self.state, _PartLowering)
 
 
-class KernelCompiler(compiler.CompilerBase):  # type: ignore[misc]
+class KernelCompiler(compiler.CompilerBase):
     """Numba's compiler for kernels without references."""
 
     def define_pipelines(self) -> list[Any]:
