@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,14 +11,20 @@ from plait.control.controller import Controller
 from plait.control.history import History
 from plait.control.messages import Grant, JobSubmitted, ReplanDue, SwitchJoined, SwitchLost, Wake
 from plait.control.metrics import measure
-from plait.core.aggregation.grants import NetworkGrant
+from plait.core.aggregation.grants import NetworkGrant, by_job
 from plait.core.aggregation.request import InaRequest
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
+from plait.core.plan import Group, Member, Plan
+from plait.core.policy import View
+from plait.network.fluid.exchanges import STRAIGHT
+from plait.network.fluid.granted import granted_exchange
 from plait.network.memory.records import Request
+from plait.network.routing.linear_program import HAVE_HIGHS
+from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
-from plait.policies.aggregation import ROUTES
+from plait.policies.aggregation import ROUTES, WithAggregation, manager_of
 from plait.policies.aggregation.requests import lease_of
 from plait.policies.catalog import make_policy
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
@@ -219,3 +225,81 @@ def test_memory_is_reviewed_while_deadlines_could_use_more() -> None:
         controller.handle(JobSubmitted(0.0, 0, wide(2, gpus=16, deadline_s=2000.0)))
         commands = controller.handle(ReplanDue(0.0))
         assert [c.at_s for c in commands if isinstance(c, Wake)] == [expected] * (expected < np.inf)
+
+
+def spread_jobs(nodes: list[list[int]], iteration_s: float = 0.4) -> tuple[JobBatch, dict[int, list[int]]]:
+    jobs = JobBatch.of(
+        JobSpec(id=f"j{i}", gpus=4 * len(on), iterations=1000, iteration_s=iteration_s, gradient_bytes=2e9)
+        for i, on in enumerate(nodes)
+    )
+    return jobs, dict(enumerate(nodes))
+
+
+@dataclass
+class Fixed:
+    """Runs every job on the nodes that it is given, four GPUs each."""
+
+    on: dict[int, list[int]]
+    name = "fixed"
+
+    def decide(self, view: View) -> Plan:
+        groups = [
+            Group((Member(job.number),), tuple(4 * n + g for n in self.on[job.number] for g in range(4)))
+            for job in view.jobs
+        ]
+        return Plan.of(groups)
+
+
+def exchange_s(manager: str, routing: str, nodes: list[list[int]], network: str) -> np.ndarray:
+    """Seconds in which these jobs exchange gradients, in all iterations."""
+    jobs, on = spread_jobs(nodes)
+    policy = WithAggregation(Fixed(on), manager_of(manager), routing)
+    cluster = networked(Cluster.parse("32x4@8"), network)
+    done = simulate(jobs, cluster, policy, replace(WORLD, physics=NetworkPhysics()), check=True)
+    return done.controller.job_store.columns["end_s"][: len(jobs)] - 200.0
+
+
+@pytest.mark.skipif(not HAVE_HIGHS, reason="needs highspy: the extra sim")
+@pytest.mark.parametrize("manager", ["switchml", "atp"])
+def test_grid_adds_up_above_the_racks_where_the_link_of_the_server_is_narrow(manager: str) -> None:
+    """Two workers in each of four racks: leaves send four sums over the server's link, a spine sends one."""
+    network = "leaf-spine:oversubscription=4,aggregators=20000,aggregating=all,payload=1024"
+    nodes = [[0, 1, 8, 9, 16, 17, 24, 25]]
+    leaf, grid = (exchange_s(manager, routing, nodes, network)[0] for routing in ("leaf", "grid"))
+    assert grid < 0.8 * leaf
+
+
+@pytest.mark.skipif(not HAVE_HIGHS, reason="needs highspy: the extra sim")
+@pytest.mark.parametrize("manager", ["switchml", "atp"])
+def test_grid_exchanges_no_slower_than_fixed_routes_and_mostly_faster(manager: str) -> None:
+    """Jobs scattered over four racks, whose servers' links and uplinks differ in what they carry."""
+    gains = []
+    for seed in range(4):
+        draw = np.random.default_rng(seed)
+        free = draw.permutation(32).tolist()
+        nodes = [sorted(free.pop() for _ in range(count)) for count in draw.choice([2, 3, 4, 6], 5)]
+        narrow = "spines=2,oversubscription=4" if seed % 2 else "spines=1,oversubscription=1"
+        network = f"leaf-spine:{narrow},aggregators=9000,aggregating=all"
+        leaf, grid = (exchange_s(manager, routing, nodes, network).sum() for routing in ("leaf", "grid"))
+        gains.append(leaf / grid)
+    assert min(gains) > 1
+    assert np.median(gains) > 1.25
+
+
+@pytest.mark.skipif(not HAVE_HIGHS, reason="needs highspy: the extra sim")
+def test_each_worker_is_added_up_where_its_route_says() -> None:
+    network = "leaf-spine:oversubscription=4,aggregators=20000,aggregating=all,payload=1024"
+    jobs, on = spread_jobs([[0, 1, 8, 9, 16, 17, 24, 25], [2, 3, 4, 5, 6]])
+    cluster = networked(Cluster.parse("32x4@8"), network)
+    controller = Controller(WithAggregation(Fixed(on), manager_of("switchml"), "grid"), cluster)
+    controller.handle(JobSubmitted(0.0, 0, jobs))
+    controller.handle(ReplanDue(0.0))
+    for job, mine in by_job(controller.grants).items():
+        named = [node for grant in mine for node in grant.workers]
+        assert len(named) == len(set(named))
+        assert set(named) <= set(on[job])
+        exchange = granted_exchange(Graph.of(cluster), tuple(on[job]), mine)
+        names = [None if v == STRAIGHT else Graph.of(cluster).names[v] for v in exchange.at]
+        expected = {node: grant.switch for grant in mine for node in grant.workers}
+        assert names == [expected.get(node) for node in on[job]]
+    assert any(len(grant.workers) > 1 for grant in controller.grants)

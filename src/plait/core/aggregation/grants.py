@@ -27,6 +27,9 @@ class NetworkGrant:
     server     number of the node whose parameter server adds up what the switch does not; -1: none
     routes     one choice of a path for each flow, as `plait.network.topology.paths.Graph.path` takes it; empty: all
                shortest paths
+    workers    numbers of the nodes whose packets it adds up, ascending; empty for all grants of a job: each node's
+               packets are added up by the first of its switches on their way to the server. With a grant that names
+               some, packets of nodes that none names go straight to the server
     reason     why it is this much, for people; grants that differ in nothing else are equal
 
     Raises `InputError` for a grant that no switch can serve.
@@ -43,12 +46,14 @@ class NetworkGrant:
     epoch: int = 0
     server: int = -1
     routes: tuple[int, ...] = field(default=(), metadata=form(omit=True))
+    workers: tuple[int, ...] = field(default=(), metadata=form(omit=True))
     reason: str = field(default="", compare=False, metadata=form(omit=True))
 
     def __post_init__(self) -> None:
         """Check each field."""
         for name in ("job", "offset", "size", "window", "epoch"):
             self._require(getattr(self, name) >= 0, name, "a whole number >= 0")
+        self._require(list(self.workers) == sorted(set(self.workers)), "workers", "ascending numbers of nodes")
         modes = typing.get_args(Addressing)
         self._require(self.mode in modes, "mode", ", ".join(modes))
         self._require(0 <= self.priority <= MOST_PRIORITY, "priority", f"0 to {MOST_PRIORITY}")

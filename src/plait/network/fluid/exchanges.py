@@ -137,13 +137,16 @@ def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
         n, wire = len(workers), 1 + HEADER_BYTES / switch.payload_bytes
         copies = 1 if switch.usable else n  # a switch that does not aggregate sends no result to several workers
         for worker in workers:
+            if key < 0 and worker == job.server:
+                continue  # it hands its gradient over within the node
             _add(row, graph.bundled_shares(worker, leaf), wire)
             _add(row, graph.bundled_shares(leaf, worker), wire)
-        for channel, share in {} if leaf == end else graph.bundled_shares(leaf, end).items():
+        apart = leaf == end or (key < 0 and workers[0] == job.server)
+        for channel, share in {} if apart else graph.bundled_shares(leaf, end).items():
             _add(row, {channel: share}, n * wire)
             if n > 1:
                 savings.append((channel, len(columns), (n - 1) * share * wire))
-        if leaf != end:
+        if not apart:
             _add(row, graph.bundled_shares(end, leaf), copies * wire)
         columns.append((leaf, n, switch.usable, 8.0 * switch.payload_bytes))
     uses = Uses.of([row])

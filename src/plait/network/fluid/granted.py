@@ -13,15 +13,16 @@ from plait.network.topology.paths import Graph
 def granted_exchange(graph: Graph, workers: tuple[int, ...], grants: Sequence[NetworkGrant]) -> Exchange:
     """How workers on these nodes exchange gradients with the grants of their job, one or more.
 
-    The packets of a worker are added up at the first granted switch on its way to the server, and go straight there if
-    there is none. Regions of the job alone count as the smallest of them; one at the leaf of the server is for the sums
-    of other racks, too, if that switch has a second level. Without a server of its own the job has one
-    beside its first worker.
+    The packets of a worker are added up at the switch whose grant names it, or, if no grant names any, at the first
+    granted switch on its way to the server; they go straight there if there is none. Regions of the job alone count as
+    the smallest of them; one at the leaf of the server is for the sums of other racks, too, if that switch has a second
+    level. Without a server of its own the job has one beside its first worker.
     """
     server = grants[0].server if grants[0].server >= 0 else workers[0]
     number = {name: i for i, name in enumerate(graph.names)}
     switches = {number[grant.switch] for grant in grants}
-    at = tuple(_first(graph, worker, server, switches) for worker in workers)
+    named = {worker: number[grant.switch] for grant in grants for worker in grant.workers}
+    at = tuple(named.get(worker, STRAIGHT) if named else _first(graph, worker, server, switches) for worker in workers)
     alone = [grant.size for grant in grants if grant.exclusive]
     window = min((grant.window for grant in grants if grant.window), default=0)
     if alone:

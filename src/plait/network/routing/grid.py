@@ -20,8 +20,9 @@ def grid(problem: Problem, seed: int = 0, tries: int = 20) -> Routing:
 
     x[w, v] is the share of worker w that is added up at switch v, or straight at the server; z[g, v] >= x[w, v] whether
     job g uses v. Minimise lambda, so that every link carries at most lambda times its capacity, and switches have the
-    memory (z * rate * RTT) and the processing rate (x * rate). A rounding that overfills a switch is repaired: the last
-    of its jobs send straight. Same problem and seed, same routing. Raises `MissingExtra` without HiGHS.
+    memory (z * rate * RTT) and the processing rate (x * rate). A rounding draws once for a job. One that overfills a
+    switch is repaired: the last of its jobs send straight. Same problem and seed, same routing. Raises `MissingExtra`
+    without HiGHS.
     """
     if not problem.flows:
         return Routing((), 0.0, -1, 0.0)
@@ -32,8 +33,8 @@ def grid(problem: Problem, seed: int = 0, tries: int = 20) -> Routing:
     for _ in range(max(tries, 1)):
         rows: list[tuple[int, ...]] = []
         for share in shares:
-            draws = generator.random(len(share))
-            picked = (share.cumsum(axis=1) < draws[:, None]).sum(axis=1)
+            # One draw for all workers of a job: those of equal shares go to one switch, where their sum is complete.
+            picked = (share.cumsum(axis=1) < generator.random()).sum(axis=1)
             rows.append(tuple(targets[min(at, len(targets) - 1)] for at in picked.tolist()))
         choice: Choice = problem.repaired(tuple(rows))
         found = problem.routing(choice, relaxed)

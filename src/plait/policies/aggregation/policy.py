@@ -16,26 +16,31 @@ import numpy as np
 
 from plait.core.aggregation.grants import NetworkGrant, by_job
 from plait.core.aggregation.request import InaRequest
+from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobStatus
 from plait.core.plan import Plan
 from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests
-from plait.network.fluid.exchanges import STRAIGHT, Exchange
+from plait.network.fluid.exchanges import STRAIGHT, Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.memory.catalog import MANAGERS, OF_PROTOCOL, make_manager
 from plait.network.memory.inalloc import Inalloc
 from plait.network.memory.manager import Manager
 from plait.network.memory.records import Memory
+from plait.network.memory.shared import Shared
 from plait.network.protocol.addressing import Index
 from plait.network.routing.grid import grid
-from plait.network.routing.problem import GradientFlow, Problem
-from plait.network.routing.shortest import fixed_switches
+from plait.network.routing.improve import improved
+from plait.network.routing.problem import Choice, GradientFlow, Problem
+from plait.network.routing.shortest import fixed_switches, shortest
 from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
 from plait.policies.aggregation.requests import Asked, exchange_of, iteration_s_of, lease_of, request_of
 
 #: At which switch a worker's packets are added up: its leaf, that of the server, or one of a linear program (GRID).
 ROUTES = ("leaf", "server", "grid")
+#: Exchanges whose channels are kept.
+MOST_KNOWN = 20_000
 
 
 def manager_of(text: str) -> Manager:
@@ -67,6 +72,7 @@ class WithAggregation:
     system: str = ""
     review_s: float = math.inf
     _graphs: dict[str, Graph] = field(default_factory=dict, compare=False, repr=False)
+    _parts: dict[Exchange, tuple[IntArray, FloatArray]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -118,6 +124,7 @@ class WithAggregation:
         known = self._graphs.get("graph")
         if known is None or known.network is not network or known.nodes != names:
             known = self._graphs["graph"] = Graph.of(view.cluster)
+            self._parts.clear()
         return known
 
     def _wanting(self, view: View, plan: Plan, notes: dict[int, str]) -> Iterable[tuple[JobStatus, tuple[int, ...]]]:
@@ -191,9 +198,29 @@ class WithAggregation:
             for one in asked
         ]
         problem = Problem.of(graph, flows, there)
-        by_program = self.routing == "grid"
-        choice = grid(problem, self.seed).choice if by_program else fixed_switches(problem, self.routing)
+        if self.routing == "grid":
+            choice = self._by_program(graph, asked, problem)
+        else:
+            choice = fixed_switches(problem, self.routing)
         return [replace(one, at=row) for one, row in zip(asked, choice, strict=True)]
+
+    def _by_program(self, graph: Graph, asked: list[Asked], problem: Problem) -> Choice:
+        """The switches of GRID's program, then what exchanges really use made shorter, job after job."""
+        alone = not isinstance(self.manager, Shared)
+
+        def uses_of(j: int, row: tuple[int, ...]) -> tuple[IntArray, FloatArray]:
+            exchange = replace(asked[j], at=row).exchange(graph, alone)
+            if exchange not in self._parts:
+                if len(self._parts) > MOST_KNOWN:
+                    self._parts.clear()
+                part = prepared(graph, exchange)
+                saved = np.bincount(part.entry, part.saved, minlength=len(part.channel)) if len(part.entry) else 0.0
+                self._parts[exchange] = part.channel, part.fixed - saved
+            return self._parts[exchange]
+
+        required = {j for j, one in enumerate(asked) if one.job.spec.ina.required}
+        starts = grid(problem, self.seed).choice, shortest(problem).choice
+        return improved(problem, starts, uses_of, required)
 
     def _granted(
         self, view: View, graph: Graph, asked: list[Asked], notes: dict[int, str]
@@ -203,6 +230,7 @@ class WithAggregation:
         before = by_job(view.grants)
         leases = []
         servers: dict[int, int] = {}
+        by_number = {one.number: one for one in asked}
         for one in asked:
             switches = one.switches(graph)
             if not switches:
@@ -228,6 +256,7 @@ class WithAggregation:
                         answer.job, given.switch, 0 if whole else region.offset, 0 if whole else region.size,
                         region.mode.name.lower(), region.exclusive, given.window, answer.priority,  # type: ignore[arg-type]
                         region.epoch, servers[answer.job], reason=answer.reason,
+                        workers=by_number[answer.job].workers_at(graph, given.switch) if self.routing == "grid" else (),
                     )
                 )  # fmt: skip
         return memory, grants

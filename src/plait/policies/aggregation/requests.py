@@ -10,7 +10,7 @@ import numpy as np
 from plait.core.aggregation.grants import NetworkGrant
 from plait.core.jobs import JobStatus
 from plait.core.resources import Resource
-from plait.network.fluid.exchanges import HEADER_BYTES, SERVER_S, STRAIGHT
+from plait.network.fluid.exchanges import HEADER_BYTES, SERVER_S, STRAIGHT, Exchange
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.gradients import gradient_bytes
 from plait.network.memory.records import Lease, Region, Request, Target
@@ -46,6 +46,21 @@ class Asked:
         if several - {top} and switch.levels == 2 and switch.usable and switch.id not in graph.network.down:
             several.add(top)
         return tuple(graph.names[v] for v in sorted(several))
+
+    def workers_at(self, graph: Graph, switch: str) -> tuple[int, ...]:
+        """The nodes whose packets this switch adds up."""
+        placed = zip(self.placed.workers, self.at, strict=True)
+        return tuple(sorted(node for node, v in placed if v != STRAIGHT and graph.names[v] == switch))
+
+    def exchange(self, graph: Graph, alone: bool) -> Exchange:
+        """What it exchanges if all its switches grant it memory, `alone` or shared; a ring if there is none."""
+        switches = self.switches(graph)
+        if not switches:
+            return Exchange(PlacedJob(self.placed.workers))
+        at = tuple(v if self.at.count(v) > 1 else STRAIGHT for v in self.at)
+        assert self.placed.server is not None
+        levels = 2 if graph.names[graph.leaf(self.placed.server)] in switches else 1
+        return Exchange(self.placed, "region" if alone else "hash", 2 if alone else 0, at=at, levels=levels)
 
 
 def request_of(graph: Graph, one: Asked, switches: tuple[str, ...], seed: int) -> Request:
