@@ -67,6 +67,7 @@ class Asked:
     memory: str | None = same(Job, "memory")
     deadline_s: float | None = same(Job, "deadline_s")
     ina: str | None = same(Job, "ina")
+    gradient_bytes: str | None = same(Job, "gradient_bytes")
     checkpoint_s: float | None = same(Job, "checkpoint_s")
     merge: bool = same(Job, "merge")
     wait_for_nodes: bool = same(Job, "wait_for_nodes")
@@ -200,7 +201,7 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
 #: Options of `plait submit` that training scripts rarely have, and whether a value follows.
 _RARE = (
     "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "job_class", "priority", "project",
-    "ina", "conda", "container", "node_env", "export_all", "wait_for_nodes", "merge",
+    "ina", "gradient_bytes", "conda", "container", "node_env", "export_all", "wait_for_nodes", "merge",
 )  # fmt: skip
 _OWN = {"-g": True} | {f"--{one.word}": one.type is not bool for one in declared(Asked) if one.name in _RARE}
 

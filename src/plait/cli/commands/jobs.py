@@ -220,7 +220,7 @@ def _shown(key: str, value: Any) -> object:
         return f"{1000 * value:.1f} ms"
     if key.endswith("_s") and isinstance(value, (int, float)):
         return duration(value)
-    if key in ("memory", "gpu_memory"):
+    if key in ("memory", "gpu_memory", "gradient_bytes"):
         return f"{value / 1e9:,.6g} GB"
     if key == "profile":
         return ", ".join(f"{stage} {1000 * seconds:,.1f} ms" for stage, seconds in value.items())

@@ -50,6 +50,7 @@ def main(args: Sequence[str] | None = None) -> int:
         rack=options.rack,
         gpu_kind=options.gpu_kind,
         slot_memory=options.slot_memory,
+        switch=options.switch,
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # readers of agent.json may signal it before `run`
     try:

@@ -88,7 +88,10 @@ class Agent(ProcessManager):
         me = Process.of(os.getpid())
         assert me is not None
         self._record = {"pid": me.pid, "start_time": me.start_time, "boot": me.boot, "agent": self.id}
-        procs.write_json(self.folder / "agent.json", self._record | {"gpus": settings.gpus, "cuda": settings.cuda})
+        procs.write_json(
+            self.folder / "agent.json",
+            self._record | {"gpus": settings.gpus, "cuda": settings.cuda, "rack": settings.rack},
+        )
 
     def _address(self) -> tuple[str, str]:
         token = (self.folder / "enrol").read_text(encoding="ascii").strip()
@@ -113,6 +116,7 @@ class Agent(ProcessManager):
                 replies=replies,
                 wait_s=wait_s,
                 leaving_s=self._leaving_s(),
+                switch=self.switch.seen(),
             )
 
     def _usage(self) -> Usage:
@@ -171,6 +175,7 @@ class Agent(ProcessManager):
                 changed |= self._apply(answer.attempts)
                 changed |= self.reached != answer.version
                 self.reached = answer.version
+                self.switch.follow(answer.switch, asked_s, lease.lease_s)
             self.link.ever = True
             self._advance()
         replies = [self._answer(ask) for ask in answer.ask]
@@ -297,6 +302,7 @@ class Agent(ProcessManager):
                     self._end_by_force(attempt)
                 elif attempt.alive:
                     self._tell_group(attempt)
+                    self._tell_network(attempt)
                     attempt.watch()
         self.gates.clear(self.attempts.values())
         if in_touch and self.link.ever and not self._leaving and now >= self._retry_at:
@@ -324,6 +330,7 @@ class Agent(ProcessManager):
             "agent", pid=os.getpid(), gpus=self.settings.gpus, cuda=self.settings.cuda, attempts=len(self.attempts)
         )
         self.coordinator.start()
+        self.switch.start()
         self.link.start()
         while not self._leaving:
             self._wait()
@@ -331,6 +338,7 @@ class Agent(ProcessManager):
             self._stop_all()
         self.link.close()
         self.coordinator.close()
+        self.switch.close()
         if self._stop_jobs:
             self._left = True
             self.link.send_last_report(max(self._leave_at, time.monotonic() + _LAST_REPORT_S))

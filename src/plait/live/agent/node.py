@@ -25,7 +25,8 @@ class Settings:
     `cuda`: the machine's numbers of its GPUs, None for CPU slots. `on_loan`: the node
     returns to its owner when the agent ends, so the agent ends when it has lost the service for good. `parks`: if the
     agent is stopped while no service runs, jobs run on without a lease; services are started on this machine only, and
-    begin with `lease.unpark`. `slot_memory`: GB of memory of each CPU slot, None: not limited.
+    begin with `lease.unpark`. `slot_memory`: GB of memory of each CPU slot, None: not limited. `switch`: the
+    only switch that the node may serve, "" for that of its rack.
     """
 
     node: str
@@ -39,6 +40,7 @@ class Settings:
     rack: int = 0
     gpu_kind: str | None = None
     slot_memory: float | None = None
+    switch: str = ""
 
 
 def take_node(layout: Layout, node: str) -> int:

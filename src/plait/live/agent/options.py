@@ -26,6 +26,7 @@ class AgentOptions:
     stop_jobs: bool = option(
         "At SIGTERM, checkpoint the jobs so that they resume elsewhere; otherwise they keep running here", default=False
     )
+    switch: str = option("Name of the only switch that the agent may serve", default="", unset="that of its rack")
     on_loan: bool = option(
         "End after a lease without contact to the service, so that the node returns to its owner", default=False
     )

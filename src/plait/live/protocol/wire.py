@@ -348,12 +348,17 @@ class Lease:
 
 @dataclass(frozen=True)
 class SwitchOrder:
-    """The switch that an agent is to serve, on this address, and all jobs that it serves."""
+    """The switch that an agent is to serve, on this address, and all jobs that it serves.
+
+    Its aggregation server has room for `most_jobs` at once, with windows of up to `most_window` packets.
+    """
 
     name: str
     address: str
     aggregators: int
     payload_bytes: int
+    most_window: int = 1024
+    most_jobs: int = 32
     leases: list[Lease] = field(default_factory=list)
 
 

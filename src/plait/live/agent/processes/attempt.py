@@ -12,6 +12,7 @@ from pathlib import Path
 
 from plait.live.agent.journal import Key, Remembered
 from plait.live.agent.lease import Lease
+from plait.live.agent.network.rank_files import RankFiles
 from plait.live.agent.pages import PageReader
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.sharing.gpu_processes import GpuProcess
@@ -62,6 +63,11 @@ class LocalAttempt:
     shares: bool = False
     merged: str = ""
     page: PageReader | None = field(default=None, repr=False)
+    network: RankFiles = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Where its files are."""
+        self.network = RankFiles(self.folder)
 
     @property
     def key(self) -> Key:
@@ -220,9 +226,12 @@ class LocalAttempt:
         )
 
     def update(self, run: Run) -> None:
-        """Apply what may change while it runs: its group and how to stop it."""
+        """Apply what may change while it runs: its group, how to stop it, and what it may use of a switch."""
         known = self.run if self.run.argv else run  # it was found without a journal
-        self.run = replace(known, group=run.group, stop=run.stop, grace_s=run.grace_s, device_bytes=run.device_bytes)
+        self.run = replace(
+            known, group=run.group, stop=run.stop, grace_s=run.grace_s, device_bytes=run.device_bytes,
+            network=run.network,
+        )  # fmt: skip
 
     def seen(self) -> Seen:
         """The report of this process for the service."""
@@ -249,6 +258,7 @@ class LocalAttempt:
             first_step_s=self._held_at(first_boot_s),
             last_step_s=self._held_at(last_boot_s),
             sharing=self.sharing,
+            exchange=self.network.exchange() if self.run.network is not None else None,
             **progress,
         )
         return sane_seen(seen)  # a report that cannot be taken would hold up all others of the node

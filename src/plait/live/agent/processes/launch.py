@@ -20,6 +20,7 @@ from plait.live.layout import Layout, job_name, job_number, make_private
 from plait.live.protocol.wire import Run
 from plait.live.system import procs
 from plait.runtime.command_line import parse_script
+from plait.runtime.network.grant import FILE, VARIABLE, write_grant
 from plait.runtime.page import Page
 
 _PLAIT = Path(__file__).resolve().parents[3]
@@ -66,25 +67,30 @@ def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) 
     env["PATH"] = os.pathsep.join([env["PATH"], str(Path(sys.executable).parent)])
     paths = [str(HOOK), *filter(None, [env.get("PYTHONPATH")])]
     visible = "" if cuda is None else ",".join(str(cuda[gpu]) for gpu in run.gpus)
+    granted = {} if run.network is None else {VARIABLE: str(layout.rank(run.job, run.epoch, run.rank) / FILE)}
     port = run.master_port or (_free_port() if run.world == 1 else 0)
-    return env | {
-        procs.MARK: mark_of(layout, run.job, run.epoch, run.rank),
-        "PLAIT_JOB": job_name(run.job),
-        "PLAIT_EPOCH": str(run.epoch),
-        "PLAIT_RUN_DIR": str(layout.rank(run.job, run.epoch, run.rank)),
-        "PLAIT_JOB_DIR": str(layout.job(run.job)),
-        "PLAIT_HOME": str(layout.home),
-        "PLAIT_CHECKPOINT_S": f"{run.checkpoint_s:g}",
-        "CUDA_VISIBLE_DEVICES": visible,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, which the numbers are from
-        "PYTHONPATH": os.pathsep.join(paths),
-        "RANK": str(run.rank),
-        "WORLD_SIZE": str(run.world),
-        "LOCAL_RANK": str(run.local_rank),
-        "LOCAL_WORLD_SIZE": str(run.local_world),
-        "MASTER_ADDR": run.master_addr,
-        "MASTER_PORT": str(port),
-    }
+    return (
+        env
+        | granted
+        | {
+            procs.MARK: mark_of(layout, run.job, run.epoch, run.rank),
+            "PLAIT_JOB": job_name(run.job),
+            "PLAIT_EPOCH": str(run.epoch),
+            "PLAIT_RUN_DIR": str(layout.rank(run.job, run.epoch, run.rank)),
+            "PLAIT_JOB_DIR": str(layout.job(run.job)),
+            "PLAIT_HOME": str(layout.home),
+            "PLAIT_CHECKPOINT_S": f"{run.checkpoint_s:g}",
+            "CUDA_VISIBLE_DEVICES": visible,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, which the numbers are from
+            "PYTHONPATH": os.pathsep.join(paths),
+            "RANK": str(run.rank),
+            "WORLD_SIZE": str(run.world),
+            "LOCAL_RANK": str(run.local_rank),
+            "LOCAL_WORLD_SIZE": str(run.local_world),
+            "MASTER_ADDR": run.master_addr,
+            "MASTER_PORT": str(port),
+        }
+    )
 
 
 def _free_port() -> int:
@@ -113,6 +119,8 @@ def prepare(run: Run, layout: Layout) -> Path:
         make_private(folder)
     folder = make_private(layout.rank(run.job, run.epoch, run.rank))
     Page.create(folder / "page.bin").close()
+    if run.network is not None:
+        write_grant(folder / FILE, run.network)
     return folder
 
 

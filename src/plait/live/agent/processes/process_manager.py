@@ -20,6 +20,7 @@ from plait.live.agent.gates import Gates
 from plait.live.agent.journal import Journal, Key
 from plait.live.agent.lease import NodeLease
 from plait.live.agent.monitor import Monitor
+from plait.live.agent.network.switch_host import SwitchHost
 from plait.live.agent.node import Settings
 from plait.live.agent.processes import launch
 from plait.live.agent.processes.attempt import LocalAttempt
@@ -62,6 +63,7 @@ class ProcessManager:
         self.journal = Journal(self.folder / "journal.jsonl")
         self.lease = NodeLease.of(layout.lease(settings.node), LEASE_SHARE * LOST_S)
         self.coordinator = Coordinator(self.folder / "sharing.json", self.monitor.node.gpu_memory_bytes, self.log)
+        self.switch = SwitchHost(layout, settings.node, settings.switch, self.log, changed)
         self.attempts: dict[Key, LocalAttempt] = {}
         self.selector = selectors.DefaultSelector()
         self._retry_at = 0.0
@@ -167,6 +169,14 @@ class ProcessManager:
         except OSError as error:
             attempt.group_version = None
             self.log("group not told", key=attempt.key, why=error)
+
+    def _tell_network(self, attempt: LocalAttempt) -> None:
+        """Bring the grant file of a running rank up to date; a full disk means later."""
+        if attempt.run.network is not None:
+            try:
+                attempt.network.write(attempt.run.network)
+            except (OSError, InputError) as error:
+                self.log("grant not written", key=attempt.key, why=error)
 
     def _start(self, waiting: list[LocalAttempt]) -> None:
         """Start those whose GPUs nobody of another group holds, and whose job has no earlier attempt here.
@@ -337,6 +347,7 @@ class ProcessManager:
     def _strays(self) -> set[int]:
         """Children of this agent that are no runners: orphans of runners that were killed."""
         runners = {a.process.pid for a in self.attempts.values() if a.process is not None and a.alive}
+        runners |= self.switch.children
         children = [pid for pid in procs.children(os.getpid()) if pid not in runners]
         return {pid for child in children for pid in (child, *procs.descendants(child))}
 

@@ -20,6 +20,8 @@ from plait.runtime.network.grant import TOKEN_BYTES, NetworkGrant
 
 #: System whose rules go with an addressing mode where neither job nor policy names one.
 _OF_MODE = {"dedicated": "switchml", "hybrid_region": "inalloc", "hybrid_modulo": "inalloc"}
+#: Largest window of a job, packets, and jobs at once, that an aggregation server has room for.
+MOST_WINDOW, MOST_SERVED = 1024, 32
 _SYSTEMS = ("switchml", "atp", "a2tp", "esa", "inalloc")
 
 
@@ -35,7 +37,9 @@ def switch_orders(ctx: Context) -> dict[str, SwitchOrder]:
             continue
         switch = network.switch(name)
         leases = [_lease(ctx, one, switch) for one in book.leases.values() if one.grant.switch == name]
-        found[serving.node] = SwitchOrder(name, record.address, switch.usable, switch.payload_bytes, leases)
+        found[serving.node] = SwitchOrder(
+            name, record.address, switch.usable, switch.payload_bytes, MOST_WINDOW, MOST_SERVED, leases
+        )
     return found
 
 
@@ -70,7 +74,7 @@ def options_of(ctx: Context, lease: Leased, switch: Switch) -> dict[str, Any]:
         "protocol": system, "index": lease.grant.mode, "payload_bytes": switch.payload_bytes,
     }  # fmt: skip
     if lease.grant.window:
-        found["window"] = lease.grant.window
+        found["window"] = min(lease.grant.window, MOST_WINDOW)
     return found
 
 
