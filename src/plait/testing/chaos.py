@@ -12,13 +12,14 @@ import json
 import resource
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from plait.live.system.procs import Process
-from plait.testing.cluster import Cluster, workers
+from plait.testing.cluster import Cluster, switch_processes, workers
 from plait.testing.schedule import Fault, Kind
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class Chaos:
         self._left = list(faults)
         self._begin = self._last = time.monotonic()
         self._undo: list[tuple[float, Callable[[], object]]] = []
-        self._make = {
+        self._make: Mapping[Kind, Callable[[Fault], str | None]] = {
             Kind.KILL_SERVICE: self._kill_service,
             Kind.STOP_SERVICE: self._stop_service,
             Kind.KILL_AGENT: self._kill_agent,
@@ -55,6 +56,8 @@ class Chaos:
             Kind.KILL_WORKER: self._kill_worker,
             Kind.KILL_RUNNER: self._kill_runner,
             Kind.FULL_DISK: self._full_disk,
+            Kind.KILL_SWITCH: partial(self._kill_plane, "switch"),
+            Kind.KILL_SERVER: partial(self._kill_plane, "server"),
         }
 
     @property
@@ -131,6 +134,11 @@ class Chaos:
     def _kill_runner(self, fault: Fault) -> str | None:
         found = _pick(workers(self.cluster.layout), fault.pick)
         return None if found is None else _send(found[0], signal.SIGKILL, "runner")
+
+    def _kill_plane(self, kind: str, fault: Fault) -> str | None:
+        found = [one for one in switch_processes(self.cluster.layout) if one[0].startswith(kind)]
+        one = _pick(found, fault.pick)
+        return None if one is None else _send(one[1], signal.SIGKILL, one[0])
 
     def _full_disk(self, fault: Fault) -> str | None:
         child = _pick([child for _, child in workers(self.cluster.layout) if child is not None], fault.pick)

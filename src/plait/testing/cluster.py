@@ -6,6 +6,7 @@ All work happens in `maintain`, which the owner of the cluster calls now and the
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -36,14 +37,18 @@ class Cluster:
         slots: int = 4,
         options: Mapping[str, object] | None = None,
         slot_memory_gb: float | None = None,
+        rack_size: int | None = None,
     ) -> None:
         """`options` of `python -m plait.live.service` by name, e.g. {"policy": "muri-l", "lost": 2}.
 
-        `slot_memory_gb`: declared memory of each slot; None: not limited.
+        `slot_memory_gb`: declared memory of each slot; None: not limited. `rack_size`: nodes of a rack; None: all.
         """
         self.layout = Layout.at(home)
         self.options = dict(options or {})
-        self.backend = LocalBackend(self.layout, nodes, slots, False, stop_grace_s=5.0, slot_memory_gb=slot_memory_gb)
+        self.backend = LocalBackend(
+            self.layout, nodes, slots, False, stop_grace_s=5.0, slot_memory_gb=slot_memory_gb,
+            racks=lambda node, nodes: node // (rack_size or nodes),
+        )  # fmt: skip
         self.starts = 0
         self._service: subprocess.Popen[bytes] | None = None
         self._down_until = 0.0
@@ -151,6 +156,17 @@ def workers(layout: Layout) -> list[tuple[Process, Process | None]]:
         if runner is not None:
             found.append((runner, _same(claim.get("child"), claim.get("child_start_time"))))
     return found
+
+
+def switch_processes(layout: Layout) -> list[tuple[str, Process]]:
+    """Living switches and aggregation servers of a home, as `switch NAME` and `server NAME`, by name."""
+    begin, found = hashlib.sha256(str(layout.home).encode()).hexdigest()[:12], []
+    for pid in procs.pids():
+        home, _, rest = procs.environment(pid).get(procs.MARK, "").partition(":")
+        kind, dash, name = rest.partition(":")[0].partition("-")
+        if home == begin and dash and kind in ("switch", "server") and (process := Process.of(pid)) is not None:
+            found.append((f"{kind} {name}", process))
+    return sorted(found, key=lambda pair: (pair[0], pair[1].pid))
 
 
 def _same(pid: object, start_time: object) -> Process | None:

@@ -20,6 +20,8 @@ class Kind(enum.StrEnum):
     KILL_WORKER = "kill a process of a job"
     KILL_RUNNER = "kill the runner of a process"
     FULL_DISK = "no room for the files of a job"
+    KILL_SWITCH = "kill a switch"
+    KILL_SERVER = "kill the aggregation server of a switch"
 
 
 #: How often each kind comes, beside the others.
@@ -32,6 +34,8 @@ WEIGHTS: Mapping[Kind, float] = {
     Kind.KILL_RUNNER: 1.0,
     Kind.FULL_DISK: 2.0,
 }
+#: The same for clusters with switches.
+NETWORK_WEIGHTS: Mapping[Kind, float] = {**WEIGHTS, Kind.KILL_SWITCH: 3.0, Kind.KILL_SERVER: 2.0}
 
 
 @dataclass(frozen=True)

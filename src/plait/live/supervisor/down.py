@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plait.live.agent.processes.launch import LEASE_VARIABLE
 from plait.live.discovery import record_file, records
-from plait.live.layout import Layout
+from plait.live.layout import Layout, job_number
 from plait.live.supervisor import daemon
 from plait.live.supervisor.saved_options import remember_down, remembered, remembered_backend, was_up
 from plait.live.supervisor.services import (
@@ -104,8 +104,10 @@ def job_processes(layout: Layout) -> dict[int, str]:
         except OSError:
             continue
         mark = next((word for word in environment.split(b"\0") if word.startswith(begin)), None)
-        if mark is not None and procs.start_time(pid) is not None:
-            found[pid] = mark.partition(b"=")[2].decode()
+        said = "" if mark is None else mark.partition(b"=")[2].decode()
+        of_job = said.count(":") == 3 and job_number(said.split(":")[1]) is not None  # not a switch of an agent
+        if of_job and procs.start_time(pid) is not None:
+            found[pid] = said
     return found
 
 

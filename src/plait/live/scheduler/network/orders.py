@@ -22,6 +22,8 @@ from plait.runtime.network.grant import TOKEN_BYTES, NetworkGrant
 _OF_MODE = {"dedicated": "switchml", "hybrid_region": "inalloc", "hybrid_modulo": "inalloc"}
 #: Largest window of a job, packets, and jobs at once, that an aggregation server has room for.
 MOST_WINDOW, MOST_SERVED = 1024, 32
+#: Timeouts of ranks, seconds: those of the systems are for hardware; a software switch may wait for a core that long.
+RTO_S, FIRST_RTO_S = 10e-3, 50e-3
 _SYSTEMS = ("switchml", "atp", "a2tp", "esa", "inalloc")
 
 
@@ -65,13 +67,14 @@ def token_of(ctx: Context, attempt: Attempt) -> str:
 
 
 def options_of(ctx: Context, lease: Leased, switch: Switch) -> dict[str, Any]:
-    """The options of the protocol of a lease: system, addressing, payload and window."""
+    """The options of the protocol of a lease: system, addressing, payload, window, timeouts."""
     asked = ina_of(ctx.state.jobs[lease.job].request)
     system = asked.protocol or system_of(ctx.state.policy)
     if system not in _SYSTEMS or (system == "switchml") != (lease.grant.mode == "dedicated"):
         system = _OF_MODE.get(lease.grant.mode, "esa" if lease.grant.priority else "atp")
     found: dict[str, Any] = {
         "protocol": system, "index": lease.grant.mode, "payload_bytes": switch.payload_bytes,
+        "rto_s": RTO_S, "first_rto_s": FIRST_RTO_S,
     }  # fmt: skip
     if lease.grant.window:
         found["window"] = min(lease.grant.window, MOST_WINDOW)

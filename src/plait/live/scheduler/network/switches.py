@@ -15,8 +15,9 @@ from plait.live.scheduler.records.notes import SwitchServed
 def follow(ctx: Context, now_s: float) -> Iterator[Step]:
     """Elect a node for each switch that nobody serves; report switches that are lost, started or restarted.
 
-    A node is elected that is declared for the switch, or else the first one by name that is attached to it. It serves
-    until it is lost, drained or leaves. A switch that starts has empty memory, so one that restarted was lost before.
+    A node is elected that is declared for the switch, or else the first one by name that is attached to it, once the
+    nodes that are expected have joined. It serves until it is lost, drained or leaves. A switch that starts has empty
+    memory, so one that restarted was lost before.
     """
     for switch in _aggregating(ctx):
         serving = ctx.state.network.serving.get(switch.id)
@@ -66,6 +67,8 @@ def _may_serve(record: NodeRecord) -> bool:
 def _elect(ctx: Context, switch: Switch, serving: Serving | None, now_s: float) -> Iterator[Step]:
     if _up(ctx, switch):
         yield SwitchLost(now_s, switch.id)
+    if now_s < ctx.timers.settle_s:
+        return  # more nodes may join, and the first of them is to serve it
     chosen = _candidate(ctx, switch)
     if (serving.node if serving else "") != chosen:
         yield SwitchServed(now_s, switch.id, chosen)

@@ -69,7 +69,7 @@ def _wanted(ctx: Context, number: int, attempt: Attempt, before: RanksTold | Non
         return _granted(ctx, lease, attempt, node.address, seen, now_s)
     if before is None and now_s < attempt.began_s + PATIENCE_S:
         return None
-    if before is not None and before.granted and node is not None:
+    if before is not None and (node is not None or not before.granted):
         return None  # the switch is about to serve the new region
     why = f"switch {lease.grant.switch} does not serve its region yet"
     return RanksTold(now_s, number, attempt.epoch, 0, False, why)
@@ -102,6 +102,4 @@ def _why(ctx: Context, number: int, attempt: Attempt) -> str:
     if mine and attempt_of(ctx.state, number) is not None:
         return why_not(ctx.state, number, attempt) or "its grant has not begun"
     note = controller.network_reason(number) or "no memory of a switch is granted to it"
-    network = network_of(ctx)
-    lost = [] if network is None else list(network.down)
-    return note.removeprefix("not aggregated: ") + (f" (lost, or not served yet: {', '.join(lost)})" if lost else "")
+    return note.removeprefix("not aggregated: ")
