@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from live_cases import Cluster
 
+from plait.live.protocol.wire import Exchange
 from plait.live.service.http.metrics import Metrics
 from plait.live.service.worker import Worker
 
@@ -24,15 +25,21 @@ def expressions() -> list[str]:
 
 
 def test_every_figure_that_is_shown_is_there(tmp_path: Path) -> None:
-    c = Cluster(tmp_path, (1,))
+    c = Cluster(tmp_path, (1, 1, 1), "fifo:ina=atp", network="single-switch:aggregators=64", expect_gpus=3)
     metrics = Metrics(Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None))
     c.submit({}, {})
     c.pass_s(2)
     c.nodes[0].end(0)
+    c.nodes[1].end(0)
     c.pass_s(2)
+    c.submit({"gpus": 2})
+    c.pass_s(2)
+    for node in c.nodes:
+        node.report(2, exchange=Exchange("aggregation", "", 1, 9e6, 1e6, 0.1, 0.25))
+    c.pass_s(1)
     metrics.notice(c.engine)
     metrics.requests.labels("GET", "200").inc()
-    text = metrics.render(c.engine.status(c.now)).decode()
+    text = metrics.render({**c.engine.status(c.now), "network": c.engine.network(c.now)}).decode()
     c.store.close()
     there = set(re.findall(r"^(plait_\w+)[{ ]", text, re.M))
     named = {name for words in expressions() for name in re.findall(r"plait_\w+", words)}
@@ -40,6 +47,9 @@ def test_every_figure_that_is_shown_is_there(tmp_path: Path) -> None:
     assert named <= there
     assert 'plait_job_jct_seconds_count{how="finished"} 1.0' in text
     assert 'plait_attempts_total{outcome="finished"} 1.0' in text
+    assert 'plait_switch_up{switch="leaf0"} 1.0' in text
+    assert 'plait_network_jobs{mode="aggregation"} 1.0' in text
+    assert "plait_network_fallback_share 0.25" in text
     for state in ("waiting", "running", "held", "total", "lost", "suspect"):
         assert f'state="{state}"' in text
 

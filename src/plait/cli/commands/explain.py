@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.commands.jobs import JobArgument, stop_text, stopped_text
+from plait.cli.commands.network.cluster_view import ina_lines
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
 from plait.cli.policy_modules import AllowForLog
 from plait.cli.render import adaptive_view
@@ -136,7 +137,9 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
     lines += adaptive_view.explanation_lines(found)
     if found.get("stages"):
         lines += _iteration_lines(found)
-    if found.get("network"):
+    if found.get("ina"):
+        lines += ina_lines(found["ina"])
+    elif found.get("network"):
         lines.append(f"  network: {found['network']}")
     if stops := found.get("stops"):
         if found.get("state") == "running":

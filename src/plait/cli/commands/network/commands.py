@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli.commands.network.simulate import PacketsRequest
-from plait.cli.connection import JsonFlag, print_json
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json
 from plait.cli.declared import command
 from plait.live.dataplane.options import ServerOptions, SwitchOptions
 
@@ -149,19 +149,32 @@ def server() -> None:
 
 @app.command()
 def status(
-    control: Annotated[str, typer.Option(help="Path of the control socket of a switch or server.")],
+    control: Annotated[
+        str | None, typer.Option(help="Path of the control socket of one switch or server, instead of a cluster.")
+    ] = None,
+    home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what a running switch or aggregation server holds, and what each of its jobs did.
+    """Show the switches of a cluster: their memory, who has it, and how jobs exchange gradients.
+
+    With --control, one running switch or aggregation server: what it holds, and what each of its jobs did.
 
     \b
+    plait network status
     plait network status --control tor0.sock
     """
+    from plait.cli.commands.network.cluster_view import show_cluster
     from plait.cli.commands.network.dataplane_view import read_statistics, show_statistics
 
-    found = read_statistics(control)
+    if control is None:
+        with client(home) as service:
+            found = service.network()
+    else:
+        found = read_statistics(control)
     if as_json:
         print_json(found)
+    elif control is None:
+        show_cluster(found)
     else:
         show_statistics(found)
 

@@ -93,6 +93,7 @@ class Metrics:
             "plait_restart_gpu_seconds", "GPU-seconds from a stop to the first step after it.",
             status["lost"]["restarts_gpu_s"],
         )  # fmt: skip
+        yield from _of_network(status.get("network") or {})
         yield CounterMetricFamily("plait_log_entries", "Entries of the event log.", status["log_seq"])
         yield CounterMetricFamily("plait_decisions", "Decisions since the start of the service.", worker.decisions)
         yield CounterMetricFamily("plait_decision_seconds", "Seconds spent in rounds that decided.", worker.decision_s)
@@ -103,3 +104,39 @@ class Metrics:
         """The answer to a scrape."""
         self._status = status
         return generate_latest(self.registry)
+
+
+def _of_network(found: dict[str, Any]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Switches that aggregate, and jobs that exchange gradients by how they do it; nothing without a network."""
+    switches = found.get("switches") or []
+    if not switches:
+        return
+    for name, words, value in (
+        ("up", "1 if the switch aggregates.", lambda one: one["state"] == "up"),
+        ("aggregators", "Aggregators that jobs may use.", lambda one: one["aggregators"]),
+        ("granted", "Aggregators granted to one job alone.", lambda one: one["granted"]),
+        ("held", "Aggregators that are not free.", lambda one: one["held"]),
+        ("jobs", "Jobs that the switch serves.", lambda one: len(one["jobs"])),
+        ("restarts", "Starts of the switch since its agent's, beyond the first.", lambda one: one["restarts"]),
+    ):
+        family = GaugeMetricFamily(f"plait_switch_{name}", words, labels=("switch",))
+        for one in switches:
+            family.add_metric((one["switch"],), value(one))
+        yield family
+    jobs = GaugeMetricFamily("plait_network_jobs", "Jobs that exchange gradients, by how.", labels=("mode",))
+    rate = GaugeMetricFamily(
+        "plait_network_gradient_bits_per_second", "Goodput of gradients while ranks exchange them, sum of jobs.",
+        labels=("mode",),
+    )  # fmt: skip
+    for mode in ("aggregation", "gloo"):
+        mine = [one for one in found["jobs"] if one["mode_used"] == mode]
+        jobs.add_metric((mode,), len(mine))
+        rate.add_metric((mode,), sum(one["bits_per_s"] or 0.0 for one in mine))
+    yield jobs
+    yield rate
+    known = [one["fallback_share"] for one in found["jobs"] if one["fallback_share"] is not None]
+    if known:
+        yield GaugeMetricFamily(
+            "plait_network_fallback_share", "Share of sums that met an occupied aggregator, mean of jobs.",
+            sum(known) / len(known),
+        )  # fmt: skip

@@ -47,7 +47,9 @@ async def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
     api = api_of(request)
     api.who(request)
-    return PlainTextResponse(api.metrics.render(await _status(api)), media_type="text/plain; version=0.0.4")
+    network = await api.worker.look(lambda engine, now_s: engine.network(now_s))
+    found = {**await _status(api), "network": network}
+    return PlainTextResponse(api.metrics.render(found), media_type="text/plain; version=0.0.4")
 
 
 @router.get("/v1/state")
