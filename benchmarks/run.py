@@ -29,7 +29,7 @@ SCRIPTS = {
     "Goodput of adaptive jobs": ["bench_goodput.py"],
     "Simulated adaptive jobs": ["bench_adaptive.py"],
     "Networks": ["bench_network.py", "bench_memory_laws.py"],
-    "Packets of gradients": ["bench_packets.py"],
+    "Packets of gradients": ["bench_packets.py", "bench_dataplane.py"],
     "Training": ["bench_training.py"],
     "Gradient noise": ["bench_gradient_noise.py"],
     "The live service": ["bench_service.py"],

@@ -25,7 +25,7 @@ from plait.network.protocol.worker import (
     worker_start,
     worker_timeout,
 )
-from plait.runtime.network.datagrams import SLOT_BYTES, Address, BatchSocket
+from plait.runtime.network.datagrams import MOST_BYTES, MOST_SEGMENTS, SLOT_BYTES, Address, BatchSocket
 
 Int32 = npt.NDArray[np.int32]
 
@@ -93,7 +93,8 @@ class SmallRank:
 
     def _send(self, tensor: Int32, first: int) -> None:
         """All that the windows let it send."""
-        while count := worker_send_batch(self.workers, 0, self._packets, 0, self._most, time.monotonic_ns()):
+        most = min(MOST_SEGMENTS, MOST_BYTES // self.wire)  # as many as one system call takes
+        while count := worker_send_batch(self.workers, 0, self._packets, 0, most, time.monotonic_ns()):
             self._values[:count] = tensor[self._packets["seq"][:count] - first]
             encode(self._packets, self._values, count, self._out)
             self.socket.send(self.switch, [self._out[:count].data.cast("B")], self.wire)

@@ -181,22 +181,23 @@ class SwitchPlane:
     def _deliver(self, member: Member, address: Address, data: memoryview, now: int) -> None:
         """Send results to one worker, with their faults."""
         wire = self.rows.wire
-        parts: list[Buffer] = [data]
         if TO_WORKER in self.faults.active:
             onward = self.faults.passing(TO_WORKER, member.job, self.rows.split(data), address, now)
-            self._send_each(onward)
-            return
-        member.traffic.went(self._send(address, parts, wire), wire)
+            sent = self._send_each(onward)
+        else:
+            sent = self._send(address, [data], wire)
+        member.traffic.went(sent, wire)
 
-    def _send_each(self, onward: list[tuple[Address, bytes]]) -> None:
-        """Send datagrams that passed the faults, in order; those of one address together."""
-        at = 0
+    def _send_each(self, onward: list[tuple[Address, bytes]]) -> int:
+        """Send datagrams that passed the faults, in order, those of one address together; returns how many went."""
+        at = sent = 0
         while at < len(onward):
             until = at
             while until < len(onward) and onward[until][0] == onward[at][0]:
                 until += 1
-            self._send(onward[at][0], [one for _, one in onward[at:until]], self.rows.wire)
+            sent += self._send(onward[at][0], [one for _, one in onward[at:until]], self.rows.wire)
             at = until
+        return sent
 
     def _to_server(self, count: int, now: int) -> None:
         """Packets in the rows `_up` to the server, if there is one."""
@@ -253,7 +254,10 @@ class SwitchPlane:
             if member is not None:
                 self._step(member, late.where, late.datagram, 1, now)
         else:
-            self._send(late.where, [late.datagram], self.rows.wire)
+            sent = self._send(late.where, [late.datagram], self.rows.wire)
+            known = self.members.jobs.get(int.from_bytes(late.datagram[2:4], "big"))
+            if late.direction == TO_WORKER and known is not None:
+                known.traffic.went(sent, self.rows.wire)
 
     def sweep(self, now: int, max_age: int, start: int = 0, count: int = 0) -> None:
         """Send what is older than `max_age` to the server, and free it; all aggregators, or `count` from `start` on."""

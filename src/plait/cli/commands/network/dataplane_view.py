@@ -46,12 +46,20 @@ def show_statistics(found: dict[str, Any]) -> None:
     if not found["jobs"]:
         console().print("no jobs")
         return
-    grid = Table("job", "mode", "regions", "ranks", "held", "packets in", "packets out", *columns)
+    ours = ("ranks", "held") if "switch" in found else ("switch", "incomplete")
+    grid = Table("job", "mode", "regions", *ours, "packets in", "packets out", *columns)
     for job in found["jobs"]:
         regions = ", ".join(f"{epoch}: {at[0]}+{at[1]}" for epoch, at in job["regions"].items()) or "none"
         grid.add_row(
-            f"{job['job']} {job['name']}", job["mode"], regions, f"{job['greeted']}/{job['workers']}",
-            str(job.get("held", job.get("open"))), str(job["packets_in"]), str(job["packets_out"]),
+            f"{job['job']} {job['name']}", job["mode"], regions, *_who(job, "switch" in found),
+            str(job["packets_in"]), str(job["packets_out"]),
             *(str(job[name]) for name in columns),
         )  # fmt: skip
     console().print(grid)
+
+
+def _who(job: dict[str, Any], switch: bool) -> tuple[str, str]:
+    """Who has introduced themselves for a job, and what is held for it."""
+    if switch:
+        return f"{job['greeted']}/{job['workers']}", str(job["held"])
+    return "connected" if job["connected"] else "waiting", str(job["open"])
