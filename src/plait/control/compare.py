@@ -74,6 +74,11 @@ def compare(results: Iterable[RunResult], seed: int = 0) -> list[Comparison]:
     return [_compared(key, runs, seed) for key, runs in groups.items()]
 
 
+def is_of(result: RunResult, group: Comparison) -> bool:
+    """Whether a result is one of the runs of a group that `compare` made."""
+    return tuple(str(result.summary[name]) for name in GROUP_BY) == tuple(getattr(group, name) for name in GROUP_BY)
+
+
 def _compared(key: tuple[str, ...], runs: Sequence[RunResult], seed: int) -> Comparison:
     figures: dict[str, Estimate] = {}
     for name, value in runs[0].summary.items():

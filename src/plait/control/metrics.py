@@ -14,6 +14,7 @@ Conventions, once for all figures:
   than the GPU time they hold; `lost_gpu_h` is held minus useful; both are unknown if a job that ran adapts
   its batch, as its work is worth other GPU time at another size
   spill is what jobs have of their GPU memory on the host, of runs in which usage is reported
+  money is divided as `figures.costs` says, in runs for which prices were given
   reserved idle is GPU time in which a GPU is held for a waiting job and no host runs there; guests may use it, and
   their time counts each GPU once; runs without reservations and guests do not have these figures
 """
@@ -29,7 +30,9 @@ import numpy as np
 
 from plait.control.controller import Controller, describe
 from plait.control.figures.class_figures import class_figures
+from plait.control.figures.costs import Costs, costs
 from plait.control.figures.network_figures import network_figures
+from plait.control.figures.prices import Prices
 from plait.control.history import History, Timeline
 from plait.control.occupancy import Occupancy, blocking_index, by_gpu, covered, fragmentation, occupancy
 from plait.control.outcomes import STATES, Isolated, Outcomes, fairness, outcomes, table
@@ -85,13 +88,14 @@ class RunResult:
 
     `summary` has one value a name in a stable order (NaN: unknown or undefined). `jobs` has one column a name
     and one row a counted job. `series` has time averages over bins from `from_s` to `to_s`. `timeline` is the
-    record they were computed from.
+    record they were computed from. `costs` is None without prices.
     """
 
     summary: Mapping[str, Value]
     jobs: Mapping[str, Any]
     series: Mapping[str, FloatArray]
     timeline: Timeline
+    costs: Costs | None = None
 
     def to_json(self) -> dict[str, Value | None]:
         """The summary with None for what is unknown."""
@@ -108,14 +112,16 @@ def measure(
     window: Window | tuple[float, float] | None = None,
     truth: JobBatch | None = None,
     isolated: Isolated | None = None,
+    prices: Prices | None = None,
     **labels: Value,
 ) -> RunResult:
     """Figures of the run that `history` recorded.
 
     A `window` (two numbers: submission seconds) leaves out jobs of warm-up and cool-down. `truth` has the
     jobs as they are, by number, if the controller was given noisy estimates. `isolated` knows how long adaptive jobs
-    take alone on so many GPUs, for fairness and slowdown; without, all are as fast as they have GPUs. `labels` go
-    into the summary: trace, policy, world, seed, cluster, wall_s and any other.
+    take alone on so many GPUs, for fairness and slowdown; without, all are as fast as they have GPUs. With
+    `prices` of GPU-hours there are costs. `labels` go into the summary: trace, policy, world, seed, cluster, wall_s and
+    any other.
     """
     timeline = history.timeline()
     jobs = outcomes(controller.job_store, timeline, truth)
@@ -138,6 +144,9 @@ def measure(
     summary |= class_figures(controller.job_store.columns, jobs, timeline, counted)
     summary |= network_figures(controller, jobs, timeline, counted)
     summary |= _blocking(timeline, span)
+    money = None if prices is None else costs(prices, timeline, controller.job_store.columns, counted, span)
+    if money is not None:
+        summary |= money.figures()
     summary |= {
         "gpus": timeline.cluster.gpus,
         "span_s": span[1] - span[0],
@@ -148,9 +157,11 @@ def measure(
     }
     summary.update(known)
     rows = {**columns, "slowdown": slowdown, "finish_time_fairness": rho}
+    if money is not None:
+        rows |= {"cost": money.job, "cost_lost": money.lost, "cost_restarts": money.restarts}
     if window is not None:
         rows = {name: column[counted] for name, column in rows.items()}
-    return RunResult(summary, rows, _series(use, fragments, timeline, span), timeline)
+    return RunResult(summary, rows, _series(use, fragments, timeline, span), timeline, money)
 
 
 def _span(jobs: Outcomes, timeline: Timeline, counted: BoolArray) -> tuple[float, float]:

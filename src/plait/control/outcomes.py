@@ -139,6 +139,7 @@ def table(job_store: JobStore, jobs: Outcomes) -> Mapping[str, Any]:
         "number": np.arange(n, dtype=np.int64),
         "id": text("id"),
         "user": text("user"),
+        "project": text("project"),
         "model": text("model"),
         "gpus": jobs.gpus,
         "submit_s": jobs.submit_s,

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from plait.control.compare import Comparison, compare
 from plait.control.metrics import RunResult
+from plait.report.costs import cost_sections
 from plait.report.files import write_text
 from plait.report.metrics import METRICS, Metric, best, show, unit_of
 from plait.report.payload import embed, run_payload, shares
@@ -68,6 +69,7 @@ def html_report(
         columns=columns,
         rows=[table_row(i, groups, names, columns) for i in range(len(groups))],
         table_note=_table_note(groups),
+        costs=cost_sections(shown, names),
         settings=_settings(results, settings or {}),
         run_columns=["Run", "Seed", *(c.capitalize() for c in COUNTS), "Wall time (s)"],
         runs=_runs(results, groups, names),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["seconds", "share", "ratio", "count", "gpu_h"]
+Kind = Literal["seconds", "share", "ratio", "count", "gpu_h", "money"]
 
 #: (unit, seconds in it, largest value shown in the unit before it)
 UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
@@ -65,6 +65,15 @@ METRICS = (
            "time average.", main=False),
     Metric("preemptions", "Preemptions", "count", "low", "Times the scheduler stopped a job."),
     Metric("lost_work_gpu_h", "Lost work", "gpu_h", "low", "Work that stops and failures threw away."),
+    Metric("cost", "Cost", "money", "low", "All GPUs of the cluster from the first submission to the last end."),
+    Metric("cost_jobs", "Cost, jobs", "money", "low", "GPU time of jobs; those on one GPU divide its price.",
+           main=False),
+    Metric("cost_idle", "Cost, idle", "money", "low", "GPU time that no job held."),
+    Metric("cost_down", "Cost, down", "money", "low", "GPU time of nodes that were down.", main=False),
+    Metric("cost_lost", "Cost, lost work", "money", "low", "Part of the jobs' cost: work that stops and failures threw "
+           "away.", main=False),
+    Metric("cost_restarts", "Cost, restarts", "money", "low", "Part of the jobs' cost: saving and loading checkpoints.",
+           main=False),
     Metric("avg_restarts", "Restarts/job", "ratio", "low", "Starts after the first, a job.", main=False),
     Metric("lost_gpu_h", "Lost", "gpu_h", "low", "GPU-hours held minus useful work: start-up, lost progress, "
            "slow placements; negative where taking turns wins more than that.", main=False),

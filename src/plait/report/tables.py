@@ -7,12 +7,14 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from plait.control.compare import Comparison, compare
 from plait.control.metrics import RunResult
+from plait.report.costs import costs_json
 from plait.report.files import whole_file, write_text
 from plait.report.metrics import METRICS, Metric, best, show, time_unit, unit_of
 
@@ -122,8 +124,11 @@ def _caption(rows: Sequence[Comparison], starred: bool) -> str:
 
 
 def write_json(results: Iterable[RunResult], path: str | Path) -> None:
-    """A list of summaries, one object a run, null for what is unknown."""
-    summaries = [result.to_json() for result in results]
+    """A list of summaries, one object a run, null for what is unknown; with prices, `costs` by project and user."""
+    summaries: list[dict[str, Any]] = []
+    for result in results:
+        money = costs_json(result)
+        summaries.append({**result.to_json(), **({} if money is None else {"costs": money})})
     write_text(path, json.dumps(summaries, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 

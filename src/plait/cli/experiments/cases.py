@@ -18,6 +18,7 @@ from plait.cli.experiments.asked_world import (
 from plait.cli.experiments.request import Request
 from plait.cli.experiments.workload import read_table, workload_of
 from plait.cli.hardware import read_cluster, with_network
+from plait.control.figures.prices import Prices
 from plait.control.metrics import Window
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -65,12 +66,15 @@ def _cases_on(request: Request) -> list[Case]:
             note(f"warning: {policy} places jobs in its own way; --placement does not change it")
     worlds = [make_asked_world(name.strip(), request) for name in request.world.split(",")]
     window = None if request.window is None else read_window(request.window)
+    prices = read_prices(request.price, request.currency)
     seeds, rule = parse_range(request.seed, "seed"), rule_named(request.preemption)
     cases = []
     for path in request.traces:
         table = read_table(path, request)
         cluster = given or with_network(cluster_of(table), request.network)
         cluster = with_gpu_memory(cluster, request.gpu_memory)
+        if prices is not None:
+            prices.refuse_unknown(cluster.kinds)
         if cluster.network is None:
             refuse_network_options(request)
         changes = None if request.failures is None else read_failures(request.failures, cluster)
@@ -96,7 +100,7 @@ def _cases_on(request: Request) -> list[Case]:
                         labels["network"] = str(cluster.network)
                     cases.append(
                         Case(str(path), jobs, policy, cluster, world, seed, request.placement, window, changes,
-                             request.check, None, labels, rule)
+                             request.check, None, labels, rule, prices)
                     )  # fmt: skip
     return cases
 
@@ -110,6 +114,15 @@ def with_gpu_memory(cluster: Cluster, gigabytes: float | None) -> Cluster:
     size = int(gigabytes * 1e9)
     nodes = tuple(replace(node, gpu_memory_bytes=node.gpu_memory_bytes or size) for node in cluster.nodes)
     return replace(cluster, nodes=nodes)
+
+
+def read_prices(texts: Sequence[str] | None, currency: str) -> Prices | None:
+    """The prices of the command line; None without any. Raises `InputError`."""
+    if texts:
+        return Prices.parse([part for text in texts for part in text.split(",")], currency)
+    if currency:
+        raise InputError("--currency is the label of prices; give --price, e.g. --price 2.5")
+    return None
 
 
 def _say_ignored(path: Path, policy: str, jobs: JobBatch) -> None:

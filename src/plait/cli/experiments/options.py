@@ -60,6 +60,15 @@ SwitchMttr = Annotated[float | None, typer.Option(help="Mean hours until a faile
 JobMtbf = Annotated[float | None, typer.Option(help="Mean GPU-hours between failures of a job.")]
 ProfileNoise = Annotated[float | None, typer.Option(help="Largest relative error of estimated profiles, 0 to 1.")]
 
+Price = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price", metavar="KIND=PRICE", help="Price of a GPU-hour, by GPU kind (a100=2.5) or of every kind (2.5); may "
+        "be repeated. Results then have costs by job, user and project.",
+    ),
+]  # fmt: skip
+Currency = Annotated[str, typer.Option(help="Label of prices, as it is printed, e.g. EUR.")]
+
 # -- results -----------------------------------------------------------------------------------------------
 
 Json = Annotated[Text, typer.Option(help="Write all results as JSON to this file; - for standard output.")]

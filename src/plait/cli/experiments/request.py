@@ -15,6 +15,7 @@ from plait.cli.experiments.options import (
     AssignModels,
     Censored,
     Csv,
+    Currency,
     FirstJobs,
     Fresh,
     JobMtbf,
@@ -27,6 +28,7 @@ from plait.cli.experiments.options import (
     OverheadsOption,
     Page,
     Placement,
+    Price,
     Processes,
     ProfileNoise,
     RoundS,
@@ -118,6 +120,8 @@ class Request:
             "jobs without checkpoints) or `freely` (as in the papers)."
         ),
     ] = "weighed"
+    price: Price = None
+    currency: Currency = ""
     window: Annotated[Text, typer.Option(help="Count only jobs submitted from A to B seconds: A..B.")] = None
     jobs: FirstJobs = None
     json: Json = None
@@ -169,6 +173,8 @@ class SweepRequest:
     node_mttr: NodeMttr = None
     job_mtbf: JobMtbf = None
     profile_noise: ProfileNoise = None
+    price: Price = None
+    currency: Currency = ""
     processes: Annotated[int | None, typer.Option(help="Number of runs at the same time. [default: the CPU cores]")] = (
         None
     )

@@ -78,6 +78,15 @@ def show(results: Sequence[RunResult], printer: Printer) -> None:
 
     if print_comparison(results, printer):
         note("a wider terminal shows more figures; --json, --csv and --report have all of them")
+    if any(result.costs is not None for result in results):
+        from plait.control.compare import compare, is_of
+        from plait.report.costs import cost_tables
+        from plait.report.tables import labels
+
+        groups = compare(results)
+        first = [next(r for r in results if is_of(r, group)) for group in groups]
+        for table in cost_tables(first, labels(groups)):
+            printer.print(table)
     warn_about_jobs(results)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.cli.experiments.asked_world import make_asked_world, settings
+from plait.cli.experiments.cases import read_prices
 from plait.cli.experiments.outputs import STDOUT, Outputs
 from plait.cli.experiments.request import Request, SweepRequest
 from plait.cli.render.comparison import print_comparison
@@ -83,6 +84,7 @@ def make_grid(request: SweepRequest) -> Grid:
         trace_format=request.trace_format,
         models=request.assign_models,
         placement=request.placement,
+        prices=read_prices(request.price, request.currency),
         labels=_shared([settings(world, world_options) for world in worlds]),
     )
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from plait.control.controller import Controller
+from plait.control.figures.prices import Prices
 from plait.control.history import History
 from plait.control.log import EventLog
 from plait.control.messages import Command, Event, JobFinished, Refuse
@@ -39,7 +40,7 @@ class Case:
     """Everything one run needs. `trace` is a label; `labels` go into the summary as they are.
 
     `placement` replaces that of the policy if it has the option. `log` is where the event log goes. `rule` says which
-    running jobs the policy may stop or move.
+    running jobs the policy may stop or move. With `prices` the result has costs.
     """
 
     trace: str
@@ -55,6 +56,7 @@ class Case:
     log: str | None = None
     labels: Mapping[str, Value] = field(default_factory=dict)
     rule: PreemptionRule = DEFAULT_RULE
+    prices: Prices | None = None
 
 
 def policy_text(policy: str, place: str | None, seed: int = 0) -> str:
@@ -134,7 +136,9 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
     truth = case.jobs if case.world.profile_noise else None
     adaptive = run.backend.adaptive
     isolated = None if adaptive is None else partial(isolated_s, case.jobs, adaptive.training, case.cluster)
-    return measure(run.controller, histories[0], window=case.window, truth=truth, isolated=isolated, **labels)
+    return measure(
+        run.controller, histories[0], window=case.window, truth=truth, isolated=isolated, prices=case.prices, **labels
+    )
 
 
 def _all(steps: Sequence[Step], event: Event, commands: Sequence[Command]) -> None:

@@ -20,6 +20,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from plait.control.figures.prices import Prices
 from plait.control.metrics import Value
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -77,6 +78,7 @@ class Grid:
     models: str | None = None
     placement: str | None = None
     labels: Mapping[str, Value] = field(default_factory=dict)
+    prices: Prices | None = None
 
     def check(self) -> None:
         """Raise `InputError` for an invalid grid before anything runs."""
@@ -87,7 +89,9 @@ class Grid:
             if len({str(getattr(v, "name", v)) for v in values}) < len(values):
                 raise InputError(f"a sweep lists each of its {name} once")
         for text in self.clusters:
-            Cluster.parse(text)
+            cluster = Cluster.parse(text)
+            if self.prices is not None:
+                self.prices.refuse_unknown(cluster.kinds)
         for policy in self.policies:
             make_policy(policy_text(policy, self.placement))
         for load in self.loads:
@@ -125,6 +129,7 @@ class Grid:
             "worlds": worlds,
             "models": self.models,
             "placement": self.placement,
+            **({} if self.prices is None else {"prices": str(self.prices)}),
             "labels": {name: str(value) for name, value in self.labels.items()},
         }
 
@@ -169,7 +174,17 @@ def run_cell(cell: Cell, *, grid: Grid, clock: Clock | None = None) -> dict[str,
     world = next(w for w in grid.worlds if w.name == cell.world)
     cluster = Cluster.parse(cell.cluster)
     labels = {**grid.labels, "load": _offered(jobs, cluster.gpus), "source": grid.source, "cell": cell.key}
-    case = Case(grid.label(cell.load), jobs, cell.policy, cluster, world, cell.seed, grid.placement, labels=labels)
+    case = Case(
+        grid.label(cell.load),
+        jobs,
+        cell.policy,
+        cluster,
+        world,
+        cell.seed,
+        grid.placement,
+        labels=labels,
+        prices=grid.prices,
+    )
     return {**run_case(case, clock=clock).to_json(), "cluster": cell.cluster}
 
 
