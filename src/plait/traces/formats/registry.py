@@ -24,6 +24,7 @@ from plait.traces.formats import (
     synergy,  # fmt: skip
     tiresias,  # fmt: skip
 )
+from plait.traces.formats.managers import kueue, sacct
 from plait.traces.formats.reader import Format, Head
 from plait.traces.table import TraceTable
 
@@ -46,6 +47,8 @@ FORMATS: dict[str, Format] = {
         openb2023.FORMAT,
         alibaba2025.FORMAT,
         spot2026.FORMAT,
+        sacct.FORMAT,
+        kueue.FORMAT,
     )
 }
 """Every format, by name: adding one is writing its reader and naming it here."""
