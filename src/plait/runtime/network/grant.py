@@ -31,6 +31,15 @@ TOKEN_BYTES = 8
 #: Numbers of jobs on the wire are below this, ranks of a job at most so many.
 MOST_JOBS, MOST_WORKERS = 1 << 16, 64
 
+#: Options of the protocol, beside `protocol`, for a software switch: packets that its system calls carry well, and
+#: timers above the time for which processes of a busy machine stand still.
+SOFTWARE_SWITCH: Mapping[str, Any] = {
+    "payload_bytes": 1024,
+    "window": 512,
+    "rto_s": 0.02,
+    "first_rto_s": 0.05,
+}
+
 Address = tuple[str, int]
 
 

@@ -31,8 +31,8 @@ from plait.training.collectives.aggregation_kernels import HEADER_WORDS, Words
 
 #: Numbers of packets on the wire are below this, and are not used twice in the life of a job.
 MOST_SEQS = 1 << 32
-#: Times in a row that a transfer sends and receives before it looks at its timers.
-_ROUNDS = 16
+#: Sends for which packets are made at once, and times in a row that packets are made before a look at what arrived.
+_SENDS, _ROUNDS = 4, 8
 
 Sums = npt.NDArray[np.int32]
 
@@ -67,7 +67,8 @@ class AggregationClient:
         self._packets, _ = header.make_packets(1)
         words = HEADER_WORDS + self.options.elements
         self.segment = 4 * words
-        self._rows = np.zeros((max(1, min(MOST_SEGMENTS, MOST_BYTES // self.segment)), words), dtype=np.uint32)
+        most = _SENDS * max(1, min(MOST_SEGMENTS, MOST_BYTES // self.segment))
+        self._rows = np.zeros((most, words), dtype=np.uint32)
         self._gradients: FloatArray32 = np.zeros(0, dtype=np.float32)
         #: The sums of the newest tensor, an int32 for each gradient; reused by the next one.
         self.sums: Sums = np.zeros(0, dtype=np.int32)
@@ -110,6 +111,11 @@ class AggregationClient:
             self.sums = np.zeros(len(gradients), dtype=np.int32)
         first, self._end = self._end, self._end + self.packets_of(len(gradients))
         worker.worker_start(self._workers, 0, first, self._end, 0, now)
+
+    @property
+    def batch(self) -> int:
+        """Most packets that `fill` makes at once; fewer are all that may be sent now."""
+        return len(self._rows)
 
     @property
     def finished(self) -> bool:
@@ -225,9 +231,10 @@ def transfer(client: AggregationClient, link: Link, clock: Callable[[], int] = t
             rows = client.fill(before)
             now = clock()
             filling += now - before
-            if not len(rows):
+            if len(rows):
+                link.socket.send(link.switch, [rows.data.cast("B")], client.segment)
+            if len(rows) < client.batch:
                 break
-            link.socket.send(link.switch, [rows.data.cast("B")], client.segment)
         wait_s = max(0, client.deadline - now) / 1e9
         for found in link.socket.receive(min(wait_s, 1.0)):
             packets = link.rows(found, client.segment)

@@ -99,6 +99,34 @@ def _read_header(packets: Records, rows: Words, k: int) -> None:
     p["epoch"] = last & 255
 
 
+@lean_part
+def _rounded(gradients: FloatArray32, scale: float, row: Words) -> None:
+    """Quantise the gradients of a packet; nothing but this loop, so that the compiler makes vectors of it.
+
+    All gradients times `scale` fit, since the exponent is that of the largest one of all ranks.
+    """
+    for e in range(len(gradients)):
+        row[e] = swapped(uint32(np.int32(np.rint(np.float64(gradients[e]) * scale))))
+
+
+@lean_part
+def _truncated(gradients: FloatArray32, scale: float, row: Words) -> int:
+    """The same towards zero, with a scale that may be too large; returns how many values were limited."""
+    limited = 0
+    for e in range(len(gradients)):
+        value = np.trunc(np.float64(gradients[e]) * scale)
+        limited += 0 if abs(value) <= 2147483647.0 else 1
+        row[e] = swapped(uint32(np.int32(min(2147483647.0, max(-2147483648.0, value)))))
+    return limited
+
+
+@lean_part
+def _copied(row: Words, sums: Values) -> None:
+    """Write what a packet holds to its place."""
+    for e in range(len(sums)):
+        sums[e] = np.int32(swapped(row[e]))
+
+
 @linked(header, addressing, congestion, worker, fixed_point, nogil=True)
 def fill_packets(
     workers: Workers, packets: Records, gradients: FloatArray32, scale: float, truncate: bool, rows: Words, now: int
@@ -106,7 +134,7 @@ def fill_packets(
     """Fill `rows` with the packets that worker 0 may send now; returns (how many, how many values were limited).
 
     The packet of seq s has the gradients from (s - first) * elements on, times `scale`, rounded to even or towards zero
-    (`truncate`), and zeros behind the last one. What does not fit in 32 bits is limited.
+    (`truncate`), and zeros behind the last one. What is truncated and does not fit in 32 bits is limited.
     """
     elements = rows.shape[1] - HEADER_WORDS
     limited = 0
@@ -116,12 +144,10 @@ def fill_packets(
         _write_header(packets, 0, rows[k : k + 1])
         start = (packets[0]["seq"] - workers.state[0]["first"]) * elements
         have = min(elements, len(gradients) - start)
-        for e in range(have):
-            value = np.float64(gradients[start + e]) * scale
-            value = np.trunc(value) if truncate else np.rint(value)
-            limited += 0 if abs(value) <= 2147483647.0 else 1
-            value = min(2147483647.0, max(-2147483648.0, value))
-            rows[k, HEADER_WORDS + e] = swapped(uint32(np.int32(value)))
+        if truncate:
+            limited += _truncated(gradients[start : start + have], scale, rows[k, HEADER_WORDS:])
+        else:
+            _rounded(gradients[start : start + have], scale, rows[k, HEADER_WORDS:])
         for e in range(have, elements):
             rows[k, HEADER_WORDS + e] = uint32(0)
     return len(rows), limited
@@ -144,8 +170,7 @@ def take_results(workers: Workers, packets: Records, rows: Words, results: Value
         accepted += 1
         collided += 1 if packets[0]["flags"] & COLLIDED else 0
         start = (packets[0]["seq"] - workers.state[0]["first"]) * elements
-        for e in range(min(elements, len(results) - start)):
-            results[start + e] = np.int32(swapped(rows[k, HEADER_WORDS + e]))
+        _copied(rows[k, HEADER_WORDS:], results[start : min(start + elements, len(results))])
     return accepted, collided
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.cli.commands.network.bench import BenchRequest
 from plait.cli.commands.network.simulate import PacketsRequest
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
 from plait.cli.declared import command
@@ -177,6 +178,25 @@ def status(
         show_cluster(found)
     else:
         show_statistics(found)
+
+
+def _bench(request: BenchRequest) -> None:
+    from plait.cli.commands.network.bench import bench
+
+    bench(request)
+
+
+@app.command("bench")
+@command(BenchRequest, _bench)
+def bench() -> None:
+    """Measure buckets of gradients through a software switch on this machine, beside gloo's all-reduce.
+
+    It starts a switch, a server and the ranks; the tables say where the time of a bucket goes.
+
+    \b
+    plait network bench
+    plait network bench --workers 4 --mib 4 --protocol esa --json
+    """
 
 
 @app.command()
