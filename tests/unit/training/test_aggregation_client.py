@@ -217,3 +217,10 @@ def test_a_grant_without_a_protocol_is_refused() -> None:
     for changed, message in (({}, "options without protocol"), ({"protocol": "esa", "windw": 3}, "window")):
         with pytest.raises(InputError, match=message):
             options_of(grant.__class__(**{**vars(grant), "options": changed}))
+
+
+def test_gradients_share_an_exponent_unless_the_grant_says_otherwise() -> None:
+    grant = grants(1, 2, "shared_cycle")[0]
+    for given, expected in (({}, "exponent"), ({"quantise": "fixed"}, "fixed")):
+        changed = {"protocol": "atp", **given}
+        assert options_of(grant.__class__(**{**vars(grant), "options": changed})).quantise == expected

@@ -167,8 +167,11 @@ class AggregationClient:
 
 
 def options_of(grant: NetworkGrant) -> Options:
-    """The options of the protocol in a grant; raises `InputError` for wrong ones."""
-    changed = dict(grant.options)
+    """The options of the protocol in a grant; raises `InputError` for wrong ones.
+
+    Fixed point has a shared exponent, also with the systems that multiply by a constant, unless `quantise` is given.
+    """
+    changed = {"quantise": "exponent", **grant.options}
     protocol = changed.pop("protocol", None)
     if not isinstance(protocol, str):
         raise InputError(
