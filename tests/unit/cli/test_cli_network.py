@@ -155,3 +155,11 @@ def test_logs_keep_the_network(plait, small, tmp_path):
     assert plait("simulate", small, "-p", "srsf", "-c", "c.toml", "--log", "filed.jsonl").code == 0
     header = json.loads((tmp_path / "filed.jsonl").read_text().splitlines()[0])
     assert len(header["network"]["links"]) == 6
+
+
+def test_a_policy_that_grants_memory_says_that_there_is_none(plait, tmp_path):
+    (tmp_path / "t.csv").write_text("job_id,submit_s,gpus,duration_s\na,0,4,60\n")
+    words = ("simulate", "t.csv", "-c", "2x2@1", "-p", "fifo,fifo:ina=switchml", "--network")
+    empty = plait(*words, "leaf-spine:aggregators=100,reserved=100")
+    assert (empty.code, "so fifo:ina=switchml grants none" in empty.err) == (0, True), empty.err
+    assert "grants none" not in plait(*words, "leaf-spine:aggregators=100").err

@@ -88,6 +88,7 @@ def _cases_on(request: Request) -> list[Case]:
             loads = {seed: (models.with_memory(jobs), about) for seed, (jobs, about) in loads.items()}
         _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
         _say_ignored_classes(path, policies, loads[seeds[0]][0])
+        _say_no_aggregators(policies, cluster)
         for policy in policies:
             _say_ignored(path, policy, loads[seeds[0]][0])
             for world in worlds:
@@ -139,6 +140,18 @@ def _say_ignored_classes(path: Path, policies: Sequence[str], jobs: JobBatch) ->
     ignoring = [text for text in policies if others and ignored_by(make_policy(text), 0.0, None, others[0])]
     if ignoring:
         note(f"warning: {path}: {classes_ignored(ignoring)}")
+
+
+def _say_no_aggregators(policies: Sequence[str], cluster: Cluster) -> None:
+    """Policies that grant memory of switches, where no switch has any."""
+    if cluster.network is None or any(one.usable for one in cluster.network.switches):
+        return
+    granting = [text for text in policies if getattr(make_policy(text), "grants", False)]
+    if granting:
+        note(
+            f"warning: no switch of the network has aggregators that jobs may use, so {', '.join(granting)} grants "
+            "none; give some, e.g. --network leaf-spine:aggregators=20000"
+        )
 
 
 def _say_unknown_skew(path: Path, policies: Sequence[str], jobs: JobBatch) -> None:
