@@ -21,7 +21,7 @@ MOST_REQUEST = 1 << 16
 class SwitchControl:
     """A connection to a control socket. All methods raise `InputError` with the reason of a refusal, and `OSError`.
 
-    A connection that breaks, as when the process was restarted, is opened again by the next request.
+    A connection that broke since the last request, as when the process was restarted, is opened again.
     """
 
     def __init__(self, path: str | os.PathLike[str], timeout_s: float = 5.0) -> None:
@@ -47,10 +47,13 @@ class SwitchControl:
     def request(self, op: str, **values: Any) -> dict[str, Any]:
         """Make a request; returns the answer without `ok`."""
         line = json.dumps({"op": op, **{name: value for name, value in values.items() if value is not None}})
+        reused = self._socket is not None
         try:
             answer = self._exchange(line.encode() + b"\n")
-        except OSError:
+        except OSError as error:
             self.close()
+            if reused and isinstance(error, ConnectionError):
+                return self.request(op, **values)
             raise
         if not answer.pop("ok", False):
             raise InputError(str(answer.get("error", "refused without a reason")))

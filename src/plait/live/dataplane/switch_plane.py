@@ -24,7 +24,7 @@ from plait.runtime.network.datagrams import Address, Buffer
 #: Types of packets, a bit each, that workers and servers send.
 _FROM_WORKER, _FROM_SERVER = 1 << DATA | 1 << RESEND | 1 << EXPONENT, 1 << RESULT | 1 << CONTROL
 #: Least time between two sweeps; between two HELLOs to a server that does not, and one that does answer.
-SWEEP_NS, HELLO_NS, ANSWERED_NS = 1_000_000, 50_000_000, 1_000_000_000
+SWEEP_NS, HELLO_NS, ANSWERED_NS = 1_000_000, 50_000_000, 250_000_000
 _NEVER = 1 << 62
 
 
@@ -314,6 +314,7 @@ class SwitchPlane:
                     )
         for former in [one for one in member.regions if one not in (epoch, epoch - 1)]:
             del member.regions[former]
+            grant(self.switch, job, 0, 0, former)  # of the other parity where epochs were left out
             if member.dedicated:
                 retire(self.switch, job, former)
         member.regions[epoch] = offset, size
