@@ -98,6 +98,12 @@ HELD_OUT = (
     *(Point(a, (6,) * 5, 180, per_rack=3, levels=2, size=3 * MIB) for a in (900, 5000, 20000)),
 )  # fmt: skip
 
+#: The links of servers limit most of these, and one packet for each sum goes over them instead of one a rack.
+TWO_LEVELS = tuple(
+    Point(a, (8,) * jobs, per_rack=rack, levels=2, size=2 * MIB)
+    for a, jobs, rack in ((20000, 1, 2), (20000, 3, 2), (3000, 3, 2), (1000, 3, 2), (8000, 2, 4))
+)
+
 
 def compared(points: Iterable[Point], seed: int = 1, law: str = "hash") -> Iterator[Compared]:
     """Each point by packets and by fluid; the error is the median over its jobs, relative to packets."""

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from plait.reproduce.memory_laws import GRID, HELD_OUT, PUBLISHED, Point, compared
+from plait.reproduce.memory_laws import GRID, HELD_OUT, PUBLISHED, TWO_LEVELS, Point, compared
 from sampling import sample
 
 
@@ -16,6 +16,7 @@ from sampling import sample
         pytest.param(sample(PUBLISHED[4:9:2], PUBLISHED), 0.08, 0.05, id="published"),
         pytest.param(sample(GRID[11:13], GRID), 0.16, 0.05, id="grid"),
         pytest.param(sample(HELD_OUT[:1], HELD_OUT), 0.12, 0.05, id="held-out"),
+        pytest.param(sample(TWO_LEVELS[:1], TWO_LEVELS), 0.165, 0.06, id="two-levels"),
     ],
 )
 def test_goodput_is_that_of_packets(points: tuple[Point, ...], largest: float, middle: float) -> None:

@@ -41,8 +41,8 @@ class Exchange:
     the graph of the switch that adds up its packets, or `STRAIGHT` for none; empty: its leaf. `priority`: with law
     "hash", packets take aggregators from those of lower priority (ESA). `jitter_s`: workers send the same packet within
     this time of each other; the longer, the more sums never meet in one aggregator and stall a window until workers
-    send again. `levels`: 2 lets the leaf of the server add up the sums of other racks, if it can (`Switch.levels`) and
-    the law is "region": then it answers in the server's place.
+    send again. `levels`: 2 lets the leaf of the server add up the sums of other racks, if it can (`Switch.levels`); with law
+    "region" it answers in the server's place.
     """
 
     placed: PlacedJob
@@ -149,6 +149,8 @@ def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
         if not apart:
             _add(row, graph.bundled_shares(end, leaf), copies * wire)
         columns.append((leaf, n, switch.usable, 8.0 * switch.payload_bytes))
+    if law != REGION and exchange.levels == 2 and meets and len(below) > 1 and min(below) >= 0:
+        _second_level(graph, job.server, list(below), row, savings, columns)
     uses = Uses.of([row])
     place = {channel: k for k, channel in enumerate(uses.resource.tolist())}
     leaf_of, n_of, memory_of, payload_of = (np.array(column) for column in zip(*columns, strict=True))
@@ -162,6 +164,32 @@ def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
         rtt_s, off_s, exchange.window or exchange.region // 2, exchange.region, exchange.priority,
         exchange.jitter_s,
     )  # fmt: skip
+
+
+def _second_level(
+    graph: Graph,
+    server: int,
+    racks: Sequence[int],
+    row: dict[int, float],
+    savings: list[tuple[int, int, float]],
+    columns: list[tuple[int, int, int, float]],
+) -> None:
+    """Let the leaf of the server add up the sums of other racks and packets of its own, in one shared aggregator.
+
+    Its inputs are as workers of a rack: where the aggregator is free, one packet goes on to the server. Packets that
+    fell back in their racks are added up there, too; that they are more than the sums is left out. The result comes
+    back once, and that switch multiplies it.
+    """
+    top = graph.leaf(server)
+    switch = graph.network.switches[top - len(graph.nodes)]
+    wire = 1 + HEADER_BYTES / switch.payload_bytes
+    (up,), (down,) = graph.bundled_shares(top, server), graph.bundled_shares(server, top)
+    own = racks.index(top) if top in racks else len(columns)
+    inputs = len(racks) - (top in racks) + (columns[own][1] if top in racks else 0)
+    savings[:] = [one for one in savings if one[:2] != (up, own)]
+    savings.append((up, own, (inputs - 1) * wire))
+    columns[own : own + 1] = [(top, inputs, switch.usable, 8.0 * switch.payload_bytes)]
+    row[down] -= (len(racks) - 1) * wire
 
 
 def _add(row: dict[int, float], shares: dict[int, float], amount: float) -> None:

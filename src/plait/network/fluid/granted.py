@@ -15,8 +15,8 @@ def granted_exchange(graph: Graph, workers: tuple[int, ...], grants: Sequence[Ne
 
     The packets of a worker are added up at the switch whose grant names it, or, if no grant names any, at the first
     granted switch on its way to the server; they go straight there if there is none. Regions of the job alone count as
-    the smallest of them; one at the leaf of the server is for the sums of other racks, too, if that switch has a second
-    level. Without a server of its own the job has one beside its first worker.
+    the smallest of them. Memory at the leaf of the server is for the sums of other racks, too, if that switch has a
+    second level. Without a server of its own the job has one beside its first worker.
     """
     server = grants[0].server if grants[0].server >= 0 else workers[0]
     number = {name: i for i, name in enumerate(graph.names)}
@@ -25,11 +25,11 @@ def granted_exchange(graph: Graph, workers: tuple[int, ...], grants: Sequence[Ne
     at = tuple(named.get(worker, STRAIGHT) if named else _first(graph, worker, server, switches) for worker in workers)
     alone = [grant.size for grant in grants if grant.exclusive]
     window = min((grant.window for grant in grants if grant.window), default=0)
+    levels = 2 if graph.leaf(server) in switches else 1
     if alone:
-        levels = 2 if graph.leaf(server) in switches else 1
         return Exchange(PlacedJob(workers, server), "region", min(alone), window, at=at, levels=levels)
     law = "cycle" if grants[0].mode == "shared_cycle" else "hash"
-    return Exchange(PlacedJob(workers, server), law, 0, window, at=at, priority=grants[0].priority)
+    return Exchange(PlacedJob(workers, server), law, 0, window, at=at, priority=grants[0].priority, levels=levels)
 
 
 def _first(graph: Graph, worker: int, server: int, switches: Collection[int]) -> int:
