@@ -41,8 +41,8 @@ class Exchange:
     the graph of the switch that adds up its packets, or `STRAIGHT` for none; empty: its leaf. `priority`: with law
     "hash", packets take aggregators from those of lower priority (ESA). `jitter_s`: workers send the same packet within
     this time of each other; the longer, the more sums never meet in one aggregator and stall a window until workers
-    send again. `levels`: 2 lets the leaf of the server add up the sums of other racks, if it can (`Switch.levels`); with law
-    "region" it answers in the server's place.
+    send again. `levels`: 2 lets the leaf of the server add up the sums of other racks, if it can (`Switch.levels`);
+    with law "region" it answers in the server's place.
     """
 
     placed: PlacedJob

@@ -121,10 +121,9 @@ class Inalloc(Manager):
         """After a period, if a deadline's region is smaller than what its job can use: needs change as time passes."""
         for lease in memory.leases:
             request, target = lease.request, lease.target
-            if math.isfinite(request.deadline_s) and target.action != "terminate":
-                full = request.full_window(memory.switch(request.switches[0]).payload_bytes)
-                if not target.exclusive or target.window < full:
-                    return now_s + self.period_s
+            full = request.full_window(memory.switch(request.switches[0]).payload_bytes)
+            if math.isfinite(request.deadline_s) and target.exclusive and target.window < full:
+                return now_s + self.period_s
         return math.inf
 
     def _for_deadline(self, memory: Memory, request: Request, free: Mapping[str, int], now_s: float) -> Target:
