@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -330,3 +331,17 @@ def test_a_cluster_without_network_has_no_word_of_it_in_its_log_or_snapshot(make
     assert "network" not in c.engine.state.to_json()
     assert grants(c, job) == []
     assert not any("etwork" in e.type or "witch" in e.type or e.type == "RanksTold" for e in c.store.entries())
+
+
+def test_a_queue_with_grants_is_played_forward(make: Make) -> None:
+    from plait.forecast.queue import foresee
+
+    c = make(policy="fifo:ina=esa")
+    c.pass_s(2.0)
+    job = {**GANG, "iterations": 100, "profile": {"gpu": 0.1, "network": 0.05}}
+    c.submit(job, job, job)
+    c.pass_s(3.0)
+    found = foresee(json.loads(json.dumps(c.engine.state_for_forecast(c.now)())))
+    assert found is not None
+    ends = [found.raw.etas[number].end.middle_s for number in (0, 1, 2)]
+    assert 0 < max(ends[:2]) < ends[2]
