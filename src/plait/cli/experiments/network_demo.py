@@ -1,0 +1,151 @@
+"""The live demo of in-network aggregation: two trainings share the small memory of one software switch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plait.cli.commands.network.cluster_view import rate_text, region_text, share_text
+from plait.cli.connection import print_table
+from plait.cli.experiments.demonstration import find_examples
+from plait.core.errors import MissingExtra, PlaitError
+from plait.forecast.log_replay import read_rows, replay
+from plait.live.client.client import FINAL, Client
+from plait.live.layout import Layout
+from plait.live.supervisor.down import stop
+from plait.live.supervisor.up import start
+from plait.report.files import write_text
+from plait.report.html import write_html
+
+SCRIPT = "network_ddp.py"
+#: Aggregators of the switch, of 1,024 B each; megabytes of gradients of a job, its steps, seconds to its deadline.
+AGGREGATORS, MEGABYTES, STEPS, DEADLINE_S = 48, 1.0, 80, 60.0
+#: Seconds until the switch works, until both jobs have ended, and between two looks.
+READY_S, LONGEST_S, LOOK_S = 60.0, 120.0, 0.25
+NETWORK = f"single-switch:aggregators={AGGREGATORS},payload=1024,link_gbps=1,link_delay_us=50"
+#: What a world is called, and its policy.
+WORLDS = (
+    ("no controller: both hash into all of it", "fifo:ina=atp"),
+    ("controller: a region for the deadline", "fifo:ina=inalloc"),
+)
+INTRODUCTION = f"""\
+Two trainings of two ranks each exchange {MEGABYTES:g} MB of gradients a step through a software switch of {AGGREGATORS}
+aggregators, too few for both. Without a controller they collide; with INAlloc's the first one, which has a deadline,
+gets a region of its own, and the other one shares what is left."""
+
+
+@dataclass
+class World:
+    """What was seen under one policy: occupancy of the switch at each look, each job at its last look, how it ended."""
+
+    name: str
+    policy: str
+    held: list[float] = field(default_factory=list)
+    last: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def demonstrate_network(out: Path, examples: Path | None) -> None:
+    """Run both jobs under each policy, print what they had and did, and write a report; leaves nothing running."""
+    for module, extra in (("fastapi", "live"), ("torch", "torch"), ("numba", "sim")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(module, extra, "the demo of in-network aggregation")
+    script = find_examples(examples) / SCRIPT
+    out.mkdir(parents=True, exist_ok=True)
+    print(INTRODUCTION)
+    home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
+    layout = Layout(home.resolve())
+    try:
+        options = {"nodes": 4, "gpus-per-node": 1, "fake": True, "network": NETWORK, "policy": WORLDS[0][1]}
+        with start(layout, {**options, "round": 0.5}) as service:
+            _await_switch(service)
+            worlds = [_run(service, script, home, name, policy) for name, policy in WORLDS]
+            log = list(service.all_events())
+    finally:
+        stop(layout, stop_jobs=True, patience_s=5.0)
+        shutil.rmtree(home, ignore_errors=True)
+    _show(worlds)
+    write_text(out / "events-network.json", json.dumps(log))
+    found = [{"world": w.name, "policy": w.policy, "held": w.held, "jobs": w.last, "ended": w.ended} for w in worlds]
+    write_text(out / "network.json", json.dumps(found, indent=1))
+    result = replay(list(read_rows(log))).result(
+        trace="demo", world="live", cluster="4 CPU slots and a software switch"
+    )
+    title = "Two trainings share the memory of a switch, live"
+    write_html([result], out / "network.html", title=title, settings=_sentences(worlds))
+    print(f"\nOpen {(out / 'network.html').resolve()} in a browser; the figures are in {out / 'network.json'}.")
+
+
+def _await_switch(service: Client) -> None:
+    until = time.monotonic() + READY_S
+    while any(one["state"] != "up" for one in service.network()["switches"]):
+        if time.monotonic() > until:
+            raise PlaitError(f"the switch does not work after {READY_S:g} s; this machine is too busy or slow")
+        time.sleep(LOOK_S)
+
+
+def _run(service: Client, script: Path, folder: Path, name: str, policy: str) -> World:
+    """Both jobs under a policy, from their submission to their end."""
+    print(f"\n{name} ({policy}) ...", flush=True)
+    service.set_policy(policy)
+    command = [sys.executable, str(script), "--megabytes", str(MEGABYTES), "--steps", str(STEPS)]
+    job: dict[str, Any] = {
+        "command": command, "workdir": str(folder), "gpus": 2, "iterations": STEPS, "retries": 0,
+        "gradient_bytes": 1e6 * MEGABYTES, "profile": {"gpu": 0.02, "network": 0.08},
+    }  # fmt: skip
+    sent = service.submit([{**job, "name": "deadline", "deadline_s": DEADLINE_S}, {**job, "name": "other"}])
+    ids = {one["id"]: label for one, label in zip(sent, ("deadline", "other"), strict=True)}
+    world, until = World(name, policy), time.monotonic() + LONGEST_S
+    while True:
+        found = service.network()
+        world.held += [float(found["switches"][0]["held"])]
+        world.last |= {ids[one["id"]]: one for one in found["jobs"] if one["id"] in ids and one["mode_used"]}
+        jobs = {label: service.job(number) for number, label in ids.items()}
+        if all(one["state"] in FINAL for one in jobs.values()):
+            world.ended = {label: _ending(one) for label, one in jobs.items()}
+            return world
+        if time.monotonic() > until:
+            raise PlaitError(f"the jobs have not ended after {LONGEST_S:g} s; this machine is too busy or slow")
+        time.sleep(LOOK_S)
+
+
+def _ending(job: dict[str, Any]) -> dict[str, Any]:
+    """How a job ended, and seconds from its submission to its end."""
+    return {"state": job["state"], "jct_s": (job.get("ended_s") or 0.0) - job["created_s"]}
+
+
+def _show(worlds: list[World]) -> None:
+    rows = [
+        (
+            world.policy, label, region_text(last["region"]), rate_text(last["bits_per_s"]),
+            share_text(last["fallback_share"]), share_text(last["gloo_share"]), world.ended[label]["state"],
+            f"{world.ended[label]['jct_s']:.1f} s",
+        )
+        for world in worlds for label, last in sorted(world.last.items())
+    ]  # fmt: skip
+    heads = ("policy", "job", "aggregators", ">rate of a rank", ">fallback", ">by gloo", "end", ">completion")
+    print()
+    print_table(heads, rows, "no job exchanged gradients")
+    print("\n".join(_sentences(worlds).values()))
+
+
+def _sentences(worlds: list[World]) -> dict[str, str]:
+    """What each world came to."""
+    return {
+        world.policy: f"{world.name}: {_mean(world.held):.1f} of {AGGREGATORS} aggregators held in the mean, "
+        f"{max(world.held, default=0.0):.0f} at most; "
+        + ", ".join(f"{label} {share_text(last['fallback_share'])} fallback" for label, last in world.last.items())
+        + "."
+        for world in worlds
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
