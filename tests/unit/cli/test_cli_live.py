@@ -13,7 +13,6 @@ import pytest
 from fake_service import TOKEN, Fake, serve
 
 from plait.cli.commands.explain import eta_lines, explanation_lines
-from plait.cli.render.event_words import _WORDS, in_words, step_in_words
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
@@ -23,6 +22,7 @@ from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, Refused, ServiceError
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs, schema
 from plait.live.scheduler.fold import apply
+from plait.live.scheduler.records.event_words import _WORDS, in_words, step_in_words
 from plait.live.scheduler.records.notes import KINDS, PolicySet, Requested
 from plait.live.scheduler.state import State
 

@@ -1,16 +1,18 @@
-"""`plait up` and `plait down`: a cluster on this machine, in the background."""
+"""`plait up` and `plait down`: a cluster on this machine, in the background; `plait web`: its page in a browser."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
 import time
+import webbrowser
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.connection import HomeOption
+from plait.cli.connection import HomeOption, client
 from plait.cli.declared import command
 from plait.live.notes import note
 from plait.live.supervisor.options import UpOptions
@@ -111,3 +113,26 @@ def down(
     from plait.live.layout import Layout
 
     _end(Layout.at(home), stop_jobs=stop_jobs)
+
+
+def web(
+    open_it: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open the browser. [default: only if there is a screen]")
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Open the web page of the service, logged in.
+
+    Prints the link; it logs in one browser, once, within two minutes.
+    """
+    with client(home) as service:
+        link = service.web_link()
+    typer.echo(link)
+    if open_it or (open_it is None and _has_screen()):
+        webbrowser.open(link)
+
+
+def _has_screen() -> bool:
+    """Whether a browser that is opened here would be seen: a desktop, and no connection from elsewhere."""
+    desktop = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return sys.stdout.isatty() and desktop and "SSH_CONNECTION" not in os.environ

@@ -12,12 +12,12 @@ from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
 from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
 from plait.cli.render.adaptive_view import rows as adaptive_rows
-from plait.cli.render.event_words import brief
 from plait.cli.render.sharing_view import rows as sharing_rows
 from plait.cli.render.sharing_view import where_text
 from plait.cli.render.tables import plain, plain_lines
 from plait.core.words import duration
 from plait.live.notes import note
+from plait.live.scheduler.records.event_words import brief
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name printed by `plait submit`, e.g. j-12.")]
 JobsArgument = Annotated[

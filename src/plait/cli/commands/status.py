@@ -10,10 +10,10 @@ import typer
 
 from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
-from plait.cli.render.event_words import step_in_words
 from plait.cli.render.tables import plain
 from plait.core.words import duration, number
 from plait.live.notes import note
+from plait.live.scheduler.records.event_words import step_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

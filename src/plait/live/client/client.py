@@ -180,6 +180,10 @@ class Client(Caller):
         """The network: switches, who serves them, and what jobs have of them."""
         return self._object("GET", "/v1/network")
 
+    def queue(self, limit: int = 100, offset: int = 0) -> Json:
+        """Jobs that run or wait in the order of the last decision, with the numbers behind it."""
+        return self._object("GET", "/v1/queue", limit=limit, offset=offset)
+
     def nodes(self) -> list[Json]:
         """The nodes and what they are doing."""
         return self._list("nodes", "/v1/nodes")
@@ -229,6 +233,14 @@ class Client(Caller):
         return self._object("POST", "/v1/backup", body={"path": path})
 
     # -- people -------------------------------------------------------------------------------------------
+
+    def me(self) -> Json:
+        """Whose token is used: {user, role, project}."""
+        return self._object("GET", "/v1/me")
+
+    def web_link(self) -> str:
+        """A link that logs a browser in, once, within two minutes; `Refused` where the service has no pages."""
+        return self.url + str(self._object("POST", "/web/codes")["path"])
 
     def tokens(self) -> list[Json]:
         """The tokens, without their secrets."""

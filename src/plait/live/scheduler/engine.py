@@ -26,6 +26,7 @@ from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, settled_s, wake_s
 from plait.live.scheduler.explain import views, waiting
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
+from plait.live.scheduler.explain.queue import queue
 from plait.live.scheduler.ingest.progress import report_progress
 from plait.live.scheduler.ingest.report import ingest
 from plait.live.scheduler.ingest.usage import report_usage
@@ -372,6 +373,10 @@ class Engine:
             what = f"policy {self.state.policy_text} cannot say how many GPUs jobs are worth: {error}"
             self.counts.problems.append(Problem(what, error))
         return found
+
+    def queue(self, now_s: float, limit: int, offset: int) -> dict[str, Any]:
+        """The order of the queue; see `plait.live.scheduler.explain.queue`."""
+        return queue(self.context, self.clock(now_s), limit, offset)
 
     def nodes(self, now_s: float) -> list[dict[str, Any]]:
         """Each node: hardware, state, usage, and who is on its GPUs."""

@@ -65,6 +65,9 @@ class ServiceOptions:
     )  # fmt: skip
     may_lose_work: bool = option("Allow the policy to stop jobs that cannot resume from a checkpoint", default=False)
     policy_path: str | None = option("Folder to search last for modules of policies", default=None, metavar="FOLDER")
+    web: str = option(
+        "Application that answers under /web/, MODULE:FUNCTION, or none", default="plait.dashboard.app:make"
+    )
     standby: bool = option("Wait until no other service leads, then lead", default=False)
     name: str = option(
         "Name of this service, if a home folder has several", default="", unset=f"{FIRST}, with --standby {SECOND}"

@@ -18,6 +18,7 @@ from plait.live.service.http.connections import Acceptor, Connection, Connection
 from plait.live.service.http.gateway import Gateway
 from plait.live.service.leadership import Leadership, open_leadership
 from plait.live.service.options import ServiceOptions
+from plait.live.service.pages import load_pages
 from plait.live.service.warmup import get_ready, warm_up
 from plait.live.tls import certificates
 
@@ -181,7 +182,7 @@ class Service:
             self.lease.pulse, self.lease.doing = lambda: worker.cycles, worker.doing
         self._worker = worker
         self._api = Api(store, worker, tokens, mailbox, self.begin)
-        self.gateway.app, self.gateway.rank = make_app(self._api), tokens.rank
+        self.gateway.app, self.gateway.rank = make_app(self._api, load_pages(self.options.web)), tokens.rank
         # What is loaded stays; and a long listing need not be stopped to look through it.
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)

@@ -250,6 +250,8 @@ def welcome(service: Client, layout: Layout, home: str | None, took_s: float) ->
     size = f"{counted(nodes, 'node')}, {counted(gpus, 'slot')}"
     with_home = "" if home is None else f" --home {home}"
     lines = [f"plait is up at {service.url} ({duration(took_s)}): {size}, policy {found['policy']}"]
+    if remembered(layout).get("web") != NONE:
+        lines.append(f"web page: {service.url}/web/, logged in with: plait web{with_home}")
     lines.append(f"token of the administrator: {layout.token_file}")
     here = {state: n for state, n in found["jobs"].items() if n and state not in ("finished", "failed", "cancelled")}
     active = ", ".join(f"{count} {state}" for state, count in here.items())

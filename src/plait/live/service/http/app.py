@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from plait.core.errors import InputError, PlaitError
 from plait.core.version import __version__
@@ -22,9 +22,15 @@ from plait.live.service.logs import NoAnswer
 from plait.live.service.worker import Stopped
 from plait.live.store import NoRoom, StoreError
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
-def make_app(api: Api) -> FastAPI:
-    """The FastAPI application: all routes, and the answers to the errors that plait raises."""
+
+def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> FastAPI:
+    """The FastAPI application: all routes, and the answers to the errors that plait raises.
+
+    `pages` makes the application for browsers from this one, which it asks; it answers under `/web/`.
+    """
     errors: dict[int | str, dict[str, Any]] = {
         code: {"model": ErrorOut} for code in (400, 401, 403, 404, 409, 413, 422)
     }
@@ -36,9 +42,17 @@ def make_app(api: Api) -> FastAPI:
     _handle_errors(app)
     for part in (jobs, logs, cluster, admin, agents):
         app.include_router(part.router)
+    if pages is not None:
+        app.mount("/web", pages(app))
+        app.add_route("/", _to_pages, include_in_schema=False)
     app.add_middleware(BodyLimit, metrics=api.metrics)
     app.openapi = partial(_described, app)  # type: ignore[method-assign]
     return app
+
+
+async def _to_pages(request: Request) -> Response:
+    """Whoever opens the address of the service in a browser wants the pages."""
+    return RedirectResponse("/web/", 307)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:

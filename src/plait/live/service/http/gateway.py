@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from plait.live.service.http.connections import STRANGER, Connection, Connections
+from plait.live.service.http.connections import KNOWN, STRANGER, Connection, Connections
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,6 +52,8 @@ class Gateway:
         if one.rank == STRANGER and self.leads:
             header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             self.connections.know(one, self.rank(header.decode("latin-1")))
+        if one.rank == STRANGER:  # a browser's cookie counts as well, once whoever reads it says so
+            scope.setdefault("state", {})["known"] = partial(self.connections.know, one, KNOWN)
         self.connections.begin(one)
         try:
             await self._answer(scope, receive, send)

@@ -16,6 +16,13 @@ from plait.live.store import Token
 router = APIRouter()
 
 
+@router.get("/v1/me")
+async def me(request: Request) -> Response:
+    """Who asks: the user, role and project of the token."""
+    token = api_of(request).who(request)
+    return Json({"user": token.user, "role": token.role, "project": token.project})
+
+
 @router.get("/v1/tokens")
 async def tokens(request: Request) -> Response:
     """Tokens, without their secrets."""

@@ -61,6 +61,16 @@ async def state(request: Request) -> Response:
     return await asyncio.to_thread(lambda: Json(plain()))
 
 
+@router.get("/v1/queue")
+async def queue(
+    request: Request, limit: int = Query(100, ge=1, le=10_000), offset: int = Query(0, ge=0, le=LARGEST)
+) -> Response:
+    """Jobs that run or wait, in the order of the last decision, with the numbers behind it."""
+    api = api_of(request)
+    api.who(request)
+    return Json(await api.worker.look(lambda engine, now_s: engine.queue(now_s, limit, offset)))
+
+
 @router.get("/v1/nodes")
 async def nodes(request: Request) -> Response:
     """Nodes, their usage, and who holds their GPUs."""

@@ -1,0 +1,80 @@
+// A job's page: the timeline on a canvas, and its log as it grows, with search.
+(() => {
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const draw = () => {
+    const canvas = document.querySelector("canvas.timeline");
+    if (!canvas) return;
+    const { from, to, lanes, bars } = JSON.parse(canvas.dataset.bars), ratio = devicePixelRatio || 1;
+    const width = canvas.clientWidth, lane = lanes.length > 16 ? 10 : 20, left = width < 500 ? 70 : 120, foot = 18;
+    const height = lanes.length * lane + foot, span = Math.max(to - from, 1e-3), pen = canvas.getContext("2d");
+    canvas.width = width * ratio; canvas.height = height * ratio; canvas.style.height = `${height}px`;
+    pen.scale(ratio, ratio);
+    pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
+    const x = (at) => left + (width - left - 4) * (at - from) / span;
+    const text = (words, at, y, most) => { pen.fillStyle = css("--dim"); pen.fillText(words, at, y, most); };
+    lanes.forEach((name, i) => {
+      pen.fillStyle = css("--free"); pen.fillRect(left, (i + 0.5) * lane, width - left - 4, 1);
+      if (lane > 10 || i % 2 === 0) text(name, 0, (i + 0.5) * lane, left - 8);
+    });
+    for (const [row, begin, end, epoch, how] of bars) {
+      const wide = Math.max(x(end) - x(begin), 2);
+      pen.fillStyle = css(how === "running" ? "--h2" : how === "finished" ? "--h0" : how === "failed" ? "--h5" : "--h1");
+      pen.fillRect(x(begin), row * lane + 2, wide, lane - 4);
+      if (wide > 60 && lane > 10) { pen.fillStyle = "#fff"; pen.fillText(`${epoch} ${how}`, x(begin) + 4, (row + 0.5) * lane, wide - 6); }
+    }
+    const said = (s) => s < 120 ? `${s.toFixed(0)} s` : s < 7200 ? `${(s / 60).toFixed(0)} min` : `${(s / 3600).toFixed(1)} h`;
+    for (let i = 0; i <= 4; i++) {
+      pen.textAlign = i === 4 ? "right" : i ? "center" : "left";
+      text(i ? said(span * i / 4) : "submitted", x(from + span * i / 4), height - foot / 2);
+    }
+    pen.textAlign = "left";
+  };
+  draw();
+  addEventListener("resize", draw); addEventListener("theme", draw);
+  document.addEventListener("htmx:after:swap", draw);
+
+  const box = document.getElementById("log-text");
+  if (!box) return;
+  const MOST = 500000, rank = document.getElementById("rank"), wanted = document.getElementById("log-search");
+  const found = document.getElementById("log-found");
+  let stream, all = "";
+  const show = (more) => {
+    const stays = box.scrollTop + box.clientHeight < box.scrollHeight - 30, word = wanted.value;
+    if (!word && more !== undefined) box.append(more);
+    else {
+      box.textContent = "";
+      const parts = word ? all.split(word) : [all];
+      parts.forEach((part, i) => {
+        if (i) box.append(Object.assign(document.createElement("mark"), { textContent: word }));
+        box.append(part);
+      });
+      found.textContent = word ? `${parts.length - 1} found` : "";
+      const first = box.querySelector("mark");
+      if (first && more === undefined) { box.scrollTop = first.offsetTop - box.offsetTop - 20; return; }
+    }
+    if (!stays) box.scrollTop = box.scrollHeight;
+  };
+  const add = (text) => {
+    all += text;
+    if (all.length > MOST) { all = `…${all.slice(-MOST / 2)}`; show(); } else show(text);
+  };
+  const follow = () => {
+    stream?.close();
+    all = ""; box.textContent = "";
+    let offset = 0;
+    const open = () => {
+      stream = new EventSource(`${box.dataset.tail}?rank=${rank.value || 0}&offset=${offset}`);
+      stream.onmessage = (event) => { const part = JSON.parse(event.data); offset = part.next; add(part.text); };
+      stream.addEventListener("notice", (event) => add(`\n[${JSON.parse(event.data).message}]\n`));
+      stream.addEventListener("end", () => stream.close());
+      stream.onerror = (event) => {
+        stream.close();
+        if (event.data) add(`\n[${JSON.parse(event.data).message}]\n`); else setTimeout(open, 3000);
+      };
+    };
+    open();
+  };
+  rank.addEventListener("change", follow);
+  wanted.addEventListener("input", () => show());
+  follow();
+})();

@@ -1,0 +1,111 @@
+"""Jobs: the list with filters, and one job with its attempts, its explanation, its forecast, and what can be done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+from plait.core.words import number
+from plait.dashboard.api_client import Refused, segment
+from plait.dashboard.figures import Fields
+from plait.dashboard.outlook import outlook
+from plait.dashboard.timeline import timeline
+from plait.dashboard.web import ROOT, Viewer, done, page_of, shown
+from plait.live.client.client import FINAL, jobs_of_table
+from plait.live.scheduler.records.event_words import step_in_words
+
+#: Rows of a page of the list, entries of a job's history, what is fetched at most where names are searched.
+ROWS, ENTRIES, SEARCHED = 50, 100, 10_000
+STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
+
+
+@shown
+async def list_jobs(viewer: Viewer) -> Response:
+    """Jobs, newest first, by state, user and text."""
+    query = viewer.request.query_params
+    state, user, text = (query.get(name, "").strip()[:200] for name in ("state", "user", "q"))
+    page = page_of(query.get("page"))
+    given = {"state": state or None, "user": user or None, "columns": 1}
+    status = await viewer.get(1.0, "/v1/status")
+    if text:
+        found = await viewer.get(5.0, "/v1/jobs", limit=SEARCHED, **given)
+        kept = [job for job in jobs_of_table(found) if _matches(job, text.lower())]
+        rows, more = kept[(page - 1) * ROWS : page * ROWS], len(kept) > page * ROWS
+    else:
+        found = await viewer.get(1.0, "/v1/jobs", limit=ROWS + 1, offset=(page - 1) * ROWS, **given)
+        rows = jobs_of_table(found)
+        rows, more = rows[:ROWS], len(rows) > ROWS
+    return viewer.page(
+        "jobs.html.j2", title="Jobs", rows=rows, more=more, page=page, state=state, user=user, q=text, states=STATES,
+        counts=status["jobs"], now_s=status["now_s"], searched=SEARCHED,
+    )  # fmt: skip
+
+
+def _matches(job: dict[str, Any], text: str) -> bool:
+    words = (job["id"], job["name"], job["user"], job["project"], job["model"], " ".join(job["command"]), *job["nodes"])
+    return any(text in word.lower() for word in words)
+
+
+@shown
+async def show_job(viewer: Viewer) -> Response:
+    """One job."""
+    name = viewer.request.path_params["job"]
+    path = f"/v1/jobs/{segment(name)}"
+    job, why, events, status = await asyncio.gather(
+        viewer.api.get(path), viewer.api.get(f"{path}/explain"),
+        viewer.api.get(f"{path}/events", newest=1, limit=ENTRIES), viewer.get(1.0, "/v1/status"),
+    )  # fmt: skip
+    job, why = Fields(job), Fields(why)
+    now_s, history = status["now_s"], events["events"]
+    ahead = await outlook(viewer, status) if job["state"] not in FINAL else None
+    mine = viewer.session.role == "admin" or (viewer.session.role == "user" and viewer.session.user == job["user"])
+    return viewer.page(
+        "job.html.j2", title=f"{job['id']} {job['name']}".strip(), job=job, why=why, now_s=now_s, mine=mine,
+        attempts=job["attempts"][::-1], bars=timeline(job, now_s), ahead=ahead,
+        eta=ahead.of(job["number"]) if ahead else None, over=job["state"] in FINAL,
+        history=[(one["seq"], one["at_s"], step_in_words(one["event"], one["commands"])) for one in history[::-1]],
+        preempted=[one for one in job["attempts"] if one["state"] == "preempted"], file=job_file(job),
+        stages=_stages(why), ranks=len(job["attempts"][-1]["ranks"]) if job["attempts"] else 0,
+    )  # fmt: skip
+
+
+def _stages(why: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Stages with their seconds an iteration now and alone; NaN if not measured."""
+    return [(name, number(one["now_s"]), number(one["alone_s"])) for name, one in (why.get("stages") or {}).items()]
+
+
+#: Fields of a job that its submission had, too, in the order of a file.
+_FILE = (
+    "name", "command", "python", "container", "workdir", "gpus", "min_gpus", "max_gpus", "batch", "iterations", "model",
+    "project", "class", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "checkpoint_s", "priority",
+    "wait_for_nodes", "profile", "skew", "merge", "ina", "env",
+)  # fmt: skip
+
+
+def job_file(job: dict[str, Any]) -> str:
+    """The job as it could be submitted again, as JSON, which is YAML as well."""
+    found = {name: job[name] for name in _FILE if job.get(name) not in (None, "", [], {})}
+    return json.dumps(found, indent=2, ensure_ascii=False)
+
+
+@done
+async def cancel(viewer: Viewer, form: dict[str, str]) -> str:
+    """Cancel a job."""
+    name = viewer.request.path_params["job"]
+    await viewer.api.ask("DELETE", f"/v1/jobs/{segment(name)}")
+    return f"{ROOT}/jobs/{segment(name)}"
+
+
+@shown
+async def new_job(viewer: Viewer) -> Response:
+    """The form of a submission; with `?from=JOB` filled in with that job."""
+    if not viewer.session.may_submit:
+        raise Refused(403, f"{viewer.session.user} is {viewer.session.role}; this needs admin or user")
+    other = viewer.request.query_params.get("from")
+    text = '{\n  "command": ["python", "train.py"],\n  "gpus": 1\n}'
+    if other:
+        text = job_file(await viewer.api.get(f"/v1/jobs/{segment(other)}"))
+    return viewer.page("submit.html.j2", title="Submit a job", text=text, other=other, wrong=None, live=False)

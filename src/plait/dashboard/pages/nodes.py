@@ -1,0 +1,82 @@
+"""Nodes: the list, and one node with its GPUs, jobs and history; drain and resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from plait.dashboard import node_map
+from plait.dashboard.api_client import Refused, segment
+from plait.dashboard.web import ROOT, Viewer, done, page_of, shown
+from plait.live.client.client import jobs_of_table
+from plait.live.scheduler.records.event_words import step_in_words
+
+#: Rows of a page of the list; entries of the log that are searched for those of a node.
+ROWS, ENTRIES = 50, 5000
+
+
+@shown
+async def list_nodes(viewer: Viewer) -> Response:
+    """All nodes, by name or state."""
+    query = viewer.request.query_params
+    text, page = query.get("q", "").strip()[:200], page_of(query.get("page"))
+    nodes = await viewer.get(1.0, "/v1/nodes")
+    kept = [one for one in nodes if text.lower() in f"{one['id']} {one['state']} {one.get('gpu_kind', '')}".lower()]
+    rows = kept[(page - 1) * ROWS : page * ROWS]
+    drawn = [(node, node_map.drawings([{**node, "gone": False}])) for node in rows]
+    return viewer.page(
+        "nodes.html.j2", title="Nodes", rows=drawn, q=text, page=page,
+        pages_of_list=-(-len(kept) // ROWS), count=len(kept),
+    )  # fmt: skip
+
+
+@shown
+async def show_node(viewer: Viewer) -> Response:
+    """One node."""
+    name = viewer.request.path_params["node"]
+    node = next((one for one in await viewer.get(1.0, "/v1/nodes") if one["id"] == name), None)
+    if node is None:
+        raise Refused(404, f"no node {name[:64]!r}", "plait nodes")
+    status = await viewer.get(1.0, "/v1/status")
+    found = await viewer.get(1.0, "/v1/jobs", state="running,starting,stopping,unreachable", limit=10_000, columns=1)
+    jobs = {job["id"]: job for job in jobs_of_table(found)}
+    busy = node_map.utilisation(node)
+    return viewer.page(
+        "node.html.j2", title=f"Node {name}", node=node, jobs=[jobs[one] for one in node["jobs"] if one in jobs],
+        gpus=list(enumerate(zip(node["gpu_jobs"], busy, strict=True))),
+        history=await _history(viewer, name, status), now_s=status["now_s"],
+    )  # fmt: skip
+
+
+async def _history(viewer: Viewer, name: str, status: dict[str, Any]) -> list[tuple[int, float, str]] | None:
+    """Entries about a node itself, newest first; None for those who may not read the log of all."""
+    if viewer.session.role == "user":
+        return None
+    after = max(status["log_seq"] // 100 * 100 - ENTRIES, 0)
+    found = await viewer.get(5.0, "/v1/events", after=after, limit=ENTRIES + 100)
+    about = [one for one in found["events"] if _node_of(one["event"]) == name]
+    return [(one["seq"], one["at_s"], step_in_words(one["event"], one["commands"])) for one in about[:-51:-1]]
+
+
+def _node_of(event: dict[str, Any]) -> str:
+    node = event.get("node")
+    return str(node.get("id") if isinstance(node, dict) else node)
+
+
+@done
+async def drain(viewer: Viewer, form: dict[str, str]) -> str:
+    """Give a node no new work; what runs there goes on elsewhere."""
+    return await _change(viewer, "drain")
+
+
+@done
+async def resume(viewer: Viewer, form: dict[str, str]) -> str:
+    """Let a drained node work again."""
+    return await _change(viewer, "resume")
+
+
+async def _change(viewer: Viewer, action: str) -> str:
+    name = viewer.request.path_params["node"]
+    await viewer.api.ask("POST", f"/v1/nodes/{segment(name)}/{action}")
+    return f"{ROOT}/nodes/{segment(name)}"

@@ -1,0 +1,69 @@
+"""The first page: who holds the GPUs, what runs, what waits and why, what failed, and what the policy did."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.responses import Response
+
+from plait.dashboard import node_map
+from plait.dashboard.api_client import Refused
+from plait.dashboard.figures import holders, reasons, recent
+from plait.dashboard.outlook import outlook
+from plait.dashboard.web import Viewer, shown
+from plait.live.client.client import jobs_of_table
+
+#: Rows of each list.
+ROWS = 10
+#: The policy's doings are those of so many seconds, from so many entries of the log at most.
+WITHIN_S, ENTRIES = 3600.0, 3000
+#: States in which a job has, or is about to have, GPUs.
+RUNNING = "running,starting,stopping,unreachable"
+#: Jobs that are asked for at most, and the age of answers in seconds.
+MOST, FRESH_S, CALM_S = 10_000, 1.0, 10.0
+
+
+@shown
+async def overview(viewer: Viewer) -> Response:
+    """The page."""
+    return viewer.page("overview.html.j2", title="Overview", **await facts(viewer))
+
+
+async def facts(viewer: Viewer) -> dict[str, Any]:
+    """What the template shows."""
+    status = await viewer.get(FRESH_S, "/v1/status")
+    # A long queue is looked through less often: its reasons hardly change from one second to the next.
+    age_s = FRESH_S if status["jobs"]["waiting"] < 1000 else CALM_S
+    nodes, running, waiting, failed, policy, done, ahead = await asyncio.gather(
+        viewer.get(FRESH_S, "/v1/nodes"),
+        viewer.get(FRESH_S, "/v1/jobs", state=RUNNING, limit=MOST, columns=1),
+        viewer.get(age_s, "/v1/jobs", state="waiting", limit=MOST, columns=1),
+        viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=ROWS, columns=1),
+        viewer.get(FRESH_S, "/v1/policy"),
+        _done(viewer, status),
+        outlook(viewer, status),
+    )
+    jobs = jobs_of_table(running)
+    why = reasons(waiting["columns"])
+    return {
+        "status": status, "now_s": status["now_s"], "policy": policy, "done": done, "ahead": ahead,
+        "map": node_map.drawings(nodes), "idle": node_map.idle_gpus(nodes),
+        "running": sorted(jobs, key=lambda job: (-job["gpus"], job["number"]))[:ROWS], "running_count": len(jobs),
+        "reasons": why[:5], "waiting_count": status["jobs"]["waiting"],
+        "failed": jobs_of_table(failed), "holders": holders(jobs, waiting["columns"]["user"])[:ROWS],
+    }  # fmt: skip
+
+
+async def _done(viewer: Viewer, status: dict[str, Any]) -> Any:
+    """What the policy did lately; None for those who may not read the log of all."""
+    try:
+        after = max(status["log_seq"] // 100 * 100 - ENTRIES, 0)  # the same for some time, so that answers are shared
+        found = await viewer.get(CALM_S, "/v1/events", after=after, limit=ENTRIES + 100)
+    except Refused as error:
+        if error.status == 403:
+            return None
+        raise
+    entries = found["events"]
+    known_s = status["now_s"] - entries[0]["at_s"] if entries else 0.0
+    return recent(entries, status["now_s"], min(WITHIN_S, max(known_s, 0.0)))

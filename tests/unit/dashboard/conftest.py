@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from world import Browser, World
+
+from plait.dashboard import outlook
+
+
+@pytest.fixture(autouse=True)
+def _no_forecasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forecasts run in processes of their own, of which each test would start one."""
+
+    async def none(viewer: object) -> outlook.Outlook:
+        return outlook.Outlook(missing="not simulated in this test")
+
+    monkeypatch.setattr(outlook, "_foresee", none)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def http(world: World) -> Iterator[TestClient]:
+    with TestClient(world.app, raise_server_exceptions=False) as client:
+        assert client.portal is not None
+        world.loop = client.portal.call(_loop)
+        yield client
+
+
+async def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+@pytest.fixture
+def login(world: World, http: TestClient) -> Callable[[str], Browser]:
+    return lambda user: Browser(http, user, world.tokens[user])

@@ -1,0 +1,46 @@
+"""A cluster with a bit of everything, for the browser and for pictures."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from world import HOSTILE, World
+
+from plait.live.protocol.wire import Profile
+
+NAMES = ("resnet50 imagenet", "gpt2 pretrain", "bert finetune", "vit-b16", "whisper small", "dlrm click logs")
+
+
+def scene(home: Path, nodes: int = 16) -> World:
+    """Nodes of 8 GPUs, one drained; users' jobs that run, wait, failed and finished."""
+    world = World(home, "tiresias-l")
+    for i in range(nodes):
+        world.add(f"n{i:02}", 8, {0: 0.01} if i == 3 else {i % 8: 0.4})
+    profile = Profile([0.05, 0.06, 0.2, 0.04], 0.35, 50)
+    owners = ("ann", "ben", "carla", "dmitri", "eve")
+    for i in range(40):
+        gpus = (4, 8, 2, 1, 16, 4, 8)[i % 7]
+        world.progress[i] = {
+            "steps": 40.0 * (i % 23), "step_s": 0.35, "stage_s": [0.05, 0.06, 0.2, 0.04], "profile": profile,
+            "checkpoint_steps": 20.0 * (i % 23), "checkpoint_age_s": 42.0,
+        }  # fmt: skip
+        world.submit(
+            owners[i % 5], name=HOSTILE if i == 33 else f"{NAMES[i % 6]} {i}", gpus=gpus, iterations=1000,
+            model=NAMES[i % 6].split()[0], retries=0,
+        )  # fmt: skip
+    world.settle(4)
+    for job, code, why in (
+        (2, 1, "exit code 1; last lines of the log: Traceback | RuntimeError: CUDA out of memory"),
+        (5, 0, ""),
+        (6, 0, ""),
+    ):
+        for agent in world.agents.values():
+            agent.end(job, code, **({"reason": why} if why else {}))
+    world.do(lambda engine, now_s: engine.drain(f"n{nodes - 1:02}", now_s))
+    world.settle(6)
+    time.sleep(0.1)
+    world.settle(2)
+    for agent in world.agents.values():
+        agent.log = "".join(f"step {k * 10:5d}  loss {3.2 / (1 + k / 9):.4f}  lr 0.00{k % 7 + 1}\n" for k in range(60))
+    return world

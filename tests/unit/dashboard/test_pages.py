@@ -1,0 +1,340 @@
+"""Each page and action through the API's test client: what they say, to whom, and that names from outside stay text."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pytest
+from starlette.testclient import TestClient
+from world import HOSTILE, Browser, World
+
+from plait.dashboard import node_map
+from plait.dashboard.figures import Recent, holders, reasons, recent
+from plait.dashboard.foresee import foreseen
+from plait.dashboard.timeline import timeline
+from plait.live.protocol.wire import Profile
+from plait.live.service.pages import load_pages
+
+Login = Callable[[str], Browser]
+
+
+class Tags(HTMLParser):
+    """All tags with their attributes; unclosed elements that HTML wants closed are an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def cluster(world: World) -> World:
+    """Two nodes; j-0 and j-1 run (GPU 1 idle), j-2 with a hostile name runs, j-3 waits, j-4 failed."""
+    world.add("n0", 4, {1: 0.01})
+    world.progress[0] = {
+        "steps": 50.0, "step_s": 0.5, "stage_s": [0.1, 0.1, 0.2, 0.1], "profile": Profile([0.1, 0.1, 0.2, 0.1], 0.5, 9),
+        "checkpoint_steps": 40.0, "checkpoint_age_s": 12.0,
+    }  # fmt: skip
+    failing = world.submit("ben", name="short", retries=0)
+    world.settle(2)
+    assert failing == "j-0"
+    world.agents["n0"].end(0, 3, reason="exit code 3; last lines of the log: <b>KeyError</b>")
+    world.settle(3)
+    world.submit("ann", name="long", gpus=2, iterations=100, model="gpt")
+    world.submit("ann", name=HOSTILE, model=HOSTILE, command=["sh", "-c", HOSTILE], gpus=2, retries=0)
+    world.submit("ben", name="large", gpus=4)
+    world.settle(4)
+    return world
+
+
+def test_the_first_page_answers_what_is_asked_first(world: World, login: Login) -> None:
+    cluster(world)
+    text = html.unescape(login("root").get("/web/"))
+    assert "4<small> of 4</small>" in text
+    assert "1 held but idle" in text
+    assert "needs 4 GPUs" in text
+    assert "last: j-0" in text
+    assert "KeyError" in text
+    assert "fifo-backfill" in text
+    assert "it started 3 jobs" in text
+    assert "by j-1, j-2" in text
+    assert "100 % of them" not in text  # one reason: its share says nothing
+
+
+def test_users_see_of_others_what_the_api_shows_them(world: World, login: Login) -> None:
+    cluster(world)
+    ben, eve = login("ben"), login("eve")
+    overview = ben.get("/web/")
+    assert ">long<" not in overview
+    assert "KeyError" in overview  # his own job
+    assert "/web/events" not in overview
+    ben.get("/web/jobs/j-1", 403)
+    ben.get("/web/events", 403)
+    assert ">long<" in eve.get("/web/jobs")
+    assert ">long<" not in ben.get("/web/jobs")
+    eve.get("/web/jobs/j-1")
+    eve.get("/web/events")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/jobs", "/jobs?q=%3Cscript%3E&user=%22%3E%3Cb%3E&state=", "/jobs/j-2", "/queue", "/nodes", "/nodes/n0",
+     "/events", "/events?q=%3Cscript%3E&kind=%22", "/submit?from=j-2", "/policy", "/jobs/%3Cscript%3E",
+     "/nodes/%3Cscript%3E"],
+)  # fmt: skip
+def test_names_from_outside_stay_text(world: World, login: Login, path: str) -> None:
+    cluster(world)
+    root = login("root")
+    for headers in ({}, {"HX-Request": "true"}):
+        answer = root.ask("GET", f"/web{path}", headers)
+        assert answer.status_code == (404 if path.endswith("%3E") else 200)
+        found = Tags(answer.text)
+        for tag, attributes in found.tags:
+            assert not any(name.startswith("on") or name == "style" for name in attributes), (tag, attributes)
+            assert tag not in ("style", "b", "iframe")
+            if tag == "script":
+                assert (attributes.get("src") or "").startswith("/web/assets/")
+        assert ("<html" in answer.text) == (not headers)
+    assert "{{7*7}}" in html.unescape(root.get("/web/jobs/j-2"))
+
+
+def test_a_job_says_how_it_runs_waits_and_ended(world: World, login: Login) -> None:
+    cluster(world)
+    root = login("root")
+    running = html.unescape(root.get("/web/jobs/j-1"))
+    assert "n0 GPU 0" in running
+    assert "for itself" in running
+    assert '"command"' in running
+    waiting = html.unescape(root.get("/web/jobs/j-3"))
+    assert "Ahead of it" in waiting
+    assert "Place in the queue" in waiting
+    over = html.unescape(root.get("/web/jobs/j-0"))
+    assert "KeyError" in over
+    assert "Cancel" not in over
+    assert root.get("/web/jobs/j-99", 404)
+
+
+def test_a_job_is_cancelled_by_its_owner_and_by_nobody_else(world: World, login: Login) -> None:
+    cluster(world)
+    ben, eve, ann = login("ben"), login("eve"), login("ann")
+    ben.post("/web/jobs/j-1/cancel", 403)
+    eve.post("/web/jobs/j-1/cancel", 403)
+    assert "/cancel" not in eve.get("/web/jobs/j-1")
+    assert ann.post("/web/jobs/j-1/cancel").headers["location"] == "/web/jobs/j-1"
+    world.settle()
+    assert world.store.job(1)["state"] == "cancelled"
+    assert "Submit again" in ann.get("/web/jobs/j-1")
+
+
+def test_a_job_is_submitted_again_and_what_is_wrong_with_it_is_said(world: World, login: Login) -> None:
+    cluster(world)
+    ann = login("ann")
+    form = Tags(ann.get("/web/submit?from=j-1"))
+    assert any(tag == "textarea" for tag, _ in form.tags)
+    text = html.unescape(ann.get("/web/submit?from=j-1")).split('class="code">', 1)[1].split("</textarea>")[0]
+    job = json.loads(text)
+    assert (job["gpus"], job["name"], job["command"]) == (2, "long", ["python", "train.py"])
+    assert ann.post("/web/submit", job=text).headers["location"] == "/web/jobs/j-4"
+    assert world.store.job(4)["name"] == "long"
+    wrong = html.unescape(ann.post("/web/submit", 422, job='{"command": ["true"], "gpus": "x"}').text)
+    assert "gpus" in wrong
+    assert '"gpus": "x"' in wrong
+    assert "not JSON" in ann.post("/web/submit", 400, job="{").text
+    login("eve").post("/web/submit", 403, job=text)
+    login("eve").get("/web/submit", 403)
+
+
+def test_a_node_is_drained_and_resumed_by_administrators(world: World, login: Login) -> None:
+    cluster(world)
+    root = login("root")
+    for user in ("ann", "eve"):
+        login(user).post("/web/nodes/n0/drain", 403)
+        assert "/drain" not in login(user).get("/web/nodes/n0")
+    assert root.post("/web/nodes/n0/drain").headers["location"] == "/web/nodes/n0"
+    assert world.engine.state.nodes["n0"].drained
+    assert "Resume" in root.get("/web/nodes/n0")
+    assert "takes no new work" in root.get("/web/nodes/n0")
+    root.post("/web/nodes/n0/resume")
+    assert not world.engine.state.nodes["n0"].drained
+    root.get("/web/nodes/n7", 404)
+
+
+def test_the_policy_is_changed_by_administrators(world: World, login: Login) -> None:
+    cluster(world)
+    login("ann").post("/web/policy", 403, policy="fifo")
+    root = login("root")
+    assert root.post("/web/policy", policy="fifo").headers["location"] == "/web/policy"
+    assert world.engine.state.policy_text == "fifo"
+    assert "nonsense" in root.post("/web/policy", 422, policy="nonsense").text
+    assert "<form" not in login("eve").get("/web/policy").split("<main", 1)[1].split("</main", 1)[0]
+
+
+def test_the_queue_is_in_the_order_of_the_policy(world: World, login: Login) -> None:
+    cluster(world)
+    text = login("ann").get("/web/queue")
+    assert text.index("j-1<") < text.index("j-2<") < text.index("j-3<")
+    found = world.do(lambda engine, now_s: engine.queue(now_s, 2, 1))
+    assert (found["total"], [job["place"] for job in found["jobs"]]) == (3, [2, 3])
+    assert found["jobs"][1]["waits"]
+    assert found["jobs"][0]["waited_s"] is None
+
+
+def test_events_are_found_by_kind_and_words(world: World, login: Login) -> None:
+    cluster(world)
+    eve = login("eve")
+    assert "j-0 failed" in html.unescape(eve.get("/web/events?kind=ends"))
+    assert "joined" not in eve.get("/web/events?kind=ends").split("<tbody>")[1]
+    assert "node n0 joined" in eve.get("/web/events?q=NODE+N0")
+    assert "Nothing like that" in eve.get("/web/events?q=nowhere")
+    assert "Newest" in eve.get("/web/events?before=3")
+    eve.get("/web/events?before=1")
+
+
+def test_lists_are_searched_and_have_pages(world: World, login: Login) -> None:
+    for i in range(60):
+        world.submit(name=f"job{i}")
+    root = login("root")
+    first, second = root.get("/web/jobs"), root.get("/web/jobs?page=2")
+    assert first.count("<tr><td>") == 50
+    assert second.count("<tr><td>") == 10
+    assert root.get("/web/jobs?q=job59").count("<tr><td>") == 1
+    assert "No job is like that" in root.get("/web/jobs?page=9")
+    assert root.get("/web/queue")
+    root.get("/web/jobs?state=nonsense", 422)
+
+
+def test_an_empty_cluster_has_pages_too(world: World, login: Login) -> None:
+    root = login("root")
+    assert "No node has joined yet" in root.get("/web/")
+    for path in ("jobs", "queue", "nodes", "events", "policy"):
+        root.get(f"/web/{path}")
+
+
+def test_a_log_is_read_as_text(world: World, login: Login) -> None:
+    import threading
+
+    cluster(world)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.05):
+            world.agents["n0"].sync()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        answer = login("root").ask("GET", "/web/jobs/j-1/log?rank=0")
+    finally:
+        stop.set()
+        thread.join()
+    assert answer.text == world.agents["n0"].log
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_scripts_are_small_and_have_their_licences() -> None:
+    assets = files("plait.dashboard").joinpath("assets")
+    scripts = [one for one in assets.iterdir() if one.name.endswith(".js")]
+    assert sum(len(one.read_bytes()) for one in scripts) <= 100_000
+    names = {one.name for one in assets.iterdir()}
+    readme = assets.joinpath("README.md").read_text()
+    for vendored, licence in (("htmx.min.js", "htmx.LICENSE"), ("hx-sse.min.js", "htmx.LICENSE")):
+        assert {vendored, licence} <= names
+        assert vendored in readme
+    for page in files("plait.dashboard").joinpath("templates").iterdir():
+        text = page.read_text()
+        assert "http://" not in text
+        assert "https://" not in text
+        assert "|safe" not in text
+
+
+def test_assets_are_kept_by_browsers_and_nothing_else_is_served(http: TestClient) -> None:
+    assert "immutable" in http.get("/web/assets/htmx.min.js").headers["cache-control"]
+    assert http.get("/web/assets/README.md").status_code == 404
+    assert http.get("/web/assets/..%2Fapp.py").status_code == 404
+
+
+def test_a_service_without_pages_has_an_api_all_the_same() -> None:
+    assert load_pages("none") is None
+    assert load_pages("plait.no.such:thing") is None
+    assert load_pages("plait.dashboard.app:make") is not None
+
+
+# -- figures ------------------------------------------------------------------------------------------
+
+
+def test_reasons_that_differ_in_numbers_are_one() -> None:
+    found = reasons({"number": [1, 2, 3, 4], "reason": ["needs 1 GPU", "needs 2 GPUs", "", "the quota is used"]})
+    assert [(one.text, one.count) for one in found] == [
+        ("needs 1 GPU", 2), ("no reason is recorded", 1), ("the quota is used", 1),
+    ]  # fmt: skip
+
+
+def test_holders_are_counted_by_the_gpus_they_have() -> None:
+    running = [
+        {"user": "ann", "gpus": 2, "places": [{"node": "n0", "gpu": 0}, {"node": "n0", "gpu": 0}]},
+        {"user": "ben", "gpus": 4},
+    ]
+    assert [(one.user, one.gpus, one.running, one.waiting) for one in holders(running, ["cy", "ann"])] == [
+        ("ben", 4, 1, 0), ("ann", 1, 1, 1), ("cy", 0, 0, 1),
+    ]  # fmt: skip
+
+
+def test_what_the_policy_did_is_counted() -> None:
+    launch = {"type": "Launch", "groups": [{"jobs": [1, 2]}]}
+    entries = [
+        {"at_s": 1.0, "event": {"type": "ReplanDue"}, "commands": [launch]},
+        {
+            "at_s": 90.0,
+            "event": {"type": "JobFinished", "jobs": [1]},
+            "commands": [{"type": "Stop", "jobs": [2]}, launch],
+        },
+        {"at_s": 95.0, "event": {"type": "JobFailed", "job": 5}, "commands": []},
+    ]
+    assert recent(entries, 100.0, 50.0).text == "started 2 jobs, stopped 1 job; 1 finished, 1 failed"
+    assert Recent(50.0).text == "started and stopped nothing"
+
+
+def node(**more: object) -> dict[str, object]:
+    return {
+        "id": "n0", "state": "ready", "gone": False, "gpus": 2, "gpus_used": 1, "jobs": ["j-1", "j-12"],
+        "gpu_jobs": [["j-1", "j-12"], []], "usage": {"gpus": [{"utilisation": 0.9}], "means": [{"utilisation": None}]},
+        **more,
+    }  # fmt: skip
+
+
+def test_a_node_is_drawn_by_who_holds_its_gpus() -> None:
+    (drawn,) = node_map.drawings([node(), node(gone=True)])
+    assert [name for name, _ in drawn.paths] == ["h1", "h2", "free"]
+    assert drawn.text == "n0, ready: 1 of 2 GPUs held by j-1, j-12"
+    idle = node(usage={"gpus": [{"utilisation": 0.9}], "means": [{"utilisation": 0.01}]})
+    assert node_map.idle_gpus([idle, node()]) == 1
+    assert "1 held but idle" in node_map.drawings([idle])[0].text
+
+
+def test_a_timeline_has_a_lane_a_gpu_or_a_node() -> None:
+    def job(ranks: int) -> dict[str, object]:
+        places = [{"node": f"n{i // 8}", "gpu": i % 8} for i in range(ranks)]
+        one = {"epoch": 1, "started_s": 5.0, "ended_s": None, "state": "running", "ranks": places}
+        return {"created_s": 0.0, "ended_s": None, "attempts": [one]}
+
+    assert timeline(job(2), 9.0) == {
+        "from": 0.0, "to": 9.0, "lanes": ["n0 GPU 0", "n0 GPU 1"],
+        "bars": [[0, 5.0, 9.0, 1, "running"], [1, 5.0, 9.0, 1, "running"]],
+    }  # fmt: skip
+    assert timeline(job(40), 9.0)["lanes"] == [f"n{i}" for i in range(5)]
+
+
+def test_the_queue_is_foreseen_from_the_answer_of_the_service(world: World) -> None:
+    cluster(world)
+    state = world.do(lambda engine, now_s: engine.state_for_forecast(now_s)())
+    found = foreseen(json.loads(json.dumps(state)))
+    assert set(found["jobs"]) == {"1", "2", "3"}
+    assert found["jobs"]["3"]["start"][0] <= found["empty"][0]
+    assert foreseen({"controller": None}) == {"missing": "no node has joined yet"}
+    assert "cannot be simulated" in foreseen({**state, "policy": "no-such-policy"})["missing"]
