@@ -267,6 +267,24 @@ def test_the_switch_introduces_itself_to_the_server_until_it_is_heard_of(switch:
     assert len(switch.sent) == 2
 
 
+def test_a_sweep_goes_on_where_it_had_no_more_room(switch: Plane) -> None:
+    plane = SwitchPlane(40_000, 16, switch.send, server=SERVER)
+    plane.register(1, "one", 2, preset("atp", payload_bytes=16), bytes.fromhex(TOKEN))
+    plane.region(1, 0, 40_000, 0)
+    hello = pack(Hello(1, 1, bytes.fromhex(TOKEN)))
+    plane.take(WHERE, hello, len(hello), 0)
+    for first in range(0, 8000, 1000):
+        seqs = np.arange(first, first + 1000)
+        plane.take(WHERE, switch.packets(job=1, seq=seqs, index=5 * seqs, bitmap=1), 40, first)
+    assert plane.memory.held == 8000 > 2 * plane.rows.most
+    switch.sent.clear()
+    plane.sweep(7000, 1500)
+    assert plane.memory.held == 2000
+    plane.sweep(8600, 1500, 39_000, 1000)
+    assert plane.memory.held == 2000 - 200
+    assert sorted(int.from_bytes(one[4:8], "big") for _, one in switch.sent) == [*range(6000), *range(7800, 8000)]
+
+
 def test_epochs_that_are_left_out_leave_no_former_region(switch: Plane) -> None:
     switch.register(1)
     hello = pack(Hello(1, 1, bytes.fromhex(TOKEN)))
@@ -277,13 +295,13 @@ def test_epochs_that_are_left_out_leave_no_former_region(switch: Plane) -> None:
         switch.plane.take(WHERE, switch.packets(job=[1], **fields), 40, 0)
     # Those of epoch 4 and 5 are dropped and may not come again; another job may have their memory.
     assert switch.ask("statistics", job=1)["jobs"][0]["regions"] == {"8": [16, 8]}
-    assert switch.plane.held == 1
+    assert switch.plane.memory.held == 1
     switch.plane.take(WHERE, switch.packets(job=[1], seq=[9], index=8, bitmap=1, epoch=5), 40, 0)
     assert switch.ask("statistics", job=1)["jobs"][0]["outside"] == 1
     switch.register(2)
     assert switch.ask("region", job=2, offset=0, size=16, epoch=0) == {"ok": True}
     assert switch.ask("free", job=1) == {"ok": True, "held": 1}
-    assert switch.plane.held == 0
+    assert switch.plane.memory.held == 0
 
 
 def test_the_priority_of_a_job_takes_the_place_of_what_its_packets_carry(switch: Plane) -> None:

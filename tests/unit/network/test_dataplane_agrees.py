@@ -240,6 +240,6 @@ def test_processes_do_what_the_simulator_does(part: int) -> None:
         both.same_state()
         for job in range(world.jobs):
             both.plane.free(job)
-        assert both.plane.held == 0, f"seed {seed}"
+        assert both.plane.memory.held == 0, f"seed {seed}"
         compared += both.compared
     assert compared > 100

@@ -96,7 +96,7 @@ class Operations:
     def do_priority(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Set the priority of a job's packets."""
         plane, prio = self._switch("priority"), _whole(request, "prio")
-        plane.priority(_whole(request, "job"), None if prio == -1 else prio)
+        plane.memory.priority(_whole(request, "job"), None if prio == -1 else prio)
         return {}
 
     def do_drain(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def plane_statistics(plane: SwitchPlane | ServerPlane, socket: BatchSocket) -> d
     }  # fmt: skip
     if isinstance(plane, SwitchPlane):
         server = None if plane.server is None else list(plane.server[:2])
-        return {**found, "aggregators": len(plane.switch.table), "held": plane.held, "server": server}
+        return {**found, "aggregators": len(plane.switch.table), "held": plane.memory.held, "server": server}
     return {**found, "window": plane.window, "places": len(plane.server.jobs)}
 
 
@@ -45,7 +45,7 @@ def job_statistics(plane: SwitchPlane | ServerPlane, member: Member) -> dict[str
         "packets_out": traffic.packets_out, "bytes_out": traffic.bytes_out,
     }  # fmt: skip
     if isinstance(plane, SwitchPlane):
-        row, priority = plane.switch.jobs[member.job], int(plane.priorities[member.job])
+        row, priority = plane.switch.jobs[member.job], int(plane.memory.priorities[member.job])
         counters = {name: int(row[name]) for name in SWITCH_COUNTERS}
         return {**found, **counters, "priority": None if priority < 0 else priority}
     place = plane.row_of[member.job]

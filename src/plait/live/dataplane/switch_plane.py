@@ -14,18 +14,19 @@ from plait.core.errors import InputError
 from plait.core.jit import announced
 from plait.live.dataplane.batch import admit, admit_known, sort_actions
 from plait.live.dataplane.faults import FROM_SERVER, TO_SERVER, TO_SWITCH, TO_WORKER, Faults, Late
-from plait.live.dataplane.members import MOST_JOBS, Member, Members
+from plait.live.dataplane.members import Member
 from plait.live.dataplane.packet_rows import PacketRows, Send, StageClock
+from plait.live.dataplane.switch_memory import NEVER, SwitchMemory
 from plait.network.protocol.header import CONTROL, DATA, EXPONENT, RESEND, RESULT
 from plait.network.protocol.hello import Hello, pack, unpack
-from plait.network.protocol.switch import HELD, grant, make_switch, register, release, retire, sweep, switch_batch
+from plait.network.protocol.options import Options
+from plait.network.protocol.switch import release, retire, sweep, switch_batch
 from plait.runtime.network.datagrams import Address, Buffer
 
 #: Types of packets, a bit each, that workers and servers send.
 _FROM_WORKER, _FROM_SERVER = 1 << DATA | 1 << RESEND | 1 << EXPONENT, 1 << RESULT | 1 << CONTROL
 #: Least time between two sweeps; between two HELLOs to a server that does not, and one that does answer.
 SWEEP_NS, HELLO_NS, ANSWERED_NS = 1_000_000, 50_000_000, 250_000_000
-_NEVER = 1 << 62
 
 
 @dataclass
@@ -52,16 +53,13 @@ class SwitchPlane:
         `max_age_s`: of what nobody completes; 0: the least that a job asks for. Raises `InputError` for sizes that do
         not work.
         """
-        if not 1 <= aggregators <= 1 << 24:
-            raise InputError(f"{aggregators} aggregators; a switch has 1 to {1 << 24}")
         self.rows = PacketRows(payload_bytes)
-        self.switch = make_switch(aggregators, MOST_JOBS, payload_bytes // 4)
-        self.members = Members(payload_bytes)
+        self.memory = SwitchMemory(aggregators, payload_bytes, max_age_s)
+        self.switch, self.members, self._priorities = self.memory.switch, self.memory.members, self.memory.priorities
         self.faults, self.clock, self.dropped = Faults(), StageClock(), Dropped()
         self.server = server
-        self.priorities = np.full(MOST_JOBS, -1, dtype=np.int16)
         self.batches = 0
-        self._send, self._max_age_s = send, max_age_s
+        self._send = send
         most = 2 * self.rows.most
         self._actions, self._spares = np.zeros(most, np.int64), np.zeros(most, np.int64)
         self._up, self._down, self._back = (np.zeros(most, np.int64) for _ in range(3))
@@ -131,7 +129,7 @@ class SwitchPlane:
             self.dropped.foreign += found - kept
         else:
             bits = member.addresses.get(address, 0)
-            kept = admit(rows.packets, rows.values, found, member.job, bits, _FROM_WORKER, self.priorities)
+            kept = admit(rows.packets, rows.values, found, member.job, bits, _FROM_WORKER, self._priorities)
             self.dropped.malformed += found - kept
             member.traffic.came(kept, rows.wire)
         mark("decode")
@@ -216,34 +214,28 @@ class SwitchPlane:
 
     # From time to time
 
-    @property
-    def max_age_ns(self) -> int:
-        """The age at which an aggregator that nobody completed is freed."""
-        if self._max_age_s:
-            return round(1e9 * self._max_age_s)
-        return min((one.options.max_age_ns for one in self.members if not one.dedicated), default=_NEVER)
-
     def next_ns(self, now: int) -> int:
         """When `tend` has something to do."""
-        times = [self.faults.next_ns() or _NEVER]
-        if any(not one.dedicated for one in self.members):
-            times.append(self._swept_ns + max(SWEEP_NS, self.max_age_ns // 2))
-            times += [self._greeted_ns.get(one.job, now) for one in self.members if not one.dedicated]
+        times = [self.faults.next_ns() or NEVER]
+        if self.memory.shared:
+            times.append(self._swept_ns + max(SWEEP_NS, self.memory.max_age_ns // 2))
+            times += [self._greeted_ns.get(job, now) for job in self.memory.shared]
         return min(times)
 
     def tend(self, now: int) -> None:
         """Do what is due: late datagrams, a sweep over old aggregators, HELLOs to the server."""
         for late in self.faults.due(now):
             self._late(late, now)
-        max_age = self.max_age_ns
-        if max_age < _NEVER and now >= self._swept_ns + max(SWEEP_NS, max_age // 2):
+        max_age = self.memory.max_age_ns
+        if self.memory.shared and now >= self._swept_ns + max(SWEEP_NS, max_age // 2):
             self._swept_ns = now
             self.sweep(now, max_age)
-        for member in self.members:
-            if not member.dedicated and self.server is not None and self._greeted_ns.get(member.job, 0) <= now:
+        for job in self.memory.shared:
+            if self.server is not None and self._greeted_ns.get(job, 0) <= now:
+                member = self.members.jobs[job]
                 heard = member.heard_ns is not None and now - member.heard_ns < 2 * ANSWERED_NS
-                self._greeted_ns[member.job] = now + (ANSWERED_NS if heard else HELLO_NS)
-                hello = pack(Hello(member.job, 0, member.token))
+                self._greeted_ns[job] = now + (ANSWERED_NS if heard else HELLO_NS)
+                hello = pack(Hello(job, 0, member.token))
                 self._send(self.server, [hello], len(hello))
 
     def _late(self, late: Late, now: int) -> None:
@@ -261,95 +253,49 @@ class SwitchPlane:
 
     def sweep(self, now: int, max_age: int, start: int = 0, count: int = 0) -> None:
         """Send what is older than `max_age` to the server, and free it; all aggregators, or `count` from `start` on."""
-        left = count or len(self.switch.table)
+        rows, there = self.rows, len(self.switch.table)
+        left = count or there
         while left > 0:
-            many, at = min(left, self.rows.most), start
-            written, start = sweep(self.switch, self.rows.packets, self.rows.values, at, many, 0, now, max_age)
-            left -= many
+            written, after = sweep(self.switch, rows.packets, rows.values, start, left, 0, now, max_age)
+            # It ends early when no row is left to write to.
+            left -= left if written < len(rows.packets) else (after - start) % there or left
+            start = after
             if written:
                 self._up[:written] = np.arange(written)
                 self._to_server(written, now)
 
     # Jobs
 
-    def register(self, job: int, name: str, n_workers: int, options: Any, token: bytes) -> None:
+    def register(self, job: int, name: str, n_workers: int, options: Options, token: bytes) -> None:
         """Make a job known, without memory yet; again with the same values does nothing. Raises `InputError`."""
         if options.protocol != "switchml" and self.server is None:
             raise InputError(
                 f"job {job}: protocol {options.protocol} needs a server for what the switch does not complete; this "
                 "switch has none, start it with --server or use protocol switchml"
             )
-        if self.members.add(job, name, n_workers, options, token):
-            register(self.switch, job, self.members.get(job).expected, n_workers, options.rules)
-            self.priorities[job] = -1
+        if self.memory.register(job, name, n_workers, options, token):
             self._greeted_ns.pop(job, None)
 
     def free(self, job: int) -> int:
         """Forget a job and drop what it holds; returns how many aggregators that were. Raises `InputError`."""
-        self.members.remove(job)
-        held = int(self.switch.jobs[job]["held"])
-        release(self.switch, job)
+        held = self.memory.free(job)
         self.faults.forget(job)
         self._greeted_ns.pop(job, None)
         return held
 
     def region(self, job: int, offset: int, size: int, epoch: int) -> None:
-        """Let packets of an epoch use `size` aggregators from `offset` on; those of the epoch before keep theirs.
-
-        Raises `InputError` for a region that is not there, or that another job has where one of both has slots of its
-        own.
-        """
-        member, there = self.members.get(job), len(self.switch.table)
-        if offset < 0 or size < 0 or offset + size > there:
-            raise InputError(f"job {job}: region of {size} aggregators from {offset} on; the switch has {there}")
-        if member.dedicated and size < 2:
-            raise InputError(f"job {job}: {size} dedicated slots; a job needs 2 or more, twice its window")
-        for other in self.members:
-            for at, (first, many) in other.regions.items():
-                meets = other is not member and max(first, offset) < min(first + many, offset + size)
-                if meets and (member.dedicated or other.dedicated):
-                    raise InputError(
-                        f"job {job}: aggregators {offset} to {offset + size - 1} are in use by job {other.job} "
-                        f"({other.name}, epoch {at}), and dedicated slots are not shared; drain or free that first"
-                    )
-        for former in [one for one in member.regions if one not in (epoch, epoch - 1)]:
-            del member.regions[former]
-            grant(self.switch, job, 0, 0, former)  # of the other parity where epochs were left out
-            if member.dedicated:
-                retire(self.switch, job, former)
-        member.regions[epoch] = offset, size
-        grant(self.switch, job, offset, size, epoch)
+        """As `SwitchMemory.region`."""
+        self.memory.region(job, offset, size, epoch)
 
     def drain(self, job: int, epoch: int | None, now: int) -> int:
         """Take back the memory of a job, or of one of its epochs, and free it; returns how many aggregators it holds.
 
         What is incomplete goes to the server; dedicated slots are dropped. Packets of that epoch claim nothing more.
+        Raises `InputError`.
         """
-        member = self.members.get(job)
-        for one in [epoch] if epoch is not None else list(member.regions):
-            if member.regions.pop(one, None) is not None:
-                grant(self.switch, job, 0, 0, one)
-            if member.dedicated:
-                retire(self.switch, job, one)
-        table = self.switch.table
-        mine = (table["key"] >= 0) & (table["key"] >> 32 == job)
-        if epoch is not None:
-            mine &= table["epoch"] == epoch & 255
-        for index in np.flatnonzero(mine).tolist():
-            self.sweep(now, -_NEVER, index, 1)
+        for index in self.memory.withdraw(job, epoch):
+            self.sweep(now, -NEVER, index, 1)
         return int(self.switch.jobs[job]["held"])
-
-    def priority(self, job: int, priority: int | None) -> None:
-        """Let all packets of a job have this priority here; None: those that they carry. Raises `InputError`."""
-        self.members.get(job)
-        if priority is not None and not 0 <= priority <= 255:
-            raise InputError(f"job {job}: priority {priority}; it takes 0 to 255")
-        self.priorities[job] = -1 if priority is None else priority
-
-    @property
-    def held(self) -> int:
-        """Aggregators that are not free."""
-        return int(self.switch.info[HELD])
 
 
 def warm_up() -> None:
@@ -360,7 +306,7 @@ def warm_up() -> None:
         plane.rows.write(np.zeros(1, np.int64), 0)
         plane.rows.read(bytes(plane.rows.wire), 1)
         rows, counts = plane.rows, np.zeros(3, np.int64)
-        admit(rows.packets, rows.values, 0, 0, 1, 1, plane.priorities)
+        admit(rows.packets, rows.values, 0, 0, 1, 1, plane.memory.priorities)
         admit_known(rows.packets, rows.values, 0, 1, plane.switch.jobs)
         none = np.zeros(1, np.int64)
         switch_batch(plane.switch, rows.packets, rows.values, 0, 0, none, none)
