@@ -22,8 +22,10 @@ import pytest
 pytest.importorskip("torch")
 
 from plait.core.errors import InputError
-from plait.runtime.network.grant import NetworkGrant, write_grant
+from plait.runtime.network.grant import VARIABLE, NetworkGrant, write_grant
+from plait.runtime.network.report import NetworkReport, read_report
 from plait.testing.dataplane import Dataplane
+from plait.training.collectives.network import OWN_HOOK
 from sampling import THOROUGH
 
 PAYLOAD, AGGREGATORS = 256, 512
@@ -302,3 +304,40 @@ def test_a_job_that_is_cancelled_while_packets_fly_leaves_nothing(plane, tmp_pat
     assert found[0]["report"]["mode"] == "gloo"
     assert plane.held() == 0
     plane.tor.control.fault("to_switch")
+
+
+def run_gang(folder: Path, name: str, *options: str, **environment: str) -> list[NetworkReport | None]:
+    """The reports of two ranks of a script under plait, with `attach`, `wrap_ddp` and a network stage."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "training"))
+    import attempts
+
+    port, processes, folders = str(free_port()), [], []
+    for rank in range(2):
+        env = attempts.environment(folder / name, 1, rank, 2, **environment) | {"MASTER_PORT": port}
+        folders.append(env["PLAIT_RUN_DIR"])
+        command = [sys.executable, str(attempts.SCRIPTS / "gang.py"), str(folder / f"{name}-"), *options]
+        processes.append(subprocess.Popen(command, env=env))
+    assert [one.wait(120) for one in processes] == [0, 0]
+    return [read_report(one) for one in folders]
+
+
+@thorough
+def test_under_plait_the_network_stage_goes_around_aggregation(plane, tmp_path) -> None:
+    import torch
+
+    grant = plane.grant(2, "shared_hash")
+    write_grant(tmp_path / "network.json", grant)
+    named = {VARIABLE: str(tmp_path / "network.json")}
+    assert run_gang(tmp_path, "plain") == [None, None]
+    for report in run_gang(tmp_path, "aggregated", **named):
+        assert report is not None
+        assert report.aggregated > 0
+        assert report.mode == "aggregation"
+    # A hook of the script's own, which the script passes to `wrap_ddp`.
+    for report in run_gang(tmp_path, "own", "--inner", **named):
+        assert report is not None
+        assert (report.aggregated, report.reason) == (0, OWN_HOOK)
+    weights = {name: torch.load(tmp_path / f"{name}-0")[0] for name in ("plain", "aggregated")}
+    for name, tensor in weights["plain"].items():
+        assert torch.allclose(tensor, weights["aggregated"][name], atol=1e-5)
+    plane.free(grant)

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from plait.cli import app
+from plait.cli.app import app
 from plait.cli.commands.network.bench import PARTS, BenchRequest, _result, show
 from sampling import THOROUGH
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 from plait.core.errors import InputError
 from plait.runtime.network.grant import VARIABLE, GrantFile
-from plait.runtime.network.report import NetworkReport
+from plait.runtime.network.report import NetworkReport, write_report
 from plait.training.collectives.aggregation_engine import Engine
 from plait.training.collectives.aggregation_session import Session
 from plait.training.collectives.agreement import RankGroup, Reason
@@ -35,6 +36,8 @@ class InaState:
         self._group = process_group if process_group is not None else dist.group.WORLD
         self._size = dist.get_world_size(self._group)
         self._engine: Engine | None = None
+        self._folder = environ.get("PLAIT_RUN_DIR")
+        self._last = NetworkReport()
         self._why = "this is one rank alone"
         if self._size > 1:
             self._start(give_up_after, environ)
@@ -50,8 +53,7 @@ class InaState:
             self._why = f"not all ranks have the environment variable {VARIABLE}, which `plait submit --ina auto` sets"
             return
         session = Session(grants, group.rank, group.size)
-        folder = environ.get("PLAIT_RUN_DIR")
-        self._engine = Engine(group, session, give_up_after=give_up_after, folder=folder)
+        self._engine = Engine(group, session, give_up_after=give_up_after, folder=self._folder)
 
     @property
     def reason(self) -> str:
@@ -60,7 +62,7 @@ class InaState:
 
     def report(self) -> NetworkReport:
         """Counters of this rank so far: buckets each way and why, packets, and where the time went."""
-        return self._engine.report() if self._engine is not None else NetworkReport(reason=self._why)
+        return self._engine.report() if self._engine is not None else replace(self._last, reason=self._why)
 
     def reduce(self, tensor: torch.Tensor) -> Any:
         """A future of the mean of `tensor` over all ranks, which replaces its content."""
@@ -75,12 +77,16 @@ class InaState:
         self._why = why
         if self._engine is not None:
             self._engine.say(f"gradients are not aggregated: {why}")
+            self._last = replace(self._engine.report(), mode="gloo", reason=why)
             self._engine.close()
             self._engine = None
+            if self._folder:
+                write_report(self._folder, self._last)
 
     def close(self) -> None:
         """End the thread of this rank; all ranks do so together. At the end of the process it happens by itself."""
         if self._engine is not None:
+            self._last = self._engine.report()
             self._engine.close()
             self._engine = None
             self._why = "aggregation was closed"
