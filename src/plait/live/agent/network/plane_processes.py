@@ -20,6 +20,8 @@ from plait.live.system.procs import Process
 
 #: Seconds for a process to say that it is ready (compiling its kernels once takes long), and to end.
 READY_S, END_S = 120.0, 3.0
+#: Seconds for an answer of a control socket: a switch that stands still for longer is started again.
+CONTROL_S = 15.0
 
 
 class NotReady(Exception):
@@ -112,7 +114,7 @@ class PlaneProcesses:
             child.kill()
             child.poll()
             raise NotReady(f"the {kind} of {self.order.name} did not start: {_last_line(self._log)}")
-        return Running(process, int(json.loads(line)["data"][1]), SwitchControl(control), child)
+        return Running(process, int(json.loads(line)["data"][1]), SwitchControl(control, CONTROL_S), child)
 
 
 def _first_line(said: IO[bytes], child: subprocess.Popen[bytes]) -> bytes | None:

@@ -1,0 +1,133 @@
+"""What an agent does for switches and ranks, without processes: leases brought in line, grant files, contact lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from plait.core.errors import InputError
+from plait.live.agent.network.leases import Leases
+from plait.live.agent.network.rank_files import RankFiles
+from plait.live.agent.network.switch_host import SwitchHost
+from plait.live.layout import Layout
+from plait.live.protocol.wire import Lease, SwitchOrder
+from plait.live.system import procs
+from plait.runtime.network.grant import NetworkGrant, read_grant
+from plait.runtime.network.report import NetworkReport, write_report
+
+OPTIONS: dict[str, Any] = {"protocol": "atp", "index": "shared_hash", "payload_bytes": 256}
+ONE = Lease(3, 3, "j-3", "00112233445566ff", 2, 1, 0, 64, 0, 0.0, OPTIONS)
+
+
+class Plane:
+    """A control socket that remembers what it was asked, and refuses jobs that are too many."""
+
+    def __init__(self, most: int = 9) -> None:
+        self.said: list[tuple[Any, ...]] = []
+        self.jobs: set[int] = set()
+        self.most = most
+
+    def register(self, job: int, name: str, workers: int, options: Any, token: str) -> None:
+        self.said.append(("register", job))
+        if len(self.jobs) >= self.most:
+            raise InputError("no place is left")
+        self.jobs.add(job)
+
+    def free(self, job: int) -> None:
+        self.said.append(("free", job))
+        if job not in self.jobs:
+            raise InputError(f"job {job} is unknown")
+        self.jobs.remove(job)
+
+    def region(self, job: int, offset: int, size: int, epoch: int, mode: str) -> None:
+        self.said.append(("region", job, offset, size, epoch))
+
+    def priority(self, job: int, prio: int | None) -> None:
+        self.said.append(("priority", job, prio))
+
+
+def leases(most: int = 9) -> tuple[Leases, Plane, Plane]:
+    switch, server = Plane(most), Plane()
+    processes = SimpleNamespace(switch=SimpleNamespace(control=switch), server=SimpleNamespace(control=server))
+    return Leases(cast("Any", processes)), switch, server
+
+
+def test_a_new_job_is_registered_and_what_is_the_same_is_left_alone() -> None:
+    made, switch, server = leases()
+    assert made.settle([ONE]) == ""
+    assert switch.said == [("register", 3), ("region", 3, 0, 64, 1), ("priority", 3, None)]
+    assert server.said == switch.said[:2]
+    made.settle([ONE])
+    assert len(switch.said) == 3
+
+
+def test_another_region_moves_the_job_and_another_priority_only_that() -> None:
+    made, switch, _ = leases()
+    made.settle([ONE])
+    made.settle([replace(ONE, offset=64, epoch=2)])
+    assert switch.said[3:] == [("region", 3, 64, 64, 2)]
+    made.settle([replace(ONE, offset=64, epoch=2, priority=9)])
+    assert switch.said[4:] == [("priority", 3, 9)]
+
+
+def test_another_attempt_is_another_job_and_what_is_freed_goes_first() -> None:
+    made, switch, server = leases()
+    made.settle([ONE, replace(ONE, job=4, wire=4)])
+    made.settle([replace(ONE, token="ff" * 8, epoch=2)])
+    assert switch.said[6:9] == [("free", 3), ("free", 4), ("register", 3)]
+    assert switch.jobs == server.jobs == {3}
+
+
+def test_a_refusal_is_the_trouble_of_its_job_alone() -> None:
+    made, switch, server = leases(most=1)
+    assert made.settle([ONE, replace(ONE, job=4, wire=4)]) == "no place is left"
+    assert list(made.has) == [3]
+    assert switch.jobs == server.jobs == {3}
+    assert made.settle([replace(ONE, job=4, wire=4)]) == ""
+
+
+def test_regions_end_with_their_time_to_live_or_the_lease_of_the_node(tmp_path: Path) -> None:
+    host = SwitchHost(Layout(tmp_path), "n0", "", lambda *a, **b: None, lambda: None)
+    short = replace(ONE, job=4, wire=4, ttl_s=5.0)
+    order = SwitchOrder("leaf0", "127.0.0.1", 64, 256, leases=[ONE, short])
+    now_s = procs.boot_s()
+    for silent_s, left in ((0.0, [ONE, short]), (6.0, [ONE]), (31.0, [])):
+        host.follow(order, now_s - silent_s, 30.0)
+        assert host._in_force(order) == left
+
+
+def test_a_grant_file_never_goes_back(tmp_path: Path) -> None:
+    files = RankFiles(tmp_path)
+    files.write(NetworkGrant(2, False, "switch leaf0 was lost"))
+    files.write(NetworkGrant(1, False, "older"))
+    RankFiles(tmp_path).write(NetworkGrant(1, False, "of a journal"))
+    assert read_grant(files.grant).reason == "switch leaf0 was lost"
+    RankFiles(tmp_path).write(NetworkGrant(3, False, "newer"))
+    assert read_grant(files.grant).version == 3
+
+
+def test_the_report_of_a_rank_is_read_once_for_each_change(tmp_path: Path) -> None:
+    files = RankFiles(tmp_path)
+    assert files.exchange() is None
+    write_report(
+        tmp_path, NetworkReport("aggregation", grant_version=2, aggregated_bytes=300, transfer_s=2.0, gloo_s=1)
+    )
+    said = files.exchange()
+    assert said is not None
+    assert (said.mode, said.version, said.aggregated_bytes, said.exchange_s) == ("aggregation", 2, 300.0, 3.0)
+    assert files.exchange() is said
+    (tmp_path / "network_report.json").write_text("no JSON")
+    assert files.exchange() == said
+
+
+@pytest.mark.parametrize("name", ["network_report.json"])
+def test_a_report_that_is_gone_leaves_the_last_one(tmp_path: Path, name: str) -> None:
+    files = RankFiles(tmp_path)
+    write_report(tmp_path, NetworkReport("gloo", "no grant"))
+    before = files.exchange()
+    (tmp_path / name).unlink()
+    assert files.exchange() == before
