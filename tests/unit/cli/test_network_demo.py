@@ -77,3 +77,40 @@ def test_the_demo_shows_both_worlds(tmp_path: Path) -> None:
     assert all(one["state"] == "finished" for world in worlds for one in world["ended"].values())
     assert worlds[0]["jobs"]["deadline"]["fallback_share"] > worlds[1]["jobs"]["deadline"]["fallback_share"]
     assert (tmp_path / "network.html").is_file()
+
+
+def test_doctor_says_which_switches_are_lost_and_when_a_policy_grants_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from plait.cli.commands import doctor
+    from plait.live.client.client import Client
+
+    answers: dict[str, Any] = {"switches": [], "grants": True, "policy": "fifo"}
+    monkeypatch.setenv("PLAIT_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr(Client, "at", classmethod(lambda *_: Answers(answers)))
+    assert list(doctor.switches(str(tmp_path))) == []
+    answers["switches"] = [{"switch": "leaf0", "state": "lost", "trouble": "its server did not start"}]
+    (lost,) = doctor.switches(str(tmp_path))
+    assert (lost.state, lost.found) == (doctor.WARNING, "leaf0 is lost: its server did not start")
+    answers["switches"][0]["state"] = "up"
+    answers["grants"] = False
+    (idle,) = doctor.switches(str(tmp_path))
+    assert idle.found == "policy fifo grants no memory of them"
+    answers["grants"] = True
+    assert [one.state for one in doctor.switches(str(tmp_path))] == [doctor.OK]
+
+
+class Answers:
+    """A client whose service says this of its network."""
+
+    def __init__(self, network: dict[str, Any]) -> None:
+        self.said = network
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def network(self) -> dict[str, Any]:
+        return self.said

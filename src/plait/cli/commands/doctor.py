@@ -65,6 +65,7 @@ def examine(home: str | None) -> Iterator[Finding]:
     yield shared_memory()
     yield gpus()
     yield service(home)
+    yield from switches(home)
 
 
 def python() -> Finding:
@@ -166,3 +167,29 @@ def service(home: str | None) -> Finding:
         fix = f"plait down; plait up; its log is {layout.home / 'service.log'}"
         return Finding("service", WARNING, str(error), fix)
     return Finding("service", OK, f"answers at {client.url}, policy {found.get('policy')}")
+
+
+def switches(home: str | None) -> Iterator[Finding]:
+    """Whether the switches of a running cluster work and its policy grants their memory; nothing without a network."""
+    from plait.core.errors import PlaitError
+    from plait.live.client.client import Client, read_service_file
+    from plait.live.layout import Layout
+
+    if read_service_file(Layout.at(home)) is None and "PLAIT_URL" not in os.environ:
+        return
+    try:
+        with Client.at(home) as client:
+            found = client.network()
+    except PlaitError:
+        return  # `service` says why
+    if not found["switches"]:
+        return
+    lost = [one for one in found["switches"] if one["state"] != "up"]
+    if lost:
+        why = "; ".join(f"{one['switch']} is {one['state']}: {one['trouble'] or 'starting'}" for one in lost)
+        yield Finding("switches", WARNING, why, "look at nodes/NAME/switch.log in the home folder")
+    elif not found["grants"]:
+        fix = "plait policy set tiresias-l:ina=inalloc"
+        yield Finding("switches", WARNING, f"policy {found['policy']} grants no memory of them", fix)
+    else:
+        yield Finding("switches", OK, f"{len(found['switches'])} aggregate")
