@@ -230,8 +230,10 @@ def _more_elements(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("part", range(3))
 def test_processes_do_what_the_simulator_does(part: int) -> None:
     compared = 0
-    for seed in range(part, sample(18, 900), 3):
-        world = drawn(500_000 + seed)
+    # In one of them a lost result and new ones go to a worker at once.
+    special = [600_007] if part == 0 else []
+    for seed in [*special, *range(500_000 + part, 500_000 + sample(18, 900), 3)]:
+        world = drawn(seed)
         if world.count == 0:
             continue
         both = Both(world)

@@ -137,10 +137,10 @@ class SwitchPlane:
         sort_actions(kept, self._actions, self._spares, self._up, self._down, self._back, self._counts)
         mark("step")
         up, down, back = self._counts.tolist()
-        if down:
-            self._multicast(member, down, now)
         if back and member is not None:
-            self._unicast(member, back, now)
+            self._unicast(member, down, back, now)
+        elif down:
+            self._multicast(member, down, now)
         if up:
             self._to_server(up, now)
 
@@ -166,14 +166,13 @@ class SwitchPlane:
             self._deliver(member, address, data, now)
         self.clock.mark("send")
 
-    def _unicast(self, member: Member, count: int, now: int) -> None:
-        """Results for the workers that asked again."""
-        asking = self.rows.packets["bitmap"][self._back[:count]]
+    def _unicast(self, member: Member, down: int, back: int, now: int) -> None:
+        """Results of which some are only for the workers that asked again; each worker gets its own in order."""
+        asking = self.rows.packets["bitmap"][self._back[:back]]
         for address, bits in list(member.addresses.items()):
-            mine = self._back[:count][asking & bits != 0]
+            mine = np.sort(np.concatenate((self._down[:down], self._back[:back][asking & bits != 0])))
             if len(mine):
-                self._some[: len(mine)] = mine
-                self._deliver(member, address, self.rows.write(self._some, len(mine)), now)
+                self._deliver(member, address, self.rows.write(mine, len(mine)), now)
         self.clock.mark("send")
 
     def _deliver(self, member: Member, address: Address, data: memoryview, now: int) -> None:
