@@ -46,7 +46,8 @@ ENTRIES = {
     "simulate": Entry(
         SIMULATE, "simulate:simulate", "Simulate traces under one or more policies and compare them.", BARE
     ),
-    "sweep": Entry(SIMULATE, "sweep:sweep", "Run a grid of policies, loads, seeds and clusters.", BARE),
+    "sweep": Entry(SIMULATE, "simulate:sweep", "Run a grid of policies, loads, seeds and clusters.", BARE),
+    "advise": Entry(SIMULATE, "advise:advise", "Say what other choices would have changed in a history.", BARE),
     "tune": Entry(SIMULATE, "tune:tune", "Fit a policy to half of a trace, and judge it on the rest.", BARE),
     "network": Entry(SIMULATE, "network:app", "Networks of clusters: switches, links, and rates of jobs."),
     "reproduce": Entry(SIMULATE, "reproduce:app", "Repeat a published evaluation and compare with its results."),

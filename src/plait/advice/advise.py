@@ -1,0 +1,261 @@
+"""Advice from a past: policies, cluster sizes and quotas in rounds, ranked, and a recommendation in three sentences.
+
+    advice = advise(past_of(read_trace("sacct.txt")), Asked(policy="fifo"))
+    advice.sentences
+
+Policies compete in rounds of successive halving on blocks of the past; cluster sizes and quotas, under the policy that
+was used and under the best one, are simulated in the last round. All are compared with what was used on the same jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plait.advice.choices import Choice, Outcome, in_rounds, mean_jct_s, planned, simulated
+from plait.advice.effects import Effect, effect, losers
+from plait.advice.fit import COMMON, Fit, fitted, refuse_unfaithful
+from plait.advice.past import Past
+from plait.control.figures.prices import Prices
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.words import counted
+from plait.policies.catalog import make_policy
+from plait.policies.quotas import Quotas
+
+#: Policies that are compared when none are named.
+CANDIDATES = (
+    "fifo", "fifo-backfill", "fifo-backfill:reserve_after_s=3600", "fifo-backfill:reserve_after_s=86400", "knapsack",
+    "drf", "yarn-cs", "smallest-first", "las", "las:quantum_s=3600", "2d-las", "2d-las:quantum_s=3600", "tiresias-l",
+    "tiresias-l:knob=8", "sjf", "srsf",
+)  # fmt: skip
+#: Jobs simulated in all, and the part of them that finds out whether the past can be simulated.
+BUDGET, FIT_SHARE = 200_000, 0.25
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to look at: the `policy` that was used ("" to find it), other policies, nodes (`+2`, `-10%`), quotas.
+
+    `budget` is how many jobs are simulated in all; `prices` are of GPU-hours.
+    """
+
+    policy: str = ""
+    policies: tuple[str, ...] = CANDIDATES
+    nodes: tuple[str, ...] = ("-10%", "+10%")
+    quotas: tuple[str, ...] = ()
+    prices: Prices | None = None
+    budget: int = BUDGET
+    processes: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The fit, the effects (best first, by kind of choice) and the recommendation. `simulated` counts jobs."""
+
+    past: Past
+    fit: Fit
+    effects: tuple[Effect, ...]
+    sentences: tuple[str, str, str]
+    simulated: int
+    prices: Prices | None = None
+
+    def of_kind(self, kind: str) -> list[Effect]:
+        """Effects of `policy`, `size` or `quota`, best first; those of the last round before others."""
+        return [one for one in self.effects if one.choice.kind == kind]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; null for what is unknown."""
+        return {
+            "jobs": len(self.past.jobs), "cluster": str(self.past.cluster), "gpus": self.past.cluster.gpus,
+            "remarks": list(self.past.remarks), "gaps": list(self.past.gaps), "fit": self.fit.to_json(),
+            "recommendation": list(self.sentences), "simulated_jobs": self.simulated,
+            "prices": None if self.prices is None else str(self.prices),
+            "choices": [one.to_json() for one in self.effects],
+        }  # fmt: skip
+
+
+def advise(past: Past, asked: Asked, ended: Callable[[int], None] | None = None) -> Advice:
+    """Advice from `past`; `ended(n)` is called after n more simulated jobs.
+
+    Raises `Unfaithful` if the policy that was used does not give what happened, `InputError` for bad options.
+    """
+    if asked.prices is not None:
+        asked.prices.refuse_unknown(past.cluster.kinds)
+    for policy in (*asked.policies, *filter(None, (asked.policy,))):
+        make_policy(policy)
+    used = asked.policy or past.policy
+    told = 0
+
+    def count(jobs: int) -> None:
+        nonlocal told
+        told += jobs
+        if ended is not None:
+            ended(jobs)
+
+    fit = fitted(
+        past, (used,) if used else COMMON, given=bool(used), budget=int(asked.budget * FIT_SHARE),
+        processes=asked.processes, ended=count,
+    )  # fmt: skip
+    refuse_unfaithful(past, fit)
+    base = Choice("", "as it was", fit.choice.policy, past.cluster)
+    rivals = [Choice("policy", text, text, past.cluster) for text in asked.policies if text != base.policy]
+    always = [base, *sizes(past, base.policy, asked.nodes), *quotas(past, base.policy, asked.quotas)]
+    budget = int(asked.budget * (1 - FIT_SHARE))
+    found = in_rounds(past, rivals, always, mean_jct_s, budget=budget, processes=asked.processes, ended=count)
+    found |= _best_on_sizes(past, found, asked, budget, always, count)
+    bases = _bases(past, found, base, len(rivals), len(always), budget, asked.processes, count)
+    last = max(number for number, _ in found.values())
+    effects = [
+        effect(past, one, number, number == last, outcome, base, bases[number], asked.prices, asked.seed)
+        for one, (number, outcome) in found.items()
+        if one != base
+    ]
+    effects.sort(key=lambda one: (-one.round, one.change if math.isfinite(one.change) else math.inf))
+    return Advice(past, fit, tuple(effects), recommendation(past, fit, effects), told, asked.prices)
+
+
+def _best_on_sizes(
+    past: Past, found: dict[Choice, tuple[int, Outcome]], asked: Asked, budget: int, always: Sequence[Choice],
+    ended: Callable[[int], None],
+) -> dict[Choice, tuple[int, Outcome]]:  # fmt: skip
+    """The best policy that knows nothing special on the other cluster sizes, on the jobs of the last round."""
+    last = max(number for number, _ in found.values())
+    able = [c for c, (number, _) in found.items() if c.kind == "policy" and number == last and not c.oracle]
+    if not able:
+        return {}
+    best = min(able, key=lambda one: mean_jct_s(found[one][1]))
+    choices = sizes(past, best.policy, asked.nodes)
+    jobs = planned(len(found) - len(always), len(always), len(past.jobs), budget).rounds[-1][1]
+    outcomes = simulated(past, choices, jobs, asked.processes, ended)
+    return {choice: (last, outcome) for choice, outcome in zip(choices, outcomes, strict=True)}
+
+
+def _bases(
+    past: Past, found: dict[Choice, tuple[int, Outcome]], base: Choice, rivals: int, always: int, budget: int,
+    processes: int, ended: Callable[[int], None],
+) -> dict[int, Outcome]:  # fmt: skip
+    """What was used, on the jobs of each round of which there is an outcome."""
+    known = {found[base][0]: found[base][1]}
+    for number, (_, jobs) in enumerate(planned(rivals, always, len(past.jobs), budget).rounds, start=1):
+        if number not in known and any(number == other for other, _ in found.values()):
+            known[number] = simulated(past, [base], jobs, processes, ended)[0]
+    return known
+
+
+def sizes(past: Past, policy: str, nodes: Sequence[str]) -> list[Choice]:
+    """The policy on more or fewer nodes; those that are added are as the last of the cluster.
+
+    Raises `InputError` for an invalid change, or one that leaves no node.
+    """
+    found = []
+    for text in nodes:
+        now = len(past.cluster.nodes)
+        digits, percent = text.removesuffix("%"), text.endswith("%")
+        try:
+            number = int(digits)
+        except ValueError:
+            raise InputError(f"nodes {text!r}: write how many more or fewer, e.g. +2, -1 or +10%") from None
+        change = number if not percent else int(math.copysign(max(1, round(now * abs(number) / 100)), number))
+        if not number or now + change < 1:
+            raise InputError(f"nodes {text!r}: that is no other size of a cluster of {counted(now, 'node')}")
+        if percent and now + change < 1:
+            continue
+        cluster = resized(past.cluster, change)
+        if cluster.gpus < int(past.jobs.gpus.max()):
+            continue  # the largest job could never run
+        label = f"{change:+d} node{'s' * (abs(change) != 1)} ({cluster.gpus} GPUs), {policy}"
+        found.append(Choice("size", label, policy, cluster))
+    return found
+
+
+def resized(cluster: Cluster, change: int) -> Cluster:
+    """The cluster with so many nodes more (as its last one) or fewer (the last ones)."""
+    if change < 0:
+        kept = cluster.nodes[:change]
+        return Cluster(kept)
+    last = cluster.nodes[-1]
+    return Cluster((*cluster.nodes, *(replace(last, id=f"more-{i}") for i in range(change))))
+
+
+def quotas(past: Past, policy: str, texts: Sequence[str]) -> list[Choice]:
+    """The policy within quotas of projects; raises `InputError` for an invalid quota, or one that a job exceeds."""
+    projects, found = past.jobs.column("project"), []
+    for text in texts:
+        given = Quotas.parse(text)
+        given.refuse_unknown(set(projects.tolist()), past.cluster.kinds)
+        for i, gpus in enumerate(past.jobs.gpus.tolist()):
+            limit = given.limit(str(projects[i]))
+            if gpus > limit:
+                raise InputError(
+                    f"quota {text}: job {past.jobs.id[i]} of project {str(projects[i])!r} asked for {gpus} GPUs, and "
+                    f"could never run within {limit:g}; give at least {gpus}"
+                )
+        limited = f"{policy}{',' if ':' in policy else ':'}quota={text}"
+        make_policy(limited)
+        found.append(Choice("quota", f"{text}, {policy}", limited, past.cluster))
+    return found
+
+
+def recommendation(past: Past, fit: Fit, effects: Sequence[Effect]) -> tuple[str, str, str]:
+    """What to do, who gains and loses, and how sure that is."""
+    able = [one for one in effects if one.choice.kind == "policy" and one.final and not one.choice.oracle]
+    best = min(able, key=lambda one: one.change, default=None)
+    if best is None or not best.high < 0:
+        first = f"Stay with {fit.choice.policy}: no policy that can be used without knowing run times is surely better."
+        if best is not None:
+            first = (
+                f"Stay with {fit.choice.policy}: the best other policy, {best.choice.policy}, changes the mean "
+                f"completion time by {best.change:+.1%}, which may be chance ({best.low:+.1%} to {best.high:+.1%})."
+            )
+        second = _sizes_said(effects)
+    else:
+        before, after = best.before, best.figures
+        first = (
+            f"Use {best.choice.policy} instead of {fit.choice.policy}: the mean completion time falls from "
+            f"{_hours(before['mean_jct_s'])} to {_hours(after['mean_jct_s'])} ({best.change:+.1%}, 95 % interval "
+            f"{best.low:+.1%} to {best.high:+.1%}), its 99th percentile goes from {_hours(before['p99_jct_s'])} to "
+            f"{_hours(after['p99_jct_s'])}."
+        )
+        second = _owners_said(best)
+    basis = f"{best.jobs:,} jobs" if best is not None else f"{fit.jobs:,} jobs"
+    third = (
+        f"This rests on {basis} of {len(past.jobs):,}; the simulation of what was used is {fit.error:+.1%} off in the "
+        f"mean, and {fit.choice.policy} is {'what was given' if fit.given else 'the closest of those tried'}"
+    )
+    if best is not None and best.preempts and best.high < 0:
+        gentle = [one for one in able if not one.preempts and one.high < 0]
+        other = min(gentle, key=lambda one: one.change, default=None)
+        third += "; it stops running jobs, which must be able to resume from checkpoints"
+        third += f" (without that: {other.choice.policy}, {other.change:+.1%})" if other is not None else ""
+    return first, second, third + "."
+
+
+def _owners_said(best: Effect) -> str:
+    """Projects and users who lose, by name: the mean over all hides them."""
+    groups = [(word, rows) for word, rows in (("project", best.projects), ("user", best.users)) if len(rows) > 1]
+    said = []
+    for word, rows in groups or [("user", best.users)]:
+        worse = losers(rows)
+        if not worse:
+            said.append(f"of {counted(len(rows), word)} none takes noticeably longer")
+            continue
+        worst = worse[0]
+        said.append(
+            f"of {counted(len(rows), word)} {len(worse)} would take longer, most of all {worst.name or f'no {word}'} "
+            f"({_hours(worst.before_s)} to {_hours(worst.after_s)}, {worst.ratio:+.1%}, {counted(worst.jobs, 'job')})"
+        )
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _sizes_said(effects: Sequence[Effect]) -> str:
+    found = [f"{one.choice.label} {one.change:+.1%}" for one in effects if one.choice.kind == "size"]
+    return f"Other sizes would change the mean by: {'; '.join(found)}." if found else "No other size was simulated."
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h" if seconds >= 360 else f"{seconds:.0f} s"

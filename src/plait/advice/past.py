@@ -1,0 +1,171 @@
+"""A past to learn from: jobs with their recorded starts and ends, and the cluster on which they ran."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plait.control.controller import Controller
+from plait.control.log import read_log
+from plait.control.replay import replay
+from plait.core.arrays import BoolArray, FloatArray, IntArray, objects
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, Phase
+from plait.core.policy import Policy
+from plait.core.words import counted
+from plait.traces.load import cluster_of, load_jobs
+from plait.traces.table import TraceTable
+
+#: Nodes of an inferred cluster have at most so many GPUs.
+NODE_GPUS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """Jobs in order of submission; `start_s` and `end_s` (jobs,) as recorded, NaN where nobody saw them.
+
+    `judged` says which jobs count in comparisons: those whose end was seen. `policy` is the one that was used, "" if
+    the history does not say. `remarks` say what was assumed; `gaps` what the history has that no simulation knows of.
+    """
+
+    jobs: JobBatch
+    start_s: FloatArray
+    end_s: FloatArray
+    judged: BoolArray
+    cluster: Cluster
+    policy: str = ""
+    remarks: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = field(default=())
+
+    @property
+    def jct_s(self) -> FloatArray:
+        """Seconds from submission to the recorded end (jobs,)."""
+        return self.end_s - self.jobs.submit_s
+
+
+def past_of(table: TraceTable, cluster: Cluster | None = None, *, seed: int = 0) -> Past:
+    """The past that a trace records; without `cluster` that of the trace, else the least on which it could have run.
+
+    Raises `InputError` for a trace without recorded starts and ends.
+    """
+    seen = ~np.isnan(table["observed_start_s"]) & ~np.isnan(table["observed_end_s"])
+    if not seen.any():
+        raise InputError(
+            "this history has no recorded starts and ends, without which no simulation can be compared with what "
+            "happened; sacct, Workloads of Kueue, logs of plait and most published logs of clusters have them"
+        )
+    work = load_jobs(table, censored="as_is", seed=seed)
+    row = {str(name): i for i, name in enumerate(table["job_id"].tolist())}
+    rows = np.array([row[str(name)] for name in work.jobs.id.tolist()], dtype=np.int64)
+    start_s, end_s = table["observed_start_s"][rows], table["observed_end_s"][rows]
+    # A job may wait again between its first start and its last end; what counts is that its end is known.
+    judged = seen[rows] & (table["duration_kind"][rows].astype(str) == "exact")
+    remarks = [f"{counted(n, 'job')} left out: {why.replace('_', ' ')}" for why, n in work.dropped.items()]
+    remarks += work.warnings
+    if cluster is None and table.nodes is not None:
+        cluster = cluster_of(table)
+        remarks.append(f"cluster of the history: {len(cluster.nodes)} nodes, {cluster.gpus} GPUs")
+    if cluster is None:
+        cluster = inferred_cluster(work.jobs, table["nodes"][rows], start_s, end_s)
+        remarks.append(f"cluster inferred from the most GPUs that were in use at once: {cluster}; --cluster sets it")
+    jobs = work.jobs
+    known = set(cluster.kinds)
+    if len(known) == 1 and any(kinds and not known & set(kinds) for kinds in jobs.column("gpu_kinds").tolist()):
+        jobs = jobs.replace(gpu_kinds=objects([None] * len(jobs)))
+        remarks.append("the cluster has one kind of GPU, so kinds that jobs name do not count")
+    if not judged.any():
+        raise InputError("no job of this history has an end that was seen")
+    return Past(jobs, start_s, end_s, judged, cluster, "", tuple(remarks), tuple(_gaps(table, rows)))
+
+
+def _gaps(table: TraceTable, rows: IntArray) -> list[str]:
+    """What may have decided who ran when, and is not simulated."""
+    states = Counter(str(state) for state in table["state"][rows].tolist())
+    found = []
+    if states["node_fail"]:
+        found.append(f"node failures: {counted(states['node_fail'], 'job')} ended by one")
+    if states["timeout"]:
+        found.append(f"time limits: {counted(states['timeout'], 'job')} ended by one; a scheduler may plan by limits")
+    for column, what in (("x_reservation", "reservations"), ("x_partition", "partitions"), ("x_qos", "classes (QOS)")):
+        if column in table.columns:
+            values = Counter(v for v in table[column][rows].tolist() if v)
+            if len(values) > 1 or (values and column == "x_reservation"):
+                found.append(f"{what}: {', '.join(str(v) for v, _ in values.most_common(4))}")
+    again = np.nan_to_num(table["attempts"][rows]) > 1
+    again_rows = table.meta["rows_dropped"].get("earlier_attempt", 0)
+    if again.any() or again_rows:
+        found.append(f"restarts: {counted(int(again.sum()) + again_rows, 'job')} ran more than once")
+    return found
+
+
+def inferred_cluster(jobs: JobBatch, nodes: FloatArray, start_s: FloatArray, end_s: FloatArray) -> Cluster:
+    """The least cluster of equal nodes a kind on which what was recorded could have run.
+
+    `nodes` (jobs,) are those that each job had, NaN if unknown; they tell how many GPUs a node has.
+    """
+    kinds = np.array([one[0] if one and len(one) == 1 else "gpu" for one in jobs.column("gpu_kinds").tolist()])
+    parts = []
+    for kind in sorted(set(kinds.tolist())):
+        rows = (kinds == kind) & ~np.isnan(start_s)
+        if not rows.any():
+            rows = kinds == kind
+        until_s = np.where(np.isnan(end_s), np.inf, end_s)[rows]
+        times = np.concatenate([start_s[rows], until_s])
+        deltas = np.concatenate([jobs.gpus[rows], -jobs.gpus[rows]])
+        peak = int(np.cumsum(deltas[np.lexsort((deltas, times))]).max())  # ends before starts
+        a_node = (
+            np.nanmax(np.where(np.isnan(nodes[rows]), np.nan, jobs.gpus[rows] / np.maximum(nodes[rows], 1)))
+            if (~np.isnan(nodes[rows])).any()
+            else math.nan
+        )
+        largest = min(int(jobs.gpus[rows].max()), NODE_GPUS) if math.isnan(a_node) else math.ceil(a_node)
+        size = 1 << (largest - 1).bit_length()
+        parts.append(f"{math.ceil(peak / size)}x{size}:{kind}")
+    return Cluster.parse(",".join(parts))
+
+
+def past_of_log(path: str | Path, make_policy: Callable[[str], Policy]) -> Past:
+    """The past in an event log of plait, replayed. Raises `InputError` for a log of another run than it says."""
+    run = read_log(path)
+    text = str(run.header["policy"])
+    controller, difference = replay(run, make_policy(text))
+    if difference is not None:
+        raise InputError(f"{path}: the log cannot be replayed: {difference}")
+    return past_of_controller(controller, run.cluster, text)
+
+
+def past_of_controller(controller: Controller, cluster: Cluster, policy: str) -> Past:
+    """The past of a run that a controller has seen, as simulated or live."""
+    store = controller.job_store
+    n = store.count
+    columns: dict[str, Any] = {name: column[:n] for name, column in store.columns.items()}
+    judged = columns["phase"] == int(Phase.FINISHED)
+    if not judged.any():
+        raise InputError("no job of this history has finished")
+    jobs = JobBatch.of([store.spec(i) for i in range(n)])
+    known = judged & ~np.isnan(columns["run_s"])
+    done = np.where(judged, columns["iterations_done"], jobs.iterations)
+    iterations = np.where(np.isnan(jobs.iterations), done, jobs.iterations)
+    each_s = np.where(np.isnan(jobs.iteration_s), columns["run_s"] / np.maximum(done, 1e-9), jobs.iteration_s)
+    keep = ~np.isnan(iterations * each_s) & (iterations * each_s > 0)
+    order = np.flatnonzero(keep)[np.argsort(jobs.submit_s[keep], kind="stable")]
+    jobs = jobs.replace(iterations=np.where(keep, iterations, 1.0), iteration_s=np.where(keep, each_s, 1.0))[order]
+    remarks = [] if keep.all() else [f"{counted(int((~keep).sum()), 'job')} left out: no known work"]
+    return Past(
+        jobs, columns["first_start_s"][order], columns["end_s"][order], known[order], cluster, policy, tuple(remarks)
+    )
+
+
+def first_jobs(past: Past, count: int) -> Past:
+    """The past of the first `count` jobs."""
+    part = slice(0, count)
+    return replace(
+        past, jobs=past.jobs[part], start_s=past.start_s[part], end_s=past.end_s[part], judged=past.judged[part]
+    )

@@ -1,0 +1,161 @@
+"""What `plait advise` does: read a history, simulate what was used and what could have been, and show the advice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from plait.cli.experiments.options import Currency, FirstJobs, Json, Page, Price, TraceFormat
+
+Text = str | None
+
+
+@dataclass(frozen=True)
+class AdviseRequest:
+    """The options of `plait advise`."""
+
+    history: Annotated[
+        Path,
+        typer.Argument(
+            metavar="HISTORY", help="Output of `sacct -X -P`, Workloads of Kueue, a log of `plait simulate --log`, or "
+            "a trace with recorded starts and ends.",
+        ),
+    ]  # fmt: skip
+    policy: Annotated[
+        Text,
+        typer.Option("--policy", "-p", help="The policy that was used. [default: that of a log, else the closest]"),
+    ] = None
+    cluster: Annotated[
+        Text,
+        typer.Option("--cluster", "-c", help="NODESxGPUS, or a cluster file. [default: of the history, else inferred]"),
+    ] = None
+    candidates: Annotated[Text, typer.Option(help="Policies to compare. [default: sixteen of the catalog]")] = None
+    nodes: Annotated[
+        str, typer.Option(help="Other cluster sizes, nodes more or fewer: +2,-1,+10%; empty for none.")
+    ] = "-10%,+10%"
+    quota: Annotated[
+        list[str] | None, typer.Option(help="Quotas to try, e.g. vision=32/speech=16; may be repeated.")
+    ] = None
+    trace_format: TraceFormat = "auto"
+    price: Price = None
+    currency: Currency = ""
+    jobs: FirstJobs = None
+    budget: Annotated[int, typer.Option(help="Jobs to simulate in all; more are slower and surer.", min=1000)] = 200_000
+    seed: Annotated[int, typer.Option(help="Random seed of the intervals.", min=0)] = 0
+    processes: Annotated[int | None, typer.Option(help="Number of runs at the same time. [default: the CPU cores]")] = (
+        None
+    )
+    json: Json = None
+    report: Page = None
+
+
+def answer(request: AdviseRequest) -> None:
+    """Do what was asked."""
+    import os
+
+    from plait.advice.advise import Asked, advise
+    from plait.cli.experiments.cases import read_prices
+    from plait.cli.experiments.outputs import STDOUT, Outputs
+    from plait.cli.render.console import console
+    from plait.cli.render.progress import Bar
+    from plait.live.notes import note
+    from plait.policies.catalog import import_from_here, split_policies
+
+    import_from_here()
+    with Outputs() as outputs:
+        to_stdout = request.json == STDOUT
+        rows = None if request.json is None or to_stdout else outputs.path(request.json)
+        page = None if request.report is None else outputs.path(request.report)
+        past = read_past(request)
+        for remark in past.remarks:
+            note(f"{request.history}: {remark}")
+        more = {} if request.candidates is None else {"policies": tuple(split_policies(request.candidates))}
+        asked = Asked(
+            policy=request.policy or "", nodes=tuple(part.strip() for part in request.nodes.split(",") if part.strip()),
+            quotas=tuple(request.quota or ()), prices=read_prices(request.price, request.currency),
+            budget=request.budget, processes=request.processes or os.cpu_count() or 1, seed=request.seed, **more,
+        )  # fmt: skip
+        with Bar("simulating", min(request.budget, len(past.jobs) * (len(asked.policies) + 8))) as bar:
+            advice = advise(past, asked, bar.advance)
+        text = json.dumps(advice.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        from plait.report.files import write_text
+
+        if rows is not None:
+            outputs.fill(rows, partial(write_text, text=text))
+        if to_stdout:
+            outputs.print_later(partial(write_text, text=text))
+        if page is not None:
+            from plait.advice.page import advice_page
+
+            outputs.fill(page, partial(write_text, text=advice_page(advice, request.history.name)))
+        show(advice, console(error=to_stdout))
+        for path in outputs.commit():
+            note(f"wrote {path}")
+
+
+def read_past(request: AdviseRequest) -> Any:
+    """The past in the file of a request: a log of plait, else a trace."""
+    from plait.advice.past import first_jobs, past_of, past_of_log
+    from plait.cli.hardware import read_cluster
+    from plait.core.errors import InputError
+    from plait.policies.catalog import make_policy
+    from plait.traces.formats.registry import read_trace
+
+    if request.jobs is not None and request.jobs < 1:
+        raise InputError(f"--jobs must be at least 1, got {request.jobs}")
+    if is_log(request.history):
+        if request.cluster is not None:
+            raise InputError("a log of plait has its cluster in it; leave out --cluster")
+        past = past_of_log(request.history, make_policy)
+    else:
+        cluster = None if request.cluster is None else read_cluster(request.cluster)
+        past = past_of(read_trace(request.history, request.trace_format), cluster, seed=request.seed)
+    return past if request.jobs is None else first_jobs(past, request.jobs)
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file is an event log of plait, by its first bytes."""
+    import gzip
+
+    try:
+        with open(path, "rb") as file:
+            start = file.read(2)
+        with gzip.open(path, "rb") if start == b"\x1f\x8b" else open(path, "rb") as file:
+            return file.read(13) == b'{"plait_log":'
+    except (OSError, EOFError):
+        return False  # the reader of traces says what is wrong
+
+
+def show(advice: Any, printer: Any) -> None:
+    """The fit, the ranking and the recommendation."""
+    from rich.table import Table
+    from rich.text import Text as Plain
+
+    from plait.advice.page import summary_rows
+
+    fit = advice.fit
+    said = "as given" if fit.given else "the closest of those tried"
+    title = (
+        f"{fit.choice.policy} ({said}) on {advice.past.cluster}: mean completion time {fit.simulated_s / 3600:.2f} h "
+        f"simulated, {fit.recorded_s / 3600:.2f} h recorded ({fit.error:+.1%})"
+    )
+    table = Table(title=title, title_justify="left", header_style="bold", caption_justify="left")
+    heads = {"choice": "choice", "mean": "mean JCT (h)", "change": "change", "interval": "95 % interval",
+             "p99": "p99 JCT (h)", "idle": "idle (GPU h)", "cost": "cost", "worst": "loses most",
+             "jobs": "jobs"}  # fmt: skip
+    rows = summary_rows(advice)
+    shown = [name for name in heads if any(row[name] for row in rows)]
+    for name in shown:
+        table.add_column(heads[name], justify="left" if name in ("choice", "worst") else "right")
+    for row in rows:
+        table.add_row(*(Plain(row[name]) for name in shown))
+    if any(row["choice"].endswith(" *") for row in rows):
+        table.caption = "* knows the run times of jobs: a bound, not a recommendation"
+    printer.print(table)
+    for sentence in advice.sentences:
+        printer.print(Plain(sentence))

@@ -1,0 +1,292 @@
+"""Advice from histories that a simulation made, so that the policy that was used is known."""
+
+import json
+
+import numpy as np
+import pytest
+
+from plait.advice.advise import Asked, advise, quotas, resized, sizes
+from plait.advice.blocks import blocks
+from plait.advice.choices import Choice, history_world, in_rounds, mean_jct_s, planned, simulated
+from plait.advice.effects import changes, losers, parts
+from plait.advice.fit import Unfaithful
+from plait.advice.page import advice_page
+from plait.advice.past import first_jobs, past_of, past_of_log
+from plait.control.figures.prices import Prices
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.policies.catalog import make_policy
+from plait.sim.overheads import LAUNCH
+from plait.sim.run import simulate
+from plait.sim.studies.cases import Case, run_case
+from plait.traces.formats.registry import read_trace
+from plait.traces.load import load_jobs
+from plait.traces.synthetic.assign import assign_tenants
+from plait.traces.synthetic.generate import generate
+from plait.traces.validate import checked_table
+
+CLUSTER = Cluster.parse("2x8")
+POLICIES = ("fifo-backfill", "las", "srsf")
+
+
+def made(policy, jobs=260, seed=1, cluster=CLUSTER):
+    """What a cluster under `policy` would have recorded, as a table."""
+    table = assign_tenants(generate("philly", jobs, cluster.gpus, 0.9, seed), seed=seed, tenants=3)
+    work = load_jobs(table).jobs
+    run = simulate(work, cluster, make_policy(policy), history_world())
+    store = run.controller.job_store.columns
+    return checked_table(
+        {
+            "job_id": work.id, "submit_s": work.submit_s, "gpus": work.gpus.astype(np.int32),
+            "duration_s": work.iterations * work.iteration_s,
+            "duration_kind": np.full(jobs, "exact", dtype=object),
+            "observed_start_s": store["first_start_s"][:jobs], "observed_end_s": store["end_s"][:jobs],
+            "user": work.column("user"), "project": work.column("project"),
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table():
+    return made("fifo")
+
+
+@pytest.fixture(scope="module")
+def advice(table):
+    prices = Prices.parse(["2"])
+    return advise(
+        past_of(table, CLUSTER),
+        Asked(policies=("fifo", *POLICIES), nodes=("+1",), quotas=("tenant-1=16",), prices=prices),
+    )
+
+
+def test_the_policy_that_was_used_is_found_and_simulated_as_it_happened(advice):
+    assert advice.fit.choice.policy in ("fifo", "fifo-backfill:reserve_after_s=3600")
+    assert not advice.fit.given
+    assert abs(advice.fit.error) < 0.005
+    assert len(advice.fit.others) == 6
+
+
+def test_choices_are_compared_on_the_same_jobs_and_ranked(advice):
+    found = advice.of_kind("policy")
+    assert [one.choice.policy for one in found if one.choice.policy in POLICIES] != []
+    assert [one.change for one in found] == sorted(one.change for one in found)
+    assert all(one.jobs == 260 and one.final for one in found)
+    assert all(one.low <= one.change <= one.high for one in found)
+    assert {one.choice.cluster.gpus for one in advice.of_kind("size")} == {24}
+    assert len(advice.of_kind("quota")) == 1
+
+
+def test_a_history_says_who_gains_and_who_loses_and_what_it_costs(advice):
+    best = advice.of_kind("policy")[0]
+    for owners in (best.users, best.projects):
+        assert sum(one.jobs for one in owners) == best.jobs
+        total = sum(one.jobs * one.after_s for one in owners) / best.jobs
+        assert total == pytest.approx(best.figures["mean_jct_s"])
+    hours = best.figures["gpu_h"] / 16
+    assert best.figures["cost"] == pytest.approx(16 * 2 * hours)
+    assert 0 < best.figures["idle_gpu_h"] < best.figures["gpu_h"]
+
+
+def test_the_recommendation_is_three_sentences_of_a_policy_that_can_be_used(advice):
+    first, second, third = advice.sentences
+    assert first.startswith("Use ")
+    assert "srsf" not in first
+    assert "95 % interval" in first
+    assert "project" in second
+    assert "user" in second
+    assert "260 jobs of 260" in third
+
+
+def test_json_and_page(advice):
+    text = json.dumps(advice.to_json(), allow_nan=False)
+    assert json.loads(text)["fit"]["error"] == pytest.approx(advice.fit.error)
+    page = advice_page(advice, "march.txt")
+    for words in (
+        "Advice from march.txt",
+        "Policies",
+        "Cluster sizes",
+        "Quotas",
+        "by project",
+        advice.sentences[1][:20],
+    ):
+        assert words in page
+
+
+def test_the_same_arguments_give_the_same_advice(table):
+    past = first_jobs(past_of(table, CLUSTER), 80)
+    asked = Asked(policy="fifo", policies=("fifo-backfill",), nodes=("+1",))
+    assert advise(past, asked).to_json() == advise(past, asked).to_json()
+
+
+def test_a_past_that_cannot_be_simulated_gets_no_advice_but_what_may_be_missing(table):
+    with pytest.raises(Unfaithful, match=r"no advice: las .as given.") as found:
+        advise(past_of(table, CLUSTER), Asked(policy="las", policies=POLICIES))
+    assert found.value.exit_code == 4
+    states = np.where(np.arange(len(table)) % 9 == 0, "node_fail", "completed").astype(object)
+    failed = checked_table({**table.columns, "state": states})
+    with pytest.raises(Unfaithful, match="node failures: 29 jobs ended by one"):
+        advise(past_of(failed, Cluster.parse("4x8")), Asked(policy="fifo", policies=POLICIES))
+
+
+def test_where_nothing_is_better_the_advice_is_to_stay():
+    past = past_of(made("srsf"), CLUSTER)
+    first, second, _ = advise(past, Asked(policy="srsf", policies=("fifo", "fifo-backfill"), nodes=("+1",))).sentences
+    assert first.startswith("Stay with srsf")
+    assert "+1 node" in second
+
+
+def test_a_history_without_starts_and_ends_is_refused():
+    with pytest.raises(InputError, match="no recorded starts and ends"):
+        past_of(generate("philly", 20, 16, 0.9, 1), CLUSTER)
+
+
+def test_the_cluster_is_the_peak_of_gpus_in_use(table):
+    past = past_of(table)
+    assert past.cluster.gpus == 16
+    assert any(remark.startswith("cluster inferred") for remark in past.remarks)
+
+
+def test_jobs_that_follow_each_other_are_not_at_once():
+    columns = {
+        "job_id": np.array(["a", "b", "c"], dtype=object),
+        "submit_s": np.zeros(3),
+        "gpus": np.array([4, 4, 2], np.int32),
+        "duration_s": np.full(3, 10.0),
+        "duration_kind": np.full(3, "exact", dtype=object),
+        "observed_start_s": np.array([0.0, 10, 10]),
+        "observed_end_s": np.array([10.0, 20, 20]),
+        "nodes": np.array([1.0, 2, 1]),
+    }
+    assert str(past_of(checked_table(columns)).cluster) == "2x4"
+
+
+def test_a_quota_within_which_a_job_could_never_run_is_refused(table):
+    past = past_of(table, CLUSTER)
+    with pytest.raises(InputError, match=r"asked for 16 GPUs, and could never run within 8; give at least 16"):
+        quotas(past, "fifo", ["*=8"])
+    with pytest.raises(InputError, match="no job is of project 'tenant-9'"):
+        quotas(past, "fifo", ["tenant-9=16"])
+
+
+def test_a_choice_under_which_jobs_never_run_is_last(table):
+    past = past_of(table, CLUSTER)
+    never = Choice("policy", "never", "fifo:quota=*=8", CLUSTER)
+    (outcome,) = simulated(past, [never], 260, 1)
+    assert mean_jct_s(outcome) == float("inf")
+    assert outcome.unfinished == 260
+
+
+def test_a_log_of_plait_is_a_history(tmp_path):
+    jobs = load_jobs(generate("philly", 60, 16, 0.9, 1)).jobs
+    log = tmp_path / "run.log.gz"
+    run_case(Case("t", jobs, "fifo-backfill", CLUSTER, history_world(), log=str(log)))
+    past = past_of_log(log, make_policy)
+    assert (past.policy, past.cluster.gpus, len(past.jobs)) == ("fifo-backfill", 16, 60)
+    found = advise(past, Asked(policies=("fifo",), nodes=()))
+    assert found.fit.given
+    assert abs(found.fit.error) < 1e-9
+
+
+# -- rounds and blocks -----------------------------------------------------------------------------------
+
+
+def test_rounds_keep_to_the_budget():
+    for choices, always, jobs, budget in ((20, 4, 100_000, 150_000), (7, 1, 5000, 20_000), (1, 0, 100_000, 30_000)):
+        plan = planned(choices, always, jobs, budget)
+        assert plan.simulated <= budget
+        assert plan.rounds[0][0] >= choices
+        assert all(a[1] <= b[1] for a, b in zip(plan.rounds, plan.rounds[1:], strict=False)) or always
+
+
+def test_blocks_begin_as_the_cluster_was(table):
+    past = past_of(table, CLUSTER)
+    (block,) = blocks(past, 120)
+    assert len(past.jobs) > len(block.jobs) >= 120
+    begin_s = float(block.jobs.submit_s[0])
+    there = [i for i in range(len(past.jobs)) if past.jobs.submit_s[i] < begin_s < past.end_s[i]]
+    assert sorted(block.rows[: len(there)].tolist()) == there
+    ran = [i for i in there if past.start_s[i] <= begin_s]
+    left_s = (block.jobs.iterations * block.jobs.iteration_s)[: len(ran)]
+    assert left_s == pytest.approx(np.maximum(past.end_s[ran] - begin_s, 0), rel=1e-5, abs=1)
+    assert not block.counts[: len(there)].any()
+    outcome = simulated(past, [Choice("", "", "fifo", CLUSTER)], 120, 1)[0]
+    recorded = past.jct_s[outcome.rows].mean()
+    assert outcome.jct_s.mean() == pytest.approx(recorded, rel=0.15)
+
+
+def test_the_best_are_in_the_last_round(table):
+    past = past_of(table, CLUSTER)
+    names = ("fifo", "las", "srsf", "yarn-cs", "sjf", "2d-las")
+    rivals = [Choice("policy", name, name, CLUSTER) for name in names]
+    found = in_rounds(past, rivals, (), mean_jct_s, budget=1000, processes=1)
+    last = max(number for number, _ in found.values())
+    assert last == 2
+    kept = {one.policy for one, (number, _) in found.items() if number == last}
+    assert len(kept) == 3
+    assert kept <= {"srsf", "las", "2d-las", "sjf"}
+    assert set(found) == set(rivals)
+
+
+# -- parts -----------------------------------------------------------------------------------------------
+
+
+def test_first_starts_are_free_since_recorded_times_have_them():
+    for _, rows in history_world().overheads.rows:
+        assert all(row[LAUNCH + 1] == 0 for row in rows)
+    assert any(row[3] > 0 for _, rows in history_world().overheads.rows for row in rows)
+
+
+def test_weeks_of_a_long_past_and_parts_of_a_short_one():
+    weeks = parts(np.arange(10) * 7 * 86400.0)
+    assert weeks.tolist() == list(range(10))
+    short = parts(np.arange(100) * 60.0)
+    assert np.bincount(short).tolist() == [5] * 20
+
+
+def test_who_loses_most_is_first_and_few_jobs_do_not_make_a_loser():
+    owners = np.array(["a"] * 6 + ["b"] * 6 + ["c"], dtype=object)
+    before, after = np.full(13, 100.0), np.array([150.0] * 6 + [50.0] * 6 + [900.0])
+    found = changes(owners, before, after)
+    assert [one.name for one in found] == ["c", "a", "b"]
+    assert [one.name for one in losers(found)] == ["a"]
+
+
+@pytest.mark.parametrize("text", ["0", "-2", "many", "+1%x"])
+def test_sizes_that_are_none_are_refused(table, text):
+    with pytest.raises(InputError, match="nodes"):
+        sizes(past_of(table, CLUSTER), "fifo", [text])
+
+
+def test_more_nodes_are_as_the_last_and_fewer_leave_the_first():
+    mixed = Cluster.parse("2x8:v100,1x4:a100")
+    assert [node.gpus for node in resized(mixed, 2).nodes] == [8, 8, 4, 4, 4]
+    assert resized(mixed, -1).kinds == ("v100",)
+
+
+def test_sacct_becomes_advice(table, tmp_path, capsys):
+    from plait.cli.experiments.advising import AdviseRequest, answer
+
+    lines = ["JobID|User|Account|Submit|Start|End|State|AllocTRES|NNodes"]
+    for row in table.rows():
+        stamps = "|".join(
+            str(1_700_000_000 + round(row[name])) for name in ("submit_s", "observed_start_s", "observed_end_s")
+        )
+        nodes = -(-row["gpus"] // 8)
+        lines.append(
+            f"{row['job_id']}|{row['user']}|{row['project']}|{stamps}|COMPLETED|gres/gpu={row['gpus']}|{nodes}"
+        )
+    history = tmp_path / "march.txt"
+    history.write_text("\n".join(lines))
+    assert read_trace(history).meta["format"] == "sacct"
+    answer(
+        AdviseRequest(
+            history, candidates="fifo-backfill,las", nodes="", json=str(tmp_path / "a.json"), price=["2"], processes=1,
+            report=tmp_path / "a.html",
+        )
+    )  # fmt: skip
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["gpus"] == 16
+    assert abs(found["fit"]["error"]) < 0.01
+    assert "<h2" in (tmp_path / "a.html").read_text()
+    assert "instead of" in capsys.readouterr().out
