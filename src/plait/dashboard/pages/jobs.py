@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from plait.live.client.client import FINAL, jobs_of_table
 from plait.live.scheduler.records.event_words import step_in_words
 
 #: Rows of a page of the list, entries of a job's history, what is fetched at most where names are searched.
-ROWS, ENTRIES, SEARCHED = 50, 100, 10_000
+ROWS, ENTRIES, SEARCHED = 50, 100, 5_000
 STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
 
 
@@ -32,8 +33,10 @@ async def list_jobs(viewer: Viewer) -> Response:
     status = await viewer.get(1.0, "/v1/status")
     if text:
         found = await viewer.get(5.0, "/v1/jobs", limit=SEARCHED, **given)
-        kept = [job for job in jobs_of_table(found) if _matches(job, text.lower())]
-        rows, more = kept[(page - 1) * ROWS : page * ROWS], len(kept) > page * ROWS
+        kept = _matching(found["columns"], text.lower())
+        part = kept[(page - 1) * ROWS : page * ROWS]
+        columns = {name: [values[i] for i in part] for name, values in found["columns"].items()}
+        rows, more = jobs_of_table({**found, "columns": columns}), len(kept) > page * ROWS
     else:
         found = await viewer.get(1.0, "/v1/jobs", limit=ROWS + 1, offset=(page - 1) * ROWS, **given)
         rows = jobs_of_table(found)
@@ -44,9 +47,11 @@ async def list_jobs(viewer: Viewer) -> Response:
     )  # fmt: skip
 
 
-def _matches(job: dict[str, Any], text: str) -> bool:
-    words = (job["id"], job["name"], job["user"], job["project"], job["model"], " ".join(job["command"]), *job["nodes"])
-    return any(text in word.lower() for word in words)
+def _matching(columns: Mapping[str, Sequence[Any]], text: str) -> list[int]:
+    """Rows in which a name, a word of the command or a node has this text."""
+    names = ("name", "user", "project", "model", "command", "nodes")
+    rows = zip(columns["number"], *(columns[name] for name in names), strict=True)
+    return [i for i, row in enumerate(rows) if text in f"j-{row[0]}\n" + "\n".join(row[1:]).lower()]
 
 
 @shown

@@ -11,6 +11,7 @@ from plait.dashboard import node_map
 from plait.dashboard.api_client import Refused
 from plait.dashboard.figures import holders, reasons, recent
 from plait.dashboard.outlook import outlook
+from plait.dashboard.pages.live import LARGE, QUIET_S
 from plait.dashboard.web import Viewer, shown
 from plait.live.client.client import jobs_of_table
 
@@ -35,9 +36,11 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
     status = await viewer.get(FRESH_S, "/v1/status")
     # A long queue is looked through less often: its reasons hardly change from one second to the next.
     age_s = FRESH_S if status["jobs"]["waiting"] < 1000 else CALM_S
+    calm = sum(status["nodes"].values()) > LARGE or status["jobs"]["running"] > 1000
+    now_and_then_s = QUIET_S if calm else FRESH_S
     nodes, running, waiting, failed, policy, done, ahead = await asyncio.gather(
-        viewer.get(FRESH_S, "/v1/nodes"),
-        viewer.get(FRESH_S, "/v1/jobs", state=RUNNING, limit=MOST, columns=1),
+        viewer.get(now_and_then_s, "/v1/nodes"),
+        viewer.get(now_and_then_s, "/v1/jobs", state=RUNNING, limit=MOST, columns=1),
         viewer.get(age_s, "/v1/jobs", state="waiting", limit=MOST, columns=1),
         viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=ROWS, columns=1),
         viewer.get(FRESH_S, "/v1/policy"),

@@ -1,0 +1,164 @@
+"""Every page and action in a real browser: drawn without errors, accessible, and up to date by itself."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scene import scene
+from world import HOSTILE, World, serving
+
+CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here; pip install playwright")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install chromium to open the pages"),
+]
+#: axe-core 4.14.1 (npm `axe-core`, MPL-2.0, see axe.LICENSE): rules of accessibility.
+AXE = Path(__file__).with_name("axe.min.js")
+SCREENS = (
+    "/", "/jobs", "/jobs/j-1", "/jobs/j-33", "/jobs/j-2", "/queue", "/nodes", "/nodes/n03", "/events", "/policy",
+    "/submit",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
+    world = scene(tmp_path_factory.mktemp("home"), 4)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.2):
+            for agent in world.agents.values():
+                agent.sync()
+
+    thread = threading.Thread(target=beat)
+    with serving(world) as url:
+        thread.start()
+        yield world, url
+        stop.set()
+        thread.join()
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+class Errors(list[str]):
+    """What a page complains about."""
+
+    def watch(self, page: Any) -> None:
+        page.on("console", lambda said: self.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.append(str(error)))
+
+
+def opened(browser: Any, service: tuple[World, str], **options: Any) -> tuple[Any, Errors]:
+    world, url = service
+    page, errors = browser.new_context(base_url=url, **options).new_page(), Errors()
+    errors.watch(page)
+    page.goto("/")
+    page.fill("#token", world.tokens["root"])
+    page.click("button.main")
+    page.wait_for_selector("#map")
+    return page, errors
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_screen_is_drawn_and_accessible(browser: Any, service: tuple[World, str], scheme: str) -> None:
+    page, errors = opened(browser, service, color_scheme=scheme, viewport={"width": 1300, "height": 850})
+    for path in SCREENS:
+        assert page.goto(f"/web{path}").status == 200
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa']}).then(r => r.violations)")
+        wrong = [(one["id"], [node["html"][:200] for node in one["nodes"]][:3]) for one in found]
+        assert wrong == [], path
+    assert errors == []
+    page.context.close()
+
+
+def test_a_narrow_window_needs_no_scrolling_sideways(browser: Any, service: tuple[World, str]) -> None:
+    page, _ = opened(browser, service, viewport={"width": 390, "height": 800})
+    for path in SCREENS:
+        page.goto(f"/web{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    page.context.close()
+
+
+def test_the_page_follows_what_happens_and_jobs_are_cancelled(browser: Any, service: tuple[World, str]) -> None:
+    world, _ = service
+    page, errors = opened(browser, service)
+    name = world.submit(name=f"fresh {HOSTILE}", gpus=1)
+    page.goto(f"/web/jobs/{name}")
+    page.on("dialog", lambda dialog: dialog.accept())
+    assert HOSTILE in page.inner_text("h1")
+    page.click("text=Cancel")
+    page.wait_for_selector(".head .state.cancelled, .head .state.stopping")
+    page.goto("/web/")
+    before = page.inner_text(".strip > div:nth-child(3) dd")
+    for _ in range(3):
+        world.submit(name="another", gpus=8)
+    page.wait_for_function(
+        "text => document.querySelector('.strip > div:nth-child(3) dd').innerText !== text", arg=before
+    )
+    assert errors == []
+    page.context.close()
+
+
+def test_a_log_is_followed_and_searched(browser: Any, service: tuple[World, str]) -> None:
+    world, _ = service
+    page, errors = opened(browser, service)
+    page.goto("/web/jobs/j-1")
+    page.wait_for_function("() => document.getElementById('log-text').textContent.includes('step')")
+    page.fill("#log-search", "step   100")
+    page.wait_for_selector("#log-text mark")
+    assert page.inner_text("#log-found") == "1 found"
+    page.fill("#log-search", "")
+    for agent in world.agents.values():
+        agent.log += "the <i>last</i> line\n"
+    page.wait_for_function("() => document.getElementById('log-text').textContent.includes('the <i>last</i> line')")
+    assert page.evaluate("document.querySelector('canvas.timeline').height") > 60
+    assert errors == []
+    page.context.close()
+
+
+def test_keys_and_the_theme(browser: Any, service: tuple[World, str]) -> None:
+    page, _ = opened(browser, service, color_scheme="light")
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.keyboard.press("g")
+    page.keyboard.press("j")
+    page.wait_for_url("**/web/jobs")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.keyboard.press("/")
+    page.keyboard.type("gpt2")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=gpt2**")
+    assert "gpt2" in page.inner_text("tbody")
+    page.context.close()
+
+
+def test_a_node_is_drained_and_a_job_submitted(browser: Any, service: tuple[World, str]) -> None:
+    world, _ = service
+    page, errors = opened(browser, service)
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto("/web/nodes/n00")
+    page.click("text=Drain")
+    page.wait_for_selector("text=Resume")
+    assert world.engine.state.nodes["n00"].drained
+    page.click("text=Resume")
+    page.wait_for_selector("text=Drain")
+    page.goto("/web/submit?from=j-1")
+    page.click("button.main")
+    page.wait_for_url("**/web/jobs/j-*")
+    assert "gpt2 pretrain 1" in page.inner_text("h1")
+    assert errors == []
+    page.context.close()
