@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ class Dataplane:
         self.address: Address = tuple(ready["data"])
         self.path = Path(ready["control"])
         self.control = SwitchControl(self.path)
+        self._own_folder: Path | None = None
 
     @classmethod
     def start(cls, kind: str, folder: Path | None = None, timeout_s: float = 120.0, **options: Any) -> Dataplane:
@@ -39,7 +41,9 @@ class Dataplane:
         `folder`: of the control socket; a new one in the folder of temporary files unless given. Raises `RuntimeError`
         with what the process said if it ends, or is not ready in time.
         """
-        folder = Path(tempfile.mkdtemp(prefix="plait-")) if folder is None else folder
+        own = None
+        if folder is None:
+            folder = own = Path(tempfile.mkdtemp(prefix="plait-"))
         options.setdefault("control", str(folder / f"{options.get('name', kind)}.sock"))
         given = words(KINDS[kind], {name.replace("_", "-"): value for name, value in options.items()})
         command = [sys.executable, "-m", "plait.live.dataplane", kind, *given]
@@ -52,14 +56,22 @@ class Dataplane:
         if not line.endswith(b"\n"):
             process.kill()
             raise RuntimeError(f"{' '.join(command)}: not ready: {process.communicate()[1].decode()}")
-        return cls(process, json.loads(line))
+        made = cls(process, json.loads(line))
+        made._own_folder = own
+        return made
 
     def stop(self, timeout_s: float = 10.0) -> int:
-        """End the process as an operator does; returns its exit code."""
+        """End the process as an operator does, by force if it does not end in time; returns its exit code."""
         self.control.close()
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.communicate(timeout=timeout_s)
+        try:
+            self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
         return self.process.returncode
 
     def __enter__(self) -> Dataplane:
