@@ -32,7 +32,7 @@ SCRIPTS = {
     "Packets of gradients": ["bench_packets.py", "bench_dataplane.py"],
     "Training": ["bench_training.py"],
     "Gradient noise": ["bench_gradient_noise.py"],
-    "The live service": ["bench_service.py"],
+    "The live service": ["bench_service.py", "bench_dashboard.py"],
     "Many nodes": ["bench_cluster.py"],
     "Gates between jobs": ["bench_gates.py"],
     "Merged jobs": ["bench_merged.py"],
