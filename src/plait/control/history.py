@@ -101,8 +101,9 @@ class Timeline:
              asked size as the job store knows it, NaN if unknown
     down_*   a place in the cluster without a node that is up: lost, forgotten or not there yet
     spill_*  bytes of all jobs in host memory from `spill_at_s` until the next row; empty without reports of usage
-    exchange_*  how many jobs exchange gradients between nodes from `exchange_at_s` until the next row, and the sum of
-             the shares of their packets that switches add up; empty without reports of the network
+    exchange_*  how many jobs exchange gradients between nodes from `exchange_at_s` until the next row, and the sums of
+             the shares of their packets that switches add up, and that fall back to the server because their
+             aggregator belongs to others; empty without reports of the network
     refused  jobs refused when they were submitted
     """
 
@@ -148,6 +149,7 @@ class Timeline:
     exchange_at_s: FloatArray
     exchange_jobs: FloatArray
     exchange_aggregated: FloatArray
+    exchange_fallback: FloatArray
     refused: IntArray
 
 
@@ -186,7 +188,7 @@ class History:
         self._node_changes: list[tuple[float, int, bool]] = []
         self._refused: list[IntArray] = []
         self._spill: list[tuple[float, float]] = []
-        self._exchanges: list[tuple[float, float, float]] = []
+        self._exchanges: list[tuple[float, float, float, float]] = []
         self._codes: list[int] = []
         self._jobs: list[IntArray] = []
         self._at: list[float] = []
@@ -214,7 +216,8 @@ class History:
             spill = event.spill_bytes * self._controller.job_store.columns["gpus"][event.jobs]  # each of its GPUs
             self._spill.append((at_s, float(np.nansum(spill))))
         elif isinstance(event, NetworkReported):
-            self._exchanges.append((at_s, float(len(event.jobs)), float(np.nansum(event.aggregated))))
+            sums = float(np.nansum(event.aggregated)), float(np.nansum(event.fallback_share))
+            self._exchanges.append((at_s, float(len(event.jobs)), *sums))
         elif isinstance(event, NodeLost):
             self._node_changes.append((at_s, self._controller.cluster.index(event.node), False))
         elif isinstance(event, NodeJoined):
@@ -308,8 +311,9 @@ class History:
 
     def _exchanged(self) -> dict[str, Any]:
         """One row a report of the network."""
-        rows = np.array(self._exchanges, dtype=np.float64).reshape(-1, 3)
-        return {f"exchange_{name}": rows[:, i].copy() for i, name in enumerate(("at_s", "jobs", "aggregated"))}
+        rows = np.array(self._exchanges, dtype=np.float64).reshape(-1, 4)
+        names = "at_s", "jobs", "aggregated", "fallback"
+        return {f"exchange_{name}": rows[:, i].copy() for i, name in enumerate(names)}
 
     def timeline(self) -> Timeline:
         """The run so far."""

@@ -65,6 +65,13 @@ METRICS = (
            "time average.", main=False),
     Metric("preemptions", "Preemptions", "count", "low", "Times the scheduler stopped a job."),
     Metric("lost_work_gpu_h", "Lost work", "gpu_h", "low", "Work that stops and failures threw away."),
+    Metric("deadlines_missed", "Deadlines missed", "count", "low", "Jobs with a deadline that they did not end "
+           "before."),
+    Metric("aggregated_share", "Aggregated", "share", "", "Packets of gradients that switches add up; mean over time "
+           "and over jobs that exchange gradients between nodes."),
+    Metric("fallback_share", "Fallback", "share", "low", "Packets whose aggregator belongs to others, so that the "
+           "server adds them; the same mean."),
+    Metric("granted_job_h", "Granted", "ratio", "", "Hours of jobs with memory of switches.", main=False),
     Metric("cost", "Cost", "money", "low", "All GPUs of the cluster from the first submission to the last end."),
     Metric("cost_jobs", "Cost, jobs", "money", "low", "GPU time of jobs; those on one GPU divide its price.",
            main=False),

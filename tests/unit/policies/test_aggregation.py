@@ -161,6 +161,15 @@ def test_figures_of_a_run_tell_deadlines_and_what_switches_did() -> None:
     ring, added = found.values()
     assert (ring["deadlines"], ring["granted_job_h"], ring["aggregated_share"]) == (1, 0.0, 0.0)
     assert added["aggregated_share"] == 1.0
+    assert (ring["fallback_share"], added["fallback_share"]) == (0.0, 0.0)
+    few = "leaf-spine:oversubscription=4,aggregators=400"
+    short = networked(Cluster.parse("8x4@4"), few)
+    history = []
+    done = simulate(jobs, short, make_policy("fifo:placement=least-fragmentation,ina=atp"), WORLD, check=True,
+                    observe=recorder(history))  # fmt: skip
+    shared = measure(done.controller, history[0]).summary
+    assert 0.0 < shared["fallback_share"] < 1.0
+    assert shared["fallback_share"] + shared["aggregated_share"] <= 1.0
     assert added["granted_job_h"] == pytest.approx(added["exchange_job_h"])
     assert added["makespan_s"] < ring["makespan_s"]
     plain = simulate(jobs, Cluster.parse("8x4@4"), make_policy("fifo"), make_world("ideal"), observe=recorder(history))

@@ -7,7 +7,7 @@ import stat
 import pytest
 from rich.console import Console
 
-from plait.control.figures import costs
+from plait.control.figures import costs, network_figures
 from plait.control.figures.class_figures import NAMES
 from plait.control.metrics import SHARING, SPILL
 from plait.report.files import whole_file
@@ -103,4 +103,6 @@ def test_units_and_winners():
 
 
 def test_every_shown_metric_is_in_the_summary(results):
-    assert {m.key for m in METRICS} - {*SHARING, SPILL, *NAMES, *costs.NAMES} <= set(results[0].summary)
+    assert {m.key for m in METRICS} - {*SHARING, SPILL, *NAMES, *costs.NAMES, *network_figures.NAMES} <= set(
+        results[0].summary
+    )

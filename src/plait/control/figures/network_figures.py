@@ -3,7 +3,8 @@
 Conventions, beside those of `metrics`:
   a deadline is missed by a job that ended after it, or has not ended
   the aggregated share is the mean over time and over jobs that exchange gradients between nodes, of the share of their
-  packets that switches add up; NaN without such jobs
+  packets that switches add up; the fallback share, of that whose aggregator belongs to others, so that the server adds
+  them; NaN without such jobs
   granted time is that in which jobs have memory of switches, added up over jobs
 """
 
@@ -18,7 +19,7 @@ from plait.control.history import Timeline
 from plait.control.outcomes import Outcomes
 from plait.core.arrays import BoolArray
 
-NAMES = ("deadlines", "deadlines_missed", "aggregated_share", "exchange_job_h", "granted_job_h")
+NAMES = ("deadlines", "deadlines_missed", "aggregated_share", "fallback_share", "exchange_job_h", "granted_job_h")
 
 
 def network_figures(
@@ -35,15 +36,15 @@ def network_figures(
     lasted_s = np.diff(timeline.exchange_at_s, append=last_s)
     exchanged_s = float((timeline.exchange_jobs * lasted_s).sum())
     aggregated_s = float((timeline.exchange_aggregated * lasted_s).sum())
-    pairs: dict[
-        int, list[tuple[float, float]]
-    ] = {}  # a job may have grants on several switches at once: its time counts once
+    fallback_s = float((timeline.exchange_fallback * lasted_s).sum())
+    pairs: dict[int, list[tuple[float, float]]] = {}  # a job with grants on several switches counts once
     for job, begin_s, end in zip(timeline.grant_job, timeline.grant_from_s, timeline.grant_to_s, strict=True):
         pairs.setdefault(int(job), []).append((float(begin_s), float(end)))
     return {
         "deadlines": int(has.sum()),
         "deadlines_missed": int(missed.sum()),
         "aggregated_share": aggregated_s / exchanged_s if exchanged_s else math.nan,
+        "fallback_share": fallback_s / exchanged_s if exchanged_s else math.nan,
         "exchange_job_h": exchanged_s / 3600,
         "granted_job_h": sum(_covered_s(spans) for spans in pairs.values()) / 3600,
     }

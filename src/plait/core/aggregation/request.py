@@ -42,7 +42,8 @@ class InaRequest:
     runs only with a grant; `off`: never. `protocol` and `index` (addressing mode): None leaves them to whoever grants.
     `memory`: aggregators of a switch, 0 as many as the memory manager decides. `window`: packets that a worker may have
     outstanding, 0 by bandwidth and delay. `priority`: 1 to 255 for systems with priorities, 0 computed while it runs.
-    `ttl_s`: seconds after which a grant ends by itself; None with the job. The deadline is that of the job.
+    `ttl_s`: seconds without word of the scheduler after which a live switch takes a grant back; None, and at most: the
+    lease of its agent. A simulated scheduler is never silent. The deadline is that of the job.
 
     >>> InaRequest("require", memory=2048)
     InaRequest(mode='require', protocol=None, index=None, memory=2048, window=0, priority=0, ttl_s=None)
