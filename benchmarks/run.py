@@ -22,6 +22,7 @@ SCRIPTS = {
     "A policy of one's own": ["bench_policy.py"],
     "The engine": ["bench_engine.py"],
     "Exact matching": ["bench_matching.py"],
+    "Advice": ["bench_advise.py"],
     "Grouping": ["bench_grouping.py"],
     "Allocation": ["bench_allocation.py"],
     "Policies that choose sizes": ["bench_sizing.py"],

@@ -39,7 +39,8 @@ BUDGET, FIT_SHARE = 200_000, 0.25
 class Asked:
     """What to look at: the `policy` that was used ("" to find it), other policies, nodes (`+2`, `-10%`), quotas.
 
-    `budget` is how many jobs are simulated in all; `prices` are of GPU-hours.
+    `budget` is how many jobs the fit and the rounds simulate; those that are there when a block begins, and the best
+    policy on other sizes, come on top. `prices` are of GPU-hours.
     """
 
     policy: str = ""

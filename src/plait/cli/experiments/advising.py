@@ -45,7 +45,9 @@ class AdviseRequest:
     price: Price = None
     currency: Currency = ""
     jobs: FirstJobs = None
-    budget: Annotated[int, typer.Option(help="Jobs to simulate in all; more are slower and surer.", min=1000)] = 200_000
+    budget: Annotated[
+        int, typer.Option(help="About how many jobs to simulate; more are slower and surer.", min=1000)
+    ] = 200_000
     seed: Annotated[int, typer.Option(help="Random seed of the intervals.", min=0)] = 0
     processes: Annotated[int | None, typer.Option(help="Number of runs at the same time. [default: the CPU cores]")] = (
         None
