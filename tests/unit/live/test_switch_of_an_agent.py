@@ -24,15 +24,17 @@ ONE = Lease(3, 3, "j-3", "00112233445566ff", 2, 1, 0, 64, 0, 0.0, OPTIONS)
 
 
 class Plane:
-    """A control socket that remembers what it was asked, and refuses jobs that are too many."""
+    """A control socket that remembers what it was asked, and refuses jobs that are too many, as a server some kinds."""
 
-    def __init__(self, most: int = 9) -> None:
+    def __init__(self, most: int = 9, *, serves: bool = False) -> None:
         self.said: list[tuple[Any, ...]] = []
         self.jobs: set[int] = set()
-        self.most = most
+        self.most, self.serves = most, serves
 
     def register(self, job: int, name: str, workers: int, options: Any, token: str) -> None:
         self.said.append(("register", job))
+        if self.serves and options["protocol"] == "switchml":
+            raise InputError("protocol switchml needs no server")
         if len(self.jobs) >= self.most:
             raise InputError("no place is left")
         self.jobs.add(job)
@@ -51,7 +53,7 @@ class Plane:
 
 
 def leases(most: int = 9) -> tuple[Leases, Plane, Plane]:
-    switch, server = Plane(most), Plane()
+    switch, server = Plane(most), Plane(serves=True)
     processes = SimpleNamespace(switch=SimpleNamespace(control=switch), server=SimpleNamespace(control=server))
     return Leases(cast("Any", processes)), switch, server
 
@@ -63,6 +65,16 @@ def test_a_new_job_is_registered_and_what_is_the_same_is_left_alone() -> None:
     assert server.said == switch.said[:2]
     made.settle([ONE])
     assert len(switch.said) == 3
+
+
+def test_a_job_with_slots_of_its_own_is_registered_at_the_switch_alone() -> None:
+    made, switch, server = leases()
+    alone = replace(ONE, options={**OPTIONS, "protocol": "switchml", "index": "dedicated"})
+    assert made.settle([alone]) == ""
+    assert (switch.jobs, server.said) == ({3}, [])
+    made.settle([replace(alone, offset=64, epoch=2)])
+    assert made.settle([]) == ""
+    assert switch.jobs == set()
 
 
 def test_another_region_moves_the_job_and_another_priority_only_that() -> None:

@@ -48,7 +48,9 @@ class Leases:
         return float(counted["held"]), found
 
     def _serve(self, lease: Lease, before: Lease | None) -> None:
-        planes = self._processes.server.control, self._processes.switch.control
+        switch = self._processes.switch.control
+        # Dedicated slots complete every sum, and a server takes no such job.
+        planes = [switch] if lease.options["protocol"] == "switchml" else [self._processes.server.control, switch]
         if before is None:
             for plane in planes:
                 plane.register(lease.wire, lease.name, lease.workers, lease.options, lease.token)
@@ -56,7 +58,7 @@ class Leases:
             for plane in planes:
                 plane.region(lease.wire, lease.offset, lease.size, lease.epoch, str(lease.options["index"]))
         if before is None or before.priority != lease.priority:
-            planes[1].priority(lease.wire, lease.priority or None)
+            switch.priority(lease.wire, lease.priority or None)
         self.has[lease.wire] = lease
 
     def _free(self, wire: int) -> None:
