@@ -310,3 +310,26 @@ def test_reports_reach_the_folder_of_the_rank(make) -> None:
         assert found is not None
         assert found.aggregated == 1
         assert "added up by switch" in (ranks.folder / str(rank) / "plait.log").read_text()
+
+
+def test_a_second_model_does_not_get_the_sums_of_the_first(make) -> None:
+    ranks = make(2)
+    ranks.check(seed=1)
+    first = ranks.engines
+    ranks.engines = [
+        Engine(
+            group,
+            Session(
+                GrantFile(ranks.folder / str(rank) / "network.json"), rank, 2,
+                connect=ranks.switch.connect, greet=ranks.switch.greet, clock=lambda: ranks.now,
+            ),
+            give_up_after=2, folder=None,
+        )
+        for rank, group in enumerate(ranks.groups)
+    ]  # fmt: skip
+    ranks.check(seed=2)
+    assert dict(ranks.report().fallback) == {Reason.IN_USE.text: 1}
+    ranks.close()
+    ranks.engines = first
+    ranks.check(seed=3)
+    assert ranks.report().aggregated == 2

@@ -79,6 +79,20 @@ def test_a_rank_reads_the_file_again_only_when_it_changes(tmp_path, monkeypatch)
     assert "is not JSON" in grants.trouble
 
 
+def test_a_grant_has_one_user_for_each_rank(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "network.json"
+    first, second, of_another_rank = (GrantFile(file) for _ in range(3))
+    assert first.claim(0)
+    assert first.claim(0)
+    assert not second.claim(0)
+    assert of_another_rank.claim(1)
+    monkeypatch.setattr("plait.runtime.network.grant._claimed", set())  # another process
+    assert not GrantFile(file).claim(0)
+    nowhere = tmp_path / "gone" / "network.json"  # where no file can be made, within the process at least
+    assert GrantFile(nowhere).claim(0)
+    assert not GrantFile(nowhere).claim(0)
+
+
 def test_a_report_comes_back_with_its_shares(tmp_path) -> None:
     assert read_report(tmp_path) is None
     report = NetworkReport(

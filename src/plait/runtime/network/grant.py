@@ -12,6 +12,7 @@ buckets, and use it as soon as all of them have found it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -136,6 +137,10 @@ def _check(grant: NetworkGrant, where: str) -> None:
         raise InputError(f"{where}: a grant without the address of a switch; give switch, [host, port]")
 
 
+#: What has been claimed in this process: paths of grant files, with the rank.
+_claimed: set[tuple[str, int]] = set()
+
+
 class GrantFile:
     """The grant file as a rank sees it, read again when it has changed."""
 
@@ -146,6 +151,7 @@ class GrantFile:
         self.trouble = ""
         self._grant: NetworkGrant | None = None
         self._seen: tuple[int, int, int] | None = None
+        self._mine = False
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> GrantFile | None:
@@ -169,3 +175,22 @@ class GrantFile:
         except (OSError, InputError) as error:
             self.trouble = str(error)
         return self._grant
+
+    def claim(self, rank: int) -> bool:
+        """Whether this object is the one that may use the grants for a rank: the first that asks, for good.
+
+        Packets are numbered from 0 for each user, and the switch answers a number that it has seen with the sum that it
+        had then. So neither a second model of a script nor a process that is started again in the same attempt may go
+        on with the grant: the claim is a file beside it, and where none can be written holds within the process.
+        """
+        key = str(self.path), rank
+        if self._mine or key in _claimed:
+            return self._mine
+        with contextlib.suppress(OSError):
+            try:
+                os.close(os.open(f"{self.path}.rank-{rank}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY))
+            except FileExistsError:
+                return False
+        _claimed.add(key)
+        self._mine = True
+        return True

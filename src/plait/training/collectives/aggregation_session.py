@@ -159,6 +159,9 @@ class Session:
             self._why = Reason.WRONG_GRANT
             self.trouble = f"it is for {grant.n_workers} workers, and the job has {self._size} ranks"
             return
+        if self._grants is not None and not self._grants.claim(self._rank):
+            self._why, self.trouble = Reason.IN_USE, ""
+            return
         try:
             client = AggregationClient(grant, self._rank)
             warm_up(grant)

@@ -35,6 +35,7 @@ class Reason(IntEnum):
     NO_GRANT = 11
     NO_COMPILER = 12
     DTYPE = 13
+    IN_USE = 14
 
     @property
     def text(self) -> str:
@@ -56,6 +57,7 @@ _TEXTS = {
     Reason.NOT_GRANTED: "no switch memory is granted",
     Reason.NO_GRANT: "there is no grant",
     Reason.NO_COMPILER: "numba is not installed (plait[sim])",
+    Reason.IN_USE: "another model or process of this rank uses the grant",
     Reason.DTYPE: "gradients are neither float32 nor narrower floats",
 }
 
