@@ -6,7 +6,8 @@ For tests and measurements of switches and servers. Start at `SmallRank.total`.
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,32 @@ from plait.network.protocol.worker import (
     worker_start,
     worker_timeout,
 )
-from plait.runtime.network.datagrams import MOST_BYTES, MOST_SEGMENTS, SLOT_BYTES, Address, BatchSocket
+from plait.runtime.network.datagrams import (
+    MOST_BYTES,
+    MOST_SEGMENTS,
+    SLOT_BYTES,
+    Address,
+    BatchSocket,
+    Buffer,
+    Datagrams,
+)
 
 Int32 = npt.NDArray[np.int32]
+
+
+class RankSocket(Protocol):
+    """What a rank needs of a socket: `BatchSocket` has it."""
+
+    buffers: list[memoryview]
+
+    def send(self, address: Address, parts: Sequence[Buffer], segment: int) -> int:
+        """As `BatchSocket.send`."""
+
+    def receive(self, timeout_s: float = 0.0) -> list[Datagrams]:
+        """As `BatchSocket.receive`."""
+
+    def close(self) -> None:
+        """As `BatchSocket.close`."""
 
 
 class GaveUp(Exception):
@@ -43,7 +67,7 @@ class SmallRank:
         """Nothing is sent yet; `socket`: further arguments of `BatchSocket`."""
         self.switch, self.job, self.bit, self.token = switch, job, bit_of(rank), token
         self.options = options
-        self.socket = BatchSocket(**socket)
+        self.socket: RankSocket = BatchSocket(**socket)
         self.workers = make_workers(1, options.window, options.cycle_slots, options.window)
         set_up(self.workers, 0, options, job, rank, n_workers)
         self.wire = WIRE_BYTES + options.payload_bytes
@@ -52,6 +76,8 @@ class SmallRank:
         self._out = np.zeros((self._most, self.wire), dtype=np.uint8)
         self._lengths = np.full(self._most, self.wire)
         self._answers = np.zeros(self._most, dtype=np.int64)
+        self.result = self._tensor = np.zeros((0, options.elements), dtype=np.int32)
+        self._first, self._until = 0, 0.0
 
     def close(self) -> None:
         """Close the socket."""
@@ -76,34 +102,50 @@ class SmallRank:
 
     def total(self, tensor: Int32, timeout_s: float = 30.0) -> Int32:
         """The sum of the tensors of all ranks, packets x elements; raises `GaveUp` as the protocol says, or in time."""
-        me = self.workers.state[0]
-        first = int(me["end"])
-        result = np.zeros_like(tensor)
-        worker_start(self.workers, 0, first, first + len(tensor), 0, time.monotonic_ns())
-        until = time.monotonic() + timeout_s
-        while me["ack"] < me["end"]:
-            self._send(tensor, first)
-            wait_s = max(0.0, (int(me["deadline"]) - time.monotonic_ns()) / 1e9)
-            for one in self.socket.receive(min(wait_s, 0.1)):
-                if one.address == self.switch:
-                    self._take(self.socket.buffers[one.slot][: one.length], result, first)
-            if worker_timeout(self.workers, 0, time.monotonic_ns()) == GIVES_UP or time.monotonic() > until:
-                raise GaveUp(f"job {self.job}: {int(me['end'] - me['ack'])} of {len(tensor)} packets have no result")
-        return result
+        self.begin(tensor, timeout_s)
+        while not self.advance(0.1):
+            pass
+        return self.result
 
-    def _send(self, tensor: Int32, first: int) -> None:
+    def begin(self, tensor: Int32, timeout_s: float = 30.0) -> None:
+        """Send the first packets of a tensor; `advance` does the rest, and `result` has the sums when it is done."""
+        self._tensor, self._first = tensor, int(self.workers.state[0]["end"])
+        self.result = np.zeros_like(tensor)
+        self._until = time.monotonic() + timeout_s
+        worker_start(self.workers, 0, self._first, self._first + len(tensor), 0, time.monotonic_ns())
+        self._send()
+
+    def advance(self, wait_s: float) -> bool:
+        """Take results, for which it waits at most so long, and send what they allow; returns whether it is done.
+
+        Raises `GaveUp` as `total` does.
+        """
+        me = self.workers.state[0]
+        if me["ack"] >= me["end"]:
+            return True
+        timer_s = max(0.0, (int(me["deadline"]) - time.monotonic_ns()) / 1e9)
+        for one in self.socket.receive(min(timer_s, wait_s)):
+            if one.address == self.switch:
+                self._take(self.socket.buffers[one.slot][: one.length])
+        if worker_timeout(self.workers, 0, time.monotonic_ns()) == GIVES_UP or time.monotonic() > self._until:
+            left = int(me["end"] - me["ack"])
+            raise GaveUp(f"job {self.job}: {left} of {len(self._tensor)} packets have no result")
+        self._send()
+        return bool(me["ack"] >= me["end"])
+
+    def _send(self) -> None:
         """All that the windows let it send."""
         most = min(MOST_SEGMENTS, MOST_BYTES // self.wire)  # as many as one system call takes
         while count := worker_send_batch(self.workers, 0, self._packets, 0, most, time.monotonic_ns()):
-            self._values[:count] = tensor[self._packets["seq"][:count] - first]
+            self._values[:count] = self._tensor[self._packets["seq"][:count] - self._first]
             encode(self._packets, self._values, count, self._out)
             self.socket.send(self.switch, [self._out[:count].data.cast("B")], self.wire)
 
-    def _take(self, data: memoryview, result: Int32, first: int) -> None:
+    def _take(self, data: memoryview) -> None:
         """Write new results to where they belong."""
         count = len(data) // self.wire
         rows = np.frombuffer(data, dtype=np.uint8, count=count * self.wire).reshape(count, self.wire)
         found = decode(rows, self._lengths, count, self._packets, self._values)
         worker_receive_batch(self.workers, 0, self._packets, found, time.monotonic_ns(), self._answers)
         new = np.flatnonzero(self._answers[:found] & ACCEPTED)
-        result[self._packets["seq"][new] - first] = self._values[new]
+        self.result[self._packets["seq"][new] - self._first] = self._values[new]
