@@ -1,0 +1,249 @@
+"""The same jobs through the software switch over paced links, and through the packet simulator: goodput and fallback.
+
+Two calibrations say what rate and delay the links really have, with all that sockets, processes and a busy machine add;
+the simulator gets these. Our design. Start at `PacedDataplane.measure` and `simulations`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from plait.live.dataplane.faults import DIRECTIONS
+from plait.network.packets.regions import regions
+from plait.network.packets.run import simulate
+from plait.network.packets.scenario import PacketJob, Scenario, one_switch
+from plait.network.protocol.options import Options, preset
+from plait.runtime.network.datagrams import BatchSocket
+from plait.testing.dataplane import Dataplane
+from plait.testing.paced_links import PacedNetwork, PacedSocket, ServerLink
+from plait.testing.small_rank import SmallRank
+
+PAYLOAD, AGGREGATORS, MOST_JOBS = 2048, 1024, 16
+#: How aggregators are chosen, and the system that chooses so.
+MODES: dict[str, dict[str, Any]] = {
+    "dedicated": {"protocol": "switchml"},
+    "shared_hash": {"protocol": "atp"},
+    "shared_cycle": {"protocol": "atp", "index": "shared_cycle"},
+    "hybrid_region": {"protocol": "esa", "index": "hybrid_region"},
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What runs: `jobs` equal jobs that start together, each the sum of one tensor of so many packets.
+
+    aggregators  of all jobs together; each has an equal part of its own with dedicated and hybrid_region
+    loss         probability that a packet is lost, on each hop and either way
+    rto_s        of the workers: larger than all queues, so that nothing but a loss makes it expire
+    """
+
+    mode: str
+    jobs: int = 1
+    loss: float = 0.0
+    packets: int = 200
+    window: int = 16
+    aggregators: int = 24
+    workers: int = 2
+    rto_s: float = 0.7
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Options of each job, as switch and server take them."""
+        timers = {"rto_s": self.rto_s, "first_rto_s": 2 * self.rto_s, "max_timeouts": 500, "backoff_every": 100_000}
+        return {"payload_bytes": PAYLOAD, "window": self.window, **timers, **MODES[self.mode]}
+
+    @property
+    def options(self) -> Options:
+        """The same, checked."""
+        return preset(**self.given)
+
+    @cached_property
+    def packet_jobs(self) -> tuple[PacketJob, ...]:
+        """The jobs, as the simulator takes them."""
+        own = self.aggregators // self.jobs if self.mode in ("dedicated", "hybrid_region") else None
+        one = PacketJob(self.options, self.workers, (self.packets * PAYLOAD,), memory=own, priority=0)
+        return (one,) * self.jobs
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a point.
+
+    goodput_bits_per_s  payload of a worker over the time from first packet to last result of its job, mean over jobs
+    fallback_share      packets that found no aggregator, of all packets of workers
+    resend_share        packets that were sent again, of all packets of workers
+    """
+
+    goodput_bits_per_s: float
+    fallback_share: float
+    resend_share: float
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """What was measured of the links: rate, one-way delay without the time of the packet itself, and its spread."""
+
+    packets_per_s: float
+    delay_s: float
+    jitter_s: float
+
+
+class _PacedRank:
+    """A rank of a measurement: its tensor, and the times at which it has had results."""
+
+    def __init__(self, network: PacedNetwork, rank: SmallRank, tensor: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        real = rank.socket
+        assert isinstance(real, BatchSocket)
+        self.rank, self.tensor = rank, tensor
+        self.socket = rank.socket = PacedSocket(network, real)
+        self.times_ns: list[int] = []
+        self.done = False
+
+    @property
+    def deadline_ns(self) -> int:
+        return int(self.rank.workers.state[0]["deadline"])
+
+    def advance(self) -> None:
+        while not self.done and (self.socket.waiting or time.monotonic_ns() >= self.deadline_ns):
+            self.done = self.rank.advance(0.0)
+            self.times_ns.append(time.monotonic_ns())
+
+
+class PacedDataplane:
+    """A switch and a server as processes, and ranks of this thread, with a paced link each. Ends with the block."""
+
+    def __init__(self, packets_per_s: float, delay_s: float) -> None:
+        """Start the processes; all links get this rate, and this delay one way."""
+        self.network = PacedNetwork(packets_per_s, delay_s)
+        self.server = Dataplane.start("server", payload=PAYLOAD, window=256, jobs=MOST_JOBS, slots=AGGREGATORS)
+        self.link = ServerLink(self.network, self.server.address)
+        to = f"127.0.0.1:{self.link.address[1]}"
+        self.tor = Dataplane.start("switch", name="tor0", payload=PAYLOAD, aggregators=AGGREGATORS, server=to)
+
+    def __enter__(self) -> PacedDataplane:
+        """The dataplane itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop both processes."""
+        self.tor.stop()
+        self.link.close()
+        self.server.stop()
+
+    def measure(self, point: Point, seed: int = 0, timeout_s: float = 120.0) -> Outcome:
+        """Run a point; `seed` draws tensors and losses. Raises `AssertionError` if a sum is not exact."""
+        return self._run(point, seed, timeout_s)[0]
+
+    def calibrate(self, packets: int = 300, window: int = 16) -> LinkFigures:
+        """What the links do: a run of one job with window 1 for the round trip, then one with a large window.
+
+        With window 1 a result comes a round trip after the one before: two packets on links, two delays and what the
+        host adds, for which the distance between the quartiles stands. The rate is that of all packets but the first,
+        whose round trip is known.
+        """
+        single = self._run(Point("dedicated", packets=packets // 4, window=1, aggregators=2), 1, 120.0)[1]
+        trips_s = np.diff(np.array(single)) / 1e9
+        low_s, trip_s, high_s = (float(one) for one in np.quantile(trips_s, (0.25, 0.5, 0.75)))
+        many = self._run(Point("dedicated", packets=packets, window=window, aggregators=2 * window), 2, 120.0)[0]
+        took_s = 8 * PAYLOAD * packets / many.goodput_bits_per_s
+        rate = (packets - 1) / (took_s - trip_s)
+        jitter_s = high_s - low_s
+        return LinkFigures(rate, (trip_s - 2 / rate - jitter_s / 2) / 2, jitter_s)
+
+    def _run(self, point: Point, seed: int, timeout_s: float) -> tuple[Outcome, list[int]]:
+        """A point: its outcome, and the times of the first rank, nanoseconds: its start and each result."""
+        token = secrets.token_hex(8)
+        for direction in DIRECTIONS:
+            self.tor.control.fault(direction, loss=point.loss, seed=seed)
+        jobs: list[list[_PacedRank]] = []
+        try:
+            jobs += [self._job(point, job, token, np.random.default_rng((seed, job))) for job in range(point.jobs)]
+            until = time.monotonic() + 10
+            while point.options.protocol != "switchml" and len(self.link.known) < point.jobs:
+                self.network.step(0.05)
+                assert time.monotonic() < until, "the server did not answer the switch"
+            seconds = self._exchange(jobs, timeout_s)
+            states = [one.rank.workers.state[0] for ranks in jobs for one in ranks]
+            packets = sum(int(one["sent"] + one["resent"]) for one in states)
+            counters = [self.tor.control.statistics(job)["jobs"][0] for job in range(point.jobs)]
+            goodput = statistics.mean(8 * PAYLOAD * point.packets / one for one in seconds)
+            fallback = sum(one["collided"] for one in counters) / packets
+            outcome = Outcome(goodput, fallback, sum(int(one["resent"]) for one in states) / packets)
+            return outcome, jobs[0][0].times_ns
+        finally:
+            self._end(point, jobs)
+
+    def _job(self, point: Point, job: int, token: str, rng: np.random.Generator) -> list[_PacedRank]:
+        """Register a job and introduce its ranks."""
+        offset, size = regions(point.packet_jobs, point.aggregators)[job]
+        for process in (self.tor,) if point.mode == "dedicated" else (self.server, self.tor):
+            process.control.register(job, point.mode, point.workers, point.given, token)
+            process.control.region(job, offset, size, 0)
+        made = []
+        for rank in range(point.workers):
+            one = SmallRank(self.tor.address, job, rank, point.workers, point.options, bytes.fromhex(token))
+            one.region(offset, size, 0)
+            one.hello()
+            tensor = rng.integers(-(2**24), 2**24, (point.packets, PAYLOAD // 4)).astype(np.int32)
+            made.append(_PacedRank(self.network, one, tensor))
+        return made
+
+    def _exchange(self, jobs: Sequence[Sequence[_PacedRank]], timeout_s: float) -> list[float]:
+        """Sum the tensors of all jobs at once, check them, and return the seconds of each job."""
+        ranks = [one for job in jobs for one in job]
+        for one in ranks:
+            one.times_ns.append(time.monotonic_ns())
+            one.rank.begin(one.tensor, timeout_s)
+        while left := [one for one in ranks if not one.done]:
+            self.network.step(max(0.0, (min(one.deadline_ns for one in left) - time.monotonic_ns()) / 1e9))
+            for one in left:
+                one.advance()
+        for job in jobs:
+            expected = sum(one.tensor for one in job)
+            assert all((one.rank.result == expected).all() for one in job), "a sum is not exact"
+        return [(max(one.times_ns[-1] for one in job) - job[0].times_ns[0]) / 1e9 for job in jobs]
+
+    def _end(self, point: Point, jobs: Sequence[Sequence[_PacedRank]]) -> None:
+        """Free the jobs everywhere, and drop what is still on its way."""
+        for number, ranks in enumerate(jobs):
+            for one in ranks:
+                one.rank.close()
+            for process in (self.tor,) if point.mode == "dedicated" else (self.server, self.tor):
+                process.control.free(number)
+        self.link.known.clear()
+        self.network.clear()
+
+
+def scenario(point: Point, links: LinkFigures, seed: int) -> Scenario:
+    """A point as the simulator takes it, on links as they were measured."""
+    options = point.options
+    bits = 8 * (options.payload_bytes + options.header_bytes)
+    return one_switch(
+        point.packet_jobs, point.aggregators, gbps=links.packets_per_s * bits / 1e9, delay_us=1e6 * links.delay_s,
+        switch_us=0.0, seed=seed, jitter_s=links.jitter_s, server_s=0.0, mark_packets=1 << 20, loss_up=point.loss,
+        loss_down=point.loss,
+    )  # fmt: skip
+
+
+def simulations(point: Point, links: LinkFigures, seeds: Sequence[int]) -> list[Outcome]:
+    """What the packet simulator says of a point, seed by seed."""
+    found = []
+    for seed in seeds:
+        one = simulate(scenario(point, links, seed))
+        resent = sum(job.resend_share * job.packets for job in one.jobs) / one.worker_packets
+        found.append(Outcome(one.goodput_bits_per_s, one.fallback_share, resent))
+    return found
+
+
+def median(outcomes: Sequence[Outcome]) -> Outcome:
+    """The median of each figure."""
+    names = ("goodput_bits_per_s", "fallback_share", "resend_share")
+    return replace(outcomes[0], **{name: statistics.median(getattr(one, name) for one in outcomes) for name in names})
