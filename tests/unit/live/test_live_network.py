@@ -266,6 +266,21 @@ def test_priorities_follow_progress_without_another_region(make: Make) -> None:
     assert (after.epoch, after.version > before.version) == (before.epoch, True)
 
 
+def test_other_options_are_another_registration_with_another_secret(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    before = grants(c, job)[0]
+    c.engine.set_policy("fifo:ina=esa", c.now)
+    c.pass_s(4.0)
+    after = grants(c, job)[0]
+    assert (before.options["protocol"], after.options["protocol"], after.epoch) == ("atp", "esa", before.epoch)
+    assert after.token != before.token
+    orders = [node.answer.switch for node in c.nodes if node.answer and node.answer.switch]
+    assert [lease.token for order in orders for lease in order.leases] == [after.token]
+
+
 def test_deadlines_get_regions_of_their_own_and_others_keep_an_epoch_for_each_region(make: Make) -> None:
     c = make(policy="fifo:ina=inalloc")
     c.pass_s(2.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from plait.core.cluster import Switch
@@ -52,17 +54,21 @@ def grant_of_ranks(ctx: Context, job: JobRecord, attempt: Attempt) -> NetworkGra
         return None
     if not told.granted:
         return NetworkGrant(told.version, False, told.reason)
-    ports = [int(port) for port in told.ports]
+    ports, options = [int(port) for port in told.ports], dict(told.options or {})
     return NetworkGrant(
-        told.version, True, told.reason, wire_number(job.number), token_of(ctx, attempt), len(attempt.ranks),
-        (told.address, ports[0]), (told.address, ports[1]) if len(ports) > 1 else None, told.switch,
-        dict(told.options or {}), told.offset, told.size, told.lease, told.priority, told.slots,
+        told.version, True, told.reason, wire_number(job.number), token_of(ctx, attempt, options),
+        len(attempt.ranks), (told.address, ports[0]), (told.address, ports[1]) if len(ports) > 1 else None, told.switch,
+        options, told.offset, told.size, told.lease, told.priority, told.slots,
     )  # fmt: skip
 
 
-def token_of(ctx: Context, attempt: Attempt) -> str:
-    """The secret of an attempt for its switch: nobody reads it in the log, and every service of a home has the same."""
-    said = f"{attempt.job}:{attempt.epoch}".encode()
+def token_of(ctx: Context, attempt: Attempt, options: Mapping[str, Any]) -> str:
+    """The secret of an attempt for its switch: nobody reads it in the log, and every service of a home has the same.
+
+    With other options the job is registered anew and its packets are numbered from 0 again. Then it has another secret,
+    so that ranks that do not know this yet cannot put packets with their former numbers among the new ones.
+    """
+    said = f"{attempt.job}:{attempt.epoch}:{json.dumps(dict(options), sort_keys=True)}".encode()
     return hmac.new(ctx.secret, said, hashlib.sha256).hexdigest()[: 2 * TOKEN_BYTES]
 
 
@@ -85,8 +91,9 @@ def _lease(ctx: Context, lease: Leased, switch: Switch) -> Lease:
     attempt = ctx.state.jobs[lease.job].attempt
     assert attempt is not None, "a lease is of an attempt"
     grant, ttl_s = lease.grant, ina_of(ctx.state.jobs[lease.job].request).ttl_s
+    options = options_of(ctx, lease, switch)
     return Lease(
-        lease.job, wire_number(lease.job), job_name(lease.job), token_of(ctx, attempt), len(attempt.ranks),
-        lease.epoch, grant.offset, grant.size or switch.usable, grant.priority, ttl_s or 0.0,
-        options_of(ctx, lease, switch),
+        lease.job, wire_number(lease.job), job_name(lease.job), token_of(ctx, attempt, options),
+        len(attempt.ranks), lease.epoch, grant.offset, grant.size or switch.usable, grant.priority, ttl_s or 0.0,
+        options,
     )  # fmt: skip
