@@ -208,6 +208,12 @@ def test_requests_that_cannot_be_carried_out_say_why(switch: Plane) -> None:
         (switch.ask("register", job=2), "op 'register': expected_workers is missing"),
         (switch.ask("register", job=2, expected_workers=1), "options are None; they take an object with protocol"),
         (switch.ask("register", job=2, token="xy"), "job 2: token 'xy' is not hexadecimal"),
+        (switch.register(2, protocol=["atp"]), "they take an object with protocol"),
+        (switch.register(2, rto_s=1e300), "rto_s is 1e+300; it takes 1e-09 to 1e+06"),
+        (switch.ask("drain", job=1, epoch=10**30), "epoch is an integer of 31 digits; it takes a number below 2^62"),
+        (switch.ask("free", job=10**400), "job is an integer of 401 digits; it takes a number below 2^62"),
+        (switch.operations.answer(b'{"op": "free", "job": ' + b"9" * 9_999 + b"}"), "Exceeds the limit"),
+        (switch.operations.answer(b"[" * 60_000), "the request is nested too deeply"),
     ):  # fmt: skip
         assert not answer["ok"]
         assert error in answer["error"]
@@ -265,6 +271,21 @@ def test_the_switch_introduces_itself_to_the_server_until_it_is_heard_of(switch:
     for now in range(200_000_000, 700_000_000, 25_000_000):
         switch.plane.tend(now)
     assert len(switch.sent) == 2
+
+
+def test_a_server_forgets_a_switch_that_serves_no_job_any_more(switch: Plane) -> None:
+    server = ServerPlane(16, 8, 2, 0, switch.send)
+    for job in (1, 2):
+        server.register(job, "one", 2, preset("atp", payload_bytes=16, window=8), bytes.fromhex(TOKEN))
+    for port in (1, 2, 3):  # a switch that restarts comes from another port
+        for job in (1, 2):
+            hello = pack(Hello(job, 0, bytes.fromhex(TOKEN)))
+            server.take(("s", port), hello, len(hello), 0)
+            assert set(server._rows_of) == ({("s", port - 1), ("s", port)} if job == 1 and port > 1 else {("s", port)})
+    server.free(1)
+    assert set(server._rows_of) == {("s", 3)}
+    server.free(2)
+    assert server._rows_of == {}
 
 
 def test_a_sweep_goes_on_where_it_had_no_more_room(switch: Plane) -> None:

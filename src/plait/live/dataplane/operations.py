@@ -48,8 +48,10 @@ class Operations:
             if op not in known:
                 raise InputError(f"op {op!r} does not exist; {suggest(op, known)}")
             found: dict[str, Any] = getattr(self, known[op])(request)
-        except (InputError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (InputError, ValueError) as error:  # also of JSON with a number of too many digits
             return {"ok": False, "error": str(error)}
+        except RecursionError:
+            return {"ok": False, "error": "the request is nested too deeply; a request is a JSON object with op"}
         return {"ok": True, **found}
 
     def do_status(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +138,9 @@ def _whole(request: Mapping[str, Any], name: str, absent: Any = _REQUIRED) -> An
     if isinstance(value, bool) or not isinstance(value, int):
         given = "missing" if value is _REQUIRED else f"{value!r}"
         raise InputError(f"op {request.get('op')!r}: {name} is {given}; it takes a whole number")
+    if abs(value) >= 1 << 62:
+        given = f"an integer of {len(str(abs(value)))} digits"
+        raise InputError(f"op {request.get('op')!r}: {name} is {given}; it takes a number below 2^62")
     return value
 
 
@@ -149,7 +154,7 @@ def _number(request: Mapping[str, Any], name: str) -> float:
 def _options(request: Mapping[str, Any], job: int) -> Options:
     """The options of a job, complete and checked."""
     given = request.get("options")
-    if not isinstance(given, dict) or "protocol" not in given:
+    if not isinstance(given, dict) or not isinstance(given.get("protocol"), str):
         raise InputError(f"job {job}: options are {given!r}; they take an object with protocol")
     try:
         return preset(**given)

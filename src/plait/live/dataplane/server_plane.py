@@ -100,12 +100,18 @@ class ServerPlane:
         former = self._switch_of.get(hello.job)
         if former == address:
             return
-        if former is not None:
-            self._rows_of[former][hello.job] = -1
         self._switch_of[hello.job] = address
+        self._leave(former, hello.job)
         if address not in self._rows_of:
             self._rows_of[address] = np.full(MOST_JOBS, -1, dtype=np.int64)
         self._rows_of[address][hello.job] = self.row_of[member.job]
+
+    def _leave(self, former: Address | None, job: int) -> None:
+        """Accept packets of a job from this switch no more, and none at all once it serves no job."""
+        if former is not None:
+            self._rows_of[former][job] = -1
+            if former not in self._switch_of.values():
+                del self._rows_of[former]
 
     def _step(self, address: Address, data: Buffer, count: int, now: int) -> None:
         """A batch: decode, drop what may not be sent, step, encode, send."""
@@ -187,11 +193,7 @@ class ServerPlane:
         open_sums = self.open_sums(row)
         self.server.jobs[row]["expected"] = 0
         self._free.append(row)
-        address = self._switch_of.pop(job, None)
-        if address is not None:
-            self._rows_of[address][job] = -1
-            if address not in self._switch_of.values():
-                del self._rows_of[address]
+        self._leave(self._switch_of.pop(job, None), job)
         self.faults.forget(job)
         return open_sums
 

@@ -65,12 +65,14 @@ class Options:
     gap_threshold: int = option(
         "Later results after which a gap is sent again; published for ATP, whose code takes 1", default=3, least=1
     )
-    rto_s: float = option("Seconds without a result after which packets are sent again", default=200e-6, least=1e-9)
-    first_rto_s: float = option("The same until the first result of a tensor", default=50e-3, least=1e-9)
+    rto_s: float = option(
+        "Seconds without a result after which packets are sent again", default=200e-6, least=1e-9, most=1e6
+    )
+    first_rto_s: float = option("The same until the first result of a tensor", default=50e-3, least=1e-9, most=1e6)
     backoff_every: int = option("Timeouts in a tensor after which the timer doubles", default=100, least=1)
     max_timeouts: int = option("Timeouts in a row after which the job gives up aggregation", default=20, least=1)
     max_age_s: float = option(
-        "Seconds after which a switch frees what nobody completed", default=0.0, least=0, unset="4 timeouts"
+        "Seconds after which a switch frees what nobody completed", default=0.0, least=0, most=1e6, unset="4 timeouts"
     )
     a2tp_theta: float = option("A2TP: share of collisions that leaves the window alone", default=0.1, least=0, most=1)
     a2tp_alpha_gain: float = option("A2TP: weight of a new sample of congestion", default=1 / 8, least=0, most=1)
