@@ -65,8 +65,8 @@ def grant_of_ranks(ctx: Context, job: JobRecord, attempt: Attempt) -> NetworkGra
 def token_of(ctx: Context, attempt: Attempt, options: Mapping[str, Any]) -> str:
     """The secret of an attempt for its switch: nobody reads it in the log, and every service of a home has the same.
 
-    With other options the job is registered anew and its packets are numbered from 0 again. Then it has another secret,
-    so that ranks that do not know this yet cannot put packets with their former numbers among the new ones.
+    With other options the job is registered again, and its packets are numbered from 0 again. Then it has another
+    secret, so that ranks that do not know this yet cannot put packets with their former numbers among the new ones.
     """
     said = f"{attempt.job}:{attempt.epoch}:{json.dumps(dict(options), sort_keys=True)}".encode()
     return hmac.new(ctx.secret, said, hashlib.sha256).hexdigest()[: 2 * TOKEN_BYTES]
