@@ -1,6 +1,6 @@
 """The same jobs through the running switch and through the packet simulator: goodput and fallback share.
 
-    python benchmarks/bench_live_network.py [--quick] [--passes N] [--json] [--svg FOLDER]
+    python benchmarks/bench_live_network.py [--quick] [--passes N] [--seed N] [--json] [--svg FOLDER]
 
 Switch and server are processes, all packets pass the kernel; only links are paced (`plait.testing.paced_links`), so
 slow that the load of the machine matters little. Two runs that are not among the points measure rate and delay, which
@@ -68,15 +68,15 @@ def points() -> list[Point]:
     return found
 
 
-def measure(passes: int) -> tuple[LinkFigures, list[Row]]:
-    """Calibrate, run all points so often, and simulate them."""
+def measure(passes: int, first: int) -> tuple[LinkFigures, list[Row]]:
+    """Calibrate, run all points so often, and simulate them; no two live runs lose the same packets."""
     outcomes: dict[Point, list[Outcome]] = {point: [] for point in points()}
     with PacedDataplane(PACKETS_PER_S, DELAY_S) as live:
         links = live.calibrate()
-        for seed in range(passes):
-            for point, found in outcomes.items():
+        for k in range(passes):
+            for seed, (point, found) in enumerate(outcomes.items(), 1000 * (first + k)):
                 found.append(live.measure(point, seed))
-                print(f"pass {seed + 1}: {label(point)}", file=sys.stderr, flush=True)
+                print(f"pass {k + 1}: {label(point)}", file=sys.stderr, flush=True)
     rows = []
     for point, found in outcomes.items():
         seeds = simulations(point, links, SEEDS)
@@ -150,7 +150,8 @@ def pictures(folder: Path, rows: list[Row]) -> None:
 def main() -> None:
     """Measure and print."""
     passes = int(sys.argv[sys.argv.index("--passes") + 1]) if "--passes" in sys.argv else 1 if QUICK else 3
-    links, rows = measure(passes)
+    first = int(sys.argv[sys.argv.index("--seed") + 1]) if "--seed" in sys.argv else 0
+    links, rows = measure(passes, first)
     if "--svg" in sys.argv:
         pictures(Path(sys.argv[sys.argv.index("--svg") + 1]), rows)
     if "--json" in sys.argv:
