@@ -126,9 +126,10 @@ def _run(options: SwitchOptions | ServerOptions) -> None:
 @app.command("switch")
 @command(SwitchOptions, _run)
 def switch() -> None:
-    """Run a software switch that adds up gradients, until a signal or a request to stop.
+    """Run a software switch that adds up gradients.
 
-    It prints a line of JSON with its addresses when it is ready. Jobs are registered at its control socket.
+    It runs until a signal or a request to stop, and prints a line of JSON with its addresses when it is ready. Jobs
+    are registered at its control socket.
 
     \b
     plait network switch --name tor0 --aggregators 4096 --control tor0.sock
@@ -139,9 +140,10 @@ def switch() -> None:
 @app.command("server")
 @command(ServerOptions, _run)
 def server() -> None:
-    """Run an aggregation server, which completes what switches with shared aggregators did not.
+    """Run an aggregation server beside a switch.
 
-    It prints a line of JSON with its addresses when it is ready. Jobs are registered at its control socket.
+    It completes the sums that a switch with shared aggregators did not, and prints a line of JSON with its addresses
+    when it is ready. Jobs are registered at its control socket.
 
     \b
     plait network server --control server.sock --window 1024 --jobs 16
@@ -156,8 +158,9 @@ def status(
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the switches of a cluster: their memory, who has it, and how jobs exchange gradients.
+    """Show the switches of a cluster and who has their memory.
 
+    Also, how each job exchanges gradients.
     With --control, one running switch or aggregation server: what it holds, and what each of its jobs did.
 
     \b
@@ -189,9 +192,10 @@ def _bench(request: BenchRequest) -> None:
 @app.command("bench")
 @command(BenchRequest, _bench)
 def bench() -> None:
-    """Measure buckets of gradients through a software switch on this machine, beside gloo's all-reduce.
+    """Measure buckets through a switch, beside gloo.
 
-    It starts a switch, a server and the ranks; the tables say where the time of a bucket goes.
+    Buckets of gradients go through a software switch on this machine, and through gloo's all-reduce. A switch, a server
+    and the ranks are started; the tables say where the time of a bucket goes.
 
     \b
     plait network bench
