@@ -18,6 +18,7 @@ from plait.dashboard.answers import Answers
 from plait.dashboard.api_client import ApiClient, Refused
 from plait.dashboard.figures import ago, hue, share, size
 from plait.dashboard.sessions import Session, Sessions
+from plait.dashboard.work import Works
 from plait.live.scheduler.records.event_words import brief
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Web:
     def __init__(self, api: ASGIApp) -> None:
         """Nobody is logged in. `api`: the application that answers under `/v1/`."""
         self.api, self.sessions, self.answers = api, Sessions(), Answers()
+        #: What is calculated in processes of their own.
+        self.works = Works()
         #: The newest forecast of the queue; see `outlook`.
         self.outlook: dict[str, Any] = {}
         self.templates = Environment(

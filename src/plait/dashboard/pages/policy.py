@@ -1,21 +1,55 @@
-"""The policy that decides, the projects and their quotas; administrators may choose another policy."""
+"""The policy that decides, and projects; what another policy would do; administrators may choose another one."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from starlette.responses import Response
 
+from plait.core.errors import InputError
 from plait.dashboard.web import ROOT, Viewer, done, shown
-from plait.policies.catalog import rows
+from plait.dashboard.work import Work
+from plait.policies.catalog import check_named, rows
+
+#: Seconds that a comparison simulates, after which it is ended, and for which it is shown.
+BUDGET_S, LIMIT_S, KEPT_S = 15.0, 60.0, 60.0
+#: What a decision does with a job, in words.
+WORDS = {
+    "start": "starts", "stop": "stops", "resize": "changes its size", "move": "moves", "regroup": "shares otherwise",
+    "keep": "runs on", "wait": "waits",
+}  # fmt: skip
 
 
 @shown
 async def show_policy(viewer: Viewer) -> Response:
-    """The page."""
+    """The page; with `?with=POLICY` that policy beside the one that decides."""
+    query = viewer.request.query_params
+    other = query.get("with", "").strip()[:200]
     policy = await viewer.api.get("/v1/policy")
     projects = await viewer.get(1.0, "/v1/projects")
+    work, wrong = None, ""
+    if other:
+        try:
+            # Anybody may ask, so no file is read and no module imported that the catalog does not name.
+            check_named(other, (), Path("/nonexistent"))
+            work = _comparison(viewer, other, policy["policy"])
+        except InputError as error:
+            wrong = str(error)
     return viewer.page(
-        "policy.html.j2", title="Policy", policy=policy, projects=projects, names=sorted(rows()), live=False
-    )
+        "policy.html.j2", title="Policy", policy=policy, projects=projects, names=sorted(rows()), live=False,
+        other=other, work=work, wrong=wrong, words=WORDS, age_s=viewer.web.works.age_s(work) if work else 0.0,
+    )  # fmt: skip
+
+
+def _comparison(viewer: Viewer, other: str, current: str) -> Work:
+    works, key = viewer.web.works, ("compare", current, other)
+
+    async def ask() -> Any:
+        return {"state": await viewer.api.get("/v1/state"), "policy": other, "seconds": BUDGET_S}
+
+    found = works.find(key, KEPT_S)
+    return found or works.begin(key, "plait.dashboard.calculations.compare", ask, LIMIT_S)
 
 
 @done

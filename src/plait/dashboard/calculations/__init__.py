@@ -1,0 +1,1 @@
+"""What pages calculate in processes of their own (`plait.dashboard.work`), one module each. Start at `compare`."""
