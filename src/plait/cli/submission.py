@@ -73,6 +73,7 @@ class Asked:
     wait_for_nodes: bool = same(Job, "wait_for_nodes")
     project: str | None = same(Job, "project")
     priority: float | None = same(Job, "priority")
+    what_if: bool = option("Submit nothing; say when it would start and end, and what would be sooner", default=False)
     wait: bool = option("Wait for the end; exit code 1 if a job fails", default=False, short="w")
     show_schema: bool = option("Print the JSON Schema of job files and exit", default=False, flag="schema")
     home: HomeOption = None
@@ -89,6 +90,8 @@ class Asked:
         said = [name for name, value in ways.items() if value is not None]
         if len(said) > 1:
             raise InputError(f"{' and '.join(said)} exclude each other: each says where the job's programs come from")
+        if self.what_if and self.wait:
+            raise InputError("--what-if and --wait exclude each other: nothing is submitted that one could wait for")
         if self.export_all and self.node_env:
             raise InputError("--export-all and --node-env exclude each other")
         if self.file is None and not self.command:

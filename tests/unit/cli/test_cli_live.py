@@ -729,40 +729,65 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
     apply(state, JobSubmitted(0.0, 0, JobBatch.of(specs)))
     apply(state, ReplanDue(0.0))
     fake.answers["GET", "/v1/state"] = {**state.to_json(), "asked_s": 4.0, "round_s": 0.0, "paces": {}}
-    out = plait("explain", "j-1").out
+    out = plait("explain", "j-1", "--eta").out
     assert out.startswith("j-1 is waiting, place 1 of 3 in the queue: 2 GPUs are held\n")
     assert "entry 17 of the log" in out
     assert "ahead of it: j-0 of bob has 2 GPUs" in out
     assert "with 1 GPU it would start now" in out
     assert "starts in 1 min" in out
     assert "assumed: 10 runs of the queue as it is, under fifo" in out
-    eta = json.loads(plait("explain", "j-1", "--json").out)["eta"]
+    eta = json.loads(plait("explain", "j-1", "--eta", "--json").out)["eta"]
     assert 70 < eta["start_in_s"][0] < eta["start_in_s"][1] < 130
     assert eta["end_in_s"][0] > eta["start_in_s"][0] + 70
     fake.answers["GET", "/v1/jobs/j-0/explain"] = {"id": "j-0", "number": 0, "state": "running", "left_s": 200.0}
-    fake.answers["GET", "/v1/status"] = {"jobs": {"running": 1, "waiting": 1, "finished": 5000}}
-    out = plait("explain", "j-0").out
+    out = plait("explain", "j-0", "--eta").out
     assert "to 3 min 20 s; at its pace now in 3 min 20 s" in out
     assert "left at this pace" not in out  # one statement of the end
-    low, high = json.loads(plait("explain", "j-0", "--json").out)["eta"]["end_in_s"]
+    low, high = json.loads(plait("explain", "j-0", "--eta", "--json").out)["eta"]["end_in_s"]
     assert 70 < low < 120
     assert high == 200.0
 
 
-def test_explain_of_a_long_queue_does_not_play_it_forward_unless_asked_to(plait, fake):
-    fake.answers["GET", "/v1/state"] = {**State().to_json(), "policy": "fifo"}
-    for job, known in (("j-1", {"state": "waiting", "waiting": 10_000}), ("j-2", {"state": "running"})):
-        fake.answers["GET", f"/v1/jobs/{job}/explain"] = {"id": job, "number": int(job[2:]), **known}
-    fake.answers["GET", "/v1/status"] = {"jobs": {"waiting": 9_000, "running": 8, "finished": 10**6}}
-    for job, many in (("j-1", "10,000"), ("j-2", "9,008")):
-        assert (
-            f"no estimate of times: {many} jobs are open; plait explain {job} --eta plays" in plait("explain", job).out
-        )
-        assert many in json.loads(plait("explain", job, "--json").out)["no_eta"]
-        assert "no estimate" not in plait("explain", job, "--no-eta").out
+def test_submit_what_if_submits_nothing_and_says_when_and_why(plait, fake):
+    times = {"middle_s": 90.0, "half_s": [60.0, 120.0], "wide_s": [30.0, 300.0]}
+    smaller = {
+        "change": "gpus", "option": "--gpus 1", "text": "with 1 GPU, if it then takes 2 times as long", "start": times,
+        "end": None, "gpu_hours": [1.0, 1.0, 1.0], "gains": ["starts sooner"],
+    }  # fmt: skip
+    fake.answers["POST", "/v1/what-if"] = {
+        "start": times, "end": times, "gpu_hours": [0.5, 1.0, 2.0], "policy": "fifo", "gpus": 2, "duration": "x",
+        "place": 2, "waiting": 3, "assumptions": ["a"], "remarks": ["fifo ignores its priority"],
+        "blocked_by": {"kind": "queue", "text": "1 job ahead", "jobs": [{"text": "j-0 of ben waits for 2 GPUs"}]},
+        "variants": [smaller],
+    }  # fmt: skip
+    answer = plait("submit", "--what-if", "--gpus", "2", "--", "python", "-V")
+    assert answer.code == 0, answer
+    assert "nothing is submitted; with 2 GPUs it would be at place 2 of 3 that wait\n" in answer.out
+    assert "blocked by 1 job ahead\n    j-0 of ben waits for 2 GPUs\n" in answer.out
+    assert "with 1 GPU, if it then takes 2 times as long (--gpus 1): starts sooner\n" in answer.out
+    assert "its pace is what the others leave; 1 GPU-hours" in answer.out
+    assert "POST /v1/jobs" not in fake.paths()
+    assert fake.bodies[-1]["gpus"] == 2
+    assert json.loads(plait("submit", "--what-if", "--json", "--", "python", "-V").out)[0]["place"] == 2
+    assert "exclude each other" in plait("submit", "--what-if", "--wait", "--", "python", "-V").err
+
+
+def test_explain_shows_intervals_and_has_them_kept(plait, fake):
+    times = {"middle_s": 90.0, "half_s": [60.0, 120.0], "wide_s": [30.0, 300.0]}
+    never = {"middle_s": None, "half_s": [None, None], "wide_s": [None, None]}
+    said = {"start": [40.0, 90.0, 200.0], "end": [50.0, None, None]}
+    fake.answers["GET", "/v1/jobs/j-1/explain"] = {
+        "id": "j-1", "number": 1, "state": "waiting",
+        "forecast": {"start": times, "end": never, "duration": "its own progress", "said": said, "assumptions": ["a"]},
+    }  # fmt: skip
+    fake.answers["POST", "/v1/jobs/j-1/forecast"] = {"id": "j-1"}
+    out = plait("explain", "j-1").out
+    assert "starts in 1 min 0 s to 2 min 0 s (one in two), in 30.0 s to 5 min 0 s (four in five)\n" in out
+    assert "ends   not with the nodes and jobs that are there now\n" in out
+    assert "its duration is drawn from its own progress\n  assumed: a" in out
+    assert fake.bodies[-1] == said
     assert "GET /v1/state" not in fake.paths()
-    plait("explain", "j-1", "--eta")
-    assert "GET /v1/state" in fake.paths()
+    assert json.loads(plait("explain", "j-1", "--json").out)["forecast"]["start"] == times
 
 
 def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait, fake, monkeypatch, tmp_path):
@@ -776,7 +801,7 @@ def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait,
     fake.answers["GET", "/v1/state"] = {
         **state.to_json(), "policy": "nowhere:Mine", "asked_s": 4.0, "round_s": 0.0, "paces": {},
     }  # fmt: skip
-    answer = plait("explain", "j-1")
+    answer = plait("explain", "j-1", "--eta")
     assert answer.code == 0
     assert "place 1 of 3 in the queue: 2 GPUs are held" in answer.out
     assert "with 1 GPU it would start now" in answer.out
@@ -784,7 +809,7 @@ def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait,
     assert "not named on this machine; ask where `plait up` was run" in answer.out
     monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
     (tmp_path / "up.json").write_text('{"allow-policy": ["nowhere"]}')
-    told = json.loads(plait("explain", "j-1", "--json").out)
+    told = json.loads(plait("explain", "j-1", "--eta", "--json").out)
     assert told["eta"] is None
     assert "No module named 'nowhere'" in told["no_eta"]
 

@@ -88,6 +88,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 WRITES = [
     ("POST", "/v1/jobs", {"command": ["true"]}, {"admin", "ann", "ben"}),
+    ("POST", "/v1/what-if", {"command": ["true"]}, {"admin", "ann", "ben"}),
     ("POST", "/v1/jobs/j-0/forecast", {"start": [1.0, 2.0, None], "end": [3, 4, 5]}, {"admin", "ann"}),
     ("DELETE", "/v1/jobs/j-0", None, {"admin", "ann"}),
     ("PUT", "/v1/policy", {"policy": "fifo"}, {"admin"}),

@@ -17,6 +17,7 @@ from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print
 from plait.cli.policy_modules import AllowForLog
 from plait.cli.render import adaptive_view
 from plait.cli.render.fidelity_table import FIDELITY_HEADS, fidelity_lines, fidelity_row
+from plait.cli.render.forecast_lines import forecast_lines
 from plait.cli.render.tables import plain_lines
 from plait.core.words import counted, duration
 
@@ -25,39 +26,32 @@ if TYPE_CHECKING:
     from plait.forecast.queue import Foreseen
     from plait.live.client.client import Client
 
-#: Largest number of open jobs for a forecast without --eta: it simulates all of them, ten times.
-FORESEEN = 1000
-
 
 def explain(
     job: JobArgument,
     eta: Annotated[
-        bool | None,
-        typer.Option(
-            help="Simulate the queue to estimate start and end. [default: only if at most 1000 jobs are open]"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of unknown durations.")] = 0,
+        bool,
+        typer.Option(help="Also simulate the whole queue, ten times, under the policy itself. Slow if long."),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of unknown durations, for --eta.")] = 0,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say why a job waits, how it shares, and when it will end.
 
-    For a waiting job, also shows what would start it now.
+    For a waiting job, also shows what would start it now. Starts and ends are intervals.
     """
     from plait.live.client.client import FINAL
     from plait.live.layout import job_number
 
     with client(home) as service:
         found = service.explain(job)
-        many = _too_many(service, found) if eta is None else 0
-        state = service.state() if eta is not False and not many and found.get("state") not in FINAL else None
-        number = found.get("number", job_number(str(found.get("id", job))))
-        foreseen, unforeseen = (
-            (None, _cut(many, str(found["id"]))) if state is None else try_to_foresee(state, seed, home)
-        )
-        if foreseen is not None and number in foreseen.raw.etas:
-            tell(service, str(found["id"]), foreseen.raw.etas[number])
+        state = service.state() if eta and found.get("state") not in FINAL else None
+        forecast = found.get("forecast")
+        if forecast is not None:
+            tell(service, str(found["id"]), forecast["said"])
+    number = found.get("number", job_number(str(found.get("id", job))))
+    foreseen, unforeseen = (None, None) if state is None else try_to_foresee(state, seed, home)
     mine = None if foreseen is None or number is None else foreseen.honest.etas.get(int(number))
     # At its own pace, which a job that is about to stop will not keep.
     left_s = found.get("left_s") if found["state"] == "running" else None
@@ -65,29 +59,14 @@ def explain(
     if as_json:
         print_json({**found, "eta": _eta_json(foreseen, mine), "no_eta": unforeseen})
         return
-    if foreseen is None or mine is None:
-        for line in explanation_lines(found) + ([f"  no estimate of times: {unforeseen}"] if unforeseen else []):
-            typer.echo(plain_lines(line))
-        return
-    for line in explanation_lines({**found, "left_s": None}) + eta_lines(foreseen.honest, mine, left_s):
+    lines = explanation_lines({**found, "left_s": None} if mine is not None else found)
+    if forecast is not None:
+        lines += forecast_lines(forecast)
+    if foreseen is not None and mine is not None:
+        lines += ["  simulated:", *eta_lines(foreseen.honest, mine, left_s)]
+    lines += [f"  no estimate of times: {unforeseen}"] if unforeseen else []
+    for line in lines:
         typer.echo(plain_lines(line))
-
-
-def _too_many(service: Client, found: dict[str, Any]) -> int:
-    """The number of open jobs if there are too many for a forecast without --eta; otherwise 0."""
-    from plait.live.client.client import FINAL
-
-    if found.get("state") in FINAL:
-        return 0
-    count = found.get("waiting")  # all others have GPUs, which are not as many
-    if count is None:
-        count = sum(n for state, n in service.status()["jobs"].items() if state not in FINAL)
-    return count if count > FORESEEN else 0
-
-
-def _cut(many: int, job: str) -> str | None:
-    """Why there is no forecast of a long queue."""
-    return f"{many:,} jobs are open; plait explain {job} --eta plays all of them forward" if many else None
 
 
 def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None) -> tuple[Foreseen | None, str | None]:
@@ -109,13 +88,12 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None
         return None, f"the queue cannot be played forward here: {why}"
 
 
-def tell(service: Client, job: str, eta: Eta) -> None:
-    """Send the forecast of `job` to the service, for calibration; ignored if not permitted or the job has ended."""
+def tell(service: Client, job: str, said: Mapping[str, Any]) -> None:
+    """Have the forecast of `job` kept, for calibration; ignored if not permitted or the job has ended."""
     from plait.core.errors import PlaitError
 
-    said = [None if interval is None else interval.said_json() for interval in (eta.start, eta.end)]
     with contextlib.suppress(PlaitError):
-        service.tell_forecast(job, said[0], said[1] or [])
+        service.tell_forecast(job, said["start"], said["end"])
 
 
 def explanation_lines(found: dict[str, Any]) -> list[str]:

@@ -75,6 +75,10 @@ class Client(Caller):
         found: list[Submitted] = answer["jobs"] if isinstance(answer, dict) else answer
         return found
 
+    def what_if(self, job: Mapping[str, Any]) -> Json:
+        """When a job like this would start and end, and what blocks it; nothing is submitted."""
+        return self._object("POST", "/v1/what-if", body=dict(job), again=True)
+
     def jobs(
         self, *, state: str | None = None, user: str | None = None, limit: int = 100, offset: int = 0
     ) -> list[Json]:

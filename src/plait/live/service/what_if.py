@@ -1,19 +1,30 @@
-"""Answers what would start a waiting job, in a thread of its own, each question once per decision."""
+"""Answers what would start a waiting job and what a submission would get, in a thread of its own, once per decision."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
+from plait.core.jobs import JobSpec
 from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.explain import submission
+from plait.live.scheduler.explain.outlook import Outlook, assumptions, foresee
+from plait.live.scheduler.explain.queue_copy import QueueCopy, history_of
 from plait.live.scheduler.explain.what_if import Copy, Question
+from plait.live.store import Store
+from plait.queueing.durations import History
+
+T = TypeVar("T")
 
 #: Seconds after which the policy is asked no more.
 BUDGET_S = 2.0
 #: Jobs that may be asked about at a time; others have to ask again.
 MOST_WAITING = 16
+#: Ended jobs from which durations are drawn at most, the last ones, and for how long these are not read again, seconds.
+PAST, READ_S = 3000, 10.0
 
 
 def _answer(question: Question) -> list[dict[str, Any]]:
@@ -24,8 +35,12 @@ def _answer(question: Question) -> list[dict[str, Any]]:
 class WhatIfService:
     """Answers one question at a time, each once per decision."""
 
-    def __init__(self) -> None:
-        """Nothing was asked."""
+    def __init__(self, store: Store) -> None:
+        """Nothing was asked. `store` has the jobs that ended."""
+        self._store = store
+        self._queue: QueueCopy | None = None
+        self._outlook: tuple[QueueCopy, Outlook, History] | None = None
+        self._history: tuple[float, History] | None = None
         self._copy: Copy | None = None
         self._answers: dict[tuple[int, int], Future[list[dict[str, Any]]]] = {}
         self._lock = threading.Lock()
@@ -51,6 +66,51 @@ class WhatIfService:
             if answer is None and sum(not a.done() for a in self._answers.values()) < MOST_WAITING:
                 answer = self._answers[decision, question.number] = self._pool.submit(_answer, question)
             return answer
+
+    # -- forecasts ------------------------------------------------------------------------------------
+
+    def queue(self, engine: Engine, now_s: float) -> QueueCopy | None:
+        """In the engine's thread: the queue after the last decision, copied once; None before any node has joined."""
+        state = engine.state
+        numbers = None if state.controller is None else state.controller.active
+        if self._queue is None or self._queue.decision != state.decision_seq or numbers is None or (
+            len(numbers) != len(self._queue.controller.active)
+        ):  # fmt: skip
+            self._queue = QueueCopy.of(engine.context, engine.clock(now_s))
+        return self._queue
+
+    def later(self, work: Callable[[], T]) -> Future[T]:
+        """Have it done in the thread of this service, after what was asked before."""
+        return self._pool.submit(work)
+
+    def submission(self, copy: QueueCopy, spec: JobSpec, name: str) -> dict[str, Any]:
+        """In that thread: what a job would get; see `plait.live.scheduler.explain.submission.what_if`."""
+        now, history = self.outlook(copy)
+        return submission.what_if(copy, now, history, spec, name)
+
+    def forecast(self, copy: QueueCopy, number: int) -> dict[str, Any] | None:
+        """In that thread: start and end of a job; None for one that the queue did not have."""
+        row = copy.row(number)
+        if row is None:
+            return None
+        now, _ = self.outlook(copy)
+        found = now.of(row, copy.by)
+        return found and {**found, "assumptions": assumptions(now.queue, copy.policy, copy.by)}
+
+    def outlook(self, copy: QueueCopy) -> tuple[Outlook, History]:
+        """In that thread: the queue played forward, once per decision, and the jobs that durations are drawn from."""
+        if self._outlook is None or self._outlook[0] is not copy:
+            history = self._past(copy)
+            self._outlook = copy, foresee(copy.arrays(), history, copy.controller.now_s), history
+        return self._outlook[1:]
+
+    def _past(self, copy: QueueCopy) -> History:
+        now_s = time.monotonic()
+        if self._history is None or now_s - self._history[0] > READ_S:
+            found = self._store.job_columns(states=("finished", "failed", "cancelled"), limit=PAST)
+            rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+            self._history = now_s, history_of(reversed(rows), copy.stated())
+        return self._history[1]
 
     def close(self) -> None:
         """End the thread that answers; questions that wait get no answer."""

@@ -106,6 +106,12 @@ class Composed:
         """What users ask for that this policy takes into account."""
         return self.urgency.uses
 
+    def ranked(self, view: View) -> IntArray:
+        """The rows of the view in the order of the next decision, without a decision: nobody is placed."""
+        ranking = self.order(view)
+        keys = ranking.keys if isinstance(ranking, Ranking) else (ranking,)
+        return sort((*self.urgency(view.jobs)[0], *keys))
+
     def decide(self, view: View) -> Plan:
         """Rank, protect, place."""
         jobs = view.jobs

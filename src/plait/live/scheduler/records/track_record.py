@@ -30,8 +30,9 @@ PRIOR_WEIGHT, ENOUGH = 10.0, 40
 SCALE_S = 1.0
 #: The least half width of an interval on that scale, and the largest score that is believed.
 NARROWEST, MOST = 0.1, 20.0
-#: The part of forecasts that comes before the early end, and the part after the late one.
-TAIL = 0.1
+#: The part of forecasts that comes before the early end, and the part after the late one: of intervals that hold in
+#: four of five cases, and of those that hold in one of two.
+TAIL, QUARTER = 0.1, 0.25
 
 #: Seconds from a decision to the first iteration and from a request to stop to the end, if none was measured: of
 #: a process that imports PyTorch.
@@ -72,11 +73,16 @@ def score(said: Said, came_s: float) -> float | None:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Ends of honest intervals, in half widths from the middle, from so many scores (`known`)."""
+    """Ends of honest intervals, in half widths from the middle, from so many scores (`known`).
+
+    Four in five hold between `low` and `high`, one in two between `early` and `late`.
+    """
 
     low: float
     high: float
     known: int
+    early: float = field(default=math.nan, compare=False)
+    late: float = field(default=math.nan, compare=False)
 
     @classmethod
     def of(cls, scores: Sequence[float]) -> Calibration:
@@ -87,16 +93,24 @@ class Calibration:
         values, weights = (np.array(column) for column in zip(*sorted(pairs), strict=True))
         # The one to come lies in each of the gaps between those known with the same chance: there is one more of them.
         below = np.cumsum(weights) / (weights.sum() + 1.0)
-        low, high = np.interp([TAIL, 1.0 - TAIL], below, values)
-        return cls(float(low), float(high), known)
+        low, early, late, high = np.interp([TAIL, QUARTER, 1.0 - QUARTER, 1.0 - TAIL], below, values).tolist()
+        return cls(low, high, known, early, late)
 
     def interval(self, said: Said) -> tuple[float, float]:
         """The honest interval of a forecast, seconds; one that expected never stays as it is."""
+        return self._between(said, self.low, self.high)
+
+    def inner(self, said: Said) -> tuple[float, float]:
+        """The same of which one in two holds."""
+        return self._between(said, self.early, self.late)
+
+    @staticmethod
+    def _between(said: Said, low: float, high: float) -> tuple[float, float]:
         if not math.isfinite(said[1]):
             return said[0], said[2]
         middle, half = _scaled(said[1]), _half(said)
-        late = _seconds(middle + self.high * half) if math.isfinite(said[2]) else math.inf
-        return _seconds(middle + self.low * half), late
+        late = _seconds(middle + high * half) if math.isfinite(said[2]) else math.inf
+        return _seconds(middle + low * half), late
 
 
 def _recent(values: Iterable[float] = ()) -> deque[float]:

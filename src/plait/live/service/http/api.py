@@ -41,7 +41,7 @@ class Api:
         """Parts of one service."""
         self.store, self.worker, self.tokens, self.mailbox, self.begin = store, worker, tokens, mailbox, begin
         self.metrics = Metrics(worker)
-        self.what_if = WhatIfService()
+        self.what_if = WhatIfService(store)
         self.closing = asyncio.Event()
 
     def who(self, request: Request, *roles: str) -> Token:

@@ -44,7 +44,7 @@ async def submit(
     data = await api.body(request)
     several = isinstance(data, dict) and "jobs" in data
     jobs = parse(JobsIn, data).jobs if several else [parse(JobIn, data)]
-    requests = [_in_project(job.request(), token) for job in jobs]
+    requests = [in_project(job.request(), token) for job in jobs]
     numbers, remarks = await api.worker.call(
         lambda engine, now_s: (
             _submit(engine, requests, token, now_s, key),
@@ -117,7 +117,9 @@ async def explain(request: Request, job: str) -> Response:
     owns(token, job, row["owner"], change=False)
     number = row["number"]
     try:
-        found, question = await api.worker.look(lambda engine, now_s: api.what_if.explain(engine, number, now_s))
+        found, question, copy = await api.worker.look(
+            lambda engine, now_s: (*api.what_if.explain(engine, number, now_s), api.what_if.queue(engine, now_s))
+        )
     except LookupError:
         row = await api.row(job)
         found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
@@ -130,6 +132,9 @@ async def explain(request: Request, job: str) -> Response:
         found["would_start"] = await asyncio.shield(asyncio.wrap_future(answer))
     elif question is not None:
         found["note"] = "many ask at the moment: ask again for what would start it"
+    if copy is not None:
+        later = api.what_if.later(lambda: api.what_if.forecast(copy, number))
+        found["forecast"] = await asyncio.shield(asyncio.wrap_future(later))
     return Json(found)
 
 
@@ -172,7 +177,8 @@ def _submit(engine: Engine, requests: list[dict[str, Any]], token: Token, now_s:
     return engine.submit(requests, owner=token.user, now_s=now_s, key=key)
 
 
-def _in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:
+def in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:
+    """The request with its project; raises `Denied` for one of others."""
     project = request.setdefault("project", token.project)
     if token.role != "admin" and project != token.project:
         raise Denied(403, f"{token.user} belongs to project {token.project}, not {project}")

@@ -1,0 +1,69 @@
+"""Forecasts as lines: starts and ends as intervals, what blocks a job, what would be cheaper or sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plait.core.words import duration
+
+
+def between(times: Mapping[str, Any]) -> str:
+    """A start or an end in words.
+
+    >>> between({"middle_s": 0.0, "half_s": [0.0, 0.0], "wide_s": [0.0, 0.4]})
+    'now'
+    >>> between({"middle_s": 90, "half_s": [60, 120], "wide_s": [30, None]})
+    'in 1 min 0 s to 2 min 0 s (one in two), in 30.0 s or later (four in five)'
+    """
+    if times["middle_s"] is None:
+        return "not with the nodes and jobs that are there now"
+    wide = times["wide_s"]
+    if wide[1] is not None and wide[1] < 1:
+        return "now"
+    return f"{_span(times['half_s'])} (one in two), {_span(wide)} (four in five)"
+
+
+def _span(ends: Any) -> str:
+    low, high = (None if end is None else duration(end) for end in ends)
+    if high is None:
+        return f"in {low} or later"
+    return f"in {low}" if low == high else f"in {low} to {high}"
+
+
+def forecast_lines(found: Mapping[str, Any]) -> list[str]:
+    """Start and end of a job that is there, with what they are from."""
+    lines = [] if found["start"] is None else [f"  starts {between(found['start'])}"]
+    lines.append(f"  ends   {between(found['end'])}")
+    lines.append(f"  its duration is drawn from {found['duration']}")
+    return lines + [f"  assumed: {text}" for text in found.get("assumptions", ())]
+
+
+def what_if_lines(found: Mapping[str, Any]) -> list[str]:
+    """The answer about a job that is not submitted."""
+    blocked, hours = found["blocked_by"], found["gpu_hours"]
+    gpus = f"{found['gpus']} GPU{'s' * (found['gpus'] != 1)}"
+    lines = [f"nothing is submitted; with {gpus} it would be at place {found['place']} of {found['waiting']} that wait"]
+    lines.append(f"  starts {between(found['start'])}")
+    lines.append(f"  ends   {between(found['end'])}, after {_hours(hours)} GPU-hours")
+    lines.append(f"  blocked by {blocked['text']}")
+    lines += [f"    {one['text']}" for one in blocked["jobs"]]
+    for one in found["variants"]:
+        option = f" ({one['option']})" if one["option"] else ""
+        lines.append(f"  {one['text']}{option}: {', '.join(one['gains'])}")
+        if one["change"] == "later":
+            continue
+        end = "; its pace is what the others leave" if one["end"] is None else f"; ends {between(one['end'])}"
+        lines.append(f"    starts {between(one['start'])}{end}; {_hours(one['gpu_hours'])} GPU-hours")
+    lines.append(f"  its duration is drawn from {found['duration']}")
+    return lines + [f"  assumed: {text}" for text in found["assumptions"]]
+
+
+def _hours(hours: Any) -> str:
+    """GPU-hours as the range of four in five.
+
+    >>> _hours([1.0, 2.0, 4.0]), _hours([0.001, 0.001, 0.001])
+    ('1 to 4', '0.001')
+    """
+    low, _, high = (f"{h:.3g}" for h in hours)
+    return low if low == high else f"{low} to {high}"

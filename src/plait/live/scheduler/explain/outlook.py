@@ -1,0 +1,155 @@
+"""When jobs start and end: the queue as arrays, played forward with drawn durations, as intervals.
+
+The order is that of the policy's last decision and stays as it is; new jobs are not foreseen. What that costs shows in
+what came of earlier forecasts, by which the intervals are corrected (`plait.live.scheduler.records.track_record`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.compile_policy import either
+from plait.core.words import counted
+from plait.live.scheduler.explain.queue_arrays import QueueArrays
+from plait.live.scheduler.records.track_record import ENOUGH, TAIL, Calibration, Said, TrackRecord
+from plait.queueing.durations import History, draw
+from plait.queueing.schedule import PREEMPT, play
+
+#: Draws of a forecast.
+DRAWS = 40
+#: Plain Python takes about so many tenths of a millisecond for a job of a draw.
+WORK = 1.0
+NO_PROBES: IntArray = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Times:
+    """A start or an end, seconds from now: the middle, and where one in two and four in five lie; infinite: never."""
+
+    middle_s: float
+    half: tuple[float, float]
+    wide: tuple[float, float]
+    said: Said
+
+    @classmethod
+    def of(cls, drawn_s: FloatArray, calibration: Calibration) -> Times:
+        """From draws, corrected by what earlier forecasts were worth."""
+        said = said_of(drawn_s)
+        half, wide = calibration.inner(said), calibration.interval(said)
+        return cls(said[1], half, (min(wide[0], half[0]), max(wide[1], half[1])), said)
+
+    def after(self, start: Times) -> Times:
+        """The same end, neither early nor late before its start."""
+
+        def later(mine: tuple[float, float], its: tuple[float, float]) -> tuple[float, float]:
+            return max(mine[0], its[0]), max(mine[1], its[1])
+
+        return replace(self, half=later(self.half, start.half), wide=later(self.wide, start.wide))
+
+    def to_json(self) -> dict[str, Any]:
+        """The same; null for never."""
+        return {
+            "middle_s": _plain(self.middle_s), "half_s": [*map(_plain, self.half)], "wide_s": [*map(_plain, self.wide)]
+        }  # fmt: skip
+
+
+def said_of(drawn_s: FloatArray) -> Said:
+    """Early end, middle and late end of draws."""
+    ordered = np.sort(drawn_s)
+    last = len(ordered) - 1
+    low, high = ordered[math.floor(TAIL * last)], ordered[math.ceil((1 - TAIL) * last)]
+    return float(low), float(ordered[last // 2]), float(high)
+
+
+def _plain(seconds: float) -> float | None:
+    return round(max(seconds, 0.0), 3) if math.isfinite(seconds) else None
+
+
+@dataclass(frozen=True)
+class Calibrations:
+    """What starts and ends are corrected by."""
+
+    start: Calibration
+    end: Calibration
+
+    @classmethod
+    def of(cls, record: TrackRecord) -> Calibrations:
+        """By what came of earlier forecasts."""
+        return cls(*(Calibration.of(list(record.scores[what])) for what in ("start", "end")))
+
+    @property
+    def words(self) -> str:
+        """What intervals are as wide as they are by."""
+        count = min(self.start.known, self.end.known)
+        if count >= ENOUGH:
+            return f"intervals are corrected by what came of the last {count} forecasts here"
+        return (
+            f"intervals are wide by a prior: {counted(count, 'forecast')} came true or not so far, of {ENOUGH} needed"
+        )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """All jobs of a queue: draws of starts and ends, shape (draws, jobs), seconds after `now_s`."""
+
+    queue: QueueArrays
+    left_s: FloatArray
+    sources: list[str]
+    starts_s: FloatArray
+    ends_s: FloatArray
+    now_s: float
+    row: Mapping[int, int]
+
+    def of(self, number: int, by: Calibrations) -> dict[str, Any] | None:
+        """One job: start (None if it runs) and end as intervals, and where its duration is from; None if unknown."""
+        at = self.row.get(number)
+        if at is None:
+            return None
+        runs = self.queue.place[at] >= 0
+        start = None if runs else Times.of(self.starts_s[:, at], by.start)
+        end = Times.of(self.ends_s[:, at], by.end)
+        return {
+            "start": None if start is None else start.to_json(),
+            "end": (end if start is None else end.after(start)).to_json(),
+            "duration": self.sources[at],
+            "said": {
+                "start": None if start is None else [*map(_plain, start.said)],
+                "end": [*map(_plain, end.said)],
+            },
+        }
+
+
+def played(
+    queue: QueueArrays, left_s: FloatArray, probes: tuple[IntArray, IntArray, IntArray] | None = None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Starts, ends and starts of probes (before which job, GPUs, mask), seconds from now; only these where given."""
+    n = left_s.size
+    kernel = either(play, WORK * n, cpu_s=6)
+    at, gpus, mask = (NO_PROBES,) * 3 if probes is None else probes
+    return kernel(
+        queue.gpus, queue.mask, queue.place, queue.stays, left_s, queue.capacity, queue.how, at, gpus, mask,
+        probes is None,
+    )  # fmt: skip
+
+
+def foresee(queue: QueueArrays, history: History, now_s: float, draws: int = DRAWS, seed: int = 0) -> Outlook:
+    """Play a queue forward with durations like those of `history`; a function of its arguments."""
+    left_s, sources = draw(queue.unknown, history, draws, seed)
+    starts_s, ends_s, _ = played(queue, left_s)
+    row = {number: i for i, number in enumerate(queue.numbers.tolist())}
+    return Outlook(queue, left_s, sources, starts_s, ends_s, now_s, row)
+
+
+def assumptions(queue: QueueArrays, policy: str, by: Calibrations) -> list[str]:
+    """What a forecast assumes, in words."""
+    how = "jobs ahead may take GPUs of those behind" if queue.how & PREEMPT else "jobs that run stay"
+    out = [f"the order of {policy} as it is now, no new jobs, no failures; {how}", by.words]
+    if queue.sharing > 1:
+        out.append(f"each GPU is taken to hold {queue.sharing:.2f} jobs, as now, at the pace that they have now")
+    return out

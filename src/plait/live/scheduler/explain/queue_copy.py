@@ -1,0 +1,123 @@
+"""The queue after a decision, in a copy that other threads may ask: whose jobs they are, what they reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.control.controller import Controller
+from plait.control.snapshot import of_active
+from plait.core.arrays import IntArray
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.policy import Policy
+from plait.live.layout import job_name
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.explain.outlook import Calibrations
+from plait.live.scheduler.explain.queue_arrays import QueueArrays, Reported, Who, arrays_of
+from plait.live.scheduler.ingest.adaptive import work_of
+from plait.live.scheduler.records.track_record import TrackRecord
+from plait.live.scheduler.state import RECENT
+from plait.policies.parts.compose import Composed
+from plait.queueing.durations import History
+
+#: States in which a job has given its GPUs back.
+_ENDED = ("finished", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class QueueCopy:
+    """Jobs by the numbers that they have in `controller`; `numbers` are their own. `decision`: the entry of the log."""
+
+    decision: int
+    controller: Controller
+    numbers: IntArray
+    owners: Mapping[int, Who]
+    reported: Mapping[int, Reported]
+    by: Calibrations
+    policy: str
+
+    @classmethod
+    def of(cls, ctx: Context, now_s: float) -> QueueCopy | None:
+        """Made in the engine's thread; None before any node has joined."""
+        state = ctx.state
+        if state.controller is None:
+            return None
+        small, numbers = of_active(state.controller, RECENT)
+        small.policy = state.policy_again()  # what a policy remembers is not shared between threads
+        small.now_s = max(small.now_s, now_s)
+        owners: dict[int, Who] = {}
+        reported: dict[int, Reported] = {}
+        for row, number in enumerate(numbers.tolist()):
+            job = state.jobs.get(number)
+            if job is None:
+                continue
+            owners[row] = Who(job.owner, str(job.request.get("name") or job.request.get("model") or ""))
+            if job.live is not None:
+                work = work_of(ctx, job, job.live)
+                reported[row] = Reported(work.done, work.total, work.each_s)
+        # What the record holds grows at its end only while the engine's thread works, so it is copied here.
+        by = Calibrations.of(TrackRecord.from_json(state.record.facts()))
+        return cls(state.decision_seq, small, numbers, owners, reported, by, state.policy_text)
+
+    def arrays(self, order: IntArray | None = None) -> QueueArrays:
+        """The active jobs in the order of the last decision, or in this one."""
+        return arrays_of(self.controller, self.who, self.reported, order)
+
+    def who(self, row: int) -> Who:
+        """Whose a job is."""
+        return self.owners.get(row, Who("", ""))
+
+    def name(self, row: int) -> str:
+        """What users call a job."""
+        return job_name(int(self.numbers[row]))
+
+    def row(self, number: int) -> int | None:
+        """The number of a job in the copy; None for one that it does not have."""
+        at = int(np.searchsorted(self.numbers, number))
+        return at if at < len(self.numbers) and self.numbers[at] == number else None
+
+    def stated(self) -> dict[int, float]:
+        """Seconds that jobs which have ended lately were stated to take, by their own numbers."""
+        columns = self.controller.job_store.columns
+        rows = self.controller.job_store.last_departed(RECENT).tolist()
+        return {int(self.numbers[row]): float(columns["iterations"][row] * columns["iteration_s"][row]) for row in rows}
+
+
+def history_of(rows: Iterable[Mapping[str, object]], stated: Mapping[int, float]) -> History:
+    """Jobs that have ended, oldest first, from rows of the store's table `jobs`."""
+    history = History()
+    for row in rows:
+        took_s = float(str(row["run_s"] or 0.0))
+        if row["state"] in _ENDED and took_s > 0:
+            name = str(row["name"] or row["model"] or "")
+            number, gpus = int(str(row["number"])), int(str(row["gpus"]))
+            history.add(str(row["owner"]), name, gpus, took_s, stated.get(number, np.nan))
+    return history
+
+
+def order_with(controller: Controller, specs: Sequence[JobSpec], policy: Policy | None = None) -> IntArray:
+    """The active jobs and new ones, by number, in the order in which a policy would look at them now.
+
+    New ones have the numbers after those there are. `policy`: another one than the controller's. The controller is as
+    it was afterwards. Jobs that the policy holds back come last. Raises whatever the policy raises.
+    """
+    store, active, chosen = controller.job_store, controller.active, policy or controller.policy
+    first = store.count
+    try:
+        if specs:
+            new = store.append(JobBatch.of(list(specs)), controller.competing)
+            controller.active = np.concatenate([active, new])
+        view = controller.view()
+        if isinstance(chosen, Composed):
+            return view.jobs.number[chosen.ranked(view)]
+        order = chosen.decide(view).order
+        named = np.array([], dtype=np.int64) if order is None else np.asarray(order, dtype=np.int64)
+        rest = controller.active[~np.isin(controller.active, named)]
+        return np.concatenate([named, rest])
+    finally:
+        controller.active = active
+        if specs:
+            store.count = first
+            store.batches.pop()

@@ -1,0 +1,215 @@
+"""What a submission would get: start and end as intervals, what blocks it, what would be cheaper or sooner.
+
+Each variant of the job is a probe in the same runs of the queue, so that all see the same durations of the others, and
+a dozen variants cost as much as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from plait.core.arrays import FloatArray
+from plait.core.jobs import JobClass, JobSpec
+from plait.core.policy import JOB_CLASS, UsesRequests, has_guests
+from plait.core.words import counted, duration
+from plait.live.scheduler.explain.outlook import Outlook, Times, assumptions, played
+from plait.live.scheduler.explain.queue_arrays import QueueArrays, Who, kind_masks
+from plait.live.scheduler.explain.queue_copy import QueueCopy, order_with
+from plait.queueing.durations import History, Unknown, draw
+from plait.queueing.schedule import STRICT
+
+#: Variants that are shown, and jobs that are named, at most.
+SHOWN, NAMED = 3, 4
+#: A variant is sooner if it ends this much earlier, of the time until then; and a wait that is worth a word, seconds.
+SOONER, LONG_S = 0.95, 600.0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The job with one thing changed: the option that says so, and by how much longer it would run."""
+
+    change: str
+    option: str
+    text: str
+    spec: JobSpec
+    factor: float = 1.0
+
+
+def what_if(copy: QueueCopy, now: Outlook, history: History, spec: JobSpec, name: str) -> dict[str, Any]:
+    """The answer for a job that is not submitted: `spec` with its `name`, in seconds from now.
+
+    Pure but for `copy`, which is as it was afterwards. Raises whatever the policy raises when it is asked.
+    """
+    controller = copy.controller
+    variants = [Variant("none", "", "as asked", spec), *_variants(copy, spec)]
+    first = controller.job_store.count
+    order = order_with(controller, [replace(v.spec, id=f"what if {i}") for i, v in enumerate(variants)])
+    place = np.empty(first + len(variants), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    old = order[order < first]
+    queue = now.queue.reordered(np.array([now.row[number] for number in old.tolist()], dtype=np.int64))
+    left_s = now.left_s[:, [now.row[number] for number in old.tolist()]]
+    before = np.searchsorted(np.sort(place[old]), place[first:])
+    # A new job stands before those of the same place in its own order: probes are asked by growing place.
+    sorted_rows = np.argsort(before, kind="stable")
+    gpus = np.array([min(v.spec.min_gpus, v.spec.gpus) for v in variants], dtype=np.int64)
+    mask = _masks(copy, variants)
+    probes = before[sorted_rows], gpus[sorted_rows], mask[sorted_rows]
+    starts_s = np.empty((len(left_s), len(variants)))
+    starts_s[:, sorted_rows] = played(queue, left_s, probes)[2]
+    took_s, basis = _durations(copy, history, spec, name, len(left_s))
+    found = [_answer(copy, variant, starts_s[:, i], took_s * variant.factor) for i, variant in enumerate(variants)]
+    asked = found[0]
+    waiting = int((queue.place < 0).sum())
+    return {
+        **{key: asked[key] for key in ("start", "end", "gpu_hours")},
+        "policy": copy.policy, "gpus": spec.gpus, "duration": basis,
+        "place": 1 + int((queue.place[: before[0]] < 0).sum()), "waiting": waiting + 1,
+        "blocked_by": _blocked(copy, queue, now, int(before[0]), int(gpus[0]), int(mask[0]), asked),
+        "variants": _best(asked, found[1:]), "assumptions": assumptions(queue, copy.policy, copy.by),
+        "decision": copy.decision,
+    }  # fmt: skip
+
+
+def _variants(copy: QueueCopy, spec: JobSpec) -> list[Variant]:
+    """What may be changed about a job."""
+    out: list[Variant] = []
+    cluster, policy = copy.controller.cluster, copy.controller.policy
+    size = spec.gpus
+    while size > 1 and len(out) < 2 and spec.batch is None:
+        size //= 2
+        smaller = replace(spec, gpus=size, min_gpus=0, max_gpus=0)
+        text = f"with {counted(size, 'GPU')}, if it then takes {spec.gpus / size:g} times as long"
+        out.append(Variant("gpus", f"--gpus {size}", text, smaller, spec.gpus / size))
+    memory = cluster.kind_gpu_memory_bytes
+    for kind, there in zip(cluster.kinds, memory.tolist(), strict=True):
+        if there < spec.gpu_memory_bytes and len(out) < 5:
+            less = replace(spec, gpu_memory_bytes=there)
+            text = f"with {there / 1e9:g} GB a GPU, as {kind} has"
+            out.append(Variant("kind", f"--gpu-memory {there / 1e9:g}G", text, less))
+    if isinstance(policy, UsesRequests) and JOB_CLASS in policy.uses:
+        for one in (JobClass.OPPORTUNISTIC, JobClass.AUTO):
+            if one != spec.job_class and spec.job_class != JobClass.OPPORTUNISTIC:
+                word = one.name.lower()
+                sharing = has_guests(policy) and one is JobClass.OPPORTUNISTIC
+                text = "as a guest on what others leave" if sharing else f"in class {word}"
+                out.append(
+                    Variant("sharing" if sharing else "class", f"--class {word}", text, replace(spec, job_class=one))
+                )
+    return out
+
+
+def _masks(copy: QueueCopy, variants: Sequence[Variant]) -> Any:
+    cluster = copy.controller.cluster
+    named = np.array([cluster.kind_mask(v.spec.gpu_kinds) for v in variants], dtype=np.int64)
+    return kind_masks(named, np.array([v.spec.gpu_memory_bytes for v in variants]), cluster)
+
+
+def _durations(copy: QueueCopy, history: History, spec: JobSpec, name: str, draws: int) -> tuple[FloatArray, str]:
+    who, stated_s = Who(spec.user, name), spec.duration_s
+    one = Unknown(
+        [who.user], [who.name], np.array([spec.gpus]), np.zeros(1), np.full(1, math.nan),
+        np.array([math.nan if stated_s is None else stated_s]),
+    )  # fmt: skip
+    took_s, words = draw(one, history, draws, seed=1)
+    return took_s[:, 0], words[0]
+
+
+def _answer(copy: QueueCopy, variant: Variant, starts_s: FloatArray, took_s: FloatArray) -> dict[str, Any]:
+    """A variant with its times; a guest has no end, for its pace is what others leave."""
+    guest = variant.change == "sharing"
+    if guest:
+        starts_s = np.zeros_like(starts_s)
+    start, end = Times.of(starts_s, copy.by.start), Times.of(starts_s + took_s, copy.by.end)
+    end = end.after(start)
+    hours = np.quantile(took_s, [0.1, 0.5, 0.9]) * variant.spec.gpus / 3600
+    return {
+        "change": variant.change, "option": variant.option, "text": variant.text, "gpus": variant.spec.gpus,
+        "start": start.to_json(), "end": None if guest else end.to_json(),
+        "gpu_hours": [round(float(h), 4) for h in hours],
+    }  # fmt: skip
+
+
+def _best(asked: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Up to `SHOWN` that are sooner or cheaper than what is asked, soonest end first."""
+
+    def late(one: dict[str, Any] | None) -> float:
+        middle = math.inf if one is None else one["middle_s"]
+        return math.inf if middle is None else float(middle)
+
+    out = []
+    for one in others:
+        sooner_s, earlier_s = late(asked["end"]) - late(one["end"]), late(asked["start"]) - late(one["start"])
+        ends_sooner = late(one["end"]) < SOONER * late(asked["end"])
+        starts_sooner = late(one["start"]) < SOONER * late(asked["start"]) and earlier_s > 1
+        cheaper = one["gpu_hours"][1] < SOONER * asked["gpu_hours"][1]
+        if ends_sooner or starts_sooner or cheaper:
+            gains = ["ends sooner"] * ends_sooner + ["starts sooner"] * starts_sooner + ["costs less"] * cheaper
+            row = {**one, "gains": gains, "sooner_s": round(sooner_s, 3) if math.isfinite(sooner_s) else None}
+            out.append(row)
+    out.sort(key=lambda one: (late(one["end"]), late(one["start"])))
+    if len(out) < SHOWN and math.isfinite(wait_s := late(asked["start"])) and wait_s > LONG_S:
+        text = f"submitted in {duration(wait_s)} it would hardly wait, if no others come; until then it holds no place"
+        out.append({**asked, "change": "later", "option": "", "text": text, "gains": ["waits less"], "sooner_s": None})
+    return out[:SHOWN]
+
+
+# -- what blocks it -----------------------------------------------------------------------------------
+
+
+def _blocked(
+    copy: QueueCopy, queue: QueueArrays, now: Outlook, before: int, gpus: int, mask: int, asked: dict[str, Any]
+) -> dict[str, Any]:
+    """The one dominant reason, in words and as a `kind`, and the jobs that it is about."""
+    if asked["start"]["middle_s"] == 0:
+        return {"kind": "nothing", "text": "nothing: it would start at once", "jobs": []}
+    usable = [k for k in range(len(queue.kinds)) if mask >> k & 1]
+    most = max((int(queue.capacity[k]) for k in usable), default=0)
+    if gpus > most:
+        text = f"needs {counted(gpus, 'GPU')} of one kind; the nodes that are there now have {most}"
+        return {"kind": "size", "text": text, "jobs": []}
+    held = np.bincount(queue.place[queue.place >= 0], queue.gpus[queue.place >= 0], len(queue.kinds))
+    free = max(max(0, int(queue.capacity[k] - held[k])) for k in usable)
+    waits = np.flatnonzero((queue.place[:before] < 0) & (queue.mask[:before] & mask > 0))
+    if len(waits):
+        wanted = int(queue.gpus[waits].sum())
+        if queue.how & STRICT:
+            ahead = waits[:1]
+            who = copy.name(int(queue.numbers[waits[0]]))
+            text = f"{who} is first, needs {counted(int(queue.gpus[waits[0]]), 'GPU')}, and nobody may pass it"
+        else:
+            left_s = now.left_s.mean(axis=0)[[now.row[int(n)] for n in queue.numbers[waits]]]
+            ahead = waits[np.argsort(-queue.gpus[waits] * left_s, kind="stable")]
+            has = "job ahead of it waits" if len(waits) == 1 else "jobs ahead of it wait"
+            text = f"{len(waits):,} {has} for {counted(wanted, 'GPU')}; {free} of one kind are free"
+        return {
+            "kind": "queue",
+            "text": text,
+            "jobs": [_named(copy, queue, now, row) for row in ahead[:NAMED].tolist()],
+        }
+    holders = np.flatnonzero((queue.place >= 0) & np.isin(queue.place, usable))
+    ends_s = np.median(now.ends_s[:, [now.row[int(n)] for n in queue.numbers[holders]]], axis=0)
+    soonest = holders[np.argsort(ends_s, kind="stable")]
+    enough = int(np.searchsorted(np.cumsum(queue.gpus[soonest]), gpus - free)) + 1
+    text = f"needs {counted(gpus, 'GPU')} of one kind, and {free} are free; the others are held"
+    rows = soonest[: min(enough, NAMED)].tolist()
+    return {"kind": "held", "text": text, "jobs": [_named(copy, queue, now, row) for row in rows]}
+
+
+def _named(copy: QueueCopy, queue: QueueArrays, now: Outlook, row: int) -> dict[str, Any]:
+    """A job in the way: who, its GPUs, and when it is expected to end."""
+    number = int(queue.numbers[row])
+    ends_s = float(np.median(now.ends_s[:, now.row[number]]))
+    verb, user = ("holds" if queue.place[row] >= 0 else "waits for"), copy.who(number).user
+    text = f"{copy.name(number)} of {user} {verb} {counted(int(queue.gpus[row]), 'GPU')}"
+    if math.isfinite(ends_s):
+        text += f" and ends in about {duration(ends_s)}"
+    return {
+        "id": copy.name(number), "user": user, "gpus": int(queue.gpus[row]),
+        "end_s": round(ends_s, 3) if math.isfinite(ends_s) else None, "text": text,
+    }  # fmt: skip

@@ -1,0 +1,51 @@
+"""What would be if: a submission that is not made, and the queue under another choice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from plait.core.jobs import JobSpec
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.explain.queue_copy import QueueCopy
+from plait.live.scheduler.requests.admission import check_project, project_of, take_in
+from plait.live.service.http.api import Api, Json, api_of
+from plait.live.service.http.models import JobIn, parse
+from plait.live.service.http.routes.jobs import in_project
+
+router = APIRouter()
+_BODY = {"schema": {"$ref": "#/components/schemas/JobIn"}}
+
+
+@router.post("/v1/what-if", openapi_extra={"requestBody": {"required": True, "content": {"application/json": _BODY}}})
+async def submission(request: Request) -> Response:
+    """When a job like this would start and end, what blocks it, and what would be cheaper or sooner.
+
+    The body is that of a submission; it is refused like one, and nothing is submitted.
+    """
+    api = api_of(request)
+    token = api.who(request, "admin", "user")
+    asked = in_project(parse(JobIn, await api.body(request)).request(), token)
+
+    def look(engine: Engine, now_s: float) -> tuple[QueueCopy | None, JobSpec, list[str]]:
+        ctx, project = engine.context, project_of(asked)
+        if project != token.project:
+            check_project(ctx, project)
+        take_in(ctx, [asked], token.user, None, engine.clock(now_s))
+        spec = ctx.spec(ctx.state.numbers, asked, token.user, project, engine.clock(now_s))
+        return api.what_if.queue(engine, now_s), spec, engine.remarks(asked)
+
+    copy, spec, remarks = await api.worker.look(look)
+    if copy is None:
+        raise LookupError("no node has joined yet, so nothing can be forecast; look at: plait nodes")
+    name = str(asked.get("name") or asked.get("model") or "")
+    found = await _later(api, lambda: api.what_if.submission(copy, spec, name))
+    return Json({**found, "remarks": remarks} if remarks else found)
+
+
+async def _later(api: Api, work: Any) -> dict[str, Any]:
+    found: dict[str, Any] = await asyncio.shield(asyncio.wrap_future(api.what_if.later(work)))
+    return found

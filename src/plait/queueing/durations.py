@@ -1,0 +1,176 @@
+"""How long jobs may still take, drawn from those that ended: the empirical distribution of what is left.
+
+A job that has run for a while is not like those that ended before: it is drawn from the ones that took longer (the
+conditional residual life of the empirical distribution). The one to come lies in each gap between those known with the
+same chance, so there is a gap beyond the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+
+#: Ended jobs that are enough to be typical, and the most that a pool keeps, the newest.
+ENOUGH, MOST = 5, 400
+#: The longest of those known is exceeded by up to this factor.
+BEYOND = 3.0
+#: What is drawn where nothing has ended: seconds, and the range of the factors of it.
+TYPICAL_S, FACTORS = 300.0, (0.1, 10.0)
+#: Standard deviation of the logarithm of what a stated duration is off by, until `ENOUGH` jobs showed it; and of the
+#: pace of a job that reports its progress, of each job and of all together.
+STATED_NOISE, PACE_NOISE = 0.5, 0.1
+#: From the closest to the widest; what the words say of jobs that were drawn from.
+POOLS = ("user, name and size", "user and name", "user and size", "user", "size", "cluster")
+
+
+@dataclass
+class History:
+    """Jobs that ended, oldest first, by whose they were; seconds that each took, and what it had stated (NaN: nothing).
+
+    Pools are by user, name and size, from the closest to the widest (`POOLS`).
+    """
+
+    took_s: dict[tuple[object, ...], list[float]] = field(default_factory=dict)
+    off: dict[str, list[float]] = field(default_factory=dict)
+    count: int = 0
+    _pools: dict[tuple[object, ...], tuple[int, FloatArray]] = field(default_factory=dict, repr=False)
+
+    def add(self, user: str, name: str, gpus: int, took_s: float, stated_s: float = np.nan) -> None:
+        """One more ended."""
+        self.count += 1
+        for key in _keys(user, name, gpus):
+            kept = self.took_s.setdefault(key, [])
+            kept.append(took_s)
+            if len(kept) > MOST:
+                del kept[0]
+        if np.isfinite(stated_s) and stated_s > 0 and took_s > 0:
+            for who in (user, ""):
+                known = self.off.setdefault(who, [])
+                known.append(took_s / stated_s)
+                if len(known) > MOST:
+                    del known[0]
+
+    def closest(self, user: str, name: str, gpus: int) -> tuple[int, tuple[object, ...]]:
+        """The closest pool with enough jobs, by its number in `POOLS` and its key; the widest if none has."""
+        for i, key in enumerate(_keys(user, name, gpus)):
+            if key and len(self.took_s.get(key, ())) >= ENOUGH:
+                return i, key
+        return len(POOLS) - 1, ("",)
+
+    def sorted(self, key: object) -> FloatArray:
+        """What the jobs of a pool took, seconds, ascending."""
+        assert isinstance(key, tuple)
+        mark, found = self._pools.get(key, (-1, np.zeros(0)))
+        if mark != self.count:
+            found = np.sort(np.array(self.took_s.get(key, []), dtype=np.float64))
+            self._pools[key] = self.count, found
+        return found
+
+
+def _keys(user: str, name: str, gpus: int) -> tuple[tuple[object, ...], ...]:
+    """A job without a name has no others of its name."""
+    named = ((user, name, gpus), (user, name)) if name else ((), ())
+    return (*named, ("user", user, gpus), ("user", user, None), ("size", gpus), ("",))
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Jobs as columns, shape (jobs,): what is known of how long each still takes.
+
+    `ran_s` it has run; `left_s` is what its own progress says, NaN where it reports none; `stated_s` what was stated
+    for the whole job, NaN for nothing.
+    """
+
+    user: Sequence[str]
+    name: Sequence[str]
+    gpus: IntArray
+    ran_s: FloatArray
+    left_s: FloatArray
+    stated_s: FloatArray
+
+
+def draw(jobs: Unknown, history: History, draws: int, seed: int = 0) -> tuple[FloatArray, list[str]]:
+    """Seconds left of each job, shape (draws, jobs), and for each where they are from, in words.
+
+    A job's own progress counts first, then the jobs before it of the same user, name and size, then what it stated,
+    with the errors that stated durations had here, and then wider pools.
+    """
+    n = len(jobs.gpus)
+    rng = np.random.default_rng(seed)
+    uniform = (rng.random((draws, n)) + rng.permuted(np.tile(np.arange(draws)[:, None], (1, n)), axis=0)) / draws
+    noise = np.exp(PACE_NOISE * (rng.standard_normal((draws, 1)) + rng.standard_normal((draws, n))))
+    out, words = np.empty((draws, n)), [""] * n
+    known = np.isfinite(jobs.left_s)
+    out[:, known] = jobs.left_s[known] * noise[:, known]
+    alike: dict[tuple[object, ...], list[int]] = {}
+    found: dict[tuple[object, ...], tuple[object, ...]] = {}
+    for i in range(n):
+        if known[i]:
+            words[i] = "its own progress"
+            continue
+        who = jobs.user[i], jobs.name[i], int(jobs.gpus[i]), bool(np.isfinite(jobs.stated_s[i]))
+        if who not in found:
+            found[who] = _source(history, *who)
+        alike.setdefault(found[who], []).append(i)
+    for source, members in alike.items():
+        rows = np.array(members)
+        out[:, rows], text = _drawn(history, source, jobs.ran_s[rows], jobs.stated_s[rows], uniform[:, rows], rng)
+        for i in members:
+            words[i] = text
+    return np.maximum(out, 1e-3), words
+
+
+def _source(history: History, user: str, name: str, gpus: int, stated: bool) -> tuple[object, ...]:
+    """From what a job is drawn; equal for jobs that are drawn from the same."""
+    level, key = history.closest(user, name, gpus)
+    if not stated or level <= 1:
+        return "pool", level, key
+    return "stated", user if len(history.off.get(user, ())) >= ENOUGH else ""
+
+
+def _drawn(
+    history: History, source: tuple[object, ...], ran_s: FloatArray, stated_s: FloatArray, uniform: FloatArray,
+    rng: np.random.Generator,
+) -> tuple[FloatArray, str]:  # fmt: skip
+    """Seconds left of jobs of one source, and what they are from."""
+    if source[0] == "stated":
+        user = str(source[1])
+        errors = np.sort(np.array(history.off.get(user, ()), dtype=np.float64))
+        if len(errors) >= ENOUGH:
+            whose = "the user's" if user else "all users'"
+            text = f"what it stated, as far off as {whose} last {len(errors)} statements were"
+            return residual(errors, ran_s / stated_s, uniform) * stated_s, text
+        factor = np.exp(STATED_NOISE * rng.standard_normal(uniform.shape)) - ran_s / stated_s
+        return np.maximum(factor, 0.02) * stated_s, "what it stated, give or take half as much again"
+    level, pool = int(str(source[1])), history.sorted(source[2])
+    if len(pool) >= ENOUGH:
+        last = level == len(POOLS) - 1
+        text = f"{len(pool)} jobs that ended" if last else f"{len(pool)} ended jobs of the same {POOLS[level]}"
+        return residual(pool, ran_s, uniform), text
+    typical = max(float(np.median(pool)) if len(pool) else TYPICAL_S, 1.0)
+    low, high = np.log(FACTORS)
+    guess: FloatArray = np.maximum(ran_s, typical) * np.exp(low + uniform * (high - low))
+    return guess, "a wide guess: fewer than five jobs have ended here"
+
+
+def residual(known: FloatArray, ran: FloatArray, uniform: FloatArray) -> FloatArray:
+    """What is left of values that are already past `ran` (jobs,), drawn by `uniform` (draws, jobs) from `known`.
+
+    >>> residual(np.array([10.0, 20.0, 30.0]), np.array([20.0]), np.array([[0.25], [0.75]])).tolist()
+    [[5.0], [40.0]]
+    """
+    first = np.searchsorted(known, ran, side="right")
+    gaps = len(known) - first + 1
+    place = uniform * gaps
+    gap = np.minimum(place.astype(np.int64), gaps - 1)
+    part_of = place - gap
+    ends = np.append(known, np.nan)
+    low = np.where(gap == 0, ran, ends[np.maximum(first + gap - 1, 0)])
+    beyond = np.maximum(low, 1e-3) * BEYOND
+    high = np.where(first + gap < len(known), ends[np.minimum(first + gap, len(known))], beyond)
+    found: FloatArray = low + part_of * (high - low) - ran
+    return found

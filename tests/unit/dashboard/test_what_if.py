@@ -1,0 +1,111 @@
+"""What a submission would get: through the API, for each role, with nothing submitted; and the forecast of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from world import World
+
+JOB = {"command": ["python", "train.py"], "name": "net"}
+
+
+def ask(http: TestClient, world: World, user: str, method: str, path: str, body: Any = None) -> Any:
+    answer = http.request(method, path, json=body, headers={"authorization": f"Bearer {world.tokens[user]}"})
+    return answer.status_code, answer.json()
+
+
+@pytest.fixture
+def busy(world: World) -> World:
+    """Four GPUs: j-0 and j-1 hold two each, with 100 s and 300 s to go; j-2 waits for four."""
+    world.add("n0", 4)
+    for job, steps in ((0, 100), (1, 300)):
+        world.progress[job] = {"steps": 10.0, "step_s": 1.0}
+        assert world.submit("ann", name="held", gpus=2, iterations=steps + 10) == f"j-{job}"
+    world.settle(4)
+    world.submit("ben", name="large", gpus=4, iterations=50)
+    world.settle(2)
+    return world
+
+
+@pytest.fixture
+def http(world: World) -> TestClient:
+    return TestClient(world.app)
+
+
+def test_an_idle_cluster_starts_it_at_once(world: World, http: TestClient) -> None:
+    world.add("n0", 4)
+    status, found = ask(http, world, "ann", "POST", "/v1/what-if", {**JOB, "gpus": 4})
+    assert status == 200
+    assert found["start"]["middle_s"] == 0
+    assert found["blocked_by"] == {"kind": "nothing", "text": "nothing: it would start at once", "jobs": []}
+    assert "fewer than five jobs have ended" in found["duration"]
+    assert world.do(lambda engine, now_s: engine.state.numbers) == 0
+
+
+def test_what_blocks_it_is_named_and_what_would_be_sooner(busy: World, http: TestClient) -> None:
+    seq = busy.do(lambda engine, now_s: engine.state.seq)
+    status, found = ask(http, busy, "ben", "POST", "/v1/what-if", {**JOB, "gpus": 4})
+    assert status == 200
+    assert found["blocked_by"]["kind"] == "queue"
+    assert [job["id"] for job in found["blocked_by"]["jobs"]] == ["j-2"]
+    assert (found["place"], found["waiting"]) == (2, 2)
+    assert found["start"]["middle_s"] > 250
+    half, wide = found["start"]["half_s"], found["start"]["wide_s"]
+    assert wide[0] <= half[0] <= half[1] <= wide[1]
+    two = next(one for one in found["variants"] if one["option"] == "--gpus 2")
+    assert two["start"]["middle_s"] == pytest.approx(100, rel=0.4)
+    assert "starts sooner" in two["gains"]
+    assert busy.do(lambda engine, now_s: engine.state.numbers) == 3
+    assert busy.do(lambda engine, now_s: engine.state.seq) - seq <= 2  # what agents report, and nothing else
+
+
+def test_the_holders_are_named_where_nobody_is_ahead(world: World, http: TestClient) -> None:
+    world.add("n0", 4)
+    world.progress[0] = {"steps": 10.0, "step_s": 1.0}
+    world.submit("ann", gpus=4, iterations=500)
+    world.settle(3)
+    found = ask(http, world, "ben", "POST", "/v1/what-if", JOB)[1]
+    assert found["blocked_by"]["kind"] == "held"
+    assert found["blocked_by"]["jobs"][0]["text"].startswith("j-0 of ann holds 4 GPUs and ends in about")
+
+
+@pytest.mark.parametrize(
+    ("user", "body", "status", "words"),
+    [
+        ("eve", JOB, 403, ""),
+        ("ann", {**JOB, "gpus": 5}, 422, "the largest gang that fits this cluster is 4"),
+        ("ann", {**JOB, "gpus": 0}, 422, "greater than or equal to 1"),
+        ("ann", {**JOB, "gpu_memory": 90e9}, 422, "the GPUs it may use have 80 GB (a100)"),
+        ("ann", {**JOB, "project": "other"}, 403, "belongs to project default"),
+        ("ann", {"gpus": 1}, 422, "Field required"),
+    ],
+)
+def test_it_is_refused_like_a_submission(
+    busy: World, http: TestClient, user: str, body: Any, status: int, words: str
+) -> None:
+    busy.settle(8)
+    found = ask(http, busy, user, "POST", "/v1/what-if", body)
+    assert found[0] == status, found
+    assert words in found[1]["error"]["message"]
+
+
+def test_without_a_node_it_says_so(world: World, http: TestClient) -> None:
+    status, found = ask(http, world, "ann", "POST", "/v1/what-if", JOB)
+    assert status == 404
+    assert "no node has joined yet" in found["error"]["message"]
+
+
+def test_a_job_that_waits_has_its_forecast_as_intervals(busy: World, http: TestClient) -> None:
+    status, found = ask(http, busy, "ben", "GET", "/v1/jobs/j-2/explain")
+    assert status == 200
+    forecast = found["forecast"]
+    assert forecast["start"]["middle_s"] == pytest.approx(300, rel=0.4)
+    assert forecast["end"]["wide_s"][0] >= forecast["start"]["wide_s"][0]
+    assert any("no new jobs" in text for text in forecast["assumptions"])
+    assert ask(http, busy, "ann", "GET", "/v1/jobs/j-0/explain")[1]["forecast"]["start"] is None
+    said = forecast["said"]
+    status, _ = ask(http, busy, "ben", "POST", "/v1/jobs/j-2/forecast", {"start": said["start"], "end": said["end"]})
+    assert status == 200
+    assert busy.do(lambda engine, now_s: list(engine.state.record.open)) == [2]

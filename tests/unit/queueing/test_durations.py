@@ -1,0 +1,75 @@
+"""What is left of jobs, drawn from those that ended."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plait.queueing.durations import ENOUGH, History, Unknown, draw, residual
+
+
+def unknown(user: str = "ann", name: str = "net", gpus: int = 1, **values: float) -> Unknown:
+    given = {"ran_s": 0.0, "left_s": np.nan, "stated_s": np.nan, **values}
+    return Unknown([user], [name], np.array([gpus]), *(np.array([given[k]]) for k in ("ran_s", "left_s", "stated_s")))
+
+
+def history(*rows: tuple[str, str, int, float]) -> History:
+    found = History()
+    for row in rows:
+        found.add(*row)
+    return found
+
+
+def test_the_longer_it_has_run_the_more_is_left() -> None:
+    rng, known = np.random.default_rng(1), np.sort(np.random.default_rng(2).pareto(1.0, 2000) + 1)
+    medians = [float(np.median(residual(known, np.full(500, ran), rng.random((20, 500))))) for ran in (0.5, 4, 20)]
+    assert medians == sorted(medians)
+    assert medians[2] == pytest.approx(20.0, rel=0.25)  # of a Pareto law with exponent 1 as much again is left
+
+
+def test_the_draws_cover_the_distribution_that_they_are_from() -> None:
+    durations = np.random.default_rng(3).lognormal(5, 1, 300)
+    known = history(*(("ann", "net", 1, float(s)) for s in durations))
+    left, words = draw(unknown(), known, 400)
+    assert words == ["300 ended jobs of the same user, name and size"]
+    assert np.quantile(left, [0.1, 0.5, 0.9]) == pytest.approx(np.quantile(durations, [0.1, 0.5, 0.9]), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (("ann", "net", 1), "5 ended jobs of the same user, name and size"),
+        (("ann", "net", 8), "5 ended jobs of the same user and name"),
+        (("ann", "other", 1), "5 ended jobs of the same user and size"),
+        (("ann", "other", 8), "5 ended jobs of the same user"),
+        (("ben", "net", 1), "10 ended jobs of the same size"),
+        (("ben", "", 8), "10 jobs that ended"),
+    ],
+)
+def test_the_closest_pool_with_enough_jobs_counts(job: tuple[str, str, int], words: str) -> None:
+    known = history(*([("ann", "net", 1, 10.0)] * ENOUGH), *([("eve", "old", 1, 90.0)] * ENOUGH))
+    assert draw(unknown(*job), known, 8)[1] == [words]
+
+
+def test_progress_goes_first_then_what_was_stated_then_nothing() -> None:
+    left, words = draw(unknown(left_s=100.0), History(), 50)
+    assert words == ["its own progress"]
+    assert np.median(left) == pytest.approx(100.0, rel=0.1)
+    left, words = draw(unknown(stated_s=1000.0), History(), 200)
+    assert words[0].startswith("what it stated, give or take")
+    assert np.median(left) == pytest.approx(1000.0, rel=0.15)
+    assert draw(unknown(), History(), 4)[1][0].startswith("a wide guess")
+
+
+def test_statements_are_as_wrong_as_they_were_before() -> None:
+    known = History()
+    for i in range(40):
+        known.add("ann", f"job {i}", 1, 2000.0 + i, 1000.0)
+    left, words = draw(unknown(stated_s=50.0), known, 100)
+    assert words == ["what it stated, as far off as the user's last 40 statements were"]
+    assert np.median(left) == pytest.approx(100.0, rel=0.1)
+
+
+def test_same_seed_same_draws() -> None:
+    known = history(*(("ann", "net", 1, float(s)) for s in range(1, 30)))
+    np.testing.assert_array_equal(draw(unknown(), known, 10, 3)[0], draw(unknown(), known, 10, 3)[0])
