@@ -28,6 +28,32 @@ def replace_file(
         file.write(data.encode() if isinstance(data, str) else data)
 
 
+def create_file(
+    path: str | os.PathLike[str], data: str | bytes | bytearray, *, mode: int = SHARED, durable: bool = False
+) -> bool:
+    """Create a file as a whole, unless it is there; returns whether this call has.
+
+    Of several writers at once one succeeds, and no reader sees a part of it. Arguments and errors as for
+    `replace_file`.
+    """
+    target = Path(path)
+    part = _new_beside(target, mode)
+    try:
+        with open(part, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        if durable:
+            flush_to_disk(part)
+        os.link(part, target)
+    except FileExistsError:
+        return False
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    if durable:
+        flush_to_disk(target.parent)
+    return True
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, mode: int = SHARED, durable: bool = False) -> Iterator[Path]:
     """An empty file beside `path` to write to; it takes the place of `path` when the block ends, or goes if it fails.

@@ -25,7 +25,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.core.files import OWNER_ONLY, replace_file
+from plait.core.errors import InputError
+from plait.core.files import OWNER_ONLY, create_file, replace_file
 
 DEFAULT_HOME = "~/.plait"
 #: What a node may be called: its name is that of a folder.
@@ -168,11 +169,21 @@ def make_private(folder: Path) -> Path:
 
 
 def network_secret(layout: Layout) -> bytes:
-    """What the tokens of jobs for switches are made of: the same for all services of a home, made when first asked."""
+    """What the tokens of jobs for switches are made of: the same for all services of a home, made when first asked.
+
+    Services that ask at once get the same: the file appears whole, on the disk, and is never replaced. Raises
+    `InputError` for a file that holds no secret, as after an interrupted copy of the home.
+    """
     path = layout.home / "network-secret"
     if not path.exists():
-        write_secret(path, secrets.token_hex(32))
-    return path.read_bytes().strip()
+        make_private(path.parent)
+        create_file(path, secrets.token_hex(32) + "\n", mode=OWNER_ONLY, durable=True)
+    secret = path.read_bytes().strip()
+    if len(secret) < 32:
+        raise InputError(
+            f"{path} holds {len(secret)} bytes, no secret; remove it: running jobs go by gloo until the end"
+        )
+    return secret
 
 
 def write_secret(path: Path, secret: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.core import files
-from plait.core.files import OWNER_ONLY, replace_file, replacing
+from plait.core.files import OWNER_ONLY, create_file, replace_file, replacing
 
 
 @pytest.mark.parametrize("data", ["größer\n", b"\x00\xff", bytearray(b"words")])
@@ -75,3 +75,12 @@ def test_durable_flushes_content_and_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert flushed == []
     replace_file(tmp_path / "a", "text", durable=True)
     assert [path.name for path in flushed] == [f".a.{os.getpid()}-0.part", tmp_path.name]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_the_first_writer_of_a_new_file_wins_and_leaves_nothing_beside_it(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "a"
+    assert create_file(path, "one", mode=OWNER_ONLY, durable=durable)
+    assert not create_file(path, "two", durable=durable)
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("one", 0o600)
+    assert os.listdir(tmp_path) == ["a"]

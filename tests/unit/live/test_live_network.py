@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from live_cases import Cluster
 
 from plait.core.errors import InputError
+from plait.live.layout import Layout, network_secret
 from plait.live.protocol.wire import Exchange
 from plait.live.scheduler.network.tell import PATIENCE_S
 from plait.live.scheduler.state import State
@@ -360,3 +363,19 @@ def test_a_queue_with_grants_is_played_forward(make: Make) -> None:
     assert found is not None
     ends = [found.raw.etas[number].end.middle_s for number in (0, 1, 2)]
     assert 0 < max(ends[:2]) < ends[2]
+
+
+def test_services_that_start_at_once_have_the_same_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, made, others = Layout(tmp_path / "home"), secrets.token_hex, []
+
+    def overtaken(size: int) -> str:
+        if not others:  # another service asks, and is answered, before this one has written anything
+            others.append(b"")
+            others.append(network_secret(home))
+        return made(size)
+
+    monkeypatch.setattr(secrets, "token_hex", overtaken)
+    assert network_secret(home) == others[1] == network_secret(home)
+    (home.home / "network-secret").write_bytes(b"\n")
+    with pytest.raises(InputError, match="network-secret holds 0 bytes, no secret"):
+        network_secret(home)
