@@ -457,3 +457,19 @@ def test_up_with_another_number_of_slots_names_the_jobs_that_hold_the_node(
 def test_nothing_is_said_of_nodes_where_none_was_taken_away(layout: Layout) -> None:
     service: Any = Answers([_node("n0", 2)])
     assert not any("taken away" in line for line in starting.welcome(service, layout, None, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("declared", "advice"),
+    [
+        ("leaf-spine", "--network leaf-spine:aggregators=4096"),
+        ("leaf-spine:spines=1", "--network leaf-spine:spines=1,aggregators=4096"),
+        ("3 switches, 8 links", "aggregators = 4096 at its switches in the cluster file"),
+    ],
+)
+def test_up_says_how_switches_of_a_network_get_memory(layout: Layout, declared: str, advice: str) -> None:
+    service: Any = Answers([_node("n0", 2)])
+    service.network = lambda: {"network": declared, "policy": "fifo", "grants": False, "switches": [], "jobs": []}
+    (line,) = [line for line in starting.welcome(service, layout, None, 1.0) if line.startswith("network")]
+    assert "no switch aggregates" in line
+    assert line.endswith(advice)

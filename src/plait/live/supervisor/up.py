@@ -40,6 +40,7 @@ from plait.live.supervisor.services import (
     start_standby,
 )
 from plait.network.topology.declared import Declared
+from plait.network.topology.shapes import SHAPES
 
 #: A policy that grants memory of switches.
 EXAMPLE = "tiresias-l:ina=inalloc"
@@ -275,4 +276,15 @@ def _network_lines(service: Client, policy: str) -> list[str]:
     each = ", ".join(
         f"{one['switch']} ({one['aggregators']} aggregators, on {one['node'] or 'no node'})" for one in there
     )
-    return [f"network {network['network']}: {each or 'no switch aggregates'}{grants if there else ''}"]
+    if not there:
+        return [f"network {network['network']}: no switch aggregates, for none has memory; {_give_memory(network)}"]
+    return [f"network {network['network']}: {each}{grants}"]
+
+
+def _give_memory(network: Mapping[str, Any]) -> str:
+    """What to write so that switches of a network without aggregators have some."""
+    text = str(network["network"])
+    shape, _, options = text.partition(":")
+    if shape not in SHAPES:
+        return "give them some: aggregators = 4096 at its switches in the cluster file"
+    return f"give them some: plait down, then plait up --network {shape}:{options}{',' * bool(options)}aggregators=4096"
