@@ -83,8 +83,12 @@ class InstantSwitch:
         self.table = switch.make_switch(grant.slots, grant.job + 1, made.elements)
         switch.register(self.table, grant.job, server.all_bits(grant.n_workers), grant.n_workers, made.rules)
         switch.grant(self.table, grant.job, grant.offset, grant.size, grant.epoch)
-        self.server = server.make_server(grant.job + 1, made.window, made.elements)
+        self.server = server.make_server(grant.job + 1, 4 * made.window, made.elements)
         server.register(self.server, grant.job, grant.n_workers)
+
+    def move(self, grant: NetworkGrant) -> None:
+        """Serve another region, too."""
+        switch.grant(self.table, grant.job, grant.offset, grant.size, grant.epoch)
 
     def connect(self, grant: NetworkGrant, rank: int) -> Link:
         if self.silent:

@@ -333,3 +333,51 @@ def test_a_second_model_does_not_get_the_sums_of_the_first(make) -> None:
     ranks.engines = first
     ranks.check(seed=3)
     assert ranks.report().aggregated == 2
+
+
+def test_another_priority_is_no_new_try_after_too_many_failures_and_another_region_gets_all_of_them(make) -> None:
+    ranks = make(2)
+    ranks.switch.deaf = True
+    for seed in range(3):
+        ranks.check(seed=seed)
+    failed = {Reason.TIMEOUTS.text: 2, Reason.GIVEN_UP.text: 1}
+    assert dict(ranks.report().fallback) == failed
+    ranks.give(replace(ranks.grant, version=2, priority=9))
+    ranks.check(seed=3)
+    assert dict(ranks.report().fallback) == {**failed, Reason.GIVEN_UP.text: 2}
+    assert ranks.report().grant_version == 2
+    ranks.give(replace(ranks.grant, version=3, epoch=1))
+    ranks.check(seed=4)  # fails as well, and is not the last try
+    assert dict(ranks.report().fallback) == {Reason.TIMEOUTS.text: 3, Reason.GIVEN_UP.text: 2}
+    ranks.switch.deaf = False
+    ranks.check(seed=5)
+    assert ranks.report().aggregated == 1
+
+
+@pytest.mark.parametrize("index", ["dedicated", "shared_cycle", "hybrid_modulo"])
+def test_another_window_comes_with_its_region_between_two_buckets(make, index) -> None:
+    ranks = make(2, index=index, window=8, slots=96)
+    first = replace(ranks.grant, version=2, size=32, window=4)
+    ranks.give(first)
+    ranks.check(seed=1)
+    numbers = ranks.report().numbers
+    wider = replace(first, version=3, epoch=1, size=64, window=16)
+    ranks.switch.move(wider)
+    ranks.give(wider)
+    ranks.check(seed=2, size=500)
+    report = ranks.report()
+    assert (report.aggregated, report.grant_version, dict(report.fallback)) == (2, 3, {})
+    assert (ranks.switch.connections, ranks.engines[0]._session.client.options.window) == (2, 16)
+    assert report.numbers == numbers + 63  # they go on
+
+
+def test_a_grant_that_all_ranks_have_found_is_reported_even_if_it_grants_nothing(make) -> None:
+    ranks = make(2)
+    ranks.check()
+    nothing = replace(ranks.grant, version=2, granted=False, reason="memory is needed by job 9")
+    ranks.give(nothing, ranks=[0])
+    ranks.check(seed=1)
+    assert [ranks.report(rank).grant_version for rank in range(2)] == [1, 1]
+    ranks.give(nothing, ranks=[1])
+    ranks.check(seed=2)
+    assert [read_report(ranks.folder / str(rank)).grant_version for rank in range(2)] == [2, 2]

@@ -56,8 +56,9 @@ class NetworkGrant:
     server       host and port of the aggregation server, which the switch talks to; None without one (dedicated slots)
     switch_name  name of the switch in the cluster
     options      options of the protocol, as `plait.network.protocol.options.preset` takes them, `protocol` among them
+    window       packets that a rank may have outstanding; 0: as in the options
     offset, size region of the switch's memory, in aggregators
-    epoch        of the region, which packets carry; a new region has a new one
+    epoch        of region and window, which packets carry; a new region has a new one
     priority     0 to 255, for switches that preempt
     slots        all aggregators of the switch, for modes that share them
     """
@@ -77,6 +78,7 @@ class NetworkGrant:
     epoch: int = 0
     priority: int = 0
     slots: int = 0
+    window: int = 0
 
     @property
     def secret(self) -> bytes:
@@ -87,6 +89,11 @@ class NetworkGrant:
     def membership(self) -> tuple[Any, ...]:
         """What a rank must introduce itself for again if it changes; numbers of packets start at 0 then."""
         return self.switch, self.job, self.token, self.n_workers, tuple(sorted(self.options.items()))
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What makes it another region: failures in a former one say nothing about it. Not so another priority."""
+        return self.membership, self.epoch, self.offset, self.size, self.slots, self.window
 
 
 _CODEC = Codec(strict=True, error=InputError)
@@ -122,7 +129,7 @@ def _check(grant: NetworkGrant, where: str) -> None:
         return
     most = {"job": MOST_JOBS - 1, "n_workers": MOST_WORKERS, "priority": 255}
     least = {"n_workers": 1}
-    for name in ("version", "job", "n_workers", "offset", "size", "epoch", "priority", "slots"):
+    for name in ("version", "job", "n_workers", "offset", "size", "epoch", "priority", "slots", "window"):
         value = getattr(grant, name)
         if not least.get(name, 0) <= value <= most.get(name, value):
             upper = f" to {most[name]}" if name in most else " or more"

@@ -37,8 +37,9 @@ class NetworkReport:
     """Counters of one rank.
 
     mode           "aggregation" or "gloo": how the last bucket went; `reason`: why by gloo
-    grant_version  of the grant in use, -1 for none
-    switch_name    of that grant
+    grant_version  of the newest grant that all ranks have found: none of them uses an older one; -1 for none
+    switch_name    of the grant in use
+    numbers        of packets that the job has used under its number on the wire, of 2^32
     aggregated     buckets that the network added up; `aggregated_bytes`: of gradients in them
     fallback       reason -> buckets that went by gloo for it; `fallback_bytes`: of gradients in them
     sent, resent   packets sent for the first time, and sent again
@@ -63,6 +64,7 @@ class NetworkReport:
     results: int = 0
     collided: int = 0
     timeouts: int = 0
+    numbers: int = 0
     agreement_s: float = 0.0
     quantise_s: float = 0.0
     transfer_s: float = 0.0

@@ -34,6 +34,9 @@ MOST_SEQS = 1 << 32
 #: Sends for which packets are made at once, and times in a row that packets are made before a look at what arrived.
 _SENDS, _ROUNDS = 4, 8
 
+#: Counters of a worker that go on when its region changes.
+_COUNTERS = ("sent", "resent", "bypassed", "results", "ignored", "overflows", "slot_changes")
+
 Sums = npt.NDArray[np.int32]
 
 
@@ -57,13 +60,7 @@ class AggregationClient:
         """Be the worker `rank` of a granted job; raises `InputError` for options and regions that do not work."""
         self.options = options_of(grant)
         self.rank, self.job, self.n_workers = rank, grant.job, grant.n_workers
-        window = self.options.window
-        cycle = self.options.cycle_slots if self.options.mode is Index.SHARED_CYCLE else 1
-        pool = window if self.options.mode is Index.DEDICATED else 1
-        self._workers = worker.make_workers(1, window, cycle, pool)
-        options.set_up(self._workers, 0, self.options, grant.job, rank, grant.n_workers)
-        self._state = self._workers.state[0]
-        self.use_region(grant)
+        self._place(grant)
         self._packets, _ = header.make_packets(1)
         words = HEADER_WORDS + self.options.elements
         self.segment = 4 * words
@@ -76,9 +73,13 @@ class AggregationClient:
         self._end = self._collided = self._timeouts = 0
         self._limited = self._overflows = 0
 
-    def use_region(self, grant: NetworkGrant) -> None:
-        """Use the region, epoch and priority of another grant of the same job, from the next tensor on."""
-        mode = self.options.mode
+    def _place(self, grant: NetworkGrant) -> None:
+        """Be a worker, with no tensor yet, in the region of a grant."""
+        window, mode = self.options.window, self.options.mode
+        cycle = self.options.cycle_slots if mode is Index.SHARED_CYCLE else 1
+        self._workers = worker.make_workers(1, window, cycle, window if mode is Index.DEDICATED else 1)
+        options.set_up(self._workers, 0, self.options, grant.job, self.rank, grant.n_workers)
+        self._state = self._workers.state[0]
         offset, size = (grant.offset, grant.size) if grant.size else (0, grant.slots)
         if mode is Index.SHARED_CYCLE:
             count = self.options.cycle_slots
@@ -86,7 +87,27 @@ class AggregationClient:
             options.set_cycle(self._workers, 0, cycle_slots(grant.job, count, size, offset), grant.epoch)
         else:
             options.set_region(self._workers, 0, offset, size, grant.epoch)
-        self._state["prio"] = grant.priority
+        self._state["prio"], self._placed = grant.priority, grant.place
+
+    def use_region(self, grant: NetworkGrant) -> None:
+        """Use the region, window, epoch and priority of another grant of the same job, from the next tensor on.
+
+        Numbers of packets and counters go on. Congestion control begins again with another region or window.
+        Raises `InputError` for a region that does not work; a client made for the grant finds that out before.
+        """
+        if grant.place == self._placed:
+            self._state["prio"] = grant.priority
+            return
+        before = self._state
+        self.options = options_of(grant)
+        self._place(grant)
+        for name in _COUNTERS:
+            self._state[name] = before[name]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of packets are used."""
+        return self._end
 
     def fits(self, elements: int) -> bool:
         """Whether there are numbers left for a tensor of so many elements."""
@@ -171,7 +192,7 @@ def options_of(grant: NetworkGrant) -> Options:
 
     Fixed point has a shared exponent, also with the systems that multiply by a constant, unless `quantise` is given.
     """
-    changed = {"quantise": "exponent", **grant.options}
+    changed = {"quantise": "exponent", **grant.options, **({"window": grant.window} if grant.window else {})}
     protocol = changed.pop("protocol", None)
     if not isinstance(protocol, str):
         raise InputError(

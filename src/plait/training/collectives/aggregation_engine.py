@@ -89,9 +89,12 @@ class Reduction:
         agreed = self._group.agree(Proposal(exponent, version, newest, current))
         reason = agreed.current
         if agreed.same:
+            self._session.followed = agreed.version
             reason = agreed.newest
             if reason is Reason.NONE:
-                self._session.adopt()
+                if self._session.adopt():
+                    self._in_a_row = 0
+                reason = Reason.GIVEN_UP if self._session.given_up else Reason.NONE
         elif reason is not Reason.NONE:
             reason = Reason.CHANGING
         if reason is Reason.NONE and not_finite(agreed):
@@ -159,7 +162,7 @@ class Reduction:
         return NetworkReport(
             mode=mode or "gloo",
             reason=reason.text,
-            grant_version=grant.version if grant is not None else -1,
+            grant_version=self._session.followed,
             switch_name=grant.switch_name if grant is not None else "",
             aggregated=self.aggregated,
             aggregated_bytes=self.aggregated_bytes,
@@ -170,6 +173,7 @@ class Reduction:
             results=counts.results,
             collided=counts.collided,
             timeouts=counts.timeouts,
+            numbers=self._session.client.numbers if self._session.client is not None else 0,
             events=tuple(events),
             **vars(self.seconds),
         )
@@ -185,7 +189,7 @@ class Engine:
         self.reduction = Reduction(group, session, give_up_after=give_up_after, changed=self.say)
         self._work: queue.SimpleQueue[tuple[torch.Tensor, Any, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._written_s = 0.0
+        self._written_s, self._written = 0.0, -1
         self._pid = os.getpid()
         self._broken: Exception | None = None
 
@@ -243,9 +247,10 @@ class Engine:
         return self.reduction.report(self._events)
 
     def _report(self, *, now: bool = False) -> None:
-        now_s = time.monotonic()
+        now_s, followed = time.monotonic(), self._session.followed
+        now = now or followed != self._written  # somebody may wait for the memory of the grant before
         if self._folder and (now or now_s - self._written_s >= REPORT_EVERY_S or not self._written_s):
-            self._written_s = now_s
+            self._written_s, self._written = now_s, followed
             write_report(self._folder, self.report())
 
     def close(self) -> None:

@@ -101,7 +101,10 @@ class Session:
         self._made: tuple[AggregationClient, Link] | None = None
         self._why = Reason.NO_GRANT if grants is not None else Reason.NOT_GRANTED
         self._doubtful = False
-        self._given_up = -1
+        #: Whether the region in use is used no more, since too many buckets in a row failed.
+        self.given_up = False
+        #: Version of the newest grant that all ranks have found, so that none uses an older one; -1 for none.
+        self.followed = -1
         self._retry_s, self._retry_at = RETRY_S, 0.0
         self._before = Counts()
         #: The newest problem in words.
@@ -143,7 +146,7 @@ class Session:
             return Reason.NO_GRANT
         if self._newest is not None and not self._newest.granted:
             return Reason.NOT_GRANTED
-        if self._given_up >= self.grant.version:
+        if self.given_up:
             return Reason.GIVEN_UP
         if self._doubtful:
             return Reason.NO_ANSWER
@@ -192,12 +195,18 @@ class Session:
         self._retry_at = self._clock() + self._retry_s
         self._retry_s = min(MOST_RETRY_S, 2 * self._retry_s)
 
-    def adopt(self) -> None:
-        """Use the newest grant, now that all ranks have prepared it; between two buckets."""
+    def adopt(self) -> bool:
+        """Use the newest grant, now that all ranks have prepared it; between two buckets.
+
+        Returns whether that is another region, in which nothing has failed yet.
+        """
         grant = self._newest
         assert grant is not None
         if grant is self.grant:
-            return
+            return False
+        moves = self.grant is None or grant.place != self.grant.place
+        if moves:
+            self.given_up = False
         if self._made is not None:
             self._before = self.counts
             if self.link is not None:
@@ -208,12 +217,12 @@ class Session:
             assert self.client is not None
             self.client.use_region(grant)
         self.grant = grant
+        return moves
 
     def failed(self, *, give_up: bool) -> None:
-        """Note that the last bucket failed on some rank; `give_up`: use this grant no more."""
+        """Note that the last bucket failed on some rank; `give_up`: use this region no more."""
         self._doubtful = True
-        if give_up and self.grant is not None:
-            self._given_up = self.grant.version
+        self.given_up |= give_up
 
     def _drop_made(self) -> None:
         if self._made is not None:
