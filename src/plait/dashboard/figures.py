@@ -13,8 +13,6 @@ from plait.core.words import counted, duration, number
 
 #: Hues that the jobs of a map have; a job keeps its own.
 HUES = 10
-#: Utilisation below which a GPU that is held counts as idle.
-IDLE = 0.05
 _NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 _PLURALS = re.compile(r"# (\w+?)s\b")
 _NAMES = re.compile(r"\bj-\d+\b|\bn\d+\b")

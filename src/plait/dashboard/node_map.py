@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.words import counted, number
-from plait.dashboard.figures import IDLE, hue
+from plait.dashboard.figures import hue
+from plait.live.scheduler.explain.resources import IDLE
 
+#: States of nodes that are not heard of: what they said last of their GPUs is no news.
+UNHEARD = ("suspect", "lost", "left")
 #: The side of a GPU, and from one to the next, in units of the drawing; GPUs in a row.
 SIDE, STEP, ROW = 12, 14, 8
 
@@ -44,7 +47,7 @@ def _drawing(node: Mapping[str, Any]) -> NodeDrawing:
         if not jobs:
             paths.setdefault("free", []).append(square)
             continue
-        if number(busy[gpu]) < IDLE:
+        if number(busy[gpu]) < IDLE and node["state"] not in UNHEARD:
             idle += 1
             square += f"m3 3v{SIDE - 6}h{SIDE - 6}v-{SIDE - 6}z"
         paths.setdefault(f"h{hue(jobs[0])}", []).append(square)
@@ -82,6 +85,6 @@ def idle_gpus(nodes: Sequence[Mapping[str, Any]]) -> int:
     return sum(
         bool(jobs) and busy is not None and busy < IDLE
         for node in nodes
-        if not node["gone"]
+        if not node["gone"] and node["state"] not in UNHEARD
         for jobs, busy in zip(node["gpu_jobs"], utilisation(node), strict=True)
     )

@@ -7,6 +7,7 @@
     nodes/<node>/journal.jsonl, agent.log, agent.lock, enrol      an agent
     jobs/<job>/checkpoints, EPOCH                                 a job, over all its attempts
     jobs/<job>/attempts/<epoch>/rank<r>/                          one process of one attempt
+    usage/<job>, usage/idle-<hour>                                what jobs used over time, from the service
     gates/<group>/, lease-<node>                                  the gate of a running group, the lease of a node:
                                                                   in /dev/shm if possible
 

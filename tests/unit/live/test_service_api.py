@@ -18,7 +18,20 @@ from starlette.testclient import TestClient
 from plait.live.client.client import jobs_of_table
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
-from plait.live.protocol.wire import ENDED, RUNNING, Adaptive, NodeInfo, Observed, Reply, Seen, to_json
+from plait.live.protocol.wire import (
+    ENDED,
+    RUNNING,
+    Adaptive,
+    GpuMean,
+    Memory,
+    NodeInfo,
+    Observed,
+    Reply,
+    Resources,
+    Seen,
+    Usage,
+    to_json,
+)
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.service.http.app import Api, make_app
@@ -109,6 +122,7 @@ READS = [
     ("GET", "/v1/jobs/j-0/explain", None, {"admin", "ann", "eve"}),
     ("GET", "/v1/jobs/j-0/events", None, {"admin", "ann", "eve"}),
     ("GET", "/v1/jobs/j-0/logs", None, {"admin", "ann", "eve"}),
+    ("GET", "/v1/jobs/j-0/usage", None, {"admin", "ann", "eve"}),
     ("GET", "/v1/events", None, {"admin", "eve"}),
     ("GET", "/v1/me", None, EVERYBODY),
     ("GET", "/v1/nodes", None, EVERYBODY),
@@ -610,3 +624,40 @@ def test_every_reference_of_the_description_resolves(service: Service) -> None:
             found = found[part]
     fields = described["components"]["schemas"]["JobIn"]["properties"]
     assert {"command", "gpus", "profile"} <= fields.keys()
+
+
+def test_usage_over_time_is_that_of_the_reports(service: Service) -> None:
+    job = service.submit()
+    assert service.ask("GET", f"/v1/jobs/{job}/usage", "ann").json()["series"] == {}
+    run = service.sync()["attempts"] or until_it_runs(service)
+    seen = Seen(
+        0, run[0]["epoch"], 0, RUNNING, steps=40.0, step_s=0.5, stage_s=[0.1, 0.1, 0.2, 0.1], held_s=20.0,
+        last_step_s=19.9, resources=Resources(1.5, 2e9, 3e6, None), memory=Memory(6e9, 1e9),
+    )  # fmt: skip
+    recorder = service.http.app.state.api.usage  # type: ignore[attr-defined]
+    for busy in (0.01, 0.9):
+        told = Observed(NodeInfo("n0", 2), "agent-1", 1, 0, [seen], Usage(means=[GpuMean(busy), GpuMean(busy)]))
+        service.ask("POST", "/agent/v1/sync", "agent", json=to_json(replace(told, wait_s=0.0)))
+        assert service.http.portal is not None
+        service.http.portal.call(recorder.sample)
+    found = service.ask("GET", f"/v1/jobs/{job}/usage?points=10", "ann").json()
+    last = {name: one["values"][-1] for name, one in found["series"].items()}
+    assert last == {
+        "gpu_utilisation": pytest.approx(0.455), "gpu_least": pytest.approx(0.455), "gpu_memory_bytes": 6e9,
+        "cpus": 1.5, "memory_bytes": 2e9, "read_bytes_s": 3e6, "iterations_s": 2.0, "stage_storage_s": 0.1,
+        "stage_cpu_s": 0.1, "stage_gpu_s": 0.2, "stage_network_s": 0.1,
+    }  # fmt: skip
+    (rank,) = found["ranks"]
+    assert (rank["node"], rank["gpu_utilisation"], rank["cpus"], rank["written_bytes_s"]) == ("n0", 0.9, 1.5, None)
+    assert found["series"]["cpus"]["unit"] == "cores"
+    assert 0 <= found["idle_gpu_s"] <= found["known_gpu_s"] <= found["held_gpu_s"] + 0.1
+    schema = service.http.get("/openapi.json").json()["components"]["schemas"]["UsageOut"]
+    assert set(schema["properties"]) == set(found)
+
+
+def until_it_runs(service: Service) -> list[dict[str, Any]]:
+    for _ in range(200):
+        time.sleep(0.02)
+        if found := service.sync()["attempts"]:
+            return list(found)
+    raise AssertionError("it did not start")

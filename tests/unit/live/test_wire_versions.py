@@ -45,7 +45,7 @@ def test_every_field_of_the_examples_is_something_else_than_its_default() -> Non
     assert set(golden("observed_v3")) == set(to_json(told)) == {*golden("observed_v2"), "switch"}
     assert set(golden("assignment_v3")) == set(to_json(answer)) == {*golden("assignment_v2"), "switch"}
     (seen, _), (before, _) = golden("observed_v3")["attempts"], golden("observed_v2")["attempts"]
-    assert set(seen) - set(before) == {"memory", "sharing", "exchange"}
+    assert set(seen) - set(before) == {"memory", "sharing", "exchange", "resources"}
     (run,), (old,) = golden("assignment_v3")["attempts"], golden("assignment_v2")["attempts"]
     assert (set(run) - set(old), set(run["group"]) - set(old["group"])) == ({"device_bytes", "network"}, {"guest"})
     assert told.attempts[0].sharing == Sharing(True, 0.35, 12e9, "checkpoint", [7], told.attempts[0].sharing.leaves)

@@ -15,6 +15,8 @@ from plait.cli.render.adaptive_view import rows as adaptive_rows
 from plait.cli.render.sharing_view import rows as sharing_rows
 from plait.cli.render.sharing_view import where_text
 from plait.cli.render.tables import plain, plain_lines
+from plait.cli.render.usage_view import headline, rank_rows
+from plait.cli.render.usage_view import rows as usage_rows
 from plait.core.words import duration
 from plait.live.notes import note
 from plait.live.scheduler.records.event_words import brief
@@ -85,12 +87,20 @@ def _where(job: dict[str, Any]) -> str:
     return "; ".join(part for part in (where, where_text(job), pace_text(job) if nodes else "") if part)
 
 
-def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+def show(
+    job: JobArgument,
+    usage: Annotated[bool, typer.Option("--usage", help="Show what it uses over time instead.")] = False,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Show everything about a job."""
     with client(home) as service:
-        found = service.job(job)
+        found = service.usage(job) if usage else service.job(job)
     if as_json:
         print_json(found)
+        return
+    if usage:
+        _print_usage(found)
         return
     rows: list[tuple[str, object]] = []
     for key, value in found.items():
@@ -133,6 +143,18 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
             ">attempt", "?>began", "?>lasted", "?>gpus", "?>batch", "?>work lost", "state", "?>exit", "~why", "?nodes",
         )  # fmt: skip
         print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
+
+
+def _print_usage(usage: dict[str, Any]) -> None:
+    """Charts of what a job uses, and what each of its processes uses now."""
+    typer.echo(f"{usage['id']}: {headline(usage)}")
+    if usage["series"]:
+        heads: tuple[str, ...] = ("~what", "~of", "over time", ">least", ">mean", ">most", ">last")
+        print_table(heads, usage_rows(usage), "", most_lines=1000)
+    if usage["ranks"]:
+        typer.echo("")
+        heads = (">rank", "node", ">gpu", ">GPU busy", ">GPU memory", ">CPU", ">memory", ">read", ">written")
+        print_table(heads, rank_rows(usage), "", most_lines=1000)
 
 
 def stop_rows(stops: Mapping[str, Any], state: str | None, *, begun: bool = False) -> list[tuple[str, object]]:

@@ -24,6 +24,7 @@ from plait.live.agent.lease import Lease, sound_lease_s
 from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
+from plait.live.agent.process_usage import ProcessUsage
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
 from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
 from plait.live.layout import Layout, may_lead, read_epoch
@@ -69,7 +70,7 @@ class Agent(ProcessManager):
         self.term, self.reached = self.journal.memory.term, 0
         self.epochs = self.journal.memory.epochs
         self.replies: list[Reply] = []
-        self._window = GpuWindow(settings.gpus)
+        self._window, self._process_usage = GpuWindow(settings.gpus), ProcessUsage()
         self._refused: set[int] = set()
         self._lease_trouble, self._homeless_s = "", math.inf
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -106,6 +107,7 @@ class Agent(ProcessManager):
         """The report of everything on this node now; includes each answer to a question once."""
         with self.lock:
             replies, self.replies = self.replies, []
+            self._measure()
             return Observed(
                 node=self.monitor.node,
                 agent=self.id,
@@ -118,6 +120,15 @@ class Agent(ProcessManager):
                 leaving_s=self._leaving_s(),
                 switch=self.switch.seen(),
             )
+
+    def _measure(self) -> None:
+        """Note what each attempt uses; not of those that share a process, whose parts nobody can tell apart."""
+        runners = {
+            a.key: a.process for a in self.attempts.values() if a.alive and not a.shares and a.process is not None
+        }
+        known = self._process_usage.read(time.monotonic(), runners)
+        for attempt in self.attempts.values():
+            attempt.resources = known.get(attempt.key)
 
     def _usage(self) -> Usage:
         usage, now_s = self.monitor.usage(), time.monotonic()

@@ -99,6 +99,10 @@ class Client(Caller):
         """Why it waits, or how it shares."""
         return self._object("GET", f"/v1/jobs/{segment(job)}/explain")
 
+    def usage(self, job: str, *, points: int | None = None) -> Json:
+        """What a job uses over time, in at most so many `points`: GPUs, CPU, memory, disk, stages, goodput, batch."""
+        return self._object("GET", f"/v1/jobs/{segment(job)}/usage", points=points)
+
     def tell_forecast(self, job: str, start: Sequence[float | None] | None, end: Sequence[float | None]) -> None:
         """Have a forecast kept: early end, middle, late end, seconds from now, None for never; see `track_record`."""
         body: Json = {"start": start, "end": end}

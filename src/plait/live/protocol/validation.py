@@ -22,6 +22,7 @@ from plait.live.protocol.wire import (
     Memory,
     NodeInfo,
     Profile,
+    Resources,
     Seen,
     Sharing,
     SwitchSeen,
@@ -37,6 +38,8 @@ MOST_EXAMPLES = 1e9
 MOST_BYTES, MOST_NEIGHBOURS = 1e15, 64
 #: Jobs that one switch serves at most.
 MOST_LEASES = 4096
+#: CPU cores of a node at most.
+MOST_CORES = 1e6
 #: Bytes of gradients that a process can have exchanged.
 MOST_TRANSFERRED = 1e21
 #: Characters of a reason at most.
@@ -94,6 +97,7 @@ def sane_seen(seen: Seen) -> Seen:
         memory=None if seen.memory is None else _sane_memory(seen.memory),
         sharing=None if seen.sharing is None else _sane_sharing(seen.sharing),
         exchange=None if seen.exchange is None else _sane_exchange(seen.exchange),
+        resources=None if seen.resources is None else _sane_resources(seen.resources),
         profile=seen.profile if seen.profile is not None and sane_profile(seen.profile) else None,
     )
 
@@ -127,6 +131,14 @@ def sane_switch(seen: SwitchSeen) -> SwitchSeen:
         held=_or_none(seen.held, MOST_STEPS) or 0.0,
         leases=leases,
     )
+
+
+def _sane_resources(said: Resources) -> Resources:
+    rates = (said.read_bytes_s, said.written_bytes_s)
+    return Resources(
+        _or_none(said.cpus, MOST_CORES) or 0.0, _or_none(said.memory_bytes, MOST_BYTES) or 0.0,
+        *(_or_none(rate, MOST_BYTES) for rate in rates),
+    )  # fmt: skip
 
 
 def _sane_exchange(said: Exchange) -> Exchange:

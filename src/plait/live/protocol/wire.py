@@ -125,6 +125,19 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What the processes of a rank used in the last seconds: CPU cores, resident bytes, bytes of disks a second.
+
+    Disks: None where the kernel does not tell.
+    """
+
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+    read_bytes_s: float | None = None
+    written_bytes_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Seen:
     """One process of one attempt, as the agent sees it.
 
@@ -136,6 +149,7 @@ class Seen:
     what that was at the end of its first and its newest iteration. `saves`: whether it would go on from its newest
     checkpoint (a name of `plait.runtime.page.Saves` in small letters; "" unknown). An ended one has
     `exit_code` (-n for signal n, None if nobody knows) and is reported until the service no longer asks to keep it.
+    `resources`: None before two samples, and of one that shares its process with other jobs.
     """
 
     job: int
@@ -164,6 +178,7 @@ class Seen:
     memory: Memory | None = field(default=None, metadata=form(since=3))
     sharing: Sharing | None = field(default=None, metadata=form(since=3))
     exchange: Exchange | None = field(default=None, metadata=form(since=3))
+    resources: Resources | None = field(default=None, metadata=form(since=3))
 
 
 @dataclass(frozen=True)

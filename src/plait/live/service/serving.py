@@ -53,6 +53,7 @@ class Service:
         self._api: Api | None = None
         self._worker: Worker | None = None
         self._warm: str | None = None
+        self._recording: asyncio.Future[None] | None = None
         self._error: PlaitError | None = None
 
     async def run(self, lead: Leadership | None) -> int:
@@ -93,6 +94,9 @@ class Service:
             await serving
             if self._worker is not None and self._api is not None:
                 self._api.what_if.close()
+                if self._recording is not None:
+                    await asyncio.wait({self._recording}, timeout=GOODBYE_S)
+                await asyncio.to_thread(self._api.usage.save, everything=True)
                 self._worker.stop()
                 await asyncio.to_thread(self._worker.join, 10.0)
         finally:
@@ -189,6 +193,7 @@ class Service:
         policy = engine.state.policy_text
         engine.ready = policy == self._warm
         worker.start()
+        self._recording = asyncio.ensure_future(self._api.usage.run(self._ending))
         if not engine.ready:
             threading.Thread(target=get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
 

@@ -90,7 +90,8 @@ class Process:
         return True
 
 
-def _stat(pid: int) -> list[bytes] | None:
+def stat_fields(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the state on (field 3 of proc(5) is the first); None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -101,7 +102,7 @@ def _stat(pid: int) -> list[bytes] | None:
 
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which the process started; None if it has ended."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return None if fields is None or fields[0] in b"ZX" else int(fields[19])
 
 
@@ -114,7 +115,7 @@ def descendants(root: int) -> list[int]:
     """Children of a process, their children and so on; dead ones not yet collected are left out."""
     children: dict[int, list[int]] = {}
     for pid in pids():
-        fields = _stat(pid)
+        fields = stat_fields(pid)
         if fields is not None and fields[0] not in b"ZX":
             children.setdefault(int(fields[1]), []).append(pid)
     found: list[int] = []
@@ -128,13 +129,13 @@ def descendants(root: int) -> list[int]:
 
 def children(parent: int) -> list[int]:
     """Processes whose parent this is; dead ones not yet collected are left out."""
-    stats = ((pid, _stat(pid)) for pid in pids())
+    stats = ((pid, stat_fields(pid)) for pid in pids())
     return [pid for pid, fields in stats if fields is not None and fields[0] not in b"ZX" and int(fields[1]) == parent]
 
 
 def in_session(session: int) -> set[int]:
     """Processes of a session; dead ones not yet collected are left out."""
-    stats = ((pid, _stat(pid)) for pid in pids())
+    stats = ((pid, stat_fields(pid)) for pid in pids())
     return {pid for pid, at in stats if at is not None and at[0] not in b"ZX" and int(at[3]) == session}
 
 

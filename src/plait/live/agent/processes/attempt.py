@@ -17,7 +17,17 @@ from plait.live.agent.pages import PageReader
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.sharing.gpu_processes import GpuProcess
 from plait.live.protocol.validation import sane_seen, sane_text
-from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen, Sharing
+from plait.live.protocol.wire import (
+    ENDED,
+    PREEMPTED,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    Resources,
+    Run,
+    Seen,
+    Sharing,
+)
 from plait.live.system import cgroups, procs
 from plait.live.system.procs import Process
 from plait.runtime.neighbours import Neighbours
@@ -38,7 +48,7 @@ class LocalAttempt:
     `claimed`: its runner has said that the job is its own. `shares`: it is a thread of a process that other jobs share
     (see `merged_runner`); `merged`: what its end had to do with that. `neighbours`: with whom it shares its GPU (as in
     control.json); `sharing`: the last directive of the GPU's coordinator. `owed_since_s`: when it began to wait for the
-    memory of guests (monotonic clock).
+    memory of guests (monotonic clock). `resources`: what its processes used lately.
     """
 
     run: Run
@@ -63,6 +73,7 @@ class LocalAttempt:
     shares: bool = False
     merged: str = ""
     page: PageReader | None = field(default=None, repr=False)
+    resources: Resources | None = None
     network: RankFiles = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -259,6 +270,7 @@ class LocalAttempt:
             last_step_s=self._held_at(last_boot_s),
             sharing=self.sharing,
             exchange=self.network.exchange() if self.run.network is not None else None,
+            resources=self.resources if self.alive else None,
             **progress,
         )
         return sane_seen(seen)  # a report that cannot be taken would hold up all others of the node

@@ -16,6 +16,7 @@ from plait.live.service.http.auth import Tokens, need
 from plait.live.service.http.metrics import Metrics
 from plait.live.service.http.models import Invalid
 from plait.live.service.logs import Mailbox
+from plait.live.service.usage.recorder import UsageRecorder
 from plait.live.service.what_if import WhatIfService
 from plait.live.service.worker import Worker
 from plait.live.store import Store, Token
@@ -42,6 +43,7 @@ class Api:
         self.store, self.worker, self.tokens, self.mailbox, self.begin = store, worker, tokens, mailbox, begin
         self.metrics = Metrics(worker)
         self.what_if = WhatIfService(store)
+        self.usage = UsageRecorder(worker, worker.engine.layout.home)
         self.closing = asyncio.Event()
 
     def who(self, request: Request, *roles: str) -> Token:

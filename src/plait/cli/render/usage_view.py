@@ -1,0 +1,88 @@
+"""What a job uses over time, as lines of text: a small chart a series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from plait.core.words import duration, number
+
+#: Characters of a chart.
+WIDTH = 48
+_BARS = "▁▂▃▄▅▆▇█"
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def rows(usage: Mapping[str, Any]) -> list[list[object]]:
+    """A row a series: its chart, name, chart of characters, and its least, mean, most and last value."""
+    out: list[list[object]] = []
+    for one in usage["series"].values():
+        values = [number(value) for value in one["values"]]
+        known = [value for value in values if not math.isnan(value)]
+        if known:
+            figures = (min(known), math.fsum(known) / len(known), max(known), known[-1])
+            out.append(
+                [one["chart"], one["text"], sparkline(values), *(in_unit(value, one["unit"]) for value in figures)]
+            )
+    return out
+
+
+def rank_rows(usage: Mapping[str, Any]) -> list[list[object]]:
+    """A row a process that runs now."""
+    units = {"gpu_utilisation": "share", "gpu_memory_bytes": "bytes", "cpus": "cores", "memory_bytes": "bytes"}
+    units |= {"read_bytes_s": "bytes/s", "written_bytes_s": "bytes/s"}
+    return [
+        [one["rank"], one["node"], one["gpu"], *(in_unit(number(one[name]), unit) for name, unit in units.items())]
+        for one in usage["ranks"]
+    ]
+
+
+def headline(usage: Mapping[str, Any]) -> str:
+    """For how long it was measured, and how much of its GPUs it held idle."""
+    if not usage["series"]:
+        return "nothing was measured yet; a job that runs is measured every 5 s"
+    points = max(len(one["values"]) for one in usage["series"].values())
+    text = f"over {duration(points * usage['interval_s'])}, a point is {duration(usage['interval_s'])}"
+    if usage["known_gpu_s"] > 0:
+        idle, known = usage["idle_gpu_s"], usage["known_gpu_s"]
+        text += f"; of {known / 3600:.3g} GPU-hours measured {100 * idle / known:.1f} % idle (less than 5 % busy)"
+    return text
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """Values as bars from 0 to the largest; a blank where nothing is known.
+
+    >>> sparkline([0.0, 1.0, float("nan"), 7.0])
+    '▁▂ █'
+    """
+    if len(values) > width:
+        cuts = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [_mean(values[a:b]) for a, b in pairwise(cuts)]
+    most = max((value for value in values if not math.isnan(value)), default=0.0)
+    scale = (len(_BARS) - 1) / most if most > 0 else 0.0
+    return "".join(" " if math.isnan(value) else _BARS[round(max(value, 0.0) * scale)] for value in values)
+
+
+def in_unit(value: float, unit: str) -> str:
+    """A value with its unit, short.
+
+    >>> in_unit(0.256, "share"), in_unit(3 * 2**30, "bytes"), in_unit(0.0123, "s"), in_unit(float("nan"), "s")
+    ('26 %', '3.0 GiB', '12.3 ms', '-')
+    """
+    if math.isnan(value):
+        return "-"
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit.startswith("bytes"):
+        power = min(int(math.log(value, 1024)), len(_BINARY) - 1) if value >= 1 else 0
+        return f"{value / 1024**power:.{1 if power else 0}f} {_BINARY[power]}" + unit.removeprefix("bytes")
+    if unit == "s":
+        return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
+    return f"{value:.4g}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
