@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+
 
 def counted(number: int, what: str) -> str:
     """A number and its noun, which is in the plural unless there is one.
@@ -36,3 +38,22 @@ def duration(seconds: Any) -> str:
         if whole >= unit:
             return f"{whole // unit} {name} {whole % unit // small} {small_name}"
     return f"{s:.1f} s"
+
+
+def in_unit(value: Any, unit: str) -> str:
+    """A value with its unit, short; units are share (0 to 1), bytes, bytes/s, s, and others, which are not said.
+
+    >>> in_unit(0.256, "share"), in_unit(3 * 2**30, "bytes"), in_unit(0.0123, "s"), in_unit(float("nan"), "s")
+    ('26 %', '3.0 GiB', '12.3 ms', '-')
+    """
+    value = number(value)
+    if not math.isfinite(value):
+        return "-"
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit.startswith("bytes"):
+        power = min(int(math.log(value, 1024)), len(_BINARY) - 1) if value >= 1 else 0
+        return f"{value / 1024**power:.{1 if power else 0}f} {_BINARY[power]}" + unit.removeprefix("bytes")
+    if unit == "s":
+        return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
+    return f"{value:.4g}"

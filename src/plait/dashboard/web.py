@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from plait.core.version import __version__
-from plait.core.words import counted, duration
+from plait.core.words import counted, duration, in_unit
 from plait.dashboard.answers import Answers
 from plait.dashboard.api_client import ApiClient, Refused
 from plait.dashboard.figures import ago, hue, share, size
@@ -47,7 +47,7 @@ class Web:
         self.templates.globals.update(
             root=ROOT, version=__version__, ago=ago, share=share, hue=hue, counted=counted, size=size
         )
-        self.templates.filters.update(duration=duration, brief=brief)
+        self.templates.filters.update(duration=duration, brief=brief, unit=in_unit)
 
     def client(self, secret: str) -> ApiClient:
         """The API, asked with this token."""

@@ -115,6 +115,29 @@ def test_the_page_follows_what_happens_and_jobs_are_cancelled(browser: Any, serv
     page.context.close()
 
 
+def test_what_a_job_uses_is_drawn(browser: Any, service: tuple[World, str]) -> None:
+    page, errors = opened(browser, service, color_scheme="light")
+    page.goto("/web/jobs/j-1")
+    page.wait_for_selector("#usage-charts canvas")
+    titles = page.eval_on_selector_all("#usage-charts figcaption", "all => all.map(one => one.textContent)")
+    assert titles[:4] == ["GPU utilisation", "GPU memory", "CPU", "Memory"]
+    assert {"Disk", "Stages of an iteration", "Goodput", "Batch size"} <= set(titles)
+    inked = """() => [...document.querySelectorAll('#usage-charts canvas')].every(one =>
+        one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some(x => x))"""
+    page.wait_for_function(inked)
+    before = page.eval_on_selector("#usage-charts", "one => one.firstChild.querySelector('canvas').toDataURL()")
+    page.keyboard.press("t")
+    page.wait_for_function(
+        "before => document.querySelector('#usage-charts canvas').toDataURL() !== before", arg=before
+    )
+    page.hover("#usage-charts figure:nth-child(3) .u-over")
+    page.wait_for_function("() => /\\d/.test(document.querySelectorAll('#usage-charts .u-legend')[2].innerText)")
+    page.click("text=The same as a table")
+    assert "iterations a second" in page.inner_text("details:has(> summary:text('The same as a table'))")
+    assert errors == []
+    page.context.close()
+
+
 def test_a_log_is_followed_and_searched(browser: Any, service: tuple[World, str]) -> None:
     world, _ = service
     page, errors = opened(browser, service)

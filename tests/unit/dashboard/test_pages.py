@@ -243,7 +243,9 @@ def test_scripts_are_small_and_have_their_licences() -> None:
     assert sum(len(one.read_bytes()) for one in scripts) <= 100_000
     names = {one.name for one in assets.iterdir()}
     readme = assets.joinpath("README.md").read_text()
-    for vendored, licence in (("htmx.min.js", "htmx.LICENSE"), ("hx-sse.min.js", "htmx.LICENSE")):
+    for vendored, licence in (
+        ("htmx.min.js", "htmx.LICENSE"), ("hx-sse.min.js", "htmx.LICENSE"), ("uplot.min.js", "uplot.LICENSE")
+    ):  # fmt: skip
         assert {vendored, licence} <= names
         assert vendored in readme
     for page in files("plait.dashboard").joinpath("templates").iterdir():

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from plait.core.words import duration, number
+from plait.core.words import duration, in_unit, number
 
 #: Characters of a chart.
 WIDTH = 48
 _BARS = "▁▂▃▄▅▆▇█"
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def rows(usage: Mapping[str, Any]) -> list[list[object]]:
@@ -63,24 +62,6 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     most = max((value for value in values if not math.isnan(value)), default=0.0)
     scale = (len(_BARS) - 1) / most if most > 0 else 0.0
     return "".join(" " if math.isnan(value) else _BARS[round(max(value, 0.0) * scale)] for value in values)
-
-
-def in_unit(value: float, unit: str) -> str:
-    """A value with its unit, short.
-
-    >>> in_unit(0.256, "share"), in_unit(3 * 2**30, "bytes"), in_unit(0.0123, "s"), in_unit(float("nan"), "s")
-    ('26 %', '3.0 GiB', '12.3 ms', '-')
-    """
-    if math.isnan(value):
-        return "-"
-    if unit == "share":
-        return f"{100 * value:.0f} %"
-    if unit.startswith("bytes"):
-        power = min(int(math.log(value, 1024)), len(_BINARY) - 1) if value >= 1 else 0
-        return f"{value / 1024**power:.{1 if power else 0}f} {_BINARY[power]}" + unit.removeprefix("bytes")
-    if unit == "s":
-        return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
-    return f"{value:.4g}"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -14,6 +14,7 @@ from plait.dashboard.api_client import Refused, segment
 from plait.dashboard.figures import Fields
 from plait.dashboard.outlook import outlook
 from plait.dashboard.timeline import timeline
+from plait.dashboard.usage import POINTS, charts, rows
 from plait.dashboard.web import ROOT, Viewer, done, page_of, shown
 from plait.live.client.client import FINAL, jobs_of_table
 from plait.live.scheduler.records.event_words import step_in_words
@@ -59,9 +60,10 @@ async def show_job(viewer: Viewer) -> Response:
     """One job."""
     name = viewer.request.path_params["job"]
     path = f"/v1/jobs/{segment(name)}"
-    job, why, events, status = await asyncio.gather(
+    job, why, events, status, usage = await asyncio.gather(
         viewer.api.get(path), viewer.api.get(f"{path}/explain"),
         viewer.api.get(f"{path}/events", newest=1, limit=ENTRIES), viewer.get(1.0, "/v1/status"),
+        viewer.api.get(f"{path}/usage", points=POINTS),
     )  # fmt: skip
     job, why = Fields(job), Fields(why)
     now_s, history = status["now_s"], events["events"]
@@ -73,6 +75,7 @@ async def show_job(viewer: Viewer) -> Response:
         eta=ahead.of(job["number"]) if ahead else None, over=job["state"] in FINAL,
         history=[(one["seq"], one["at_s"], step_in_words(one["event"], one["commands"])) for one in history[::-1]],
         preempted=[one for one in job["attempts"] if one["state"] == "preempted"], file=job_file(job),
+        usage=usage, usage_rows=rows(usage), charts=charts(usage),
         stages=_stages(why), ranks=len(job["attempts"][-1]["ranks"]) if job["attempts"] else 0,
     )  # fmt: skip
 
