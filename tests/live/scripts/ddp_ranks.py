@@ -1,8 +1,9 @@
-"""All ranks of some jobs, forked from one process that has imported torch: ddp_ranks.py FILE.
+"""All ranks of some jobs, forked from one process that has imported torch and reads names of files, a line each.
 
-FILE is JSON: {"jobs": [{"folder", "port", "ranks", ...}]}, see `Job`. Each rank writes rank<r>.json into the folder of
-its job. With `way` "plain" no plait is in the script, "auto": as the import hook of a job under plait does it, "ina":
-the two lines, "own": as auto, with a hook of the script's own.
+A file is JSON: {"jobs": [{"folder", "ranks", ...}]}, see `JOB`. Each rank writes rank<r>.json into the folder
+of its job. When all have ended, the file with the ending .ended is there; .log has what they wrote to standard error,
+and .pid the process whose end is the end of all of them. With `way` "plain" no plait is in the script, "auto": as the
+import hook of a job under plait does it, "ina": the two lines, "own": as auto, with a hook of the script's own.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # DistributedDataParallel imports it, which takes each rank longer than fifty steps
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from plait.live.system import procs
 from plait.network.protocol.fixed_point import scale_of
 from plait.runtime.network.grant import VARIABLE, read_grant
 from plait.training import ina, ina_allreduce_hook
@@ -34,13 +40,13 @@ JOB = {"way": "auto", "steps": 10, "tensors": 0, "grant": "", "pause_at": -1, "d
 def model(seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     return torch.nn.Sequential(
-        torch.nn.Linear(32, 96), torch.nn.Tanh(), torch.nn.Linear(96, 96), torch.nn.Tanh(), torch.nn.Linear(96, 8)
+        torch.nn.Linear(32, 48), torch.nn.Tanh(), torch.nn.Linear(48, 48), torch.nn.Tanh(), torch.nn.Linear(48, 8)
     )
 
 
-def wrong_sums(state: Any, count: int, rank: int, size: int) -> int:
-    """Of so many tensors, how many differ from the sums of whole numbers, if they were aggregated."""
-    wrong = 0
+def checked_sums(state: Any, count: int, rank: int, size: int) -> tuple[int, int]:
+    """Of so many tensors, how many were aggregated, and how many of these differ from the sums of whole numbers."""
+    checked = wrong = 0
     for at in range(count):
         mine = torch.randn(3000 + 17 * at, generator=torch.Generator().manual_seed(1000 * at + rank))
         all_ = [torch.empty_like(mine) for _ in range(size)]
@@ -50,8 +56,9 @@ def wrong_sums(state: Any, count: int, rank: int, size: int) -> int:
         before = state.report().aggregated
         state.reduce(mine).wait()
         if state.report().aggregated > before:
+            checked += 1
             wrong += not np.array_equal(mine.numpy(), (sums / (size * scale)).astype(np.float32))
-    return wrong
+    return checked, wrong
 
 
 def pause(folder: Path, rank: int) -> None:
@@ -65,11 +72,11 @@ def pause(folder: Path, rank: int) -> None:
 def train(job: dict[str, Any], rank: int, said: dict[str, Any]) -> None:
     size, folder = job["ranks"], Path(job["folder"])
     limit = timedelta(seconds=job["seconds"])
-    store = f"tcp://127.0.0.1:{job['port']}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=limit)
+    # By a file: nobody else can have taken it, as happens with a free port that is remembered.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=limit)
     if job["way"] in ("auto", "own"):
         watch_ddp()
-    net = DistributedDataParallel(model(seed=1), bucket_cap_mb=0.02)
+    net = DistributedDataParallel(model(seed=1), bucket_cap_mb=0.01)
     state = None
     if job["way"] == "ina":
         state = ina()
@@ -83,7 +90,7 @@ def train(job: dict[str, Any], rank: int, said: dict[str, Any]) -> None:
         slot = slot_of(net)
         state = slot.state if slot is not None else None
     if job["tensors"]:
-        said["wrong"] = wrong_sums(state, job["tensors"], rank, size)
+        said["checked"], said["wrong"] = checked_sums(state, job["tensors"], rank, size)
     chance = torch.Generator().manual_seed(50 + rank)
     target = model(seed=2)
     losses = []
@@ -109,38 +116,68 @@ def train(job: dict[str, Any], rank: int, said: dict[str, Any]) -> None:
     dist.barrier()
 
 
-def main(file: str) -> None:
-    torch.set_num_threads(1)
+def run_rank(job: dict[str, Any], rank: int) -> int:
+    """Train as a rank and write what there is to say; returns the exit code."""
+    said: dict[str, Any] = {}
+    code = 0
+    if job["grant"]:
+        os.environ[VARIABLE] = job["grant"]
+    begin_s = time.monotonic()
+    try:
+        train(job, rank, said)
+    except BaseException as error:
+        said["error"], code = f"{type(error).__name__}: {error}", 1
+    said["seconds"] = time.monotonic() - begin_s
+    part = Path(job["folder"]) / f"rank{rank}.part"
+    part.write_text(json.dumps(said))
+    part.rename(part.with_suffix(".json"))
+    sys.stderr.flush()
+    return code
 
-    jobs = json.loads(Path(file).read_text())["jobs"]
-    for grant in {one["grant"] for one in jobs if one.get("grant")}:
-        warm_up(read_grant(grant))  # once for all ranks
-    children = []
-    for given in jobs:
-        job = {**JOB, **given}
-        for rank in range(job["ranks"]):
-            pid = os.fork()
-            if pid:
-                children.append(pid)
-                continue
-            said: dict[str, Any] = {}
-            code = 0
-            if job["grant"]:
-                os.environ[VARIABLE] = job["grant"]
-            begin_s = time.monotonic()
-            try:
-                train(job, rank, said)
-            except BaseException as error:
-                said["error"], code = f"{type(error).__name__}: {error}", 1
-            said["seconds"] = time.monotonic() - begin_s
-            part = Path(job["folder"]) / f"rank{rank}.part"
-            part.write_text(json.dumps(said))
-            part.rename(part.with_suffix(".json"))
-            sys.stderr.flush()
-            os._exit(code)
+
+def fork(run: Callable[[], int]) -> int:
+    """Run in a child, which ends with this process; returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    procs.prctl(procs.PR_SET_PDEATHSIG, signal.SIGKILL)
+    code = 1
+    try:
+        code = run()
+    finally:
+        os._exit(code)
+
+
+def run_jobs(file: Path) -> int:
+    """All ranks of the jobs of a file, until they have ended."""
+    file.with_suffix(".pid").write_text(str(os.getpid()))
+    log = os.open(file.with_suffix(".log"), os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 2)
+    jobs = [{**JOB, **given} for given in json.loads(file.read_text())["jobs"]]
+    children = [fork(partial(run_rank, job, rank)) for job in jobs for rank in range(job["ranks"])]
     for pid in children:
         os.waitpid(pid, 0)
+    file.with_suffix(".ended").touch()
+    return 0
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warm = False
+    for line in sys.stdin:
+        file = Path(line.strip())
+        grants = [job["grant"] for job in json.loads(file.read_text())["jobs"] if job.get("grant")]
+        if grants and not warm:
+            warm_up(read_grant(grants[0]))  # once for all ranks
+            warm = True
+        fork(partial(run_jobs, file))
+        while True:  # runs that have ended
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    break
+            except ChildProcessError:
+                break
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
