@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plait.advice.choices import Choice, Outcome, in_rounds, mean_jct_s, planned, simulated
+from plait.advice.choices import Choice, Outcome, Plan, in_rounds, mean_jct_s, planned
 from plait.advice.effects import Effect, effect, losers
 from plait.advice.fit import COMMON, Fit, fitted, refuse_unfaithful
 from plait.advice.past import Past
+from plait.advice.simulations import Simulations, round_of
 from plait.control.figures.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -88,63 +89,46 @@ def advise(past: Past, asked: Asked, ended: Callable[[int], None] | None = None)
         asked.prices.refuse_unknown(past.cluster.kinds)
     for policy in (*asked.policies, *filter(None, (asked.policy,))):
         make_policy(policy)
-    used = asked.policy or past.policy
-    told = 0
+    with Simulations(past, round_s=round_of(past, asked.budget), processes=asked.processes, ended=ended) as simulations:
+        return _advise(simulations, asked)
 
-    def count(jobs: int) -> None:
-        nonlocal told
-        told += jobs
-        if ended is not None:
-            ended(jobs)
 
-    fit = fitted(
-        past, (used,) if used else COMMON, given=bool(used), budget=int(asked.budget * FIT_SHARE),
-        processes=asked.processes, ended=count,
-    )  # fmt: skip
+def _advise(simulations: Simulations, asked: Asked) -> Advice:
+    """The fit, the rounds, the sizes of the best, and what they say."""
+    past, used = simulations.past, asked.policy or simulations.past.policy
+    budget = int(asked.budget * FIT_SHARE)
+    fit = fitted(simulations, (used,) if used else COMMON, given=bool(used), budget=budget)
     refuse_unfaithful(past, fit)
     base = Choice("", "as it was", fit.choice.policy, past.cluster)
     rivals = [Choice("policy", text, text, past.cluster) for text in asked.policies if text != base.policy]
     always = [base, *sizes(past, base.policy, asked.nodes), *quotas(past, base.policy, asked.quotas)]
-    budget = int(asked.budget * (1 - FIT_SHARE))
-    found = in_rounds(past, rivals, always, mean_jct_s, budget=budget, processes=asked.processes, ended=count)
-    found |= _best_on_sizes(past, found, asked, budget, always, count)
-    bases = _bases(past, found, base, len(rivals), len(always), budget, asked.processes, count)
-    last = max(number for number, _ in found.values())
+    plan = planned(len(rivals), len(always), len(past.jobs), asked.budget - budget)
+    found = in_rounds(plan, rivals, always, mean_jct_s, simulations.of)
+    found |= _best_on_sizes(simulations, found, asked, plan)
+    numbers = {number for number, _ in found.values()}
+    bases = {number: simulations.of([base], plan.rounds[number - 1][1])[0] for number in sorted(numbers)}
     effects = [
-        effect(past, one, number, number == last, outcome, base, bases[number], asked.prices, asked.seed)
+        effect(past, one, number, number == max(numbers), outcome, base, bases[number], asked.prices, asked.seed)
         for one, (number, outcome) in found.items()
         if one != base
     ]
     effects.sort(key=lambda one: (-one.round, one.change if math.isfinite(one.change) else math.inf))
-    return Advice(past, fit, tuple(effects), recommendation(past, fit, effects), told, asked.prices)
+    sentences = recommendation(past, fit, effects)
+    return Advice(past, fit, tuple(effects), sentences, simulations.jobs, asked.prices)
 
 
 def _best_on_sizes(
-    past: Past, found: dict[Choice, tuple[int, Outcome]], asked: Asked, budget: int, always: Sequence[Choice],
-    ended: Callable[[int], None],
-) -> dict[Choice, tuple[int, Outcome]]:  # fmt: skip
+    simulations: Simulations, found: dict[Choice, tuple[int, Outcome]], asked: Asked, plan: Plan
+) -> dict[Choice, tuple[int, Outcome]]:
     """The best policy that knows nothing special on the other cluster sizes, on the jobs of the last round."""
-    last = max(number for number, _ in found.values())
+    last = len(plan.rounds)
     able = [c for c, (number, _) in found.items() if c.kind == "policy" and number == last and not c.oracle]
     if not able:
         return {}
     best = min(able, key=lambda one: mean_jct_s(found[one][1]))
-    choices = sizes(past, best.policy, asked.nodes)
-    jobs = planned(len(found) - len(always), len(always), len(past.jobs), budget).rounds[-1][1]
-    outcomes = simulated(past, choices, jobs, asked.processes, ended)
+    choices = sizes(simulations.past, best.policy, asked.nodes)
+    outcomes = simulations.of(choices, plan.rounds[-1][1])
     return {choice: (last, outcome) for choice, outcome in zip(choices, outcomes, strict=True)}
-
-
-def _bases(
-    past: Past, found: dict[Choice, tuple[int, Outcome]], base: Choice, rivals: int, always: int, budget: int,
-    processes: int, ended: Callable[[int], None],
-) -> dict[int, Outcome]:  # fmt: skip
-    """What was used, on the jobs of each round of which there is an outcome."""
-    known = {found[base][0]: found[base][1]}
-    for number, (_, jobs) in enumerate(planned(rivals, always, len(past.jobs), budget).rounds, start=1):
-        if number not in known and any(number == other for other, _ in found.values()):
-            known[number] = simulated(past, [base], jobs, processes, ended)[0]
-    return known
 
 
 def sizes(past: Past, policy: str, nodes: Sequence[str]) -> list[Choice]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.advice.choices import Choice, Outcome, in_rounds
+from plait.advice.choices import Choice, Outcome, in_rounds, planned
 from plait.advice.past import Past
+from plait.advice.simulations import Simulations
 from plait.core.errors import SimulationError
 
 #: Mean completion times that differ by more are no basis for advice.
@@ -56,22 +57,16 @@ class Fit:
         }  # fmt: skip
 
 
-def fitted(
-    past: Past,
-    policies: Sequence[str],
-    *,
-    given: bool,
-    budget: int,
-    processes: int,
-    ended: Callable[[int], None] | None = None,
-) -> Fit:
+def fitted(simulations: Simulations, policies: Sequence[str], *, given: bool, budget: int) -> Fit:
     """The one of `policies` whose simulated mean completion time is closest to the recorded one."""
+    past = simulations.past
     choices = [Choice("", policy, policy, past.cluster) for policy in policies]
 
     def error(outcome: Outcome) -> float:
         return abs(_error(past, outcome))
 
-    found = in_rounds(past, choices, (), error, budget=budget, processes=processes, ended=ended)
+    plan = planned(len(choices), 0, len(past.jobs), budget)
+    found = in_rounds(plan, choices, (), error, simulations.of)
     last = max(number for number, _ in found.values())
     rivals = [choice for choice, (number, _) in found.items() if number == last]
     best = min(rivals, key=lambda choice: error(found[choice][1]))

@@ -42,16 +42,14 @@ class Drf:
         """Running jobs stay; waiting ones in the order of progressive filling."""
         jobs = view.jobs
         share = self._demand_shares(view)
-        used: dict[int, FloatArray] = {}
-        weight: dict[int, float] = {}
+        users, user_of = np.unique(jobs.user_number, return_inverse=True)
+        used, weight = np.zeros((len(users), share.shape[1])), np.zeros(len(users))
+        np.add.at(used, user_of[jobs.running], share[jobs.running])
+        np.maximum.at(weight, user_of, jobs.weight)
         queues: dict[int, list[int]] = {}
-        for row, (user, running) in enumerate(zip(jobs.user_number.tolist(), jobs.running.tolist(), strict=True)):
-            used.setdefault(user, np.zeros(share.shape[1]))
-            weight[user] = max(weight.get(user, 0.0), float(jobs.weight[row]))
-            if running:
-                used[user] += share[row]
-            else:
-                queues.setdefault(user, []).append(row)
+        waiting = np.flatnonzero(~jobs.running)
+        for row, user in zip(waiting.tolist(), user_of[waiting].tolist(), strict=True):
+            queues.setdefault(user, []).append(row)
         order = np.flatnonzero(jobs.running).tolist()
         free = int(view.node_gpus.sum()) - int(jobs.gpus[jobs.running].sum())
         heap = [(float(used[u].max()) / weight[u], queue[0], u, 0) for u, queue in queues.items()]

@@ -7,11 +7,12 @@ import pytest
 
 from plait.advice.advise import Asked, advise, quotas, resized, sizes
 from plait.advice.blocks import blocks
-from plait.advice.choices import Choice, history_world, in_rounds, mean_jct_s, planned, simulated
+from plait.advice.choices import Choice, in_rounds, mean_jct_s, planned
 from plait.advice.effects import changes, losers, parts
 from plait.advice.fit import Unfaithful
 from plait.advice.page import advice_page
 from plait.advice.past import first_jobs, past_of, past_of_log
+from plait.advice.simulations import Simulations, history_world, round_of
 from plait.control.figures.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -172,7 +173,7 @@ def test_a_quota_within_which_a_job_could_never_run_is_refused(table):
 def test_a_choice_under_which_jobs_never_run_is_last(table):
     past = past_of(table, CLUSTER)
     never = Choice("policy", "never", "fifo:quota=*=8", CLUSTER)
-    (outcome,) = simulated(past, [never], 260, 1)
+    (outcome,) = Simulations(past).of([never], 260)
     assert mean_jct_s(outcome) == float("inf")
     assert outcome.unfinished == 260
 
@@ -210,7 +211,7 @@ def test_blocks_begin_as_the_cluster_was(table):
     left_s = (block.jobs.iterations * block.jobs.iteration_s)[: len(ran)]
     assert left_s == pytest.approx(np.maximum(past.end_s[ran] - begin_s, 0), rel=1e-5, abs=1)
     assert not block.counts[: len(there)].any()
-    outcome = simulated(past, [Choice("", "", "fifo", CLUSTER)], 120, 1)[0]
+    outcome = Simulations(past).of([Choice("", "", "fifo", CLUSTER)], 120)[0]
     recorded = past.jct_s[outcome.rows].mean()
     assert outcome.jct_s.mean() == pytest.approx(recorded, rel=0.15)
 
@@ -219,13 +220,44 @@ def test_the_best_are_in_the_last_round(table):
     past = past_of(table, CLUSTER)
     names = ("fifo", "las", "srsf", "yarn-cs", "sjf", "2d-las")
     rivals = [Choice("policy", name, name, CLUSTER) for name in names]
-    found = in_rounds(past, rivals, (), mean_jct_s, budget=1000, processes=1)
+    found = in_rounds(planned(len(rivals), 0, len(past.jobs), 1000), rivals, (), mean_jct_s, Simulations(past).of)
     last = max(number for number, _ in found.values())
     assert last == 2
     kept = {one.policy for one, (number, _) in found.items() if number == last}
     assert len(kept) == 3
     assert kept <= {"srsf", "las", "2d-las", "sjf"}
     assert set(found) == set(rivals)
+
+
+def test_a_long_past_is_simulated_in_rounds_that_cost_little(table):
+    past = past_of(table, CLUSTER)
+    assert round_of(past, 10 * len(past.jobs)) == 0
+    round_s = round_of(past, len(past.jobs))
+    assert 0 < round_s <= 0.01 * past.jct_s.mean()
+    fifo = Choice("", "", "fifo", CLUSTER)
+    (exact,), (coarse,) = (Simulations(past, round_s=each_s).of([fifo], 260) for each_s in (0.0, round_s))
+    assert exact.jct_s.mean() < coarse.jct_s.mean() < 1.01 * exact.jct_s.mean()
+
+
+def test_nothing_is_simulated_twice(table):
+    past = past_of(table, CLUSTER)
+    told = []
+    with Simulations(past, ended=told.append) as simulations:
+        used, again = (Choice(kind, kind, "fifo", CLUSTER) for kind in ("", "policy"))
+        first = simulations.of([used, again], 260)
+        assert simulations.of([again], 9999) == [first[0]]
+        assert first[1] is first[0]
+        assert (simulations.jobs, told) == (260, [260])
+
+
+def test_processes_give_the_same_outcomes(table, monkeypatch):
+    monkeypatch.setattr("plait.advice.simulations.WORTH_PROCESSES", 0)
+    past = first_jobs(past_of(table, CLUSTER), 60)
+    choices = [Choice("", name, name, CLUSTER) for name in ("fifo", "las")]
+    with Simulations(past, processes=2) as simulations:
+        over = simulations.of(choices, 60)
+    for one, other in zip(over, Simulations(past).of(choices, 60), strict=True):
+        assert one.jct_s.tolist() == other.jct_s.tolist()
 
 
 # -- parts -----------------------------------------------------------------------------------------------

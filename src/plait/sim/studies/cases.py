@@ -173,35 +173,75 @@ class RemoteError(PlaitError):
         return RemoteError, (str(self), self.exit_code)
 
 
+class Workers:
+    """Processes that stay for several lists of items, and to which `shared` is sent once, when they start.
+
+    They start with the first list of more than one item; with one process everything happens here, in order. Leaving
+    the block ends them; an error or Ctrl-C ends them at once.
+    """
+
+    def __init__(self, processes: int, shared: Any = None) -> None:
+        """At most `processes` at a time; raises `InputError` for none."""
+        if processes < 1:
+            raise InputError(f"processes must be at least 1, got {processes}")
+        self._processes, self._shared = processes, shared
+        self._others: set[Any] = set()
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        """Nothing starts before it is needed."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the processes."""
+        if self._pool is None:
+            return
+        if kind is not None and not issubclass(kind, BrokenProcessPool):
+            for child in set(multiprocessing.active_children()) - self._others:
+                child.terminate()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool = None
+
+    def over(self, work: Callable[[Any, A], B], items: Sequence[A]) -> Iterator[tuple[int, B]]:
+        """Yield (position, `work(shared, item)`) as results come; `work` and the items must be picklable.
+
+        Raises `SimulationError` if a process died.
+        """
+        if self._processes == 1 or len(items) < 2:
+            for i, item in enumerate(items):
+                yield i, work(self._shared, item)
+            return
+        if self._pool is None:
+            self._others = set(multiprocessing.active_children())
+            self._pool = ProcessPoolExecutor(
+                self._processes, mp_context=multiprocessing.get_context("spawn"), initializer=_worker,
+                initargs=(self._shared,),
+            )  # fmt: skip
+        try:
+            yield from _collect(self._pool, work, items, 2 * self._processes)
+        except BrokenProcessPool as error:
+            raise SimulationError(
+                "a worker process died; it may have run out of memory: use fewer --processes"
+            ) from error
+
+
 def over_processes(work: Callable[[A], B], items: Sequence[A], processes: int) -> Iterator[tuple[int, B]]:
     """Yield (position, result) as results come, at most `processes` at a time.
 
     `work` and the items must be picklable. Closing the generator, an error or Ctrl-C ends the workers. With one
     process everything happens here, in order.
     """
-    if processes < 1:
-        raise InputError(f"processes must be at least 1, got {processes}")
-    if processes == 1 or len(items) < 2:
-        for i, item in enumerate(items):
-            yield i, work(item)
-        return
-    others = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(processes, len(items)), mp_context=context, initializer=_worker)
-    try:
-        yield from _collect(pool, work, items, 2 * processes)
-    except BrokenProcessPool as error:
-        raise SimulationError("a worker process died; it may have run out of memory: use fewer --processes") from error
-    except BaseException:
-        for child in set(multiprocessing.active_children()) - others:
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with Workers(min(processes, len(items)) if items else processes) as workers:
+        yield from workers.over(partial(_alone, work), items)
+
+
+def _alone(work: Callable[[A], B], _: None, item: A) -> B:
+    """The work of an item that shares nothing."""
+    return work(item)
 
 
 def _collect(
-    pool: ProcessPoolExecutor, work: Callable[[A], B], items: Sequence[A], ahead: int
+    pool: ProcessPoolExecutor, work: Callable[[Any, A], B], items: Sequence[A], ahead: int
 ) -> Iterator[tuple[int, B]]:
     """Keep a few tasks queued, so that a long list is not copied to the workers at once."""
     pending: dict[Future[B], int] = {}
@@ -215,15 +255,21 @@ def _collect(
             yield pending.pop(future), future.result()
 
 
-def _sent(work: Callable[[A], B], item: A) -> B:
+#: What this process was given when it started as one of `Workers`.
+_given: Any = None
+
+
+def _sent(work: Callable[[Any, A], B], item: A) -> B:
     try:
-        return work(item)
+        return work(_given, item)
     except PlaitError as error:
         raise RemoteError(str(error), error.exit_code) from None
 
 
-def _worker() -> None:
-    """Ignore Ctrl-C in a worker: the parent handles it."""
+def _worker(shared: Any) -> None:
+    """Keep what all items share, and ignore Ctrl-C: the parent handles it."""
+    global _given
+    _given = shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
