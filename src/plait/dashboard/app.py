@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plait.dashboard.pages import events, jobs, live, login, logs, nodes, overview, policy, queue, submission
+from plait.dashboard.pages import events, jobs, live, login, logs, nodes, overview, policy, queue, reports, submission
 from plait.dashboard.web import Web
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Nothing is loaded from elsewhere, no script and no style stands in a page, and no other site may frame it.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "same-origin",
@@ -33,6 +33,9 @@ ROUTES = [
     Route("/jobs/{job}/log", logs.text), Route("/jobs/{job}/tail", logs.tail),
     Route("/submit", jobs.new_job), Route("/queue", queue.show_queue),
     Route("/nodes", nodes.list_nodes), Route("/nodes/{node}", nodes.show_node),
+    Route("/reports", reports.list_reports), Route("/reports/{name}", reports.show_report),
+    Route("/reports/{name}/file", reports.file), Route("/fidelity", reports.fidelity),
+    Route("/fidelity.svg", reports.picture),
     Route("/events", events.list_events), Route("/policy", policy.show_policy), Route("/login", login.ask),
 ]  # fmt: skip
 ACTIONS = {
@@ -73,13 +76,16 @@ def _assets() -> dict[str, tuple[bytes, str]]:
 
 
 def _with_headers(app: ASGIApp) -> ASGIApp:
-    """Add `HEADERS` to every answer; pages are kept by nobody."""
+    """Add `HEADERS` to every answer that has none of its own of the same name; pages are kept by nobody."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = list(message["headers"])
-                headers += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                own = {name for name, _ in headers}
+                headers += [
+                    (name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in own
+                ]
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": headers}

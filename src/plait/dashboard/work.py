@@ -22,6 +22,8 @@ AT_ONCE, MOST = 2, 20
 LONGEST = 64 * 2**20
 
 Progress: TypeAlias = tuple[int, int, str]
+Note: TypeAlias = Callable[[Progress], None]
+Ask: TypeAlias = Callable[[Note], Awaitable[Any]]
 
 
 @dataclass
@@ -54,8 +56,8 @@ class Works:
         found = self._known.get(key)
         return None if found is None or (found.over and self._clock() - found.begun_s > kept_s) else found
 
-    def begin(self, key: tuple[Any, ...], module: str, ask: Callable[[], Awaitable[Any]], limit_s: float) -> Work:
-        """Start `module` on what `ask` answers; it is ended after `limit_s` seconds."""
+    def begin(self, key: tuple[Any, ...], module: str, ask: Ask, limit_s: float) -> Work:
+        """Start `module` on what `ask` answers, which may say how far it is; it is ended after `limit_s` seconds."""
         work = self._known[key] = Work(self._clock())
         self._known.move_to_end(key)
         for old in [k for k, one in self._known.items() if one.over][: max(len(self._known) - MOST, 0)]:
@@ -67,7 +69,7 @@ class Works:
         """Seconds since it began."""
         return self._clock() - work.begun_s
 
-    async def _do(self, work: Work, module: str, ask: Callable[[], Awaitable[Any]], limit_s: float) -> None:
+    async def _do(self, work: Work, module: str, ask: Ask, limit_s: float) -> None:
         def note(progress: Progress) -> None:
             work.progress = progress
 
@@ -75,7 +77,7 @@ class Works:
             async with self._free:
                 work.begun_s = self._clock()
                 note((0, 0, "reading"))
-                answer = await calculated(module, await ask(), limit_s, note)
+                answer = await calculated(module, await ask(note), limit_s, note)
         except Exception as error:
             work.missing = str(error) or type(error).__name__
             return
@@ -85,9 +87,7 @@ class Works:
             work.result = answer["result"]
 
 
-async def calculated(
-    module: str, given: Any, limit_s: float, note: Callable[[Progress], None] = lambda progress: None
-) -> Mapping[str, Any]:
+async def calculated(module: str, given: Any, limit_s: float, note: Note = lambda progress: None) -> Mapping[str, Any]:
     """The last line that `python -m module` prints about `given`; `{"missing": why}` if there is none in time."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -103,7 +103,7 @@ def test_calculations_are_kept_and_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         works = Works(lambda: now[0])
 
         async def done(key: str) -> Work:
-            async def ask() -> str:
+            async def ask(note: object) -> str:
                 return key
 
             one = works.begin((key,), "m", ask, 1.0)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from plait.core.errors import InputError
 from plait.dashboard.web import ROOT, Viewer, done, shown
-from plait.dashboard.work import Work
+from plait.dashboard.work import Note, Work
 from plait.policies.catalog import check_named, rows
 
 #: Seconds that a comparison simulates, after which it is ended, and for which it is shown.
@@ -45,7 +45,7 @@ async def show_policy(viewer: Viewer) -> Response:
 def _comparison(viewer: Viewer, other: str, current: str) -> Work:
     works, key = viewer.web.works, ("compare", current, other)
 
-    async def ask() -> Any:
+    async def ask(note: Note) -> Any:
         return {"state": await viewer.api.get("/v1/state"), "policy": other, "seconds": BUDGET_S}
 
     found = works.find(key, KEPT_S)

@@ -192,6 +192,10 @@ class Client(Caller):
         """Jobs that run or wait in the order of the last decision, with the numbers behind it."""
         return self._object("GET", "/v1/queue", limit=limit, offset=offset)
 
+    def reports(self) -> Json:
+        """Reports that the service shows: {reports: [{name, title, bytes, age_s}], folder}, newest first."""
+        return self._object("GET", "/v1/reports")
+
     def nodes(self) -> list[Json]:
         """The nodes and what they are doing."""
         return self._list("nodes", "/v1/nodes")
