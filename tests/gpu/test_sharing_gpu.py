@@ -132,7 +132,7 @@ def _percent(line: str) -> float:
 
 def test_pairs_are_measured_on_the_cpu_too() -> None:
     """The code of the figures; a CPU slot is no device in order, so nothing follows from them here."""
-    host = gpu_sharing.Work("cpu", 64, 3, 64, idle_s=0.01)
+    host = gpu_sharing.Work("cpu", 64, 3, 64, idle_s=0.1)
     guest = gpu_sharing.Work("cpu", 64, 3, 64)
     for seconds in (1.0, 2.0, 4.0, 8.0, 16.0):  # on a busy machine the law takes longer to find what is left
         cell = gpu_sharing.run(host, guest, "gate + law", seconds)
