@@ -379,3 +379,21 @@ def test_services_that_start_at_once_have_the_same_secret(tmp_path: Path, monkey
     (home.home / "network-secret").write_bytes(b"\n")
     with pytest.raises(InputError, match="network-secret holds 0 bytes, no secret"):
         network_secret(home)
+
+
+def test_netpack_places_live_jobs_under_one_switch(make: Make) -> None:
+    """One slot is taken, so that a gang fits into a rack, or on the next free slots, which are of two racks."""
+    found: dict[str, tuple[set[str], str]] = {}
+    for policy in ("tiresias-l:ina=esa", "tiresias-l:placement=netpack,ina=esa"):
+        c = make(policy=policy)
+        c.pass_s(2.0)
+        (single,) = c.submit({"gpus": 1, "iterations": 1000})
+        c.pass_s(3.0)
+        (job,) = c.submit({**GANG, "profile": {"gpu": 0.1, "network": 0.05}})
+        c.pass_s(3.0)
+        assert {c.state(single), c.state(job)} == {"running"}
+        nodes = {n.info.id for n in c.nodes if n.answer and any(run.job == job for run in n.answer.attempts)}
+        found[policy] = nodes, grants(c, job)[0].switch_name
+    first_free, netpack = found.values()
+    assert first_free[0] == {"n1", "n2"}
+    assert netpack == ({"n2", "n3"}, "leaf1")
