@@ -12,7 +12,7 @@ import pytest
 
 from plait.cli.commands.network.cluster_view import ina_lines, show_cluster
 from plait.cli.experiments import network_demo
-from plait.cli.experiments.network_demo import World
+from plait.cli.experiments.network_demo import Look, World
 
 INA: dict[str, Any] = {
     "granted": True, "switch": "leaf0",
@@ -23,14 +23,24 @@ INA: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_tables_of_the_demo_say_who_had_what(capsys: pytest.CaptureFixture[str]) -> None:
-    ended = {"deadline": {"state": "finished", "jct_s": 12.34}}
-    network_demo._show([World("alone", "fifo:ina=inalloc", [4.0, 8.0], {"deadline": INA}, ended)])
-    said = capsys.readouterr().out
-    assert "128 from 64" in said
-    assert "44 Mb/s" in said
-    assert "12.3 s" in said
-    assert "alone: 6.0 of 48 aggregators held in the mean, 8 at most; deadline 5.0 % fallback." in said
+def test_the_tables_and_the_page_of_the_demo_say_who_had_what_at_one_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    """The other job has all of the memory once the first one has ended; what they had together is shown."""
+    shared = {**INA, "region": {"offset": 0, "size": 20, "mode": "hybrid_region", "exclusive": False}}
+    alone = {**INA, "region": {"offset": 0, "size": 48, "mode": "hybrid_region", "exclusive": False}}
+    looks = [
+        Look(0.5, 0.0, {}), Look(1.0, 4.0, {"deadline": INA, "other": shared}),
+        Look(1.5, 8.0, {"deadline": INA, "other": shared}), Look(2.0, 30.0, {"other": alone}),
+    ]  # fmt: skip
+    ended = {"deadline": {"state": "finished", "jct_s": 12.34}, "other": {"state": "finished", "jct_s": 20.0}}
+    world = World("small", "fifo:ina=inalloc", looks, {"deadline": INA, "other": alone}, ended)
+    network_demo._show([world])
+    said, page = capsys.readouterr().out, network_demo.page([world])
+    for text in ("128 from 64", "20 from 0, shared", "44 Mb/s", "12.3 s"):
+        assert text in said
+        assert text in page
+    assert "48 from 0" not in said
+    assert "6.0 of 48 aggregators held in the mean while both exchanged gradients, 8 at most; deadline 5.0 %" in said
+    assert page.count("<polyline") == 3  # occupancy, and what each job may use
 
 
 def test_explain_says_what_a_job_has_what_it_uses_and_why() -> None:
@@ -76,7 +86,9 @@ def test_the_demo_shows_both_worlds(tmp_path: Path) -> None:
     assert [world["policy"] for world in worlds] == ["fifo:ina=atp", "fifo:ina=inalloc"]
     assert all(one["state"] == "finished" for world in worlds for one in world["ended"].values())
     assert worlds[0]["jobs"]["deadline"]["fallback_share"] > worlds[1]["jobs"]["deadline"]["fallback_share"]
+    assert all(max(look["held"] for look in world["looks"]) > 0 for world in worlds)
     assert (tmp_path / "network.html").is_file()
+    assert (tmp_path / "network-jobs.html").is_file()
 
 
 def test_doctor_says_which_switches_are_lost_and_when_a_policy_grants_nothing(

@@ -8,9 +8,11 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from plait.cli.commands.network.cluster_view import rate_text, region_text, share_text
 from plait.cli.connection import print_table
@@ -23,6 +25,9 @@ from plait.live.supervisor.down import stop
 from plait.live.supervisor.up import start
 from plait.report.files import write_text
 from plait.report.html import write_html
+from plait.report.lines import Line
+from plait.report.sections import Section, sections_page
+from plait.report.series import series_svg
 
 SCRIPT = "network_ddp.py"
 #: Aggregators of the switch, of 1,024 B each; megabytes of gradients of a job, its steps, seconds to its deadline.
@@ -35,6 +40,16 @@ WORLDS = (
     ("no controller: both hash into all of it", "fifo:ina=atp"),
     ("controller: a region for the deadline", "fifo:ina=inalloc"),
 )
+TITLE = "Two trainings share the memory of a switch, live"
+#: Columns of the table of the page: unit and meaning.
+COLUMNS = {
+    "aggregators": ("", "what the job might use at the last moment when both jobs exchanged gradients"),
+    "rate of a rank": ("", "gradients of a rank in a second, while it exchanges"),
+    "fallback": ("", "share of sums that met an occupied aggregator, so that the server added them up"),
+    "by gloo": ("", "share of the bytes that did not use the switch at all"),
+    "end": ("", "how the job ended"),
+    "completion": ("", "from its submission to its end"),
+}
 INTRODUCTION = f"""\
 Two trainings of two ranks each exchange {MEGABYTES:g} MB of gradients a step through a software switch of {AGGREGATORS}
 aggregators, too few for both. Without a controller they collide; with INAlloc's the first one, which has a deadline,
@@ -42,14 +57,29 @@ gets a region of its own, and the other one shares what is left."""
 
 
 @dataclass
+class Look:
+    """One look: seconds since the jobs were sent, aggregators that are not free, and each job that exchanges."""
+
+    at_s: float
+    held: float
+    jobs: dict[str, dict[str, Any]]
+
+
+@dataclass
 class World:
-    """What was seen under one policy: occupancy of the switch at each look, each job at its last look, how it ended."""
+    """What was seen under one policy: all looks, each job at its last look, and how it ended."""
 
     name: str
     policy: str
-    held: list[float] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
     last: dict[str, dict[str, Any]] = field(default_factory=dict)
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def together(self) -> list[Look]:
+        """The looks at which most jobs exchanged gradients: both, unless one had ended before the other began."""
+        most = max((len(one.jobs) for one in self.looks), default=0)
+        return [one for one in self.looks if most and len(one.jobs) == most]
 
 
 def demonstrate_network(out: Path, examples: Path | None) -> None:
@@ -73,14 +103,24 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
         shutil.rmtree(home, ignore_errors=True)
     _show(worlds)
     write_text(out / "events-network.json", json.dumps(log))
-    found = [{"world": w.name, "policy": w.policy, "held": w.held, "jobs": w.last, "ended": w.ended} for w in worlds]
+    found = [
+        {
+            "world": w.name,
+            "policy": w.policy,
+            "looks": [asdict(one) for one in w.looks],
+            "jobs": w.last,
+            "ended": w.ended,
+        }
+        for w in worlds
+    ]
     write_text(out / "network.json", json.dumps(found, indent=1))
     result = replay(list(read_rows(log))).result(
         trace="demo", world="live", cluster="4 CPU slots and a software switch"
     )
-    title = "Two trainings share the memory of a switch, live"
-    write_html([result], out / "network.html", title=title, settings=_sentences(worlds))
+    write_text(out / "network.html", page(worlds))
+    write_html([result], out / "network-jobs.html", title=f"{TITLE}: all jobs", settings=_sentences(worlds))
     print(f"\nOpen {(out / 'network.html').resolve()} in a browser; the figures are in {out / 'network.json'}.")
+    print(f"When each job ran is in {out / 'network-jobs.html'}.")
 
 
 def _await_switch(service: Client) -> None:
@@ -102,16 +142,17 @@ def _run(service: Client, script: Path, folder: Path, name: str, policy: str) ->
     }  # fmt: skip
     sent = service.submit([{**job, "name": "deadline", "deadline_s": DEADLINE_S}, {**job, "name": "other"}])
     ids = {one["id"]: label for one, label in zip(sent, ("deadline", "other"), strict=True)}
-    world, until = World(name, policy), time.monotonic() + LONGEST_S
+    world, begin = World(name, policy), time.monotonic()
     while True:
         found = service.network()
-        world.held += [float(found["switches"][0]["held"])]
-        world.last |= {ids[one["id"]]: one for one in found["jobs"] if one["id"] in ids and one["mode_used"]}
+        now = {ids[one["id"]]: one for one in found["jobs"] if one["id"] in ids and one["mode_used"]}
+        world.looks.append(Look(time.monotonic() - begin, float(found["switches"][0]["held"]), now))
+        world.last |= now
         jobs = {label: service.job(number) for number, label in ids.items()}
         if all(one["state"] in FINAL for one in jobs.values()):
             world.ended = {label: _ending(one) for label, one in jobs.items()}
             return world
-        if time.monotonic() > until:
+        if time.monotonic() > begin + LONGEST_S:
             raise PlaitError(f"the jobs have not ended after {LONGEST_S:g} s; this machine is too busy or slow")
         time.sleep(LOOK_S)
 
@@ -121,30 +162,71 @@ def _ending(job: dict[str, Any]) -> dict[str, Any]:
     return {"state": job["state"], "jct_s": (job.get("ended_s") or 0.0) - job["created_s"]}
 
 
-def _show(worlds: list[World]) -> None:
-    rows = [
+def page(worlds: list[World]) -> str:
+    """The page of the demo as text: occupancy over time, and what each job had, in each world."""
+    sections = []
+    for world in worlds:
+        held = Line(
+            "aggregators that are not free", [0.0, *(one.at_s for one in world.looks)], [0.0, *_held(world.looks)]
+        )
+        lines = [held]
+        for label in sorted(world.last):
+            seen = [one for one in world.looks if label in one.jobs]
+            region = [float((one.jobs[label]["region"] or {}).get("size", 0) or AGGREGATORS) for one in seen]
+            lines.append(Line(f"may be used by {label}", [one.at_s for one in seen], region))
+        columns = [{"label": name, "unit": unit, "meaning": why} for name, (unit, why) in COLUMNS.items()]
+        rows = [
+            {"label": row[0], "cells": [{"text": text, "best": False, "interval": ""} for text in row[1:]]}
+            for row in _rows(world)
+        ]
+        figure = Markup(series_svg(f"Memory of the switch under {world.policy}", lines, "aggregators", width=760))
+        notes = [_sentence(world), "Aggregators of a job: the last moment when both jobs exchanged gradients."]
+        sections.append(
+            Section(world.name, [figure], (), columns, rows, notes, world.policy, wide=True, heads=("Job",))
+        )
+    facts = [f"{AGGREGATORS} aggregators of 1,024 B", f"{MEGABYTES:g} MB of gradients a step", f"{STEPS} steps"]
+    return sections_page(sections, title=TITLE, brand="in-network aggregation", facts=facts, lead=INTRODUCTION)
+
+
+def _rows(world: World) -> list[tuple[str, ...]]:
+    """A row for each job; its memory is that of one moment, the last one at which most jobs exchanged gradients."""
+    moment = world.together[-1].jobs if world.together else {}
+    return [
         (
-            world.policy, label, region_text(last["region"]), rate_text(last["bits_per_s"]),
+            label, region_text(moment[label]["region"]) if label in moment else "-", rate_text(last["bits_per_s"]),
             share_text(last["fallback_share"]), share_text(last["gloo_share"]), world.ended[label]["state"],
             f"{world.ended[label]['jct_s']:.1f} s",
         )
-        for world in worlds for label, last in sorted(world.last.items())
+        for label, last in sorted(world.last.items())
     ]  # fmt: skip
+
+
+def _show(worlds: list[World]) -> None:
+    rows = [(world.policy, *row) for world in worlds for row in _rows(world)]
     heads = ("policy", "job", "aggregators", ">rate of a rank", ">fallback", ">by gloo", "end", ">completion")
     print()
     print_table(heads, rows, "no job exchanged gradients")
+    print("aggregators: of both jobs at the last moment when both exchanged gradients")
     print("\n".join(_sentences(worlds).values()))
 
 
 def _sentences(worlds: list[World]) -> dict[str, str]:
     """What each world came to."""
-    return {
-        world.policy: f"{world.name}: {_mean(world.held):.1f} of {AGGREGATORS} aggregators held in the mean, "
-        f"{max(world.held, default=0.0):.0f} at most; "
+    return {world.policy: f"{world.name}: {_sentence(world)}" for world in worlds}
+
+
+def _sentence(world: World) -> str:
+    held = _held(world.together)
+    return (
+        f"{_mean(held):.1f} of {AGGREGATORS} aggregators held in the mean while both exchanged gradients, "
+        f"{max(held, default=0.0):.0f} at most; "
         + ", ".join(f"{label} {share_text(last['fallback_share'])} fallback" for label, last in world.last.items())
         + "."
-        for world in worlds
-    }
+    )
+
+
+def _held(looks: list[Look]) -> list[float]:
+    return [one.held for one in looks]
 
 
 def _mean(values: list[float]) -> float:
