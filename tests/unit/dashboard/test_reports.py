@@ -113,3 +113,9 @@ def test_long_logs_are_for_the_command_line(world: World, login: Login, monkeypa
     monkeypatch.setattr(reports, "MOST_ENTRIES", 3)
     cluster(world)
     assert "plait fidelity" in shown(login("eve"), "/web/fidelity?run=1")
+
+
+def test_the_style_has_the_parts_of_pages(login: Login) -> None:
+    style = login("ann").get("/web/assets/page.css")
+    for part in ("main {", ".strip {", ".map {", ".charts {", "iframe.report {", "img.picture {", "@media"):
+        assert part in style
