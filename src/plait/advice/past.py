@@ -141,8 +141,12 @@ def past_of_log(path: str | Path, make_policy: Callable[[str], Policy]) -> Past:
     return past_of_controller(controller, run.cluster, text)
 
 
-def past_of_controller(controller: Controller, cluster: Cluster, policy: str) -> Past:
-    """The past of a run that a controller has seen, as simulated or live."""
+def past_of_controller(controller: Controller, cluster: Cluster, policy: str, *, measured: bool = False) -> Past:
+    """The past of a run that a controller has seen, as simulated or live.
+
+    With `measured` the work of a finished job is the time it ran, whatever its file says. Raises `InputError` if none
+    finished.
+    """
     store = controller.job_store
     n = store.count
     columns: dict[str, Any] = {name: column[:n] for name, column in store.columns.items()}
@@ -153,8 +157,13 @@ def past_of_controller(controller: Controller, cluster: Cluster, policy: str) ->
     known = judged & ~np.isnan(columns["run_s"])
     done = np.where(judged, columns["iterations_done"], jobs.iterations)
     iterations = np.where(np.isnan(jobs.iterations), done, jobs.iterations)
-    each_s = np.where(np.isnan(jobs.iteration_s), columns["run_s"] / np.maximum(done, 1e-9), jobs.iteration_s)
+    if measured:  # a script that reports no iterations is one
+        iterations = np.where(known & ~(iterations > 0), 1.0, iterations)
+    seen_s = columns["run_s"] / np.maximum(iterations, 1e-9)
+    each_s = np.where(np.isnan(jobs.iteration_s) | (measured & known), seen_s, jobs.iteration_s)
     keep = ~np.isnan(iterations * each_s) & (iterations * each_s > 0)
+    if not (keep & known).any():
+        raise InputError("no job of this history has finished after a time that is known")
     order = np.flatnonzero(keep)[np.argsort(jobs.submit_s[keep], kind="stable")]
     jobs = jobs.replace(iterations=np.where(keep, iterations, 1.0), iteration_s=np.where(keep, each_s, 1.0))[order]
     remarks = [] if keep.all() else [f"{counted(int((~keep).sum()), 'job')} left out: no known work"]

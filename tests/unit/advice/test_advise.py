@@ -189,6 +189,70 @@ def test_a_log_of_plait_is_a_history(tmp_path):
     assert abs(found.fit.error) < 1e-9
 
 
+# -- histories with a known answer ----------------------------------------------------------------------
+
+
+def recorded(jobs, start_s):
+    """A table of (id, submission, GPUs, seconds, project) with these starts."""
+    ids, submit_s, gpus, run_s, projects = (list(column) for column in zip(*jobs, strict=True))
+    return checked_table(
+        {
+            "job_id": np.array(ids, dtype=object), "submit_s": np.array(submit_s, float),
+            "gpus": np.array(gpus, np.int32), "duration_s": np.array(run_s, float),
+            "duration_kind": np.full(len(ids), "exact", dtype=object),
+            "observed_start_s": np.array(start_s, float),
+            "observed_end_s": np.array(start_s, float) + np.array(run_s, float),
+            "project": np.array(projects, dtype=object),
+        }
+    )  # fmt: skip
+
+
+def blocked_head(rounds=20):
+    """Many times: 4 GPUs for an hour, then 8 GPUs (which wait), then 4 GPUs for 10 min (blocked without backfill)."""
+    jobs, starts = [], []
+    for i in range(rounds):
+        at_s = 20_000.0 * i
+        jobs += [(f"long-{i}", at_s, 4, 3600, "a"), (f"wide-{i}", at_s + 1, 8, 3600, "a")]
+        jobs += [(f"short-{i}", at_s + 2, 4, 600, "b")]
+        starts += [at_s, at_s + 3600, at_s + 7200]
+    return recorded(jobs, starts)
+
+
+def test_backfill_saves_a_known_part_and_a_node_more_another():
+    past = past_of(blocked_head(), Cluster.parse("1x8"))
+    found = advise(past, Asked(policy="fifo", policies=("fifo-backfill",), nodes=("+1",), prices=Prices.parse(["2"])))
+    assert abs(found.fit.error) < 1e-3
+    before_s, backfilled_s, doubled_s = 3600 + 7199 + 7798, 3600 + 7199 + 600, 3600 + 3600 + 600
+    (policy,) = found.of_kind("policy")
+    assert policy.change == pytest.approx(backfilled_s / before_s - 1, abs=1e-3)
+    assert policy.low == policy.high == pytest.approx(policy.change)  # every part of the past says the same
+    by_project = {one.name: one.ratio for one in policy.projects}
+    assert by_project == {"a": pytest.approx(0), "b": pytest.approx(600 / 7798 - 1, abs=1e-3)}
+    larger = next(one for one in found.of_kind("size") if one.choice.policy == "fifo")
+    assert larger.change < doubled_s / before_s + 0.24 - 1  # the third waits for half an hour at most
+    assert larger.figures["idle_gpu_h"] > policy.figures["idle_gpu_h"]
+    assert larger.figures["cost"] > 1.9 * larger.before["cost"]
+    assert found.sentences[0].startswith("Use fifo-backfill instead of fifo")
+    assert "none takes noticeably longer" in found.sentences[1]
+
+
+def test_a_quota_protects_one_project_and_the_advice_says_whom_it_costs():
+    jobs, starts = [], []
+    for i in range(20):
+        at_s = 20_000.0 * i
+        jobs += [(f"crowd-{i}-{k}", at_s + k, 2, 3600, "crowd") for k in range(8)] + [
+            (f"few-{i}", at_s + 9, 2, 60, "few")
+        ]
+        starts += [at_s + k for k in range(4)] + [at_s + 3600 + k for k in range(4)] + [at_s + 7200]
+    past = past_of(recorded(jobs, starts), Cluster.parse("1x8"))
+    found = advise(past, Asked(policy="fifo", policies=("sjf",), nodes=(), quotas=("crowd=6",)))
+    (quota,) = found.of_kind("quota")
+    ratios = {one.name: one.ratio for one in quota.projects}
+    assert ratios["few"] == pytest.approx(60 / 7251 - 1, abs=0.01)
+    assert ratios["crowd"] > 0.1
+    assert quota.projects[0].name == "crowd"
+
+
 # -- rounds and blocks -----------------------------------------------------------------------------------
 
 

@@ -54,6 +54,33 @@ def test_sacct_takes_gpus_of_the_request_where_nothing_was_allocated(tmp_path):
     assert (row["gpus"], row.get("gpu_kinds")) == (4, None)
 
 
+ODD = """JobID|Submit|Start|End|State|AllocTRES|NNodes|Timelimit
+3+0|0900000000|0900000600|0900003600|COMPLETED|gres/gpu:a100=8,gres/gpu=8|1|30:00
+3+1|0900000000|0900000600|0900003900|COMPLETED|gres/gpu:a100=4,gres/gpu=4|2|45
+3+1.0|0900000000|0900000600|0900003600|COMPLETED|gres/gpu=4|2|
+4_[5-9%2]|0900000000|Unknown|Unknown|PENDING||1|01:00:00
+5_2|0900000000|0900000600|Unknown|RUNNING|gpu:h100:2(IDX:0-1)|1|1-00
+"""
+
+
+def test_sacct_components_are_one_job_and_odd_forms_are_read(tmp_path):
+    table = read_trace(written(tmp_path, ODD))
+    whole, running = table.rows()
+    assert [whole[name] for name in ("job_id", "gpus", "nodes", "gpu_kinds", "duration_s", "observed_end_s")] == [
+        "3", 12, 3, "a100", 3300, 3900,
+    ]  # fmt: skip
+    assert (running["job_id"], running["gpus"], running["gpu_kinds"]) == ("5_2", 2, "h100")
+    assert (whole["x_time_limit_s"], running["x_time_limit_s"]) == (1800, 86400)
+    assert table.meta["rows_dropped"] == {"component": 1, "never_started": 1, "step": 1}
+
+
+def test_sacct_without_gpus_says_how_to_print_them(tmp_path):
+    with pytest.raises(
+        TraceError, match=r"column 'AllocTRES': a column with the GPUs of the jobs is missing.*sacct -a"
+    ):
+        read_trace(written(tmp_path, ODD.replace("AllocTRES", "AllocCPUS")))
+
+
 def test_workloads_in_yaml_are_the_same_as_in_json(tmp_path):
     items = json.loads(KUEUE)["items"]
     expected = read_trace(FIXTURES / "kueue.json")

@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from plait.cli.connection import HomeOption
+from plait.cli.experiments.histories import SERVICE, past_of_file, past_of_service
 from plait.cli.experiments.options import Currency, FirstJobs, Json, Page, Price, TraceFormat
+from plait.cli.policy_modules import AllowForLog
 
 Text = str | None
 
@@ -20,12 +23,12 @@ class AdviseRequest:
     """The options of `plait advise`."""
 
     history: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            metavar="HISTORY", help="Output of `sacct -X -P`, Workloads of Kueue, a log of `plait simulate --log`, or "
-            "a trace with recorded starts and ends.",
+            metavar="[HISTORY]", help="Output of `sacct -X -P`, Workloads of Kueue, a log of `plait simulate --log`, "
+            "saved events, or a trace with recorded starts and ends. [default: the log of the running service]",
         ),
-    ]  # fmt: skip
+    ] = None  # fmt: skip
     policy: Annotated[
         Text,
         typer.Option("--policy", "-p", help="The policy that was used. [default: that of a log, else the closest]"),
@@ -54,6 +57,13 @@ class AdviseRequest:
     )
     json: Json = None
     report: Page = None
+    allow_policy: AllowForLog = None
+    home: HomeOption = None
+
+    @property
+    def name(self) -> str:
+        """What messages and the page call the history."""
+        return SERVICE if self.history is None else self.history.name
 
 
 def answer(request: AdviseRequest) -> None:
@@ -75,7 +85,7 @@ def answer(request: AdviseRequest) -> None:
         page = None if request.report is None else outputs.path(request.report)
         past = read_past(request)
         for remark in past.remarks:
-            note(f"{request.history}: {remark}")
+            note(f"{request.history or request.name}: {remark}")
         more = {} if request.candidates is None else {"policies": tuple(split_policies(request.candidates))}
         asked = Asked(
             policy=request.policy or "", nodes=tuple(part.strip() for part in request.nodes.split(",") if part.strip()),
@@ -94,43 +104,27 @@ def answer(request: AdviseRequest) -> None:
         if page is not None:
             from plait.advice.page import advice_page
 
-            outputs.fill(page, partial(write_text, text=advice_page(advice, request.history.name)))
+            outputs.fill(page, partial(write_text, text=advice_page(advice, request.name)))
         show(advice, console(error=to_stdout))
         for path in outputs.commit():
             note(f"wrote {path}")
 
 
 def read_past(request: AdviseRequest) -> Any:
-    """The past in the file of a request: a log of plait, else a trace."""
-    from plait.advice.past import first_jobs, past_of, past_of_log
-    from plait.cli.hardware import read_cluster
+    """The past that a request names: in a file, else of the running service."""
+    from plait.advice.past import first_jobs
     from plait.core.errors import InputError
-    from plait.policies.catalog import make_policy
-    from plait.traces.formats.registry import read_trace
 
     if request.jobs is not None and request.jobs < 1:
         raise InputError(f"--jobs must be at least 1, got {request.jobs}")
-    if is_log(request.history):
-        if request.cluster is not None:
-            raise InputError("a log of plait has its cluster in it; leave out --cluster")
-        past = past_of_log(request.history, make_policy)
+    allowed = request.allow_policy or ()
+    if request.history is not None:
+        past = past_of_file(request.history, request.cluster, request.trace_format, request.seed, allowed)
+    elif request.cluster is not None:
+        raise InputError("the service knows its cluster; leave out --cluster, or name a HISTORY")
     else:
-        cluster = None if request.cluster is None else read_cluster(request.cluster)
-        past = past_of(read_trace(request.history, request.trace_format), cluster, seed=request.seed)
+        past = past_of_service(request.home, allowed)
     return past if request.jobs is None else first_jobs(past, request.jobs)
-
-
-def is_log(path: Path) -> bool:
-    """Whether a file is an event log of plait, by its first bytes."""
-    import gzip
-
-    try:
-        with open(path, "rb") as file:
-            start = file.read(2)
-        with gzip.open(path, "rb") if start == b"\x1f\x8b" else open(path, "rb") as file:
-            return file.read(13) == b'{"plait_log":'
-    except (OSError, EOFError):
-        return False  # the reader of traces says what is wrong
 
 
 def show(advice: Any, printer: Any) -> None:

@@ -49,7 +49,8 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     that is held, or waits for another. Stamps have no zone, and are taken as UTC, or are seconds since 1970.
 
     Dropped, counted: step (`-X` leaves them out), never_started, negative, earlier_attempt (a job that was requeued, in
-    the output of `sacct -D`). A job without end runs until the latest stamp of the file.
+    the output of `sacct -D`), component (of a heterogeneous job, `12+0` and `12+1`, which are one job with all GPUs).
+    A job without end runs until the latest stamp of the file. Raises `TraceError` naming line and column.
     """
     source = Source(path)
     latest_s = float("-inf")
@@ -73,7 +74,7 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
         builder.drop("earlier_attempt")
         if order > found[name][0]:
             found[name] = order, {"line": row.line, **job}
-    for _, kept in found.values():
+    for kept in _whole([job for _, job in found.values()], builder):
         builder.keep(kept.pop("line"), **kept)
     table = builder.finish(FORMAT, strict=strict, first_is_zero=True, time_zone="local (taken as UTC)")
     if "origin_s" in table.meta:
@@ -82,7 +83,45 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
 
 
 def _rows(source: Source) -> Any:
-    return read_rows(source, required=REQUIRED, delimiter="|", nulls=NULLS, quoted=False)
+    def refuse_without_gpus(header: list[str]) -> None:
+        if not {"AllocTRES", "ReqTRES"} & set(header):
+            raise source.error(
+                "a column with the GPUs of the jobs is missing", column="AllocTRES", hint=f"print it with: {COMMAND}"
+            )
+
+    return read_rows(source, required=REQUIRED, delimiter="|", nulls=NULLS, quoted=False, seen=refuse_without_gpus)
+
+
+def _whole(jobs: list[dict[str, Any]], builder: TableBuilder) -> list[dict[str, Any]]:
+    """The jobs, with the components of heterogeneous ones, which Slurm starts together, made one job each."""
+    found: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        name, plus, component = job["job_id"].partition("+")
+        if not (plus and component.isdecimal()):
+            found[job["job_id"]] = job
+        elif name not in found:
+            found[name] = job | {"job_id": name}
+        else:
+            builder.drop("component")
+            _join(found[name], job)
+    return list(found.values())
+
+
+def _join(job: dict[str, Any], component: Mapping[str, Any]) -> None:
+    """Add the resources of another component; the job runs from the first start to the last end."""
+    for column in ("gpus", "nodes", "cpu_milli", "memory_bytes"):
+        known = [one[column] for one in (job, component) if one.get(column) is not None]
+        job[column] = sum(known) if known else None
+    kinds = {one["gpu_kinds"] for one in (job, component) if one["gpu_kinds"]}
+    job["gpu_kinds"] = kinds.pop() if len(kinds) == 1 else None
+    ends = [job["observed_end_s"], component["observed_end_s"]]
+    job["observed_start_s"] = min(job["observed_start_s"], component["observed_start_s"])
+    job["observed_end_s"] = None if None in ends else max(ends)
+    job["duration_s"] = max(job["duration_s"] or 0, component["duration_s"] or 0) or None
+    if job["duration_s"] is not None:
+        job["duration_kind"] = "right_censored" if None in ends else "exact"
+    job["observed_queue_s"] = job["observed_start_s"] - job["submit_s"]
+    job["state"] = "running" if None in ends else job["state"]
 
 
 def _job(builder: TableBuilder, row: TextRow, name: str, latest_s: float) -> tuple[dict[str, Any], str | None]:
@@ -142,15 +181,17 @@ def _stamp(row: TextRow, name: str) -> float | None:
 
 
 def _limit_s(row: TextRow) -> float | None:
-    """Seconds of a time limit, `[days-]hours:minutes:seconds`; None without one."""
+    """Seconds of a time limit, as Slurm writes them; None without one."""
     text = row.maybe_text("Timelimit")
     if text is None:
         return None
-    match = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,6}):(\d{1,2}):(\d{1,2})", text)
+    match = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?", text)
     if match is None:
         raise row.error("not a time limit", column="Timelimit", hint="written days-hours:minutes:seconds")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    if match[1] is None and match[4] is None:  # minutes, or minutes:seconds
+        return first * 60.0 + second
+    return ((days * 24 + first) * 60 + second) * 60.0 + third
 
 
 def _resources(row: TextRow) -> dict[str, Any]:
@@ -179,6 +220,10 @@ def _tres(row: TextRow, column: str) -> Mapping[str, float]:
     for part in row.text(column).split(","):
         name, equals, amount = part.partition("=")
         match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGTP]?)[nc]?", amount)
+        of_gres = re.fullmatch(r"(?:gres[/:])?gpu(:[\w.-]+)?:(\d{1,9})(?:\(.*\))?", part)
+        if of_gres is not None:  # as jobs ask for it: gpu:a100:4
+            amounts[f"gres/gpu{of_gres[1] or ''}"] = float(of_gres[2])
+            continue
         if not equals or match is None:
             raise row.error(f"{part!r} is no resource", column=column, hint="written cpu=8,mem=64G,gres/gpu=4,...")
         factor = _BYTES[match[2]] if name == "mem" else 1
