@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,11 +42,21 @@ class Pair:
     """Two services that are kept up, and two nodes."""
 
     def __init__(
-        self, home: Path, url: str, *, nodes: int = 2, lead_lease_s: float = 3.0, round_s: float = 0.2
+        self,
+        home: Path,
+        url: str,
+        *,
+        nodes: int = 2,
+        slots: int = 4,
+        lead_lease_s: float = 3.0,
+        round_s: float = 0.2,
+        options: Mapping[str, object] | None = None,
     ) -> None:
+        """`options`: more of those of the service, by name."""
         self.layout, self.url, self.lead_lease_s, self.round_s = Layout.at(home), url, lead_lease_s, round_s
         make_private(self.layout.home)
-        self.backend = LocalBackend(self.layout, nodes, 4, False, stop_grace_s=2.0)
+        self.options = {"policy": "fifo", **(options or {})}
+        self.backend = LocalBackend(self.layout, nodes, slots, False, stop_grace_s=2.0)
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Pair:
@@ -72,7 +82,8 @@ class Pair:
         for name in names:
             if name in self.children and self.children[name].poll() is None:
                 continue
-            words = ["--db", self.url, "--standby", "--name", name, "--policy", "fifo"]
+            words = ["--db", self.url, "--standby", "--name", name]
+            words += [word for option, value in self.options.items() for word in (f"--{option}", str(value))]
             command = [sys.executable, "-m", "plait.live.service", "--home", str(self.layout.home), *words]
             command += ["--lead-lease", str(self.lead_lease_s), "--round", str(self.round_s)]
             with open(self.layout.home / f"said-{name}.log", "ab") as log:
