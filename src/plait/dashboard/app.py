@@ -11,7 +11,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plait.dashboard.pages import events, jobs, live, login, logs, nodes, overview, policy, queue, reports, submission
+from plait.dashboard.pages import (
+    costs,
+    events,
+    jobs,
+    live,
+    login,
+    logs,
+    nodes,
+    overview,
+    policy,
+    queue,
+    reports,
+    submission,
+)
 from plait.dashboard.web import Web
 
 if TYPE_CHECKING:
@@ -36,6 +49,7 @@ ROUTES = [
     Route("/reports", reports.list_reports), Route("/reports/{name}", reports.show_report),
     Route("/reports/{name}/file", reports.file), Route("/fidelity", reports.fidelity),
     Route("/fidelity.svg", reports.picture),
+    Route("/costs", costs.show_costs),
     Route("/events", events.list_events), Route("/policy", policy.show_policy), Route("/login", login.ask),
 ]  # fmt: skip
 ACTIONS = {

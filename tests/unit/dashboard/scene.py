@@ -9,6 +9,7 @@ from pathlib import Path
 
 from world import HOSTILE, World
 
+from plait.control.figures.prices import Prices
 from plait.live.protocol.wire import Memory, Profile, Resources
 from plait.live.scheduler.explain.resources import JobUsage, job_usages
 
@@ -18,6 +19,7 @@ NAMES = ("resnet50 imagenet", "gpt2 pretrain", "bert finetune", "vit-b16", "whis
 def scene(home: Path, nodes: int = 16) -> World:
     """Nodes of 8 GPUs, one drained; users' jobs that run, wait, failed and finished."""
     world = World(home, "tiresias-l")
+    world.api.costs.prices = Prices.parse(["2.5"], "EUR")
     for i in range(nodes):
         world.add(f"n{i:02}", 8, {0: 0.01} if i == 3 else {i % 8: 0.4})
     profile = Profile([0.05, 0.06, 0.2, 0.04], 0.35, 50)

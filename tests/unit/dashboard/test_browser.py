@@ -23,7 +23,8 @@ pytestmark = [
 #: axe-core 4.14.1 (npm `axe-core`, MPL-2.0, see axe.LICENSE): rules of accessibility.
 AXE = Path(__file__).with_name("axe.min.js")
 SCREENS = (
-    "/", "/jobs", "/jobs/j-1", "/jobs/j-33", "/jobs/j-2", "/queue", "/nodes", "/nodes/n03", "/events", "/policy",
+    "/", "/jobs", "/jobs/j-1", "/jobs/j-33", "/jobs/j-2", "/queue", "/nodes", "/nodes/n03", "/events", "/costs",
+    "/policy",
     "/submit",
 )  # fmt: skip
 

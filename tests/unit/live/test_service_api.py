@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from plait.control.figures.prices import Prices
 from plait.live.client.client import jobs_of_table
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
@@ -123,6 +124,7 @@ READS = [
     ("GET", "/v1/jobs/j-0/events", None, {"admin", "ann", "eve"}),
     ("GET", "/v1/jobs/j-0/logs", None, {"admin", "ann", "eve"}),
     ("GET", "/v1/jobs/j-0/usage", None, {"admin", "ann", "eve"}),
+    ("GET", "/v1/costs", None, EVERYBODY),
     ("GET", "/v1/events", None, {"admin", "eve"}),
     ("GET", "/v1/me", None, EVERYBODY),
     ("GET", "/v1/nodes", None, EVERYBODY),
@@ -661,3 +663,29 @@ def until_it_runs(service: Service) -> list[dict[str, Any]]:
         if found := service.sync()["attempts"]:
             return list(found)
     raise AssertionError("it did not start")
+
+
+def test_costs_add_up_and_users_see_their_own(service: Service) -> None:
+    for who in ("ann", "ben"):
+        service.submit(who)
+    until_it_runs(service)
+    service.http.app.state.api.costs.prices = Prices.parse(["2.5"], "EUR")  # type: ignore[attr-defined]
+    time.sleep(0.2)
+    found = service.ask("GET", "/v1/costs?hours=1").json()
+    for unit in ("gpu_h", "cost"):
+        parts = found["jobs"][unit] + found["idle"][unit] + found["down"][unit]
+        assert found["total"][unit] == pytest.approx(parts, abs=3e-6)
+        assert sum(row["held"][unit] for row in found["by_user"]) == pytest.approx(found["jobs"][unit], abs=3e-6)
+    hours = found["now_s"] - found["from_s"]
+    assert found["total"]["cost"] == pytest.approx(2 * hours / 3600 * 2.5, abs=1e-5)
+    assert found["jobs"]["cost"] > 0
+    assert {row["id"] for row in found["by_job"]} == {"j-0", "j-1"}
+    mine = service.ask("GET", "/v1/costs?hours=1", "ann").json()
+    assert [row["user"] for row in mine["by_user"]] == ["ann"]
+    assert [row["id"] for row in mine["by_job"]] == ["j-0"]
+    assert mine["total"] == found["total"]
+    schema = service.http.get("/openapi.json").json()["components"]["schemas"]["CostsOut"]
+    assert set(schema["properties"]) == set(found)
+    text = service.ask("GET", "/metrics").text
+    assert 'plait_cost_last_day{currency="EUR",part="idle"}' in text
+    assert "plait_gpus_held_idle 0.0" in text

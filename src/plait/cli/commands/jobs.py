@@ -12,6 +12,7 @@ from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
 from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
 from plait.cli.render.adaptive_view import rows as adaptive_rows
+from plait.cli.render.costs_view import cost_rows, print_costs
 from plait.cli.render.sharing_view import rows as sharing_rows
 from plait.cli.render.sharing_view import where_text
 from plait.cli.render.tables import plain, plain_lines
@@ -96,6 +97,7 @@ def show(
     """Show everything about a job."""
     with client(home) as service:
         found = service.usage(job) if usage else service.job(job)
+        bill = None if usage or as_json else service.costs(hours=744, job=job, limit=1)
     if as_json:
         print_json(found)
         return
@@ -130,6 +132,8 @@ def show(
             rows.append((key.removesuffix("_s"), f"{duration(_ago_s(found, value))} ago"))
         else:
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
+    if bill is not None and bill["by_job"]:
+        rows += cost_rows(bill)
     print_table(("", "~"), rows, "", most_lines=1000)
     if found.get("places"):
         typer.echo("")
@@ -392,6 +396,10 @@ def await_ends(jobs: list[str], timeout: float | None, home: str | None) -> None
 def history(
     limit: Annotated[int, typer.Option(min=1, help="Largest number of jobs to list.")] = 50,
     user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
+    costs: Annotated[
+        int | None,
+        typer.Option("--costs", min=1, max=744, metavar="HOURS", help="Show what the last hours cost instead."),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -399,6 +407,9 @@ def history(
     from plait.live.client.client import FINAL
 
     with client(home) as service:
+        if costs is not None:
+            print_costs(service.costs(hours=costs, limit=limit), as_json=as_json)
+            return
         jobs: list[dict[str, Any]] = []
         offset = 0
         while len(jobs) < limit:

@@ -10,6 +10,7 @@ import typer
 
 from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
+from plait.cli.render.costs_view import cost_text
 from plait.cli.render.tables import plain
 from plait.core.words import duration, number
 from plait.live.notes import note
@@ -30,12 +31,15 @@ def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """Show the service: address, policy, nodes and jobs."""
     with client(home) as service:
         found = service.status()
+        bill = service.costs(limit=0) if found.get("prices") else None
         url = service.url
     if as_json:
         print_json(found)
         return
     for line in status_lines({"url": url, **found}):
         typer.echo(line)
+    if bill is not None:
+        typer.echo(f"cost      {cost_text(bill)}")
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:

@@ -38,12 +38,13 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
     age_s = FRESH_S if status["jobs"]["waiting"] < 1000 else CALM_S
     calm = sum(status["nodes"].values()) > LARGE or status["jobs"]["running"] > 1000
     now_and_then_s = QUIET_S if calm else FRESH_S
-    nodes, running, waiting, failed, policy, done, ahead = await asyncio.gather(
+    nodes, running, waiting, failed, policy, bill, done, ahead = await asyncio.gather(
         viewer.get(now_and_then_s, "/v1/nodes"),
         viewer.get(now_and_then_s, "/v1/jobs", state=RUNNING, limit=MOST, columns=1),
         viewer.get(age_s, "/v1/jobs", state="waiting", limit=MOST, columns=1),
         viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=ROWS, columns=1),
         viewer.get(FRESH_S, "/v1/policy"),
+        viewer.get(CALM_S, "/v1/costs", limit=0),
         _done(viewer, status),
         outlook(viewer, status),
     )
@@ -51,7 +52,7 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
     why = reasons(waiting["columns"])
     return {
         "status": status, "now_s": status["now_s"], "policy": policy, "done": done, "ahead": ahead,
-        "map": node_map.drawings(nodes), "idle": node_map.idle_gpus(nodes),
+        "bill": bill, "map": node_map.drawings(nodes), "idle": node_map.idle_gpus(nodes),
         "running": sorted(jobs, key=lambda job: (-job["gpus"], job["number"]))[:ROWS], "running_count": len(jobs),
         "reasons": why[:5], "waiting_count": status["jobs"]["waiting"],
         "failed": jobs_of_table(failed), "holders": holders(jobs, waiting["columns"]["user"])[:ROWS],

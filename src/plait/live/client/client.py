@@ -103,6 +103,10 @@ class Client(Caller):
         """What a job uses over time, in at most so many `points`: GPUs, CPU, memory, disk, stages, goodput, batch."""
         return self._object("GET", f"/v1/jobs/{segment(job)}/usage", points=points)
 
+    def costs(self, *, hours: int = 24, job: str | None = None, limit: int = 100) -> Json:
+        """What the cluster cost in the last `hours`, by user, project and job, or one `job` alone."""
+        return self._object("GET", "/v1/costs", hours=hours, job=job, limit=limit)
+
     def tell_forecast(self, job: str, start: Sequence[float | None] | None, end: Sequence[float | None]) -> None:
         """Have a forecast kept: early end, middle, late end, seconds from now, None for never; see `track_record`."""
         body: Json = {"start": start, "end": end}

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import Any
 
+from plait.control.figures.prices import Prices
+from plait.core.errors import InputError
 from plait.core.options import declared, option, parse, put
 from plait.live.discovery import FIRST, SECOND, STORE_VARIABLE
 from plait.live.protocol.leases import LEAD_S, LEASE_SHARE
@@ -68,6 +70,11 @@ class ServiceOptions:
     web: str = option(
         "Application that answers under /web/, MODULE:FUNCTION, or none", default="plait.dashboard.app:make"
     )
+    price: tuple[str, ...] = option(
+        "Price of a GPU-hour, by GPU kind (a100=2.5) or of every kind (2.5); may be repeated", default=(),
+        metavar="KIND=PRICE",
+    )  # fmt: skip
+    currency: str = option("Label of prices, as it is printed, e.g. EUR", default="")
     standby: bool = option("Wait until no other service leads, then lead", default=False)
     name: str = option(
         "Name of this service, if a home folder has several", default="", unset=f"{FIRST}, with --standby {SECOND}"
@@ -81,6 +88,15 @@ class ServiceOptions:
         derived = {"lease_s": self.lease, "most_gpus": most_gpus, "suspect_s": min(3.0, self.lost_s / 2)}
         given = {name: getattr(self, name) for name in shared}
         return EngineOptions(**{**given, **derived, "policy_modules": self.allow_policy})
+
+    @property
+    def prices(self) -> Prices | None:
+        """Prices of GPU-hours; None without any. Raises `InputError` for what is no price."""
+        if self.price:
+            return Prices.parse([part for text in self.price for part in text.split(",")], self.currency)
+        if self.currency:
+            raise InputError("--currency is the label of prices; give --price, e.g. --price 2.5")
+        return None
 
     @property
     def lease(self) -> float:

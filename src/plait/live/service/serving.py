@@ -185,7 +185,7 @@ class Service:
         if self.lease is not None:
             self.lease.pulse, self.lease.doing = lambda: worker.cycles, worker.doing
         self._worker = worker
-        self._api = Api(store, worker, tokens, mailbox, self.begin)
+        self._api = Api(store, worker, tokens, mailbox, self.begin, self.options.prices)
         self.gateway.app, self.gateway.rank = make_app(self._api, load_pages(self.options.web)), tokens.rank
         # What is loaded stays; and a long listing need not be stopped to look through it.
         gc.freeze()

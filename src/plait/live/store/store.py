@@ -239,6 +239,21 @@ class Store:
             for row in reversed(rows.all()) if newest else rows:
                 yield Entry(row.seq, row.at_s, row.type, row.entry, row.commands)
 
+    def entries_of(self, types: Sequence[str], after: int = 0) -> Iterator[tuple[int, str]]:
+        """Number and text of the entries of these types after a number, in order."""
+        table = schema.log
+        query = sa.select(table.c.seq, table.c.entry).where(table.c.seq > after, table.c.type.in_(types))
+        with self.reading() as connection:
+            yield from ((row.seq, row.entry) for row in connection.execute(query.order_by(table.c.seq)))
+
+    def attempts_since(self, at_s: float) -> list[dict[str, Any]]:
+        """Attempts that were not over at a time, with owner and project of their jobs; `ranks` as JSON."""
+        tries, jobs = schema.attempts, schema.jobs
+        query = sa.select(tries, jobs.c.owner, jobs.c.project).join(jobs, jobs.c.number == tries.c.job)
+        query = query.where(sa.or_(tries.c.ended_s.is_(None), tries.c.ended_s > at_s))
+        with self.reading() as connection:
+            return [dict(row._mapping) for row in connection.execute(query)]
+
     def jobs(
         self, *, states: Sequence[str] = (), owner: str | None = None, limit: int = 1000, offset: int = 0
     ) -> list[dict[str, Any]]:

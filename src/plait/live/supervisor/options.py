@@ -59,6 +59,8 @@ class UpOptions:
         group=COMMAND,
     )
     web: str | None = same(ServiceOptions, "web")
+    price: list[str] | None = same(ServiceOptions, "price")
+    currency: str | None = same(ServiceOptions, "currency")
     standby: bool = option("Start a standby service that takes over when the leader dies", default=False, group=COMMAND)
     name: str | None = option("Name of the standby service", default=None, unset=SECOND, group=COMMAND)
     foreground: bool = option("Run in the foreground and stop at Ctrl-C", default=False, group=COMMAND)

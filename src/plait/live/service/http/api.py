@@ -11,7 +11,9 @@ from fastapi.responses import Response
 from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as to_json_bytes
 
+from plait.control.figures.prices import Prices
 from plait.live.layout import job_number
+from plait.live.service.costs import Costs
 from plait.live.service.http.auth import Tokens, need
 from plait.live.service.http.metrics import Metrics
 from plait.live.service.http.models import Invalid
@@ -38,12 +40,15 @@ class Json(Response):
 class Api:
     """What all handlers share."""
 
-    def __init__(self, store: Store, worker: Worker, tokens: Tokens, mailbox: Mailbox, begin: float) -> None:
-        """Parts of one service."""
+    def __init__(
+        self, store: Store, worker: Worker, tokens: Tokens, mailbox: Mailbox, begin: float, prices: Prices | None = None
+    ) -> None:
+        """Parts of one service; `prices` of GPU-hours, None if nobody said them."""
         self.store, self.worker, self.tokens, self.mailbox, self.begin = store, worker, tokens, mailbox, begin
         self.metrics = Metrics(worker)
         self.what_if = WhatIfService(store)
         self.usage = UsageRecorder(worker, worker.engine.layout.home)
+        self.costs = Costs(store, self.usage.usages, prices)
         self.closing = asyncio.Event()
 
     def who(self, request: Request, *roles: str) -> Token:

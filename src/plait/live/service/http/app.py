@@ -17,7 +17,7 @@ from plait.live.service.http.api import Api, Json
 from plait.live.service.http.auth import Denied
 from plait.live.service.http.limits import BodyLimit
 from plait.live.service.http.models import ErrorOut, Invalid
-from plait.live.service.http.routes import admin, agents, cluster, jobs, logs, reports, usage, what_if
+from plait.live.service.http.routes import admin, agents, cluster, costs, jobs, logs, reports, usage, what_if
 from plait.live.service.logs import NoAnswer
 from plait.live.service.worker import Stopped
 from plait.live.store import NoRoom, StoreError
@@ -40,7 +40,7 @@ def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> Fas
     )  # fmt: skip
     app.state.api = api
     _handle_errors(app)
-    for part in (jobs, logs, usage, cluster, what_if, admin, agents, reports):
+    for part in (jobs, logs, usage, costs, cluster, what_if, admin, agents, reports):
         app.include_router(part.router)
     if pages is not None:
         app.mount("/web", pages(app))

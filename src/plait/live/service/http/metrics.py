@@ -93,6 +93,19 @@ class Metrics:
             "plait_restart_gpu_seconds", "GPU-seconds from a stop to the first step after it.",
             status["lost"]["restarts_gpu_s"],
         )  # fmt: skip
+        yield GaugeMetricFamily(
+            "plait_gpus_held_idle",
+            "GPUs that jobs hold and of which they use less than 5 %.",
+            status.get("held_idle", 0.0),
+        )
+        if bill := status.get("costs"):
+            family = GaugeMetricFamily(
+                "plait_cost_last_day", "Money of the last 24 hours; held_idle and lost are of jobs.",
+                labels=("part", "currency"),
+            )  # fmt: skip
+            for part in ("jobs", "idle", "down", "held_idle", "lost"):
+                family.add_metric((part, bill["currency"]), bill[part]["cost"])
+            yield family
         yield from _of_network(status.get("network") or {})
         yield CounterMetricFamily("plait_log_entries", "Entries of the event log.", status["log_seq"])
         yield CounterMetricFamily("plait_decisions", "Decisions since the start of the service.", worker.decisions)

@@ -31,7 +31,14 @@ async def _status(api: Api) -> dict[str, Any]:
     counts = await asyncio.to_thread(api.store.counts)
     found["jobs"].update({state: counts.get(state, 0) for state in serializers.FINAL})
     trouble = api.worker.trouble or None
-    return {**found, "store_error": trouble, "version": __version__, "uptime_s": time.monotonic() - api.begin}
+    prices = None if api.costs.prices is None else str(api.costs.prices)
+    return {
+        **found,
+        "prices": prices,
+        "store_error": trouble,
+        "version": __version__,
+        "uptime_s": time.monotonic() - api.begin,
+    }
 
 
 @router.get("/v1/status")
@@ -48,7 +55,10 @@ async def metrics(request: Request) -> Response:
     api = api_of(request)
     api.who(request)
     network = await api.worker.look(lambda engine, now_s: engine.network(now_s))
-    found = {**await _status(api), "network": network}
+    now_s = api.worker.clock()
+    bill = None if api.costs.prices is None else await asyncio.to_thread(api.costs.of, 24, now_s)
+    idle = api.usage.usages.idle_now()
+    found = {**await _status(api), "network": network, "costs": bill, "held_idle": idle}
     return PlainTextResponse(api.metrics.render(found), media_type="text/plain; version=0.0.4")
 
 
