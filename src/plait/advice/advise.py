@@ -215,7 +215,9 @@ def recommendation(past: Past, fit: Fit, effects: Sequence[Effect]) -> tuple[str
         gentle = [one for one in able if not one.preempts and one.high < 0]
         other = min(gentle, key=lambda one: one.change, default=None)
         third += "; it stops running jobs, which must be able to resume from checkpoints"
-        third += f" (without that: {other.choice.policy}, {other.change:+.1%})" if other is not None else ""
+        if other is not None:
+            tail = other.figures["p99_jct_s"] / other.before["p99_jct_s"] - 1.0
+            third += f" (without that: {other.choice.policy}, {other.change:+.1%}, 99th percentile {tail:+.1%})"
     return first, second, third + "."
 
 
