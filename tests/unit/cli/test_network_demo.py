@@ -17,7 +17,8 @@ from plait.cli.experiments.network_demo import Look, World
 INA: dict[str, Any] = {
     "granted": True, "switch": "leaf0",
     "region": {"offset": 64, "size": 128, "mode": "hybrid_modulo", "exclusive": True},
-    "epoch": 2, "protocol": "inalloc", "window": 64, "priority": None, "mode_used": "aggregation", "bits_per_s": 4.4e7,
+    "epoch": 2, "protocol": "inalloc", "window": 64, "priority": None, "mode_used": "aggregation",
+    "trouble": None, "bits_per_s": 4.4e7,
     "aggregated_share": 0.9, "fallback_share": 0.05, "gloo_share": 0.01, "resend_share": 0.0, "timeouts": 3.0,
     "reason": "128 aggregators, as it asks for",
 }  # fmt: skip

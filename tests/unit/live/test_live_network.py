@@ -7,14 +7,15 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_cases import Cluster
 
 from plait.core.errors import InputError
 from plait.live.layout import Layout, network_secret
-from plait.live.protocol.wire import Exchange
-from plait.live.scheduler.network.tell import PATIENCE_S
+from plait.live.protocol.wire import Exchange, Lease, SwitchSeen
+from plait.live.scheduler.network.tell import MANY_NUMBERS, PATIENCE_S, REFUSED_S
 from plait.live.scheduler.state import State
 from plait.runtime.network.grant import NetworkGrant
 
@@ -269,19 +270,128 @@ def test_priorities_follow_progress_without_another_region(make: Make) -> None:
     assert (after.epoch, after.version > before.version) == (before.epoch, True)
 
 
-def test_other_options_are_another_registration_with_another_secret(make: Make) -> None:
+def order(cluster: Cluster, switch: str) -> list[Lease]:
+    """What the agent of a switch is to serve."""
+    orders = [node.answer.switch for node in cluster.nodes if node.answer and node.answer.switch]
+    return next(one.leases for one in orders if one.name == switch)
+
+
+def follow(cluster: Cluster, job: int, version: int, **more: Any) -> None:
+    """All ranks of a job have found this version of their grant."""
+    for node in cluster.nodes:
+        node.report(job, exchange=Exchange("aggregation", "", version, **more))
+    cluster.pass_s(2.0)
+
+
+def test_other_options_are_served_beside_the_former_ones_until_all_ranks_use_them(make: Make) -> None:
     c = make()
     c.pass_s(2.0)
     (job,) = c.submit(GANG)
     c.pass_s(3.0)
     before = grants(c, job)[0]
+    follow(c, job, before.version)
     c.engine.set_policy("fifo:ina=esa", c.now)
     c.pass_s(4.0)
     after = grants(c, job)[0]
-    assert (before.options["protocol"], after.options["protocol"], after.epoch) == ("atp", "esa", before.epoch)
-    assert after.token != before.token
-    orders = [node.answer.switch for node in c.nodes if node.answer and node.answer.switch]
-    assert [lease.token for order in orders for lease in order.leases] == [after.token]
+    assert (before.options["protocol"], after.options["protocol"], after.epoch) == ("atp", "esa", before.epoch + 1)
+    assert (after.token != before.token, after.job != before.job) == (True, True)
+    served = {lease.wire: lease.token for lease in order(c, after.switch_name)}
+    assert served == {before.job: before.token, after.job: after.token}
+    state = c.engine.state
+    assert State.from_json(state.to_json()).network == state.network
+    for node in c.nodes:  # one of two ranks has found it
+        if job in node.jobs():
+            node.report(job, exchange=Exchange("aggregation", "", after.version))
+            break
+    c.pass_s(2.0)
+    assert len(order(c, after.switch_name)) == 2
+    follow(c, job, after.version)
+    assert [lease.token for lease in order(c, after.switch_name)] == [after.token]
+    assert c.types().count("RanksMoved") == 1
+
+
+def test_a_job_goes_back_to_a_switch_with_another_number_and_secret(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    first = grants(c, job)[0]
+    follow(c, job, 1)
+    for policy, version in (("fifo:ina=esa", 2), ("fifo:ina=atp", 3)):
+        c.engine.set_policy(policy, c.now)
+        c.pass_s(4.0)
+        follow(c, job, version)
+    back = grants(c, job)[0]
+    assert back.options == first.options
+    assert (back.token != first.token, back.job != first.job, back.version) == (True, True, 3)
+
+
+def test_a_region_that_shrinks_gives_its_memory_to_the_neighbour_once_all_ranks_have_moved(make: Make) -> None:
+    c = make(policy="fifo:ina=switchml", nodes=4, network="single-switch:aggregators=256")
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    before = grants(c, job)[0]
+    follow(c, job, before.version)
+    c.submit(GANG)
+    c.pass_s(14.0)
+    after = grants(c, job)[0]
+    assert (after.size, after.window, after.epoch) == (before.size // 2, before.window // 2, before.epoch + 1)
+    assert (after.token, after.job, after.options) == (before.token, before.job, before.options)
+    assert [lease.moving for lease in order(c, after.switch_name)] == [True, False]
+    follow(c, job, after.version)
+    assert [lease.moving for lease in order(c, after.switch_name)] == [False, False]
+
+
+def test_numbers_on_the_wire_are_free_ones_whatever_the_numbers_of_jobs(make: Make) -> None:
+    c = make(nodes=4)
+    c.pass_s(2.0)
+    c.engine.state.network.next_wire = 65_535
+    one, other = c.submit(GANG, GANG)
+    c.pass_s(3.0)
+    assert [grants(c, job)[0].job for job in (one, other)] == [65_535, 0]
+    assert all(grants(c, job)[0].granted for job in (one, other))
+
+
+def test_a_job_that_has_used_many_numbers_of_packets_gets_new_ones(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    before = grants(c, job)[0]
+    follow(c, job, before.version, numbers=MANY_NUMBERS - 1.0)
+    assert grants(c, job)[0] == before
+    follow(c, job, before.version, numbers=float(MANY_NUMBERS))
+    after = grants(c, job)[0]
+    assert (after.granted, after.epoch, after.token != before.token) == (True, before.epoch + 1, True)
+    follow(c, job, after.version, numbers=10.0)
+    assert [lease.wire for lease in order(c, after.switch_name)] == [after.job]
+    assert c.types().count("NumbersSpent") == 1
+
+
+def test_why_a_switch_refuses_a_region_is_said_to_its_job_which_leaves_what_it_has_at_last(make: Make) -> None:
+    c = make()
+    c.pass_s(2.0)
+    (job,) = c.submit(GANG)
+    c.pass_s(3.0)
+    follow(c, job, 1)
+    serving = next(node for node in c.nodes if node.answer and node.answer.switch and node.answer.switch.leases)
+    shown, why = serving.switch, "aggregators 0 to 63 are in use by job 9"
+
+    def refusing() -> SwitchSeen:
+        seen = shown()
+        return replace(seen, leases=[replace(one, refused=why) if one.epoch > 1 else one for one in seen.leases])
+
+    serving.switch = refusing  # type: ignore[method-assign]
+    c.engine.set_policy("fifo:ina=esa", c.now)
+    c.pass_s(4.0)
+    assert grants(c, job)[0].version == 1  # what it has goes on
+    assert c.engine.explain(job, c.now)["ina"]["trouble"].endswith(f"refuses its region: {why}")
+    assert why in c.engine.network(c.now)["jobs"][0]["trouble"]
+    c.pass_s(REFUSED_S)
+    assert (grants(c, job)[0].granted, why in grants(c, job)[0].reason) == (False, True)
+    follow(c, job, 2)
+    assert [lease.epoch for lease in order(c, c.engine.network(c.now)["jobs"][0]["switch"])] == [2]
 
 
 def test_deadlines_get_regions_of_their_own_and_others_keep_an_epoch_for_each_region(make: Make) -> None:

@@ -30,6 +30,8 @@ class Plane:
         self.said: list[tuple[Any, ...]] = []
         self.jobs: set[int] = set()
         self.most, self.serves = most, serves
+        self.windows: dict[int, int | None] = {}
+        self.taken = 0
 
     def register(self, job: int, name: str, workers: int, options: Any, token: str) -> None:
         self.said.append(("register", job))
@@ -45,8 +47,17 @@ class Plane:
             raise InputError(f"job {job} is unknown")
         self.jobs.remove(job)
 
-    def region(self, job: int, offset: int, size: int, epoch: int, mode: str) -> None:
+    def region(self, job: int, offset: int, size: int, epoch: int, mode: str, window: int | None) -> None:
         self.said.append(("region", job, offset, size, epoch))
+        self.windows[job] = window
+        if self.taken and offset < self.taken:
+            raise InputError(f"aggregators {offset} to {offset + size - 1} are in use by job 9")
+
+    def drain(self, job: int, epoch: int) -> None:
+        self.said.append(("drain", job, epoch))
+
+    def statistics(self) -> dict[str, Any]:
+        return {"held": 0, "jobs": [{"job": job, "held": 2} for job in self.jobs]}
 
     def priority(self, job: int, prio: int | None) -> None:
         self.said.append(("priority", job, prio))
@@ -80,10 +91,38 @@ def test_a_job_with_slots_of_its_own_is_registered_at_the_switch_alone() -> None
 def test_another_region_moves_the_job_and_another_priority_only_that() -> None:
     made, switch, _ = leases()
     made.settle([ONE])
-    made.settle([replace(ONE, offset=64, epoch=2)])
+    made.settle([replace(ONE, offset=64, epoch=2, moving=True)])
     assert switch.said[3:] == [("region", 3, 64, 64, 2)]
-    made.settle([replace(ONE, offset=64, epoch=2, priority=9)])
+    made.settle([replace(ONE, offset=64, epoch=2, priority=9, moving=True)])
     assert switch.said[4:] == [("priority", 3, 9)]
+
+
+def test_the_memory_of_a_former_region_is_taken_back_once_no_rank_uses_it() -> None:
+    made, switch, server = leases()
+    made.settle([ONE])
+    moved = replace(ONE, size=32, window=16, epoch=2, moving=True)
+    made.settle([moved])
+    assert (switch.said[3:], switch.windows, server.windows) == ([("region", 3, 0, 32, 2)], {3: 16}, {3: 16})
+    made.settle([replace(moved, moving=False), replace(ONE, job=4, wire=4, offset=32)])
+    assert switch.said[4:7] == [("drain", 3, 1), ("register", 4), ("region", 4, 32, 64, 1)]
+    made.settle([replace(moved, moving=False), replace(ONE, job=4, wire=4, offset=32)])
+    assert len(switch.said) == 8
+
+
+def test_a_job_keeps_the_region_that_it_has_while_another_one_is_refused() -> None:
+    made, switch, _ = leases()
+    made.settle([replace(ONE, offset=64)])
+    switch.taken = 64
+    moved = replace(ONE, epoch=2, moving=True)
+    refused = "aggregators 0 to 63 are in use by job 9"
+    assert made.settle([moved]) == refused
+    assert ("free", 3) not in switch.said
+    assert [(one.job, one.epoch, one.refused) for one in made.seen()[1]] == [(3, 2, refused)]
+    assert made.settle([replace(moved, moving=False)]) == refused  # its ranks went by gloo
+    assert ("drain", 3, 1) in switch.said
+    switch.taken = 0
+    assert made.settle([moved]) == ""
+    assert [(one.job, one.epoch, one.held, one.refused) for one in made.seen()[1]] == [(3, 2, 2.0, "")]
 
 
 def test_another_attempt_is_another_job_and_what_is_freed_goes_first() -> None:

@@ -93,12 +93,15 @@ class SwitchControl:
         """Forget a job and drop all that it holds; `held` of the answer says how much that was."""
         return self.request("free", job=job)
 
-    def region(self, job: int, offset: int, size: int, epoch: int, mode: str | None = None) -> dict[str, Any]:
+    def region(
+        self, job: int, offset: int, size: int, epoch: int, mode: str | None = None, window: int | None = None
+    ) -> dict[str, Any]:
         """Give a job memory for packets of an epoch; those of the epoch before keep theirs.
 
-        `mode`, if given, is checked: how the options of the job choose aggregators.
+        `mode`, if given, is checked: how the options of the job choose aggregators. `window`: packets that a worker may
+        have outstanding from then on; None: as in the options.
         """
-        return self.request("region", job=job, offset=offset, size=size, epoch=epoch, mode=mode)
+        return self.request("region", job=job, offset=offset, size=size, epoch=epoch, mode=mode, window=window)
 
     def priority(self, job: int, prio: int | None) -> dict[str, Any]:
         """Let packets of a job have this priority, 0 to 255; None: those that they carry."""

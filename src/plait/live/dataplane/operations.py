@@ -92,7 +92,7 @@ class Operations:
         if mode is not None and mode != uses:
             raise InputError(f"job {job}: mode {mode!r}; it was registered with {uses}, free and register it first")
         offset, size = _whole(request, "offset"), _whole(request, "size")
-        self.plane.region(job, offset, size, _whole(request, "epoch"))
+        self.plane.region(job, offset, size, _whole(request, "epoch"), _whole(request, "window", 0))
         return {}
 
     def do_priority(self, request: Mapping[str, Any]) -> dict[str, Any]:

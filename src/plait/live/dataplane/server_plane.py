@@ -5,6 +5,7 @@ Start at `ServerPlane.take`. Times are monotonic nanoseconds.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -174,11 +175,7 @@ class ServerPlane:
         """Make a job known; again with the same values does nothing. Raises `InputError`."""
         if options.protocol == "switchml":
             raise InputError(f"job {job}: protocol switchml needs no server; register the job at the switch alone")
-        if options.window > self.window:
-            raise InputError(
-                f"job {job}: window of {options.window} packets; this server keeps results for windows up to "
-                f"{self.window}, start it with a larger --window"
-            )
+        self._check_window(job, options.window)
         if not self._free and job not in self.members.jobs:
             raise InputError(f"job {job}: all {len(self.server.jobs)} places for jobs are taken; free one first")
         if self.members.add(job, name, n_workers, options, token):
@@ -197,10 +194,23 @@ class ServerPlane:
         self.faults.forget(job)
         return open_sums
 
-    def region(self, job: int, offset: int, size: int, epoch: int) -> None:
-        """Learn the region of a job, whose list in shared_cycle may change within it. Raises `InputError`."""
+    def _check_window(self, job: int, window: int) -> None:
+        if not 0 <= window <= self.window:
+            raise InputError(
+                f"job {job}: window of {window} packets; this server keeps results for windows up to {self.window}, "
+                "start it with a larger --window"
+            )
+
+    def region(self, job: int, offset: int, size: int, epoch: int, window: int = 0) -> None:
+        """Learn the region of a job, whose list in shared_cycle may change within it. Raises `InputError`.
+
+        `window`: of its workers in this epoch; 0: as in its options.
+        """
+        self._check_window(job, window)
         member = self.members.get(job)
         options, slots = member.options, self.server.taken.shape[1]
+        if window:
+            options = replace(options, window=window)
         member.regions = {epoch: (offset, size)}
         if options.mode != Index.SHARED_CYCLE or options.slot_change != "on":
             return

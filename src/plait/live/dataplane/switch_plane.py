@@ -282,8 +282,8 @@ class SwitchPlane:
         self._greeted_ns.pop(job, None)
         return held
 
-    def region(self, job: int, offset: int, size: int, epoch: int) -> None:
-        """As `SwitchMemory.region`."""
+    def region(self, job: int, offset: int, size: int, epoch: int, window: int = 0) -> None:
+        """As `SwitchMemory.region`; a window is the matter of workers and server."""
         self.memory.region(job, offset, size, epoch)
 
     def drain(self, job: int, epoch: int | None, now: int) -> int:

@@ -18,7 +18,6 @@ from plait.core.resources import Resource
 from plait.live.protocol.wire import (
     Adaptive,
     Exchange,
-    LeaseSeen,
     Memory,
     NodeInfo,
     Profile,
@@ -113,11 +112,18 @@ def sane_usage(usage: Usage) -> Usage:
 
 def sane_switch(seen: SwitchSeen) -> SwitchSeen:
     """The same with numbers that are numbers and texts that can be stored."""
-    counts = ("held", "received", "collided", "completed")
     leases = [
-        LeaseSeen(one.job, one.epoch, *(_or_none(getattr(one, name), MOST_STEPS) or 0.0 for name in counts))
-        for one in seen.leases[:MOST_LEASES] if 0 <= one.job <= MOST_STORED and 0 <= one.epoch <= MOST_STORED
-    ]  # fmt: skip
+        replace(
+            one,
+            held=_or_none(one.held, MOST_STEPS) or 0.0,
+            received=_or_none(one.received, MOST_STEPS) or 0.0,
+            collided=_or_none(one.collided, MOST_STEPS) or 0.0,
+            completed=_or_none(one.completed, MOST_STEPS) or 0.0,
+            refused=sane_text(one.refused)[:500],
+        )
+        for one in seen.leases[:MOST_LEASES]
+        if 0 <= one.job <= MOST_STORED and 0 <= one.epoch <= MOST_STORED
+    ]
     return replace(
         seen,
         name=sane_text(seen.name)[:200],
@@ -153,6 +159,7 @@ def _sane_exchange(said: Exchange) -> Exchange:
         collided_share=_or_none(said.collided_share, 1.0) or 0.0,
         resend_share=_or_none(said.resend_share, 1.0) or 0.0,
         timeouts=_or_none(said.timeouts, MOST_STEPS) or 0.0,
+        numbers=_or_none(said.numbers, MOST_STEPS) or 0.0,
     )
 
 

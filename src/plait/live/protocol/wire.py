@@ -110,7 +110,8 @@ class Exchange:
 
     `mode` is aggregation or gloo, with the `reason` for gloo. Bytes of gradients that the network added up and that
     went by gloo instead, and seconds of both exchanges. Of the sums used a share had a packet whose aggregator was
-    occupied; of the packets a share was sent again. `version`: of the grant in use, -1 for none.
+    occupied; of the packets a share was sent again. `version`: of the newest grant that all ranks have found, none of
+    which uses an older one; -1 for none. `numbers`: of packets, used under its present number on the wire.
     """
 
     mode: str = "gloo"
@@ -122,6 +123,7 @@ class Exchange:
     collided_share: float = 0.0
     resend_share: float = 0.0
     timeouts: float = 0.0
+    numbers: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ class LeaseSeen:
     """A job that a switch serves: the epoch of its region, and what the switch has counted of it.
 
     `held` aggregators now; packets of workers `received`, of these `collided` with another job's; sums `completed`.
+    `refused`: why it does not serve this epoch, "" if it does.
     """
 
     job: int
@@ -220,6 +223,7 @@ class LeaseSeen:
     received: float = 0.0
     collided: float = 0.0
     completed: float = 0.0
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -345,7 +349,8 @@ class Lease:
     """A job that a switch is to serve: its number on the wire, its secret, and its region.
 
     `options` as `plait.network.protocol.options.preset` takes them, `protocol` among them. The lease ends after `ttl_s`
-    seconds without contact to the service, 0: with that of the node.
+    seconds without contact to the service, 0: with that of the node. `window` as in
+    `plait.runtime.network.grant.NetworkGrant`. While it is `moving`, ranks may use the region that it had before.
     """
 
     job: int
@@ -359,6 +364,8 @@ class Lease:
     priority: int = 0
     ttl_s: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
+    window: int = 0
+    moving: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ three agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from plait.control.controller import Controller
@@ -46,10 +47,12 @@ from plait.live.scheduler.records.notes import (
     NodeForgotten,
     NodeLeaving,
     Note,
+    NumbersSpent,
     PolicySet,
     ProfileRecorded,
     ProjectSet,
     RankEnded,
+    RanksMoved,
     RanksTold,
     Requested,
     Restarted,
@@ -315,11 +318,21 @@ def _ranks_told(state: State, note: RanksTold) -> None:
     state.touched.add(note.job)
 
 
+def _ranks_moved(state: State, note: RanksMoved) -> None:
+    state.network.former.pop(note.job, None)
+
+
+def _numbers_spent(state: State, note: NumbersSpent) -> None:
+    lease = state.network.leases.get(note.job)
+    if lease is not None and lease.since == note.since:
+        state.network.leases[note.job] = replace(lease, spent=True)
+
+
 _NOTES: dict[type[Any], Callable[[State, Any], None]] = {
     Requested: _requested, CancelAsked: _cancel_asked, PolicySet: _policy_set,
     ProjectSet: _project_set, AttemptBegan: _attempt_began, StopAsked: _stop_asked,
     RankEnded: _rank_ended, AttemptOver: _attempt_over, NodeDrained: _node_drained,
     ProfileRecorded: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,
     Restarted: _restarted, ForecastRecorded: _foreseen, NetworkSet: _network_set, SwitchServed: _switch_served,
-    RanksTold: _ranks_told,
+    RanksTold: _ranks_told, RanksMoved: _ranks_moved, NumbersSpent: _numbers_spent,
 }  # fmt: skip

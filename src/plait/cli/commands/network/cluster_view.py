@@ -33,7 +33,7 @@ def show_cluster(found: Mapping[str, Any]) -> None:
         (
             one["id"], one["switch"] or "-", region_text(one["region"]), one["protocol"] or "-",
             one["mode_used"] or "-", rate_text(one["bits_per_s"]), share_text(one["fallback_share"]),
-            share_text(one["gloo_share"]), one["reason"],
+            share_text(one["gloo_share"]), one.get("trouble") or one["reason"],
         )
         for one in found["jobs"]
     ]  # fmt: skip
@@ -48,6 +48,8 @@ def ina_lines(ina: Mapping[str, Any]) -> list[str]:
     else:
         has = f"no memory of a switch: {ina['reason']}"
     lines = [f"  aggregation: {has}"]
+    if ina.get("trouble") and ina["trouble"] not in ina["reason"]:
+        lines.append(f"    waits for another region: {ina['trouble']}")
     if ina["mode_used"] is not None:
         used = "a switch adds its gradients up" if ina["mode_used"] == "aggregation" else "its gradients go by gloo"
         why = f" ({ina['reason']})" if ina["granted"] and ina["mode_used"] == "gloo" else ""

@@ -51,5 +51,6 @@ class RankFiles:
             self._exchange = Exchange(
                 said.mode, said.reason, said.grant_version, float(said.aggregated_bytes), float(said.fallback_bytes),
                 seconds + said.gloo_s, said.collided_share, said.resend_share, float(said.timeouts),
+                float(said.numbers),
             )  # fmt: skip
         return self._exchange

@@ -152,4 +152,4 @@ def _place(order: SwitchOrder) -> SwitchOrder:
 
 def _news(seen: SwitchSeen) -> tuple[Any, ...]:
     """What is reported at once; counters can wait for the next report."""
-    return seen.name, seen.incarnation, seen.trouble, [(one.job, one.epoch) for one in seen.leases]
+    return seen.name, seen.incarnation, seen.trouble, [(one.job, one.epoch, one.refused) for one in seen.leases]

@@ -9,8 +9,10 @@ from plait.core.policy import has_grants
 from plait.live.layout import job_name
 from plait.live.protocol.wire import LeaseSeen, SwitchSeen
 from plait.live.scheduler.context import Context
+from plait.live.scheduler.network.orders import served
 from plait.live.scheduler.network.report import measured
-from plait.live.scheduler.network.switches import network_of
+from plait.live.scheduler.network.switches import network_of, serving_node
+from plait.live.scheduler.network.tell import refusal
 from plait.live.scheduler.records.attempts import Attempt
 
 
@@ -39,7 +41,7 @@ def of_attempt(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
 
     `mode_used`: aggregation or gloo, by its ranks; None before they exchanged anything. Shares are 0 to 1 and None
     where nothing is known: of packets that met an occupied aggregator, of bytes that went by gloo, of packets that were
-    sent again.
+    sent again. `trouble`: why the switch refuses its region; ranks have what they had before meanwhile, or go by gloo.
     """
     if not attempt.networked:
         return None
@@ -47,6 +49,8 @@ def of_attempt(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
     granted = told is not None and told.epoch == attempt.epoch and told.granted
     said = [r.seen.exchange for r in attempt.ranks if r.seen is not None and r.seen.exchange is not None]
     figures = measured(attempt)
+    node = None if lease is None else serving_node(ctx, lease.grant.switch)
+    refused = "" if lease is None or node is None else refusal(node.switch, lease)
     by_gloo = next((one.reason for one in said if one.mode == "gloo" and one.reason), "")
     total = sum(one.aggregated_bytes + one.fallback_bytes for one in said)
     return {
@@ -64,6 +68,7 @@ def of_attempt(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
         "gloo_share": sum(one.fallback_bytes for one in said) / total if total else None,
         "resend_share": max((one.resend_share for one in said), default=None),
         "timeouts": sum(one.timeouts for one in said) if said else None,
+        "trouble": f"{lease.grant.switch} refuses its region: {refused}" if lease is not None and refused else None,
         "reason": by_gloo or (told.reason if told is not None else "its switch has not answered yet"),
     }
 
@@ -79,8 +84,8 @@ def _switch(ctx: Context, name: str) -> dict[str, Any]:
     switch, serving = known.switch(name), book.serving.get(name)
     record = None if serving is None else ctx.state.nodes.get(serving.node)
     seen = SwitchSeen() if record is None or record.switch is None else record.switch
-    mine = [one for one in book.leases.values() if one.grant.switch == name]
-    counted = {one.job: one for one in seen.leases} if seen.name == name else {}
+    mine = [one for one in served(book) if one.grant.switch == name]
+    counted = {(one.job, one.epoch): one for one in seen.leases} if seen.name == name else {}
     up = name not in known.down
     return {
         "switch": name,
@@ -93,7 +98,12 @@ def _switch(ctx: Context, name: str) -> dict[str, Any]:
         "restarts": seen.restarts,
         "trouble": seen.trouble or None,
         "jobs": [
-            {"id": job_name(one.job), "number": one.job, **_region(one.grant), **_counts(counted.get(one.job))}
+            {
+                "id": job_name(one.job),
+                "number": one.job,
+                **_region(one.grant),
+                **_counts(counted.get((one.job, one.epoch))),
+            }
             for one in mine
         ],
     }
@@ -104,6 +114,6 @@ def _counts(seen: LeaseSeen | None) -> dict[str, Any]:
     if seen is None:
         return {"serves": False, "held": 0.0, "received": 0.0, "collided": 0.0, "completed": 0.0}
     return {
-        "serves": True, "held": seen.held, "received": seen.received, "collided": seen.collided,
+        "serves": not seen.refused, "held": seen.held, "received": seen.received, "collided": seen.collided,
         "completed": seen.completed,
     }  # fmt: skip

@@ -11,17 +11,22 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from plait.live.protocol.wire import SwitchSeen
+from plait.live.protocol.wire import Exchange, SwitchSeen
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.network.leases import attempt_of, why_not
-from plait.live.scheduler.network.orders import options_of
+from plait.live.scheduler.network.orders import window_of
 from plait.live.scheduler.network.switches import network_of, serving_node
 from plait.live.scheduler.records.attempts import Attempt
 from plait.live.scheduler.records.network import Leased
-from plait.live.scheduler.records.notes import RanksTold
+from plait.live.scheduler.records.notes import NumbersSpent, RanksMoved, RanksTold
 
 #: Seconds that the start of an attempt waits at most until a switch serves its region.
 PATIENCE_S = 5.0
+#: Seconds for which a switch may refuse a region before the job goes by gloo and leaves what it has: two jobs of which
+#: each waits for memory of the other would wait for ever.
+REFUSED_S = 30.0
+#: Numbers of packets of 2^32 after which a job is registered again: far from the end, for that takes some buckets.
+MANY_NUMBERS = 2**31
 
 
 def tell(ctx: Context, now_s: float) -> Iterator[Step]:
@@ -33,12 +38,31 @@ def tell(ctx: Context, now_s: float) -> Iterator[Step]:
             continue
         before = state.network.told.get(number)
         before = before if before is not None and before.epoch == attempt.epoch else None
+        if before is not None:
+            yield from _moved(ctx, attempt, before, now_s)
         wanted = _wanted(ctx, number, attempt, before, now_s)
         if wanted is None:
             continue
         wanted = replace(wanted, version=1 if before is None else before.version + 1)
         if before is None or replace(wanted, version=before.version, at_s=before.at_s) != before:
             yield wanted
+
+
+def _moved(ctx: Context, attempt: Attempt, told: RanksTold, now_s: float) -> Iterator[Step]:
+    """Notes that all ranks have left what they had before, and that they need other numbers for packets."""
+    book = ctx.state.network
+    said = [None if rank.seen is None else rank.seen.exchange or Exchange() for rank in attempt.ranks]
+    # A rank that has found no grant yet uses none; of one that was not heard since the service started nobody knows.
+    if not all(one is not None and (one.version < 0 or one.version >= told.version) for one in said):
+        return
+    former, lease = book.former.get(attempt.job), book.leases.get(attempt.job)
+    if former is not None:
+        if not told.granted or told.lease != former.epoch:
+            yield RanksMoved(now_s, attempt.job, told.version)
+        return
+    many = any(one is not None and one.version >= 0 and one.numbers >= MANY_NUMBERS for one in said)
+    if many and lease is not None and told.granted and told.lease == lease.epoch and not lease.spent:
+        yield NumbersSpent(now_s, attempt.job, lease.since)
 
 
 def due_s(ctx: Context) -> float:
@@ -67,8 +91,12 @@ def _wanted(ctx: Context, number: int, attempt: Attempt, before: RanksTold | Non
     seen = None if node is None else node.switch
     if node is not None and seen is not None and _serves(seen, lease):
         return _granted(ctx, lease, attempt, node.address, seen, now_s)
-    if before is None and now_s < attempt.began_s + PATIENCE_S:
+    refused = refusal(seen, lease)
+    if before is None and not refused and now_s < attempt.began_s + PATIENCE_S:
         return None
+    if refused and (before is None or now_s >= lease.begun_s + REFUSED_S):
+        why = f"switch {lease.grant.switch} refuses its region: {refused}"
+        return RanksTold(now_s, number, attempt.epoch, 0, False, why)
     if before is not None and (node is not None or not before.granted):
         return None  # the switch is about to serve the new region
     why = f"switch {lease.grant.switch} does not serve its region yet"
@@ -76,7 +104,13 @@ def _wanted(ctx: Context, number: int, attempt: Attempt, before: RanksTold | Non
 
 
 def _serves(seen: SwitchSeen, lease: Leased) -> bool:
-    return any((one.job, one.epoch) == (lease.job, lease.epoch) for one in seen.leases)
+    return any((one.job, one.epoch) == (lease.job, lease.epoch) and not one.refused for one in seen.leases)
+
+
+def refusal(seen: SwitchSeen | None, lease: Leased) -> str:
+    """Why a switch does not serve a lease; "" if it does, or has not tried yet."""
+    mine = [] if seen is None else [one for one in seen.leases if (one.job, one.epoch) == (lease.job, lease.epoch)]
+    return mine[0].refused if mine else ""
 
 
 def _granted(ctx: Context, lease: Leased, attempt: Attempt, address: str, seen: SwitchSeen, now_s: float) -> RanksTold:
@@ -88,7 +122,7 @@ def _granted(ctx: Context, lease: Leased, attempt: Attempt, address: str, seen: 
     return RanksTold(
         now_s, lease.job, attempt.epoch, 0, True, grant.reason, grant.switch, address, ports, lease.epoch,
         grant.offset, switch.usable if whole else grant.size, grant.priority, switch.usable,
-        options_of(ctx, lease, switch),
+        lease.options, lease.wire, lease.since, window_of(lease),
     )  # fmt: skip
 
 
@@ -100,6 +134,6 @@ def _why(ctx: Context, number: int, attempt: Attempt) -> str:
         return "it was asked to stop"
     mine = [grant for grant in controller.grants if grant.job == number]
     if mine and attempt_of(ctx.state, number) is not None:
-        return why_not(ctx.state, number, attempt) or "its grant has not begun"
+        return why_not(attempt) or "its grant has not begun"
     note = controller.network_reason(number) or "no memory of a switch is granted to it"
     return note.removeprefix("not aggregated: ")

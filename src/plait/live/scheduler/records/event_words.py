@@ -176,6 +176,8 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "SwitchJoined": lambda m: f"switch {m['switch']} joined",
     "SwitchServed": _served,
     "RanksTold": _ranks_told,
+    "RanksMoved": _sentence("{jobs} no longer uses the memory of a switch that it had before"),
+    "NumbersSpent": _sentence("{jobs} gets another number on the wire, for its packets have used up half of theirs"),
     "NetworkSet": lambda m: f"the network is {m['text']}" if m.get("text") else "there is no network any more",
     "NodeDrained": lambda m: f"node {m['node']} takes " + ("no new work" if m.get("drained", True) else "work again"),
     "NodeLeaving": lambda m: f"node {m['node']} " + ("is about to leave" if m.get("leaving", True) else "stays"),

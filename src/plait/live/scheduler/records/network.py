@@ -24,24 +24,38 @@ class Serving:
 
 @dataclass(frozen=True)
 class Leased:
-    """What an attempt of a job has of a switch: the grant of the controller, and its epoch on the wire.
+    """What an attempt of a job has of a switch: the grant of the controller, and how packets name it.
 
-    The epoch is new for every attempt and every other region, and never used again for the job.
+    The epoch is new for every attempt, every other region and every other window, and never used again for the job.
+    The switch knows the job by the number `wire` since the epoch `since`, with these `options` of the protocol; another
+    switch and other options are another registration, with another number and another secret. `begun_s`: when the lease
+    began; `spent`: the job has used so many numbers of packets that it is to be registered again.
     """
 
     job: int
     attempt: int
     epoch: int
     grant: NetworkGrant
+    wire: int = 0
+    since: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    begun_s: float = 0.0
+    spent: bool = False
 
 
 @dataclass
 class NetworkBook:
-    """See the module. `epochs`: the last epoch of each job that has had a lease and has not ended."""
+    """See the module. `epochs`: the last epoch of each job that has had a lease and has not ended.
+
+    `former`: by job, the lease before the present one, or before there was none, which ranks may still use;
+    `next_wire`: from where on a free number is looked for, so that one that became free is not the next one.
+    """
 
     declared: Declared | None = None
     serving: dict[str, Serving] = field(default_factory=dict)
     leases: dict[int, Leased] = field(default_factory=dict)
+    former: dict[int, Leased] = field(default_factory=dict)
+    next_wire: int = 0
     epochs: dict[int, int] = field(default_factory=dict)
     told: dict[int, RanksTold] = field(default_factory=dict)
 
@@ -56,6 +70,8 @@ class NetworkBook:
             "declared": None if self.declared is None else _BOOK.encode(note_of(self.declared, 0.0)),
             "serving": {name: _BOOK.encode(one) for name, one in self.serving.items()},
             "leases": [_BOOK.encode(one) for one in self.leases.values()],
+            "former": [_BOOK.encode(one) for one in self.former.values()],
+            "next_wire": self.next_wire,
             "epochs": {str(job): epoch for job, epoch in self.epochs.items()},
             "told": [_BOOK.encode(one) for one in self.told.values()],
         }
@@ -67,11 +83,14 @@ class NetworkBook:
             return cls()
         declared = data["declared"]
         leases = [_BOOK.decode(Leased, one) for one in data["leases"]]
+        former = [_BOOK.decode(Leased, one) for one in data.get("former", ())]
         told = [_BOOK.decode(RanksTold, one) for one in data["told"]]
         return cls(
             None if declared is None else declared_of(_BOOK.decode(NetworkSet, declared)),
             {name: _BOOK.decode(Serving, one) for name, one in data["serving"].items()},
             {one.job: one for one in leases},
+            {one.job: one for one in former},
+            data.get("next_wire", 0),
             {int(job): epoch for job, epoch in data["epochs"].items()},
             {one.job: one for one in told},
         )

@@ -208,7 +208,8 @@ class SwitchServed:
 class RanksTold:
     """What the ranks of an attempt get to know of in-network aggregation: a version of their grant file.
 
-    Not `granted`: they exchange gradients without, and `reason` says why. `lease`: epoch of the region; the rest as in
+    Not `granted`: they exchange gradients without, and `reason` says why. `lease`: epoch of the region; `wire`: the
+    job's number on the wire, which it has had since the epoch `since`; the rest as in
     `plait.runtime.network.grant.NetworkGrant`.
     """
 
@@ -227,6 +228,27 @@ class RanksTold:
     priority: int = 0
     slots: int = 0
     options: Mapping[str, Any] | None = None
+    wire: int = 0
+    since: int = 0
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RanksMoved:
+    """No rank of a job uses what it had of a switch before this `version` of its grant file: it can be freed."""
+
+    at_s: float
+    job: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersSpent:
+    """A job has used half of the numbers of packets that it has on the wire since this epoch: it needs others."""
+
+    at_s: float
+    job: int
+    since: int
 
 
 Note: TypeAlias = (
@@ -247,6 +269,8 @@ Note: TypeAlias = (
     | NetworkSet
     | SwitchServed
     | RanksTold
+    | RanksMoved
+    | NumbersSpent
 )
 _NOTES = Codec(kinds=get_args(Note), sparse=get_args(Note), closed=True)
 #: The kinds of notes by name.
