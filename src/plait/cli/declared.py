@@ -26,7 +26,7 @@ def command(
     hints |= {one.name: Annotated[hints[one.name], _parameter(one)] for one in declared(request)}
     parameters = [
         inspect.Parameter(
-            field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[field.name],
+            field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name],
             default=inspect.Parameter.empty if field.default is MISSING else field.default,
         )
         for field in fields(request)

@@ -6,6 +6,7 @@ cluster and the replay of a log all run this very code.
 
 Rules of the job store (one place each):
   a job waits from submission, or from the moment it loses its GPUs           `_to_waiting`
+  what was asked for it may change, and it may be sent back to the queue      `_update`, `_requeue`
   progress, service and run time are what the backend measured                `_progress`
   a job's waits count from its first run on, and from zero after a promotion  `_start`, `_promote`
   failures are retried while the spec allows it                               `_fail`
@@ -31,7 +32,9 @@ from plait.control.messages import (
     JobFinished,
     JobKept,
     JobProfiled,
+    JobRequeued,
     JobSubmitted,
+    JobUpdated,
     Launch,
     LaunchFailed,
     NetworkReported,
@@ -79,7 +82,9 @@ CLOCK_S = 1e-6
 MAX_GUESTS_PER_GPU = 8
 
 #: Events after which a grant of switch memory may have ended.
-_ENDS_GRANTS = (JobFinished, JobFailed, JobCancelled, LaunchFailed, NodeLost, SwitchLost)
+_ENDS_GRANTS = (
+    JobFinished, JobFailed, JobCancelled, JobUpdated, JobRequeued, LaunchFailed, NodeLost, SwitchLost,
+)  # fmt: skip
 
 _PHASES = tuple(Phase)
 _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
@@ -197,6 +202,8 @@ class Controller:
             JobFinished: self._finish,
             JobFailed: self._fail,
             JobCancelled: self._cancel,
+            JobUpdated: self._update,
+            JobRequeued: self._requeue,
             NodeJoined: self._join,
             NodeLost: self._lose,
             NodeSuspected: self._suspect,
@@ -402,6 +409,28 @@ class Controller:
         self._end(event.jobs, Phase.CANCELLED, event.at_s)
         return (Stop(self.events, stop, checkpoint=False),) if len(stop) else ()
 
+    def _update(self, event: JobUpdated) -> Sequence[Command]:
+        columns, jobs = self.job_store.columns, event.jobs
+        if len(jobs) != len(event.specs):
+            raise PlaitError(f"an update names {len(jobs)} jobs and has {len(event.specs)} specs")
+        self._require_open(jobs, event)
+        self.job_store.update(jobs, event.specs)
+        self.changed = True
+        running = jobs[columns["running_group"][jobs] >= 0]
+        held = self.running.gpu_count()[columns["running_group"][running]]
+        return self._leave(running[(held < columns["min_gpus"][running]) | (held > columns["max_gpus"][running])])
+
+    def _requeue(self, event: JobRequeued) -> Sequence[Command]:
+        self._require(event.jobs, Phase.WAITING, event)
+        return self._leave(event.jobs)
+
+    def _leave(self, jobs: IntArray) -> Sequence[Command]:
+        """Let running jobs wait again, after a checkpoint; nobody has preempted them."""
+        if not len(jobs):
+            return ()
+        self._to_waiting(jobs)
+        return (Stop(self.events, jobs),)
+
     def _launch_failed(self, event: LaunchFailed) -> Sequence[Command]:
         self.job_store.columns["reason"][event.jobs] = event.reason
         self._to_waiting(event.jobs)
@@ -473,6 +502,15 @@ class Controller:
                 raise PlaitError(
                     f"{self.job_store.name(job)} is {Phase(phases[job]).name.lower()} and cannot become "
                     f"{target.name.lower()} ({type(event).__name__} at {event.at_s} s)"
+                )
+
+    def _require_open(self, jobs: IntArray, event: Event) -> None:
+        phases = self.job_store.columns["phase"]
+        for job in jobs.tolist():
+            if not TRANSITIONS[_PHASES[phases[job]]]:
+                raise PlaitError(
+                    f"{self.job_store.name(job)} is {Phase(phases[job]).name.lower()} and cannot change "
+                    f"({type(event).__name__} at {event.at_s} s)"
                 )
 
     def _end(self, jobs: IntArray, phase: Phase, end_s: Any) -> None:

@@ -82,6 +82,7 @@ class JobStore:
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
         self.requiring: set[int] = set()  # jobs that require in-network aggregation and have not left
+        self._updated: dict[int, JobSpec] = {}  # of jobs that were changed since they were submitted
         self._chosen: list[JobSpec] = []  # of the first jobs, where they do not come in batches; see `select`
         self.columns: dict[str, Any] = {
             "stage_s": np.zeros((0, len(Resource))),
@@ -107,6 +108,21 @@ class JobStore:
         self.batches.append((first, batch))
         self.count = last
         return np.arange(first, last, dtype=np.int64)
+
+    def update(self, jobs: IntArray, batch: JobBatch) -> None:
+        """Replace what users said about these jobs (numbers).
+
+        What was measured stays, but for the speed of jobs of another size, which is that of `batch`.
+        """
+        columns = self.columns
+        same = jobs[columns["gpus"][jobs] == batch.gpus]
+        kept = [(name, jobs) for name in ("checkpoints", "restart_s", "goodput", "pending_since_s")]
+        kept += [(name, same) for name in ("iteration_s", "stage_s")]
+        values = [columns[name][rows] for name, rows in kept]
+        self._place(jobs, batch)
+        for (name, rows), value in zip(kept, values, strict=True):
+            columns[name][rows] = value
+        self._updated.update(zip(jobs.tolist(), batch, strict=True))
 
     def _place(self, rows: slice | IntArray, batch: JobBatch) -> None:
         """Write what users said about these jobs into their rows."""
@@ -190,6 +206,8 @@ class JobStore:
 
     def spec(self, number: int) -> JobSpec:
         """What the user said about a job; raises `LookupError` if it is no longer kept."""
+        if (updated := self._updated.get(number)) is not None:
+            return updated
         if number < len(self._chosen):
             return self._chosen[number]
         lo, hi = 0, len(self.batches)
@@ -213,6 +231,7 @@ class JobStore:
             if (phase[first : first + len(batch)] <= _LAST_OPEN).any()
             or not wanted.isdisjoint(range(first, first + len(batch)))
         ]
+        self._updated = {n: spec for n, spec in self._updated.items() if phase[n] <= _LAST_OPEN or n in wanted}
 
     def __len__(self) -> int:
         """Number of jobs ever submitted."""

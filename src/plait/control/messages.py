@@ -153,7 +153,28 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobCancelled:
-    """Jobs the user cancelled."""
+    """Jobs that `by` cancelled; "" if it is not known who."""
+
+    at_s: float
+    jobs: IntArray
+    by: str = field(default="", metadata=form(omit=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobUpdated:
+    """What users say about these jobs from now on: `specs` has an entry for each of `jobs`, in that order.
+
+    A job that runs on fewer or more GPUs than it now takes leaves them after a checkpoint, and waits.
+    """
+
+    at_s: float
+    jobs: IntArray
+    specs: JobBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobRequeued:
+    """Running jobs that are to leave their GPUs after a checkpoint, and to wait again."""
 
     at_s: float
     jobs: IntArray
@@ -228,6 +249,8 @@ Event: TypeAlias = (
     | JobFinished
     | JobFailed
     | JobCancelled
+    | JobUpdated
+    | JobRequeued
     | NodeJoined
     | NodeLost
     | NodeSuspected

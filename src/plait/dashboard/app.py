@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from plait.dashboard.pages import (
+    changes,
     costs,
     events,
     jobs,
@@ -43,6 +44,7 @@ TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 ROUTES = [
     Route("/", overview.overview), Route("/live", live.stream),
     Route("/jobs", jobs.list_jobs), Route("/jobs/{job}", jobs.show_job),
+    Route("/jobs/{job}/change", changes.ask_changes),
     Route("/jobs/{job}/log", logs.text), Route("/jobs/{job}/tail", logs.tail),
     Route("/submit", jobs.new_job), Route("/queue", queue.show_queue),
     Route("/nodes", nodes.list_nodes), Route("/nodes/{node}", nodes.show_node),
@@ -54,7 +56,9 @@ ROUTES = [
 ]  # fmt: skip
 ACTIONS = {
     "/login": login.log_in, "/logout": login.log_out, "/codes": login.make_code, "/submit": submission.submit,
-    "/jobs/{job}/cancel": jobs.cancel, "/nodes/{node}/drain": nodes.drain, "/nodes/{node}/resume": nodes.resume,
+    "/jobs/several": changes.several, "/jobs/{job}/cancel": changes.cancel, "/jobs/{job}/requeue": changes.requeue,
+    "/jobs/{job}/clone": changes.clone, "/jobs/{job}/change": changes.change,
+    "/nodes/{node}/drain": nodes.drain, "/nodes/{node}/resume": nodes.resume,
     "/policy": policy.set_policy,
 }  # fmt: skip
 ROUTES += [Route(path, action, methods=["POST"]) for path, action in ACTIONS.items()]

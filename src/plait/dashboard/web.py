@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -47,7 +49,7 @@ class Web:
         self.templates.globals.update(
             root=ROOT, version=__version__, ago=ago, share=share, hue=hue, counted=counted, size=size
         )
-        self.templates.filters.update(duration=duration, brief=brief, unit=in_unit)
+        self.templates.filters.update(linked=linked, duration=duration, brief=brief, unit=in_unit)
 
     def client(self, secret: str) -> ApiClient:
         """The API, asked with this token."""
@@ -92,6 +94,17 @@ def web_of(request: Request) -> Web:
 def cookie_name(request: Request) -> str:
     """The session's cookie: browsers do not keep those of two ports of a machine apart."""
     return f"plait_session_{request.url.port or request.url.scheme}"
+
+
+def linked(text: str) -> Markup:
+    """A text in which names of jobs are links.
+
+    >>> str(linked("for j-7 & j-8"))
+    'for <a href="/web/jobs/j-7">j-7</a> &amp; <a href="/web/jobs/j-8">j-8</a>'
+    """
+    return Markup(
+        re.sub(r"\bj-\d+\b", lambda found: f'<a href="{ROOT}/jobs/{found[0]}">{found[0]}</a>', str(escape(text)))
+    )
 
 
 def url_of(request: Request) -> str:

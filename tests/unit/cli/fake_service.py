@@ -64,7 +64,7 @@ def serve(fake: Fake) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = do_PUT = do_DELETE = answer
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

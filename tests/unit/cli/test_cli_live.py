@@ -518,6 +518,9 @@ def test_drain_waits_until_the_node_is_empty(plait, fake, monkeypatch):
 def test_cancel_and_administration(plait, fake):
     fake.answers |= {
         ("DELETE", "/v1/jobs/j-3"): {"state": "cancelled"},
+        ("POST", "/v1/jobs/j-3/requeue"): {"id": "j-3", "state": "stopping"},
+        ("PATCH", "/v1/jobs/j-3"): {"id": "j-3", "state": "waiting", "remarks": ["policy fifo ignores deadlines"]},
+        ("POST", "/v1/jobs/j-3/clone"): {"id": "j-4", "number": 4},
         ("POST", "/v1/nodes/n0/drain"): {},
         ("GET", "/v1/nodes"): [{"id": "n0", "jobs": []}],
         ("POST", "/v1/nodes/n0/resume"): {},
@@ -531,6 +534,12 @@ def test_cancel_and_administration(plait, fake):
         ("DELETE", "/v1/projects/p"): {},
     }
     assert plait("cancel", "j-3").out == "j-3 cancelled\n"
+    assert plait("requeue", "j-3").out == "j-3 stopping\n"
+    assert plait("clone", "j-3", "--gpus", "2").out == "j-4\n"
+    changed = plait("update", "j-3", "--class", "auto", "--no-deadline")
+    assert (changed.out, "ignores deadlines" in changed.err) == ("j-3 waiting\n", True)
+    assert "nothing is to change" in plait("update", "j-3").err
+    assert "exclude each other" in plait("update", "j-3", "--deadline", "5", "--no-deadline").err
     assert "plait nodes resume n0" in plait("nodes", "drain", "n0").out
     assert plait("nodes", "resume", "n0").code == 0
     assert plait("policy", "show").out == "muri-l\n"

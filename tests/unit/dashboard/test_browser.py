@@ -25,7 +25,7 @@ AXE = Path(__file__).with_name("axe.min.js")
 SCREENS = (
     "/", "/jobs", "/jobs/j-1", "/jobs/j-33", "/jobs/j-2", "/queue", "/nodes", "/nodes/n03", "/events", "/costs",
     "/policy",
-    "/submit",
+    "/submit", "/jobs/j-1/change",
 )  # fmt: skip
 
 
@@ -135,6 +135,31 @@ def test_what_a_job_uses_is_drawn(browser: Any, service: tuple[World, str]) -> N
     page.wait_for_function("() => /\\d/.test(document.querySelectorAll('#usage-charts .u-legend')[2].innerText)")
     page.click("text=The same as a table")
     assert "iterations a second" in page.inner_text("details:has(> summary:text('The same as a table'))")
+    assert errors == []
+    page.context.close()
+
+
+def test_jobs_are_changed_requeued_and_chosen_together(browser: Any, service: tuple[World, str]) -> None:
+    world, _ = service
+    page, errors = opened(browser, service)
+    names = [world.submit(name="chosen", gpus=8) for _ in range(2)]
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto(f"/web/jobs/{names[0]}")
+    page.click("text=Change…")
+    page.fill("#priority", "-5")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/web/jobs/{names[0]}")
+    assert "changed" in page.inner_text(".events")
+    page.click("button:text-is('Requeue')")
+    page.wait_for_function("() => document.querySelector('.events').innerText.includes('sent back to the queue')")
+    page.goto("/web/jobs")
+    for name in names:
+        page.focus(f"[aria-label='Choose {name}']")
+        page.keyboard.press("Space")
+    page.click("#several button.danger")
+    page.wait_for_url("**/web/jobs")
+    page.goto(f"/web/jobs/{names[1]}")
+    page.wait_for_selector(".head .state.cancelled")
     assert errors == []
     page.context.close()
 

@@ -132,6 +132,39 @@ def test_a_job_is_cancelled_by_its_owner_and_by_nobody_else(world: World, login:
     assert "Submit again" in ann.get("/web/jobs/j-1")
 
 
+def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: Login) -> None:
+    cluster(world)
+    ann, ben, eve = login("ann"), login("ben"), login("eve")
+    for act in ("Requeue", "Change…", "Clone"):
+        assert act in ann.get("/web/jobs/j-1")
+        assert act not in eve.get("/web/jobs/j-1")
+    assert "not yours" in ben.get("/web/jobs/j-1/change", 403)
+    form = {"class": "opportunistic", "was_class": "guaranteed", "priority": "7", "gpus": "2", "was_gpus": "2"}
+    ben.post("/web/jobs/j-1/change", 403, **form)
+    ann.post("/web/jobs/j-1/change", **form)
+    request = world.engine.state.jobs[1].request
+    assert (request["class"], request["priority"], request["gpus"]) == ("opportunistic", 7.0, 2)
+    text = html.unescape(ann.post("/web/jobs/j-1/change", 422, gpus="9", was_gpus="2").text)
+    assert "needs 9 GPUs" in text
+    assert 'value="9"' in text
+    assert "needs a whole number (got 'two')" in html.unescape(
+        ann.post("/web/jobs/j-1/change", 422, gpus="two", was_gpus="2").text
+    )
+    ann.post("/web/jobs/j-1/requeue")
+    world.settle(3)
+    assert "requeued by ann" in ann.get("/web/jobs/j-1")
+    ann.post("/web/jobs/j-1/clone")
+    assert world.engine.state.jobs[4].request["model"] == "gpt"
+    ann.post("/web/jobs/several", **{"j-1": "on", "j-4": "on", "act": "cancel"})
+    assert "no job is chosen" in ann.post("/web/jobs/several", 422, act="cancel").text
+    assert (
+        "0 of 1 jobs done. Refused: j-3: job j-3 is not yours"
+        in ann.post("/web/jobs/several", 409, **{"j-3": "on", "act": "requeue"}).text
+    )
+    world.settle(2)
+    assert "has cancelled" in ann.get("/web/jobs/j-1/change", 409)
+
+
 def test_a_job_is_submitted_again_and_what_is_wrong_with_it_is_said(world: World, login: Login) -> None:
     cluster(world)
     ann = login("ann")
@@ -201,8 +234,8 @@ def test_lists_are_searched_and_have_pages(world: World, login: Login) -> None:
         world.submit(name=f"job{i}")
     root = login("root")
     first, second = root.get("/web/jobs"), root.get("/web/jobs?page=2")
-    assert first.count("<tr><td>") == 50
-    assert second.count("<tr><td>") == 10
+    assert first.count("<tr><td") == 50
+    assert second.count("<tr><td") == 10
     assert root.get("/web/jobs?q=job59").count("<tr><td>") == 1
     assert "No job is like that" in root.get("/web/jobs?page=9")
     assert root.get("/web/queue")

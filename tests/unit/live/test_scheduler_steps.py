@@ -37,19 +37,27 @@ from plait.live.scheduler.records.notes import (
     RanksMoved,
     RanksTold,
     Requested,
+    RequeueAsked,
     Restarted,
     StopAsked,
     SwitchServed,
+    UpdateAsked,
     note_from_json,
     note_to_json,
 )
-from plait.live.scheduler.requests import operations
+from plait.live.scheduler.requests import changes, operations
 
 #: Each kind of note, and what the log has beside its type and time.
 WRITTEN: list[tuple[Note, dict[str, Any]]] = [
     (Requested(1.0, 3, "ann", [{"gpus": 2}]), {"first": 3, "owner": "ann", "requests": [{"gpus": 2}]}),
     (Requested(1.0, 3, "ann", [], "k"), {"first": 3, "owner": "ann", "requests": [], "key": "k"}),
     (CancelAsked(1.0, 2), {"job": 2}),
+    (CancelAsked(1.0, 2, "ann"), {"job": 2, "by": "ann"}),
+    (RequeueAsked(1.0, 2, "ann", "k"), {"job": 2, "by": "ann", "key": "k"}),
+    (
+        UpdateAsked(1.0, 2, "ann", {"gpus": 4}, {"gpus": None}),
+        {"job": 2, "by": "ann", "fields": {"gpus": 4}, "before": {"gpus": None}},
+    ),
     (PolicySet(1.0, "fifo", may_lose_work=False), {"policy": "fifo", "may_lose_work": False}),
     (ProjectSet(1.0, "p", gpu_quota=None, weight=2.0), {"name": "p", "gpu_quota": None, "weight": 2.0}),
     (ProjectSet(1.0, "p", gone=True), {"name": "p", "gone": True}),
@@ -66,6 +74,10 @@ WRITTEN: list[tuple[Note, dict[str, Any]]] = [
         {"job": 2, "epoch": 1, "gpus": [0], "ranks": [["n0", 0]], "port": 0},
     ),
     (StopAsked(1.0, 2, 1, "preempted"), {"job": 2, "epoch": 1, "why": "preempted"}),
+    (
+        StopAsked(1.0, 2, 1, "preempted", None, "for j-3 of ann", [3]),
+        {"job": 2, "epoch": 1, "why": "preempted", "reason": "for j-3 of ann", "takers": [3]},
+    ),
     (StopAsked(1.0, 2, 1, "leaving", None), {"job": 2, "epoch": 1, "why": "leaving", "grace_s": None}),
     (
         RankEnded(1.0, 2, 1, 0, 3, None, started=True),
@@ -135,7 +147,7 @@ def test_functions_of_the_scheduler_change_nothing_themselves(tmp_path: Path) ->
         lambda: watch.watch(ctx, late),
         lambda: decide.admit(ctx, late),
         lambda: reconcile(ctx, lambda number, epoch: epoch + 1, late),
-        lambda: operations.cancel(ctx, waiting, late),
+        lambda: changes.cancel(ctx, waiting, "ann", late),
         lambda: operations.drain(ctx, "n0", late),
         lambda: operations.node_gone(ctx, "n0", "dead", certain=True),
         lambda: operations.set_policy(ctx, "srtf", may_lose_work=True, now_s=late),

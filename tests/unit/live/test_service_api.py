@@ -104,6 +104,9 @@ WRITES = [
     ("POST", "/v1/jobs", {"command": ["true"]}, {"admin", "ann", "ben"}),
     ("POST", "/v1/what-if", {"command": ["true"]}, {"admin", "ann", "ben"}),
     ("POST", "/v1/jobs/j-0/forecast", {"start": [1.0, 2.0, None], "end": [3, 4, 5]}, {"admin", "ann"}),
+    ("PATCH", "/v1/jobs/j-0", {"priority": 2}, {"admin", "ann"}),
+    ("POST", "/v1/jobs/j-0/requeue", None, {"admin", "ann"}),
+    ("POST", "/v1/jobs/j-0/clone", None, {"admin", "ann"}),
     ("DELETE", "/v1/jobs/j-0", None, {"admin", "ann"}),
     ("PUT", "/v1/policy", {"policy": "fifo"}, {"admin"}),
     ("POST", "/v1/nodes/n0/drain", None, {"admin"}),
@@ -453,6 +456,52 @@ def test_a_submission_says_what_the_policy_ignores(service: Service) -> None:
         "policy drf ignores priorities",
         "policy drf ignores deadlines",
     ]
+
+
+def test_a_job_is_changed_requeued_and_cloned(service: Service) -> None:
+    service.sync()
+    name = service.submit(gpus=2, name="first", env={"A": "1"})
+    other = service.submit(gpus=1)
+    answer = service.ask("PATCH", f"/v1/jobs/{other}", "ann", json={"priority": 3, "deadline_s": 60, "gpus": 2})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["id"] == other
+    assert any("deadline" in one for one in answer.json()["remarks"])
+    found = service.ask("GET", f"/v1/jobs/{other}").json()
+    assert (found["priority"], found["deadline_s"], found["gpus"]) == (3.0, 60.0, 2)
+    assert service.ask("PATCH", f"/v1/jobs/{other}", json={"deadline_s": None}).status_code == 200
+    assert "deadline_s" not in service.ask("GET", f"/v1/jobs/{other}").json()
+    events = service.ask("GET", f"/v1/jobs/{other}/events").json()["events"]
+    assert [one["event"]["by"] for one in events if one["event"]["type"] == "UpdateAsked"] == ["ann", "admin"]
+    assert service.ask("POST", f"/v1/jobs/{name}/requeue", "ann").status_code == 200
+    copy = service.ask("POST", f"/v1/jobs/{name}/clone", "ann", json={"gpus": 1, "name": None}).json()["id"]
+    request = service.engine.state.jobs[int(copy[2:])].request
+    assert (request["gpus"], request["env"], request.get("name")) == (1, {"A": "1"}, None)
+    assert service.ask("DELETE", f"/v1/jobs/{name}", "ann").status_code == 200
+    refused = service.ask("POST", f"/v1/jobs/{name}/requeue", "ann")
+    assert refused.status_code == 409
+    assert f"plait clone {name}" in refused.json()["error"]["message"]
+    again = {"headers": {"Authorization": f"Bearer {service.tokens['ann']}", "Idempotency-Key": "k"}}
+    made = [service.http.post(f"/v1/jobs/{name}/clone", **again).json()["number"] for _ in range(2)]
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({}, None, "nothing is to change; give one of priority, class"),
+        ({"priority": "high"}, "priority", "got 'high'"),
+        ({"class": "best"}, "class", "guaranteed"),
+        ({"gpus": 0}, "gpus", "greater than or equal to 1"),
+        ({"command": ["x"]}, "command", "Extra inputs"),
+        ({"min_gpus": 3}, None, "needs min_gpus <= gpus"),
+    ],
+)
+def test_changes_that_cannot_be(service: Service, body: Any, field: str | None, message: str) -> None:
+    service.submit()
+    answer = service.ask("PATCH", "/v1/jobs/j-0", "ann", json=body)
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]["message"]
+    assert answer.json()["error"].get("field") == field
 
 
 def test_logs_come_from_the_agent(service: Service) -> None:

@@ -1,23 +1,32 @@
-"""`plait submit`: a job, or several, from a command or a file."""
+"""`plait submit`, `requeue`, `update`, `clone`: new jobs, and changes of those that wait or run."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
-from plait.cli.commands.jobs import await_ends
-from plait.cli.connection import client, print_json
+from plait.cli.commands.jobs import JobArgument, JobsArgument, await_ends
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json
 from plait.cli.declared import command
 from plait.cli.render.forecast_lines import what_if_lines
 from plait.cli.render.panels import TYPED
 from plait.cli.render.tables import plain_lines
 from plait.cli.submission import Asked, misplaced, requests_of, runs_here
+from plait.core.errors import InputError
+from plait.core.options import declared, option, same
 from plait.live.notes import note
+from plait.live.protocol.job import Job, JobField, key_of
 from plait.live.protocol.job_file import schema_text
+
+LoseWork = Annotated[
+    bool, typer.Option("--may-lose-work", help="Also if the job would begin at the beginning, without a checkpoint.")
+]
+_STAYS = "as it is"
 
 
 def _submit(asked: Asked, context: typer.Context) -> None:
@@ -79,3 +88,114 @@ def _tell(answers: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     for remark, jobs in said.items():
         note(f"warning: {remark}" + (f" (of {jobs} jobs)" if len(answers) > 1 else ""))
     note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """Fields of a job that may change; None if not given."""
+
+    priority: float | None = same(Job, "priority", unset=_STAYS)
+    job_class: str | None = same(Job, "job_class", unset=_STAYS)
+    deadline_s: float | None = same(Job, "deadline_s", unset=_STAYS)
+    no_deadline: bool = option("Remove the deadline", default=False)
+    gpus: int | None = same(Job, "gpus", unset=_STAYS)
+    min_gpus: int | None = same(Job, "min_gpus", unset=_STAYS)
+    max_gpus: int | None = same(Job, "max_gpus", unset=_STAYS)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is to change, by the names of the fields of a job."""
+        if self.no_deadline and self.deadline_s is not None:
+            raise InputError(f"--no-deadline and --deadline {self.deadline_s:g} exclude each other")
+        fields = [one for one in declared(type(self)) if isinstance(one.option, JobField)]
+        said = {key_of(one): getattr(self, one.name) for one in fields if getattr(self, one.name) is not None}
+        return said | ({"deadline_s": None} if self.no_deadline else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRequest(_Fields):
+    """The arguments of `plait update`."""
+
+    jobs: JobsArgument
+    may_lose_work: LoseWork = False
+    home: HomeOption = None
+    as_json: JsonFlag = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloneRequest(_Fields):
+    """The arguments of `plait clone`."""
+
+    job: JobArgument
+    home: HomeOption = None
+    as_json: JsonFlag = False
+
+
+def requeue(
+    jobs: JobsArgument, may_lose_work: LoseWork = False, home: HomeOption = None, as_json: JsonFlag = False
+) -> None:
+    """Send jobs back to the queue; running ones stop after a checkpoint.
+
+    They keep their names and wait by the order of the policy; no failure is counted. A job that has ended is run again
+    as a new one with `plait clone`.
+    """
+    with client(home) as service:
+        answers = [service.requeue(job, may_lose_work=may_lose_work) for job in jobs]
+    _print(answers, as_json)
+
+
+def _update(asked: UpdateRequest) -> None:
+    fields = asked.given
+    if not fields:
+        raise InputError("nothing is to change; give e.g. --priority 5, --gpus 2 or --class opportunistic")
+    with client(asked.home) as service:
+        answers = [service.update(job, fields, may_lose_work=asked.may_lose_work) for job in asked.jobs]
+    _print(answers, asked.as_json)
+
+
+@command(UpdateRequest, _update)
+def update() -> None:
+    """Change priority, class, deadline or size of jobs.
+
+    Priority, class and deadline count from the next decision on and touch no process. A job that runs on a number of
+    GPUs that no longer fits stops after a checkpoint and goes on at its new size.
+
+    \b
+    plait update j-12 j-13 --priority 5
+    plait update j-12 --gpus 4
+    plait update j-12 --class opportunistic --no-deadline
+    """
+
+
+def _clone(asked: CloneRequest) -> None:
+    with client(asked.home) as service:
+        answer = service.clone(asked.job, asked.given)
+    if asked.as_json:
+        print_json(answer)
+        return
+    typer.echo(answer["id"])
+    for remark in answer.get("remarks", ()):
+        note(remark)
+
+
+@command(CloneRequest, _clone)
+def clone() -> None:
+    """Submit a job like another one, which may have ended.
+
+    The new job has the same command, files and environment, and begins at the beginning. Options change it.
+
+    \b
+    plait clone j-12
+    plait clone j-12 --gpus 8 --priority 5
+    """
+
+
+def _print(answers: list[dict[str, Any]], as_json: bool) -> None:
+    """A line a job with the state that it has now, and what its policy ignores."""
+    if as_json:
+        print_json(answers)
+        return
+    for answer in answers:
+        typer.echo(f"{answer['id']} {answer['state']}")
+        for remark in answer.get("remarks", ()):
+            note(f"{answer['id']}: {remark}")

@@ -61,7 +61,7 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What the user said about a job; never changes.
+    """What the user said about a job. A change of it is another spec (`JobUpdated`).
 
     `user` submitted it, and `project` (a virtual cluster, a queue) is what quotas and shares count; "" if unknown.
     `gpus` is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both `gpus` if not given;

@@ -13,9 +13,10 @@ from plait.core.words import number
 from plait.dashboard.api_client import Refused, segment
 from plait.dashboard.figures import Fields
 from plait.dashboard.outlook import outlook
+from plait.dashboard.pages.changes import may_change
 from plait.dashboard.timeline import timeline
 from plait.dashboard.usage import POINTS, charts, rows
-from plait.dashboard.web import ROOT, Viewer, done, page_of, shown
+from plait.dashboard.web import Viewer, page_of, shown
 from plait.live.client.client import FINAL, jobs_of_table
 from plait.live.scheduler.records.event_words import step_in_words
 
@@ -44,6 +45,7 @@ async def list_jobs(viewer: Viewer) -> Response:
         rows, more = rows[:ROWS], len(rows) > ROWS
     return viewer.page(
         "jobs.html.j2", title="Jobs", rows=rows, more=more, page=page, state=state, user=user, q=text, states=STATES,
+        ours=[may_change(viewer, job) for job in rows], final=FINAL,
         counts=status["jobs"], now_s=status["now_s"], searched=SEARCHED,
     )  # fmt: skip
 
@@ -68,7 +70,7 @@ async def show_job(viewer: Viewer) -> Response:
     job, why = Fields(job), Fields(why)
     now_s, history = status["now_s"], events["events"]
     ahead = await outlook(viewer, status) if job["state"] not in FINAL else None
-    mine = viewer.session.role == "admin" or (viewer.session.role == "user" and viewer.session.user == job["user"])
+    mine = may_change(viewer, job)
     return viewer.page(
         "job.html.j2", title=f"{job['id']} {job['name']}".strip(), job=job, why=why, now_s=now_s, mine=mine,
         attempts=job["attempts"][::-1], bars=timeline(job, now_s), ahead=ahead,
@@ -97,14 +99,6 @@ def job_file(job: dict[str, Any]) -> str:
     """The job as it could be submitted again, as JSON, which is YAML as well."""
     found = {name: job[name] for name in _FILE if job.get(name) not in (None, "", [], {})}
     return json.dumps(found, indent=2, ensure_ascii=False)
-
-
-@done
-async def cancel(viewer: Viewer, form: dict[str, str]) -> str:
-    """Cancel a job."""
-    name = viewer.request.path_params["job"]
-    await viewer.api.ask("DELETE", f"/v1/jobs/{segment(name)}")
-    return f"{ROOT}/jobs/{segment(name)}"
 
 
 @shown

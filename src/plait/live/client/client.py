@@ -95,6 +95,33 @@ class Client(Caller):
         """Cancel a job; doing it twice is the same as once."""
         return self._object("DELETE", f"/v1/jobs/{segment(job)}", again=True)
 
+    def requeue(self, job: str, *, may_lose_work: bool = False, key: str | None = None) -> Json:
+        """Send a job back to the queue after a checkpoint: {id, state}; `Refused` if it has ended.
+
+        `may_lose_work`: also if it would begin at the beginning. Sent again where no answer comes, under its `key`.
+        """
+        return self._change("POST", f"/v1/jobs/{segment(job)}/requeue", {"may_lose_work": may_lose_work}, key)
+
+    def update(
+        self, job: str, fields: Mapping[str, Any], *, may_lose_work: bool = False, key: str | None = None
+    ) -> Json:
+        """Change `priority`, `class`, `deadline_s`, `gpus`, `min_gpus` or `max_gpus` of a job: {id, state, remarks}.
+
+        None: as if it had not been given. `may_lose_work`: another size also if the job would begin at the beginning.
+        """
+        return self._change("PATCH", f"/v1/jobs/{segment(job)}", {**fields, "may_lose_work": may_lose_work}, key)
+
+    def clone(self, job: str, fields: Mapping[str, Any] | None = None, *, key: str | None = None) -> Submitted:
+        """Submit a job like this one, but for these `fields`; it begins at the beginning."""
+        found: Any = self._change("POST", f"/v1/jobs/{segment(job)}/clone", fields or {}, key)
+        answer: Submitted = found
+        return answer
+
+    def _change(self, method: str, path: str, body: Mapping[str, Any], key: str | None) -> Json:
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        found: Json = self._ask(method, path, body=dict(body), again=True, headers=headers)
+        return found
+
     def explain(self, job: str) -> Json:
         """Why it waits, or how it shares."""
         return self._object("GET", f"/v1/jobs/{segment(job)}/explain")

@@ -40,7 +40,7 @@ from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.network import note_of
 from plait.live.scheduler.records.notes import PolicySet
 from plait.live.scheduler.records.observations import SilenceExcused
-from plait.live.scheduler.requests import admission, operations
+from plait.live.scheduler.requests import admission, changes, operations
 from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
 from plait.live.scheduler.watch import silence_s, watch
@@ -276,10 +276,29 @@ class Engine:
         job_class = JobClass[str(request.get("class") or "guaranteed").upper()]
         return [] if policy is None else remarks(self.state.policy_text, policy, priority, deadline_s, job_class)
 
-    def cancel(self, number: int, now_s: float) -> None:
+    def cancel(self, number: int, now_s: float, *, by: str = "") -> None:
         """Cancel a job; if it runs, it is stopped. `Conflict` if it has ended, `LookupError` if it never was."""
         now_s = self.clock(now_s)
-        self._run(operations.cancel(self.context, number, now_s), now_s)
+        self._run(changes.cancel(self.context, number, by, now_s), now_s)
+
+    def requeue(
+        self, number: int, now_s: float, *, by: str, key: str | None = None, may_lose_work: bool = False
+    ) -> None:
+        """Let a job leave its GPUs after a checkpoint and wait again; see `plait.live.scheduler.requests.changes`.
+
+        The same user's request of the same `key` was this one, asked again: nothing more is done. Raises `Conflict` if
+        it has ended, or would lose its work and not `may_lose_work`; `LookupError` if it never was.
+        """
+        now_s = self.clock(now_s)
+        self._run(changes.requeue(self.context, number, by, now_s, key, may_lose_work), now_s)
+
+    def update(
+        self, number: int, fields: Mapping[str, Any], now_s: float, *, by: str, key: str | None = None,
+        may_lose_work: bool = False,
+    ) -> None:  # fmt: skip
+        """Change priority, class, deadline or size of a job; as `requeue`, and `InputError` for what cannot be."""
+        now_s = self.clock(now_s)
+        self._run(changes.update(self.context, number, fields, by, now_s, key, may_lose_work), now_s)
 
     def foreseen(
         self, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now_s: float

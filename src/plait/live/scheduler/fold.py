@@ -17,7 +17,9 @@ from plait.control.messages import (
     JobCancelled,
     JobFailed,
     JobFinished,
+    JobRequeued,
     JobSubmitted,
+    JobUpdated,
     LaunchFailed,
     NetworkReported,
     NodeJoined,
@@ -55,9 +57,11 @@ from plait.live.scheduler.records.notes import (
     RanksMoved,
     RanksTold,
     Requested,
+    RequeueAsked,
     Restarted,
     StopAsked,
     SwitchServed,
+    UpdateAsked,
 )
 from plait.live.scheduler.state import State
 
@@ -66,7 +70,7 @@ MOST_LEARNT = 10_000
 #: How much the last restart counts in the average of what restarts cost a job.
 NEWEST = 0.5
 #: Events after which other jobs may run, or the same ones in other groups.
-_CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, LaunchFailed, NodeLost)
+_CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, JobUpdated, JobRequeued, LaunchFailed, NodeLost)
 
 
 def apply(state: State, entry: Entry) -> Sequence[Command]:
@@ -166,6 +170,23 @@ def _cancel_asked(state: State, note: CancelAsked) -> None:
     state.touched.add(note.job)
 
 
+def _requeue_asked(state: State, note: RequeueAsked) -> None:
+    state.keys.add(note)
+    state.touched.add(note.job)
+
+
+def _update_asked(state: State, note: UpdateAsked) -> None:
+    state.keys.add(note)
+    job = state.jobs[note.job]
+    job.request = {**job.request, **note.fields}
+    for name, value in note.fields.items():
+        if value is None:
+            del job.request[name]
+    if "gpus" in note.fields and note.fields["gpus"] != note.before["gpus"]:
+        job.profiled = job.measured_beside = False  # they are of the size that it had
+    state.touched.add(note.job)
+
+
 def _policy_set(state: State, note: PolicySet) -> None:
     state.policy_text, state.may_lose_work = note.policy, note.may_lose_work
     state.policy = made(state.policy_text)
@@ -209,6 +230,7 @@ def _stop_asked(state: State, note: StopAsked) -> None:
     attempt = state.jobs[note.job].attempt
     assert attempt is not None
     attempt.stop, attempt.grace_s, attempt.stop_s = note.why, note.grace_s, note.at_s
+    attempt.stop_reason, attempt.takers = note.reason, tuple(note.takers)
     state.touched.add(note.job)
 
 
@@ -330,6 +352,7 @@ def _numbers_spent(state: State, note: NumbersSpent) -> None:
 
 _NOTES: dict[type[Any], Callable[[State, Any], None]] = {
     Requested: _requested, CancelAsked: _cancel_asked, PolicySet: _policy_set,
+    RequeueAsked: _requeue_asked, UpdateAsked: _update_asked,
     ProjectSet: _project_set, AttemptBegan: _attempt_began, StopAsked: _stop_asked,
     RankEnded: _rank_ended, AttemptOver: _attempt_over, NodeDrained: _node_drained,
     ProfileRecorded: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,

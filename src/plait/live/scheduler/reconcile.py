@@ -21,7 +21,7 @@ from plait.live.scheduler.ingest.progress import report_progress
 from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, why_lost
 from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver
-from plait.live.scheduler.stops import YIELDS, ask_stop
+from plait.live.scheduler.stops import YIELDS, ask_stop, new_holders, preemption_reason
 
 #: See `reconcile`.
 NextEpoch: TypeAlias = Callable[[int, int], int]
@@ -38,6 +38,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
     puts the attempt off. Returns whether something was put off and has to be tried again soon.
     """
     state, deferred = ctx.state, False
+    holders: dict[int, list[int]] | None = None
     for number in sorted(state.live):
         job = state.jobs[number]
         attempt = job.live
@@ -47,6 +48,10 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
             why = _why_stop(ctx, job, attempt, wanted)
             if why in DEFERRABLE and _before_first_step(ctx, attempt):
                 deferred = True
+            elif why in DEFERRABLE:
+                holders = new_holders(ctx) if holders is None else holders  # once a pass, as it looks at all jobs
+                takers = sorted({taker for gpu in attempt.gpus for taker in holders.get(gpu, ())} - {number})
+                yield ask_stop(ctx, attempt, why, now_s, preemption_reason(ctx, number, takers), takers)
             elif why:
                 yield ask_stop(ctx, attempt, why, now_s)
         if _may_close(ctx, job, attempt, wanted):

@@ -21,6 +21,7 @@ from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
 from plait.live.scheduler.records.groups import GroupBook
+from plait.live.scheduler.records.key_memory import KeyMemory
 from plait.live.scheduler.records.network import NetworkBook
 from plait.live.scheduler.records.submissions import Submissions
 from plait.live.scheduler.records.track_record import TrackRecord
@@ -51,6 +52,7 @@ class State:
         self.pending: deque[int] = deque()
         self.numbers = 0
         self.submissions = Submissions()
+        self.keys = KeyMemory()
         self.nodes: dict[str, NodeRecord] = {}
         self.groups = GroupBook()
         self.network = NetworkBook()
@@ -181,6 +183,8 @@ class State:
             "ports_given": self.ports_given,
             "record": self.record.to_json(),
         }
+        if keys := self.keys.rows():
+            facts["keys"] = keys
         if not self.network.empty:
             facts["network"] = self.network.to_json()
         return lambda: {**facts, "controller": None if controller is None else controller()}
@@ -217,6 +221,7 @@ class State:
         state.projects = dict(data["projects"])
         state.numbers = data["numbers"]
         state.submissions = Submissions(data.get("submissions", ()))
+        state.keys = KeyMemory(data.get("keys", ()))
         state.jobs = {job["number"]: JobRecord.from_json(job) for job in data["jobs"]}
         state.live = {number for number, job in state.jobs.items() if job.live}
         state.pending = deque(data["pending"])

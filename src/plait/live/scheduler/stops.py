@@ -1,22 +1,76 @@
-"""Telling an attempt to stop."""
+"""Telling an attempt to stop, and saying for whom."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
+from plait.live.layout import job_name
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import Attempt
 from plait.live.scheduler.records.notes import StopAsked
 
 #: Reasons for stopping an attempt that could have continued.
-GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving", "yields"})
+GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving", "yields", "requeued", "resized"})
 #: ... by the coordinator of its GPU: there is no room for a guest, which goes back to the queue.
 YIELDS = "yields"
+#: Jobs that are named at most, and the place in the order of a job that no order has.
+NAMED, UNPLACED = 4, 1 << 60
 
 
-def ask_stop(ctx: Context, attempt: Attempt, why: str, now_s: float) -> StopAsked:
-    """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has."""
+def ask_stop(
+    ctx: Context, attempt: Attempt, why: str, now_s: float, reason: str = "", takers: Sequence[int] = ()
+) -> StopAsked:
+    """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has.
+
+    `reason`: who wants it, in words; `takers`: jobs that get its GPUs.
+    """
     grace_s = None
     if why == "leaving":
         nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
         left_s = [n.leaving_s for n in nodes if n.leaving and n.leaving_s is not None]
         grace_s = min(left_s, default=None)  # None after a restart, until the node has said it again
-    return StopAsked(now_s, attempt.job, attempt.epoch, why, grace_s)
+    return StopAsked(now_s, attempt.job, attempt.epoch, why, grace_s, reason, tuple(takers))
+
+
+def new_holders(ctx: Context) -> dict[int, list[int]]:
+    """Jobs by the GPU (of the cluster) that they get by the last decision, and have not had until now."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for number, gpus in ctx.state.groups.of_job.items():
+        live = ctx.state.jobs[number].live
+        if live is None or live.gpus != gpus:
+            for gpu in gpus:
+                found[gpu].append(number)
+    return found
+
+
+def preemption_reason(ctx: Context, number: int, takers: Sequence[int]) -> str:
+    """For whom a job is stopped by the last decision, and what that decision says of it.
+
+    Priorities are compared where these differ, else places in the order; where that says nothing, the policy's own
+    words are there.
+    """
+    state, controller = ctx.state, ctx.state.controller
+    assert controller is not None
+    named = ", ".join(f"{job_name(one)} of {state.jobs[one].owner}" for one in takers[:NAMED])
+    if len(takers) > NAMED:
+        named += f" and {len(takers) - NAMED} more"
+    said = _order(ctx, number, takers) or controller.plan.reasons.get(number, "")
+    parts = [f"for {named}" if named else "though nobody else gets its GPUs yet", said, f"policy {state.policy_text}"]
+    return "; ".join(part for part in parts if part)
+
+
+def _order(ctx: Context, number: int, takers: Sequence[int]) -> str:
+    """Where the first of the takers stands in the order before the job that makes room."""
+    controller = ctx.state.controller
+    assert controller is not None
+    if not takers:
+        return ""
+    columns = controller.job_store.columns
+    position, priority = columns["position"], columns["priority"]
+    first = min(takers, key=lambda one: int(position[one]))
+    if priority[first] != priority[number]:
+        return f"priority {priority[first]:g} against {priority[number]:g}"
+    if position[first] >= position[number] or position[number] >= UNPLACED:
+        return ""
+    return f"place {int(position[first]) + 1} in its order against {int(position[number]) + 1}"

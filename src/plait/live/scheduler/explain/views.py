@@ -25,6 +25,7 @@ from plait.live.scheduler.ingest.adaptive import shown, work_of
 from plait.live.scheduler.ingest.profiles import profile_source
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
+from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.state import RECENT, State
 from plait.live.store.schema import Views
 
@@ -167,7 +168,7 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "began_s": attempt.began_s,
         "ended_s": attempt.ended_s,
         "outcome": attempt.outcome,
-        "cause": attempt.cause or attempt.leaves or attempt.stop or "",
+        "cause": attempt.cause or attempt.leaves or stop_in_words(attempt.stop or "", attempt.stop_reason),
         "ranks": json.dumps(ranks, separators=(",", ":")),
         "batch_size": attempt.batch_size,
         "lost_work_s": attempt.lost_work_s if attempt.over else None,

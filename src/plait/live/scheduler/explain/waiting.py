@@ -22,6 +22,7 @@ from plait.live.scheduler.ingest import stop_costs
 from plait.live.scheduler.ingest.adaptive import shown, work_of
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
+from plait.live.scheduler.records.event_words import stop_in_words
 
 #: Blockers that are named at most.
 BLOCKERS = 8
@@ -41,7 +42,7 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
     if attempt is not None:
         out.update(_running(ctx, job, attempt))
         if attempt.stop is not None:
-            out["summary"] = f"asked to stop: {attempt.cause or attempt.stop}"
+            out["summary"] = f"asked to stop: {attempt.cause or stop_in_words(attempt.stop, attempt.stop_reason)}"
     if attempt is None or ctx.state.phase(job) is Phase.WAITING:
         out.update(_waiting(ctx, job, now_s))
     controller = ctx.state.controller
@@ -51,8 +52,23 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
         out["ina"] = ina
     if job.reason:
         out["last_trouble"] = job.reason
+    if (last := _last_stop(job)) is not None:
+        out["last_stop"] = last
     out["stops"] = stop_costs.shown(ctx, job)
     return out
+
+
+def _last_stop(job: JobRecord) -> dict[str, Any] | None:
+    """Why the attempt before was asked to stop, or this one is, and for which jobs; None if none was."""
+    attempt = job.attempt
+    if attempt is None or attempt.stop is None or attempt.stop_s is None or not attempt.stop_reason:
+        return None
+    return {
+        "attempt": attempt.epoch,
+        "at_s": attempt.stop_s,
+        "why": stop_in_words(attempt.stop, attempt.stop_reason),
+        "for": [job_name(number) for number in attempt.takers],
+    }
 
 
 # -- waiting ------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from plait.live.scheduler.records.track_record import START_UP_S, STOP_S, TrackR
 #: A cost counts as changed from this share on.
 DRIFT = 0.2
 #: Reasons for which work is lost.
-LOSSES = ("preempted", "drained", "node lost", "failed")
+LOSSES = ("preempted", "requeued", "drained", "node lost", "failed")
 #: What processes say of themselves, by `plait.runtime.page.Saves`: that they can resume, that they would start
 #: from the beginning, that their last checkpoint could not be written, and that they have made no step yet.
 CAN, FROM_START, FAILS, NO_STEP = "yes", ("nothing", "not_resumed"), "failed", "no_boundary"
@@ -94,6 +94,8 @@ def why_lost(attempt: Attempt, outcome: str) -> str:
     """The reason of a loss: one of `LOSSES`."""
     if attempt.stop in ("preempted", "moved", "yields"):
         return "preempted"
+    if attempt.stop in ("requeued", "resized"):
+        return "requeued"
     if attempt.stop in ("drained", "leaving"):
         return "drained"
     return "node lost" if outcome == "lost" or attempt.stop == "lost" else "failed"

@@ -60,7 +60,8 @@ class Attempt:
 
     `stop`: why it was asked to stop, None if not. `fault` and `cause`: what went wrong first, by itself. `merge`:
     it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint, None if
-    there is no hurry. `stop_s`: when that was asked. `batch_size`: the last one that an adaptive job used, once it
+    there is no hurry. `stop_s`: when that was asked; `stop_reason`: why, in words; `takers`: jobs that get its GPUs.
+    `batch_size`: the last one that an adaptive job used, once it
     is over. `lost_work_s`: seconds of its work that are lost, once it is over. `guest`: it uses what
     others leave on its GPUs; `leaves` (*seen*): why it had to go from there. `networked`: its ranks have grant
     files of in-network aggregation. `device_bytes` (*seen*): those of its
@@ -85,6 +86,8 @@ class Attempt:
     lost_work_s: float = 0.0
     guest: bool = field(default=False, metadata=form(omit=True))
     networked: bool = field(default=False, metadata=form(omit=True))
+    stop_reason: str = field(default="", metadata=form(omit=True))
+    takers: tuple[int, ...] = field(default=(), metadata=form(omit=True))
     leaves: str = field(default="", metadata=form(skip=True))
     device_bytes: float = field(default=0.0, metadata=form(skip=True))
 

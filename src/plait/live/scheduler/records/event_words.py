@@ -38,6 +38,15 @@ def brief(reason: str) -> str:
     return f"{head}: {lines.rpartition(' | ')[2]}" if quoted else reason
 
 
+def stop_in_words(why: str, reason: str) -> str:
+    """Why an attempt has to stop, and by or for whom.
+
+    >>> stop_in_words("requeued", "by ann"), stop_in_words("drained", "")
+    ('requeued by ann', 'drained')
+    """
+    return f"{why} {reason}".strip()
+
+
 def _jobs(message: Message) -> str:
     """The jobs that a message names, by their names."""
     jobs = message.get("jobs", [message["job"]] if "job" in message else [])
@@ -119,6 +128,25 @@ def _over(message: Message) -> str:
     return f"{_jobs(message)} left its GPUs: {outcome}{_because(message)}{lost}{_attempt(message)}"
 
 
+def _by(message: Message) -> str:
+    return f" by {message['by']}" if message.get("by") else ""
+
+
+def _updated(message: Message) -> str:
+    before, fields = message["before"], message["fields"]
+    said = [f"{name} from {_value(before.get(name))} to {_value(value)}" for name, value in fields.items()]
+    return f"{message['by']} changed {_jobs(message)}: {', '.join(said)}"
+
+
+def _value(value: object) -> str:
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _stop_asked(message: Message) -> str:
+    why = stop_in_words(message.get("why") or "", message.get("reason") or "")
+    return f"{_jobs(message)} was asked to stop" + (f": {why}" if why else "") + _attempt(message)
+
+
 def _ranks_told(message: Message) -> str:
     if message.get("granted"):
         return f"{_jobs(message)} may aggregate at {message['switch']}, region {message['lease']}{_attempt(message)}"
@@ -152,11 +180,15 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "JobSubmitted": _sentence("{jobs} joined the queue"),
     "JobFinished": _sentence("{jobs} finished"),
     "JobFailed": lambda m: f"{_jobs(m)} failed{_because(m)}" + ("; it is tried again" if m.get("again") else ""),
-    "JobCancelled": _sentence("{jobs} was cancelled"),
-    "CancelAsked": _sentence("{jobs} is to be cancelled"),
+    "JobCancelled": lambda m: f"{_jobs(m)} was cancelled{_by(m)}",
+    "CancelAsked": lambda m: f"{_jobs(m)} is to be cancelled{_by(m)}",
+    "RequeueAsked": lambda m: f"{_jobs(m)} was sent back to the queue{_by(m)}",
+    "UpdateAsked": _updated,
+    "JobRequeued": _sentence("{jobs} waits again"),
+    "JobUpdated": _sentence("what policies know of {jobs} was changed"),
     "LaunchFailed": _sentence("{jobs} could not start{because}"),
     "AttemptBegan": _began,
-    "StopAsked": lambda m: f"{_jobs(m)} was asked to stop" + (f": {m['why']}" if m.get("why") else "") + _attempt(m),
+    "StopAsked": _stop_asked,
     "RankEnded": _rank_ended,
     "AttemptOver": _over,
     "Restarted": lambda m: f"{_jobs(m)} runs again; its restart took {duration(m.get('cost_s'))}{_attempt(m)}",

@@ -30,10 +30,36 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """A job was cancelled before the controller knew of it."""
+    """A job was cancelled by a user (`by`) before the controller knew of it."""
 
     at_s: float
     job: int
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueAsked:
+    """A user (`by`) sends a job back to the queue. `key`: of the request, if it has one."""
+
+    at_s: float
+    job: int
+    by: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateAsked:
+    """A user (`by`) changes what is asked for a job: `fields` of the request, `before` their values until then.
+
+    None stands for a field that is not given. `key`: of the request, if it has one.
+    """
+
+    at_s: float
+    job: int
+    by: str
+    fields: Mapping[str, Any]
+    before: Mapping[str, Any]
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +96,18 @@ class AttemptBegan:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """An attempt is asked to stop. `grace_s`: seconds for its checkpoint if its node is about to go."""
+    """An attempt is asked to stop. `grace_s`: seconds for its checkpoint if its node is about to go.
+
+    `reason`: who wants it, and why, in words; `takers`: jobs that get its GPUs, if others do.
+    """
 
     at_s: float
     job: int
     epoch: int
     why: str
     grace_s: float | None = field(default=None, metadata=form(omit=lambda note: note.why != "leaving"))
+    reason: str = ""
+    takers: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +285,8 @@ class NumbersSpent:
 Note: TypeAlias = (
     Requested
     | CancelAsked
+    | RequeueAsked
+    | UpdateAsked
     | PolicySet
     | ProjectSet
     | AttemptBegan

@@ -19,7 +19,7 @@ class Submissions:
 
     def __init__(self, rows: Sequence[Sequence[Any]] = ()) -> None:
         """As `rows` tells."""
-        self._known = {(owner, key): (first, count, digest) for owner, key, first, count, digest in rows}
+        self._known = {(owner, key): (first, count, what) for owner, key, first, count, what in rows}
 
     def rows(self) -> list[list[Any]]:
         """Plain values: owner, key, first number, how many jobs, digest of what was asked for."""
@@ -28,7 +28,7 @@ class Submissions:
     def add(self, note: Requested) -> None:
         """Remember a submission by its key, if it has one."""
         if note.key is not None:
-            self._known[note.owner, note.key] = note.first, len(note.requests), _digest(note.requests)
+            self._known[note.owner, note.key] = note.first, len(note.requests), digest(note.requests)
             if len(self._known) > MOST:
                 del self._known[next(iter(self._known))]
 
@@ -37,12 +37,13 @@ class Submissions:
         found = None if key is None else self._known.get((owner, key))
         if found is None:
             return None
-        first, count, digest = found
-        if digest != _digest(requests):
+        first, count, before = found
+        if before != digest(requests):
             raise Conflict("this Idempotency-Key was used for another submission; give each its own")
         return list(range(first, first + count))
 
 
-def _digest(requests: Sequence[Mapping[str, Any]]) -> str:
+def digest(requests: Sequence[Mapping[str, Any]]) -> str:
+    """A short text that stands for these values."""
     text = json.dumps([dict(r) for r in requests], sort_keys=True)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

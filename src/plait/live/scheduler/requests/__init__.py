@@ -1,4 +1,5 @@
-"""What users and operators ask for: new jobs, cancelling, policies, projects, nodes taken out and back.
+"""What users and operators ask for: new jobs, changes of jobs, policies, projects, nodes taken out and back.
 
-Each request is checked and becomes steps; start at `operations`, for new jobs at `admission`.
+Each request is checked and becomes steps; start at `operations`, for new jobs at `admission`, for what becomes of jobs
+(cancel, requeue, update) at `changes`.
 """

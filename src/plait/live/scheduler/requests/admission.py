@@ -27,16 +27,19 @@ def take_in(
     for i, request in enumerate(requests):
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
-        project = project_of(request)
-        spec = ctx.spec(first + i, request, owner, project, now_s)
-        if spec.ina.required:
-            _check_required(ctx, spec, request)
-        _check_room(ctx, spec, request, now_s)
-        quota = ctx.state.projects.get(project, {}).get("gpu_quota")
-        counts = spec.job_class is JobClass.GUARANTEED or not isinstance(ctx.state.policy, AppliesQuotas)
-        if quota is not None and counts and spec.gpus > quota:
-            raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {project} is {quota}")
+        check_size(ctx, ctx.spec(first + i, request, owner, project_of(request), now_s), request, now_s)
     return Requested(now_s, first, owner, [dict(r) for r in requests], key)
+
+
+def check_size(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now_s: float) -> None:
+    """Raise `InputError` for a job that could never run here, or never within the quota of its project."""
+    if spec.ina.required:
+        _check_required(ctx, spec, request)
+    _check_room(ctx, spec, request, now_s)
+    quota = ctx.state.projects.get(spec.project, {}).get("gpu_quota")
+    counts = spec.job_class is JobClass.GUARANTEED or not isinstance(ctx.state.policy, AppliesQuotas)
+    if quota is not None and counts and spec.gpus > quota:
+        raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {spec.project} is {quota}")
 
 
 def _check_required(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None:

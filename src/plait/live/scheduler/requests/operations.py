@@ -1,13 +1,11 @@
-"""What users and operators ask for beside new jobs: each is checked, and becomes steps."""
+"""What users and operators ask for beside jobs and changes of them: each is checked, and becomes steps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from plait.control.messages import JobCancelled, NodeJoined, NodeLost
+from plait.control.messages import NodeJoined, NodeLost
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
 from plait.core.policy import Policy, has_grants
@@ -19,7 +17,6 @@ from plait.live.scheduler.ingest.report import hardware
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.records.attempts import NodeRecord
 from plait.live.scheduler.records.notes import (
-    CancelAsked,
     ForecastRecorded,
     NodeDrained,
     NodeForgotten,
@@ -28,16 +25,6 @@ from plait.live.scheduler.records.notes import (
 )
 from plait.live.scheduler.records.observations import NodeCheckDue, NodeGone
 from plait.policies.quotas import Quotas
-
-
-def cancel(ctx: Context, number: int, now_s: float) -> Iterator[Step]:
-    """Cancel job `number`. `Conflict` if it has ended, `LookupError` if it does not exist."""
-    if not 0 <= number < ctx.state.numbers:
-        raise LookupError(f"no job {job_name(number)}")
-    job = ctx.state.jobs.get(number)
-    if job is None or ctx.state.phase(job) > Phase.RUNNING:
-        raise Conflict(f"job {job_name(number)} has already ended")
-    yield JobCancelled(now_s, np.array([number])) if job.admitted else CancelAsked(now_s, number)
 
 
 def foreseen(

@@ -1,7 +1,7 @@
 """Who asks: bearer tokens, of which the store keeps only hashes, and what each role may do.
 
 admin    everything
-user     submits; reads and cancels own jobs; sees the queue
+user     submits; reads, changes and cancels own jobs; sees the queue
 viewer   reads everything, changes nothing
 agent    reports its node, nothing else
 """

@@ -25,6 +25,7 @@ from plait.core.errors import InputError
 from plait.core.options import Declared, declared
 from plait.live.layout import NODE_NAME
 from plait.live.protocol.job import Job, JobField, key_of
+from plait.live.scheduler.requests.changes import CHANGEABLE
 
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
@@ -128,6 +129,47 @@ class JobIn(_model_of(Job)):  # type: ignore[misc]
         """What is stored: everything that was said."""
         said: dict[str, Any] = self.model_dump(by_alias=True, exclude_none=True)
         return said
+
+
+def _changes() -> Any:
+    """A model of the fields of a job that may change while it waits or runs; all of them may be left out, or null."""
+    made: dict[str, Any] = {}
+    for one in declared(Job):
+        if (key := key_of(one)) in CHANGEABLE:
+            hint = _typed(one, typing.cast("JobField", one.option)) | None
+            made[one.name] = Annotated[hint, Field(alias=key, description=one.text)], None
+    return create_model("_Changes", __base__=Model, **made)
+
+
+class UpdateIn(_changes()):  # type: ignore[misc]
+    """What is to change of a job; null: as if it had not been given. What is left out stays."""
+
+    may_lose_work: StrictBool = False
+
+    @model_validator(mode="after")
+    def _some(self) -> UpdateIn:
+        if not self.fields():
+            raise ValueError(f"nothing is to change; give one of {', '.join(CHANGEABLE)}")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """What is to change, by the names of the fields of a job."""
+        said: dict[str, Any] = self.model_dump(by_alias=True, exclude_unset=True, exclude={"may_lose_work"})
+        return said
+
+
+class RequeueIn(Model):
+    """A requeue; `may_lose_work`: also if the job would begin at the beginning."""
+
+    may_lose_work: StrictBool = False
+
+
+class ChangedOut(BaseModel):
+    """A job after a change. `remarks`: what it asks for and the policy ignores."""
+
+    id: str
+    state: str
+    remarks: list[str] = []
 
 
 class JobsIn(Model):

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, show, cancel, explain, and what happened to them."""
+"""Jobs: submit, list, show, change, cancel, explain, and what happened to them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,38 @@ from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.explain import views
 from plait.live.service.http import serializers
-from plait.live.service.http.api import Json, api_of
+from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.auth import Denied, owns
-from plait.live.service.http.models import LARGEST, ForecastIn, Invalid, JobIn, JobOut, JobsIn, parse
+from plait.live.service.http.models import (
+    LARGEST,
+    ChangedOut,
+    ForecastIn,
+    Invalid,
+    JobIn,
+    JobOut,
+    JobsIn,
+    RequeueIn,
+    UpdateIn,
+    parse,
+)
 from plait.live.store import Token
 
 #: What a key may be made of.
 KEY = r"^[!-~]+$"
 router = APIRouter()
 _BODIES, _DEFINED = models_json_schema(
-    [(JobIn, "validation"), (JobsIn, "validation")], ref_template="#/components/schemas/{model}"
+    [(one, "validation") for one in (JobIn, JobsIn, UpdateIn, RequeueIn)], ref_template="#/components/schemas/{model}"
 )
 #: Schemas of bodies that are parsed here, for the components of the API's description.
 BODY_SCHEMAS: dict[str, Any] = _DEFINED["$defs"]
-_BOTH = {"anyOf": list(_BODIES.values())}
+_BOTH = {"anyOf": [_BODIES[JobIn, "validation"], _BODIES[JobsIn, "validation"]]}
 _DESCRIBED = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BOTH}}}}
+_UPDATE, _REQUEUE = (
+    {"requestBody": {"required": must, "content": {"application/json": {"schema": _BODIES[one, "validation"]}}}}
+    for one, must in ((UpdateIn, True), (RequeueIn, False))
+)
+#: Some fields of a job, which are checked together with those that it had.
+_CLONE = {"requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
 @router.post("/v1/jobs", response_model=JobOut | list[JobOut], openapi_extra=_DESCRIBED)
@@ -100,13 +117,89 @@ async def cancel(request: Request, job: str) -> Response:
     number = row["number"]
     if row["state"] != "cancelled":
         try:
-            await api.worker.call(lambda engine, now_s: engine.cancel(number, now_s))
+            await api.worker.call(lambda engine, now_s: engine.cancel(number, now_s, by=token.user))
         except Conflict:
             row = await api.row(job)
             live = await api.live(number)
             if row["state"] != "cancelled" and live.get("state") not in ("stopping", "cancelled"):
                 raise
     return Json({"id": job, "state": (await api.live(number)).get("state", "cancelled")})
+
+
+@router.patch("/v1/jobs/{job}", response_model=ChangedOut, openapi_extra=_UPDATE)
+async def update(
+    request: Request, job: str,
+    key: Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100)] = None,
+) -> Response:  # fmt: skip
+    """Change priority, class, deadline or size of a job that waits or runs.
+
+    A size that no longer fits stops a running job after a checkpoint, and it goes on at the new size; all else counts
+    from the next decision on and touches no process. With an `Idempotency-Key` it may be sent again.
+    """
+    api = api_of(request)
+    token, row = api.who(request, "admin", "user"), await api.row(job)
+    owns(token, job, row["owner"], change=True)
+    said, number = parse(UpdateIn, await api.body(request)), row["number"]
+
+    def change(engine: Engine, now_s: float) -> list[str]:
+        engine.update(
+            number, said.fields(), now_s, by=token.user, key=key, may_lose_work=said.may_lose_work
+        )  # fmt: skip
+        known = engine.state.jobs.get(number)
+        return [] if known is None else engine.remarks(known.request)
+
+    return await _changed(api, number, await api.worker.call(change))
+
+
+@router.post("/v1/jobs/{job}/requeue", response_model=ChangedOut, openapi_extra=_REQUEUE)
+async def requeue(
+    request: Request, job: str,
+    key: Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100)] = None,
+) -> Response:  # fmt: skip
+    """Send a job back to the queue: it stops after a checkpoint and waits again, and no failure is counted.
+
+    A job that has ended is not run again under its name; see `clone`. With an `Idempotency-Key` it may be sent again.
+    """
+    api = api_of(request)
+    token, row = api.who(request, "admin", "user"), await api.row(job)
+    owns(token, job, row["owner"], change=True)
+    said = parse(RequeueIn, await api.body(request) if await request.body() else {})
+    number = row["number"]
+    await api.worker.call(
+        lambda engine, now_s: engine.requeue(
+            number, now_s, by=token.user, key=key, may_lose_work=said.may_lose_work
+        )
+    )  # fmt: skip
+    return await _changed(api, number, [])
+
+
+@router.post("/v1/jobs/{job}/clone", response_model=JobOut, openapi_extra=_CLONE)
+async def clone(
+    request: Request, job: str,
+    key: Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100)] = None,
+) -> Response:  # fmt: skip
+    """Submit a job like this one, of any state, as a new job of whoever asks; it begins at the beginning.
+
+    The body has the fields that are to be different, as in a submission; null: as if it had not been given.
+    """
+    api = api_of(request)
+    token, row = api.who(request, "admin", "user"), await api.row(job)
+    owns(token, job, row["owner"], change=True)
+    different = await api.body(request) if await request.body() else {}
+    if not isinstance(different, dict):
+        raise Invalid("needs an object of the fields that are to be different")
+    fields = {name: value for name, value in {**row["request"], **different}.items() if value is not None}
+    wanted = in_project(parse(JobIn, fields).request(), token)
+    (number,), remarks = await api.worker.call(
+        lambda engine, now_s: (_submit(engine, [wanted], token, now_s, key), engine.remarks(wanted))
+    )
+    return Json({"id": job_name(number), "number": number, **({"remarks": remarks} if remarks else {})})
+
+
+async def _changed(api: Api, number: int, remarks: list[str]) -> Response:
+    """A job after a change of it, as it is by now."""
+    state = (await api.live(number)).get("state") or (await api.row(job_name(number)))["state"]
+    return Json({"id": job_name(number), "state": state, **({"remarks": remarks} if remarks else {})})
 
 
 @router.get("/v1/jobs/{job}/explain")

@@ -1,0 +1,152 @@
+"""What users ask of jobs that have not ended: to cancel them, to send them back to the queue, to change what they ask.
+
+A cancelled job stops at once. A requeued one stops after a checkpoint, like one that a policy preempts, and waits again
+by the order of the policy; neither a failure nor a preemption is counted. A changed priority, class or deadline counts
+from the next decision on, and touches no process. A changed size is that of the next attempt: a job that runs on a
+number of GPUs that no longer fits is stopped after a checkpoint and waits, any other stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from plait.control.messages import JobCancelled, JobRequeued, JobUpdated
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobSpec, Phase
+from plait.core.words import duration
+from plait.live.layout import job_name
+from plait.live.protocol.requests import check_sizes
+from plait.live.protocol.wire import RUNNING
+from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.errors import Conflict
+from plait.live.scheduler.ingest.stop_costs import never_saved
+from plait.live.scheduler.records.attempts import JobRecord
+from plait.live.scheduler.records.notes import CancelAsked, RequeueAsked, UpdateAsked
+from plait.live.scheduler.requests.admission import check_size
+from plait.live.scheduler.stops import ask_stop
+
+#: Fields of a request that say how many GPUs it takes, and all that may change while a job waits or runs.
+SIZES = ("gpus", "min_gpus", "max_gpus")
+CHANGEABLE = ("priority", "class", "deadline_s", *SIZES)
+#: What is meant where a field is not given.
+DEFAULTS: Mapping[str, Any] = {"priority": 0.0, "class": "guaranteed", "gpus": 1}
+
+
+def cancel(ctx: Context, number: int, by: str, now_s: float) -> Iterator[Step]:
+    """Cancel job `number`. `Conflict` if it has ended, `LookupError` if it does not exist."""
+    job = _open(ctx, number)
+    yield JobCancelled(now_s, np.array([number]), by) if job.admitted else CancelAsked(now_s, number, by)
+
+
+def requeue(
+    ctx: Context, number: int, by: str, now_s: float, key: str | None = None, may_lose_work: bool = False
+) -> Iterator[Step]:
+    """Send job `number` back to the queue; one that waits goes on waiting.
+
+    Raises `Conflict` if it has ended, or if it would begin at the beginning and not `may_lose_work`; `LookupError` if
+    there is none of this number.
+    """
+    if ctx.state.keys.done(by, key, number, None):
+        return
+    job = _open(ctx, number, f"run it again as a new job: plait clone {job_name(number)}")
+    if not may_lose_work:
+        _check_loss(ctx, job)
+    yield RequeueAsked(now_s, number, by, key)
+    if ctx.state.phase(job) is Phase.RUNNING:
+        yield JobRequeued(now_s, np.array([number]))
+    if (attempt := job.live) is not None and attempt.stop is None:
+        yield ask_stop(ctx, attempt, "requeued", now_s, f"by {by}")
+
+
+def update(
+    ctx: Context, number: int, fields: Mapping[str, Any], by: str, now_s: float, key: str | None = None,
+    may_lose_work: bool = False,
+) -> Iterator[Step]:  # fmt: skip
+    """Change `fields` of what is asked for job `number`; None: as if it had not been given.
+
+    Raises `InputError` for a field or a value that no job can have; `Conflict` if the job has ended, or if it would
+    have to begin at the beginning and not `may_lose_work`; `LookupError` if it does not exist.
+    """
+    if ctx.state.keys.done(by, key, number, fields):
+        return
+    job = _open(ctx, number, f"run it again as a new job with other options: plait clone {job_name(number)}")
+    wrong = [name for name in fields if name not in CHANGEABLE]
+    if wrong:
+        raise InputError(f"{wrong[0]} of a job cannot be changed; these can: {', '.join(CHANGEABLE)}")
+    before = {name: job.request.get(name) for name in fields}
+    if all(_meant(name, before[name]) == _meant(name, value) for name, value in fields.items()):
+        return
+    request = {name: value for name, value in {**job.request, **fields}.items() if value is not None}
+    spec = _spec(ctx, job, request, fields, now_s)
+    leaves = job.live is not None and job.live.stop is None and _resized(ctx, job, spec)
+    if leaves and not may_lose_work:
+        _check_loss(ctx, job)
+    yield UpdateAsked(now_s, number, by, dict(fields), before, key)
+    if job.admitted:
+        yield JobUpdated(now_s, np.array([number]), JobBatch.of([spec]))
+    if leaves and job.live is not None:
+        yield ask_stop(ctx, job.live, "resized", now_s, f"by {by}, {_sizes_in_words(before, fields)}")
+
+
+def _open(ctx: Context, number: int, instead: str = "") -> JobRecord:
+    """The job of this number; `instead` is what works for one that has ended."""
+    if not 0 <= number < ctx.state.numbers:
+        raise LookupError(f"no job {job_name(number)}")
+    job = ctx.state.jobs.get(number)
+    if job is None or ctx.state.phase(job) > Phase.RUNNING:
+        raise Conflict(f"job {job_name(number)} has already ended" + (f"; {instead}" if instead else ""))
+    return job
+
+
+def _check_loss(ctx: Context, job: JobRecord) -> None:
+    """Raise `Conflict` if the job runs and would have to begin at the beginning."""
+    attempt = job.live
+    if attempt is None or attempt.stop is not None or not never_saved(ctx, job):
+        return
+    if any(rank.seen is not None and rank.seen.state == RUNNING for rank in attempt.ranks):
+        raise Conflict(
+            f"job {job_name(job.number)} has run for {duration(attempt.held_s)} and cannot resume from a checkpoint: "
+            "this would make it begin at the beginning; if that is meant, say so with may_lose_work (--may-lose-work)"
+        )
+
+
+def _spec(ctx: Context, job: JobRecord, request: Mapping[str, Any], fields: Mapping[str, Any], now_s: float) -> JobSpec:
+    """The job as policies see it with this request; `InputError` if it could not be submitted so."""
+    name, controller = job_name(job.number), ctx.state.controller
+    check_sizes(request, f"job {name}", (), command=False)
+    spec = ctx.spec(job.number, request, job.owner, job.project, job.created_s)
+    if any(_meant(one, job.request.get(one)) != _meant(one, fields[one]) for one in (*SIZES, "class") if one in fields):
+        try:
+            check_size(ctx, spec, request, now_s)
+        except InputError as error:
+            raise InputError(f"job {name}: {error}") from None
+    if job.admitted and controller is not None:  # the weight of its project when it was admitted stays
+        spec = replace(spec, weight=controller.job_store.spec(job.number).weight)
+    return spec
+
+
+def _resized(ctx: Context, job: JobRecord, spec: JobSpec) -> bool:
+    """Whether the job has to leave the GPUs it has for another number of them."""
+    wanted = ctx.state.wanted(job)
+    return wanted is not None and not spec.min_gpus <= len(wanted) <= spec.max_gpus
+
+
+def _meant(name: str, value: Any) -> Any:
+    return DEFAULTS.get(name) if value is None else value
+
+
+def _sizes_in_words(before: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """What changed of the size.
+
+    >>> _sizes_in_words({"gpus": 2, "priority": None}, {"gpus": 4, "priority": 3.0})
+    'gpus 2 to 4'
+    """
+    return ", ".join(
+        f"{name} {_meant(name, before[name])} to {_meant(name, fields[name])}"
+        for name in SIZES
+        if name in fields and before[name] != fields[name]
+    )
