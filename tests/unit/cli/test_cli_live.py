@@ -22,6 +22,7 @@ from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, Refused, ServiceError
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs, schema
 from plait.live.scheduler.fold import apply
+from plait.live.scheduler.records.entries import entry_to_json
 from plait.live.scheduler.records.event_words import _WORDS, in_words, step_in_words
 from plait.live.scheduler.records.notes import KINDS, PolicySet, Requested
 from plait.live.scheduler.state import State
@@ -47,6 +48,7 @@ STATUS = {
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
     service = Fake()
+    service.answers["GET", "/v1/costs"] = {"prices": {}, "currency": "", "by_job": []}
     server = serve(service)
     monkeypatch.setenv("PLAIT_URL", service.url)
     monkeypatch.setenv("PLAIT_TOKEN", TOKEN)
@@ -779,6 +781,44 @@ def test_submit_what_if_submits_nothing_and_says_when_and_why(plait, fake):
     assert fake.bodies[-1]["gpus"] == 2
     assert json.loads(plait("submit", "--what-if", "--json", "--", "python", "-V").out)[0]["place"] == 2
     assert "exclude each other" in plait("submit", "--what-if", "--wait", "--", "python", "-V").err
+
+
+def test_what_if_names_who_gains_and_who_loses(plait, fake):
+    change = {"now": [1.0, 1.5, 2.0, 2.5, 3.0], "then": [1.0] * 5, "change": [-2.0, -1.5, -1.0, -0.5, 0.0]}
+    row = {"id": "j-2", "user": "ben", "gpus": 4, "waits": True, "hours": change["change"], "end_hours": [1.0] * 5}
+    fake.answers["POST", "/v1/what-if/queue"] = {
+        "choice": "nodes +1x4", "policy": "fifo", "gain": [row], "lose": [],
+        "counts": {"gain": 1, "lose": 0, "same": 2},
+        "totals": {"jobs": 3, "gpus": [4, 8], "mean_end_hours": change, "empty_hours": change}, "assumptions": ["a"],
+    }  # fmt: skip
+    out = plait("what-if", "--nodes", "+1x4", "--priority", "j-2=high").out
+    assert out.startswith("nodes +1x4, instead of what is now (fifo); nothing is changed\n")
+    assert "1 end sooner, 0 later, 2 as now\n" in out
+    assert "mean time to the end: 2.00 h, then 1.00 h (1.00 h sooner (four in five: -2.00 to +0.00 h))\n" in out
+    assert "j-2 of ben (4 GPUs, waits): 1.00 h sooner" in out
+    assert fake.bodies[-1] == {"policy": None, "nodes": "+1x4", "without": [], "priority": {"j-2": 100.0}}
+    assert "write JOB=PRIORITY" in plait("what-if", "--priority", "j-2").err
+
+
+def test_what_if_of_a_saved_log(plait, tmp_path):
+    entries = [
+        PolicySet(0.0, "fifo", may_lose_work=False), NodeJoined(0.0, Node("n0", 2)),
+        Requested(0.0, 0, "ada", [{"command": ["true"]}] * 2),
+        JobSubmitted(0.0, 0, JobBatch.of([JobSpec(id=f"j-{i}", gpus=2) for i in range(2)])), ReplanDue(0.0),
+    ]  # fmt: skip
+    log = tmp_path / "log.json"
+    rows = [{"seq": i, "event": entry_to_json(entry), "commands": []} for i, entry in enumerate(entries, 1)]
+    log.write_text(json.dumps(rows))
+    found = json.loads(plait("what-if", "--log", str(log), "--nodes", "+1x2", "--json").out)
+    assert [row["id"] for row in found["gain"]] == ["j-1"]
+    assert "no node 'n7'" in plait("what-if", "--log", str(log), "--without", "n7").err
+    assert "is not an event log" in plait("what-if", "--log", str(_file(tmp_path, "{}")), "--nodes", "+1x2").err
+
+
+def _file(folder, text):
+    path = folder / "other.json"
+    path.write_text(text)
+    return path
 
 
 def test_explain_shows_intervals_and_has_them_kept(plait, fake):

@@ -180,7 +180,7 @@ def test_questions_have_an_end(cluster: Make) -> None:
     c = cluster((1,))
     c.submit(*[{} for _ in range(20)])
     c.pass_s(2)
-    what_if = WhatIfService()
+    what_if = WhatIfService(c.store)
     try:
         asked: list[Future[list[dict[str, object]]]] = []
         first = what_if.explain(c.engine, 1, c.now)[1]

@@ -772,7 +772,7 @@ def test_a_policy_that_fails_is_no_answer_and_no_error_to_whoever_asks(cluster: 
     c = cluster((1,), policy="fifo")
     c.submit({}, {})
     c.pass_s(1.2)
-    what_if = WhatIfService()
+    what_if = WhatIfService(c.store)
     _, question = what_if.explain(c.engine, 1, c.now)
     assert question is not None
     question.copy.controller.policy = cast("Any", None)  # a TypeError or AttributeError of its own
@@ -789,7 +789,7 @@ def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     c.nodes[0].report(0, steps=50.0, step_s=0.5)
     c.submit({"gpus": 2})
     c.pass_s(2.2)
-    what_if = WhatIfService()
+    what_if = WhatIfService(c.store)
     why, question = what_if.explain(c.engine, 1, c.now)
     assert question is not None
     assert (why["state"], why["position"], why["waiting"]) == ("waiting", 1, 1)
