@@ -40,6 +40,7 @@ ENTRIES = {
     "nodes": Entry(CLUSTER, "status:nodes", "List the nodes; drain, resume and forget them."),
     "ray": Entry(CLUSTER, "ray:app", "A small Ray cluster here, to try `--backend ray`."),
     "explain": Entry(ANSWERS, "explain:explain", "Say why a job waits, how it shares, and when it will end.", BARE),
+    "what-if": Entry(ANSWERS, "submit:what_if", "Show the queue under another choice: who gains, who loses."),
     "events": Entry(ANSWERS, "status:events", "Print the event log: what happened and what was decided."),
     "replay": Entry(ANSWERS, "admin:replay", "Repeat every decision of an event log and compare."),
     "fidelity": Entry(ANSWERS, "explain:fidelity", "Simulate the submitted jobs and compare completion times."),

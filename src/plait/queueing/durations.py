@@ -2,7 +2,7 @@
 
 A job that has run for a while is not like those that ended before: it is drawn from the ones that took longer (the
 conditional residual life of the empirical distribution). The one to come lies in each gap between those known with the
-same chance, so there is a gap beyond the longest.
+same chance, so there is a gap beyond the longest. Jobs that still run count as longer than they have run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ TYPICAL_S, FACTORS = 300.0, (0.1, 10.0)
 #: Standard deviation of the logarithm of what a stated duration is off by, until `ENOUGH` jobs showed it; and of the
 #: pace of a job that reports its progress, of each job and of all together.
 STATED_NOISE, PACE_NOISE = 0.5, 0.1
+#: The same of what all jobs differ by together from those before them: without it a long queue would look certain, as
+#: the errors of its jobs cancel out.
+SHARED_NOISE = 0.4
 #: From the closest to the widest; what the words say of jobs that were drawn from.
 POOLS = ("user, name and size", "user and name", "user and size", "user", "size", "cluster")
 
@@ -116,12 +119,24 @@ def draw(jobs: Unknown, history: History, draws: int, seed: int = 0) -> tuple[Fl
         if who not in found:
             found[who] = _source(history, *who)
         alike.setdefault(found[who], []).append(i)
+    ran = _ran_so_far(jobs)
+    shared = np.exp(SHARED_NOISE * rng.standard_normal((draws, 1)))
     for source, members in alike.items():
         rows = np.array(members)
-        out[:, rows], text = _drawn(history, source, jobs.ran_s[rows], jobs.stated_s[rows], uniform[:, rows], rng)
+        out[:, rows], text = _drawn(history, ran, source, jobs.ran_s[rows], jobs.stated_s[rows], uniform[:, rows], rng)
         for i in members:
             words[i] = text
+    out[:, ~known] *= shared
     return np.maximum(out, 1e-3), words
+
+
+def _ran_so_far(jobs: Unknown) -> dict[tuple[object, ...], list[float]]:
+    """Seconds that jobs which have not ended ran, by the pools that they will be in."""
+    ran: dict[tuple[object, ...], list[float]] = {}
+    for i in np.flatnonzero(jobs.ran_s > 0).tolist():
+        for key in _keys(jobs.user[i], jobs.name[i], int(jobs.gpus[i])):
+            ran.setdefault(key, []).append(float(jobs.ran_s[i]))
+    return ran
 
 
 def _source(history: History, user: str, name: str, gpus: int, stated: bool) -> tuple[object, ...]:
@@ -133,7 +148,8 @@ def _source(history: History, user: str, name: str, gpus: int, stated: bool) -> 
 
 
 def _drawn(
-    history: History, source: tuple[object, ...], ran_s: FloatArray, stated_s: FloatArray, uniform: FloatArray,
+    history: History, ran: dict[tuple[object, ...], list[float]], source: tuple[object, ...], ran_s: FloatArray,
+    stated_s: FloatArray, uniform: FloatArray,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, str]:  # fmt: skip
     """Seconds left of jobs of one source, and what they are from."""
@@ -150,27 +166,30 @@ def _drawn(
     if len(pool) >= ENOUGH:
         last = level == len(POOLS) - 1
         text = f"{len(pool)} jobs that ended" if last else f"{len(pool)} ended jobs of the same {POOLS[level]}"
-        return residual(pool, ran_s, uniform), text
+        assert isinstance(source[2], tuple)
+        return residual(pool, ran_s, uniform, np.array(ran.get(source[2], []))), text
     typical = max(float(np.median(pool)) if len(pool) else TYPICAL_S, 1.0)
     low, high = np.log(FACTORS)
     guess: FloatArray = np.maximum(ran_s, typical) * np.exp(low + uniform * (high - low))
     return guess, "a wide guess: fewer than five jobs have ended here"
 
 
-def residual(known: FloatArray, ran: FloatArray, uniform: FloatArray) -> FloatArray:
+def residual(known: FloatArray, ran: FloatArray, uniform: FloatArray, censored: FloatArray | None = None) -> FloatArray:
     """What is left of values that are already past `ran` (jobs,), drawn by `uniform` (draws, jobs) from `known`.
+
+    `censored`: values of which only that they are larger is known, so that a young cluster does not take all jobs for
+    short (Kaplan and Meier, JASA 53, 1958, with one more observation beyond the largest).
 
     >>> residual(np.array([10.0, 20.0, 30.0]), np.array([20.0]), np.array([[0.25], [0.75]])).tolist()
     [[5.0], [40.0]]
+    >>> residual(np.array([10.0]), np.zeros(1), np.array([[0.5]]), np.array([20.0, 20.0])).tolist()
+    [[26.666666666666668]]
     """
-    first = np.searchsorted(known, ran, side="right")
-    gaps = len(known) - first + 1
-    place = uniform * gaps
-    gap = np.minimum(place.astype(np.int64), gaps - 1)
-    part_of = place - gap
-    ends = np.append(known, np.nan)
-    low = np.where(gap == 0, ran, ends[np.maximum(first + gap - 1, 0)])
-    beyond = np.maximum(low, 1e-3) * BEYOND
-    high = np.where(first + gap < len(known), ends[np.minimum(first + gap, len(known))], beyond)
-    found: FloatArray = low + part_of * (high - low) - ran
-    return found
+    more = np.zeros(0) if censored is None else np.sort(censored)
+    at_risk = 1 + np.arange(len(known), 0, -1) + len(more) - np.searchsorted(more, known, side="left")
+    last = float(max(known[-1], more[-1] if len(more) else 0.0, 1e-3))
+    ended = np.concatenate([[0.0], 1.0 - np.cumprod(1.0 - 1.0 / at_risk), [1.0]])
+    values = np.concatenate([[0.0], known, [last * BEYOND]])
+    before = np.interp(ran, values, ended)
+    found: FloatArray = np.interp(before + (1.0 - before) * uniform, ended, values) - ran
+    return np.where(ran < last, np.maximum(found, 0.0), uniform * (BEYOND - 1.0) * ran)

@@ -109,3 +109,63 @@ def test_a_job_that_waits_has_its_forecast_as_intervals(busy: World, http: TestC
     status, _ = ask(http, busy, "ben", "POST", "/v1/jobs/j-2/forecast", {"start": said["start"], "end": said["end"]})
     assert status == 200
     assert busy.do(lambda engine, now_s: list(engine.state.record.open)) == [2]
+
+
+# -- the queue under another choice -------------------------------------------------------------------
+
+
+def test_more_nodes_let_those_that_wait_gain(busy: World, http: TestClient) -> None:
+    status, found = ask(http, busy, "eve", "POST", "/v1/what-if/queue", {"nodes": "+1x4"})
+    assert status == 200, found
+    assert [row["id"] for row in found["gain"]] == ["j-2"]
+    assert (found["lose"], found["counts"]) == ([], {"gain": 1, "lose": 0, "same": 2})
+    low, _, middle, _, high = found["gain"][0]["hours"]
+    assert low <= middle <= high < 0
+    assert middle == pytest.approx(-300 / 3600, rel=0.4)
+    assert found["totals"]["gpus"] == [4, 8]
+
+
+def test_without_its_node_a_job_loses_and_other_choices_add_up(busy: World, http: TestClient) -> None:
+    busy.add("n1", 4)
+    busy.settle(3)
+    found = ask(http, busy, "ann", "POST", "/v1/what-if/queue", {"without": ["n1"]})[1]
+    assert [row["id"] for row in found["lose"]] == ["j-2"]
+    both = ask(http, busy, "ann", "POST", "/v1/what-if/queue", {"without": ["n1"], "nodes": "+1x4"})[1]
+    assert both["counts"] == {"gain": 0, "lose": 0, "same": 3}
+    assert both["choice"] == "nodes +1x4, without node n1"
+
+
+def test_another_priority_lets_one_pass_another(busy: World, http: TestClient) -> None:
+    busy.submit("ann", name="next", gpus=4, iterations=50)
+    busy.settle(2)
+    found = ask(http, busy, "ann", "POST", "/v1/what-if/queue", {"priority": {"j-3": 5}})[1]
+    assert ([row["id"] for row in found["gain"]], [row["id"] for row in found["lose"]]) == (["j-3"], ["j-2"])
+    now = ask(http, busy, "ann", "GET", "/v1/queue")[1]
+    assert [job["priority"] for job in now["jobs"]] == [None] * 4
+
+
+def test_another_policy_lets_short_jobs_pass(busy: World, http: TestClient) -> None:
+    found = ask(http, busy, "ann", "POST", "/v1/what-if/queue", {"policy": "srsf"})[1]
+    assert found["choice"] == "policy srsf"
+    assert busy.do(lambda engine, now_s: engine.state.policy_text) == "fifo-backfill"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({}, 422, "nothing would be different"),
+        ({"without": ["n9"]}, 422, "no node 'n9'; did you mean 'n0'?"),
+        ({"nodes": "many"}, 422, "cannot read cluster 'many'; write NODESxGPUS"),
+        ({"nodes": "+1x8:h100"}, 422, "no GPU kind 'h100'; this cluster has a100"),
+        ({"policy": "srfs"}, 422, "unknown policy 'srfs'; did you mean"),
+        ({"priority": {"j-77": 3}}, 422, "no job j-77 that waits or runs"),
+        ({"priority": {"seven": 3}}, 422, ""),
+        ({"policy": "pollux", "priority": {"j-2": 3}}, 422, "policy pollux ignores priorities"),
+    ],
+)
+def test_a_choice_that_cannot_be_says_what_could(
+    busy: World, http: TestClient, body: Any, status: int, words: str
+) -> None:
+    found = ask(http, busy, "ann", "POST", "/v1/what-if/queue", body)
+    assert found[0] == status, found
+    assert words in found[1]["error"]["message"]

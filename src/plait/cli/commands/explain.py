@@ -253,7 +253,7 @@ def fidelity(
             round_s = float(service.state().get("round_s") or 0.0) if round_s is None else round_s
             rows = list(read_rows(only_allowed(service.all_events(), allowed, remembered(Layout.at(home)))))
     else:
-        rows = list(read_rows(only_allowed(_saved(log), allowed)))
+        rows = list(read_rows(only_allowed(saved_events(log), allowed)))
     found = judge.fidelity(rows, round_s=1.0 if round_s is None else round_s)
     if as_json:
         print_json(found.to_json())
@@ -263,7 +263,8 @@ def fidelity(
         typer.echo(line)
 
 
-def _saved(log: Path) -> list[Any]:
+def saved_events(log: Path) -> list[Any]:
+    """The entries of a saved log; `InputError` for any other file."""
     import json
 
     from plait.core.errors import InputError

@@ -1,4 +1,4 @@
-"""`plait submit`, `requeue`, `update`, `clone`: new jobs, and changes of those that wait or run."""
+"""`plait submit`, `requeue`, `update`, `clone`: jobs, new or changed; `plait what-if`: another choice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from plait.cli.commands.jobs import JobArgument, JobsArgument, await_ends
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
 from plait.cli.declared import command
-from plait.cli.render.forecast_lines import what_if_lines
+from plait.cli.render.forecast_lines import choice_lines, what_if_lines
 from plait.cli.render.panels import TYPED
 from plait.cli.render.tables import plain_lines
 from plait.cli.submission import Asked, misplaced, requests_of, runs_here
@@ -199,3 +200,83 @@ def _print(answers: list[dict[str, Any]], as_json: bool) -> None:
         typer.echo(f"{answer['id']} {answer['state']}")
         for remark in answer.get("remarks", ()):
             note(f"{answer['id']}: {remark}")
+
+
+# -- the queue under another choice -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The options of `plait what-if`; all of them together are one choice."""
+
+    policy: str | None = option("Another policy, with options: muri-l:quantum_s=60", default=None)
+    nodes: str | None = option("More nodes: +2x8, +1x8:a100", default=None)
+    without: list[str] | None = option("A node that would not be there", default=None)
+    priority: list[str] | None = option("Another priority of a job: j-3=10, j-3=high, j-3=low", default=None)
+    log: Path | None = option("JSON file of saved events, instead of the service's queue", default=None)
+    home: HomeOption = None
+    as_json: JsonFlag = False
+
+
+def _choose(asked: Choices) -> None:
+    """Carry out `plait what-if`."""
+    if asked.log is not None:
+        found = _of_log(asked.log, asked)
+    else:
+        with client(asked.home) as service:
+            found = service.what_if_queue(
+                policy=asked.policy, nodes=asked.nodes, without=asked.without or (),
+                priority=_priorities(asked.priority or ()),
+            )  # fmt: skip
+    if asked.as_json:
+        print_json(found)
+        return
+    for line in choice_lines(found):
+        typer.echo(plain_lines(line))
+
+
+@command(Choices, _choose)
+def what_if() -> None:
+    """Show the queue under another choice: who gains, who loses.
+
+    Nothing is changed. Options combine.
+
+    \b
+    plait what-if --policy srsf
+    plait what-if --nodes +2x8
+    plait what-if --without n3 --priority j-7=high
+    """
+
+
+def _priorities(said: Sequence[str]) -> Mapping[str, float]:
+    from plait.live.scheduler.explain.choices import parse_priorities
+
+    return {f"j-{job}": value for job, value in parse_priorities(said).items()}
+
+
+def _of_log(log: Path, asked: Choices) -> dict[str, Any]:
+    """The queue at the end of a saved log."""
+    from plait.cli.commands.explain import saved_events
+    from plait.cli.policy_modules import only_allowed
+    from plait.forecast.coverage import LogCoverage
+    from plait.forecast.log_replay import read_rows, replay
+    from plait.live.scheduler.context import Context
+    from plait.live.scheduler.explain.choices import Choice, compare, parse_priorities
+    from plait.live.scheduler.explain.outlook import foresee
+    from plait.live.scheduler.explain.queue_copy import QueueCopy
+    from plait.live.scheduler.live_policy import live_policy
+    from plait.live.scheduler.options import Options
+
+    watch = LogCoverage(forecasts=False)
+    rows = list(read_rows(only_allowed(saved_events(log), ())))
+    state = replay(rows, compare=False, observe=watch).state
+    copy = QueueCopy.of(Context(state, Options(), 0, 0), state.now_s)
+    if copy is None:
+        raise InputError(f"{log}: no node ever joined this cluster, so it has no queue")
+    network = state.network.declared is not None
+    policy = None if asked.policy is None else live_policy(asked.policy, network)
+    choice = Choice(
+        asked.policy or "", policy, asked.nodes or "", tuple(asked.without or ()),
+        parse_priorities(asked.priority or ()),
+    )  # fmt: skip
+    return compare(copy, foresee(copy.arrays(), watch.coverage.history, state.now_s), choice)

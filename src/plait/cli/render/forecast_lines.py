@@ -67,3 +67,47 @@ def _hours(hours: Any) -> str:
     """
     low, _, high = (f"{h:.3g}" for h in hours)
     return low if low == high else f"{low} to {high}"
+
+
+def choice_lines(found: Mapping[str, Any]) -> list[str]:
+    """The queue under another choice."""
+    counts, totals = found["counts"], found["totals"]
+    lines = [f"{found['choice']}, instead of what is now ({found['policy']}); nothing is changed"]
+    if not totals["jobs"]:
+        return [*lines, "  no job waits or runs"]
+    lines.append(f"  {counts['gain']} end sooner, {counts['lose']} later, {counts['same']} as now")
+    for name, word in (("mean_end_hours", "mean time to the end"), ("empty_hours", "the queue is empty after")):
+        row = totals[name]
+        lines.append(f"  {word}: {_middle(row['now'])}, then {_middle(row['then'])} ({change_words(row['change'])})")
+    lines.append(f"  GPUs: {totals['gpus'][0]}, then {totals['gpus'][1]}")
+    for side, title in (("gain", "gain"), ("lose", "lose")):
+        if found[side]:
+            more = counts[side] - len(found[side])
+            lines.append(f"  {title}:" + (f" (the first {len(found[side])} of {counts[side]})" if more else ""))
+            lines += [f"    {choice_row(row)}" for row in found[side]]
+    return lines + [f"  assumed: {text}" for text in found["assumptions"]]
+
+
+def choice_row(row: Mapping[str, Any]) -> str:
+    """One job that gains or loses."""
+    gpus = f"{row['gpus']} GPU{'s' * (row['gpus'] != 1)}"
+    state = "waits" if row["waits"] else "runs"
+    return f"{row['id']} of {row['user']} ({gpus}, {state}): {change_words(row['hours'])}"
+
+
+def change_words(hours: Any) -> str:
+    """A change of hours: the middle, and where four in five lie.
+
+    >>> change_words([-3.0, -2.5, -2.0, -1.0, 0.5]), change_words([1, 2, None, None, None])
+    ('2.00 h sooner (four in five: -3.00 to +0.50 h)', 'never ends')
+    """
+    low, _, middle, _, high = hours
+    if middle is None or low is None:
+        return "never ends" if middle is None else "ends, and did not before"
+    word = "sooner" if middle < 0 else "later"
+    top = "never" if high is None else f"{high:+.2f} h"
+    return f"{abs(middle):.2f} h {word} (four in five: {low:+.2f} to {top})"
+
+
+def _middle(hours: Any) -> str:
+    return "never" if hours[2] is None else f"{hours[2]:.2f} h"

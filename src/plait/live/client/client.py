@@ -79,6 +79,14 @@ class Client(Caller):
         """When a job like this would start and end, and what blocks it; nothing is submitted."""
         return self._object("POST", "/v1/what-if", body=dict(job), again=True)
 
+    def what_if_queue(
+        self, *, policy: str | None = None, nodes: str | None = None, without: Sequence[str] = (),
+        priority: Mapping[str, float] | None = None,
+    ) -> Json:  # fmt: skip
+        """Who of the queue would gain and lose under another policy, with other nodes or priorities."""
+        body: Json = {"policy": policy, "nodes": nodes, "without": list(without), "priority": dict(priority or {})}
+        return self._object("POST", "/v1/what-if/queue", body=body, again=True)
+
     def jobs(
         self, *, state: str | None = None, user: str | None = None, limit: int = 100, offset: int = 0
     ) -> list[Json]:

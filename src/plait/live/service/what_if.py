@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from plait.core.jobs import JobSpec
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain import submission
+from plait.live.scheduler.explain.choices import Choice, compare
 from plait.live.scheduler.explain.outlook import Outlook, assumptions, foresee
 from plait.live.scheduler.explain.queue_copy import QueueCopy, history_of
 from plait.live.scheduler.explain.what_if import Copy, Question
@@ -87,6 +88,10 @@ class WhatIfService:
         """In that thread: what a job would get; see `plait.live.scheduler.explain.submission.what_if`."""
         now, history = self.outlook(copy)
         return submission.what_if(copy, now, history, spec, name)
+
+    def choice(self, copy: QueueCopy, choice: Choice) -> dict[str, Any]:
+        """In that thread: the queue under another choice; see `plait.live.scheduler.explain.choices.compare`."""
+        return compare(copy, self.outlook(copy)[0], choice)
 
     def forecast(self, copy: QueueCopy, number: int) -> dict[str, Any] | None:
         """In that thread: start and end of a job; None for one that the queue did not have."""

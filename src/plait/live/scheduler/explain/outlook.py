@@ -79,9 +79,9 @@ class Calibrations:
     end: Calibration
 
     @classmethod
-    def of(cls, record: TrackRecord) -> Calibrations:
-        """By what came of earlier forecasts."""
-        return cls(*(Calibration.of(list(record.scores[what])) for what in ("start", "end")))
+    def of(cls, record: TrackRecord, now_s: float) -> Calibrations:
+        """By what came of earlier forecasts until now."""
+        return cls(record.calibration("start", now_s), record.calibration("end", now_s))
 
     @property
     def words(self) -> str:

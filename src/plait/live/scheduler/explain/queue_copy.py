@@ -17,7 +17,6 @@ from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain.outlook import Calibrations
 from plait.live.scheduler.explain.queue_arrays import QueueArrays, Reported, Who, arrays_of
 from plait.live.scheduler.ingest.adaptive import work_of
-from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import RECENT
 from plait.policies.parts.compose import Composed
 from plait.queueing.durations import History
@@ -47,6 +46,9 @@ class QueueCopy:
         small, numbers = of_active(state.controller, RECENT)
         small.policy = state.policy_again()  # what a policy remembers is not shared between threads
         small.now_s = max(small.now_s, now_s)
+        for node in small.cluster:
+            if node.id in state.nodes and state.nodes[node.id].state == "suspect":  # it will probably be heard of again
+                small.cluster = small.cluster.with_node(node)
         owners: dict[int, Who] = {}
         reported: dict[int, Reported] = {}
         for row, number in enumerate(numbers.tolist()):
@@ -57,8 +59,7 @@ class QueueCopy:
             if job.live is not None:
                 work = work_of(ctx, job, job.live)
                 reported[row] = Reported(work.done, work.total, work.each_s)
-        # What the record holds grows at its end only while the engine's thread works, so it is copied here.
-        by = Calibrations.of(TrackRecord.from_json(state.record.facts()))
+        by = Calibrations.of(state.record, now_s)
         return cls(state.decision_seq, small, numbers, owners, reported, by, state.policy_text)
 
     def arrays(self, order: IntArray | None = None) -> QueueArrays:

@@ -85,14 +85,21 @@ class Calibration:
     late: float = field(default=math.nan, compare=False)
 
     @classmethod
-    def of(cls, scores: Sequence[float]) -> Calibration:
-        """From earlier forecasts, and from the prior until there are enough."""
+    def of(cls, scores: Sequence[float], pending: Sequence[float] = ()) -> Calibration:
+        """From earlier forecasts, and from the prior until there are enough.
+
+        `pending`: what the scores of forecasts that have not come yet are at least. Without them a queue that grows
+        would be judged by those of its jobs that were quick (Kaplan and Meier, JASA 53, 1958).
+        """
         known = len(scores)
         prior = PRIOR_WEIGHT / len(PRIOR) * max(0.0, 1.0 - known / ENOUGH)
         pairs = [(value, prior) for value in PRIOR if prior] + [(value, 1.0) for value in scores]
         values, weights = (np.array(column) for column in zip(*sorted(pairs), strict=True))
         # The one to come lies in each of the gaps between those known with the same chance: there is one more of them.
-        below = np.cumsum(weights) / (weights.sum() + 1.0)
+        later = np.sort(np.array(pending, dtype=np.float64))
+        behind = len(later) - np.searchsorted(later, values, side="left")
+        at_risk = weights.sum() + 1.0 - np.concatenate([[0.0], np.cumsum(weights)[:-1]]) + behind
+        below = 1.0 - np.cumprod(1.0 - weights / at_risk)
         low, early, late, high = np.interp([TAIL, QUARTER, 1.0 - QUARTER, 1.0 - TAIL], below, values).tolist()
         return cls(low, high, known, early, late)
 
@@ -172,6 +179,12 @@ class TrackRecord:
         """Work was thrown away."""
         if gpu_s > 0:
             self.lost_gpu_s[why] = self.lost_gpu_s.get(why, 0.0) + gpu_s
+
+    def calibration(self, what: str, now_s: float) -> Calibration:
+        """What forecasts of starts or ends (`SCORES`) are corrected by, those included that have not come yet."""
+        waited = [(_said(one[what]), now_s - one["at_s"]) for one in self.open.values() if one[what] is not None]
+        pending = [found for said, seconds in waited if (found := score(said, seconds)) is not None]
+        return Calibration.of(list(self.scores[what]), pending)
 
     def forget(self, job: int) -> None:
         """A job was cancelled, or has failed: its forecast says nothing."""

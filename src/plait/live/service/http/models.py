@@ -200,6 +200,18 @@ class ForecastIn(Model):
     end: Annotated[list[Seconds | None], Field(min_length=3, max_length=3)]
 
 
+class ChoiceIn(Model):
+    """What would be different: another policy, nodes (`+2x8`), nodes that were not there, priorities by job."""
+
+    policy: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    nodes: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+    without: Annotated[list[Text], Field(max_length=1000)] = []
+    priority: Annotated[
+        dict[Annotated[str, StringConstraints(pattern=r"^j-[0-9]{1,15}$")], Annotated[float, Field(ge=-1e9, le=1e9)]],
+        Field(max_length=1000),
+    ] = {}
+
+
 class GoneIn(Model):
     """How a backend knows that a node is dead."""
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from plait.core.jobs import JobSpec
+from plait.core.policy import Policy
 from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
+from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.requests.admission import check_project, project_of, take_in
 from plait.live.service.http.api import Api, Json, api_of
-from plait.live.service.http.models import JobIn, parse
+from plait.live.service.http.models import ChoiceIn, JobIn, parse
 from plait.live.service.http.routes.jobs import in_project
+from plait.policies.catalog import check_named
 
 router = APIRouter()
 _BODY = {"schema": {"$ref": "#/components/schemas/JobIn"}}
@@ -44,6 +50,33 @@ async def submission(request: Request) -> Response:
     name = str(asked.get("name") or asked.get("model") or "")
     found = await _later(api, lambda: api.what_if.submission(copy, spec, name))
     return Json({**found, "remarks": remarks} if remarks else found)
+
+
+@router.post("/v1/what-if/queue")
+async def queue(request: Request) -> Response:
+    """Who of the queue would end sooner and who later under another choice; nothing is changed."""
+    api = api_of(request)
+    api.who(request)
+    said = parse(ChoiceIn, await api.body(request))
+    engine = api.worker.engine
+    network = engine.state.network.declared is not None
+    policy = None
+    if said.policy is not None:
+        policy = await asyncio.to_thread(
+            _named, said.policy, engine.options.policy_modules, engine.layout.home, network
+        )
+    copy = await api.worker.look(api.what_if.queue)
+    if copy is None:
+        raise LookupError("no node has joined yet, so nothing can be forecast; look at: plait nodes")
+    priority = {int(job[2:]): value for job, value in said.priority.items()}
+    choice = Choice(said.policy or "", policy, said.nodes or "", tuple(said.without), priority)
+    return Json(await _later(api, lambda: api.what_if.choice(copy, choice)))
+
+
+def _named(text: str, modules: Collection[str], folder: Path, network: bool) -> Policy:
+    """A policy that may be named over HTTP; `InputError` for others."""
+    check_named(text, modules, folder)
+    return live_policy(text, network)
 
 
 async def _later(api: Api, work: Any) -> dict[str, Any]:
