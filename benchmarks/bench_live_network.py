@@ -4,7 +4,8 @@
 
 Switch and server are processes, all packets pass the kernel; only links are paced (`plait.testing.paced_links`), so
 slow that the load of the machine matters little. Two runs that are not among the points measure rate and delay, which
-the simulator gets. Each point runs once a pass; live figures are medians over passes, simulated ones over nine seeds.
+the simulator gets. Each point runs once a pass; other load of the machine can only slow a pass down, so the fastest is
+compared, and the median of the passes stands beside it. Simulated figures are medians over nine seeds.
 Wall seconds: not in `make bench`.
 """
 
@@ -28,17 +29,22 @@ SHARED = 24
 
 @dataclass(frozen=True)
 class Row:
-    """A point, live and simulated; `runs` and `seeds` are the outcomes of which `live` and `simulated` are medians."""
+    """A point, live and simulated; `runs` and `seeds` are all outcomes, `usual` and `simulated` their medians."""
 
     point: Point
-    live: Outcome
+    usual: Outcome
     simulated: Outcome
     runs: tuple[Outcome, ...]
     seeds: tuple[Outcome, ...]
 
     @property
+    def live(self) -> Outcome:
+        """The pass with the largest goodput."""
+        return max(self.runs, key=lambda one: one.goodput_bits_per_s)
+
+    @property
     def ratio(self) -> float:
-        """Goodput, live over simulated."""
+        """Goodput of the fastest pass, live over simulated."""
         return self.live.goodput_bits_per_s / self.simulated.goodput_bits_per_s
 
     @property
@@ -96,16 +102,27 @@ def table(links: LinkFigures, rows: list[Row], passes: int) -> str:
     """The figures as Markdown, and how far they are from each other."""
     measured = (
         f"links: {links.packets_per_s:.1f} packets/s, delay {1e3 * links.delay_s:.1f} ms, spread "
-        f"{1e3 * links.jitter_s:.1f} ms; live: median of {passes}, simulated: of {len(SEEDS)} seeds"
+        f"{1e3 * links.jitter_s:.1f} ms; live: {passes} passes, simulated: median of {len(SEEDS)} seeds"
     )
-    heads = ("mode", "jobs", "window", "memory", "loss, %", "goodput live, Mb/s", "simulated", "ratio")
+    heads: tuple[str, ...] = (
+        "mode",
+        "jobs",
+        "window",
+        "memory",
+        "loss, %",
+        "goodput live, Mb/s",
+        "median",
+        "simulated",
+        "ratio",
+    )
     heads += ("fallback live, %", "simulated", "difference")
     lines = [measured, "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         p, a, b = row.point, row.live, row.simulated
         lines.append(
             f"| {p.mode} | {p.jobs} | {p.window} | {p.aggregators} | {100 * p.loss:g} | "
-            f"{a.goodput_bits_per_s / 1e6:.3f} | {b.goodput_bits_per_s / 1e6:.3f} | {row.ratio:.2f} | "
+            f"{a.goodput_bits_per_s / 1e6:.3f} | {row.usual.goodput_bits_per_s / 1e6:.3f} | "
+            f"{b.goodput_bits_per_s / 1e6:.3f} | {row.ratio:.2f} | "
             f"{100 * a.fallback_share:.1f} | {100 * b.fallback_share:.1f} | {100 * row.difference:+.1f} |"
         )
     lines += ["", _goodput(rows), _fallback(rows)]
