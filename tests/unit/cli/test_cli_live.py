@@ -774,7 +774,7 @@ def test_submit_what_if_submits_nothing_and_says_when_and_why(plait, fake):
     answer = plait("submit", "--what-if", "--gpus", "2", "--", "python", "-V")
     assert answer.code == 0, answer
     assert "nothing is submitted; with 2 GPUs it would be at place 2 of 3 that wait\n" in answer.out
-    assert "blocked by 1 job ahead\n    j-0 of ben waits for 2 GPUs\n" in answer.out
+    assert "blocked: 1 job ahead\n    j-0 of ben waits for 2 GPUs\n" in answer.out
     assert "with 1 GPU, if it then takes 2 times as long (--gpus 1): starts sooner\n" in answer.out
     assert "its pace is what the others leave; 1 GPU-hours" in answer.out
     assert "POST /v1/jobs" not in fake.paths()
@@ -794,8 +794,11 @@ def test_what_if_names_who_gains_and_who_loses(plait, fake):
     out = plait("what-if", "--nodes", "+1x4", "--priority", "j-2=high").out
     assert out.startswith("nodes +1x4, instead of what is now (fifo); nothing is changed\n")
     assert "1 end sooner, 0 later, 2 as now\n" in out
-    assert "mean time to the end: 2.00 h, then 1.00 h (1.00 h sooner (four in five: -2.00 to +0.00 h))\n" in out
-    assert "j-2 of ben (4 GPUs, waits): 1.00 h sooner" in out
+    assert (
+        "time to the end: 2 h 0 min now, 1 h 0 min then; 1 h 0 min sooner (four in five: 2 h 0 min sooner to as now)\n"
+        in out
+    )
+    assert "j-2 of ben (4 GPUs, waits): 1 h 0 min sooner" in out
     assert fake.bodies[-1] == {"policy": None, "nodes": "+1x4", "without": [], "priority": {"j-2": 100.0}}
     assert "write JOB=PRIORITY" in plait("what-if", "--priority", "j-2").err
 

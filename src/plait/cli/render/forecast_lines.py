@@ -46,7 +46,7 @@ def what_if_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [f"nothing is submitted; with {gpus} it would be at place {found['place']} of {found['waiting']} that wait"]
     lines.append(f"  starts {between(found['start'])}")
     lines.append(f"  ends   {between(found['end'])}, after {_hours(hours)} GPU-hours")
-    lines.append(f"  blocked by {blocked['text']}")
+    lines.append(f"  blocked: {blocked['text']}")
     lines += [f"    {one['text']}" for one in blocked["jobs"]]
     for one in found["variants"]:
         option = f" ({one['option']})" if one["option"] else ""
@@ -78,8 +78,8 @@ def choice_lines(found: Mapping[str, Any]) -> list[str]:
     lines.append(f"  {counts['gain']} end sooner, {counts['lose']} later, {counts['same']} as now")
     for name, word in (("mean_end_hours", "mean time to the end"), ("empty_hours", "the queue is empty after")):
         row = totals[name]
-        lines.append(f"  {word}: {_middle(row['now'])}, then {_middle(row['then'])} ({change_words(row['change'])})")
-    lines.append(f"  GPUs: {totals['gpus'][0]}, then {totals['gpus'][1]}")
+        lines.append(f"  {word}: {_middle(row['now'])} now, {_middle(row['then'])} then; {change_words(row['change'])}")
+    lines.append(f"  GPUs: {totals['gpus'][0]} now, {totals['gpus'][1]} then")
     for side, title in (("gain", "gain"), ("lose", "lose")):
         if found[side]:
             more = counts[side] - len(found[side])
@@ -99,15 +99,22 @@ def change_words(hours: Any) -> str:
     """A change of hours: the middle, and where four in five lie.
 
     >>> change_words([-3.0, -2.5, -2.0, -1.0, 0.5]), change_words([1, 2, None, None, None])
-    ('2.00 h sooner (four in five: -3.00 to +0.50 h)', 'never ends')
+    ('2 h 0 min sooner (four in five: 3 h 0 min sooner to 30 min 0 s later)', 'never ends')
     """
     low, _, middle, _, high = hours
     if middle is None or low is None:
         return "never ends" if middle is None else "ends, and did not before"
-    word = "sooner" if middle < 0 else "later"
-    top = "never" if high is None else f"{high:+.2f} h"
-    return f"{abs(middle):.2f} h {word} (four in five: {low:+.2f} to {top})"
+    return f"{_shift(middle)} (four in five: {_shift(low)} to {_shift(high)})"
+
+
+def _shift(hours: float | None) -> str:
+    """By how much something moves, in words."""
+    if hours is None:
+        return "never"
+    if abs(hours) < 1 / 3600:
+        return "as now"
+    return f"{duration(3600 * abs(hours))} {'sooner' if hours < 0 else 'later'}"
 
 
 def _middle(hours: Any) -> str:
-    return "never" if hours[2] is None else f"{hours[2]:.2f} h"
+    return "never" if hours[2] is None else duration(3600 * hours[2])
