@@ -73,7 +73,9 @@ def test_a_service_understands_every_word_that_plait_up_says() -> None:
     known = declared(ServiceOptions)
     values: dict[str, Any] = {o.word: True if o.type is bool else ["a", "b"] if o.many else o.type(3) for o in known}
     found = read_options(words(ServiceOptions, values))
-    assert {one.word: getattr(found, one.name) for one in known} == {**values, "allow-policy": ("a", "b")}
+    many = {o.word: ("a", "b") for o in known if o.many}
+    assert set(many) == {"allow-policy", "price"}
+    assert {one.word: getattr(found, one.name) for one in known} == {**values, **many}
 
 
 def test_the_scheduler_has_its_defaults_from_a_service_without_options() -> None:

@@ -90,6 +90,8 @@ def any_message(draw: st.DrawFn) -> Any:
         m.JobFinished: lambda: m.JobFinished(at, jobs, draw(floats(n))),
         m.JobFailed: lambda: m.JobFailed(at, jobs, text),
         m.JobCancelled: lambda: m.JobCancelled(at, jobs),
+        m.JobUpdated: lambda: m.JobUpdated(at, jobs, JobBatch.of(draw(spec_lists()))),
+        m.JobRequeued: lambda: m.JobRequeued(at, jobs),
         m.NodeJoined: lambda: m.NodeJoined(at, draw(nodes(3))),
         m.NodeLost: lambda: m.NodeLost(at, text),
         m.NodeSuspected: lambda: m.NodeSuspected(at, text, True),

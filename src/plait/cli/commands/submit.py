@@ -135,7 +135,7 @@ class CloneRequest(_Fields):
 def requeue(
     jobs: JobsArgument, may_lose_work: LoseWork = False, home: HomeOption = None, as_json: JsonFlag = False
 ) -> None:
-    """Send jobs back to the queue; running ones stop after a checkpoint.
+    """Checkpoint running jobs and send them back to the queue.
 
     They keep their names and wait by the order of the policy; no failure is counted. A job that has ended is run again
     as a new one with `plait clone`.
