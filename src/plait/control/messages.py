@@ -14,6 +14,7 @@ from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import AS_LISTS, FloatArray, IntArray
 from plait.core.cluster import Network, Node
 from plait.core.codec import Codec, form
+from plait.core.codec_schema import CodecSchemas
 from plait.core.errors import InputError
 from plait.core.goodput import Estimate
 from plait.core.jobs import InaRequest, JobBatch, JobSpec
@@ -423,3 +424,33 @@ _MESSAGES = Codec(
         **AS_LISTS,
     },
 )
+
+
+def schemas(prefix: str) -> CodecSchemas:
+    """What `to_json` writes as JSON Schema; references begin with `prefix`."""
+    parts = CodecSchemas(_PARTS, prefix, {StageProfile: {"type": "array", "items": {"type": "number"}}})
+    found = CodecSchemas(
+        _MESSAGES, prefix,
+        {
+            JobBatch: {"type": "array", "items": parts.of(JobSpec)},
+            Groups: {"type": "array", "items": _group_schema(parts.of(Member))},
+            Node: parts.of(Node),
+            IntArray: {"type": "array", "items": {"type": "integer"}},
+            FloatArray: {"type": "array", "items": {"type": ["number", "array", "null"]}},
+        },
+    )  # fmt: skip
+    found.found = parts.found  # one set of names
+    return found
+
+
+def _group_schema(member: Mapping[str, Any]) -> dict[str, Any]:
+    """What `group_to_json` writes."""
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    jobs = {"type": "array", "items": {"anyOf": [{"type": "integer"}, member]}}
+    return {
+        "type": "object", "required": ["jobs", "gpus"],
+        "properties": {
+            "jobs": jobs, "gpus": numbers, "gate": {"enum": [g.name.lower() for g in Gate]},
+            "guest": {"type": "boolean"},
+        },
+    }  # fmt: skip

@@ -216,10 +216,16 @@ def schema_of(kind: type[Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def meaning_of(one: Declared) -> str:
+    """What schemas say of a field."""
+    rules = typing.cast("JobField", one.option)
+    text = one.text if rules.unset else f"{rules.help}."
+    return f"{text} {rules.more}".strip()
+
+
 def _schema(one: Declared) -> dict[str, Any]:
     rules, origin = typing.cast("JobField", one.option), typing.get_origin(one.type)
-    text = one.text if rules.unset else f"{rules.help}."
-    out: dict[str, Any] = {"description": f"{text} {rules.more}".strip()}
+    out: dict[str, Any] = {"description": meaning_of(one)}
     if is_dataclass(one.type):
         return out | schema_of(typing.cast("type[Any]", one.type))
     if origin is Literal:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from plait.core.codec import Codec, form
+from plait.core.codec_schema import CodecSchemas
 from plait.runtime.network.grant import NetworkGrant
 
 VERSION = 3
@@ -441,6 +442,11 @@ def from_json(kind: type[T], data: Any) -> T:
             "the older side, one version at a time"
         )
     return _WIRE.decode(kind, data)
+
+
+def schemas(prefix: str) -> CodecSchemas:
+    """What `to_json` writes as JSON Schema; references begin with `prefix`."""
+    return CodecSchemas(_WIRE, prefix)
 
 
 def report_from_json(data: Any) -> Observed:

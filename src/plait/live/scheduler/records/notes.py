@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 from plait.core.codec import Codec, form
+from plait.core.codec_schema import CodecSchemas
 from plait.core.errors import InputError
 
 Request: TypeAlias = Mapping[str, Any]
@@ -330,3 +331,8 @@ def note_from_json(data: Mapping[str, Any]) -> Note:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"not a note of this version: {str(data)[:200]} ({error})") from error
     return note
+
+
+def schemas(prefix: str) -> CodecSchemas:
+    """What `note_to_json` writes as JSON Schema; references begin with `prefix`."""
+    return CodecSchemas(_NOTES, prefix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -16,7 +16,8 @@ from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.api import Api, Json
 from plait.live.service.http.auth import Denied
 from plait.live.service.http.limits import BodyLimit
-from plait.live.service.http.models import ErrorOut, Invalid
+from plait.live.service.http.models import Invalid
+from plait.live.service.http.openapi.describe import description
 from plait.live.service.http.routes import admin, agents, cluster, costs, jobs, logs, reports, usage, what_if
 from plait.live.service.logs import NoAnswer
 from plait.live.service.worker import Stopped
@@ -31,13 +32,7 @@ def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> Fas
 
     `pages` makes the application for browsers from this one, which it asks; it answers under `/web/`.
     """
-    errors: dict[int | str, dict[str, Any]] = {
-        code: {"model": ErrorOut} for code in (400, 401, 403, 404, 409, 413, 422)
-    }
-    app = FastAPI(
-        title="plait", version=__version__, description="A scheduler for deep-learning clusters.", responses=errors,
-        docs_url=None, redoc_url=None,
-    )  # fmt: skip
+    app = FastAPI(title="plait", version=__version__, docs_url=None, redoc_url=None)
     app.state.api = api
     _handle_errors(app)
     for part in (jobs, logs, usage, costs, cluster, what_if, admin, agents, reports):
@@ -46,20 +41,13 @@ def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> Fas
         app.mount("/web", pages(app))
         app.add_route("/", _to_pages, include_in_schema=False)
     app.add_middleware(BodyLimit, metrics=api.metrics)
-    app.openapi = partial(_described, app)  # type: ignore[method-assign]
+    app.openapi = cache(partial(description, app))  # type: ignore[method-assign]
     return app
 
 
 async def _to_pages(request: Request) -> Response:
     """Whoever opens the address of the service in a browser wants the pages."""
     return RedirectResponse("/web/", 307)
-
-
-def _described(app: FastAPI) -> dict[str, Any]:
-    """The API as OpenAPI, with the schemas of bodies that handlers parse themselves."""
-    found = FastAPI.openapi(app)
-    found["components"]["schemas"].update(jobs.BODY_SCHEMAS)
-    return found
 
 
 def problem(

@@ -24,7 +24,7 @@ from plait.core.aggregation.request import fields_of
 from plait.core.errors import InputError
 from plait.core.options import Declared, declared
 from plait.live.layout import NODE_NAME
-from plait.live.protocol.job import Job, JobField, key_of
+from plait.live.protocol.job import Job, JobField, key_of, meaning_of
 from plait.live.scheduler.requests.changes import CHANGEABLE
 
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
@@ -48,7 +48,7 @@ def whole(value: Any) -> Any:
 class Model(BaseModel):
     """No unknown fields, no guessing of types."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=False)
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=False, use_attribute_docstrings=True)
 
 
 def _model_of(kind: type[Any]) -> Any:
@@ -56,7 +56,7 @@ def _model_of(kind: type[Any]) -> Any:
     made: dict[str, Any] = {}
     for one in declared(kind):
         rules = typing.cast("JobField", one.option)
-        hint, default = _typed(one, rules), one.default
+        hint, default = Annotated[_typed(one, rules), Field(description=meaning_of(one))], one.default
         if default is MISSING:
             made[one.name] = hint, ...
         elif typing.get_origin(one.type) is dict:
@@ -91,7 +91,7 @@ def _typed(one: Declared, rules: JobField) -> Any:
     if one.type is str:
         return Annotated[str, StringConstraints(**_limits(rules.rule))]
     if one.type is int:
-        return Annotated[int, BeforeValidator(whole), Field(**_limits(rules.rule))]
+        return Annotated[int, Field(**_limits(rules.rule)), BeforeValidator(whole)]
     if typing.get_origin(one.type) is list:
         return Annotated[list[text], Field(**_limits(rules.rule))]
     if typing.get_origin(one.type) is dict:
@@ -137,7 +137,7 @@ def _changes() -> Any:
     for one in declared(Job):
         if (key := key_of(one)) in CHANGEABLE:
             hint = _typed(one, typing.cast("JobField", one.option)) | None
-            made[one.name] = Annotated[hint, Field(alias=key, description=one.text)], None
+            made[one.name] = Annotated[hint, Field(alias=key, description=meaning_of(one))], None
     return create_model("_Changes", __base__=Model, **made)
 
 
@@ -145,6 +145,7 @@ class UpdateIn(_changes()):  # type: ignore[misc]
     """What is to change of a job; null: as if it had not been given. What is left out stays."""
 
     may_lose_work: StrictBool = False
+    """Whether it may begin at the beginning, as it cannot resume from a checkpoint."""
 
     @model_validator(mode="after")
     def _some(self) -> UpdateIn:
@@ -159,17 +160,10 @@ class UpdateIn(_changes()):  # type: ignore[misc]
 
 
 class RequeueIn(Model):
-    """A requeue; `may_lose_work`: also if the job would begin at the beginning."""
+    """A job goes back to the queue."""
 
     may_lose_work: StrictBool = False
-
-
-class ChangedOut(BaseModel):
-    """A job after a change. `remarks`: what it asks for and the policy ignores."""
-
-    id: str
-    state: str
-    remarks: list[str] = []
+    """Whether it may begin at the beginning, as it cannot resume from a checkpoint."""
 
 
 class JobsIn(Model):
@@ -178,25 +172,19 @@ class JobsIn(Model):
     jobs: Annotated[list[JobIn], Field(min_length=1, max_length=10_000)]
 
 
-class JobOut(BaseModel):
-    """A job as the API answers it."""
-
-    id: str
-    number: int
-    remarks: list[str] = []
-
-
 class PolicyIn(Model):
     """A policy of the catalog, with options: muri-l:quantum_s=60."""
 
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500)]
     may_lose_work: StrictBool = False
+    """Whether it may stop jobs that cannot resume from a checkpoint."""
 
 
 class ForecastIn(Model):
     """Early end, middle and late end of what is expected, seconds from now; null for never."""
 
     start: Annotated[list[Seconds | None], Field(min_length=3, max_length=3)] | None = None
+    """null for a job that runs."""
     end: Annotated[list[Seconds | None], Field(min_length=3, max_length=3)]
 
 
@@ -217,6 +205,7 @@ class GoneIn(Model):
 
     why: Text = ""
     certain: bool = True
+    """Whether it is certain that nothing runs there any more; otherwise its lease is waited for."""
 
 
 class TokenIn(Model):
@@ -226,7 +215,9 @@ class TokenIn(Model):
     role: Literal["admin", "user", "viewer", "agent"] = "user"
     project: Name = "default"
     expires_in_s: Annotated[float, Field(gt=0, le=1e10)] | None = None
+    """Seconds until the token expires; null: never."""
     node: Node | None = None
+    """The node that an agent's token is for; of the role agent only."""
 
     @model_validator(mode="after")
     def _node(self) -> TokenIn:
@@ -247,20 +238,6 @@ class BackupIn(Model):
     """Where the copy goes, on the machine of the service."""
 
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
-
-
-class ErrorBody(BaseModel):
-    """What went wrong, in which field, and what to do."""
-
-    message: str
-    field: str | None = None
-    next: str | None = None
-
-
-class ErrorOut(BaseModel):
-    """Every answer of 400 and above."""
-
-    error: ErrorBody
 
 
 class Invalid(Exception):

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
 from plait.live.scheduler.engine import Engine
+from plait.live.service.http.answers.admin import (
+    BackupMade,
+    Me,
+    NewToken,
+    ProjectGone,
+    ProjectRow,
+    ProjectSettings,
+    RevokedToken,
+    TokenRow,
+)
 from plait.live.service.http.api import Json, api_of
 from plait.live.service.http.models import BackupIn, ProjectIn, TokenIn, parse
+from plait.live.service.http.openapi.routes import answers
 from plait.live.store import Token
 
-router = APIRouter()
+_ADMIN = ("admin",)
+router = APIRouter(tags=["administration"])
 
 
-@router.get("/v1/me")
+@router.get("/v1/me", **answers(Me))
 async def me(request: Request) -> Response:
     """Who asks: the user, role and project of the token."""
     token = api_of(request).who(request)
     return Json({"user": token.user, "role": token.role, "project": token.project})
 
 
-@router.get("/v1/tokens")
+@router.get("/v1/tokens", **answers(list[TokenRow], roles=_ADMIN))
 async def tokens(request: Request) -> Response:
     """Tokens, without their secrets."""
     api = api_of(request)
@@ -32,7 +44,7 @@ async def tokens(request: Request) -> Response:
     return Json([_shown(token, now) for token in api.tokens.all()])
 
 
-@router.post("/v1/tokens")
+@router.post("/v1/tokens", **answers(NewToken, body=TokenIn, roles=_ADMIN))
 async def make_token(request: Request) -> Response:
     """A new token; its secret is in this answer and nowhere else."""
     api = api_of(request)
@@ -46,8 +58,8 @@ async def make_token(request: Request) -> Response:
     return Json({**_shown(token, now), "token": secret})
 
 
-@router.delete("/v1/tokens/{token_id}")
-async def revoke(request: Request, token_id: str) -> Response:
+@router.delete("/v1/tokens/{token_id}", **answers(RevokedToken, roles=_ADMIN))
+async def revoke(request: Request, token_id: Annotated[str, Path(description="Its `id`: t-1f2e3d4c.")]) -> Response:
     """A token that counts no more."""
     api = api_of(request)
     api.who(request, "admin")
@@ -56,7 +68,7 @@ async def revoke(request: Request, token_id: str) -> Response:
     return Json({"id": token_id, "revoked": True})
 
 
-@router.get("/v1/projects")
+@router.get("/v1/projects", **answers(list[ProjectRow]))
 async def projects(request: Request) -> Response:
     """Projects with quotas and weights."""
     api = api_of(request)
@@ -64,7 +76,7 @@ async def projects(request: Request) -> Response:
     return Json(await api.worker.look(_projects))
 
 
-@router.post("/v1/projects")
+@router.post("/v1/projects", **answers(ProjectSettings, body=ProjectIn, roles=_ADMIN))
 async def set_project(request: Request) -> Response:
     """Make a project, or change what is given of one; a quota of null lifts it."""
     api = api_of(request)
@@ -81,8 +93,8 @@ async def set_project(request: Request) -> Response:
     return Json(await api.worker.call(work))
 
 
-@router.delete("/v1/projects/{name}")
-async def drop_project(request: Request, name: str) -> Response:
+@router.delete("/v1/projects/{name}", **answers(ProjectGone, roles=_ADMIN))
+async def drop_project(request: Request, name: Annotated[str, Path(description="Name of the project.")]) -> Response:
     """Forget a project's quota and weight."""
     api = api_of(request)
     api.who(request, "admin")
@@ -90,7 +102,7 @@ async def drop_project(request: Request, name: str) -> Response:
     return Json({"name": name, "gone": True})
 
 
-@router.post("/v1/backup")
+@router.post("/v1/backup", **answers(BackupMade, body=BackupIn, roles=_ADMIN))
 async def backup(request: Request) -> Response:
     """A consistent copy of the store, on the machine of the service, for its owner alone."""
     api = api_of(request)

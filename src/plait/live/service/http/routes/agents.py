@@ -13,15 +13,17 @@ from plait.live.protocol.wire import Assignment, Observed, report_from_json, to_
 from plait.live.scheduler.engine import Engine
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.auth import speaks_for
+from plait.live.service.http.openapi.messages import ASSIGNMENT, REPORT
+from plait.live.service.http.openapi.routes import answers
 from plait.live.store import NoRoom
 
 #: Longest time that an agent's long poll is held.
 LONG_POLL_S = 1.0
 
-router = APIRouter()
+router = APIRouter(tags=["agents"])
 
 
-@router.post("/agent/v1/sync")
+@router.post("/agent/v1/sync", **answers(ASSIGNMENT, body=REPORT, roles=("agent",)))
 async def sync(request: Request) -> Response:
     """Take an agent's report and answer with its assignment; see `plait.live.protocol.wire`."""
     api = api_of(request)

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
-from pathlib import Path
-from typing import Any
+from pathlib import Path as FilePath
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from plait.core.errors import InputError, PlaitError
@@ -17,13 +17,25 @@ from plait.core.version import __version__
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.service.http import serializers
+from plait.live.service.http.answers.cluster import (
+    ClusterStatus,
+    ForecastState,
+    NodeForgottenAnswer,
+    NodeRow,
+    PolicyAnswer,
+    Queue,
+)
+from plait.live.service.http.answers.network import NetworkOfCluster
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.models import LARGEST, GoneIn, PolicyIn, parse
+from plait.live.service.http.openapi.messages import ENTRIES
+from plait.live.service.http.openapi.routes import NodeName, answers
 from plait.policies.catalog import check_named
 
 _LOG = logging.getLogger("plait.service")
 
-router = APIRouter()
+_ADMIN = ("admin",)
+router = APIRouter(tags=["cluster"])
 
 
 async def _status(api: Api) -> dict[str, Any]:
@@ -41,7 +53,7 @@ async def _status(api: Api) -> dict[str, Any]:
     }
 
 
-@router.get("/v1/status")
+@router.get("/v1/status", **answers(ClusterStatus))
 async def show_status(request: Request) -> Response:
     """The service in a few figures."""
     api = api_of(request)
@@ -49,7 +61,9 @@ async def show_status(request: Request) -> Response:
     return Json(await _status(api))
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics", response_class=PlainTextResponse, **answers(None, texts={"text/plain": "Prometheus' text format."})
+)
 async def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
     api = api_of(request)
@@ -62,7 +76,7 @@ async def metrics(request: Request) -> Response:
     return PlainTextResponse(api.metrics.render(found), media_type="text/plain; version=0.0.4")
 
 
-@router.get("/v1/state")
+@router.get("/v1/state", **answers(ForecastState))
 async def state(request: Request) -> Response:
     """Everything a forward simulation needs: jobs that have not ended, renumbered, and their numbers."""
     api = api_of(request)
@@ -71,9 +85,11 @@ async def state(request: Request) -> Response:
     return await asyncio.to_thread(lambda: Json(plain()))
 
 
-@router.get("/v1/queue")
+@router.get("/v1/queue", **answers(Queue))
 async def queue(
-    request: Request, limit: int = Query(100, ge=1, le=10_000), offset: int = Query(0, ge=0, le=LARGEST)
+    request: Request,
+    limit: int = Query(100, ge=1, le=10_000, description="Jobs at most."),
+    offset: int = Query(0, ge=0, le=LARGEST, description="Jobs to skip."),
 ) -> Response:
     """Jobs that run or wait, in the order of the last decision, with the numbers behind it."""
     api = api_of(request)
@@ -81,7 +97,7 @@ async def queue(
     return Json(await api.worker.look(lambda engine, now_s: engine.queue(now_s, limit, offset)))
 
 
-@router.get("/v1/nodes")
+@router.get("/v1/nodes", **answers(list[NodeRow]))
 async def nodes(request: Request) -> Response:
     """Nodes, their usage, and who holds their GPUs."""
     api = api_of(request)
@@ -89,7 +105,7 @@ async def nodes(request: Request) -> Response:
     return Json(await api.worker.look(lambda engine, now_s: engine.nodes(now_s)))
 
 
-@router.get("/v1/network")
+@router.get("/v1/network", **answers(NetworkOfCluster))
 async def network(request: Request) -> Response:
     """The network: switches, who serves them, and what jobs have of them."""
     api = api_of(request)
@@ -97,8 +113,8 @@ async def network(request: Request) -> Response:
     return Json(await api.worker.look(lambda engine, now_s: engine.network(now_s)))
 
 
-@router.post("/v1/nodes/{node}/gone")
-async def node_gone(request: Request, node: str) -> Response:
+@router.post("/v1/nodes/{node}/gone", **answers(NodeRow, body=GoneIn, roles=_ADMIN))
+async def node_gone(request: Request, node: NodeName) -> Response:
     """The backend says that a node is dead; only speeds up what its silence does."""
     api = api_of(request)
     api.who(request, "admin")
@@ -107,8 +123,10 @@ async def node_gone(request: Request, node: str) -> Response:
     return await _shown(api, node)
 
 
-@router.delete("/v1/nodes/{node}")
-async def forget_node(request: Request, node: str) -> Response:
+@router.delete(
+    "/v1/nodes/{node}", **answers(NodeForgottenAnswer, roles=_ADMIN, conflict="Something may still run there.")
+)
+async def forget_node(request: Request, node: NodeName) -> Response:
     """Take a node that has gone out of the lists."""
     api = api_of(request)
     api.who(request, "admin")
@@ -124,8 +142,10 @@ async def _shown(api: Api, node: str) -> Response:
     return Json(shown)
 
 
-@router.post("/v1/nodes/{node}/{action}")
-async def change_node(request: Request, node: str, action: str) -> Response:
+@router.post("/v1/nodes/{node}/{action}", **answers(NodeRow, roles=_ADMIN))
+async def change_node(
+    request: Request, node: NodeName, action: Annotated[str, Path(description="drain or resume.")]
+) -> Response:
     """Drain `node` (no new work; its jobs resume elsewhere) or resume it, by `action`."""
     api = api_of(request)
     api.who(request, "admin")
@@ -136,7 +156,7 @@ async def change_node(request: Request, node: str, action: str) -> Response:
     return await _shown(api, node)
 
 
-@router.get("/v1/policy")
+@router.get("/v1/policy", **answers(PolicyAnswer))
 async def policy(request: Request) -> Response:
     """The policy that decides."""
     api = api_of(request)
@@ -144,7 +164,7 @@ async def policy(request: Request) -> Response:
     return Json(await api.worker.look(_policy))
 
 
-@router.put("/v1/policy")
+@router.put("/v1/policy", **answers(PolicyAnswer, body=PolicyIn, roles=_ADMIN))
 async def set_policy(request: Request) -> Response:
     """Let another policy decide from now on."""
     api = api_of(request)
@@ -158,9 +178,11 @@ async def set_policy(request: Request) -> Response:
     return Json(await api.worker.look(_policy))
 
 
-@router.get("/v1/events")
+@router.get("/v1/events", **answers(ENTRIES, roles=("admin", "viewer")))
 async def events(
-    request: Request, after: int = Query(0, ge=0, le=LARGEST), limit: int = Query(1000, ge=1, le=10_000)
+    request: Request,
+    after: int = Query(0, ge=0, le=LARGEST, description="The entry to begin after, its `seq`."),
+    limit: int = Query(1000, ge=1, le=10_000, description="Entries at most."),
 ) -> Response:
     """The event log after an entry."""
     api = api_of(request)
@@ -173,7 +195,7 @@ async def events(
     return await asyncio.to_thread(read)
 
 
-def _try_out(policy: str, modules: Collection[str], folder: Path, network: bool) -> None:
+def _try_out(policy: str, modules: Collection[str], folder: FilePath, network: bool) -> None:
     """Load and compile what a policy needs: in the engine's thread all users and agents would wait for that.
 
     Raises `InputError` for one that there is not, that may not be named over HTTP, or whose options it does not take.

@@ -7,51 +7,48 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
-from pydantic.json_schema import models_json_schema
 
 from plait.live.layout import job_name
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.explain import views
 from plait.live.service.http import serializers
+from plait.live.service.http.answers.explained import Explanation
+from plait.live.service.http.answers.jobs import (
+    CancelledJob,
+    ChangedJob,
+    JobColumns,
+    JobId,
+    JobRow,
+    SubmittedJob,
+    WholeJob,
+)
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.auth import Denied, owns
-from plait.live.service.http.models import (
-    LARGEST,
-    ChangedOut,
-    ForecastIn,
-    Invalid,
-    JobIn,
-    JobOut,
-    JobsIn,
-    RequeueIn,
-    UpdateIn,
-    parse,
-)
+from plait.live.service.http.models import LARGEST, ForecastIn, Invalid, JobIn, JobsIn, RequeueIn, UpdateIn, parse
+from plait.live.service.http.openapi.messages import ENTRIES
+from plait.live.service.http.openapi.routes import JobName, answers
 from plait.live.store import Token
 
 #: What a key may be made of.
 KEY = r"^[!-~]+$"
-router = APIRouter()
-_BODIES, _DEFINED = models_json_schema(
-    [(one, "validation") for one in (JobIn, JobsIn, UpdateIn, RequeueIn)], ref_template="#/components/schemas/{model}"
-)
-#: Schemas of bodies that are parsed here, for the components of the API's description.
-BODY_SCHEMAS: dict[str, Any] = _DEFINED["$defs"]
-_BOTH = {"anyOf": [_BODIES[JobIn, "validation"], _BODIES[JobsIn, "validation"]]}
-_DESCRIBED = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BOTH}}}}
-_UPDATE, _REQUEUE = (
-    {"requestBody": {"required": must, "content": {"application/json": {"schema": _BODIES[one, "validation"]}}}}
-    for one, must in ((UpdateIn, True), (RequeueIn, False))
-)
+#: The header that lets a request be sent again.
+Key = Annotated[
+    str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100, description="Chosen by the client.")
+]
+_ANOTHER = "A submission with other jobs had this key."
+_REUSED = "The job has ended, or would lose work, or another request had this key."
 #: Some fields of a job, which are checked together with those that it had.
-_CLONE = {"requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}}}
+_DIFFERENT = {"type": "object", "description": "Fields of a submission that are to be different."}
+_OVER = "The job has ended."
+router = APIRouter(tags=["jobs"])
 
 
-@router.post("/v1/jobs", response_model=JobOut | list[JobOut], openapi_extra=_DESCRIBED)
-async def submit(
-    request: Request, key: Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100)] = None
-) -> Response:
+@router.post(
+    "/v1/jobs",
+    **answers(SubmittedJob | list[SubmittedJob], body=(JobIn, JobsIn), roles=("admin", "user"), conflict=_ANOTHER),
+)
+async def submit(request: Request, key: Key = None) -> Response:
     """Submit one job, or several, all or none; they are stored when the answer comes.
 
     With an `Idempotency-Key` it may be asked again: the same key of the same user gets the jobs of the first time.
@@ -75,11 +72,15 @@ async def submit(
     return Json(answer if several else answer[0])
 
 
-@router.get("/v1/jobs")
+@router.get("/v1/jobs", **answers(list[JobRow] | JobColumns))
 async def list_jobs(
-    request: Request, state: str | None = None, user: str | None = None,
-    limit: int = Query(100, ge=1, le=10_000), offset: int = Query(0, ge=0, le=LARGEST), columns: bool = False,
-) -> Response:  # fmt: skip
+    request: Request,
+    state: str | None = Query(None, description="Only jobs in these states, separated by commas."),
+    user: str | None = Query(None, description="Only jobs of this user."),
+    limit: int = Query(100, ge=1, le=10_000, description="Jobs at most."),
+    offset: int = Query(0, ge=0, le=LARGEST, description="Jobs to skip."),
+    columns: bool = Query(False, description="Answer columns instead of rows."),
+) -> Response:
     """Jobs, newest first; `state` may be several, separated by commas.
 
     With `columns=1` an object of columns, `now_s` and what is known `more` of jobs that run: half the bytes.
@@ -97,8 +98,8 @@ async def list_jobs(
     return await asyncio.to_thread(_listed, found, live, token, columns)
 
 
-@router.get("/v1/jobs/{job}")
-async def show(request: Request, job: str) -> Response:
+@router.get("/v1/jobs/{job}", **answers(WholeJob, own=True))
+async def show(request: Request, job: JobName) -> Response:
     """Everything about one job."""
     api = api_of(request)
     token, row = api.who(request), await api.row(job)
@@ -108,8 +109,8 @@ async def show(request: Request, job: str) -> Response:
     return Json(serializers.whole_job(row, live, api.worker.clock(), secrets=secrets))
 
 
-@router.delete("/v1/jobs/{job}")
-async def cancel(request: Request, job: str) -> Response:
+@router.delete("/v1/jobs/{job}", **answers(CancelledJob, roles=("admin", "user"), own=True, conflict=_OVER))
+async def cancel(request: Request, job: JobName) -> Response:
     """Cancel a job; asking twice is the same as once."""
     api = api_of(request)
     token, row = api.who(request, "admin", "user"), await api.row(job)
@@ -126,11 +127,10 @@ async def cancel(request: Request, job: str) -> Response:
     return Json({"id": job, "state": (await api.live(number)).get("state", "cancelled")})
 
 
-@router.patch("/v1/jobs/{job}", response_model=ChangedOut, openapi_extra=_UPDATE)
-async def update(
-    request: Request, job: str,
-    key: Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100)] = None,
-) -> Response:  # fmt: skip
+@router.patch(
+    "/v1/jobs/{job}", **answers(ChangedJob, body=UpdateIn, roles=("admin", "user"), own=True, conflict=_REUSED)
+)
+async def update(request: Request, job: JobName, key: Key = None) -> Response:
     """Change priority, class, deadline or size of a job that waits or runs.
 
     A size that no longer fits stops a running job after a checkpoint, and it goes on at the new size; all else counts
@@ -151,11 +151,11 @@ async def update(
     return await _changed(api, number, await api.worker.call(change))
 
 
-@router.post("/v1/jobs/{job}/requeue", response_model=ChangedOut, openapi_extra=_REQUEUE)
-async def requeue(
-    request: Request, job: str,
-    key: Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100)] = None,
-) -> Response:  # fmt: skip
+@router.post(
+    "/v1/jobs/{job}/requeue",
+    **answers(ChangedJob, body=RequeueIn, body_required=False, roles=("admin", "user"), own=True, conflict=_REUSED),
+)
+async def requeue(request: Request, job: JobName, key: Key = None) -> Response:
     """Send a job back to the queue: it stops after a checkpoint and waits again, and no failure is counted.
 
     A job that has ended is not run again under its name; see `clone`. With an `Idempotency-Key` it may be sent again.
@@ -173,11 +173,11 @@ async def requeue(
     return await _changed(api, number, [])
 
 
-@router.post("/v1/jobs/{job}/clone", response_model=JobOut, openapi_extra=_CLONE)
-async def clone(
-    request: Request, job: str,
-    key: Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100)] = None,
-) -> Response:  # fmt: skip
+@router.post(
+    "/v1/jobs/{job}/clone",
+    **answers(SubmittedJob, body=_DIFFERENT, body_required=False, roles=("admin", "user"), own=True, conflict=_ANOTHER),
+)
+async def clone(request: Request, job: JobName, key: Key = None) -> Response:
     """Submit a job like this one, of any state, as a new job of whoever asks; it begins at the beginning.
 
     The body has the fields that are to be different, as in a submission; null: as if it had not been given.
@@ -202,8 +202,8 @@ async def _changed(api: Api, number: int, remarks: list[str]) -> Response:
     return Json({"id": job_name(number), "state": state, **({"remarks": remarks} if remarks else {})})
 
 
-@router.get("/v1/jobs/{job}/explain")
-async def explain(request: Request, job: str) -> Response:
+@router.get("/v1/jobs/{job}/explain", **answers(Explanation, own=True))
+async def explain(request: Request, job: JobName) -> Response:
     """Why it waits and what would start it now; or how it runs."""
     api = api_of(request)
     token, row = api.who(request), await api.row(job)
@@ -231,8 +231,8 @@ async def explain(request: Request, job: str) -> Response:
     return Json(found)
 
 
-@router.post("/v1/jobs/{job}/forecast")
-async def tell_forecast(request: Request, job: str) -> Response:
+@router.post("/v1/jobs/{job}/forecast", **answers(JobId, body=ForecastIn, roles=("admin", "user"), own=True))
+async def tell_forecast(request: Request, job: JobName) -> Response:
     """Keep a forecast that a client made of its job: what comes of it makes later ones honest."""
     api = api_of(request)
     token, row = api.who(request, "admin", "user"), await api.row(job)
@@ -243,11 +243,14 @@ async def tell_forecast(request: Request, job: str) -> Response:
     return Json({"id": job})
 
 
-@router.get("/v1/jobs/{job}/events")
+@router.get("/v1/jobs/{job}/events", **answers(ENTRIES, own=True))
 async def job_events(
-    request: Request, job: str, after: int = Query(0, ge=0, le=LARGEST), limit: int = Query(1000, ge=1, le=5000),
-    newest: bool = False,
-) -> Response:  # fmt: skip
+    request: Request,
+    job: JobName,
+    after: int = Query(0, ge=0, le=LARGEST, description="The entry to begin after, its `seq`."),
+    limit: int = Query(1000, ge=1, le=5000, description="Entries at most."),
+    newest: bool = Query(False, description="The last entries instead of the first."),
+) -> Response:
     """Log entries of a job, oldest first: `limit` entries after entry `after`, or with `newest=1` the last ones."""
     api = api_of(request)
     token, row = api.who(request), await api.row(job)

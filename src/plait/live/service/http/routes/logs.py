@@ -17,9 +17,11 @@ from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import most_gpus
 from plait.live.protocol.wire import Reply
 from plait.live.service.http import serializers
+from plait.live.service.http.answers.jobs import LogPart
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.auth import Denied, owns
 from plait.live.service.http.models import LARGEST
+from plait.live.service.http.openapi.routes import JobName, answers
 from plait.live.service.logs import NoAnswer
 
 #: Parts of a log: default, at most.
@@ -27,15 +29,22 @@ PART, LARGEST_PART = 65_536, 1_000_000
 #: How often a log is looked at that does not grow, and after how long something is sent anyway: clients wait 5 s.
 FOLLOW_S, QUIET_S = 0.3, 2.0
 
-router = APIRouter()
+router = APIRouter(tags=["jobs"])
 
 
-@router.get("/v1/jobs/{job}/logs")
+@router.get(
+    "/v1/jobs/{job}/logs",
+    **answers(LogPart, own=True, texts={"text/event-stream": "With `follow=1`: parts, notices and the end."}),
+)
 async def logs(
-    request: Request, job: str, rank: int = Query(0, ge=0, le=LARGEST), offset: int = Query(0, ge=0, le=LARGEST),
-    limit: int = Query(PART, ge=1, le=LARGEST_PART), epoch: int | None = Query(None, ge=1, le=LARGEST),
-    follow: bool = False,
-) -> Response:  # fmt: skip
+    request: Request,
+    job: JobName,
+    rank: int = Query(0, ge=0, le=LARGEST, description="Which process of the job."),
+    offset: int = Query(0, ge=0, le=LARGEST, description="Where to begin, bytes since the process started."),
+    limit: int = Query(PART, ge=1, le=LARGEST_PART, description="Bytes at most."),
+    epoch: int | None = Query(None, ge=1, le=LARGEST, description="Which attempt; the newest if left out."),
+    follow: bool = Query(False, description="A stream that goes on until the job has ended."),
+) -> Response:
     """Part of what a process wrote: text, where it begins, where the next part does, the whole size in bytes.
 
     With `follow=1` a stream of such parts as server-sent events, and an event `end` when the job has ended.

@@ -1,0 +1,228 @@
+"""Answers about the cluster: status, queue, nodes, policy, log, and the state that forecasts begin with."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from plait.live.service.http.answers.base import CLOCK, Answer, JobState, NodeState
+from plait.live.service.http.answers.explained import LastDecision
+
+
+class Health(Answer):
+    """Whether the service leads."""
+
+    role: Literal["leader", "standby"]
+    prepared: bool
+    """Whether it has loaded all that leading needs."""
+    leader: str | None = None
+    """Address of the leader, where several services share a store."""
+    term: int | None = None
+    """Number of its term."""
+
+
+class LostWork(Answer):
+    """Work that was lost, and what restarts cost."""
+
+    work_gpu_s: dict[str, float]
+    """GPU-seconds of work that nobody resumed from, by reason."""
+    restarts_gpu_s: float
+    """GPU-seconds that restarts took."""
+
+
+class Gpus(Answer):
+    """GPUs of nodes that are there."""
+
+    total: int
+    held: int
+    free: int
+    wanted: int
+    """GPUs that jobs want; see `wanted`."""
+    shared: int
+    """Those with a guest beside another job."""
+    reserved_idle: int
+    """Those that are held for a waiting job, and idle."""
+
+
+class WantedGpus(Answer):
+    """GPUs that jobs within their quotas want: backends that can start nodes go by it."""
+
+    gpus: int
+    by: Literal["jobs", "policy"]
+    why: str
+
+
+class ClusterStatus(Answer):
+    """The service in a few figures."""
+
+    now_s: float = Field(description=CLOCK)
+    policy: str
+    may_lose_work: bool
+    """Whether the policy may stop jobs that cannot resume from a checkpoint."""
+    policy_error: str | None
+    """How its last decision failed."""
+    round_s: float
+    """Seconds between decisions, at least."""
+    lost: LostWork
+    term: int
+    log_seq: int
+    """The newest entry of the event log."""
+    decision: LastDecision
+    nodes: dict[NodeState, int]
+    """How many are in each state."""
+    gpus: Gpus
+    wanted: WantedGpus
+    jobs: dict[JobState, int]
+    """How many are in each state."""
+    store_error: str | None
+    """Why nothing can be stored."""
+    version: str
+    uptime_s: float
+    """Seconds since the service started."""
+
+
+class QueuedJob(Answer):
+    """A job that runs or waits, with the numbers that policies order by."""
+
+    place: int
+    """From 1."""
+    id: str
+    number: int
+    user: str
+    project: str
+    class_: str = Field(alias="class")
+    priority: float | None
+    gpus: int
+    waits: bool
+    level: int | None
+    """Priority level; null where the policy has none."""
+    attained_gpu_s: float
+    """Attained service, GPU-seconds."""
+    waited_s: float | None
+    """Seconds since it waits; null while it runs."""
+    left_s: float | None
+    """Seconds of work left when it runs alone; null where that is not known."""
+
+
+class Queue(Answer):
+    """Jobs in the order of the last decision."""
+
+    now_s: float = Field(description=CLOCK)
+    policy: str
+    total: int
+    """How many run or wait."""
+    jobs: list[QueuedJob]
+
+
+class GpuReading(Answer):
+    """A GPU as its driver reads it."""
+
+    utilisation: float
+    """0 to 1."""
+    memory_bytes: float
+
+
+class GpuTenSeconds(Answer):
+    """A GPU or slot in the last 10 s; null where that is not known."""
+
+    utilisation: float | None
+    """Mean, 0 to 1."""
+    memory_bytes: float | None
+
+
+class NodeUsage(Answer):
+    """What a node uses."""
+
+    cpu: float
+    """0 to 1."""
+    memory_bytes: float
+    gpus: list[GpuReading]
+    means: list[GpuTenSeconds]
+
+
+class NodeRow(Answer):
+    """A node, and who holds its GPUs. Hardware is known once its agent has reported."""
+
+    id: str | None = None
+    gpus: int | None = None
+    gpu_kind: str | None = None
+    gpu_memory_bytes: float | None = None
+    """Of each GPU; 0 where that is not known."""
+    cpus: float | None = None
+    """Cores."""
+    memory_bytes: float | None = None
+    rack: int | None = None
+    state: NodeState
+    drained: bool
+    """Takes no work."""
+    gone: bool
+    """Its backend says that it is dead."""
+    leaving_s: float | None
+    """Seconds until it goes, if it gave notice."""
+    silent_s: float
+    """Seconds since its agent reported."""
+    usage: NodeUsage
+    gpus_used: int
+    jobs: list[str]
+    job_states: dict[str, JobState]
+    """States of those jobs that do not simply run."""
+    gpu_jobs: list[list[str]]
+    """The jobs on each GPU."""
+
+
+class NodeForgottenAnswer(Answer):
+    """A node that was taken out of the lists."""
+
+    id: str
+    state: Literal["forgotten"]
+
+
+class PolicyAnswer(Answer):
+    """The policy that decides."""
+
+    policy: str
+    """Its name with options: muri-l:quantum_s=60."""
+    may_lose_work: bool
+    """Whether it may stop jobs that cannot resume from a checkpoint."""
+    error: str | None
+    """How its last decision failed."""
+    round_s: float
+    """Seconds between decisions, at least."""
+
+
+class ForecastState(Answer):
+    """Everything a forward simulation needs, for `plait.forecast`; jobs are numbered anew.
+
+    What jobs run, their environment and why they failed is not in it.
+    """
+
+    version: int
+    """Of this form."""
+    seq: int
+    """The newest entry of the event log."""
+    now_s: float = Field(description=CLOCK)
+    asked_s: float = Field(description=CLOCK)
+    decision_seq: int
+    decision_s: float | None
+    policy: str
+    may_lose_work: bool
+    policy_error: str
+    round_s: float
+    projects: dict[str, Any]
+    numbers: int
+    submissions: list[Any]
+    jobs: list[Any]
+    pending: list[Any]
+    nodes: list[dict[str, Any]]
+    groups: dict[str, Any]
+    learnt: dict[str, Any]
+    ports_given: int
+    record: dict[str, Any]
+    """How good earlier forecasts were, and measured costs of starts and stops, seconds."""
+    paces: dict[str, dict[str, Any]]
+    """Number in this answer -> step_s, steps, total_steps and whether it is starting."""
+    job_numbers: list[int]
+    """Number in this answer -> the job's own."""
+    controller: dict[str, Any] | None = None
+    """A snapshot of the controller, as `plait.control.snapshot` reads it; null before any node has joined."""

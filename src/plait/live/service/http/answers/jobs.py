@@ -1,0 +1,309 @@
+"""Answers about jobs: rows of listings, whole jobs, attempts, logs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from plait.live.service.http.answers.base import CLOCK, Answer, JobState
+from plait.live.service.http.answers.network import JobAggregation
+
+
+class SubmittedJob(Answer):
+    """A job that was stored."""
+
+    id: str
+    """Its name, which the other routes take."""
+    number: int
+    """Its number; a later job has a higher one."""
+    remarks: list[str] = Field(default_factory=list)
+    """What it asks for and the policy of now ignores, a sentence each."""
+
+
+class Stops(Answer):
+    """What stopping a job costs, and what stops have cost it."""
+
+    lost_work_s: float
+    """Seconds of work that nobody resumed from, so far."""
+    restarts: int
+    """Restarts after a stop that was asked for."""
+    restart_s: float | None
+    """Mean seconds of a restart; null before the first."""
+    unbegun: bool = False
+    """It runs, and has made no step yet."""
+    resumable: bool | None = None
+    """Whether it can resume from a checkpoint."""
+    kept: bool | None = None
+    """No policy may stop it, as it cannot resume from a checkpoint."""
+    stop_costs_s: float | None = None
+    """Seconds that a stop and a start would cost now; null where that was not measured."""
+
+
+class Place(Answer):
+    """A process of the running attempt."""
+
+    rank: int
+    node: str
+    gpu: int
+    """The node's number of its GPU."""
+    state: Literal["assigned", "starting", "running", "stopping", "ended"]
+    pid: int
+    """Its process on the node; 0 until it has one."""
+
+
+class GroupOfJob(Answer):
+    """The jobs that share the GPUs of this one."""
+
+    id: str
+    gate: str
+    """How they take turns: none, fair, slot or barrier gates; see the explanation of the runtime."""
+    members: list[str]
+    """Names of the jobs, this one included."""
+
+
+class Neighbour(Answer):
+    """Another job on a GPU that is shared with a guest."""
+
+    job: str
+    gpu: str
+    """Node and number of the GPU: n0:1."""
+    guest: bool
+    """Whether it uses what others leave."""
+
+
+class SharingOfJob(Answer):
+    """How a job shares its GPUs with guests, or as a guest."""
+
+    guest: bool
+    """Whether it uses what others leave."""
+    beside: list[Neighbour]
+    share: float | None
+    """Share of the GPUs' time, 0 to 1: the least over its processes; null until agents have said it."""
+    limit_bytes: float | None
+    """Bytes of GPU memory that each process may use; null without a limit."""
+    action: Literal["run", "pause", "checkpoint", "stop"] | None
+    """What the coordinator lets it do."""
+
+
+class BatchBounds(Answer):
+    """Bounds of the batch of an adaptive job, in examples."""
+
+    initial: int
+    most: int
+    least_local: int
+    most_local: int
+    accumulation: bool
+
+
+class AdaptiveJob(Answer):
+    """What is known of a job whose batch adapts."""
+
+    min_gpus: int
+    max_gpus: int
+    limits: BatchBounds
+    restarts: int
+    restart_s: float | None
+    """Mean seconds of a restart; null before the first."""
+    progress: float | None = None
+    """Iterations at its first batch size done."""
+    total_progress: float | None = None
+    """The same at its end."""
+    batch_size: float | None = None
+    """Examples of a step now, all GPUs together."""
+    efficiency: float | None = None
+    """Statistical efficiency of a step, 0 to 1: what an example is worth beside one at the first batch size."""
+    goodput: float | None = None
+    """Progress in examples per second, counted at the first batch size."""
+    difference: str | None = None
+    """How its script differs from what was submitted."""
+    not_finite: str | None = None
+    """That its newest steps made no progress, as gradients are not finite."""
+
+
+class Measured(Answer):
+    """What only jobs have that have not ended, as their agents measure it."""
+
+    step_s: float | None = None
+    """Mean seconds of the recent iterations."""
+    total_steps: float | None = None
+    """Iterations in all, as its script says."""
+    gate: str | None = None
+    """The gate that its processes go through."""
+    stage_s: list[float] | None = None
+    """Mean busy seconds of the recent iterations: storage, CPU, GPU, network."""
+    checkpoint_steps: float | None = None
+    """Iterations in its newest checkpoint."""
+    checkpoint_age_s: float | None = None
+    """Seconds since that."""
+    saves: str | None = None
+    """Whether it would resume from that checkpoint."""
+    places: list[Place] | None = None
+    group: GroupOfJob | None = None
+    adaptive: AdaptiveJob | None = None
+    stops: Stops | None = None
+    sharing: SharingOfJob | None = None
+    ina: JobAggregation | None = None
+    """In-network aggregation, where the cluster has a network."""
+
+
+class JobRow(Measured):
+    """A job as listings show it. Users see name, command and failure reasons of their own jobs only."""
+
+    id: str
+    number: int
+    name: str
+    """The label that its user gave it."""
+    user: str
+    project: str
+    model: str
+    """Name of the trained model; empty if it was not given."""
+    class_: Literal["guaranteed", "opportunistic", "auto"] = Field(alias="class")
+    """A guaranteed job owns its GPUs; an opportunistic one uses GPUs that others leave."""
+    command: list[str]
+    """The program and its arguments; in listings split at spaces and cut to 200 characters."""
+    gpus: int
+    """GPUs that it has, had last, or asks for."""
+    state: JobState
+    reason: str
+    """Why it waits, or why it failed."""
+    iterations: float | None
+    """Optimizer steps in all; null where that is not known."""
+    iterations_done: float
+    nodes: list[str]
+    """Nodes that it runs on, or ran on last."""
+    epoch: int
+    """Number of its newest attempt; 0 before the first."""
+    exit_code: int | None
+    """Exit code of its newest attempt, -n for signal n; null while it runs, or where nobody knows."""
+    starts: int
+    preemptions: int
+    failures: int
+    created_s: float
+    """When it was submitted."""
+    started_s: float | None
+    """When it started first."""
+    ended_s: float | None
+    """When it ended."""
+    age_s: float
+    """Seconds since it was submitted."""
+    jct_s: float | None
+    """Job completion time: seconds from submission to end; null while it has not ended."""
+    run_s: float
+    """Seconds that it held GPUs."""
+    attained_gpu_s: float
+    """Attained service, GPU-seconds."""
+
+
+class JobColumns(Answer):
+    """Jobs as columns, each a list with one value a job: half the bytes of rows."""
+
+    now_s: float = Field(description=CLOCK)
+    columns: dict[str, list[Any]]
+    """Name of a field of a row -> its values; `command` and `nodes` are texts with spaces between their parts."""
+    more: dict[str, Measured]
+    """Number of a job -> what only memory knows of it."""
+
+
+class RankOfAttempt(Answer):
+    """A process of an attempt: where it ran, and how it ended."""
+
+    node: str
+    gpu: int
+    """The node's number of its GPU."""
+    exit_code: int | None
+    reason: str | None
+    ended: bool
+
+
+class JobAttempt(Answer):
+    """One try to run a job, on GPUs that do not change."""
+
+    epoch: int
+    """Its number, from 1."""
+    state: str
+    """How it ended: finished, failed, preempted, lost, cancelled, ...; running until then."""
+    started_s: float | None
+    ended_s: float | None
+    nodes: list[str]
+    gpus: int
+    batch_size: float | None
+    """Of an adaptive job: examples of its last step, all GPUs together."""
+    lost_work_s: float | None
+    """Seconds of work that nobody resumed from; null while it runs."""
+    reason: str | None
+    """Why it ended."""
+    exit_code: int | None
+    ranks: list[RankOfAttempt]
+
+
+class WholeJob(JobRow):
+    """Everything about one job: the row, what was asked for where it was given, and all attempts."""
+
+    python: str | None = None
+    """Interpreter that runs as `python` in the command."""
+    container: str | None = None
+    workdir: str | None = None
+    retries: int | None = None
+    gpu_memory: float | None = None
+    """Bytes of GPU memory per process."""
+    cpus: float | None = None
+    """CPU cores of the whole job."""
+    memory: float | None = None
+    """Bytes of memory of the whole job."""
+    deadline_s: float | None = None
+    """Seconds from the submission."""
+    checkpoint_s: float | None = None
+    """Seconds between checkpoints."""
+    priority: float | None = None
+    wait_for_nodes: bool | None = None
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+    batch: dict[str, Any] | None = None
+    profile: dict[str, Any] | None = None
+    """Seconds that an iteration uses each resource, as its user gave them."""
+    skew: float | None = None
+    merge: bool | None = None
+    profile_source: str | None = None
+    """Where the profile that policies use comes from."""
+    env: dict[str, str] | None = None
+    """Environment variables; only for its owner and administrators."""
+    attempts: list[JobAttempt]
+
+
+class CancelledJob(Answer):
+    """A job that was cancelled; it stops after a checkpoint."""
+
+    id: str
+    state: JobState
+
+
+class ChangedJob(Answer):
+    """A job after a change of it."""
+
+    id: str
+    state: JobState
+    remarks: list[str] = Field(default_factory=list)
+    """What it asks for now and the policy of now ignores, a sentence each."""
+
+
+class JobId(Answer):
+    """The job that was asked about."""
+
+    id: str
+
+
+class LogPart(Answer):
+    """Part of what a process wrote. Offsets are bytes since the process started."""
+
+    text: str
+    """Undecodable bytes are replaced."""
+    offset: int
+    """Where this part begins."""
+    next: int
+    """Where the next part begins."""
+    size: int
+    """Bytes of the whole log so far."""
+    epoch: int
+    """The attempt."""
+    rank: int
