@@ -170,6 +170,13 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
         json={"start": [5, 9, 60], "end": [60, 90, None]},
     )
     ask("GET /v1/jobs/{job}/logs", "/v1/jobs/j-1/logs", params={"rank": 0, "offset": 0, "limit": 100})
+    ask("GET /v1/jobs/{job}/usage", "/v1/jobs/j-0/usage", params={"points": 60})
+    ask("POST /v1/what-if", who="ann", json={**train, "gpus": 2})
+    folder = it.engine.layout.reports
+    folder.mkdir()
+    (folder / "fifo.html").write_text("<title>FIFO</title>", encoding="utf-8")
+    ask("GET /v1/reports")
+    ask("GET /v1/reports/{name}", "/v1/reports/fifo.html")
     it.sync(Seen(0, running, 0, ENDED, exit_code=0, steps=200.0))
     ask("GET /v1/jobs/{job}/explain", "/v1/jobs/j-0/explain")
     ask("DELETE /v1/jobs/{job}", "/v1/jobs/j-1", "ann")

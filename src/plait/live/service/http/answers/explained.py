@@ -7,6 +7,7 @@ from pydantic import Field
 from plait.live.service.http.answers.base import CLOCK, Answer, JobState
 from plait.live.service.http.answers.jobs import AdaptiveJob, JobAttempt, SharingOfJob, Stops
 from plait.live.service.http.answers.network import JobAggregation
+from plait.live.service.http.answers.outlook import JobOutlook
 
 
 class LastDecision(Answer):
@@ -123,6 +124,7 @@ class Explanation(Answer):
     last_trouble: str | None = None
     """How its last attempt failed."""
     stops: Stops | None = None
+    forecast: JobOutlook | None = None
     started: bool | None = None
     """Of one that has ended: whether it ever ran."""
     attempts: list[JobAttempt] | None = None

@@ -7,12 +7,15 @@ import re
 import time
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi import Path as Named
+from fastapi.responses import HTMLResponse, Response
 
+from plait.live.service.http.answers.reports import ReportList
 from plait.live.service.http.api import Json, api_of
+from plait.live.service.http.openapi.routes import answers
 
 #: What a report may be called, and the bytes it may have; reports that are listed.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,120}\.html")
@@ -30,10 +33,10 @@ HEADERS = {
     "cache-control": "no-store",
 }
 
-router = APIRouter()
+router = APIRouter(tags=["cluster"])
 
 
-@router.get("/v1/reports")
+@router.get("/v1/reports", **answers(ReportList))
 async def reports(request: Request) -> Response:
     """Reports, newest first: name, title, bytes, age in seconds; for administrators also the folder they are in."""
     api = api_of(request)
@@ -43,8 +46,12 @@ async def reports(request: Request) -> Response:
     return Json({**found, "folder": str(folder)} if token.role == "admin" else found)
 
 
-@router.get("/v1/reports/{name}")
-async def report(request: Request, name: str) -> Response:
+@router.get(
+    "/v1/reports/{name}",
+    response_class=HTMLResponse,
+    **answers(None, texts={"text/html": "The report, for a sandbox."}),
+)
+async def report(request: Request, name: Annotated[str, Named(description="Its `name`.")]) -> Response:
     """A report as HTML, for a sandbox."""
     api = api_of(request)
     api.who(request)

@@ -12,10 +12,11 @@ from pydantic import BaseModel, Field
 
 from plait.live.service.http.api import Json, api_of
 from plait.live.service.http.auth import owns
+from plait.live.service.http.openapi.routes import JobName, answers
 from plait.live.service.usage.recorder import Recorded
 from plait.live.service.usage.series import MOST_POINTS, SERIES
 
-router = APIRouter()
+router = APIRouter(tags=["jobs"])
 
 
 class SeriesOut(BaseModel):
@@ -55,10 +56,12 @@ class UsageOut(BaseModel):
     idle_gpu_s: float = Field(description="Of these, those in which the GPU was less than 5 % busy")
 
 
-@router.get("/v1/jobs/{job}/usage", response_model=UsageOut)
+@router.get("/v1/jobs/{job}/usage", **answers(UsageOut, own=True))
 async def job_usage(
-    request: Request, job: str, points: int = Query(MOST_POINTS, ge=10, le=MOST_POINTS)
-) -> Response:  # fmt: skip
+    request: Request,
+    job: JobName,
+    points: int = Query(MOST_POINTS, ge=10, le=MOST_POINTS, description="Intervals at most."),
+) -> Response:
     """What a job uses over time: GPUs, CPU, memory, disk, network, stages, goodput and batch size.
 
     At most `points` intervals: where there are more, they get longer.

@@ -17,16 +17,17 @@ from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.requests.admission import check_project, project_of, take_in
+from plait.live.service.http.answers.outlook import SubmissionOutlook
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.models import ChoiceIn, JobIn, parse
+from plait.live.service.http.openapi.routes import answers
 from plait.live.service.http.routes.jobs import in_project
 from plait.policies.catalog import check_named
 
-router = APIRouter()
-_BODY = {"schema": {"$ref": "#/components/schemas/JobIn"}}
+router = APIRouter(tags=["jobs"])
 
 
-@router.post("/v1/what-if", openapi_extra={"requestBody": {"required": True, "content": {"application/json": _BODY}}})
+@router.post("/v1/what-if", **answers(SubmissionOutlook, body=JobIn, roles=("admin", "user")))
 async def submission(request: Request) -> Response:
     """When a job like this would start and end, what blocks it, and what would be cheaper or sooner.
 
