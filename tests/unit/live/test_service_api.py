@@ -131,6 +131,7 @@ READS = [
     ("GET", "/v1/costs", None, EVERYBODY),
     ("GET", "/v1/events", None, {"admin", "eve"}),
     ("GET", "/v1/me", None, EVERYBODY),
+    ("GET", "/v1/reports", None, EVERYBODY),
     ("GET", "/v1/nodes", None, EVERYBODY),
     ("GET", "/v1/network", None, EVERYBODY),
     ("GET", "/v1/queue", None, EVERYBODY),
