@@ -169,6 +169,9 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
         "ann",
         json={"start": [5, 9, 60], "end": [60, 90, None]},
     )
+    ask("GET /v1/costs", params={"hours": 24, "limit": 3})
+    ask("PATCH /v1/jobs/{job}", "/v1/jobs/j-2", "ann", json={"priority": 2, "deadline_s": 3600})
+    ask("POST /v1/jobs/{job}/clone", "/v1/jobs/j-0/clone", "ann", json={"gpus": 2, "name": "second"})
     ask("GET /v1/jobs/{job}/logs", "/v1/jobs/j-1/logs", params={"rank": 0, "offset": 0, "limit": 100})
     ask("GET /v1/jobs/{job}/usage", "/v1/jobs/j-0/usage", params={"points": 60})
     ask("POST /v1/what-if", who="ann", json={**train, "gpus": 2})
@@ -179,6 +182,7 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
     ask("GET /v1/reports/{name}", "/v1/reports/fifo.html")
     it.sync(Seen(0, running, 0, ENDED, exit_code=0, steps=200.0))
     ask("GET /v1/jobs/{job}/explain", "/v1/jobs/j-0/explain")
+    ask("POST /v1/jobs/{job}/requeue", "/v1/jobs/j-1/requeue", "ann", json={"may_lose_work": True})
     ask("DELETE /v1/jobs/{job}", "/v1/jobs/j-1", "ann")
     ask("DELETE /v1/jobs/{job}", "/v1/jobs/j-2", "ann")
     ask("GET /v1/jobs/{job}/logs", "/v1/jobs/j-2/logs", params={"follow": True})

@@ -75,6 +75,8 @@ class ClusterStatus(Answer):
     wanted: WantedGpus
     jobs: dict[JobState, int]
     """How many are in each state."""
+    prices: str | None
+    """Money per GPU-hour as `plait up --price` takes it; null without."""
     store_error: str | None
     """Why nothing can be stored."""
     version: str

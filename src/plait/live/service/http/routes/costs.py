@@ -10,12 +10,13 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from plait.live.service.http.api import Json, api_of
+from plait.live.service.http.openapi.routes import answers
 from plait.live.service.usage.files import MOST_HOURS
 
 #: Jobs of an answer at most.
 MOST_JOBS = 1000
 
-router = APIRouter()
+router = APIRouter(tags=["cluster"])
 
 
 class PartOut(BaseModel):
@@ -55,11 +56,13 @@ class CostsOut(BaseModel):
     by_job: list[RowOut]
 
 
-@router.get("/v1/costs", response_model=CostsOut)
+@router.get("/v1/costs", **answers(CostsOut))
 async def costs(
-    request: Request, hours: int = Query(24, ge=1, le=MOST_HOURS), job: str | None = Query(None, max_length=20),
-    limit: int = Query(100, ge=0, le=MOST_JOBS),
-) -> Response:  # fmt: skip
+    request: Request,
+    hours: int = Query(24, ge=1, le=MOST_HOURS, description="Hours back from now."),
+    job: str | None = Query(None, max_length=20, description="Only the row of this job."),
+    limit: int = Query(100, ge=0, le=MOST_JOBS, description="Jobs at most, the costliest first."),
+) -> Response:
     """What the cluster cost in the last `hours`, by user, project and the `limit` costliest jobs, or one `job` alone.
 
     Users see the sums of all, and rows of their own.
