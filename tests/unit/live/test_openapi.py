@@ -175,6 +175,7 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
     ask("GET /v1/jobs/{job}/logs", "/v1/jobs/j-1/logs", params={"rank": 0, "offset": 0, "limit": 100})
     ask("GET /v1/jobs/{job}/usage", "/v1/jobs/j-0/usage", params={"points": 60})
     ask("POST /v1/what-if", who="ann", json={**train, "gpus": 2})
+    ask("POST /v1/what-if/queue", json={"policy": "srtf", "nodes": "+1x2"})
     folder = it.engine.layout.reports
     folder.mkdir()
     (folder / "fifo.html").write_text("<title>FIFO</title>", encoding="utf-8")

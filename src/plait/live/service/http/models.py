@@ -192,12 +192,16 @@ class ChoiceIn(Model):
     """What would be different: another policy, nodes (`+2x8`), nodes that were not there, priorities by job."""
 
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    """The policy that would decide; null: the one that does."""
     nodes: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+    """Nodes more: +2x8 is two with 8 GPUs each."""
     without: Annotated[list[Text], Field(max_length=1000)] = []
+    """Names of nodes that would be gone."""
     priority: Annotated[
         dict[Annotated[str, StringConstraints(pattern=r"^j-[0-9]{1,15}$")], Annotated[float, Field(ge=-1e9, le=1e9)]],
         Field(max_length=1000),
     ] = {}
+    """Name of a job -> the priority that it would have."""
 
 
 class GoneIn(Model):

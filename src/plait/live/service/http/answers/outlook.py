@@ -95,3 +95,63 @@ class SubmissionOutlook(Answer):
     """The decision's entry in the event log that the queue is from."""
     remarks: list[str] | None = None
     """What it asks for and the policy of now ignores."""
+
+
+class MovedJob(Answer):
+    """A job that would end sooner or later. Hours are quantiles 0.1, 0.25, 0.5, 0.75 and 0.9; null for never."""
+
+    id: str
+    user: str
+    gpus: int
+    waits: bool
+    """It waits now."""
+    hours: list[float | None]
+    """Hours that it would end later; below 0: sooner."""
+    end_hours: list[float | None]
+    """Hours until it would end."""
+
+
+class MovedCounts(Answer):
+    """How many jobs end sooner, later, and as now."""
+
+    gain: int
+    lose: int
+    same: int
+
+
+class ComparedHours(Answer):
+    """Hours as quantiles 0.1, 0.25, 0.5, 0.75 and 0.9; null for never."""
+
+    now: list[float | None]
+    then: list[float | None]
+    change: list[float | None]
+
+
+class ComparedTotals(Answer):
+    """All jobs together."""
+
+    jobs: int
+    gpus: list[int]
+    """GPUs of the cluster: now, then."""
+    mean_end_hours: ComparedHours | None
+    """Mean hours until a job ends; null without jobs."""
+    empty_hours: ComparedHours | None
+    """Hours until no job is left; null without jobs."""
+
+
+class ComparedQueues(Answer):
+    """The queue under another choice; nothing was changed."""
+
+    choice: str
+    """The choice in words."""
+    policy: str
+    """The policy that decides now."""
+    decision: int
+    """The decision's entry in the event log that the queue is from."""
+    gain: list[MovedJob]
+    """Jobs that would end sooner, most hours first."""
+    lose: list[MovedJob]
+    """Jobs that would end later, most hours first."""
+    counts: MovedCounts
+    totals: ComparedTotals
+    assumptions: list[str]

@@ -17,7 +17,7 @@ from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.requests.admission import check_project, project_of, take_in
-from plait.live.service.http.answers.outlook import SubmissionOutlook
+from plait.live.service.http.answers.outlook import ComparedQueues, SubmissionOutlook
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.models import ChoiceIn, JobIn, parse
 from plait.live.service.http.openapi.routes import answers
@@ -53,7 +53,7 @@ async def submission(request: Request) -> Response:
     return Json({**found, "remarks": remarks} if remarks else found)
 
 
-@router.post("/v1/what-if/queue")
+@router.post("/v1/what-if/queue", **answers(ComparedQueues, body=ChoiceIn))
 async def queue(request: Request) -> Response:
     """Who of the queue would end sooner and who later under another choice; nothing is changed."""
     api = api_of(request)
