@@ -30,7 +30,7 @@ METHODS = ("get", "put", "post", "delete", "patch")
 NOT_HERE = {408}
 #: What routes of the service itself answer, in front of the application.
 GATEWAY = {"GET /v1/health"}
-WORDS = {"token": "plait_" + "x" * 43, "path": "/backup/plait.db"}
+WORDS = {"token": "plait_" + "x" * 43, "path": "/backup/plait.db", "folder": "/srv/plait/reports"}
 
 
 def closed(schema: Any) -> Any:
