@@ -17,7 +17,7 @@ import numpy as np
 from plait.control.plan_check.grants import never_granted
 from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
-from plait.core.codec import floats, plain_array
+from plait.core.codec.values import floats, plain_array
 from plait.core.goodput import Estimate
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase
 from plait.core.resources import Resource

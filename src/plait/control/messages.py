@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, get_args
 from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import AS_LISTS, FloatArray, IntArray
 from plait.core.cluster import Network, Node
-from plait.core.codec import Codec, form
-from plait.core.codec_schema import CodecSchemas
+from plait.core.codec.schema import CodecSchemas
+from plait.core.codec.values import Codec, form
 from plait.core.errors import InputError
 from plait.core.goodput import Estimate
 from plait.core.jobs import InaRequest, JobBatch, JobSpec

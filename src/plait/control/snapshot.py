@@ -23,7 +23,7 @@ from plait.control.usage import figures_of_jobs, of_jobs
 from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import AS_LISTS, IntArray
 from plait.core.cluster import Cluster
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.core.plan import Groups, Plan, Reservation
 from plait.core.policy import Policy, Usage

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.core.files import replace_file
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.sharing import memory_law, share_law
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, StepStats

@@ -1,6 +1,6 @@
 """Input and output of the coordinator of a GPU: statistics of jobs in, directives out.
 
-All values are frozen and go to JSON and back by `plait.core.codec`. Times are seconds, sizes bytes.
+All values are frozen and go to JSON and back by `plait.core.codec.values`. Times are seconds, sizes bytes.
 
 After Xiao et al., AntMan, OSDI 2020, sections 3 and 4: statistics after each step, a memory limit and a share back.
 """

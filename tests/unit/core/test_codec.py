@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from plait.core.arrays import AS_LISTS, FloatArray, IntArray
-from plait.core.codec import Codec, CodecError, form, row
+from plait.core.codec.values import Codec, CodecError, form, row
 
 
 class Colour(IntEnum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from plait.core.aggregation.request import MOST_PRIORITY, WITH_REGION, Addressing
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.codec import form
+from plait.core.codec.values import form
 from plait.core.errors import InputError
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from plait.core.codec import form
+from plait.core.codec.values import form
 from plait.core.errors import InputError, suggest
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.cluster.network import Network
-from plait.core.codec import form
+from plait.core.codec.values import form
 from plait.core.errors import InputError
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.core.errors import InputError, suggest
 from plait.core.preemption.kernels import keep
 

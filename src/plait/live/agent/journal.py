@@ -21,7 +21,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.core.files import OWNER_ONLY, replace_file
 from plait.live.protocol.wire import Run, from_json, to_json
 from plait.live.system.procs import Process

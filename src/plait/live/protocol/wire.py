@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from plait.core.codec import Codec, form
-from plait.core.codec_schema import CodecSchemas
+from plait.core.codec.schema import CodecSchemas
+from plait.core.codec.values import Codec, form
 from plait.runtime.network.grant import NetworkGrant
 
 VERSION = 3

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.live.protocol.requests import command_of, limits_of, merge_key
 from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run, SwitchOrder
 from plait.live.scheduler.context import Context

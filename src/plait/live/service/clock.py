@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.live.system.procs import boot_id, boot_s
 
 #: The store's fact that says how its time and others' went together at the last start.

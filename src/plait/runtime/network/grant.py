@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.core.files import OWNER_ONLY, replace_file
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plait.core.codec import Codec, CodecError
+from plait.core.codec.values import Codec, CodecError
 from plait.core.files import replace_file
 
 #: Name of the file in the folder of a rank.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from plait.core.codec import Codec, form, row
+from plait.core.codec.values import Codec, form, row
 from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, SwitchSeen, Usage
 
 #: Exit codes of a process that was stopped: by signals of an agent, or as a shell reports them.

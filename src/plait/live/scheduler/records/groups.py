@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from plait.control.controller import Controller
-from plait.core.codec import Codec, row
+from plait.core.codec.values import Codec, row
 from plait.core.errors import PlaitError
 from plait.core.plan import Gate, Group
 from plait.core.resources import Resource

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
-from plait.core.codec import Codec, form
-from plait.core.codec_schema import CodecSchemas
+from plait.core.codec.schema import CodecSchemas
+from plait.core.codec.values import Codec, form
 from plait.core.errors import InputError
 
 Request: TypeAlias = Mapping[str, Any]

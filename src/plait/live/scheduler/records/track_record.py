@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 from plait.live.scheduler.records.notes import AttemptOver, ForecastRecorded
 
 #: Scores and costs that are kept: the newest count.

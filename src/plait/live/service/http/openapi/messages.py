@@ -1,6 +1,6 @@
 """Schemas of messages: entries of the event log, and what agents and service say to each other.
 
-They are made of the dataclasses that the messages are; see `plait.core.codec_schema`.
+They are made of the dataclasses that the messages are; see `plait.core.codec.schema`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from plait.core.codec import Codec
+from plait.core.codec.values import Codec
 
 Schema = dict[str, Any]
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean"}
