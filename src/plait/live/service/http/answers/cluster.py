@@ -194,7 +194,7 @@ class PolicyAnswer(Answer):
 
 
 class ForecastState(Answer):
-    """Everything a forward simulation needs, for `plait.forecast`; jobs are numbered anew.
+    """Everything a forward simulation needs, for `plait.forecast`; jobs are numbered from 0 again.
 
     What jobs run, their environment and why they failed is not in it.
     """
