@@ -19,6 +19,7 @@ VERBATIM = BARE | {"cls": Verbatim, "context_settings": {"allow_interspersed_arg
 ENTRIES = {
     "submit": Entry(JOBS, "submit:submit", "Submit a job: a command, or a file.", VERBATIM),
     "ls": Entry(JOBS, "jobs:ls", "List jobs, newest first."),
+    "queue": Entry(JOBS, "jobs:queue", "List what runs and waits in the policy's order."),
     "show": Entry(JOBS, "jobs:show", "Show everything about a job.", BARE),
     "logs": Entry(JOBS, "jobs:logs", "Print the log of a job's newest attempt.", BARE),
     "wait": Entry(JOBS, "jobs:wait", "Wait until jobs have ended.", BARE),

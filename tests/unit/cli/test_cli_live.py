@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import sqlite3
 import subprocess
 import sys
@@ -251,6 +252,28 @@ def test_what_has_no_key_is_never_sent_twice(fake):
 
 
 # -- looking ----------------------------------------------------------------------------------------------
+
+
+def test_the_queue_has_its_order_the_numbers_behind_it_and_reasons(plait, fake):
+    row = {
+        "place": 1, "id": "j-3", "number": 3, "name": "mnist", "user": "ada", "project": "vision",
+        "class": "guaranteed", "priority": 5.0, "gpus": 2, "waits": False, "level": 1, "attained_gpu_s": 7200.0,
+        "waited_s": None, "left_s": 60.0, "reason": "",
+    }  # fmt: skip
+    waits = {"waits": True, "waited_s": 75.0, "left_s": None, "priority": None, "reason": "needs 2 GPUs; 1 is free"}
+    second = {**row, **waits, "place": 2, "id": "j-4", "level": None, "attained_gpu_s": 0.0}
+    found = {"now_s": 90.0, "policy": "fifo", "total": 7, "jobs": [row, second]}
+    fake.answers["GET", "/v1/queue"] = found
+    answer = plait("queue", "--limit", "2")
+    assert [re.split("  +", line.strip()) for line in answer.out.splitlines()[1:]] == [
+        ["1", "j-3", "mnist", "ada", "vision", "guaranteed", "2", "5", "1", "2", "1 min 0 s", "-", "runs"],
+        ["2", "j-4", "mnist", "ada", "vision", "guaranteed", "2", "-", "-", "0", "-", "1 min 15 s", waits["reason"]],
+    ]
+    assert "7 jobs in the order of fifo; --limit and --offset show more" in answer.err
+    assert fake.asked[0][2] == {"limit": "2", "offset": "0"}
+    assert json.loads(plait("queue", "--json").out) == found
+    fake.answers["GET", "/v1/queue"] = {**found, "total": 0, "jobs": []}
+    assert plait("queue").out == "nothing runs or waits\n"
 
 
 def test_ls_show_history(plait, fake):

@@ -216,6 +216,8 @@ def test_the_queue_is_in_the_order_of_the_policy(world: World, login: Login) -> 
     assert (found["total"], [job["place"] for job in found["jobs"]]) == (3, [2, 3])
     assert found["jobs"][1]["waits"]
     assert found["jobs"][0]["waited_s"] is None
+    assert found["jobs"][0]["reason"] == ""
+    assert found["jobs"][1]["reason"] in html.unescape(text)
 
 
 def test_events_are_found_by_kind_and_words(world: World, login: Login) -> None:

@@ -1,4 +1,4 @@
-"""`plait ls`, `show`, `logs`, `cancel`, `wait`, `history`: jobs that wait, run or have ended."""
+"""`plait ls`, `queue`, `show`, `logs`, `cancel`, `wait`, `history`: jobs that wait, run or have ended."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ _POINTS = ("created_s", "started_s", "ended_s")
 JOB_COLUMNS = ("job", "?name", "?user", "state", "?>gpus", "?progress", "?>age", "?>held", "~where or why")
 
 
+#: Of the queue.
+QUEUE_COLUMNS = (
+    ">place", "job", "?name", "user", "?project", "?class", ">gpus", "?>priority", "?>level", "?>GPU-hours", "?>left",
+    "?>waits for", "~why it waits",
+)  # fmt: skip
+
+
 def ls(
     state: Annotated[
         str | None, typer.Option(help="Only jobs in this state: waiting, starting, running, finished, failed, ...")
@@ -51,6 +58,37 @@ def ls(
     print_jobs(jobs)
     if len(jobs) == limit:
         note(f"these are the newest {limit}; --limit and --offset show more")
+
+
+def queue(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Largest number of jobs to list.")] = 50,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many of the first jobs.")] = 0,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List what runs and waits in the policy's order.
+
+    With the numbers that policies order by: GPU-hours attained so far, time left when the job runs alone, priority and
+    level.
+    """
+    with client(home) as service:
+        found = service.queue(limit=limit, offset=offset)
+    if as_json:
+        print_json(found)
+        return
+    print_table(QUEUE_COLUMNS, (_queue_row(job) for job in found["jobs"]), "nothing runs or waits")
+    if found["total"] > offset + len(found["jobs"]) > offset:
+        note(f"{found['total']} jobs in the order of {found['policy']}; --limit and --offset show more")
+
+
+def _queue_row(job: Mapping[str, Any]) -> list[object]:
+    """The row of a job in the queue."""
+    return [
+        job["place"], job["id"], plain(job["name"]), job["user"], job["project"], job["class"], job["gpus"],
+        "" if job["priority"] is None else f"{job['priority']:g}", "" if job["level"] is None else job["level"],
+        f"{job['attained_gpu_s'] / 3600:.3g}", "" if job["left_s"] is None else duration(job["left_s"]),
+        duration(job["waited_s"]) if job["waits"] else "", brief(job["reason"]) if job["waits"] else "runs",
+    ]  # fmt: skip
 
 
 def print_jobs(jobs: list[dict[str, Any]]) -> None:

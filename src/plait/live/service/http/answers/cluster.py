@@ -91,6 +91,7 @@ class QueuedJob(Answer):
     """From 1."""
     id: str
     number: int
+    name: str
     user: str
     project: str
     class_: str = Field(alias="class")
@@ -105,6 +106,8 @@ class QueuedJob(Answer):
     """Seconds since it waits; null while it runs."""
     left_s: float | None
     """Seconds of work left when it runs alone; null where that is not known."""
+    reason: str
+    """Why it waits; "" while it runs."""
 
 
 class Queue(Answer):
