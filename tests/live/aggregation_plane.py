@@ -45,7 +45,7 @@ class Plane:
         """Register a job, with the part `share` (which, of how many) of the memory in modes that divide it."""
         options = {"protocol": MODES[index], "index": index, "payload_bytes": PAYLOAD, "window": 32}
         options |= {"quantise": "exponent", "rto_s": 0.03, "first_rto_s": 0.1}
-        options |= {"max_timeouts": 60}  # of 10 ms each: with more ranks than cores, one waits long for its turn
+        options |= {"max_timeouts": 60}  # of 30 ms each: with more ranks than cores, one waits long for its turn
         divided = index in ("dedicated", "hybrid_modulo")
         size = AGGREGATORS // share[1] if divided else AGGREGATORS // 4
         grant = NetworkGrant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from plait.core.errors import InputError
+from plait.live.agent.network import plane_processes
 from plait.live.agent.network.leases import Leases
 from plait.live.agent.network.rank_files import RankFiles
 from plait.live.agent.network.switch_host import SwitchHost
@@ -182,3 +185,58 @@ def test_a_report_that_is_gone_leaves_the_last_one(tmp_path: Path, name: str) ->
     before = files.exchange()
     (tmp_path / name).unlink()
     assert files.exchange() == before
+
+
+@pytest.fixture
+def host_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], SwitchHost]]:
+    """A switch host whose processes are this shell script."""
+    made: list[SwitchHost] = []
+
+    def start(script: str) -> SwitchHost:
+        program = tmp_path / "program"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+        monkeypatch.setattr(plane_processes, "sys", SimpleNamespace(executable=str(program)))
+        layout = Layout(tmp_path)
+        layout.node("n0").mkdir(parents=True)
+        made.append(SwitchHost(layout, "n0", "", lambda *a, **b: None, lambda: None))
+        made[-1].follow(SwitchOrder("leaf0", "127.0.0.1", 64, 256), procs.boot_s(), 30.0)
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for host in made:
+        host.close()
+        assert not host._thread.is_alive()
+
+
+def until(true: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_an_order_is_taken_back_while_a_process_is_silent_in_its_start(host_of: Callable[[str], SwitchHost]) -> None:
+    host = host_of("exec sleep 1000")
+    until(lambda: host.children)
+    (pid,) = host.children
+    until(lambda: host.seen().name == "leaf0")
+    assert host.seen().incarnation == ""
+    host.follow(None, procs.boot_s(), 30.0)
+    until(lambda: host.seen().name == "")
+    assert procs.Process.of(pid) is None
+
+
+def test_a_switch_is_ended_while_its_processes_start(host_of: Callable[[str], SwitchHost]) -> None:
+    server = """echo '{"data": ["127.0.0.1", 9]}'"""
+    host = host_of(f'case "$*" in *" server "*) {server} ;; esac; exec sleep 1000')
+    until(lambda: len(host.children) == 2)  # the server is ready, and the switch is started
+    host.close()
+    assert [procs.Process.of(pid) for pid in host.children] == [None, None]
+
+
+def test_why_a_process_does_not_start_is_reported(host_of: Callable[[str], SwitchHost]) -> None:
+    host = host_of("echo no such address >&2; exit 1")
+    until(lambda: host.seen().trouble)
+    assert host.seen().trouble == "the server of leaf0 did not start: no such address"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from plait.live.dataplane.control import SwitchControl
 from plait.live.protocol.wire import SwitchOrder
@@ -54,29 +52,91 @@ class Running:
         self.child.poll()
 
 
+class Starting:
+    """A process that has not said yet that it is ready."""
+
+    def __init__(self, kind: str, name: str, control: str, log: Path, child: subprocess.Popen[bytes]) -> None:
+        """`kind`: switch or server, of the switch `name`; `control`: path of its control socket."""
+        self._what, self._control, self._log, self._child = f"the {kind} of {name}", control, log, child
+        self._process, self._until_s, self._said = Process.of(child.pid), time.monotonic() + READY_S, b""
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+
+    def look(self) -> Running | None:
+        """The process once it is ready; never waits. Raises `NotReady`, having ended it, if it ends or is too slow."""
+        stdout = self._child.stdout
+        assert stdout is not None
+        try:
+            part = os.read(stdout.fileno(), 4096)
+        except BlockingIOError:
+            if time.monotonic() < self._until_s:
+                return None
+            part = b""
+        self._said += part
+        line, whole, _ = self._said.partition(b"\n")
+        if part and not whole:
+            return None
+        if not whole or self._process is None:
+            self.end()
+            raise NotReady(f"{self._what} did not start: {_last_line(self._log)}")
+        stdout.close()
+        port = int(json.loads(line)["data"][1])
+        return Running(self._process, port, SwitchControl(self._control, CONTROL_S), self._child)
+
+    def end(self) -> None:
+        """End it by force: it serves nobody."""
+        self._child.kill()
+        self._child.wait(END_S)
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+
+
 class PlaneProcesses:
     """Switch and server of one order: started together, ended together, because a new one of either knows nothing."""
 
     def __init__(self, order: SwitchOrder, sockets: Path, log: Path, mark: str, cwd: Path, children: set[int]) -> None:
-        """Start both and wait until they are ready; raises `NotReady`, having ended what was started, and `OSError`.
+        """Begin to start both; raises `OSError`.
 
         `sockets`: path of the control sockets without their ending; `log`: where they write errors to; `mark`: by
         which processes of this home are known; the pids of both are added to `children`.
         """
         self.order, self._sockets, self._log, self._mark, self._cwd = order, sockets, log, mark, cwd
         self._children = children
-        self.server = self._start("server", {
+        self._server: Running | None = None
+        self._switch: Running | None = None
+        self._starting: Starting | None = self._start("server", {
             "payload": order.payload_bytes, "window": order.most_window, "jobs": order.most_jobs,
             "slots": order.aggregators,
         })  # fmt: skip
-        try:
-            self.switch = self._start("switch", {
-                "payload": order.payload_bytes, "aggregators": order.aggregators,
-                "server": f"{order.address}:{self.server.port}",
-            })  # fmt: skip
-        except BaseException:
-            self.server.end()
-            raise
+
+    @property
+    def server(self) -> Running:
+        """The aggregation server, once both are `ready`."""
+        assert self._server is not None
+        return self._server
+
+    @property
+    def switch(self) -> Running:
+        """The software switch, once both are `ready`."""
+        assert self._switch is not None
+        return self._switch
+
+    def ready(self) -> bool:
+        """Whether both serve; goes on with their start and never waits. Raises `NotReady` if one does not start."""
+        if self._starting is None:
+            return True
+        found = self._starting.look()
+        if found is None:
+            return False
+        if self._server is not None:
+            self._switch, self._starting = found, None
+            return True
+        self._server, order = found, self.order
+        self._starting = self._start("switch", {
+            "payload": order.payload_bytes, "aggregators": order.aggregators,
+            "server": f"{order.address}:{found.port}",
+        })  # fmt: skip
+        return False
 
     @property
     def incarnation(self) -> str:
@@ -85,15 +145,16 @@ class PlaneProcesses:
 
     @property
     def alive(self) -> bool:
-        """Whether both run."""
-        return self.switch.alive and self.server.alive
+        """Whether none that was ready has ended."""
+        return all(one is None or one.alive for one in (self._switch, self._server))
 
     def end(self) -> None:
         """End both."""
-        self.switch.end()
-        self.server.end()
+        for one in (self._starting, self._switch, self._server):
+            if one is not None:
+                one.end()
 
-    def _start(self, kind: str, values: dict[str, object]) -> Running:
+    def _start(self, kind: str, values: dict[str, object]) -> Starting:
         control = f"{self._sockets}.{kind}"
         given = {"name": self.order.name, "listen": f"{self.order.address}:0", "control": control, **values}
         words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -106,32 +167,7 @@ class PlaneProcesses:
                 start_new_session=True,
             )  # fmt: skip
         self._children.add(child.pid)
-        process = Process.of(child.pid)
-        assert child.stdout is not None
-        with child.stdout as said:
-            line = _first_line(said, child)
-        if line is None or process is None:
-            child.kill()
-            child.poll()
-            raise NotReady(f"the {kind} of {self.order.name} did not start: {_last_line(self._log)}")
-        return Running(process, int(json.loads(line)["data"][1]), SwitchControl(control, CONTROL_S), child)
-
-
-def _first_line(said: IO[bytes], child: subprocess.Popen[bytes]) -> bytes | None:
-    """What a process says when it is ready; None if it ends or takes too long."""
-    until, text = time.monotonic() + READY_S, b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(said, selectors.EVENT_READ)
-        while time.monotonic() < until:
-            if not selector.select(0.5):
-                continue
-            part = os.read(said.fileno(), 4096)
-            if not part:
-                return None
-            text += part
-            if b"\n" in text:
-                return text.partition(b"\n")[0]
-    return None
+        return Starting(kind, self.order.name, control, self._log, child)
 
 
 def _last_line(log: Path) -> str:

@@ -21,7 +21,9 @@ from plait.live.layout import Layout
 from plait.live.protocol.wire import Lease, SwitchOrder, SwitchSeen
 from plait.live.system import procs
 
-#: Between two looks at processes and counters; between two starts of a switch that dies at once, first and longest.
+#: Between two looks at processes that start; at processes and counters; between two starts of a switch that dies at
+#: once, first and longest.
+START_TICK_S = 0.05
 TICK_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 0.2, 30.0
 
 
@@ -83,7 +85,7 @@ class SwitchHost:
                     self._log("switch", why=said, where="" if isinstance(error, NotReady) else traceback.format_exc(-3))
                 self._end()
                 self._tell(replace(self._seen, incarnation="", trouble=said, leases=[], held=0.0))
-            self._wake.wait(TICK_S)
+            self._wake.wait(START_TICK_S if self._processes is not None and self._leases is None else TICK_S)
         self._end()
 
     def _look(self) -> None:
@@ -103,7 +105,12 @@ class SwitchHost:
                 return
             self._begin(order)
         assert self._processes is not None
-        assert self._leases is not None
+        if not self._processes.ready():
+            return
+        if self._leases is None:
+            self._leases = Leases(self._processes)
+            self._starts += 1
+            self._log("switch started", switch=order.name, port=self._processes.switch.port, starts=self._starts)
         trouble = self._leases.settle(self._in_force(order))
         held, leases = self._leases.seen()
         self._tell(
@@ -128,9 +135,6 @@ class SwitchHost:
         self.children = set()
         log, home = folder / "switch.log", self._layout.home
         self._processes = PlaneProcesses(order, sockets, log, self._mark, home, self.children)
-        self._leases = Leases(self._processes)
-        self._starts += 1
-        self._log("switch started", switch=order.name, port=self._processes.switch.port, starts=self._starts)
 
     def _end(self) -> None:
         if self._processes is not None:
