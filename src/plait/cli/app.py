@@ -36,6 +36,7 @@ ENTRIES = {
     "doctor": Entry(CLUSTER, "doctor:doctor", "Check the set-up and say what to fix."),
     "demo": Entry(CLUSTER, "demo:demo", "Train four models apart, then interleaved, and compare."),
     "web": Entry(CLUSTER, "cluster:web", "Open the web page of the service, logged in."),
+    "mcp": Entry(CLUSTER, "cluster:mcp", "Serve tools for coding agents, over the Model Context Protocol."),
     "nodes": Entry(CLUSTER, "status:nodes", "List the nodes; drain, resume and forget them."),
     "ray": Entry(CLUSTER, "ray:app", "A small Ray cluster here, to try `--backend ray`."),
     "explain": Entry(ANSWERS, "explain:explain", "Say why a job waits, how it shares, and when it will end.", BARE),

@@ -148,8 +148,7 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
         merged = {**job, **given}
         if "batch" in given:
             merged["batch"] = {**(job.get("batch") or {}), **given["batch"]}
-        merged.setdefault("workdir", str(Path.cwd()))
-        merged["workdir"] = str((Path.cwd() / merged["workdir"]).expanduser().resolve())
+        _find_folder(merged)
         _settle(merged, asked, python, shell, variables)
         if "batch" in given and "initial" not in merged["batch"]:
             raise InputError(f"{where}: --batch-size is missing; the other bounds of the batch need it")
@@ -158,6 +157,28 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
         if here:
             check_runnable(ready[-1], where)
     return ready
+
+
+def as_submitted_here(job: Mapping[str, Any], where: str, environ: Mapping[str, str], *, here: bool) -> dict[str, Any]:
+    """A job that another program wants to submit, as `plait submit` would from this folder and environment.
+
+    `where` begins the error of an invalid one, `here` as in `requests_of`. Raises `InputError`.
+    """
+    from plait.live.protocol.requests import check_sizes
+
+    ready = check(dict(job), where)
+    asked = Asked(command=ready["command"])
+    _find_folder(ready)
+    _settle(ready, asked, *_of_shell(asked, environ), {})
+    check_sizes(ready, where, (), False)
+    if here:
+        check_runnable(ready, where)
+    return ready
+
+
+def _find_folder(job: dict[str, Any]) -> None:
+    """Make the folder of a job absolute; this one if it names none."""
+    job["workdir"] = str((Path.cwd() / job.get("workdir", "")).expanduser().resolve())
 
 
 def _of_shell(asked: Asked, environ: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:

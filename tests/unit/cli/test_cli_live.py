@@ -559,6 +559,7 @@ def test_cancel_and_administration(plait, fake):
         ("DELETE", "/v1/projects/p"): {},
     }
     assert plait("cancel", "j-3").out == "j-3 cancelled\n"
+    assert json.loads(plait("cancel", "j-3", "--json").out) == [{"state": "cancelled"}]
     assert plait("requeue", "j-3").out == "j-3 stopping\n"
     assert plait("clone", "j-3", "--gpus", "2").out == "j-4\n"
     changed = plait("update", "j-3", "--class", "auto", "--no-deadline")

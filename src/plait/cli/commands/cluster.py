@@ -1,4 +1,4 @@
-"""`plait up` and `plait down`: a cluster on this machine, in the background; `plait web`: its page in a browser."""
+"""`plait up`, `down`: a cluster on this machine, in the background; `web`, `mcp`: its page, its tools for agents."""
 
 from __future__ import annotations
 
@@ -130,6 +130,34 @@ def web(
     typer.echo(link)
     if open_it or (open_it is None and _has_screen()):
         webbrowser.open(link)
+
+
+def mcp(
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Offer only tools that change nothing, whatever the token's role.")
+    ] = False,
+    skill: Annotated[bool, typer.Option("--skill", help="Print the skill file for coding agents and exit.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Serve tools for coding agents, over the Model Context Protocol.
+
+    Speaks on standard input and output: hosts of agents start it. Tools ask the service with your token and role.
+    """
+    from plait.cli.mcp.skill import skill_text
+    from plait.core.errors import MissingExtra
+
+    if skill:
+        typer.echo(skill_text(), nl=False)
+        return
+    try:
+        import mcp.server.mcpserver  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra("the library mcp", "mcp", "plait mcp") from error
+    from plait.cli.mcp.server import make_server
+    from plait.cli.mcp.service import Asking
+    from plait.cli.submission import runs_here
+
+    make_server(Asking(lambda: client(home), lambda: runs_here(home, os.environ)), read_only=read_only).run("stdio")
 
 
 def _has_screen() -> bool:

@@ -389,12 +389,16 @@ def _between_attempts(found: Mapping[str, Any]) -> str:
     return f"{found['id']} waits to start again; this is attempt {last['epoch']}, which is over: {last['state']}{why}"
 
 
-def cancel(jobs: JobsArgument, home: HomeOption = None) -> None:
+def cancel(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """Cancel jobs; running ones are stopped."""
+    answers = []
     with client(home) as service:
         for job in jobs:
-            answer = service.cancel(job)
-            typer.echo(f"{job} {answer.get('state', 'cancelled')}")
+            answers.append(service.cancel(job))
+            if not as_json:
+                typer.echo(f"{job} {answers[-1].get('state', 'cancelled')}")
+    if as_json:
+        print_json(answers)
 
 
 def wait(

@@ -159,9 +159,10 @@ class Client(Caller):
                 break
         return found if newest is None else found[-newest:]
 
-    def logs(self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536) -> Json:
-        """Part of a log: {text, offset, size}."""
-        return self._object("GET", f"/v1/jobs/{segment(job)}/logs", rank=rank, offset=offset, limit=limit)
+    def logs(self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536, epoch: int | None = None) -> Json:
+        """Part of a log: {text, offset, next, size, epoch, rank}, in bytes; `epoch`: attempt, None for the newest."""
+        path = f"/v1/jobs/{segment(job)}/logs"
+        return self._object("GET", path, rank=rank, offset=offset, limit=limit, epoch=epoch)
 
     def follow(
         self, job: str, *, rank: int = 0, offset: int = 0, notice: Callable[[str], object] | None = None,

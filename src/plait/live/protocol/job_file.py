@@ -93,13 +93,18 @@ def read_jobs(path: str | Path) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"cannot read the job file {path}: {reason}") from error
-    data = _parse(text, file)
+    return jobs_of_text(text, str(path))
+
+
+def jobs_of_text(text: str, name: str) -> list[dict[str, Any]]:
+    """The jobs of the text of a file of this name, whose ending says its format as in `read_jobs`; its errors, too."""
+    data = _parse(text, Path(name))
     several = data.get("jobs") if isinstance(data, dict) and set(data) == {"jobs"} else data
     if isinstance(several, list):
         if not several:
-            raise InputError(f"{path} has no jobs in it")
-        return [check(job, f"{path}: job {i}") for i, job in enumerate(several, start=1)]
-    return [check(data, str(path))]
+            raise InputError(f"{name} has no jobs in it")
+        return [check(job, f"{name}: job {i}") for i, job in enumerate(several, start=1)]
+    return [check(data, name)]
 
 
 def parse_bytes(text: str, what: str) -> int:
