@@ -115,7 +115,10 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
     ]
     write_text(out / "network.json", json.dumps(found, indent=1))
     result = replay(list(read_rows(log))).result(
-        trace="demo", world="live", cluster="4 CPU slots and a software switch"
+        trace="demo",
+        world="live",
+        cluster="4 CPU slots and a software switch",
+        policy=", then ".join(world.policy for world in worlds),
     )
     write_text(out / "network.html", page(worlds))
     write_html([result], out / "network-jobs.html", title=f"{TITLE}: all jobs", settings=_sentences(worlds))
