@@ -60,7 +60,7 @@ ENTRIES = {
     "policies": Entry(LIBRARY, "catalog:policies", "List policies, what they know, and their options."),
     "cite": Entry(LIBRARY, "catalog:cite", "Print the BibTeX entries of the papers behind a policy."),
     "worlds": Entry(LIBRARY, "catalog:worlds", "List the simulated worlds."),
-    "trace": Entry(LIBRARY, "trace:app", "Convert, inspect and generate traces."),
+    "trace": Entry(LIBRARY, "trace:app", "Convert, inspect and generate traces; export a live run."),
 }
 
 

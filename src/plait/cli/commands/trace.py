@@ -1,4 +1,4 @@
-"""`plait trace`: convert, inspect and generate traces."""
+"""`plait trace`: convert, inspect and generate traces; a live run as a timeline for Perfetto."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json
 from plait.cli.experiments.options import AssignModels, Nodes, OpportunisticShare, Tenants, TraceFormat, Work
 
 if TYPE_CHECKING:
+    from plait.live.client.client import Client
     from plait.traces.table import TraceTable
 
 app = typer.Typer(help="Convert, inspect and generate traces.", no_args_is_help=True)
@@ -126,6 +128,51 @@ def formats() -> None:
     for fmt in FORMATS.values():
         grid.add_row(fmt.name, fmt.units, fmt.source, fmt.licence)
     Console().print(grid)
+
+
+@app.command()
+def export(
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Timeline to write, e.g. run.json.")],
+    job: Annotated[list[str] | None, typer.Option("--job", help="Only this job; may be repeated.")] = None,
+    log: Annotated[Path | None, typer.Option(help="JSON file of saved events, instead of the service's log.")] = None,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Export what ran on a live cluster as a timeline for Perfetto.
+
+    Open the file in ui.perfetto.dev or chrome://tracing: attempts on GPUs, waits in the queue, who stopped whom and
+    why, GPUs held and jobs that wait. Users without the right to read the whole log get their own jobs.
+    """
+    from plait.cli.commands.explain import saved_events
+    from plait.cli.render.trace_events import write_trace
+    from plait.core.errors import InputError
+
+    now_s = None
+    if log is not None:
+        if job:
+            raise InputError("--job and --log exclude each other: jobs are chosen among those of a running service")
+        entries = saved_events(log)
+    else:
+        with client(home) as service:
+            now_s = float(service.status()["now_s"])
+            entries = _entries(service, job or [])
+    events = write_trace(entries, target, now_s)
+    if as_json:
+        print_json({"file": str(target), "entries": len(entries), "events": events})
+        return
+    typer.echo(f"{target}: {events:,} events of {len(entries):,} entries of the log; open it in ui.perfetto.dev")
+
+
+def _entries(service: Client, jobs: list[str]) -> list[dict[str, Any]]:
+    """Entries of the log in order: of these jobs, else of all, else of those of the user."""
+    if not jobs:
+        me = service.me()
+        if me["role"] != "user":
+            return list(service.all_events())
+        while page := service.jobs(user=me["user"], limit=500, offset=len(jobs)):
+            jobs += [one["id"] for one in page]
+    found = {entry["seq"]: entry for one in jobs for entry in service.job_events(one)}
+    return [found[seq] for seq in sorted(found)]
 
 
 def _assigned(
