@@ -29,6 +29,7 @@ SCREENS = {
     "overview": ("/", "light", 1300, 900, ".map svg"),
     "waiting": ("/jobs/j-33", "dark", 1300, 800, "#why"),
     "submit": ("/submit?from=j-1", "light", 1300, 760, "form.job"),
+    "what-if": ("/what-if?nodes=%2B2x8&policy=srsf", "light", 1300, 720, "#gain"),
     "queue": ("/queue", "light", 1300, 560, "tbody tr"),
     "nodes": ("/nodes", "light", 1300, 760, "tbody tr"),
     "node": ("/nodes/n03", "light", 1300, 760, "h1"),

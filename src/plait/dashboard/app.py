@@ -25,6 +25,7 @@ from plait.dashboard.pages import (
     queue,
     reports,
     submission,
+    what_if,
 )
 from plait.dashboard.web import Web
 
@@ -46,7 +47,7 @@ ROUTES = [
     Route("/jobs", jobs.list_jobs), Route("/jobs/{job}", jobs.show_job),
     Route("/jobs/{job}/change", changes.ask_changes),
     Route("/jobs/{job}/log", logs.text), Route("/jobs/{job}/tail", logs.tail),
-    Route("/submit", jobs.new_job), Route("/queue", queue.show_queue),
+    Route("/submit", submission.new_job), Route("/what-if", what_if.what_if), Route("/queue", queue.show_queue),
     Route("/nodes", nodes.list_nodes), Route("/nodes/{node}", nodes.show_node),
     Route("/reports", reports.list_reports), Route("/reports/{name}", reports.show_report),
     Route("/reports/{name}/file", reports.file), Route("/fidelity", reports.fidelity),
@@ -56,6 +57,7 @@ ROUTES = [
 ]  # fmt: skip
 ACTIONS = {
     "/login": login.log_in, "/logout": login.log_out, "/codes": login.make_code, "/submit": submission.submit,
+    "/submit/what-if": submission.what_if,
     "/jobs/several": changes.several, "/jobs/{job}/cancel": changes.cancel, "/jobs/{job}/requeue": changes.requeue,
     "/jobs/{job}/clone": changes.clone, "/jobs/{job}/change": changes.change,
     "/nodes/{node}/drain": nodes.drain, "/nodes/{node}/resume": nodes.resume,

@@ -25,7 +25,7 @@ AXE = Path(__file__).with_name("axe.min.js")
 SCREENS = (
     "/", "/jobs", "/jobs/j-1", "/jobs/j-33", "/jobs/j-2", "/queue", "/nodes", "/nodes/n03", "/events", "/costs",
     "/policy",
-    "/submit", "/jobs/j-1/change",
+    "/submit", "/jobs/j-1/change", "/what-if", "/what-if?nodes=%2B2x8&policy=srsf",
 )  # fmt: skip
 
 
@@ -211,5 +211,48 @@ def test_a_node_is_drained_and_a_job_submitted(browser: Any, service: tuple[Worl
     page.click("button.main")
     page.wait_for_url("**/web/jobs/j-*")
     assert "gpt2 pretrain 1" in page.inner_text("h1")
+    assert errors == []
+    page.context.close()
+
+
+def test_what_if_fills_in_a_variant_and_submits_nothing(browser: Any, service: tuple[World, str]) -> None:
+    world, _ = service
+    page, errors = opened(browser, service)
+    numbers = world.engine.state.numbers
+    page.goto("/web/submit?from=j-4")
+    page.fill("#name", "asked only")
+    page.click("button:text-is('What if')")
+    page.wait_for_selector("#outlook")
+    assert page.url.endswith("/web/submit?from=j-4")
+    assert page.input_value("#name") == "asked only"
+    before = page.input_value("#gpus")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa']}).then(r => r.violations)")
+    assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
+    page.click("button:has-text('--gpus')")
+    page.wait_for_function("before => document.querySelector('#gpus').value !== before", arg=before)
+    assert page.input_value("#gpus") == str(int(before) // 2)
+    assert world.engine.state.numbers == numbers
+    page.click("button:text-is('Submit')")
+    page.wait_for_url("**/web/jobs/j-*")
+    assert "asked only" in page.inner_text("h1")
+    assert errors == []
+    page.context.close()
+
+
+def test_the_queue_under_another_choice_names_who_gains(browser: Any, service: tuple[World, str]) -> None:
+    page, errors = opened(browser, service)
+    page.goto("/web/policy")
+    page.click("text=More nodes, a node less")
+    page.wait_for_url("**/web/what-if")
+    page.fill("#nodes", "+4x8")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#gain")
+    assert page.locator("section[aria-labelledby=gain] tbody tr").count() > 0
+    assert "sooner" in page.inner_text("section[aria-labelledby=gain] tbody tr:first-child")
+    page.fill("#nodes", "many")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=alert]")
+    errors[:] = [one for one in errors if "422" not in one]
     assert errors == []
     page.context.close()

@@ -92,6 +92,7 @@ def test_logging_out_ends_the_session(login: Callable[[str], Browser]) -> None:
 
 ACTIONS = (
     "/web/submit",
+    "/web/submit/what-if",
     "/web/jobs/j-0/cancel",
     "/web/nodes/n0/drain",
     "/web/nodes/n0/resume",
@@ -108,7 +109,7 @@ def test_a_form_without_the_token_of_its_session_does_nothing(
     job = world.submit()
     root, other = login("root"), login("root")
     for csrf in ("", "wrong", other.csrf()):
-        root.post(path, 403, csrf=csrf, policy="fifo", job='{"command": ["true"]}')
+        root.post(path, 403, csrf=csrf, policy="fifo", command="true")
     token = root.csrf()
     answer = root.ask("POST", path, {"Origin": "https://evil.example"}, data={"csrf": token})
     assert answer.status_code == 403

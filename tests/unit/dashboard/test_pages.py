@@ -165,21 +165,29 @@ def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: 
     assert "has cancelled" in ann.get("/web/jobs/j-1/change", 409)
 
 
+def values_of(page: str) -> dict[str, str]:
+    """What is in the fields of the form of a job that have a value."""
+    found = {
+        a["name"]: a.get("value", "") for tag, a in Tags(page).tags if tag == "input" and a.get("type") != "hidden"
+    }
+    return {name: value for name, value in found.items() if value and name != "q"}
+
+
 def test_a_job_is_submitted_again_and_what_is_wrong_with_it_is_said(world: World, login: Login) -> None:
     cluster(world)
     ann = login("ann")
-    form = Tags(ann.get("/web/submit?from=j-1"))
-    assert any(tag == "textarea" for tag, _ in form.tags)
-    text = html.unescape(ann.get("/web/submit?from=j-1")).split('class="code">', 1)[1].split("</textarea>")[0]
-    job = json.loads(text)
-    assert (job["gpus"], job["name"], job["command"]) == (2, "long", ["python", "train.py"])
-    assert ann.post("/web/submit", job=text).headers["location"] == "/web/jobs/j-4"
+    form = values_of(ann.get("/web/submit?from=j-1"))
+    assert (form["gpus"], form["name"], form["command"]) == ("2", "long", "python train.py")
+    assert ann.post("/web/submit", **form).headers["location"] == "/web/jobs/j-4"
     assert world.store.job(4)["name"] == "long"
-    wrong = html.unescape(ann.post("/web/submit", 422, job='{"command": ["true"], "gpus": "x"}').text)
-    assert "gpus" in wrong
-    assert '"gpus": "x"' in wrong
-    assert "not JSON" in ann.post("/web/submit", 400, job="{").text
-    login("eve").post("/web/submit", 403, job=text)
+    wrong = html.unescape(ann.post("/web/submit", 422, **{**form, "gpus": "x", "name": HOSTILE}).text)
+    assert "needs a whole number (got 'x')" in wrong
+    assert values_of(wrong)["gpus"] == "x"
+    assert values_of(ann.post("/web/submit", 422, **{**form, "gpus": "x", "name": HOSTILE}).text)["name"] == HOSTILE
+    assert "not JSON" in ann.post("/web/submit", 400, **{**form, "rest": "{"}).text
+    assert "give it once" in ann.post("/web/submit", 422, **{**form, "rest": '{"gpus": 3}'}).text
+    assert "needs the program" in ann.post("/web/submit", 422, gpus="1").text
+    login("eve").post("/web/submit", 403, **form)
     login("eve").get("/web/submit", 403)
 
 

@@ -1,12 +1,15 @@
-"""What a submission would get: through the API, for each role, with nothing submitted; and the forecast of a job."""
+"""What would be if, through API and pages, for each role: a submission, the forecast of a job, another choice."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from world import World
+from world import Browser, World
+
+Login = Callable[[str], Browser]
 
 JOB = {"command": ["python", "train.py"], "name": "net"}
 
@@ -169,3 +172,34 @@ def test_a_choice_that_cannot_be_says_what_could(
     found = ask(http, busy, "ann", "POST", "/v1/what-if/queue", body)
     assert found[0] == status, found
     assert words in found[1]["error"]["message"]
+
+
+# -- pages ---------------------------------------------------------------------------------------------
+
+
+def test_the_form_shows_what_a_job_would_get_and_takes_over_a_variant(busy: World, login: Login) -> None:
+    ann = login("ann")
+    form = {"command": "python train.py", "gpus": "4", "class": "guaranteed"}
+    page = ann.post("/web/submit/what-if", 200, **form).text
+    assert 'id="outlook"' in page
+    assert "nothing is submitted" in page
+    assert 'value="--gpus 2"' in page
+    assert 'name="gpus" type="number" value="4"' in page
+    taken = ann.post("/web/submit/what-if", 200, **form, min_gpus="3", use="--gpus 2").text
+    assert 'name="gpus" type="number" value="2"' in taken
+    assert 'name="min_gpus" type="number" value=""' in taken
+    assert "no field of this form" in ann.post("/web/submit/what-if", 422, **form, use="--gpux 2").text
+    assert "largest gang" in ann.post("/web/submit/what-if", 422, **{**form, "gpus": "5"}).text
+    login("eve").post("/web/submit/what-if", 403, **form)
+    assert busy.do(lambda engine, now_s: engine.state.numbers) == 3
+
+
+def test_the_page_of_choices_names_who_gains_and_what_is_wrong(busy: World, login: Login) -> None:
+    eve = login("eve")
+    assert 'id="gain"' not in eve.get("/web/what-if")
+    page = eve.get("/web/what-if?nodes=%2B1x4")
+    assert '<a href="/web/jobs/j-2">j-2</a>' in page.split('id="gain"')[1].split('id="lose"')[0]
+    assert "sooner" in page
+    assert "no node &#39;n9&#39;" in eve.get("/web/what-if?without=n9", 422)
+    assert "write JOB=PRIORITY" in eve.get("/web/what-if?priority=fast", 422)
+    assert busy.do(lambda engine, now_s: engine.state.policy_text) == "fifo-backfill"

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from plait.core.words import number
-from plait.dashboard.api_client import Refused, segment
+from plait.dashboard.api_client import segment
 from plait.dashboard.figures import Fields
 from plait.dashboard.outlook import outlook
 from plait.dashboard.pages.changes import may_change
@@ -95,19 +95,11 @@ _FILE = (
 )  # fmt: skip
 
 
-def job_file(job: dict[str, Any]) -> str:
-    """The job as it could be submitted again, as JSON, which is YAML as well."""
-    found = {name: job[name] for name in _FILE if job.get(name) not in (None, "", [], {})}
-    return json.dumps(found, indent=2, ensure_ascii=False)
+def file_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the job as it could be submitted again."""
+    return {name: job[name] for name in _FILE if job.get(name) not in (None, "", [], {})}
 
 
-@shown
-async def new_job(viewer: Viewer) -> Response:
-    """The form of a submission; with `?from=JOB` filled in with that job."""
-    if not viewer.session.may_submit:
-        raise Refused(403, f"{viewer.session.user} is {viewer.session.role}; this needs admin or user")
-    other = viewer.request.query_params.get("from")
-    text = '{\n  "command": ["python", "train.py"],\n  "gpus": 1\n}'
-    if other:
-        text = job_file(await viewer.api.get(f"/v1/jobs/{segment(other)}"))
-    return viewer.page("submit.html.j2", title="Submit a job", text=text, other=other, wrong=None, live=False)
+def job_file(job: Mapping[str, Any]) -> str:
+    """The same as JSON, which is YAML as well."""
+    return json.dumps(file_of(job), indent=2, ensure_ascii=False)

@@ -1,32 +1,71 @@
-"""Submit a job from the page: what was typed stays there where the API refuses it."""
+"""The form of a job: what it would get, and its submission. What was typed stays where the API refuses it."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
-from plait.dashboard.api_client import Refused
+from plait.dashboard.api_client import Refused, segment
+from plait.dashboard.figures import Fields
+from plait.dashboard.intervals import band, horizon_s
+from plait.dashboard.job_form import MAIN, MORE, REST, fields, job_of, typed, with_option
+from plait.dashboard.pages.jobs import file_of
 from plait.dashboard.web import ROOT, Viewer, checked_form, shown
+
+
+@shown
+async def new_job(viewer: Viewer) -> Response:
+    """The empty form; with `?from=JOB` filled in with that job."""
+    if not viewer.session.may_submit:
+        raise Refused(403, f"{viewer.session.user} is {viewer.session.role}; this needs admin or user")
+    other = viewer.request.query_params.get("from")
+    given = {"command": "python train.py", "gpus": "1"}
+    if other:
+        given = typed(file_of(await viewer.api.get(f"/v1/jobs/{segment(other)}")))
+    return _form(viewer, given, other=other)
 
 
 @shown
 async def submit(viewer: Viewer) -> Response:
     """Store the job, and show it; or the form again with what is wrong."""
     form = await checked_form(viewer)
-    text = form.get("job", "")
     try:
-        try:
-            job = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise Refused(400, f"this is not JSON: {error}") from None
-        if not isinstance(job, dict):
-            raise Refused(422, 'write one job: {"command": [...], ...}')
-        found = await viewer.api.ask("POST", "/v1/jobs", body=job)
+        found = await viewer.api.ask("POST", "/v1/jobs", body=job_of(form))
     except Refused as error:
-        return viewer.page(
-            "submit.html.j2", error.status, title="Submit a job", text=text, other=None, wrong=error, live=False
-        )
+        return _form(viewer, form, wrong=error)
     viewer.web.answers.forget()
-    number = found["id"] if isinstance(found, dict) else found[0]["id"]
-    return RedirectResponse(f"{ROOT}/jobs/{number}", 303)
+    return RedirectResponse(f"{ROOT}/jobs/{found['id']}", 303)
+
+
+@shown
+async def what_if(viewer: Viewer) -> Response:
+    """The form with what the job would get; `use` is an option of a variant to fill in first. Nothing is submitted."""
+    form = await checked_form(viewer)
+    option = form.pop("use", "")
+    try:
+        form = with_option(form, option) if option else form
+        found = await viewer.api.ask("POST", "/v1/what-if", body=job_of(form))
+    except Refused as error:
+        return _form(viewer, form, wrong=error)
+    return _form(viewer, form, found=Fields(found))
+
+
+def _form(
+    viewer: Viewer, given: Mapping[str, str], *, other: str | None = None, wrong: Refused | None = None,
+    found: Mapping[str, Any] | None = None,
+) -> Response:  # fmt: skip
+    """The form: `other` the job it is filled in with, `wrong` why it was refused, `found` what the job would get."""
+    return viewer.page(
+        "submit.html.j2", 200 if wrong is None else wrong.status, title="Submit a job", other=other, wrong=wrong,
+        main=fields(MAIN, given), more=fields(MORE, given), rest=given.get(REST, ""), found=found,
+        more_open=any(given.get(name, "").strip() for name in (*MORE, REST)), live=False, **drawn(found),
+    )  # fmt: skip
+
+
+def drawn(found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the drawings of a forecast and of its variants need: how far they reach, and where bands lie."""
+    rows = [] if found is None else [found, *(one for one in found["variants"] if one["change"] != "later")]
+    most_s = horizon_s([one[name] for one in rows for name in ("start", "end")])
+    return {"most_s": most_s, "band": band}
