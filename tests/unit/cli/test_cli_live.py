@@ -461,6 +461,10 @@ def test_logs_page_by_page_and_from_the_end(plait, fake):
     assert plait("logs", "j-3").out == text
     assert plait("logs", "j-3", "--tail", 16, "--rank", 1).out == text[-16:]
     assert fake.asked[-1][2]["rank"] == "1"
+    end = json.loads(plait("logs", "j-3", "--tail", 16, "--json").out)
+    assert end == {"text": text[-16:], "offset": len(text) - 16, "next": len(text), "size": len(text)}
+    assert json.loads(plait("logs", "j-3", "--json").out)["next"] == 300
+    assert "--json and --follow exclude each other" in plait("logs", "-f", "j-3", "--json").err
 
 
 def test_logs_of_a_job_between_two_attempts_say_so(plait, fake):
@@ -512,6 +516,10 @@ def test_wait_has_the_exit_code_of_the_job(plait, fake):
     assert "j-4 failed: failed 4 times, last: exit code 3" in answer.out
     assert "plait logs j-4" in answer.err
     fake.answers["GET", "/v1/jobs/j-5"] = JOB
+    answer = plait("wait", "j-2", "j-4", "--json")
+    assert (answer.code, [one["state"] for one in json.loads(answer.out)]) == (1, ["finished", "failed"])
+    answer = plait("wait", "j-2", "j-5", "--timeout", 0, "--json")
+    assert (answer.code, [one["id"] for one in json.loads(answer.out)]) == (1, ["j-2"])
     answer = plait("wait", "j-5", "--timeout", 0)
     assert answer.code == 1
     assert "plait explain j-5" in answer.err
@@ -580,6 +588,16 @@ def test_cancel_and_administration(plait, fake):
     assert plait("project", "set", "p", "--quota-gpus", 4).code == 0
     assert plait("project", "rm", "p").code == 0
     assert {"policy": "srsf"} in fake.bodies
+    for words, says in (
+        (("nodes", "drain", "n0"), {"stops": {}}),
+        (("nodes", "resume", "n0"), {}),
+        (("nodes", "enrol", "n7"), {"id": "t1", "token": "abc"}),
+        (("policy", "set", "srsf"), {"policy": "srsf"}),
+        (("token", "revoke", "t1"), {}),
+        (("project", "set", "p"), {}),
+        (("project", "rm", "p"), {}),
+    ):
+        assert json.loads(plait(*words, "--json").out) == says, words
     assert {"user": "bob", "role": "user"} in fake.bodies
 
 

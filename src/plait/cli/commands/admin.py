@@ -70,10 +70,14 @@ def _expiry(shown: dict[str, Any]) -> str:
 def revoke_token(
     which: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token, from `plait token ls`.")],
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Revoke a token."""
     with client(home) as service:
-        service.revoke_token(which)
+        answer = service.revoke_token(which)
+    if as_json:
+        print_json(answer)
+        return
     typer.echo(f"{which} is revoked")
 
 
@@ -93,26 +97,36 @@ def set_project(
     ] = None,
     weight: Annotated[float | None, typer.Option(help="Weight of the project in fair-sharing policies.")] = None,
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Create a project, or change its quota and weight."""
     with client(home) as service:
-        service.set_project(name, quota_gpus, weight)
+        answer = service.set_project(name, quota_gpus, weight)
+    if as_json:
+        print_json(answer)
+        return
     typer.echo(f"project {name} is set")
 
 
 @project.command("rm", no_args_is_help=True)
 def remove_project(
-    name: Annotated[str, typer.Argument(help="Project that `plait project ls` lists.")], home: HomeOption = None
+    name: Annotated[str, typer.Argument(help="Project that `plait project ls` lists.")],
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Remove a project."""
     with client(home) as service:
-        service.delete_project(name)
+        answer = service.delete_project(name)
+    if as_json:
+        print_json(answer)
+        return
     typer.echo(f"project {name} is gone")
 
 
 def backup(
     target: Annotated[Path, typer.Argument(metavar="FILE", help="New file for the copy.")],
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Copy the store while the service runs."""
     from plait.core.errors import InputError
@@ -125,6 +139,9 @@ def backup(
     where = Path(str(answer.get("path", path)))
     if where != path and where.exists():
         where.replace(path)
+    if as_json:
+        print_json({**answer, "path": str(path)})
+        return
     typer.echo(f"{path}: the store; put it back with: plait restore {target}")
 
 
@@ -184,6 +201,7 @@ def replay(
     verify: Annotated[bool, typer.Option("--verify", help="Exit code 4 if a decision differs.")] = False,
     allow_policy: AllowForLog = None,
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Repeat every decision of an event log and compare."""
     from plait.core.errors import PlanError
@@ -207,7 +225,11 @@ def replay(
             answer = log_replay.replay(log_replay.read_rows(rows))
         count, last_s = answer.entries, answer.state.now_s
         difference = None if answer.difference is None else str(answer.difference)
+    if as_json:
+        print_json({"entries": count, "last_s": last_s, "same": difference is None, "difference": difference})
     if difference is not None and verify:
         raise PlanError(f"the replay makes another decision at {difference}")
+    if as_json:
+        return
     what = "every decision is the same" if difference is None else f"another decision at {difference}"
     typer.echo(f"{count:,} entries over {duration(last_s)}: {what}")

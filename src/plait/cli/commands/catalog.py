@@ -90,6 +90,7 @@ def set_policy(
         typer.Option("--may-lose-work", help="Allow the policy to stop jobs that cannot resume from a checkpoint."),
     ] = False,
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Change the policy of the running cluster.
 
@@ -103,6 +104,9 @@ def set_policy(
         make_policy(name)  # a typing mistake is found here, with a suggestion
     with client(home) as service:
         found = service.set_policy(name, may_lose_work=may_lose_work)
+    if as_json:
+        print_json(found)
+        return
     typer.echo(f"{found.get('policy', name)} decides from now on{LOSES if found.get('may_lose_work') else ''}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.connection import HomeOption, client
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json
 from plait.cli.declared import command
 from plait.live.notes import note
 from plait.live.supervisor.options import UpOptions
@@ -120,6 +120,7 @@ def web(
         bool | None, typer.Option("--open/--no-open", help="Open the browser. [default: only if there is a screen]")
     ] = None,
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Open the web page of the service, logged in.
 
@@ -127,7 +128,10 @@ def web(
     """
     with client(home) as service:
         link = service.web_link()
-    typer.echo(link)
+    if as_json:
+        print_json({"link": link})
+    else:
+        typer.echo(link)
     if open_it or (open_it is None and _has_screen()):
         webbrowser.open(link)
 

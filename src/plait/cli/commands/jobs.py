@@ -323,13 +323,22 @@ def logs(
     tail: Annotated[int | None, typer.Option("--tail", min=1, help="Print only about the last N bytes.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Keep terminal escape sequences.")] = False,
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Print the log of a job's newest attempt.
 
-    On a terminal, escape sequences are removed unless --raw is given.
+    On a terminal, escape sequences are removed unless --raw is given. --json prints one part, of at most 1 MB, with its
+    place in the log in bytes: the last --tail bytes, else the beginning.
     """
     import sys
 
+    from plait.core.errors import InputError
+
+    if as_json:
+        if follow:
+            raise InputError("--json and --follow exclude each other; --follow prints the log as it comes")
+        _print_part(job, rank, tail, home)
+        return
     shown = plain_lines if sys.stdout.isatty() and not raw else str
 
     with client(home) as service:
@@ -360,6 +369,14 @@ def logs(
             offset = int(part.get("next", part["offset"] + len(text.encode())))
             if offset >= int(part["size"]):
                 return
+
+
+def _print_part(job: str, rank: int, tail: int | None, home: str | None) -> None:
+    """Print a part of a log as JSON."""
+    with client(home) as service:
+        most = 1_000_000 if tail is None else min(tail, 1_000_000)
+        offset = 0 if tail is None else max(0, int(service.logs(job, rank=rank, limit=1)["size"]) - most)
+        print_json(service.logs(job, rank=rank, offset=offset, limit=most))
 
 
 def _without_service(job: str, home: str | None) -> None:
@@ -405,31 +422,42 @@ def wait(
     jobs: JobsArgument,
     timeout: Annotated[float | None, typer.Option(help="Give up after this many seconds; exit code 1.")] = None,
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Wait until jobs have ended.
 
     Exit code 1 if a job failed or was cancelled.
     """
-    await_ends(jobs, timeout, home)
+    await_ends(jobs, timeout, home, as_json=as_json)
 
 
-def await_ends(jobs: list[str], timeout: float | None, home: str | None) -> None:
-    """Wait until `jobs` have ended and print how; exit code 1 if one failed, or after `timeout` seconds."""
+def await_ends(jobs: list[str], timeout: float | None, home: str | None, *, as_json: bool = False) -> None:
+    """Wait until `jobs` have ended and print how; exit code 1 if one failed, or after `timeout` seconds.
+
+    As JSON it prints a list of {id, state, reason, exit_code}: of those that ended in time, in the given order.
+    """
     from plait.live.client.client import FINAL
 
     ends = None if timeout is None else time.monotonic() + timeout
     bad: list[str] = []
+    ended: list[dict[str, Any]] = []
     with client(home) as service:
         for job in jobs:
             while (found := patiently(service, job))["state"] not in FINAL:
                 if ends is not None and time.monotonic() >= ends:
+                    if as_json:
+                        print_json(ended)
                     note(f"{job} is still {found['state']} after {timeout:g} s; ask why with: plait explain {job}")
                     raise typer.Exit(1)
                 time.sleep(LOOK_S)
             if found["state"] != "finished":
                 bad.append(job)
             reason = found.get("reason")
-            typer.echo(f"{job} {found['state']}" + (f": {plain(reason)}" if reason and job in bad else ""))
+            ended.append({name: found.get(name) for name in ("id", "state", "reason", "exit_code")})
+            if not as_json:
+                typer.echo(f"{job} {found['state']}" + (f": {plain(reason)}" if reason and job in bad else ""))
+    if as_json:
+        print_json(ended)
     if bad:
         note(f"what it wrote: plait logs {bad[0]}")
         raise typer.Exit(1)

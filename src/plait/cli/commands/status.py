@@ -164,6 +164,7 @@ def enrol(
     node: Annotated[str, typer.Argument(help="Name of the new node.")],
     expires: Annotated[str | None, typer.Option(help="Expires after this time: 12h, 30d; default: never.")] = None,
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Create the token of another node.
 
@@ -173,6 +174,9 @@ def enrol(
         made = service.create_token(
             node, "agent", expires_in_s=None if expires is None else seconds(expires), node=node
         )
+    if as_json:
+        print_json(made)
+        return
     typer.echo(made["token"])
     note(f"it is not shown again; on that machine it goes, for its owner alone, into HOME/nodes/{node}/enrol")
 
@@ -185,6 +189,7 @@ def drain(
         str | None, typer.Option(help="Wait up to this long until no job is left there, e.g. 120s.")
     ] = None,
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Start no new jobs on a node and move its jobs away.
 
@@ -193,13 +198,16 @@ def drain(
     within_s = None if wait is None else seconds(wait)
     with client(home or context.obj) as service:
         moved = {job: _stop_said(service, job) for n in service.nodes() if n["id"] == node for job in n["jobs"]}
-        service.drain(node)
-        if moved:
+        answer = service.drain(node)
+        if moved and not as_json:
             typer.echo(f"{node} stops {', '.join(moved)} now; each starts elsewhere as soon as there is room:")
-        for job, said in moved.items():
-            typer.echo(f"  {job} {said}")
+            for job, said in moved.items():
+                typer.echo(f"  {job} {said}")
         if within_s is not None:
             _await_empty(service, node, within_s)
+    if as_json:
+        print_json({**answer, "stops": moved})
+        return
     state = "is draining" if within_s is None else "has no jobs any more"
     typer.echo(f"{node} {state}; give it work again with: plait nodes resume {node}")
 
@@ -231,10 +239,14 @@ def resume(
     context: typer.Context,
     node: Annotated[str, typer.Argument(help="Node that `plait nodes` lists.")],
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Return a drained node to service."""
     with client(home or context.obj) as service:
-        service.resume(node)
+        answer = service.resume(node)
+    if as_json:
+        print_json(answer)
+        return
     typer.echo(f"{node} takes work again")
 
 
@@ -243,13 +255,17 @@ def forget(
     context: typer.Context,
     node: Annotated[str, typer.Argument(help="Node that is lost or has left.")],
     home: HomeOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Remove a node that will not come back.
 
     An agent that reports under its name later joins as a new node.
     """
     with client(home or context.obj) as service:
-        service.forget_node(node)
+        answer = service.forget_node(node)
+    if as_json:
+        print_json(answer)
+        return
     typer.echo(f"{node} is forgotten")
 
 
