@@ -290,6 +290,8 @@ def test_ls_show_history(plait, fake):
     assert "1 min 0 s" in out  # held by two GPUs
     assert "n0 with j-4" in out
     assert fake.asked[0][2] == {"state": "running", "limit": "50", "offset": "0", "columns": "1"}
+    plait("ls", "-s", "mnist")
+    assert fake.asked[-1][2] == {"text": "mnist", "limit": "50", "offset": "0", "columns": "1"}
     shown = plait("show", "j-3").out
     assert "python train.py" in shown
     assert "77" in shown

@@ -186,6 +186,10 @@ def test_an_engine_lives_in_it(url: str, tmp_path: Path) -> None:
     assert [row["state"] for row in store.jobs()] == ["waiting", "waiting", "cancelled", "waiting"]
     assert [row["number"] for row in store.jobs(owner="ben")] == [3]
     assert [row["number"] for row in store.jobs(states=["cancelled"])] == [1]
+    assert [row["number"] for row in store.jobs(text="J-2")] == [2]
+    assert [row["number"] for row in store.jobs(text="BE", limit=1)] == [3]
+    assert store.jobs(text="%") == store.jobs(text="_") == store.jobs(text="\\") == []
+    assert store.job_columns(text="y", owner="ben")["command"] == ["y"]
     assert store.counts() == {"waiting": 3, "cancelled": 1}
     assert replay(stored_rows(store)).difference is None
     store.close()

@@ -44,6 +44,9 @@ def ls(
         str | None, typer.Option(help="Only jobs in this state: waiting, starting, running, finished, failed, ...")
     ] = None,
     user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
+    search: Annotated[
+        str, typer.Option("--search", "-s", help="Only jobs with this in name, user, project, model, command or nodes.")
+    ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Largest number of jobs to list.")] = 50,
     offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest jobs.")] = 0,
     home: HomeOption = None,
@@ -51,7 +54,7 @@ def ls(
 ) -> None:
     """List jobs, newest first."""
     with client(home) as service:
-        jobs = service.jobs(state=state, user=user, limit=limit, offset=offset)
+        jobs = service.jobs(state=state, user=user, text=search, limit=limit, offset=offset)
     if as_json:
         print_json(jobs)
         return

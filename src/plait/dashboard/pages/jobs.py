@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -20,8 +20,8 @@ from plait.dashboard.web import Viewer, page_of, shown
 from plait.live.client.client import FINAL, jobs_of_table
 from plait.live.scheduler.records.event_words import step_in_words
 
-#: Rows of a page of the list, entries of a job's history, what is fetched at most where names are searched.
-ROWS, ENTRIES, SEARCHED = 50, 100, 5_000
+#: Rows of a page of the list, entries of a job's history.
+ROWS, ENTRIES = 50, 100
 STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
 
 
@@ -31,30 +31,16 @@ async def list_jobs(viewer: Viewer) -> Response:
     query = viewer.request.query_params
     state, user, text = (query.get(name, "").strip()[:200] for name in ("state", "user", "q"))
     page = page_of(query.get("page"))
-    given = {"state": state or None, "user": user or None, "columns": 1}
+    given = {"state": state or None, "user": user or None, "text": text or None, "columns": 1}
     status = await viewer.get(1.0, "/v1/status")
-    if text:
-        found = await viewer.get(5.0, "/v1/jobs", limit=SEARCHED, **given)
-        kept = _matching(found["columns"], text.lower())
-        part = kept[(page - 1) * ROWS : page * ROWS]
-        columns = {name: [values[i] for i in part] for name, values in found["columns"].items()}
-        rows, more = jobs_of_table({**found, "columns": columns}), len(kept) > page * ROWS
-    else:
-        found = await viewer.get(1.0, "/v1/jobs", limit=ROWS + 1, offset=(page - 1) * ROWS, **given)
-        rows = jobs_of_table(found)
-        rows, more = rows[:ROWS], len(rows) > ROWS
+    found = await viewer.get(1.0, "/v1/jobs", limit=ROWS + 1, offset=(page - 1) * ROWS, **given)
+    rows = jobs_of_table(found)
+    rows, more = rows[:ROWS], len(rows) > ROWS
     return viewer.page(
         "jobs.html.j2", title="Jobs", rows=rows, more=more, page=page, state=state, user=user, q=text, states=STATES,
         ours=[may_change(viewer, job) for job in rows], final=FINAL,
-        counts=status["jobs"], now_s=status["now_s"], searched=SEARCHED,
+        counts=status["jobs"], now_s=status["now_s"],
     )  # fmt: skip
-
-
-def _matching(columns: Mapping[str, Sequence[Any]], text: str) -> list[int]:
-    """Rows in which a name, a word of the command or a node has this text."""
-    names = ("name", "user", "project", "model", "command", "nodes")
-    rows = zip(columns["number"], *(columns[name] for name in names), strict=True)
-    return [i for i, row in enumerate(rows) if text in f"j-{row[0]}\n" + "\n".join(row[1:]).lower()]
 
 
 @shown

@@ -88,10 +88,15 @@ class Client(Caller):
         return self._object("POST", "/v1/what-if/queue", body=body, again=True)
 
     def jobs(
-        self, *, state: str | None = None, user: str | None = None, limit: int = 100, offset: int = 0
+        self, *, state: str | None = None, user: str | None = None, text: str = "", limit: int = 100, offset: int = 0
     ) -> list[Json]:
-        """Jobs, newest first, as the service lists them."""
-        answer = self._ask("GET", "/v1/jobs", state=state, user=user, limit=limit, offset=offset, columns=1)
+        """Jobs, newest first, as the service lists them.
+
+        `text`: only those that have it in id, name, user, project, model, command or nodes, in any case.
+        """
+        answer = self._ask(
+            "GET", "/v1/jobs", state=state, user=user, text=text or None, limit=limit, offset=offset, columns=1
+        )
         found: list[Json] = jobs_of_table(answer) if isinstance(answer, dict) else answer
         return found
 

@@ -27,7 +27,11 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    cast,
+    literal,
+    or_,
 )
+from sqlalchemy.sql.elements import ColumnElement
 
 HEAD = "0005"
 
@@ -148,6 +152,13 @@ lease = Table(
 
 #: every table, those first that a restored store needs first
 ALL = (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects, lease)
+
+
+def jobs_with(text: str) -> ColumnElement[bool]:
+    """That a job has this text in its id (j-12), name, owner, project, model, command or nodes, in any case."""
+    columns = jobs.c.name, jobs.c.owner, jobs.c.project, jobs.c.model, jobs.c.command, jobs.c.nodes
+    job_id = literal("j-").concat(cast(jobs.c.number, Text))
+    return or_(*(column.icontains(text, autoescape=True) for column in (job_id, *columns)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,22 +255,34 @@ class Store:
             return [dict(row._mapping) for row in connection.execute(query)]
 
     def jobs(
-        self, *, states: Sequence[str] = (), owner: str | None = None, limit: int = 1000, offset: int = 0
+        self,
+        *,
+        states: Sequence[str] = (),
+        owner: str | None = None,
+        text: str = "",
+        limit: int = 1000,
+        offset: int = 0,
     ) -> list[dict[str, Any]]:
-        """Rows of jobs, newest first, without the requests."""
-        names, rows = self._jobs(states, owner, limit, offset)
+        """Rows of jobs, newest first, without the requests; see `schema.jobs_with` for `text`."""
+        names, rows = self._jobs(states, owner, text, limit, offset)
         return [dict(zip(names, row, strict=False)) for row in rows]
 
     def job_columns(
-        self, *, states: Sequence[str] = (), owner: str | None = None, limit: int = 1000, offset: int = 0
+        self,
+        *,
+        states: Sequence[str] = (),
+        owner: str | None = None,
+        text: str = "",
+        limit: int = 1000,
+        offset: int = 0,
     ) -> dict[str, list[Any]]:
         """The same by columns: what a long listing is made of."""
-        names, rows = self._jobs(states, owner, limit, offset)
+        names, rows = self._jobs(states, owner, text, limit, offset)
         values = zip(*rows, strict=True) if rows else (() for _ in names)
         return {name: list(column) for name, column in zip(names, values, strict=True)}
 
     def _jobs(
-        self, states: Sequence[str], owner: str | None, limit: int, offset: int
+        self, states: Sequence[str], owner: str | None, text: str, limit: int, offset: int
     ) -> tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]:
         table = schema.jobs
         query = sa.select(*(c for c in table.c if c.name != "request"))
@@ -278,6 +290,8 @@ class Store:
             query = query.where(table.c.state.in_(states))
         if owner is not None:
             query = query.where(table.c.owner == owner)
+        if text:
+            query = query.where(schema.jobs_with(text))
         query = query.order_by(table.c.number.desc()).limit(limit).offset(offset)
         with self.reading() as connection:
             result = connection.execute(query)

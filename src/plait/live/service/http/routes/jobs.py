@@ -77,6 +77,11 @@ async def list_jobs(
     request: Request,
     state: str | None = Query(None, description="Only jobs in these states, separated by commas."),
     user: str | None = Query(None, description="Only jobs of this user."),
+    text: str = Query(
+        "",
+        max_length=200,
+        description="Only jobs with this in id, name, user, project, model, command or nodes, in any case.",
+    ),
     limit: int = Query(100, ge=1, le=10_000, description="Jobs at most."),
     offset: int = Query(0, ge=0, le=LARGEST, description="Jobs to skip."),
     columns: bool = Query(False, description="Answer columns instead of rows."),
@@ -91,7 +96,9 @@ async def list_jobs(
     for one in states:
         if one not in views.STATES:
             raise Invalid(f"{one[:40]!r} is no state; known: {', '.join(views.STATES)}", "state")
-    found = await asyncio.to_thread(api.store.job_columns, states=states, owner=user, limit=limit, offset=offset)
+    found = await asyncio.to_thread(
+        api.store.job_columns, states=states, owner=user, text=text, limit=limit, offset=offset
+    )
     shown = zip(found["number"], found["state"], strict=True)
     open_ones = [number for number, now in shown if now not in serializers.FINAL]
     live = await api.worker.look(lambda engine, now_s: (now_s, engine.fields(open_ones)))
