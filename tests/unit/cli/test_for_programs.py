@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import typer
 from mcp import Client as Host
 
+from plait.cli import main
 from plait.cli.app import app
 from plait.cli.mcp.server import make_server
 from plait.cli.mcp.service import Asking
@@ -80,6 +82,20 @@ def test_every_tool_is_named_and_every_name_is_a_tool(file: Path) -> None:
         r"`((?:list|show|explain|forecast|read|search|submit|clone|update|requeue|cancel|wait_for|job|what_if)_\w+)`"
     )
     assert set(re.findall(pattern, text)) <= tools
+
+
+def test_without_the_library_the_command_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    with pytest.raises(SystemExit) as left:
+        main(["mcp"])
+    assert left.value.code == 2
+    assert "plait mcp needs the library mcp; install it with: pip install 'plait[mcp]'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["mcp", "--skill"])
+    assert not left.value.code
+    assert capsys.readouterr().out == skill_text()
 
 
 def test_the_skill_file_is_short_and_has_front_matter() -> None:

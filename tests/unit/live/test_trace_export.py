@@ -124,6 +124,7 @@ def test_attempts_waits_and_stops_are_there(ran: Service, tmp_path: Path, monkey
     assert by["j-0", 1]["user"] == "ann"
     waits = {(e["name"], e["args"]["then"]) for e in events if e["ph"] == "b"}
     assert ("j-1 waits", "cancelled") in waits
+    assert not any(name == "j-0 waits" and not then.startswith("attempt") for name, then in waits)
     assert not any(then == "still waits" for _, then in waits)
     stops = [e for e in events if e.get("cat") == "stop"]
     assert [e["name"].split(":")[0] for e in stops] == ["j-0 stops"]
@@ -149,6 +150,26 @@ def test_a_saved_log_is_the_same(ran: Service, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "log.json").write_text(json.dumps(entries), encoding="utf-8")
     found = export(monkeypatch, ran, "eve", str(tmp_path / "run.json"), "--log", str(tmp_path / "log.json"))
     assert found == trace_events(entries)
+
+
+def test_a_job_that_failed_waits_for_its_next_attempt_only() -> None:
+    def entry(kind: str, at_s: float, **more: Any) -> dict[str, Any]:
+        return {"seq": 1, "at_s": at_s, "event": {"type": kind, "at_s": at_s, **more}}
+
+    attempts = []
+    for epoch, at_s in ((1, 1.0), (2, 4.0)):
+        began = {"job": 3, "epoch": epoch, "gpus": [0], "ranks": [["n0", 0]]}
+        over = {"job": 3, "epoch": epoch, "outcome": "failed", "ended_s": at_s + 1, "first_step_s": 0.25}
+        attempts += [entry("AttemptBegan", at_s, **began), entry("AttemptOver", at_s + 1.5, **over)]
+        attempts.append(
+            entry("JobFailed", at_s + 2, jobs=[3], reason="exit code 1", **({"again": False} if epoch == 2 else {}))
+        )
+    events = trace_events([entry("Requested", 0.0, first=3, owner="ann", requests=[{"name": "x"}]), *attempts])
+    check(events)
+    waits = [(e["ts"], e["args"]["then"]) for e in events if e["ph"] == "b"]
+    assert waits == [(0, "attempt 1"), (2_000_000, "attempt 2")]
+    starts = [(e["ts"], e["dur"]) for e in events if e["name"] == "start-up"]
+    assert starts == [(1_000_000, 250_000), (4_000_000, 250_000)]
 
 
 def test_jobs_that_share_a_gpu_lie_side_by_side() -> None:

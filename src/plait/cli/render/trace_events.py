@@ -25,6 +25,8 @@ TRACKS = 64
 _MARKED = ("NodeJoined", "NodeLost", "NodeDrained", "NodeLeaving", "NodeForgotten", "PolicySet", "SwitchLost")
 #: Entries after which a job does not come back, by what it then is.
 _ENDS = {"JobFinished": "finished", "JobCancelled": "cancelled", "JobFailed": "failed"}
+#: Outcomes of attempts after which a job does not wait for another one.
+_FOR_GOOD = ("finished", "cancelled")
 
 Row = Mapping[str, Any]
 
@@ -174,7 +176,8 @@ def _take(trace: _Trace, event: Row) -> None:
     elif kind == "AttemptOver":
         said = ("outcome", "steps", "first_step_s", "batch_size", "lost_work_s", "why_lost")
         trace.ends(int(event["job"]), float(event["ended_s"]), **{name: event.get(name) for name in said})
-        trace.waits_from(int(event["job"]), float(event["ended_s"]))
+        if event["outcome"] not in _FOR_GOOD:
+            trace.waits_from(int(event["job"]), float(event["ended_s"]))
     elif kind == "StopAsked":
         trace.stops(event)
     elif kind == "ProfileRecorded" and event.get("stage_s") and event.get("job") in trace.runs:
@@ -184,6 +187,8 @@ def _take(trace: _Trace, event: Row) -> None:
     elif kind in _ENDS and not (kind == "JobFailed" and event.get("again", True)):
         for job in map(int, event["jobs"]):
             trace.over.add(job)
+            if kind == "JobFailed":  # since its last attempt failed, it waited for this entry and for nothing else
+                trace.waits.pop(job, None)
             trace.waits_until(job, at_s, _ENDS[kind])
     elif kind in _MARKED:
         where = event.get("node")
