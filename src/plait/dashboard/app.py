@@ -45,7 +45,7 @@ TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 ROUTES = [
     Route("/", overview.overview), Route("/live", live.stream),
     Route("/jobs", jobs.list_jobs), Route("/jobs/{job}", jobs.show_job),
-    Route("/jobs/{job}/change", changes.ask_changes),
+    Route("/jobs/{job}/change", changes.ask_changes), Route("/jobs/{job}/what-if", submission.like_it),
     Route("/jobs/{job}/log", logs.text), Route("/jobs/{job}/tail", logs.tail),
     Route("/submit", submission.new_job), Route("/what-if", what_if.what_if), Route("/queue", queue.show_queue),
     Route("/nodes", nodes.list_nodes), Route("/nodes/{node}", nodes.show_node),

@@ -240,6 +240,18 @@ def test_what_if_fills_in_a_variant_and_submits_nothing(browser: Any, service: t
     page.context.close()
 
 
+def test_a_job_that_waits_loads_what_other_sizes_would_bring(browser: Any, service: tuple[World, str]) -> None:
+    page, errors = opened(browser, service)
+    page.goto("/web/jobs/j-39")
+    page.wait_for_selector("#like-it-section table")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa']}).then(r => r.violations)")
+    assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
+    assert "80 %: " in page.inner_text("#like-it-section")
+    assert errors == []
+    page.context.close()
+
+
 def test_the_queue_under_another_choice_names_who_gains(browser: Any, service: tuple[World, str]) -> None:
     page, errors = opened(browser, service)
     page.goto("/web/policy")

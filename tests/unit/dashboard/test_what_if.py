@@ -203,3 +203,16 @@ def test_the_page_of_choices_names_who_gains_and_what_is_wrong(busy: World, logi
     assert "no node &#39;n9&#39;" in eve.get("/web/what-if?without=n9", 422)
     assert "write JOB=PRIORITY" in eve.get("/web/what-if?priority=fast", 422)
     assert busy.do(lambda engine, now_s: engine.state.policy_text) == "fifo-backfill"
+
+
+def test_the_page_of_a_job_has_its_forecast_and_loads_what_other_sizes_would_bring(busy: World, login: Login) -> None:
+    ben = login("ben")
+    page = ben.get("/web/jobs/j-2")
+    assert "start 50 %: " in page
+    assert "Its duration is drawn from" in page
+    assert 'hx-get="/web/jobs/j-2/what-if"' in page
+    assert 'hx-get="/web/jobs/j-0/what-if"' not in login("ann").get("/web/jobs/j-0")
+    part = ben.get("/web/jobs/j-2/what-if")
+    assert "<html" not in part
+    assert "with 2 GPUs" in part
+    assert busy.do(lambda engine, now_s: engine.state.numbers) == 3

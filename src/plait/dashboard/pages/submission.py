@@ -52,6 +52,21 @@ async def what_if(viewer: Viewer) -> Response:
     return _form(viewer, form, found=Fields(found))
 
 
+@shown
+async def like_it(viewer: Viewer) -> Response:
+    """A part of the page of a job that waits: what a job like it would get now, also at other sizes."""
+    name = viewer.request.path_params["job"]
+    job = await viewer.api.get(f"/v1/jobs/{segment(name)}")
+    found, wrong = None, None
+    try:
+        found = Fields(await viewer.api.ask("POST", "/v1/what-if", body=file_of(job)))
+    except Refused as error:
+        wrong = error
+    return viewer.page(
+        "like_it.html.j2", job=job["id"], found=found, wrong=wrong, live=False, title=job["id"], **drawn(found)
+    )
+
+
 def _form(
     viewer: Viewer, given: Mapping[str, str], *, other: str | None = None, wrong: Refused | None = None,
     found: Mapping[str, Any] | None = None,
