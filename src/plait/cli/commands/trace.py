@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from plait.live.client.client import Client
     from plait.traces.table import TraceTable
 
-app = typer.Typer(help="Convert, inspect and generate traces.", no_args_is_help=True)
+app = typer.Typer(help="Convert, inspect and generate traces; export a live run.", no_args_is_help=True)
 
 StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
 DeadlinesOption = Annotated[
