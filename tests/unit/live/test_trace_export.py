@@ -168,6 +168,11 @@ def test_a_job_that_failed_waits_for_its_next_attempt_only() -> None:
     check(events)
     waits = [(e["ts"], e["args"]["then"]) for e in events if e["ph"] == "b"]
     assert waits == [(0, "attempt 1"), (2_000_000, "attempt 2")]
+    never = [
+        entry("Requested", 0.0, first=3, owner="ann", requests=[{}]),
+        entry("JobFailed", 2.0, jobs=[3], again=False),
+    ]
+    assert [e["args"]["then"] for e in trace_events(never) if e["ph"] == "b"] == ["failed"]
     starts = [(e["ts"], e["dur"]) for e in events if e["name"] == "start-up"]
     assert starts == [(1_000_000, 250_000), (4_000_000, 250_000)]
 

@@ -53,6 +53,7 @@ class _Trace:
     waits: dict[int, float] = field(default_factory=dict)
     runs: dict[int, _Attempt] = field(default_factory=dict)
     busy: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    tried: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     now_s: float = 0.0
 
@@ -95,6 +96,7 @@ class _Trace:
         self.waits_until(job, event["at_s"], f"attempt {event['epoch']}")
         places = list(dict.fromkeys((str(node), int(gpu)) for node, gpu in event["ranks"]))
         args = {**self.names.get(job, {}), "attempt": event["epoch"], "gpus": len(event["gpus"])}
+        self.tried.add(job)
         attempt = self.runs[job] = _Attempt(job, int(event["epoch"]), event["at_s"], places, args)
         attempt.tracks = [self.track(job, node, gpu) for node, gpu in places]
 
@@ -187,7 +189,9 @@ def _take(trace: _Trace, event: Row) -> None:
     elif kind in _ENDS and not (kind == "JobFailed" and event.get("again", True)):
         for job in map(int, event["jobs"]):
             trace.over.add(job)
-            if kind == "JobFailed":  # since its last attempt failed, it waited for this entry and for nothing else
+            if (
+                kind == "JobFailed" and job in trace.tried
+            ):  # since its last attempt failed, it waited for this entry and for nothing else
                 trace.waits.pop(job, None)
             trace.waits_until(job, at_s, _ENDS[kind])
     elif kind in _MARKED:
