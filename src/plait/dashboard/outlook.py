@@ -1,6 +1,7 @@
 """When the queue will be empty and jobs start and end: the live queue simulated forward, in a process of its own.
 
-The process has lower priority and ends with its answer, so neither decisions nor other pages wait for it.
+The process has lower priority and ends with its answer, so neither decisions nor other pages wait for it. Of a queue
+that is too long for that, what-if says when it will be empty.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait.dashboard.api_client import Refused
 from plait.dashboard.web import Viewer
 
-#: Open jobs that are simulated at most, seconds that a forecast is shown, seconds after which none is awaited.
+#: Open jobs that are simulated whole at most, seconds that a forecast is shown, seconds after which none is awaited.
 MOST_JOBS, KEPT_S, LIMIT_S = 1000, 30.0, 60.0
 
 
@@ -39,16 +41,26 @@ async def outlook(viewer: Viewer, status: Mapping[str, Any]) -> Outlook | None:
     open_jobs = sum(n for state, n in status["jobs"].items() if state not in ("finished", "failed", "cancelled"))
     if not open_jobs:
         return Outlook(missing="no job waits or runs")
-    if open_jobs > MOST_JOBS:
-        return Outlook(missing=f"{open_jobs:,} jobs are open; up to {MOST_JOBS:,} are simulated")
     web = viewer.web
-    work = asyncio.ensure_future(web.answers.share(("long", "outlook"), KEPT_S, lambda: _foresee(viewer)))
+    many = open_jobs > MOST_JOBS
+    make = (lambda: _list_scheduled(viewer, str(status["policy"]))) if many else (lambda: _foresee(viewer))
+    work = asyncio.ensure_future(web.answers.share(("long", f"outlook, {many}"), KEPT_S, make))
     work.add_done_callback(lambda one: None if one.cancelled() else one.exception())
     await asyncio.wait({work}, timeout=0.0)
     if work.done() and not work.exception():
         web.outlook["newest"] = work.result()
     found: Outlook | None = web.outlook.get("newest")
     return found
+
+
+async def _list_scheduled(viewer: Viewer, policy: str) -> Outlook:
+    """When a long queue will be empty, as what-if knows it in its present order; of no single job."""
+    try:
+        found = await viewer.api.ask("POST", "/v1/what-if/queue", body={"policy": policy})
+    except Refused as error:
+        return Outlook(missing=str(error))
+    early, _, middle, _, late = (None if h is None else 3600 * h for h in found["totals"]["empty_hours"]["now"])
+    return Outlook(empty=[early, middle, late], assumptions=tuple(found["assumptions"]))
 
 
 async def _foresee(viewer: Viewer) -> Outlook:

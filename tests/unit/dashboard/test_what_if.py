@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 from world import Browser, World
+
+from plait.dashboard import outlook
 
 Login = Callable[[str], Browser]
 
@@ -175,6 +179,19 @@ def test_a_choice_that_cannot_be_says_what_could(
 
 
 # -- pages ---------------------------------------------------------------------------------------------
+
+
+def test_the_first_page_says_when_a_queue_too_long_for_simulations_is_empty(
+    busy: World, login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlook, "MOST_JOBS", 2)
+    ann, end_s = login("ann"), time.monotonic() + 60
+    while "being simulated" in (page := ann.get("/web/")):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    empty = page.partition("<dt>Queue empty in</dt>")[2].partition("</div>")[0]
+    said = r'<dd class="long">\d+ min \d+ s</dd><dd class="note">80 %: 5 min \d+ s to \d+ min \d+ s</dd>'
+    assert re.fullmatch(said, empty)
 
 
 def test_the_form_shows_what_a_job_would_get_and_takes_over_a_variant(busy: World, login: Login) -> None:
