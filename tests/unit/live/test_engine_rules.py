@@ -782,6 +782,25 @@ def test_a_policy_that_fails_is_no_answer_and_no_error_to_whoever_asks(cluster: 
     what_if.close()
 
 
+def test_forecasts_follow_jobs_that_run_for_hours_without_a_decision(cluster: Make) -> None:
+    c = cluster((1,), policy="fifo")
+    c.submit({"iterations": 10_000}, {})
+    c.pass_s(2.2)
+    what_if, ends_s = WhatIfService(c.store), []
+    for steps in (100.0, 5000.0):
+        c.nodes[0].report(0, steps=steps, step_s=1.0)
+        c.pass_s(12.1)
+        copy = what_if.queue(c.engine, c.now)
+        found = None if copy is None else what_if.forecast(copy, 0)
+        assert copy is not None
+        assert found is not None
+        ends_s.append((copy.decision, found["end"]["middle_s"]))
+    what_if.close()
+    (first, early_s), (second, late_s) = ends_s
+    assert first == second  # nothing was decided in between
+    assert late_s < 0.6 * early_s
+
+
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     c = cluster((2,), policy="fifo-backfill")
     c.submit({"iterations": 100})

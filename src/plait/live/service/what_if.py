@@ -26,6 +26,8 @@ BUDGET_S = 2.0
 MOST_WAITING = 16
 #: Ended jobs from which durations are drawn at most, the last ones, and for how long these are not read again, seconds.
 PAST, READ_S = 3000, 10.0
+#: Seconds after which the queue is copied again although nothing was decided: forecasts count from the copy.
+QUEUE_S = 10.0
 
 
 def _answer(question: Question) -> list[dict[str, Any]]:
@@ -71,13 +73,13 @@ class WhatIfService:
     # -- forecasts ------------------------------------------------------------------------------------
 
     def queue(self, engine: Engine, now_s: float) -> QueueCopy | None:
-        """In the engine's thread: the queue after the last decision, copied once; None before any node has joined."""
-        state = engine.state
+        """In the engine's thread: the queue, in a copy not older than `QUEUE_S` s; None before any node has joined."""
+        state, now_s = engine.state, engine.clock(now_s)
         numbers = None if state.controller is None else state.controller.active
         if self._queue is None or self._queue.decision != state.decision_seq or numbers is None or (
-            len(numbers) != len(self._queue.controller.active)
+            len(numbers) != len(self._queue.controller.active) or now_s - self._queue.controller.now_s > QUEUE_S
         ):  # fmt: skip
-            self._queue = QueueCopy.of(engine.context, engine.clock(now_s))
+            self._queue = QueueCopy.of(engine.context, now_s)
         return self._queue
 
     def later(self, work: Callable[[], T]) -> Future[T]:
