@@ -16,13 +16,14 @@ from plait.cli.commands.network.cluster_view import ina_lines
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
 from plait.cli.policy_modules import AllowForLog
 from plait.cli.render import adaptive_view
-from plait.cli.render.fidelity_table import FIDELITY_HEADS, fidelity_lines, fidelity_row
+from plait.cli.render.fidelity_table import FIDELITY_HEADS, coverage_lines, fidelity_lines, fidelity_row
 from plait.cli.render.forecast_lines import forecast_lines
 from plait.cli.render.tables import plain_lines
 from plait.core.words import counted, duration
 
 if TYPE_CHECKING:
     from plait.forecast.eta import Eta, Forecast, Interval
+    from plait.forecast.log_replay import LoggedEntry
     from plait.forecast.queue import Foreseen
     from plait.live.client.client import Client
 
@@ -229,6 +230,9 @@ def fidelity(
         float | None,
         typer.Option("--round", min=0, help="Seconds between decisions. [default: the service's; 1 with --log]"),
     ] = None,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="How often forecasts of starts and ends held, instead.")
+    ] = False,
     allow_policy: AllowForLog = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
@@ -254,12 +258,29 @@ def fidelity(
             rows = list(read_rows(only_allowed(service.all_events(), allowed, remembered(Layout.at(home)))))
     else:
         rows = list(read_rows(only_allowed(saved_events(log), allowed)))
+    if coverage:
+        _coverage(rows, as_json=as_json)
+        return
     found = judge.fidelity(rows, round_s=1.0 if round_s is None else round_s)
     if as_json:
         print_json(found.to_json())
         return
     print_table(FIDELITY_HEADS, [fidelity_row(job) for job in found.jobs], "no job has finished yet")
     for line in fidelity_lines(found):
+        typer.echo(line)
+
+
+def _coverage(rows: list[LoggedEntry], *, as_json: bool) -> None:
+    """How often intervals held, if each submission of this log had been forecast."""
+    from plait.forecast.coverage import LogCoverage
+    from plait.forecast.log_replay import replay
+
+    watch = LogCoverage()
+    replay(rows, compare=False, observe=watch)
+    if as_json:
+        print_json(watch.coverage.to_json())
+        return
+    for line in coverage_lines(watch.coverage.shares()):
         typer.echo(line)
 
 

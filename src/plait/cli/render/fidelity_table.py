@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from plait.core.words import counted, duration
 
 if TYPE_CHECKING:
+    from plait.forecast.coverage import Share
     from plait.forecast.fidelity import Compared, Fidelity
 
 #: Columns of a comparison: first what was predicted, then what was given.
@@ -40,3 +43,19 @@ def fidelity_lines(found: Fidelity) -> list[str]:
     if found.left_out:
         lines.append(f"left out, as they did not finish: {counted(found.left_out, 'job')}")
     return lines
+
+
+def coverage_lines(shares: Mapping[str, Share]) -> list[str]:
+    """Lines that say how often intervals held, of all forecasts and of those that were corrected by enough others."""
+    lines = ["each submission is forecast at its first decision, with what was known then"]
+    if not any(share.count for share in shares.values()):
+        return [*lines, "no job that was forecast has started or finished yet, so nothing can be said"]
+    for what, share in shares.items():
+        if math.isnan(share.wide):
+            lines.append(f"{what}: none")
+            continue
+        lines.append(
+            f"{what}: {counted(share.count, 'forecast')}; intervals of one in two held {share.half:.0%}, "
+            f"of four in five {share.wide:.0%}; the median of the latter is {duration(share.width_s)} wide"
+        )
+    return [*lines, "corrected: made after 40 others had come"]
