@@ -385,6 +385,18 @@ def test_a_listing_by_columns_says_the_same(service: Service, who: str) -> None:
     assert jobs_of_table(service.ask("GET", "/v1/jobs?columns=1&user=nobody", who).json()) == []
 
 
+def test_names_and_commands_of_others_are_not_found_by_a_search_or_in_the_queue(service: Service) -> None:
+    service.submit("ann", name="merger", model="gpt2", command=["train", "--key", "abc"])
+    assigned(service)
+    for who, found in (("ann", 1), ("eve", 1), ("ben", 0)):
+        for text in ("MERGER", "--key"):
+            assert len(service.ask("GET", f"/v1/jobs?text={text}", who).json()) == found
+        assert len(service.ask("GET", "/v1/jobs?text=gpt2", who).json()) == 1
+        assert len(service.ask("GET", "/v1/jobs?text=j-0&columns=1", who).json()["columns"]["number"]) == 1
+        (job,) = service.ask("GET", "/v1/queue", who).json()["jobs"]
+        assert job["name"] == ("merger" if found else "")
+
+
 def assigned(service: Service) -> dict[str, Any]:
     """The first process that the node is asked for, once it is."""
     deadline = time.monotonic() + 20

@@ -27,6 +27,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    and_,
     cast,
     literal,
     or_,
@@ -154,11 +155,17 @@ lease = Table(
 ALL = (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects, lease)
 
 
-def jobs_with(text: str) -> ColumnElement[bool]:
-    """That a job has this text in its id (j-12), name, owner, project, model, command or nodes, in any case."""
-    columns = jobs.c.name, jobs.c.owner, jobs.c.project, jobs.c.model, jobs.c.command, jobs.c.nodes
+def jobs_with(text: str, mine: str | None = None) -> ColumnElement[bool]:
+    """That a job has this text in its id (j-12), owner, project, model, nodes, name or command, in any case.
+
+    With `mine`, names and commands are those of this owner alone: what others run is not for everybody.
+    """
     job_id = literal("j-").concat(cast(jobs.c.number, Text))
-    return or_(*(column.icontains(text, autoescape=True) for column in (job_id, *columns)))
+    known = job_id, jobs.c.owner, jobs.c.project, jobs.c.model, jobs.c.nodes
+    own = or_(*(column.icontains(text, autoescape=True) for column in (jobs.c.name, jobs.c.command)))
+    if mine is not None:
+        own = and_(jobs.c.owner == mine, own)
+    return or_(own, *(column.icontains(text, autoescape=True) for column in known))
 
 
 @dataclass(frozen=True, slots=True)

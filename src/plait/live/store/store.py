@@ -260,11 +260,12 @@ class Store:
         states: Sequence[str] = (),
         owner: str | None = None,
         text: str = "",
+        mine: str | None = None,
         limit: int = 1000,
         offset: int = 0,
     ) -> list[dict[str, Any]]:
-        """Rows of jobs, newest first, without the requests; see `schema.jobs_with` for `text`."""
-        names, rows = self._jobs(states, owner, text, limit, offset)
+        """Rows of jobs, newest first, without the requests; see `schema.jobs_with` for `text` and `mine`."""
+        names, rows = self._jobs(states, owner, text, mine, limit, offset)
         return [dict(zip(names, row, strict=False)) for row in rows]
 
     def job_columns(
@@ -273,16 +274,17 @@ class Store:
         states: Sequence[str] = (),
         owner: str | None = None,
         text: str = "",
+        mine: str | None = None,
         limit: int = 1000,
         offset: int = 0,
     ) -> dict[str, list[Any]]:
         """The same by columns: what a long listing is made of."""
-        names, rows = self._jobs(states, owner, text, limit, offset)
+        names, rows = self._jobs(states, owner, text, mine, limit, offset)
         values = zip(*rows, strict=True) if rows else (() for _ in names)
         return {name: list(column) for name, column in zip(names, values, strict=True)}
 
     def _jobs(
-        self, states: Sequence[str], owner: str | None, text: str, limit: int, offset: int
+        self, states: Sequence[str], owner: str | None, text: str, mine: str | None, limit: int, offset: int
     ) -> tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]:
         table = schema.jobs
         query = sa.select(*(c for c in table.c if c.name != "request"))
@@ -291,7 +293,7 @@ class Store:
         if owner is not None:
             query = query.where(table.c.owner == owner)
         if text:
-            query = query.where(schema.jobs_with(text))
+            query = query.where(schema.jobs_with(text, mine))
         query = query.order_by(table.c.number.desc()).limit(limit).offset(offset)
         with self.reading() as connection:
             result = connection.execute(query)

@@ -204,6 +204,11 @@ def speaks_for(token: Token, node: str) -> None:
         raise Denied(403, f"this agent's token {mine}; it cannot speak for {node!r}", "plait nodes enrol NODE")
 
 
+def only_of(token: Token) -> str | None:
+    """The owner of whose jobs alone this token may see names and commands; None: of all."""
+    return None if token.role in ("admin", "viewer") else token.user
+
+
 def owns(token: Token, job: str, owner: str, *, change: bool) -> None:
     """Refuse users who are not the owner; viewers may look."""
     if token.role == "admin" or (token.role == "viewer" and not change):

@@ -27,6 +27,7 @@ from plait.live.service.http.answers.cluster import (
 )
 from plait.live.service.http.answers.network import NetworkOfCluster
 from plait.live.service.http.api import Api, Json, api_of
+from plait.live.service.http.auth import only_of
 from plait.live.service.http.models import LARGEST, GoneIn, PolicyIn, parse
 from plait.live.service.http.openapi.messages import ENTRIES
 from plait.live.service.http.openapi.routes import NodeName, answers
@@ -93,8 +94,12 @@ async def queue(
 ) -> Response:
     """Jobs that run or wait, in the order of the last decision, with the numbers behind it."""
     api = api_of(request)
-    api.who(request)
-    return Json(await api.worker.look(lambda engine, now_s: engine.queue(now_s, limit, offset)))
+    only = only_of(api.who(request))
+    found = await api.worker.look(lambda engine, now_s: engine.queue(now_s, limit, offset))
+    for job in found["jobs"]:
+        if only not in (None, job["user"]):
+            job["name"] = ""
+    return Json(found)
 
 
 @router.get("/v1/nodes", **answers(list[NodeRow]))

@@ -24,7 +24,7 @@ from plait.live.service.http.answers.jobs import (
     WholeJob,
 )
 from plait.live.service.http.api import Api, Json, api_of
-from plait.live.service.http.auth import Denied, owns
+from plait.live.service.http.auth import Denied, only_of, owns
 from plait.live.service.http.models import LARGEST, ForecastIn, Invalid, JobIn, JobsIn, RequeueIn, UpdateIn, parse
 from plait.live.service.http.openapi.messages import ENTRIES
 from plait.live.service.http.openapi.routes import JobName, answers
@@ -80,7 +80,8 @@ async def list_jobs(
     text: str = Query(
         "",
         max_length=200,
-        description="Only jobs with this in id, name, user, project, model, command or nodes, in any case.",
+        description="Only jobs with this in id, user, project, model or nodes, or in a name or command that you "
+        "may see; in any case.",
     ),
     limit: int = Query(100, ge=1, le=10_000, description="Jobs at most."),
     offset: int = Query(0, ge=0, le=LARGEST, description="Jobs to skip."),
@@ -96,8 +97,9 @@ async def list_jobs(
     for one in states:
         if one not in views.STATES:
             raise Invalid(f"{one[:40]!r} is no state; known: {', '.join(views.STATES)}", "state")
+    mine = only_of(token)
     found = await asyncio.to_thread(
-        api.store.job_columns, states=states, owner=user, text=text, limit=limit, offset=offset
+        api.store.job_columns, states=states, owner=user, text=text, mine=mine, limit=limit, offset=offset
     )
     shown = zip(found["number"], found["state"], strict=True)
     open_ones = [number for number, now in shown if now not in serializers.FINAL]
@@ -304,7 +306,7 @@ def _listed(
     found: dict[str, list[Any]], live: tuple[float, dict[int, dict[str, Any]]], token: Token, columns: bool
 ) -> Response:
     now_s, fields = live
-    only = None if token.role in ("admin", "viewer") else token.user
+    only = only_of(token)
     if columns:
         return Json(serializers.table(found, fields, now_s, only))
     none: dict[str, Any] = {}
