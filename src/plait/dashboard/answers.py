@@ -17,7 +17,7 @@ _LONG = "long"
 
 
 class Answers:
-    """By who may see them: administrators and viewers see the same, each user something else."""
+    """By who may see them: all administrators see the same, so do all viewers, and each user something else."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing is known. `clock`: seconds."""
@@ -49,5 +49,6 @@ class Answers:
         return await asyncio.shield(found)
 
 
-def _audience(session: Session) -> str:
-    return "all" if session.role in ("admin", "viewer") else f"user {session.user}"
+def _audience(session: Session) -> tuple[str, ...]:
+    """Whose answers are the same: administrators are told more than viewers, and users of what is theirs alone."""
+    return (session.role, session.user, session.project) if session.role == "user" else (session.role,)

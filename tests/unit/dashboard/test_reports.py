@@ -38,6 +38,7 @@ def test_reports_are_listed_and_shown_in_a_sandbox(world: World, login: Login, f
     assert text.index("Tuesday &amp; &lt;b&gt;") < text.index("older.html")
     assert str(folder) not in text
     assert str(folder) in login("root").get("/web/reports")
+    assert str(folder) not in login("eve").get("/web/reports")  # a viewer, who asks while the answer to root is kept
     frame = ann.get("/web/reports/tuesday.html")
     assert 'sandbox="allow-scripts" src="/web/reports/tuesday.html/file"' in frame
     answer = ann.ask("GET", "/web/reports/tuesday.html/file")
