@@ -49,11 +49,13 @@ async def several(viewer: Viewer, form: dict[str, str]) -> str:
     names = [name for name, value in form.items() if name.startswith("j-") and value == "on"]
     if not names:
         raise Refused(422, "no job is chosen; tick the boxes of some jobs of the list")
+    if (action := form.get("act")) not in ("cancel", "requeue"):
+        raise Refused(422, f"nothing was done: act is {(action or '')[:40]!r}; it is cancel or requeue")
     refused: list[str] = []
     for name in names:
         path = f"/v1/jobs/{segment(name)}"
         try:
-            if form.get("act") == "requeue":
+            if action == "requeue":
                 await viewer.api.ask("POST", f"{path}/requeue")
             else:
                 await viewer.api.ask("DELETE", path)
