@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from plait.core.jobs import InaRequest, Phase
 from plait.live.layout import make_private
 from plait.live.protocol.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
 from plait.live.scheduler.errors import Conflict
-from plait.live.service.what_if import WhatIfService
+from plait.live.service.what_if import MOST_OF_ONE, Busy, WhatIfService
 
 Make = Callable[..., Cluster]
 
@@ -799,6 +800,19 @@ def test_forecasts_follow_jobs_that_run_for_hours_without_a_decision(cluster: Ma
     (first, early_s), (second, late_s) = ends_s
     assert first == second  # nothing was decided in between
     assert late_s < 0.6 * early_s
+
+
+def test_one_user_cannot_shut_others_out_of_forecasts(cluster: Make) -> None:
+    what_if, go = WhatIfService(cluster((1,)).store), threading.Event()
+    waiting = [what_if.later(go.wait, "ann") for _ in range(MOST_OF_ONE)]
+    with pytest.raises(Busy, match="ann waits for 8 forecasts already"):
+        what_if.later(go.wait, "ann")
+    other = what_if.later(lambda: "soon", "ben")
+    go.set()
+    assert other.result(30) == "soon"
+    assert all(one.result(30) for one in waiting)
+    assert what_if.later(lambda: "again", "ann").result(30) == "again"
+    what_if.close()
 
 
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:

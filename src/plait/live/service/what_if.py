@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -24,10 +25,16 @@ T = TypeVar("T")
 BUDGET_S = 2.0
 #: Jobs that may be asked about at a time; others have to ask again.
 MOST_WAITING = 16
+#: Forecasts that one user may wait for at a time: there is one thread, and thousands of one would keep out all others.
+MOST_OF_ONE = 8
 #: Ended jobs from which durations are drawn at most, the last ones, and for how long these are not read again, seconds.
 PAST, READ_S = 3000, 10.0
 #: Seconds after which the queue is copied again although nothing was decided: forecasts count from the copy.
 QUEUE_S = 10.0
+
+
+class Busy(Exception):
+    """A user waits for as many forecasts as one may."""
 
 
 def _answer(question: Question) -> list[dict[str, Any]]:
@@ -46,6 +53,8 @@ class WhatIfService:
         self._history: tuple[float, History] | None = None
         self._copy: Copy | None = None
         self._answers: dict[tuple[int, int], Future[list[dict[str, Any]]]] = {}
+        #: Users -> forecasts they wait for. There is something under a name only while somebody waits.
+        self._waiting: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="what-if")
 
@@ -82,9 +91,28 @@ class WhatIfService:
             self._queue = QueueCopy.of(engine.context, now_s)
         return self._queue
 
-    def later(self, work: Callable[[], T]) -> Future[T]:
-        """Have it done in the thread of this service, after what was asked before."""
-        return self._pool.submit(work)
+    def later(self, work: Callable[[], T], user: str) -> Future[T]:
+        """Have it done in the thread of this service, after what was asked before.
+
+        Raises `Busy` if `user` waits for `MOST_OF_ONE` others.
+        """
+        with self._lock:
+            if self._waiting[user] >= MOST_OF_ONE:
+                raise Busy(f"{user} waits for {MOST_OF_ONE} forecasts already; ask again when one of them is there")
+            self._waiting[user] += 1
+        try:
+            future = self._pool.submit(work)
+        except RuntimeError:  # it was closed
+            self._over(user)
+            raise
+        future.add_done_callback(lambda done: self._over(user))
+        return future
+
+    def _over(self, user: str) -> None:
+        with self._lock:
+            self._waiting[user] -= 1
+            if not self._waiting[user]:
+                del self._waiting[user]
 
     def submission(self, copy: QueueCopy, spec: JobSpec, name: str) -> dict[str, Any]:
         """In that thread: what a job would get; see `plait.live.scheduler.explain.submission.what_if`."""

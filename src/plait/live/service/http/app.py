@@ -20,6 +20,7 @@ from plait.live.service.http.models import Invalid
 from plait.live.service.http.openapi.describe import description
 from plait.live.service.http.routes import admin, agents, cluster, costs, jobs, logs, reports, usage, what_if
 from plait.live.service.logs import NoAnswer
+from plait.live.service.what_if import Busy
 from plait.live.service.worker import Stopped
 from plait.live.store import NoRoom, StoreError
 
@@ -85,6 +86,7 @@ def _handle_errors(app: FastAPI) -> None:
     add(InputError, lambda e: problem(422, str(e)))
     add(WireError, lambda e: problem(422, str(e)))
     add(NoAnswer, lambda e: problem(503, str(e), next_step="plait nodes"))
+    add(Busy, lambda e: problem(503, str(e), next_step="ask again in a few seconds"))
     add(Stopped, lambda e: problem(503, str(e), next_step="ask the leader, or again in a few seconds", role="standby"))
     add(PlaitError, lambda e: problem(500, str(e)))
     add(RequestValidationError, validation)

@@ -28,6 +28,7 @@ from plait.live.service.http.auth import Denied, only_of, owns
 from plait.live.service.http.models import LARGEST, ForecastIn, Invalid, JobIn, JobsIn, RequeueIn, UpdateIn, parse
 from plait.live.service.http.openapi.messages import ENTRIES
 from plait.live.service.http.openapi.routes import JobName, answers
+from plait.live.service.what_if import Busy
 from plait.live.store import Token
 
 #: What a key may be made of.
@@ -235,8 +236,12 @@ async def explain(request: Request, job: JobName) -> Response:
     elif question is not None:
         found["note"] = "many ask at the moment: ask again for what would start it"
     if copy is not None:
-        later = api.what_if.later(lambda: api.what_if.forecast(copy, number))
-        found["forecast"] = await asyncio.shield(asyncio.wrap_future(later))
+        try:
+            later = api.what_if.later(lambda: api.what_if.forecast(copy, number), token.user)
+        except Busy as error:
+            found["note"] = str(error)
+        else:
+            found["forecast"] = await asyncio.shield(asyncio.wrap_future(later))
     return Json(found)
 
 

@@ -22,6 +22,7 @@ from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.models import ChoiceIn, JobIn, parse
 from plait.live.service.http.openapi.routes import answers
 from plait.live.service.http.routes.jobs import in_project
+from plait.live.store import Token
 from plait.policies.catalog import check_named
 
 router = APIRouter(tags=["jobs"])
@@ -49,7 +50,7 @@ async def submission(request: Request) -> Response:
     if copy is None:
         raise LookupError("no node has joined yet, so nothing can be forecast; look at: plait nodes")
     name = str(asked.get("name") or asked.get("model") or "")
-    found = await _later(api, lambda: api.what_if.submission(copy, spec, name))
+    found = await _later(api, token, lambda: api.what_if.submission(copy, spec, name))
     return Json({**found, "remarks": remarks} if remarks else found)
 
 
@@ -57,7 +58,7 @@ async def submission(request: Request) -> Response:
 async def queue(request: Request) -> Response:
     """Who of the queue would end sooner and who later under another choice; nothing is changed."""
     api = api_of(request)
-    api.who(request)
+    token = api.who(request)
     said = parse(ChoiceIn, await api.body(request))
     engine = api.worker.engine
     network = engine.state.network.declared is not None
@@ -71,7 +72,7 @@ async def queue(request: Request) -> Response:
         raise LookupError("no node has joined yet, so nothing can be forecast; look at: plait nodes")
     priority = {int(job[2:]): value for job, value in said.priority.items()}
     choice = Choice(said.policy or "", policy, said.nodes or "", tuple(said.without), priority)
-    return Json(await _later(api, lambda: api.what_if.choice(copy, choice)))
+    return Json(await _later(api, token, lambda: api.what_if.choice(copy, choice)))
 
 
 def _named(text: str, modules: Collection[str], folder: Path, network: bool) -> Policy:
@@ -80,6 +81,6 @@ def _named(text: str, modules: Collection[str], folder: Path, network: bool) -> 
     return live_policy(text, network)
 
 
-async def _later(api: Api, work: Any) -> dict[str, Any]:
-    found: dict[str, Any] = await asyncio.shield(asyncio.wrap_future(api.what_if.later(work)))
+async def _later(api: Api, token: Token, work: Any) -> dict[str, Any]:
+    found: dict[str, Any] = await asyncio.shield(asyncio.wrap_future(api.what_if.later(work, token.user)))
     return found
