@@ -50,5 +50,5 @@ class Answers:
 
 
 def _audience(session: Session) -> tuple[str, ...]:
-    """Whose answers are the same: administrators are told more than viewers, and users of what is theirs alone."""
+    """Whose answers are the same: administrators see more than viewers, and users only what is theirs."""
     return (session.role, session.user, session.project) if session.role == "user" else (session.role,)
