@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -15,6 +16,20 @@ def counted(number: int, what: str) -> str:
     ('1 GPU', '2 GPUs', '1,200 jobs')
     """
     return f"{number:,} {what}" + "s" * (number != 1)
+
+
+def arguments(line: str) -> list[str]:
+    """A command line as `shlex.join` writes it, taken apart again; one that was cut inside quotes, at its spaces.
+
+    >>> arguments("python 'my train.py' -x"), arguments("python 'my tr")
+    (['python', 'my train.py', '-x'], ['python', "'my", 'tr'])
+    """
+    if not any(mark in line for mark in "'\"\\"):
+        return line.split()  # long lists have thousands of lines
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
 
 
 def number(value: Any) -> float:

@@ -373,7 +373,7 @@ def test_why_a_job_failed_is_told_to_those_who_may_read_its_log(service: Service
 @pytest.mark.parametrize("who", ["ann", "ben", "eve"])
 def test_a_listing_by_columns_says_the_same(service: Service, who: str) -> None:
     for i in range(4):
-        service.submit("ann", name=f"n{i}", gpus=1 + i % 2, command=["train", str(i)])
+        service.submit("ann", name=f"n{i}", gpus=1 + i % 2, command=["my train", "--text", "a 'b'  c", str(i)])
     run = assigned(service)
     service.sync(Seen(run["job"], run["epoch"], run["rank"], RUNNING, pid=7, steps=3.0, step_s=0.5))
     rows = service.ask("GET", "/v1/jobs", who).json()
@@ -382,6 +382,7 @@ def test_a_listing_by_columns_says_the_same(service: Service, who: str) -> None:
     strip = [{k: v for k, v in row.items() if k not in changing} for row in rows]
     assert [{k: v for k, v in row.items() if k not in changing} for row in jobs_of_table(table)] == strip
     assert all(row.keys() >= set(changing) for row in jobs_of_table(table))
+    assert rows[0]["command"] == (["my train", "--text", "a 'b'  c", "3"] if who != "ben" else [])
     assert jobs_of_table(service.ask("GET", "/v1/jobs?columns=1&user=nobody", who).json()) == []
 
 

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
+from plait.core.words import arguments
 from plait.live.client import transport
 from plait.live.client.transport import (
     Broken,
@@ -343,7 +344,7 @@ def jobs_of_table(table: Mapping[str, Any]) -> list[Json]:
         job: Json = dict(zip(names, values, strict=True))
         number, created_s, ended_s = job["number"], job["created_s"], job["ended_s"]
         job["id"] = f"j-{number}"
-        job["command"] = job["command"].split(" ") if job["command"] else []
+        job["command"] = arguments(job["command"])
         job["nodes"] = job["nodes"].split()
         job["age_s"] = round(now_s - created_s, 3)
         job["jct_s"] = None if ended_s is None else round(ended_s - created_s, 3)

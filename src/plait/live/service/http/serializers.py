@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from plait.core.words import arguments
 from plait.live.layout import job_name
 from plait.live.store import Entry
 
@@ -33,7 +34,7 @@ def job(row: dict[str, Any], live: dict[str, Any], now_s: float, *, mine: bool) 
         "project": known["project"],
         "model": known["model"],
         "class": known["class"],
-        "command": known["command"].split(" ") if mine else [],
+        "command": arguments(known["command"]) if mine else [],
         "gpus": known["gpus"],
         "state": known["state"],
         "reason": known["reason"] if mine else live.get("reason", ""),
