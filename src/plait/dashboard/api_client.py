@@ -66,7 +66,7 @@ class ApiClient:
         return {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
             "path": path, "raw_path": quote(path).encode(), "root_path": "", "headers": headers,
-            "query_string": urlencode(given).encode(), "client": None, "server": None,
+            "query_string": urlencode(given, doseq=True).encode(), "client": None, "server": None,
         }  # fmt: skip
 
 

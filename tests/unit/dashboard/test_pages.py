@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 from world import HOSTILE, Browser, World
 
 from plait.dashboard import node_map
-from plait.dashboard.figures import Recent, holders, reasons, recent
+from plait.dashboard.figures import Recent, holders, hue, reasons, recent
 from plait.dashboard.foresee import foreseen
-from plait.dashboard.timeline import timeline
+from plait.dashboard.timeline import neighbours, of_node, timeline
 from plait.live.protocol.wire import Profile
 from plait.live.service.pages import load_pages
 
@@ -241,6 +241,20 @@ def test_events_are_found_by_kind_and_words(world: World, login: Login) -> None:
     eve.get("/web/events?before=1")
 
 
+def test_neighbours_of_a_job_and_who_held_the_gpus_of_a_node(world: World, login: Login) -> None:
+    cluster(world)
+    text = login("ann").get("/web/jobs/j-1")
+    beside = text.partition('<details id="neighbours"')[2].partition("</details>")[0]
+    assert "Neighbours: 1 attempt of others" in beside
+    assert "j-2" in beside
+    assert "<td>node<td>n0<td>" in beside
+    assert 'id="neighbours"' not in login("ben").get("/web/jobs/j-3")
+    held = login("ben").get("/web/nodes/n0").partition('id="held"')[2].partition("</details>")[0]
+    assert [f"j-{i}<" in held for i in range(4)] == [True, True, True, False]
+    assert "failed" in held
+    assert "hostile" not in held.lower()
+
+
 def test_lists_are_searched_and_have_pages(world: World, login: Login) -> None:
     for i in range(60):
         world.submit(name=f"job{i}")
@@ -372,9 +386,34 @@ def test_a_timeline_has_a_lane_a_gpu_or_a_node() -> None:
 
     assert timeline(job(2), 9.0) == {
         "from": 0.0, "to": 9.0, "lanes": ["n0 GPU 0", "n0 GPU 1"],
-        "bars": [[0, 5.0, 9.0, 1, "running"], [1, 5.0, 9.0, 1, "running"]],
+        "bars": [[0, 5.0, 9.0, "1 running", "running", False], [1, 5.0, 9.0, "1 running", "running", False]],
     }  # fmt: skip
     assert timeline(job(40), 9.0)["lanes"] == [f"n{i}" for i in range(5)]
+
+    def other(job: str, started_s: float, ended_s: float | None, *gpus: tuple[str, int]) -> dict[str, object]:
+        state = "finished" if ended_s else "running"
+        return {"job": job, "started_s": started_s, "ended_s": ended_s, "state": state, "gpus": list(gpus)}
+
+    others = [
+        other("j-7", 8.0, None, ("n0", 1), ("n0", 5)), other("j-6", -3.0, 5.0, ("n0", 1)),
+        other("j-5", 6.0, 7.0, ("n0", 9)), other("j-4", 1.0, None, ("n9", 0)),
+    ]  # fmt: skip
+    drawn = timeline(job(2), 9.0, others)
+    assert drawn["lanes"] == ["n0 GPU 0", "n0 GPU 1"]
+    assert drawn["bars"][2:] == [[1, 8.0, 9.0, "j-7", "running", True], [1, 0.0, 5.0, "j-6", "finished", True]]
+    assert timeline(job(40), 9.0, others)["bars"][5:] == [
+        [0, 8.0, 9.0, "j-7", "running", True], [0, 0.0, 5.0, "j-6", "finished", True],
+        [0, 6.0, 7.0, "j-5", "finished", True],
+    ]  # fmt: skip
+    beside = [(one["job"], where, seconds) for one, where, seconds in neighbours(job(2), others, 9.0)]
+    assert beside == [("j-7", "GPU", 1.0), ("j-5", "node", 1.0)]
+    node = of_node(6, others, 9.0, 8.0)
+    assert (node["from"], node["to"], node["lanes"][-1]) == (1.0, 9.0, "GPU 5")
+    assert node["bars"][:3] == [
+        [1, 8.0, 9.0, "j-7", f"h{hue('j-7')}", False], [5, 8.0, 9.0, "j-7", f"h{hue('j-7')}", False],
+        [1, 1.0, 5.0, "j-6", f"h{hue('j-6')}", False],
+    ]  # fmt: skip
+    assert of_node(4, [], 9.0, 8.0)["bars"] == []
 
 
 def test_the_queue_is_foreseen_from_the_answer_of_the_service(world: World) -> None:

@@ -135,7 +135,12 @@ def test_examples_are_what_their_schemas_say(described: Described) -> None:
 def test_roles_are_those_that_are_let_in(described: Described) -> None:
     roles = {"admin": "admin", "ann": "user", "eve": "viewer", "agent": "agent"}
     for method, path, _, allowed in READS + WRITES:
-        template = path.replace("j-0", "{job}").replace("t-0", "{token_id}").replace("n0/drain", "{node}/{action}")
+        template = (
+            path.partition("?")[0]
+            .replace("j-0", "{job}")
+            .replace("t-0", "{token_id}")
+            .replace("n0/drain", "{node}/{action}")
+        )
         template = template.replace("n0", "{node}").replace("projects/p", "projects/{name}")
         operation = described.operations[f"{method} {template}"]
         assert set(operation["x-roles"]) == {roles[who] for who in allowed if who in roles}, (method, path)
@@ -153,6 +158,8 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
     ask("GET /v1/jobs/{job}/explain", "/v1/jobs/j-0/explain")
     running = _run(described)
     ask("GET /v1/nodes")
+    ask("GET /v1/placements", params={"node": ["n0"], "limit": 5})
+    ask("GET /v1/placements", status=422)
     ask("GET /v1/jobs", params={"state": "running,waiting", "user": "ann", "limit": 10, "offset": 0})
     ask("GET /v1/jobs", params={"columns": True})
     ask("GET /v1/jobs", who="ben")

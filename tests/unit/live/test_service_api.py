@@ -135,6 +135,7 @@ READS = [
     ("GET", "/v1/nodes", None, EVERYBODY),
     ("GET", "/v1/network", None, EVERYBODY),
     ("GET", "/v1/queue", None, EVERYBODY),
+    ("GET", "/v1/placements?node=n0", None, EVERYBODY),
     ("GET", "/v1/reports", None, EVERYBODY),
     ("GET", "/v1/policy", None, EVERYBODY),
     ("GET", "/v1/status", None, EVERYBODY),

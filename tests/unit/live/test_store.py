@@ -173,6 +173,35 @@ def test_a_store_of_a_newer_plait_is_refused(url: str) -> None:
         Store.open(url)
 
 
+def test_attempts_are_found_by_node_and_time(url: str) -> None:
+    store = Store.open(url)
+    base = {"outcome": "", "cause": "", "batch_size": None, "lost_work_s": None}
+    rows = [(1.0, 4.0, ["n1"]), (2.0, None, ["n1", "n10"]), (3.0, 9.0, ["n10"]), (20.0, None, ["n1"])]
+    job = {
+        "name": "", "owner": "ann", "project": "p", "model": "", "gpus": 1, "class": "guaranteed", "iterations": None,
+        "state": "running", "reason": "", "epoch": 1, "created_s": 0.0, "started_s": None, "ended_s": None,
+        "steps": 0.0, "run_s": 0.0, "held_gpu_s": 0.0, "starts": 1, "preemptions": 0, "failures": 0,
+        "exit_code": None, "command": "x", "nodes": "", "request": "{}",
+    }  # fmt: skip
+    views = schema.Views(jobs=[{**job, "number": number} for number in range(4)])
+    for number, (began_s, ended_s, nodes) in enumerate(rows):
+        ranks = json.dumps([{"node": node, "gpu": 0, "ended": False} for node in nodes], separators=(",", ":"))
+        views.attempts.append(
+            {**base, "job": number, "epoch": 1, "began_s": began_s, "ended_s": ended_s, "ranks": ranks}
+        )
+    store.commit([note(1)], views=views)
+
+    def found(nodes: list[str], from_s: float, to_s: float, limit: int = 9) -> list[int]:
+        return [row["job"] for row in store.attempts_on(nodes, from_s, to_s, limit)]
+
+    assert found(["n1"], 0.0, 99.0) == [3, 1, 0]
+    assert found(["n1"], 5.0, 9.0) == [1]
+    assert found(["n10", "n_"], 0.0, 9.0) == [2, 1]
+    assert found(["n1", "n10"], 0.0, 99.0, 2) == [3, 2]
+    assert store.attempts_on(["n1"], 0.0, 1.5, 9)[0]["owner"] == "ann"
+    store.close()
+
+
 def test_an_engine_lives_in_it(url: str, tmp_path: Path) -> None:
     store = Store.open(url)
     engine = Engine(store, Fences(Layout(tmp_path)), now_s=0.0, policy="fifo")

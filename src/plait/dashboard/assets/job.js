@@ -1,10 +1,10 @@
-// A job's page: the timeline on a canvas, and its log as it grows, with search.
+// The timeline of a job or node on a canvas; on a job's page its log as it grows, with search.
 (() => {
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const draw = () => {
     const canvas = document.querySelector("canvas.timeline");
     if (!canvas) return;
-    const { from, to, lanes, bars } = JSON.parse(canvas.dataset.bars), ratio = devicePixelRatio || 1;
+    const { from, to, lanes, bars, ago } = JSON.parse(canvas.dataset.bars), ratio = devicePixelRatio || 1;
     const width = canvas.clientWidth, lane = lanes.length > 16 ? 10 : 20, left = width < 500 ? 70 : 120, foot = 18;
     const height = lanes.length * lane + foot, span = Math.max(to - from, 1e-3), pen = canvas.getContext("2d");
     canvas.width = width * ratio; canvas.height = height * ratio; canvas.style.height = `${height}px`;
@@ -16,16 +16,16 @@
       pen.fillStyle = css("--free"); pen.fillRect(left, (i + 0.5) * lane, width - left - 4, 1);
       if (lane > 10 || i % 2 === 0) text(name, 0, (i + 0.5) * lane, left - 8);
     });
-    for (const [row, begin, end, epoch, how] of bars) {
-      const wide = Math.max(x(end) - x(begin), 2);
-      pen.fillStyle = css(how === "running" ? "--h2" : how === "finished" ? "--h0" : how === "failed" ? "--h5" : "--h1");
-      pen.fillRect(x(begin), row * lane + 2, wide, lane - 4);
-      if (wide > 60 && lane > 10) { pen.fillStyle = "#fff"; pen.fillText(`${epoch} ${how}`, x(begin) + 4, (row + 0.5) * lane, wide - 6); }
+    for (const [row, begin, end, words, how, other] of bars) {
+      const wide = Math.max(x(end) - x(begin), 2), low = lane > 10 ? 6 : 3;
+      pen.fillStyle = css(other ? "--dim" : /^h\d/.test(how) ? `--${how}` : how === "running" ? "--h2" : how === "finished" ? "--h0" : how === "failed" ? "--h5" : "--h1");
+      pen.fillRect(x(begin), row * lane + (other ? lane - low : 2), wide, other ? low - 1 : lane - 3 - low);
+      if (!other && wide > 30 && lane > 10) { pen.fillStyle = "#fff"; pen.fillText(words, x(begin) + 4, (row + 0.5) * lane - 2, wide - 6); }
     }
     const said = (s) => s < 120 ? `${s.toFixed(0)} s` : s < 7200 ? `${(s / 60).toFixed(0)} min` : `${(s / 3600).toFixed(1)} h`;
     for (let i = 0; i <= 4; i++) {
       pen.textAlign = i === 4 ? "right" : i ? "center" : "left";
-      text(i ? said(span * i / 4) : "submitted", x(from + span * i / 4), height - foot / 2);
+      text(ago ? i < 4 ? `${said(span * (4 - i) / 4)} ago` : "now" : i ? said(span * i / 4) : "submitted", x(from + span * i / 4), height - foot / 2);
     }
     pen.textAlign = "left";
   };

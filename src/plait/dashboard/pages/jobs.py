@@ -14,7 +14,7 @@ from plait.dashboard.api_client import segment
 from plait.dashboard.figures import Fields
 from plait.dashboard.outlook import outlook
 from plait.dashboard.pages.changes import may_change
-from plait.dashboard.timeline import timeline
+from plait.dashboard.timeline import neighbours, timeline
 from plait.dashboard.usage import POINTS, charts, rows
 from plait.dashboard.web import Viewer, page_of, shown
 from plait.live.client.client import FINAL, jobs_of_table
@@ -22,6 +22,8 @@ from plait.live.scheduler.records.event_words import step_in_words
 
 #: Rows of a page of the list, entries of a job's history.
 ROWS, ENTRIES = 50, 100
+#: Nodes of a job on which neighbours are looked for, and attempts on them at most.
+NODES, PLACEMENTS = 64, 300
 STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
 
 
@@ -57,15 +59,28 @@ async def show_job(viewer: Viewer) -> Response:
     now_s, history = status["now_s"], events["events"]
     ahead = await outlook(viewer, status) if job["state"] not in FINAL else None
     mine = may_change(viewer, job)
+    others, more = await _others(viewer, job)
     return viewer.page(
         "job.html.j2", title=f"{job['id']} {job['name']}".strip(), job=job, why=why, now_s=now_s, mine=mine,
-        attempts=job["attempts"][::-1], bars=timeline(job, now_s), ahead=ahead,
+        attempts=job["attempts"][::-1], bars=timeline(job, now_s, others), ahead=ahead,
+        beside=neighbours(job, others, now_s), others=len(others), others_more=more,
         eta=ahead.of(job["number"]) if ahead else None, over=job["state"] in FINAL,
         history=[(one["seq"], one["at_s"], step_in_words(one["event"], one["commands"])) for one in history[::-1]],
         preempted=[one for one in job["attempts"] if one["state"] == "preempted"], file=job_file(job),
         usage=usage, usage_rows=rows(usage), charts=charts(usage),
         stages=_stages(why), ranks=len(job["attempts"][-1]["ranks"]) if job["attempts"] else 0,
     )  # fmt: skip
+
+
+async def _others(viewer: Viewer, job: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """Attempts of other jobs on the nodes of a job since its submission, newest first; whether there were more."""
+    nodes = list(dict.fromkeys(rank["node"] for one in job["attempts"] for rank in one["ranks"]))[:NODES]
+    if not nodes:
+        return [], False
+    found = await viewer.api.get(
+        "/v1/placements", node=nodes, from_s=job["created_s"], to_s=job["ended_s"], limit=PLACEMENTS
+    )
+    return [one for one in found["placements"] if one["job"] != job["id"]], found["more"]
 
 
 def _stages(why: dict[str, Any]) -> list[tuple[str, float, float]]:

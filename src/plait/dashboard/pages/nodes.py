@@ -8,12 +8,15 @@ from starlette.responses import Response
 
 from plait.dashboard import node_map
 from plait.dashboard.api_client import Refused, segment
+from plait.dashboard.timeline import of_node
 from plait.dashboard.web import ROOT, Viewer, done, page_of, shown
 from plait.live.client.client import jobs_of_table
 from plait.live.scheduler.records.event_words import step_in_words
 
 #: Rows of a page of the list; entries of the log that are searched for those of a node.
 ROWS, ENTRIES = 50, 5000
+#: The timeline of a node: seconds, and attempts at most.
+DAY_S, PLACEMENTS = 86_400.0, 300
 
 
 @shown
@@ -41,11 +44,13 @@ async def show_node(viewer: Viewer) -> Response:
     status = await viewer.get(1.0, "/v1/status")
     found = await viewer.get(1.0, "/v1/jobs", state="running,starting,stopping,unreachable", limit=10_000, columns=1)
     jobs = {job["id"]: job for job in jobs_of_table(found)}
-    busy = node_map.utilisation(node)
+    busy, now_s = node_map.utilisation(node), status["now_s"]
+    day = await viewer.api.get("/v1/placements", node=name, from_s=max(now_s - DAY_S, 0.0), limit=PLACEMENTS)
     return viewer.page(
         "node.html.j2", title=f"Node {name}", node=node, jobs=[jobs[one] for one in node["jobs"] if one in jobs],
         gpus=list(enumerate(zip(node["gpu_jobs"], busy, strict=True))),
-        history=await _history(viewer, name, status), now_s=status["now_s"],
+        history=await _history(viewer, name, status), now_s=now_s, held=day["placements"], held_more=day["more"],
+        bars=of_node(node.get("gpus") or 0, day["placements"], now_s, DAY_S),
     )  # fmt: skip
 
 

@@ -254,6 +254,18 @@ class Store:
         with self.reading() as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
 
+    def attempts_on(self, nodes: Sequence[str], from_s: float, to_s: float, limit: int) -> list[dict[str, Any]]:
+        """Attempts with a process on one of these nodes in a time, newest first, with their owner; `ranks` as JSON."""
+        tries, jobs = schema.attempts, schema.jobs
+        query = sa.select(tries, jobs.c.owner).join(jobs, jobs.c.number == tries.c.job)
+        query = query.where(tries.c.began_s <= to_s, sa.or_(tries.c.ended_s.is_(None), tries.c.ended_s >= from_s))
+        query = query.where(
+            sa.or_(*(tries.c.ranks.contains(f'"node":{json.dumps(n)},', autoescape=True) for n in nodes))
+        )
+        query = query.order_by(tries.c.began_s.desc(), tries.c.job.desc()).limit(limit)
+        with self.reading() as connection:
+            return [dict(row._mapping) for row in connection.execute(query)]
+
     def jobs(
         self,
         *,

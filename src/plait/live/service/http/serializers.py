@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from plait.core.words import arguments
@@ -139,6 +139,20 @@ def attempt(row: Mapping[str, Any]) -> dict[str, Any]:
         "reason": row["cause"] or None,
         "exit_code": next((c for c in codes if c), codes[0] if codes else None),
         "ranks": row["ranks"],
+    }
+
+
+def placement(row: Mapping[str, Any], nodes: Collection[str]) -> dict[str, Any]:
+    """An attempt as those may see it who may not see its job: where it was and how long."""
+    ranks = json.loads(row["ranks"])
+    return {
+        "job": job_name(row["job"]),
+        "user": row["owner"],
+        "epoch": row["epoch"],
+        "state": row["outcome"] or "running",
+        "started_s": row["began_s"],
+        "ended_s": row["ended_s"],
+        "gpus": sorted({(rank["node"], rank["gpu"]) for rank in ranks if rank["node"] in nodes}),
     }
 
 

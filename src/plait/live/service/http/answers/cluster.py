@@ -120,6 +120,32 @@ class Queue(Answer):
     jobs: list[QueuedJob]
 
 
+class Placement(Answer):
+    """An attempt of a job on GPUs of nodes that were asked about."""
+
+    job: str
+    user: str
+    epoch: int
+    """Which attempt of the job it was, from 1."""
+    state: str
+    """running, or how it ended."""
+    started_s: float
+    ended_s: float | None
+    """Null while it runs."""
+    gpus: list[tuple[str, int]]
+    """Node and the node's number of each GPU; those on other nodes are left out."""
+
+
+class Placements(Answer):
+    """Who held GPUs of some nodes in a time."""
+
+    now_s: float = Field(description=CLOCK)
+    placements: list[Placement]
+    """Newest first."""
+    more: bool
+    """Whether there were more than `limit`."""
+
+
 class GpuReading(Answer):
     """A GPU as its driver reads it."""
 

@@ -22,6 +22,7 @@ from plait.live.service.http.answers.cluster import (
     ForecastState,
     NodeForgottenAnswer,
     NodeRow,
+    Placements,
     PolicyAnswer,
     Queue,
 )
@@ -100,6 +101,23 @@ async def queue(
         if only not in (None, job["user"]):
             job["name"] = ""
     return Json(found)
+
+
+@router.get("/v1/placements", **answers(Placements))
+async def placements(
+    request: Request,
+    node: Annotated[list[str], Query(min_length=1, max_length=64, description="Name of a node; may be repeated.")],
+    from_s: float = Query(0.0, ge=0, allow_inf_nan=False, description="Only attempts that had not ended by then, s."),
+    to_s: float | None = Query(None, ge=0, allow_inf_nan=False, description="Only attempts begun by then, s; now."),
+    limit: int = Query(200, ge=1, le=2000, description="Attempts at most."),
+) -> Response:
+    """Attempts on GPUs of these nodes, newest first: who shared them, who was there before."""
+    api = api_of(request)
+    api.who(request)
+    now_s = api.worker.clock()
+    rows = await asyncio.to_thread(api.store.attempts_on, node, from_s, now_s if to_s is None else to_s, limit + 1)
+    found = [serializers.placement(row, node) for row in rows[:limit]]
+    return Json({"now_s": round(now_s, 3), "placements": found, "more": len(rows) > limit})
 
 
 @router.get("/v1/nodes", **answers(list[NodeRow]))
