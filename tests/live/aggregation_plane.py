@@ -33,9 +33,13 @@ class Plane:
     """A switch with its server."""
 
     def __init__(self) -> None:
-        self.server = Dataplane.start("server", payload=PAYLOAD, window=64, jobs=1024, slots=AGGREGATORS)
+        self.server = self.serve()
         self.tor = self.switch()
         self.granted: list[NetworkGrant] = []
+
+    def serve(self, port: int = 0) -> Dataplane:
+        options = {"payload": PAYLOAD, "window": 64, "jobs": 1024, "slots": AGGREGATORS}
+        return Dataplane.start("server", listen=f"127.0.0.1:{port}", **options)
 
     def switch(self, **more: Any) -> Dataplane:
         server = f"127.0.0.1:{self.server.address[1]}"
@@ -125,17 +129,20 @@ class Run:
         self.file.write_text(json.dumps({"jobs": self.jobs}))
         host.start(self.file)
 
-    def until_paused(self) -> None:
+    def until_paused(self, step: int) -> int:
+        """Wait for all ranks of all jobs at a step; returns how many buckets the first rank has aggregated."""
         end_s = time.monotonic() + 90
-        wanted = [Path(job["folder"]) / f"paused{rank}" for job in self.jobs for rank in range(job["ranks"])]
+        wanted = [Path(job["folder"]) / f"paused{step}-{rank}" for job in self.jobs for rank in range(job["ranks"])]
         while not all(one.exists() for one in wanted):
             assert time.monotonic() < end_s
             assert not self.ended, self.log()
             time.sleep(0.02)
+        return int(wanted[0].read_text())
 
-    def go(self) -> None:
+    def go(self, step: int) -> None:
+        """Let the ranks that wait at a step go on."""
         for job in self.jobs:
-            (Path(job["folder"]) / "go").touch()
+            (Path(job["folder"]) / f"go{step}").touch()
 
     @property
     def ended(self) -> bool:

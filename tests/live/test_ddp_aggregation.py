@@ -102,13 +102,13 @@ def test_a_switch_that_is_killed_and_comes_back_is_used_again(plane, host, tmp_p
     grant = plane.grant(2, "hybrid_modulo")
     file = tmp_path / "network.json"
     write_grant(file, grant)
-    plain = {"ranks": 2, "steps": 30, "way": "plain", "pause_at": 10}
-    run = Run(host, tmp_path, [{"ranks": 2, "steps": 30, "grant": str(file), "pause_at": 10}, plain])
-    run.until_paused()
+    plain = {"ranks": 2, "steps": 30, "way": "plain", "pause_at": [10]}
+    run = Run(host, tmp_path, [{"ranks": 2, "steps": 30, "grant": str(file), "pause_at": [10]}, plain])
+    run.until_paused(10)
     plane.tor.process.send_signal(signal.SIGKILL)
     plane.tor.process.wait()
     plane.tor.stop()
-    run.go()
+    run.go(10)
     time.sleep(1.0)  # some buckets fail
     plane.tor = plane.switch()
     again = replace(grant, version=2, epoch=1, switch=("127.0.0.1", plane.tor.address[1]))
@@ -121,6 +121,73 @@ def test_a_switch_that_is_killed_and_comes_back_is_used_again(plane, host, tmp_p
         assert rank["report"]["aggregated"] > 0
         assert rank["report"]["fallback_bytes"] > 0
     plane.free(again)
+    assert plane.held() == 0
+
+
+@thorough
+def test_a_server_that_is_killed_and_comes_back_is_used_again(plane, host, tmp_path) -> None:
+    grant = plane.grant(2, "shared_hash")
+    file = tmp_path / "network.json"
+    write_grant(file, grant)
+    plain = {"ranks": 2, "steps": 30, "way": "plain", "pause_at": [10, 20]}
+    run = Run(host, tmp_path, [{"ranks": 2, "steps": 30, "grant": str(file), "pause_at": [10, 20]}, plain])
+    assert run.until_paused(10) > 0
+    port = plane.server.address[1]
+    plane.server.process.send_signal(signal.SIGKILL)
+    plane.server.process.wait()
+    plane.server.stop()
+    run.go(10)
+    before = run.until_paused(20)  # ten steps whose buckets no server has seen
+    plane.server = plane.serve(port)
+    plane.tor.control.free(grant.job)
+    again = replace(grant, version=2, epoch=1)
+    plane.register(again)
+    write_grant(file, again)
+    run.go(20)
+    found, reference = run.end()
+    check_alike(found)
+    assert found[0]["losses"][-1] == pytest.approx(reference[0]["losses"][-1], abs=1e-5)
+    for rank in found:
+        assert rank["report"]["aggregated"] > before
+        assert rank["report"]["fallback_bytes"] > 0
+    plane.free(again)
+    assert plane.held() == 0
+
+
+@thorough
+def test_a_job_goes_to_another_switch_and_back(plane, host, tmp_path) -> None:
+    grant = plane.grant(2, "shared_hash")
+    file, home = tmp_path / "network.json", plane.tor
+    write_grant(file, grant)
+    steps = {"ranks": 2, "steps": 30, "pause_at": [10, 20]}
+    run = Run(host, tmp_path, [{"grant": str(file), **steps}, {"way": "plain", **steps}])
+    first = run.until_paused(10)
+    assert first > 0
+    plane.free(grant)
+    plane.tor = other = plane.switch()
+    try:
+        away = replace(grant, version=2, epoch=1, switch=("127.0.0.1", other.address[1]), switch_name="tor1")
+        plane.register(away)
+        write_grant(file, away)
+        run.go(10)
+        second = run.until_paused(20)
+        assert second > first
+        assert other.control.statistics(grant.job)["jobs"][0]["packets_in"] > 0
+        plane.free(away)
+        assert plane.held() == 0
+    finally:
+        plane.tor = home
+        other.stop()
+    back = replace(grant, version=3, epoch=2)
+    plane.register(back)
+    write_grant(file, back)
+    run.go(20)
+    found, reference = run.end()
+    check_alike(found)
+    assert found[0]["losses"][-1] == pytest.approx(reference[0]["losses"][-1], abs=1e-5)
+    for rank in found:
+        assert rank["report"]["aggregated"] > second
+    plane.free(back)
     assert plane.held() == 0
 
 
@@ -143,9 +210,9 @@ def test_a_job_that_is_cancelled_while_packets_fly_leaves_nothing(plane, host, t
     grant = plane.grant(2, "shared_hash")
     write_grant(tmp_path / "network.json", grant)
     plane.tor.control.fault("to_switch", job=grant.job, delay_s=0.002)
-    run = Run(host, tmp_path, [{"ranks": 2, "steps": 40, "grant": str(tmp_path / "network.json"), "pause_at": 3}])
-    run.until_paused()
-    run.go()
+    run = Run(host, tmp_path, [{"ranks": 2, "steps": 40, "grant": str(tmp_path / "network.json"), "pause_at": [3]}])
+    run.until_paused(3)
+    run.go(3)
     time.sleep(0.3)
     plane.free(grant)
     write_grant(tmp_path / "network.json", replace(grant, version=2, granted=False, reason="the job was cancelled"))

@@ -34,7 +34,7 @@ from plait.training.collectives.aggregation_client import warm_up
 from plait.training.collectives.aggregation_kernels import exponent_of
 from plait.training.torch_watch import watch_ddp
 
-JOB = {"way": "auto", "steps": 10, "tensors": 0, "grant": "", "pause_at": -1, "die": [], "seconds": 60}
+JOB = {"way": "auto", "steps": 10, "tensors": 0, "grant": "", "pause_at": [], "die": [], "seconds": 60}
 
 
 def model(seed: int) -> torch.nn.Module:
@@ -61,11 +61,13 @@ def checked_sums(state: Any, count: int, rank: int, size: int) -> tuple[int, int
     return checked, wrong
 
 
-def pause(folder: Path, rank: int) -> None:
-    """Say that this rank is here, and wait for the file `go`."""
-    (folder / f"paused{rank}").touch()
+def pause(folder: Path, rank: int, step: int, state: Any) -> None:
+    """Say that this rank is at a step, and how many buckets it has aggregated; wait for the file `go` of the step."""
+    part = folder / f"paused{step}-{rank}.part"
+    part.write_text(str(state.report().aggregated if state is not None else 0))
+    part.rename(part.with_suffix(""))
     end_s = time.monotonic() + 60
-    while not (folder / "go").exists() and time.monotonic() < end_s:
+    while not (folder / f"go{step}").exists() and time.monotonic() < end_s:
         time.sleep(0.01)
 
 
@@ -95,8 +97,8 @@ def train(job: dict[str, Any], rank: int, said: dict[str, Any]) -> None:
     target = model(seed=2)
     losses = []
     for step in range(job["steps"]):
-        if step == job["pause_at"]:
-            pause(folder, rank)
+        if step in job["pause_at"]:
+            pause(folder, rank, step, state)
         if job["die"] == [rank, step]:
             os._exit(9)
         batch = torch.randn(16, 32, generator=chance)
