@@ -315,6 +315,30 @@ def test_ls_show_history(plait, fake):
     assert json.loads(plait("ls", "--json").out) == [JOB, DONE]
 
 
+def test_costs_are_those_of_history_and_name_what_has_no_price(plait, fake):
+    part = {"gpu_h": 2.0, "cost": 0.0}
+    fake.answers["GET", "/v1/status"] = {**STATUS, "prices": "a100=2.5"}
+    fake.answers["GET", "/v1/costs"] = {
+        "currency": "EUR", "prices": {"a100": 2.5}, "unpriced": ["cpu-slot"], "from_s": 0.0, "now_s": 60.0,
+        **dict.fromkeys(("total", "jobs", "idle", "down", "held_idle", "lost"), part),
+        "by_project": [{"project": "vision", "held": part, "held_idle": part, "lost": part}],
+        "by_user": [], "by_job": [],
+    }  # fmt: skip
+    found = plait("costs", 168, "--limit", 3)
+    assert fake.asked[-1][1:] == ("/v1/costs", {"hours": "168", "limit": "3"})
+    assert "vision" in found.out
+    assert found.out == plait("history", "--costs", 168).out
+    for answer in (found, plait("costs"), plait("status")):
+        assert "no price for GPU kind cpu-slot" in answer.err
+    assert plait("costs", 0).code == 2
+
+
+def test_a_timeline_without_a_file_gets_an_example(plait, fake):
+    answer = plait("trace", "export")
+    assert answer.code == 2
+    assert "plait trace export run.json" in answer.err
+
+
 ADAPTIVE = {
     "min_gpus": 1, "max_gpus": 8, "batch_size": 512.0, "goodput": 1234.5, "efficiency": 0.83, "progress": 30.0,
     "total_progress": 100.0, "restarts": 3, "restart_s": 4.2, "difference": "its script says batch most 9",

@@ -459,6 +459,21 @@ def test_nothing_is_said_of_nodes_where_none_was_taken_away(layout: Layout) -> N
     assert not any("taken away" in line for line in starting.welcome(service, layout, None, 1.0))
 
 
+def test_up_warns_of_prices_of_kinds_that_no_node_has(layout: Layout) -> None:
+    service: Any = Answers([_node("n0", 2, gpu_kind="cpu-slot")])
+    prices: dict[str, float] = {"a100": 2.5}
+    service.status = lambda: {"policy": "fifo", "jobs": {}, "prices": "a100=2.5"}
+    service.costs = lambda limit: {"prices": prices}
+    wrong, free = (one for one in starting.welcome(service, layout, None, 1.0) if one.startswith("warning"))
+    assert "a100=2.5" in wrong
+    assert wrong.endswith("the nodes have cpu-slot")
+    assert "cpu-slot has no price and counts as free" in free
+    assert free.endswith("plait up --price a100=2.5 --price cpu-slot=PRICE")
+    prices |= {"*": 0.8}
+    del prices["a100"]
+    assert not any("warning" in one for one in starting.welcome(service, layout, None, 1.0))
+
+
 @pytest.mark.parametrize(
     ("declared", "advice"),
     [

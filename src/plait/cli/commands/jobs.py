@@ -498,6 +498,20 @@ def history(
     print_history(jobs)
 
 
+def costs(
+    hours: Annotated[int, typer.Argument(metavar="[HOURS]", min=1, max=744, help="How many hours back.")] = 24,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of jobs to list.")] = 50,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what the last hours cost: by project, user and job.
+
+    Prices are given with `plait up --price`; without them these are GPU-hours. `plait history --costs` is the same.
+    """
+    with client(home) as service:
+        print_costs(service.costs(hours=hours, limit=limit), as_json=as_json)
+
+
 def print_history(jobs: list[dict[str, Any]]) -> None:
     """A line a job that has ended; classes where there are any but the usual one."""
     columns = [

@@ -10,7 +10,7 @@ import typer
 
 from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
-from plait.cli.render.costs_view import cost_text
+from plait.cli.render.costs_view import cost_text, note_unpriced
 from plait.cli.render.tables import plain
 from plait.core.words import duration, number
 from plait.live.notes import note
@@ -40,6 +40,7 @@ def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
         typer.echo(line)
     if bill is not None:
         typer.echo(f"cost      {cost_text(bill)}")
+        note_unpriced(bill)
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:

@@ -132,7 +132,7 @@ def formats() -> None:
 
 @app.command()
 def export(
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="Timeline to write, e.g. run.json.")],
+    target: Annotated[Path | None, typer.Argument(metavar="OUT", help="Timeline to write, e.g. run.json.")] = None,
     job: Annotated[list[str] | None, typer.Option("--job", help="Only this job; may be repeated.")] = None,
     log: Annotated[Path | None, typer.Option(help="JSON file of saved events, instead of the service's log.")] = None,
     home: HomeOption = None,
@@ -147,6 +147,8 @@ def export(
     from plait.cli.render.trace_events import write_trace
     from plait.core.errors import InputError
 
+    if target is None:
+        raise InputError("name the file to write: plait trace export run.json")
     now_s = None
     if log is not None:
         if job:

@@ -41,14 +41,19 @@ def cost_rows(bill: Mapping[str, Any]) -> list[tuple[str, object]]:
     return [("cost", f"{money(row['held'], bill['currency'])}, of which {text}")]
 
 
+def note_unpriced(bill: Mapping[str, Any]) -> None:
+    """Say which GPU kinds count as free because nobody said their price."""
+    if bill.get("unpriced"):
+        note(f"no price for GPU kind {', '.join(bill['unpriced'])}, which counts as free: plait up --price KIND=PRICE")
+
+
 def print_costs(bill: Mapping[str, Any], *, as_json: bool) -> None:
     """All of an answer of `GET /v1/costs`."""
     if as_json:
         print_json(bill)
         return
     typer.echo(cost_text(bill))
-    if bill["unpriced"]:
-        note(f"no price for GPU kind {', '.join(bill['unpriced'])}, which counts as free: plait up --price KIND=PRICE")
+    note_unpriced(bill)
     for name, key in (("project", "project"), ("user", "user"), ("job", "id")):
         rows = [
             [row[key], f"{row['held']['gpu_h']:,.4g}"]

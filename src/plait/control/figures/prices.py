@@ -52,12 +52,28 @@ class Prices:
             raise InputError(f"no price for GPU kind {kind!r}; give {kind}=PRICE, or a price for every kind")
         return price
 
+    def unused(self, kinds: Iterable[str]) -> list[str]:
+        """Kinds that have a price of their own, and are not among `kinds`.
+
+        >>> Prices.parse(["a100=2.5", "0.8"]).unused(["v100"])
+        ['a100']
+        """
+        known = {ANY, *kinds}
+        return [kind for kind in self.per_gpu_h if kind not in known]
+
+    def missing(self, kinds: Iterable[str]) -> list[str]:
+        """Those of `kinds` that have no price.
+
+        >>> Prices.parse(["a100=2.5"]).missing(["v100", "a100"])
+        ['v100']
+        """
+        return [] if ANY in self.per_gpu_h else [kind for kind in dict.fromkeys(kinds) if kind not in self.per_gpu_h]
+
     def refuse_unknown(self, kinds: Iterable[str]) -> None:
         """Raise `InputError` for a price of a kind that is not among `kinds`, or for one of these without a price."""
         known = tuple(kinds)
-        for kind in self.per_gpu_h:
-            if kind not in (ANY, *known):
-                raise InputError(f"price {kind}={self.per_gpu_h[kind]:g}: no GPU is a {kind!r}; {suggest(kind, known)}")
+        for kind in self.unused(known):
+            raise InputError(f"price {kind}={self.per_gpu_h[kind]:g}: no GPU is a {kind!r}; {suggest(kind, known)}")
         for kind in known:
             self.of(kind)
 

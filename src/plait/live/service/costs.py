@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plait.control.figures.prices import Prices
-from plait.core.errors import InputError
 
 if TYPE_CHECKING:
     from plait.live.service.usage.recorder import Usages
@@ -236,14 +235,11 @@ class Costs:
 
     def _rates(self, kinds: Iterable[str]) -> tuple[dict[str, float], list[str]]:
         """Money per GPU-hour of each kind, and kinds that have none although others do."""
-        rates: dict[str, float] = {}
-        unpriced = []
-        for kind in sorted(set(kinds)):
-            try:
-                rates[kind] = self.prices.of(kind) if self.prices else 0.0
-            except InputError:
-                unpriced.append(kind)
-        return rates, unpriced
+        known = sorted(set(kinds))
+        if self.prices is None:
+            return dict.fromkeys(known, 0.0), []
+        unpriced = self.prices.missing(known)
+        return {kind: self.prices.of(kind) for kind in known if kind not in unpriced}, unpriced
 
 
 def _of_jobs(

@@ -6,11 +6,12 @@ import importlib.util
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from plait.control.figures.prices import Prices
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.files import replace_file
 from plait.core.words import counted, duration
@@ -259,10 +260,37 @@ def welcome(service: Client, layout: Layout, home: str | None, took_s: float) ->
     if active:
         lines.append(f"jobs that were here go on: {active}")
     lines += _network_lines(service, found["policy"])
+    if found.get("prices"):
+        lines += price_lines(service.costs(limit=0)["prices"], [str(node["gpu_kind"]) for node in there])
     if gone:
         lines.append(f"taken away: {', '.join(gone)}; off the list with: plait nodes forget {gone[0]}{with_home}")
     lines.append(f"next: plait submit{with_home} -- python train.py")
     lines.append(f"then: plait top{with_home}; at the end: plait down{with_home}")
+    return lines
+
+
+def price_lines(per_gpu_h: Mapping[str, float], kinds: Sequence[str]) -> list[str]:
+    """A warning where prices do not fit the GPU kinds that are there; nodes of other kinds may still join.
+
+    >>> for line in price_lines({"a100": 2.5}, ["l4"]):
+    ...     print(line)
+    warning: price a100=2.5: no GPU is a 'a100'; the nodes have l4
+    warning: l4 has no price and counts as free; plait down, then: plait up --price a100=2.5 --price l4=PRICE
+    """
+    prices, known = Prices(per_gpu_h), sorted(set(kinds))
+    if not known:
+        return []
+    lines = [
+        f"warning: price {kind}={per_gpu_h[kind]:g}: no GPU is a {kind!r}; the nodes have {', '.join(known)}"
+        for kind in prices.unused(known)
+    ]
+    if free := prices.missing(known):
+        all_of_them = [*(f"{kind}={price:g}" for kind, price in per_gpu_h.items()), *(f"{kind}=PRICE" for kind in free)]
+        words, verb = " ".join(f"--price {one}" for one in all_of_them), "has" if len(free) == 1 else "have"
+        counts = "counts" if len(free) == 1 else "count"
+        lines.append(
+            f"warning: {', '.join(free)} {verb} no price and {counts} as free; plait down, then: plait up {words}"
+        )
     return lines
 
 
