@@ -28,7 +28,7 @@ ENTRIES = {
     "update": Entry(JOBS, "submit:update", "Change priority, class, deadline or size of jobs.", BARE),
     "clone": Entry(JOBS, "submit:clone", "Submit a job like another one, which may have ended.", BARE),
     "history": Entry(JOBS, "jobs:history", "List jobs that have ended: how they waited, ran and moved."),
-    "costs": Entry(JOBS, "jobs:costs", "Show what the last hours cost, by project, user and job."),
+    "costs": Entry(JOBS, "jobs:costs", "Show what the last hours cost: by project, user and job."),
     "run": Entry(JOBS, "run_local:run", "Run a training script here, without a service.", VERBATIM),
     "up": Entry(CLUSTER, "cluster:up", "Start the service and its nodes, here or on a cluster."),
     "down": Entry(CLUSTER, "cluster:down", "Stop the service and its nodes."),
