@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from world import Browser, World
 
 from plait.dashboard import outlook
+from plait.live.scheduler.explain.submission import _best
 
 Login = Callable[[str], Browser]
 
@@ -49,6 +50,31 @@ def test_an_idle_cluster_starts_it_at_once(world: World, http: TestClient) -> No
     assert found["blocked_by"] == {"kind": "nothing", "text": "nothing: it would start at once", "jobs": []}
     assert "fewer than five jobs have ended" in found["duration"]
     assert world.do(lambda engine, now_s: engine.state.numbers) == 0
+
+
+def test_while_decisions_are_compiled_it_says_so(world: World, http: TestClient) -> None:
+    world.add("n0", 4)
+    world.engine.ready = False
+    for _ in range(2):
+        world.submit("ann", gpus=1, iterations=50)
+    found = ask(http, world, "ben", "POST", "/v1/what-if", {**JOB, "gpus": 4})[1]["blocked_by"]
+    assert found["kind"] == "compiling"
+    assert found["text"].startswith("what decisions need is being compiled, about 20 s, once after an installation; ")
+    assert found["text"].endswith("2 jobs ahead of it wait for 2 GPUs; 4 of one kind are free")
+
+
+def test_sooner_is_sooner_at_worst_too_or_says_that_it_is_not() -> None:
+    def times(middle_s: float, worst_s: float | None) -> dict[str, Any]:
+        return {"middle_s": middle_s, "half_s": [middle_s, middle_s], "wide_s": [0.0, worst_s]}
+
+    def gains(middle_s: float, worst_s: float | None) -> list[str]:
+        one = {"start": times(0, 0), "end": times(middle_s, worst_s), "gpu_hours": [1.0, 1.0, 1.0]}
+        asked = {"start": times(0, 0), "end": times(14_400, 20_040), "gpu_hours": [1.0, 1.0, 1.0]}
+        return [text for row in _best(asked, [one]) for text in row["gains"]]
+
+    assert gains(7200, 20_040) == ["ends sooner"]
+    assert gains(7200, 35_940) == gains(7200, None) == ["ends sooner as a rule, later at worst"]
+    assert gains(14_300, 15_000) == []
 
 
 def test_what_blocks_it_is_named_and_what_would_be_sooner(busy: World, http: TestClient) -> None:

@@ -17,6 +17,8 @@ from plait.live.scheduler.state import State
 #: What a function of this package gives out: an entry for the log, or an observation. Each one is taken into the state
 #: before the next one is asked for, so that what comes later in a function sees it.
 Step: TypeAlias = Entry | Observation
+#: Why nothing is decided while `Context.ready` is False.
+COMPILING = "what decisions need is being compiled, about 20 s, once after an installation"
 
 
 @dataclass

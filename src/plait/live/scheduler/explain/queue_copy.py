@@ -27,7 +27,10 @@ _ENDED = ("finished", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class QueueCopy:
-    """Jobs by the numbers that they have in `controller`; `numbers` are their own. `decision`: the entry of the log."""
+    """Jobs by the numbers that they have in `controller`; `numbers` are their own. `decision`: the entry of the log.
+
+    `ready`: False while what decisions need is still being compiled.
+    """
 
     decision: int
     controller: Controller
@@ -36,6 +39,7 @@ class QueueCopy:
     reported: Mapping[int, Reported]
     by: Calibrations
     policy: str
+    ready: bool = True
 
     @classmethod
     def of(cls, ctx: Context, now_s: float) -> QueueCopy | None:
@@ -60,7 +64,7 @@ class QueueCopy:
                 work = work_of(ctx, job, job.live)
                 reported[row] = Reported(work.done, work.total, work.each_s)
         by = Calibrations.of(state.record, now_s)
-        return cls(state.decision_seq, small, numbers, owners, reported, by, state.policy_text)
+        return cls(state.decision_seq, small, numbers, owners, reported, by, state.policy_text, ctx.ready)
 
     def arrays(self, order: IntArray | None = None) -> QueueArrays:
         """The active jobs in the order of the last decision, or in this one."""

@@ -17,6 +17,7 @@ from plait.core.arrays import FloatArray
 from plait.core.jobs import JobClass, JobSpec
 from plait.core.policy import JOB_CLASS, UsesRequests, has_guests
 from plait.core.words import counted, duration
+from plait.live.scheduler.context import COMPILING
 from plait.live.scheduler.explain.outlook import Outlook, Times, assumptions, played
 from plait.live.scheduler.explain.queue_arrays import QueueArrays, Who, kind_masks
 from plait.live.scheduler.explain.queue_copy import QueueCopy, order_with
@@ -142,14 +143,19 @@ def _best(asked: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[dict[
         middle = math.inf if one is None else one["middle_s"]
         return math.inf if middle is None else float(middle)
 
+    def sooner(one: dict[str, Any], name: str) -> list[str]:
+        """Whether a `start` or `end` is sooner in the middle, and whether it is later at worst all the same."""
+        then, now = one[name], asked[name]
+        if not late(then) < SOONER * late(now) or (name == "start" and late(now) - late(then) <= 1):
+            return []
+        worst = [math.inf if end is None else float(end) for end in (then["wide_s"][1], now["wide_s"][1])]
+        return [f"{name}s sooner" if worst[0] <= worst[1] else f"{name}s sooner as a rule, later at worst"]
+
     out = []
     for one in others:
-        sooner_s, earlier_s = late(asked["end"]) - late(one["end"]), late(asked["start"]) - late(one["start"])
-        ends_sooner = late(one["end"]) < SOONER * late(asked["end"])
-        starts_sooner = late(one["start"]) < SOONER * late(asked["start"]) and earlier_s > 1
+        sooner_s = late(asked["end"]) - late(one["end"])
         cheaper = one["gpu_hours"][1] < SOONER * asked["gpu_hours"][1]
-        if ends_sooner or starts_sooner or cheaper:
-            gains = ["ends sooner"] * ends_sooner + ["starts sooner"] * starts_sooner + ["costs less"] * cheaper
+        if gains := [*sooner(one, "end"), *sooner(one, "start"), *(["costs less"] * cheaper)]:
             row = {**one, "gains": gains, "sooner_s": round(sooner_s, 3) if math.isfinite(sooner_s) else None}
             out.append(row)
     out.sort(key=lambda one: (late(one["end"]), late(one["start"])))
@@ -166,6 +172,9 @@ def _blocked(
     copy: QueueCopy, queue: QueueArrays, now: Outlook, before: int, gpus: int, mask: int, asked: dict[str, Any]
 ) -> dict[str, Any]:
     """The one dominant reason, in words and as a `kind`, and the jobs that it is about."""
+    if not copy.ready:
+        later = _blocked(replace(copy, ready=True), queue, now, before, gpus, mask, asked)
+        return {**later, "kind": "compiling", "text": f"{COMPILING}; after that: {later['text']}"}
     if asked["start"]["middle_s"] == 0:
         return {"kind": "nothing", "text": "nothing: it would start at once", "jobs": []}
     usable = [k for k in range(len(queue.kinds)) if mask >> k & 1]

@@ -17,7 +17,7 @@ from plait.core.jobs import Checkpoints, Phase
 from plait.core.words import counted
 from plait.live.layout import job_name
 from plait.live.protocol.wire import RUNNING
-from plait.live.scheduler.context import Context
+from plait.live.scheduler.context import COMPILING, Context
 from plait.live.scheduler.explain import guests
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
 from plait.live.scheduler.ingest import stop_costs
@@ -62,7 +62,7 @@ def waiting_reason(ctx: Context, job: JobRecord) -> str:
     if reason:
         return f"{reason}{_silent(ctx)}"
     if not ctx.ready:
-        return "what decisions need is being compiled, about 20 s, once after an installation"
+        return COMPILING
     return "the next decision will place it" if controller.changed else "the policy did not choose it"
 
 

@@ -50,7 +50,7 @@ class BlockedBy(Answer):
     """What a job would wait for."""
 
     kind: str
-    """nothing, size, queue or held."""
+    """nothing, size, queue, held, or compiling (nothing is decided before what decisions need is compiled)."""
     text: str
     jobs: list[NamedBlocker]
 
