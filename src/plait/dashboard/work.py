@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 AT_ONCE, MOST = 2, 20
 #: Bytes of a line that a calculation prints, at most.
 LONGEST = 64 * 2**20
+_NO_ANSWER = "the calculation ended without an answer"
 
 Progress: TypeAlias = tuple[int, int, str]
 Note: TypeAlias = Callable[[Progress], None]
@@ -81,10 +82,9 @@ class Works:
         except Exception as error:
             work.missing = str(error) or type(error).__name__
             return
-        if "missing" in answer:
-            work.missing = str(answer["missing"])
-        else:
-            work.result = answer["result"]
+        work.result = answer.get("result")
+        if work.result is None:
+            work.missing = str(answer.get("missing") or _NO_ANSWER)
 
 
 async def calculated(module: str, given: Any, limit_s: float, note: Note = lambda progress: None) -> Mapping[str, Any]:
@@ -102,6 +102,8 @@ async def calculated(module: str, given: Any, limit_s: float, note: Note = lambd
             process.stdin.close()
             async for line in process.stdout:
                 said = json.loads(line)
+                if not isinstance(said, dict):
+                    raise ValueError(f"{said!r} is no object")
                 if "progress" not in said:
                     found: dict[str, Any] = said
                     return found
@@ -111,7 +113,7 @@ async def calculated(module: str, given: Any, limit_s: float, note: Note = lambd
     except TimeoutError:
         return {"missing": f"the calculation took longer than {limit_s:g} s"}
     except (ValueError, ConnectionError):
-        return {"missing": "the calculation ended without an answer"}
+        return {"missing": _NO_ANSWER}
     finally:
         if process.returncode is None:
             process.kill()

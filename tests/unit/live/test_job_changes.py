@@ -92,6 +92,23 @@ def test_a_request_that_is_sent_again_does_nothing_also_after_a_restart(cluster:
     assert epoch(c, 0) == 2
 
 
+def test_a_request_that_changed_nothing_still_does_nothing_when_it_is_sent_again(cluster: Make) -> None:
+    c = cluster((1,), "fifo")
+    c.submit({})
+    c.pass_s(2.2)
+    profiled = c.engine.state.jobs[0].profiled = True
+    c.engine.update(0, {"priority": 0.0, "gpus": 1}, c.now, by="ann", key="a")  # what it asked for anyway
+    assert c.engine.state.jobs[0].profiled is profiled
+    c.engine.update(0, {"priority": 5.0}, c.now, by="ann", key="b")
+    c.restart()
+    before = len(list(c.store.entries()))
+    c.engine.update(0, {"priority": 0.0, "gpus": 1}, c.now, by="ann", key="a")
+    assert len(list(c.store.entries())) == before
+    assert column(c, "priority", 0) == 5.0
+    c.engine.update(0, {"priority": 5.0}, c.now, by="ann")  # without a key, nothing is written
+    assert len(list(c.store.entries())) == before
+
+
 @pytest.mark.parametrize("weight", [1e9, 0.0], ids=["log", "snapshot"])
 @pytest.mark.parametrize("act", ["requeue", "grow", "priority"])
 def test_a_service_that_dies_right_after_a_request_goes_on_with_it(cluster: Make, act: str, weight: float) -> None:
@@ -179,6 +196,9 @@ def test_the_speed_of_another_size_is_measured_again(cluster: Make) -> None:
         ({"gpus": 9}, "job j-0: needs 9 GPUs.*; ask for less"),
         ({"gpus": 2}, "job j-0: needs 2 GPUs; the quota of project default is 1"),
         ({"min_gpus": 3}, "job j-0: min_gpus 3, gpus 1: needs min_gpus <= gpus"),
+        ({"gpus": 1.5}, "job j-0: gpus 1.5: needs a whole number of GPUs, 1 or more"),
+        ({"max_gpus": True}, "job j-0: max_gpus True: needs a whole number"),
+        ({"gpus": 0}, "job j-0: gpus 0: needs a whole number"),
         ({"command": ["false"]}, "command of a job cannot be changed; these can: priority, class, deadline_s, gpus"),
     ],
 )

@@ -182,7 +182,7 @@ def _update_asked(state: State, note: UpdateAsked) -> None:
     for name, value in note.fields.items():
         if value is None:
             del job.request[name]
-    if "gpus" in note.fields and note.fields["gpus"] != note.before["gpus"]:
+    if "gpus" in note.fields and (note.fields["gpus"] or 1) != (note.before["gpus"] or 1):
         job.profiled = job.measured_beside = False  # they are of the size that it had
     state.touched.add(note.job)
 

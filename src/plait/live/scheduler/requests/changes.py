@@ -77,8 +77,11 @@ def update(
     wrong = [name for name in fields if name not in CHANGEABLE]
     if wrong:
         raise InputError(f"{wrong[0]} of a job cannot be changed; these can: {', '.join(CHANGEABLE)}")
+    _check_whole(job_name(number), fields)
     before = {name: job.request.get(name) for name in fields}
     if all(_meant(name, before[name]) == _meant(name, value) for name, value in fields.items()):
+        if key is not None:  # sent again after another change, it must still do nothing
+            yield UpdateAsked(now_s, number, by, dict(fields), before, key)
         return
     request = {name: value for name, value in {**job.request, **fields}.items() if value is not None}
     spec = _spec(ctx, job, request, fields, now_s)
@@ -100,6 +103,14 @@ def _open(ctx: Context, number: int, instead: str = "") -> JobRecord:
     if job is None or ctx.state.phase(job) > Phase.RUNNING:
         raise Conflict(f"job {job_name(number)} has already ended" + (f"; {instead}" if instead else ""))
     return job
+
+
+def _check_whole(name: str, fields: Mapping[str, Any]) -> None:
+    """Raise `InputError` for a number of GPUs that is none: 1.5, 0, True."""
+    for field in SIZES:
+        value = fields.get(field)
+        if value is not None and (type(value) is not int or value < 1):
+            raise InputError(f"job {name}: {field} {value!r}: needs a whole number of GPUs, 1 or more")
 
 
 def _check_loss(ctx: Context, job: JobRecord) -> None:
