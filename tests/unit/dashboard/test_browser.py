@@ -151,7 +151,7 @@ def test_jobs_are_changed_requeued_and_chosen_together(browser: Any, service: tu
     page.wait_for_url(f"**/web/jobs/{names[0]}")
     assert "changed" in page.inner_text(".events")
     page.click("button:text-is('Requeue')")
-    page.wait_for_function("() => document.querySelector('.events').innerText.includes('sent back to the queue')")
+    page.wait_for_function("() => document.querySelector('.events')?.innerText.includes('sent back to the queue')")
     page.goto("/web/jobs")
     for name in names:
         page.focus(f"[aria-label='Choose {name}']")
