@@ -93,6 +93,10 @@ def test_a_narrow_window_needs_no_scrolling_sideways(browser: Any, service: tupl
     for path in sample(SCREENS[:3], SCREENS):
         page.goto(f"/web{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    page.goto("/web/submit")
+    page.click("button:text-is('What if')")
+    page.wait_for_selector("#outlook")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.context.close()
 
 
@@ -268,5 +272,62 @@ def test_the_queue_under_another_choice_names_who_gains(browser: Any, service: t
     page.keyboard.press("Enter")
     page.wait_for_selector("[role=alert]")
     errors[:] = [one for one in errors if "422" not in one]
+    assert errors == []
+    page.context.close()
+
+
+def test_what_is_open_stays_open_when_the_page_is_refreshed(browser: Any, service: tuple[World, str]) -> None:
+    world, _ = service
+    page, errors = opened(browser, service)
+    page.goto("/web/jobs/j-1")
+    page.focus("summary:text('Its file')")
+    page.keyboard.press("Enter")
+    page.evaluate("document.addEventListener('htmx:after:swap', () => { window.refreshed = true; })")
+    world.submit(name="something new", gpus=8)
+    page.wait_for_function("() => window.refreshed")
+    assert page.locator("details:has(> summary:text('Its file'))").evaluate("one => one.open")
+    assert page.evaluate("document.activeElement.textContent") == "Its file"
+    assert errors == []
+    page.context.close()
+
+
+def test_a_log_is_not_read_aloud_and_odd_bytes_in_it_are_text(browser: Any, service: tuple[World, str]) -> None:
+    world, _ = service
+    page, errors = opened(browser, service)
+    before = {name: agent.log for name, agent in world.agents.items()}
+    for agent in world.agents.values():
+        agent.log = f"{HOSTILE}\n\x1b[31mred\x1b[0m \x00 \ufffd \u202eabc\n{'x' * 300_000}\nafter the long line\n"
+    page.goto("/web/jobs/j-1")
+    page.wait_for_function("() => document.getElementById('log-text').textContent.includes('after the long line')")
+    text = page.evaluate("document.getElementById('log-text').textContent")
+    assert text.startswith(f"{HOSTILE}\n\x1b[31mred")
+    assert text.count("x" * 300_000) == 1
+    assert page.locator("#log-text *").count() == 0
+    assert page.get_attribute("#log-text", "aria-live") == "off"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for name, agent in world.agents.items():
+        agent.log = before[name]
+    assert errors == []
+    page.context.close()
+
+
+def test_filters_of_events_combine_and_follow_the_address(browser: Any, service: tuple[World, str]) -> None:
+    page, errors = opened(browser, service)
+    page.goto("/web/events")
+    page.select_option("[name=kind]", "starts")
+    page.fill("[name=q]", "j-1 ")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**kind=starts&q=j-1**")
+    address, rows = page.url, page.locator("tbody tr").count()
+    assert rows
+    assert all("started" in text for text in page.locator("tbody td:nth-child(3)").all_inner_texts())
+    page.fill("[name=q]", "nobody has this name")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=nobody**")
+    page.wait_for_selector(".empty")
+    page.go_back()
+    page.wait_for_url(address)
+    assert (page.input_value("[name=kind]"), page.input_value("[name=q]")) == ("starts", "j-1")
+    assert page.locator("tbody tr").count() == rows
     assert errors == []
     page.context.close()

@@ -20,6 +20,10 @@
       document.querySelector("[type=search]").focus();
     }
   });
+  // What somebody opened stays open when the page is drawn again; htmx asks extensions alone about attributes.
+  htmx.registerExtension("stay-open", {
+    htmx_before_morph_attr: (_, { attrName, newValue }) => attrName !== "open" || newValue !== null,
+  });
   const lost = find("lost");
   document.addEventListener("htmx:sse:error", () => { lost.hidden = false; });
   document.addEventListener("htmx:sse:after:connection", () => { lost.hidden = true; });
