@@ -17,7 +17,7 @@ from typing import Any
 from plait.advice.choices import Choice, Outcome, Plan, in_rounds, mean_jct_s, planned
 from plait.advice.effects import Effect, effect, losers
 from plait.advice.fit import COMMON, Fit, fitted, refuse_unfaithful
-from plait.advice.past import Past
+from plait.advice.past import UNNAMED, Past
 from plait.advice.simulations import Simulations, round_of
 from plait.control.figures.prices import Prices
 from plait.core.cluster import Cluster
@@ -66,8 +66,17 @@ class Advice:
     prices: Prices | None = None
 
     def of_kind(self, kind: str) -> list[Effect]:
-        """Effects of `policy`, `size` or `quota`, best first; those of the last round before others."""
+        """Effects of `policy`, `size` or `quota`, best first; those on the jobs of the last round before others."""
         return [one for one in self.effects if one.choice.kind == kind]
+
+    @property
+    def whole(self) -> Effect | None:
+        """An effect on the jobs of the last round, whose `before` is what was used on these; None without any."""
+        return next((one for one in self.effects if one.final), None)
+
+    def whole_sample(self, one: Effect) -> bool:
+        """Whether an effect is of the jobs of the last round, so that its figures compare with those of that round."""
+        return self.whole is not None and one.before == self.whole.before
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; null for what is unknown."""
@@ -86,11 +95,25 @@ def advise(past: Past, asked: Asked, ended: Callable[[int], None] | None = None)
     Raises `Unfaithful` if the policy that was used does not give what happened, `InputError` for bad options.
     """
     if asked.prices is not None:
-        asked.prices.refuse_unknown(past.cluster.kinds)
+        _refuse_unknown(asked.prices, past.cluster)
     for policy in (*asked.policies, *filter(None, (asked.policy,))):
         make_policy(policy)
     with Simulations(past, round_s=round_of(past, asked.budget), processes=asked.processes, ended=ended) as simulations:
         return _advise(simulations, asked)
+
+
+def _refuse_unknown(prices: Prices, cluster: Cluster) -> None:
+    """Raise `InputError` for prices that do not fit the GPU kinds, and say how a kind is named if nobody named it."""
+    try:
+        prices.refuse_unknown(cluster.kinds)
+    except InputError as error:
+        unknown = prices.unused(cluster.kinds)
+        if cluster.kinds != (UNNAMED,) or not unknown:
+            raise
+        named = ",".join(f"{part}:{unknown[0]}" for part in str(cluster).split(","))
+        raise InputError(
+            f"{error}; jobs of this history name no single kind, --cluster does, e.g. --cluster {named}"
+        ) from error
 
 
 def _advise(simulations: Simulations, asked: Asked) -> Advice:
@@ -112,7 +135,8 @@ def _advise(simulations: Simulations, asked: Asked) -> Advice:
         for one, (number, outcome) in found.items()
         if one != base
     ]
-    effects.sort(key=lambda one: (-one.round, one.change if math.isfinite(one.change) else math.inf))
+    last = next((one.before for one in effects if one.final), None)
+    effects.sort(key=lambda one: (one.before != last, one.change if math.isfinite(one.change) else math.inf))
     sentences = recommendation(past, fit, effects)
     return Advice(past, fit, tuple(effects), sentences, simulations.jobs, asked.prices)
 
@@ -194,22 +218,23 @@ def recommendation(past: Past, fit: Fit, effects: Sequence[Effect]) -> tuple[str
         if best is not None:
             first = (
                 f"Stay with {fit.choice.policy}: the best other policy, {best.choice.policy}, changes the mean "
-                f"completion time by {best.change:+.1%}, which may be chance ({best.low:+.1%} to {best.high:+.1%})."
+                f"completion time of {_of_jobs(past, best.jobs)} by {best.change:+.1%}, which may be chance "
+                f"({best.low:+.1%} to {best.high:+.1%})."
             )
         second = _sizes_said(effects)
     else:
         before, after = best.before, best.figures
         first = (
-            f"Use {best.choice.policy} instead of {fit.choice.policy}: the mean completion time falls from "
-            f"{_hours(before['mean_jct_s'])} to {_hours(after['mean_jct_s'])} ({best.change:+.1%}, 95 % interval "
-            f"{best.low:+.1%} to {best.high:+.1%}), its 99th percentile goes from {_hours(before['p99_jct_s'])} to "
-            f"{_hours(after['p99_jct_s'])}."
+            f"Use {best.choice.policy} instead of {fit.choice.policy}: the mean completion time of "
+            f"{_of_jobs(past, best.jobs)}, as simulated, falls from {_hours(before['mean_jct_s'])} to "
+            f"{_hours(after['mean_jct_s'])} ({best.change:+.1%}, 95 % interval {best.low:+.1%} to {best.high:+.1%}), "
+            f"its 99th percentile goes from {_hours(before['p99_jct_s'])} to {_hours(after['p99_jct_s'])}."
         )
         second = _owners_said(best)
-    basis = f"{best.jobs:,} jobs" if best is not None else f"{fit.jobs:,} jobs"
     third = (
-        f"This rests on {basis} of {len(past.jobs):,}; the simulation of what was used is {fit.error:+.1%} off in the "
-        f"mean, and {fit.choice.policy} is {'what was given' if fit.given else 'the closest of those tried'}"
+        f"This rests on {_basis(past, fit, best)}; the simulation of what was used is {fit.error:+.1%} off in the mean "
+        f"of {_of_jobs(past, fit.jobs)}, and {fit.choice.policy} is "
+        f"{'what was given' if fit.given else 'the closest of those tried'}"
     )
     if best is not None and best.preempts and best.high < 0:
         gentle = [one for one in able if not one.preempts and one.high < 0]
@@ -219,6 +244,24 @@ def recommendation(past: Past, fit: Fit, effects: Sequence[Effect]) -> tuple[str
             tail = other.figures["p99_jct_s"] / other.before["p99_jct_s"] - 1.0
             third += f" (without that: {other.choice.policy}, {other.change:+.1%}, 99th percentile {tail:+.1%})"
     return first, second, third + "."
+
+
+def _of_jobs(past: Past, jobs: int) -> str:
+    """Of which jobs a number is."""
+    return f"all {jobs:,} jobs" if jobs == len(past.jobs) else f"{jobs:,} of {len(past.jobs):,} jobs"
+
+
+def _basis(past: Past, fit: Fit, best: Effect | None) -> str:
+    """The jobs that were compared; where these are a sample, how long they and all took as recorded."""
+    jobs = fit.jobs if best is None else best.jobs
+    said = f"{counted(jobs, 'job')} of {len(past.jobs):,}"
+    ended_s = past.jct_s[past.judged]
+    if best is None or jobs >= len(ended_s):
+        return said
+    return (
+        f"{said}, with a recorded mean of {_hours(best.recorded_s)} (of all that ended: "
+        f"{_hours(float(ended_s.mean()))}), and a larger --budget compares more of them"
+    )
 
 
 def _owners_said(best: Effect) -> str:

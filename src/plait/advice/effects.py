@@ -47,7 +47,8 @@ class Effect:
 
     `figures` and `before` have mean, p95 and p99 of completion and waiting times in seconds, idle GPU-hours and cost.
     `low` and `high` bound the relative change of the mean completion time in 95 % of resampled pasts. `round` is the
-    last one in which it was simulated, and `final` whether that is the last of all.
+    last one in which it was simulated, and `final` whether that is the last of all. `recorded_s` is the mean completion
+    time of the jobs as it happened.
     """
 
     choice: Choice
@@ -61,6 +62,7 @@ class Effect:
     users: tuple[Change, ...]
     projects: tuple[Change, ...]
     preempts: bool
+    recorded_s: float
 
     @property
     def change(self) -> float:
@@ -73,6 +75,7 @@ class Effect:
             "kind": self.choice.kind, "choice": self.choice.label, "policy": self.choice.policy,
             "cluster": str(self.choice.cluster), "gpus": self.choice.cluster.gpus, "round": self.round,
             "final": self.final, "jobs": self.jobs, "knows_durations": self.choice.oracle, "preempts": self.preempts,
+            "recorded_mean_jct_s": _known(self.recorded_s),
             "change": _known(self.change), "change_low": _known(self.low), "change_high": _known(self.high),
             "figures": {name: _known(value) for name, value in self.figures.items()},
             "before": {name: _known(value) for name, value in self.before.items()},
@@ -96,6 +99,7 @@ def effect(
         choice, number, final, len(rows), figures(outcome, choice, prices), figures(before, base, prices), low, high,
         changes(past.jobs.column("user")[rows], before_s, after_s),
         changes(past.jobs.column("project")[rows], before_s, after_s), outcome.preemptions > 0,
+        float(past.jct_s[rows].mean()) if len(rows) else math.nan,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.advice.advise import Advice
@@ -24,6 +24,11 @@ _HEADS = {
     "idle_gpu_h": ("Idle", "GPU h", 1.0, "GPU-hours that no job had, from the first submission to the last end."),
     "cost": ("Cost", "", 1.0, "All GPUs, from the first submission to the last end."),
 }
+#: What tables say of choices that were compared on fewer jobs than the others.
+LEFT_EARLY = (
+    "Choices of fewer jobs left the comparison early and come last, best first among themselves; of them only changes "
+    "are shown, because other figures would be of other jobs."
+)
 _TITLES = {"policy": "Policies", "size": "Cluster sizes", "quota": "Quotas"}
 
 
@@ -79,25 +84,39 @@ def _ranked(heading: str, effects: Sequence[Effect], advice: Advice) -> Section:
     heads = [("Change", "%", "Mean completion time against what was used, on the same jobs; 95 % interval.")]
     heads += [(_HEADS[name][0], _HEADS[name][1], _HEADS[name][3]) for name in names]
     heads += [("Jobs", "", "Jobs that were compared.")]
-    rows = [{"label": _label(one), "cells": _cells(one, names)} for one in effects]
-    notes = ["In brackets: the change against what was used, on the same jobs. Choices with fewer jobs left earlier."]
+    rows = [{"label": _label(one), "cells": _cells(one, names, advice)} for one in effects]
+    whole = advice.whole
+    if whole is not None:
+        used = [_cell(show(whole.before[name], _HEADS[name][2])) for name in names]
+        label = f"{advice.fit.choice.policy}, as it was"
+        rows.insert(0, {"label": label, "cells": [_cell(""), *used, _cell(_jobs(whole, advice))]})
+    notes = ["In brackets: the change against what was used, on the same jobs, all simulated. Best first."]
+    if not all(advice.whole_sample(one) for one in effects):
+        notes.append(LEFT_EARLY)
     if any(one.choice.oracle for one in effects):
         notes.append("* knows the run time of jobs, which users would have to give: a bound, not a recommendation.")
     return Section(heading, columns=_columns(heads), rows=rows, notes=notes, heads=("Choice",))
+
+
+def _jobs(one: Effect, advice: Advice) -> str:
+    """How many jobs were compared, of those that the choices in the last round have."""
+    whole = advice.whole
+    return f"{one.jobs:,}" if whole is None or advice.whole_sample(one) else f"{one.jobs:,} of {whole.jobs:,}"
 
 
 def _label(one: Effect) -> str:
     return one.choice.label + (" *" if one.choice.oracle else "")
 
 
-def _cells(one: Effect, names: Sequence[str]) -> list[dict[str, Any]]:
+def _cells(one: Effect, names: Sequence[str], advice: Advice) -> list[dict[str, Any]]:
     interval = "" if math.isnan(one.low) else f"{100 * one.low:+.0f} to {100 * one.high:+.0f}"
     cells = [_cell(f"{100 * one.change:+.1f}" if math.isfinite(one.change) else "–", interval)]
     for name in names:
         value, before = one.figures[name], one.before[name]
-        ratio = f" ({value / before - 1:+.0%})".replace("%", " %") if before > 0 and math.isfinite(value) else ""
-        cells.append(_cell(show(value, _HEADS[name][2]) + ratio))
-    return [*cells, _cell(f"{one.jobs:,}")]
+        ratio = f"({value / before - 1:+.0%})".replace("%", " %") if before > 0 and math.isfinite(value) else ""
+        text = f"{show(value, _HEADS[name][2])} {ratio}".strip() if advice.whole_sample(one) else ratio or "–"
+        cells.append(_cell(text))
+    return [*cells, _cell(_jobs(one, advice))]
 
 
 def _owners(word: str, best: Effect, changes: Sequence[Change]) -> Section:
@@ -118,8 +137,16 @@ def _owners(word: str, best: Effect, changes: Sequence[Change]) -> Section:
 
 
 def summary_rows(advice: Advice) -> list[dict[str, str]]:
-    """The ranked choices for a terminal: choice, change, interval, p99, loser and jobs, as texts."""
-    rows = []
+    """The ranked choices for a terminal, after what was used: choice, change, interval, p99, loser and jobs, as texts.
+
+    Of choices that left the comparison early only the change is there: other figures are of fewer jobs.
+    """
+    rows, whole = [], advice.whole
+    if whole is not None:
+        rows.append({
+            "kind": "", "choice": f"{advice.fit.choice.policy}, as it was", "change": "", "interval": "", "worst": "",
+            **_absolute(whole.before), "jobs": _jobs(whole, advice),
+        })  # fmt: skip
     for kind in _TITLES:
         for one in advice.of_kind(kind):
             owners = one.projects if len(one.projects) > 1 else one.users
@@ -127,13 +154,20 @@ def summary_rows(advice: Advice) -> list[dict[str, str]]:
             rows.append({
                 "kind": kind,
                 "choice": _label(one),
-                "mean": show(one.figures["mean_jct_s"], 3600.0),
+                **_absolute(one.figures if advice.whole_sample(one) else None),
                 "change": f"{one.change:+.1%}",
                 "interval": "" if math.isnan(one.low) else f"{one.low:+.0%} to {one.high:+.0%}",
-                "p99": show(one.figures["p99_jct_s"], 3600.0),
-                "idle": show(one.figures["idle_gpu_h"]),
-                "cost": show(one.figures["cost"]) if "cost" in one.figures else "",
                 "worst": "" if worst is None else f"{worst.name or '-'} {worst.ratio:+.0%}",
-                "jobs": f"{one.jobs:,}",
+                "jobs": _jobs(one, advice),
             })  # fmt: skip
     return rows
+
+
+def _absolute(figures: Mapping[str, float] | None) -> dict[str, str]:
+    """Figures that compare only with those of the same jobs; empty without any."""
+    if figures is None:
+        return dict.fromkeys(("mean", "p99", "idle", "cost"), "")
+    return {
+        "mean": show(figures["mean_jct_s"], 3600.0), "p99": show(figures["p99_jct_s"], 3600.0),
+        "idle": show(figures["idle_gpu_h"]), "cost": show(figures["cost"]) if "cost" in figures else "",
+    }  # fmt: skip

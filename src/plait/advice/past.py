@@ -26,6 +26,9 @@ from plait.traces.table import TraceTable
 #: Nodes of an inferred cluster have at most so many GPUs.
 NODE_GPUS = 8
 
+#: The kind of GPUs of a cluster whose kind nobody named.
+UNNAMED = "gpu"
+
 
 @dataclass(frozen=True, eq=False)
 class Past:
@@ -76,6 +79,8 @@ def past_of(table: TraceTable, cluster: Cluster | None = None, *, seed: int = 0)
         cluster = inferred_cluster(work.jobs, table["nodes"][rows], start_s, end_s)
         remarks.append(f"cluster inferred from the most GPUs that were in use at once: {cluster}; --cluster sets it")
     jobs = work.jobs
+    cluster, named = named_by_jobs(cluster, jobs)
+    remarks += named
     known = set(cluster.kinds)
     if len(known) == 1 and any(kinds and not known & set(kinds) for kinds in jobs.column("gpu_kinds").tolist()):
         jobs = jobs.replace(gpu_kinds=objects([None] * len(jobs)))
@@ -83,6 +88,16 @@ def past_of(table: TraceTable, cluster: Cluster | None = None, *, seed: int = 0)
     if not judged.any():
         raise InputError("no job of this history has an end that was seen")
     return Past(jobs, start_s, end_s, judged, cluster, "", tuple(remarks), tuple(_gaps(table, rows)))
+
+
+def named_by_jobs(cluster: Cluster, jobs: JobBatch) -> tuple[Cluster, list[str]]:
+    """A cluster whose GPU kind nobody named, of the one kind that its jobs name, with a remark; else as it is."""
+    kinds = {kind for some in jobs.column("gpu_kinds").tolist() for kind in some or ()}
+    if cluster.kinds != (UNNAMED,) or len(kinds) != 1:
+        return cluster, []
+    (kind,) = kinds
+    nodes = tuple(replace(node, gpu_kind=kind) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes), [f"GPUs are taken as {kind}, the one kind that jobs name"]
 
 
 def _gaps(table: TraceTable, rows: IntArray) -> list[str]:

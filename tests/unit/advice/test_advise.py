@@ -1,6 +1,7 @@
 """Advice from histories that a simulation made, so that the policy that was used is known."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from plait.advice.blocks import blocks
 from plait.advice.choices import Choice, in_rounds, mean_jct_s, planned
 from plait.advice.effects import changes, losers, parts
 from plait.advice.fit import Unfaithful
-from plait.advice.page import advice_page
+from plait.advice.page import LEFT_EARLY, advice_page, summary_rows
 from plait.advice.past import first_jobs, past_of, past_of_log
 from plait.advice.simulations import Simulations, history_world, round_of
+from plait.cli.experiments.advising import AdviseRequest, answer
 from plait.control.figures.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -76,6 +78,56 @@ def test_choices_are_compared_on_the_same_jobs_and_ranked(advice):
     assert all(one.low <= one.change <= one.high for one in found)
     assert {one.choice.cluster.gpus for one in advice.of_kind("size")} == {24}
     assert len(advice.of_kind("quota")) == 1
+
+
+def test_tables_have_what_was_used_and_other_figures_only_of_the_same_jobs(advice):
+    last = advice.of_kind("policy")[-1]
+    early = replace(last, final=False, jobs=57, before={**last.before, "gpu_h": 1.0})
+    effects = (*(one for one in advice.effects if one.choice != early.choice), early)
+    cut = replace(advice, effects=effects)
+    base, *rows = summary_rows(cut)
+    assert base["choice"] == f"{advice.fit.choice.policy}, as it was"
+    assert base["mean"] == f"{advice.effects[0].before['mean_jct_s'] / 3600:.2f}"
+    assert base["cost"]
+    last = next(row for row in rows if row["jobs"] == "57 of 260")
+    assert [last[name] for name in ("mean", "p99", "idle", "cost")] == [""] * 4
+    assert last["change"] == f"{early.change:+.1%}"
+    assert all(row["cost"] for row in rows if row is not last)
+    assert LEFT_EARLY in advice_page(cut, "march.txt")
+    assert LEFT_EARLY not in advice_page(advice, "march.txt")
+
+
+def test_each_number_says_of_which_jobs_it_is(table):
+    found = advise(past_of(table, CLUSTER), Asked(policy="fifo", policies=POLICIES, nodes=("+1",), budget=1000))
+    first, _, third = found.sentences
+    best = min(
+        (one for one in found.of_kind("policy") if one.final and not one.choice.oracle), key=lambda one: one.change
+    )
+    assert 0 < best.jobs < 260
+    order = [(not found.whole_sample(one), one.change) for one in found.of_kind("policy")]
+    assert order == sorted(order)
+    assert f"of {best.jobs} of 260 jobs" in first
+    ended_s = found.past.jct_s
+    assert f"{best.jobs} jobs of 260, with a recorded mean of {best.recorded_s / 3600:.2f} h" in third
+    assert f"of all that ended: {ended_s.mean() / 3600:.2f} h" in third
+    assert found.fit.jobs == 260 or f"of {found.fit.jobs} of 260 jobs" in third
+
+
+def test_the_one_kind_that_jobs_name_is_that_of_a_cluster_without_one(table):
+    kinds = np.array(["a100" if i % 2 else None for i in range(len(table))], dtype=object)
+    named = checked_table({**table.columns, "gpu_kinds": kinds})
+    past = past_of(named, CLUSTER)
+    assert past.cluster == Cluster.parse("2x8:a100")
+    assert "GPUs are taken as a100, the one kind that jobs name" in past.remarks
+    assert past_of(named, Cluster.parse("2x8:v100")).cluster.kinds == ("v100",)
+    with pytest.raises(InputError, match=r"no GPU is a 'a100'; known: gpu; .* e\.g\. --cluster 2x8:a100"):
+        advise(past_of(table, CLUSTER), Asked(prices=Prices.parse(["a100=3", "gpu=1"])))
+
+
+def test_a_wrong_price_is_refused_before_the_history_is_read(tmp_path):
+    for price in ("a100=nan", "-1", "a100"):
+        with pytest.raises(InputError, match="write money per GPU-hour"):
+            answer(AdviseRequest(tmp_path / "missing.txt", price=[price]))
 
 
 def test_a_history_says_who_gains_and_who_loses_and_what_it_costs(advice):
@@ -361,8 +413,6 @@ def test_more_nodes_are_as_the_last_and_fewer_leave_the_first():
 
 
 def test_sacct_becomes_advice(table, tmp_path, capsys):
-    from plait.cli.experiments.advising import AdviseRequest, answer
-
     lines = ["JobID|User|Account|Submit|Start|End|State|AllocTRES|NNodes"]
     for row in table.rows():
         stamps = "|".join(

@@ -83,13 +83,14 @@ def answer(request: AdviseRequest) -> None:
         to_stdout = request.json == STDOUT
         rows = None if request.json is None or to_stdout else outputs.path(request.json)
         page = None if request.report is None else outputs.path(request.report)
+        prices = read_prices(request.price, request.currency)  # refused before a long history is read
         past = read_past(request)
         for remark in past.remarks:
             note(f"{request.history or request.name}: {remark}")
         more = {} if request.candidates is None else {"policies": tuple(split_policies(request.candidates))}
         asked = Asked(
             policy=request.policy or "", nodes=tuple(part.strip() for part in request.nodes.split(",") if part.strip()),
-            quotas=tuple(request.quota or ()), prices=read_prices(request.price, request.currency),
+            quotas=tuple(request.quota or ()), prices=prices,
             budget=request.budget, processes=request.processes or os.cpu_count() or 1, seed=request.seed, **more,
         )  # fmt: skip
         with Bar("simulating", min(request.budget, len(past.jobs) * (len(asked.policies) + 8))) as bar:
@@ -132,13 +133,14 @@ def show(advice: Any, printer: Any) -> None:
     from rich.table import Table
     from rich.text import Text as Plain
 
-    from plait.advice.page import summary_rows
+    from plait.advice.page import LEFT_EARLY, summary_rows
 
     fit = advice.fit
     said = "as given" if fit.given else "the closest of those tried"
     title = (
         f"{fit.choice.policy} ({said}) on {advice.past.cluster}: mean completion time {fit.simulated_s / 3600:.2f} h "
-        f"simulated, {fit.recorded_s / 3600:.2f} h recorded ({fit.error:+.1%})"
+        f"simulated, {fit.recorded_s / 3600:.2f} h recorded ({fit.error:+.1%}), "
+        f"of {fit.jobs:,} of {len(advice.past.jobs):,} jobs"
     )
     table = Table(title=title, title_justify="left", header_style="bold", caption_justify="left")
     heads = {"choice": "choice", "mean": "mean JCT (h)", "change": "change", "interval": "95 % interval",
@@ -150,8 +152,12 @@ def show(advice: Any, printer: Any) -> None:
         table.add_column(heads[name], justify="left" if name in ("choice", "worst") else "right")
     for row in rows:
         table.add_row(*(Plain(row[name]) for name in shown))
+    captions = []
     if any(row["choice"].endswith(" *") for row in rows):
-        table.caption = "* knows the run times of jobs: a bound, not a recommendation"
+        captions.append("* knows the run times of jobs: a bound, not a recommendation")
+    if not all(advice.whole_sample(one) for one in advice.effects):
+        captions.append(LEFT_EARLY)
+    table.caption = "\n".join(captions) or None
     printer.print(table)
     for sentence in advice.sentences:
         printer.print(Plain(sentence))
