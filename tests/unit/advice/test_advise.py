@@ -1,6 +1,7 @@
 """Advice from histories that a simulation made, so that the policy that was used is known."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from plait.traces.synthetic.assign import assign_tenants
 from plait.traces.synthetic.generate import generate
 from plait.traces.validate import checked_table
 
+CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
 CLUSTER = Cluster.parse("2x8")
 POLICIES = ("fifo-backfill", "las", "srsf")
 
@@ -95,6 +97,34 @@ def test_tables_have_what_was_used_and_other_figures_only_of_the_same_jobs(advic
     assert all(row["cost"] for row in rows if row is not last)
     assert LEFT_EARLY in advice_page(cut, "march.txt")
     assert LEFT_EARLY not in advice_page(advice, "march.txt")
+
+
+def test_who_loses_is_shown_for_the_policy_that_is_recommended(advice):
+    finals = [one for one in advice.of_kind("policy") if one.final]
+    best = next(one for one in finals if not one.choice.oracle)
+    assert finals[0].choice.oracle
+    page = advice_page(advice, "march.txt")
+    owners = page[page.index("Who loses and who gains, by project") :]
+    assert f">{best.choice.policy} <span" in owners
+    assert f">{finals[0].choice.policy} <span" not in owners
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install chromium to render the page")
+def test_tables_fit_a_window_of_1200_pixels(advice, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here; pip install playwright")
+    page = tmp_path / "advice.html"
+    long = "fifo-backfill:reserve_after_s=86400"
+    named = [replace(one, choice=replace(one.choice, label=long)) for one in advice.effects]
+    page.write_text(advice_page(replace(advice, effects=tuple(named)), "march.txt"), encoding="utf-8")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1200, "height": 900})
+        tab.goto(page.as_uri())
+        sizes = tab.evaluate("[...document.querySelectorAll('.scroll')].map(one => [one.scrollWidth, one.clientWidth])")
+        browser.close()
+    assert len(sizes) >= 4
+    assert all(needed <= there for needed, there in sizes), sizes
 
 
 def test_each_number_says_of_which_jobs_it_is(table):
