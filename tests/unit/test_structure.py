@@ -266,6 +266,12 @@ def test_files_are_replaced_in_one_place() -> None:
     assert {name for name in mentioned if _renames(name)} == set(RENAMING)
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """The runner imports them by their file's name alone: of two with one name, it collects neither in a run of all."""
+    names = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
+
+
 def test_parsers_are_made_of_declared_options() -> None:
     made = {name for name, path in FILES.items() if "import argparse" in path.read_text(encoding="utf-8")}
     assert made == {"plait.core.options"}
