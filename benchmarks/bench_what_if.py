@@ -136,7 +136,8 @@ def main() -> None:
             for what, share in found.shares().items():
                 print(
                     f"{kind:9} {enough_for:.0%} {policy:13} {what:16} {share.count:5} forecasts: "
-                    f"50 % interval holds {share.half:6.1%}, 80 % interval {share.wide:6.1%} (draws alone {share.raw:6.1%}), width {share.width_s:,.0f} s"
+                    f"50 % interval holds {share.half:6.1%}, 80 % interval {share.wide:6.1%} "
+                    f"(draws alone {share.raw:6.1%}), width {share.width_s:,.0f} s"
                 )
 
 
