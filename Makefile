@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-simulate test test-engines check format format-check lint types imports doctest chaos bench docs docs-serve build clean distclean
+.PHONY: help demo demo-simulate test test-engines check format format-check lint types imports doctest chaos bench gpu docs docs-serve build clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster, then with guests
 
 bench: $(VENV)/.dev ## speed, as ratios (about twenty minutes; see benchmarks/README.md)
 	$(BIN)/python benchmarks/run.py
+
+# The machine's own python3, where PyTorch with CUDA usually is; another: make gpu PYTHON=...
+gpu: ## measure what plait does on a real GPU, into gpu.json and gpu.md (10 minutes; MINUTES=5 leaves rows out)
+	PYTHONPATH=src $(PYTHON) benchmarks/bench_gpu.py --minutes $(or $(MINUTES),10)
 
 docs: $(VENV)/.docs ## the documentation as a site in site/
 	$(BIN)/mkdocs build --strict

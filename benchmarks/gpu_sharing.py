@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,13 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def run(host: Work, guest: Work | None, mode: str, seconds: float, capacity_bytes: float = 0.0) -> Cell:
-    """Run a host, and a guest beside it in one of `MODES`, and count for so many seconds once both are warm."""
+def run(
+    host: Work, guest: Work | None, mode: str, seconds: float, *, warm_s: float = 0.0, capacity_bytes: float = 0.0
+) -> Cell:
+    """Run a host, and a guest next to it in one of `MODES`; count for so many seconds after `warm_s`.
+
+    The share law begins with a small share and needs about 45 s to reach its own.
+    """
     with _folder() as root:
         coordinator = Coordinator(root / "coordinator.json", capacity_bytes, lambda *_, **__: None)
         processes = [Process(root, 0, host, None)]
@@ -131,51 +136,63 @@ def run(host: Work, guest: Work | None, mode: str, seconds: float, capacity_byte
                     coordinator.assign([GpuProcess(one.key, 0, one is second, one.page.path) for one in processes])
                     coordinator.start()
                 second.wait(lambda: second.page.steps >= 1, "step")
-                time.sleep(seconds / 2)  # the law begins with a small share
-            before, asked, begin_s = [one.page.steps for one in processes], first.latencies_s(), time.monotonic()
+                time.sleep(warm_s)
+            before, requests, begin_s = [one.page.steps for one in processes], first.latencies_s(), time.monotonic()
             time.sleep(seconds)
             took_s = time.monotonic() - begin_s
             rates = [(one.page.steps - was) / took_s for one, was in zip(processes, before, strict=True)]
-            return Cell(rates[0], rates[1] if guest is not None else 0.0, tuple(first.latencies_s()[len(asked) :]))
+            return Cell(rates[0], rates[1] if guest is not None else 0.0, tuple(first.latencies_s()[len(requests) :]))
         finally:
             coordinator.close()
             for one in processes:
                 one.end()
 
 
-def pairs(device: str, seconds: float, *, width: int, layers: int, batch: int) -> list[str]:
+def _sizes(device: str) -> tuple[Work, Work]:
+    """A busy training, and a guest whose quanta of a layer stay below 2 % of the host's step (the rule of the law)."""
+    if device == "cpu":
+        return Work(device, 64, 3, 64), Work(device, 64, 3, 64)
+    return Work(device, 4096, 8, 2048), Work(device, 1024, 24, 2048)
+
+
+def _warm(mode: str, warm_s: float) -> float:
+    return min(warm_s, 3.0) if mode == "packed" else warm_s
+
+
+def pair(device: str, mode: str, *, warm_s: float, seconds: float) -> dict[str, float]:
     """A half-idle training with a guest that never rests: what the first loses, what of the slack the second gets."""
-    busy = Work(device, width, layers, batch)
-    gpu_s = 1 / run(busy, None, "", seconds / 2).host_per_s
-    host = Work(device, width, layers, batch, idle_s=gpu_s)
+    busy, guest = _sizes(device)
+    gpu_s = 1 / run(busy, None, "", seconds / 4).host_per_s
+    guest_s = 1 / run(guest, None, "", seconds / 4).host_per_s
+    host = replace(busy, idle_s=gpu_s)
     alone = run(host, None, "", seconds / 2).host_per_s
     slack = max(1 - alone * gpu_s, 1e-9)
-    lines = []
-    for mode in MODES:
-        cell = run(host, busy, mode, seconds)
-        lines.append(
-            f"{mode:12} guaranteed {alone / max(cell.host_per_s, 1e-9):6.3f} x its time alone, guest "
-            f"{cell.guest_per_s * gpu_s / slack:5.2f} of the slack ({slack:.2f})"
-        )
-    return lines
+    cell = run(host, guest, mode, seconds, warm_s=_warm(mode, warm_s))
+    return {
+        "host_slowdown": alone / max(cell.host_per_s, 1e-9),
+        "guest_share_of_slack": cell.guest_per_s * guest_s / slack,
+        "slack": slack,
+        "host_step_ms": 1e3 / alone,
+        "guest_step_ms": 1e3 * guest_s,
+    }
 
 
-def serving(device: str, seconds: float, *, width: int, layers: int, batch: int) -> list[str]:
+def serving(device: str, mode: str, *, warm_s: float, seconds: float) -> dict[str, float]:
     """A half-loaded inference server with a training as its guest: its 99th percentile, and what the training gets."""
-    train = Work(device, width, layers, batch)
-    train_per_s = run(train, None, "", seconds / 2).host_per_s
-    server = Work(device, width, layers, max(batch // 16, 1), serves=True)
-    answer_s = statistics.median(run(server, None, "", seconds / 2).latencies_s)
-    server = Work(device, width, layers, max(batch // 16, 1), idle_s=2 * answer_s, serves=True)
+    busy, guest = _sizes(device)
+    guest_per_s = run(guest, None, "", seconds / 4).host_per_s
+    server = replace(busy, batch=max(busy.batch // 16, 1), serves=True)
+    answer_s = statistics.median(run(server, None, "", seconds / 4).latencies_s)
+    server = replace(server, idle_s=2 * answer_s)
     alone_s = _p99(run(server, None, "", seconds).latencies_s)
-    lines = [f"server alone p99 {alone_s * 1e3:8.2f} ms at {1 / server.idle_s:.1f} requests a second"]
-    for mode in MODES:
-        cell = run(server, train, mode, seconds)
-        lines.append(
-            f"{mode:12} server p99 {_p99(cell.latencies_s) / alone_s - 1:+7.1%}, training "
-            f"{cell.guest_per_s / train_per_s:5.2f} of its speed alone"
-        )
-    return lines
+    cell = run(server, guest, mode, seconds, warm_s=_warm(mode, warm_s))
+    return {
+        "server_p99_over_alone": _p99(cell.latencies_s) / alone_s,
+        "guest_speed": cell.guest_per_s / guest_per_s,
+        "answer_ms": 1e3 * answer_s,
+        "p99_alone_ms": 1e3 * alone_s,
+        "requests_per_s": 1 / server.idle_s,
+    }
 
 
 def _p99(values: tuple[float, ...]) -> float:
@@ -183,15 +200,6 @@ def _p99(values: tuple[float, ...]) -> float:
     if not ordered:
         raise SystemExit("the server answered nothing; measure for longer")
     return ordered[int(0.99 * (len(ordered) - 1))]
-
-
-def available() -> list[str]:
-    """Other ways to share that this machine has; nothing is switched on for it."""
-    import torch
-
-    green = hasattr(torch.cuda, "green_contexts") or hasattr(torch.cuda, "GreenContext")
-    mps = subprocess.run(["pgrep", "-x", "nvidia-cuda-mps"], capture_output=True, check=False).returncode == 0
-    return [f"green contexts in torch: {'yes' if green else 'no'}; MPS daemon: {'runs' if mps else 'does not run'}"]
 
 
 # -- what the processes run -------------------------------------------------------------------------------------
