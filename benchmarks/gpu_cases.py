@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -278,14 +279,29 @@ def stage_profile(device: str, shape: Shape) -> Profiled:
         train(_Ranges(stages), device, shape, yields=False)
         wait_for(device)
     stages.publish()
-    events = [e for e in profiler.events() if e.name == "stage::gpu"]
-    if device == "cuda":  # from the first kernel of a range to its last, as the device saw it
-        spans = [e.time_range.elapsed_us() for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-    else:
-        spans = [e.time_range.elapsed_us() for e in events]
+    spans = _spans_us(profiler.events(), device)
     if not spans:
         raise RuntimeError(f"torch's profiler has no ranges of the GPU stage; it has {len(profiler.events())} events")
     return Profiled(stages.busy_s[GPU] / shape.steps, sum(spans) / 1e6 / shape.steps)
+
+
+def _spans_us(events: Any, device: str) -> list[float]:
+    """Microseconds of each GPU stage. On a GPU from its first operation to the last one before the next stage.
+
+    The profiler's own range on the device ends with the forward pass: the kernels of the backward thread and of the
+    optimizer's nested range are not part of it.
+    """
+    ranges = [e for e in events if e.name == "stage::gpu"]
+    if device != "cuda":
+        return [e.time_range.elapsed_us() for e in ranges]
+    on_device = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    begins = sorted(e.time_range.start for e in ranges if e.device_type == torch.autograd.DeviceType.CUDA)
+    work = sorted((e.time_range.start, e.time_range.end) for e in on_device if not e.is_user_annotation)
+    spans = []
+    for begin, following in zip(begins, [*begins[1:], math.inf], strict=True):
+        ends = [end for start, end in work if begin <= start < following]
+        spans.append(max(ends, default=begin) - begin)
+    return spans
 
 
 class _Ranges:
@@ -359,6 +375,7 @@ def yield_cost(device: str, shape: Shape) -> tuple[float, float]:
         run_merged([lambda job: got.append(train(job, device, shape, yields=yields))], InterleavePlan(gate))
         return got[0].seconds
 
+    shape = replace(shape, rows=1000)  # sorting varies by more than all yield points take
     points = (shape.steps - 1) * shape.layers
     gated = statistics.median(seconds("tokens", True) - seconds("tokens", False) for _ in range(3))
     free = statistics.median(seconds("none", True) - seconds("none", False) for _ in range(3))

@@ -89,9 +89,8 @@ class Returns:
         return cls(*(1e3 * one for one in (statistics.median(seconds), percentile(seconds, 0.99), max(seconds))))
 
 
-def returns(device: str, seconds: float) -> list[float]:
+def returns(kernel: Kernel, seconds: float) -> list[float]:
     """Seconds of the host's kernel, each after a pause in which a guest has the device."""
-    kernel = Kernel(device, HOST_MS)
     until_s, found = time.monotonic() + seconds, []
     while time.monotonic() < until_s:
         time.sleep(PAUSE_S)
@@ -133,12 +132,17 @@ def time_slices(device: str, seconds: float) -> dict[str, float]:
     `queued`: the guest launches up to eight kernels ahead, as a training without a gate does; `paced`: one at a time,
     as a guest under the share law. The premise of the law is that `paced` adds at most one guest kernel.
     """
-    alone = Returns.of(returns(device, seconds))
-    figures = {"alone_median_ms": alone.median_ms, "alone_p99_ms": alone.p99_ms}
+    kernel = Kernel(device, HOST_MS)
+    alone = Returns.of(returns(kernel, seconds))
+    figures = {
+        "alone_median_ms": alone.median_ms,
+        "alone_p99_ms": alone.p99_ms,
+        "alone_busy_ms": 1e3 * kernel.seconds(),
+    }
     for quantum_ms in (1.0, 5.0, 20.0):
         for name, waits in (("queued", False), ("paced", True)):
             with _beside_a_guest(device, quantum_ms, waits=waits) as took_ms:
-                found = Returns.of(returns(device, seconds))
+                found = Returns.of(returns(kernel, seconds))
             key = f"{name}_{quantum_ms:g}ms"
             figures[f"{key}_kernel_ms"] = took_ms
             figures[f"{key}_median_ms"], figures[f"{key}_p99_ms"] = found.median_ms, found.p99_ms
@@ -197,7 +201,13 @@ def mps() -> Iterator[None]:
 
 
 def full_device(limit_mib: int = 512, pool_mib: int = 1024) -> dict[str, float]:
-    """Allocations of all sizes and of another stream with the device full: how many fail, and what the pool served."""
+    """Allocations of all sizes and of other streams with the device full: how many fail.
+
+    One of the two other streams has allocated before the pool was made.
+    """
+    known, new = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(known):
+        torch.empty(MIB, device="cuda")
     memory, pool = _pool(limit_mib, pool_mib)
     figures: dict[str, float] = {"pool_mib": pool_mib}
     try:
@@ -209,8 +219,9 @@ def full_device(limit_mib: int = 512, pool_mib: int = 1024) -> dict[str, float]:
             ("tiny", 512, 256),
         ):
             figures[f"{name}_failed"] = _failures(size, count, torch.cuda.current_stream())
-        figures["other_stream_large_failed"] = _failures(16 * MIB, 8, torch.cuda.Stream())
-        figures["other_stream_small_failed"] = _failures(64 * 1024, 64, torch.cuda.Stream())
+        for name, stream in (("known_stream", known), ("new_stream", new)):
+            figures[f"{name}_large_failed"] = _failures(16 * MIB, 8, stream)
+            figures[f"{name}_small_failed"] = _failures(64 * 1024, 64, stream)
         del kept
     finally:
         _release(memory)
@@ -248,6 +259,8 @@ def bursts(count: int = 1000, limit_mib: int = 512, pool_mib: int = 1024) -> dic
                 errors += 1
             took_s = time.perf_counter() - begin_s
             use = memory.end_step()
+            if len(inside_s) + len(spilled_s) < 12:
+                print(f"  wants {want} MiB: {use}")
             over = want // 32 * 32 > limit_mib
             spilled_steps += use.spilled_bytes > 0
             unseen += over and not use.spilled_bytes

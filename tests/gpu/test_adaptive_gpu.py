@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -57,7 +58,9 @@ class NoWaiting:
     """Operations that make the host wait for the GPU raise."""
 
     def __enter__(self) -> None:
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():  # torch warns that this mode is a prototype, after it has set it
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
 
     def __exit__(self, *_: object) -> None:
         torch.cuda.set_sync_debug_mode("default")
@@ -66,10 +69,14 @@ class NoWaiting:
 @pytest.mark.parametrize("most_local", [8, 16])
 @pytest.mark.parametrize("device", DEVICES)
 def test_estimates_are_those_of_the_cpu(device: str, most_local: int) -> None:
-    """Read one step late on the GPU, so the newest one is still to come."""
+    """Read one step late on the GPU, so the newest one is still to come.
+
+    At 32 and 64 steps earlier estimates lose nine tenths of their weight; three epochs end far enough behind that.
+    """
     here, there = Training("cpu", most_local), Training(device, most_local)
     for training in (here, there):
-        training.epoch()
+        for _ in range(3):
+            training.epoch()
     late = 1 if device == "cuda" else 0
     assert there.adaptive.statistics.updates == here.adaptive.statistics.updates - late
     assert there.adaptive.statistics.var == pytest.approx(here.adaptive.statistics.var, rel=0.1)

@@ -3,7 +3,7 @@
     results = run_merged([train_a, train_b], InterleavePlan(gate="tokens"))
 
 Each job is a function of its `Job`. It has its own gates (the same files as between processes: locks are by open
-file), random streams, output, CUDA stream and memory pool; see `routes` for what a process has only once. An
+file), random streams, output, CUDA stream; see `routes` for what a process has only once. An
 exception, out of memory included, ends only that job: its tokens are freed, and a barrier continues with one member
 less. What ends the process (a segmentation fault, an illegal address on the GPU, os._exit) ends all jobs, which then
 resume from their checkpoints.
@@ -189,7 +189,7 @@ class JobThreads:
 
     @contextlib.contextmanager
     def _device(self, member: ThreadJob) -> Iterator[None]:
-        """Set what torch keeps per thread: an own stream and memory pool, and backward passes in this thread."""
+        """Set what torch keeps per thread: an own stream, and backward passes in this thread."""
         torch = self._torch
         if torch is None:
             yield
@@ -202,10 +202,9 @@ class JobThreads:
                 stream = torch.cuda.Stream()
                 stream.wait_stream(torch.cuda.current_stream())  # work launched before the threads is complete
                 stack.enter_context(torch.cuda.stream(stream))
+                # torch's allocator keeps memory by stream, so this stream's blocks are the job's own. No MemPool for
+                # each job: torch aborts the process when one is destroyed while another thread allocates to one.
                 member.stream = stream
-                # Before torch 2.8 a pool in use takes the allocations of all threads.
-                if hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool"):
-                    stack.enter_context(torch.cuda.use_mem_pool(torch.cuda.MemPool()))
             yield
 
 
