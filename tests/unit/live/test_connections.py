@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -28,8 +29,10 @@ from plait.live.service.http.connections import (
     HEAD_S,
     IDLE_S,
     KNOWN,
+    OWN,
     REQUEST_S,
     STRANGER,
+    Acceptor,
     Connection,
     Connections,
 )
@@ -156,6 +159,42 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(limited(cast("Any", scope), receive, send))
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
+
+
+@pytest.mark.parametrize("descriptors", [128, 200, 256, 576, 1024, 4096])
+def test_bursts_of_connections_leave_no_descriptor_open(descriptors: int) -> None:
+    async def bursts() -> list[int]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        connections = Connections(max(descriptors - OWN, 8))
+        acceptor = Acceptor(listener, connections, lambda one: counting(one, connections), None)
+        acceptor.open()
+        counts = [len(os.listdir("/proc/self/fd"))]
+        for _ in range(3):
+            with ExitStack() as clients:
+                for _ in range(300):
+                    clients.enter_context(socket.create_connection(listener.getsockname()))
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            while len(connections):
+                await asyncio.sleep(0.001)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            counts.append(len(os.listdir("/proc/self/fd")))
+        acceptor.close()
+        listener.close()
+        return counts
+
+    def counting(one: Connection, connections: Connections) -> asyncio.Protocol:
+        protocol = asyncio.Protocol()
+        protocol.connection_lost = lambda error: connections.gone(one)  # type: ignore[method-assign]
+        return protocol
+
+    gc.disable()  # an idle service seldom collects: sockets must not wait for that
+    try:
+        before, *after = asyncio.run(bursts())
+    finally:
+        gc.enable()
+    assert after == [before] * 3
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 _LOG = logging.getLogger("plait.service")
@@ -29,7 +30,7 @@ IDLE_S = 90.0
 MOST, OWN = 10_000, 64
 #: Ranks: nobody knows who it is, somebody with a valid token, an agent.
 STRANGER, KNOWN, AGENT = range(3)
-#: Connections accepted at a time, and the pause where there is no room at all.
+#: Connections accepted at a time at most, and the pause where there is no room at all.
 _AT_ONCE, _PAUSE_S = 64, 0.1
 _SWEEP_S, _SAY_S = 1.0, 10.0
 
@@ -160,6 +161,8 @@ class Acceptor:
         """Nobody is let in yet."""
         self._listener, self._connections, self._protocol, self._context = listener, connections, protocol, context
         self._loop = asyncio.get_running_loop()
+        # A closed connection holds its descriptor for a few cycles of the loop: accept few at a time where few fit.
+        self._at_once = min(max(connections.most // 16, 1), _AT_ONCE)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._open = False
@@ -184,7 +187,7 @@ class Acceptor:
         self._timer = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(self._at_once):
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -201,24 +204,28 @@ class Acceptor:
             task = self._loop.create_task(self._greet(sock, one))
             one.close = task.cancel
             self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            task.add_done_callback(partial(self._greeted, sock, one))
 
     def _again(self) -> None:
         if self._open:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     async def _greet(self, sock: socket.socket, one: Connection) -> None:
-        """The handshake; whoever does not finish it in time is gone."""
-        try:
-            handshake_s = None if self._context is None else HEAD_S
-            transport, _ = await self._loop.connect_accepted_socket(
-                lambda: self._protocol(one), sock, ssl=self._context, ssl_handshake_timeout=handshake_s
-            )
-        except (OSError, asyncio.CancelledError):
+        """Do the handshake; a client that does not finish it in time is closed."""
+        handshake_s = None if self._context is None else HEAD_S
+        transport, _ = await self._loop.connect_accepted_socket(
+            lambda: self._protocol(one), sock, ssl=self._context, ssl_handshake_timeout=handshake_s
+        )
+        one.close = transport.abort
+
+    def _greeted(self, sock: socket.socket, one: Connection, task: asyncio.Task[None]) -> None:
+        """Close the socket of a handshake that failed; also of a task cancelled before its first step."""
+        self._handshakes.discard(task)
+        if task.cancelled() or task.exception() is not None:
             sock.close()
             self._connections.gone(one)
-            return
-        one.close = transport.abort
+            if not task.cancelled() and not isinstance(task.exception(), OSError):
+                _LOG.error("a connection could not be opened", exc_info=task.exception())
 
 
 def counted(base: Any, connections: Connections) -> type[Any]:
