@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from plait.core.errors import InputError
+from plait.live.backends.base import UP
 from plait.live.backends.local import LocalBackend
 from plait.live.client.client import Client, read_service_file
 from plait.live.layout import Layout, make_private
@@ -90,7 +91,7 @@ class Cluster:
 
     def agent(self, node: str) -> Process | None:
         """The process of a node's agent, if it has said that it runs."""
-        pid = next((n.pid for n in self.backend.list_nodes() if n.name == node), None)
+        pid = next((n.pid for n in self.backend.list_nodes() if n.name == node and n.state == UP), None)
         return None if pid is None else Process.of(pid)
 
     def keep_down(self, seconds: float) -> None:

@@ -27,6 +27,7 @@ from plait.live.supervisor import daemon, down, keeper  # noqa: E402
 from plait.live.supervisor import up as starting  # noqa: E402
 from plait.live.supervisor.saved_options import remember, remembered, was_up  # noqa: E402
 from plait.live.supervisor.services import elsewhere, process_of, start_service  # noqa: E402
+from plait.live.system.activity import Patience  # noqa: E402
 from plait.live.system.procs import Process  # noqa: E402
 
 #: Nothing here takes so long on any machine.
@@ -420,13 +421,13 @@ def _node(name: str, gpus: int, state: str = "ready", **more: object) -> dict[st
 def test_up_with_fewer_slots_waits_for_their_agents_and_says_what_is_there(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "LOOK_S", 0.0)
+    monkeypatch.setattr(starting, "LOOK_S", 0.001)
     backend: Any = SimpleNamespace(
-        name="local", expected=lambda: 1, list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2)]
+        name="local", expected=lambda: 1, list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2, pid=None)]
     )
     before = [_node("n0", 8), _node("n1", 8)]
     service: Any = Answers(before, before, [_node("n0", 2), _node("n1", 8, gone=True)])
-    process: Any = SimpleNamespace(poll=lambda: None)
+    process: Any = SimpleNamespace(poll=lambda: None, pid=1)
     starting._await_nodes(service, layout, process, backend)
     assert len(service.looks) == 1, "not before n0 has the size it was started with"
     said = starting.welcome(service, layout, "/h", 1.0)
@@ -437,20 +438,22 @@ def test_up_with_fewer_slots_waits_for_their_agents_and_says_what_is_there(
 def test_up_with_another_number_of_slots_names_the_jobs_that_hold_the_node(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "LOOK_S", 0.0)
-    monkeypatch.setattr(starting, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(starting, "LOOK_S", 0.001)
+    monkeypatch.setattr(starting, "Patience", lambda looks: Patience(1, lambda pid: (b"S", 0)))
     backend: Any = SimpleNamespace(
-        name="local", expected=lambda: 1, list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2)]
+        name="local", expected=lambda: 1, list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2, pid=None)]
     )
-    process: Any = SimpleNamespace(poll=lambda: None)
+    process: Any = SimpleNamespace(poll=lambda: None, pid=1)
     service: Any = Answers([_node("n0", 8, jobs=["j-1", "j-4"])])
     with pytest.raises(InputError) as refused:
         starting._await_nodes(service, layout, process, backend)
     assert str(refused.value) == (
-        "0 of 1 node joined in 0 s; j-1, j-4 run on n0 with 8 slots, and it cannot have 2 before they have ended. "
+        "0 of 1 node joined; j-1, j-4 run on n0 with 8 slots, and it cannot have 2 before they have ended. "
         "Start it as it was with: plait up --gpus-per-node 8"
     )
-    with pytest.raises(InputError, match=r"0 of 1 node joined in 0 s; look at .*agent\.log"):
+    with pytest.raises(
+        InputError, match=r"0 of 1 node joined; the others have done nothing for 30 s: look at .*agent\.log"
+    ):
         starting._await_nodes(Answers([]), layout, process, backend)  # type: ignore[arg-type]
 
 

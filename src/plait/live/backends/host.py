@@ -105,6 +105,13 @@ class AgentHost:
         process = Process(pid, start, boot)
         return process if process.alive else None
 
+    def pid(self, name: str) -> int | None:
+        """The running agent of a node, or one that is being born; None where there is none."""
+        started, known = self._started.get(name), self.agent(name) or self._born.get(name)
+        if known is None and started is not None and started.poll() is None:
+            return started.pid
+        return None if known is None else known.pid
+
     def runs(self, name: str) -> bool:
         """Whether an agent has the node, or is being born."""
         started, born = self._started.get(name), self._born.get(name)

@@ -204,11 +204,8 @@ class LocalBackend:
 
     def list_nodes(self) -> list[BackendNode]:
         """All nodes, with the pid of the agent where there is one."""
-        agents = {name: self._agent(name) for name in self.nodes}
         return [
-            BackendNode(name, node.gpus, UP, pid=agent.pid)
-            if (agent := agents[name])
-            else BackendNode(name, node.gpus, COMING)
+            BackendNode(name, node.gpus, UP if self._agent(name) else COMING, pid=self._host.pid(name))
             for name, node in self.nodes.items()
         ]
 

@@ -21,10 +21,11 @@ from plait.live.discovery import FIRST, STORE_VARIABLE, file_of, record_file, re
 from plait.live.layout import Layout, is_locked
 from plait.live.service.options import SERVICE_OPTIONS, ServiceOptions
 from plait.live.system import procs
+from plait.live.system.activity import Patience
 from plait.live.system.procs import Process, boot_id
 
-#: Seconds for a service to start, and to stop before it is killed.
-PATIENCE_S, STOP_S = 30.0, 10.0
+#: Seconds of sleep, in all, after which a starting process is stuck; seconds for a service to stop before it is killed.
+IDLE_S, STOP_S = 30.0, 10.0
 LOOK_S = 0.02
 
 
@@ -106,14 +107,14 @@ def start_service(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[b
 
 
 def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool], what: str, log: Path) -> None:
-    """Until a service is ready; one that does not come, or for which nobody waits any more, is ended."""
-    until = time.monotonic() + PATIENCE_S
+    """Wait until a service is ready, as long as it works; one that is stuck, or no longer wanted, is ended."""
+    patience = Patience(round(IDLE_S / LOOK_S))
     try:
         while not ready():
             if process.poll() is not None:
                 raise InputError(f"{what} did not start: {last_line(log)}; all of it: {log}")
-            if time.monotonic() > until:
-                raise InputError(f"{what} did not answer in {PATIENCE_S:g} s; look at {log}")
+            if patience.over([process.pid]):
+                raise InputError(f"{what} does not answer and has done nothing for {IDLE_S:g} s; look at {log}")
             time.sleep(LOOK_S)
     except BaseException:
         end_child(process)

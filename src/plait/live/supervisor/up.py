@@ -28,8 +28,8 @@ from plait.live.supervisor import daemon
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.saved_options import for_backend, options_file, remember, remember_down, remembered, was_up
 from plait.live.supervisor.services import (
+    IDLE_S,
     LOOK_S,
-    PATIENCE_S,
     any_service_process,
     end_child,
     last_line,
@@ -40,6 +40,7 @@ from plait.live.supervisor.services import (
     start_service,
     start_standby,
 )
+from plait.live.system.activity import Patience
 from plait.network.topology.declared import Declared
 from plait.network.topology.shapes import SHAPES
 
@@ -193,20 +194,23 @@ def _rejoin(layout: Layout, options: dict[str, Any], backend: NodeBackend) -> Cl
 
 
 def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], backend: NodeBackend) -> None:
-    """Until as many nodes are ready as were started, each of the size with which it was."""
-    until, wanted, sizes = time.monotonic() + PATIENCE_S, backend.expected(), _sizes(backend)
+    """Wait until as many nodes are ready as were started, each of its size, as long as service or agents work."""
+    patience, wanted, sizes = Patience(round(IDLE_S / LOOK_S)), backend.expected(), _sizes(backend)
     while True:
         ready = [node for node in service.nodes() if node["state"] in ("ready", "drained")]
         # Until its agent has reported, an existing node is shown as it was.
-        there = sum(sizes is None or sizes.get(node["id"]) == node["gpus"] for node in ready)
-        if there >= wanted:
+        there = {node["id"] for node in ready if sizes is None or sizes.get(node["id"]) == node["gpus"]}
+        if len(there) >= wanted:
             return
         if process.poll() is not None:
             log = file_of(layout, FIRST, "log")
             raise InputError(f"the service stopped: {last_line(log)}; all of it: {log}")
-        if time.monotonic() > until:
-            why = _held(ready, sizes or {}) or f"look at {layout.home / 'nodes' / '*' / 'agent.log'}"
-            raise InputError(f"{there} of {counted(wanted, 'node')} joined in {PATIENCE_S:g} s; {why}")
+        missing = [node.pid for node in backend.list_nodes() if node.name not in there and node.pid]
+        if patience.over([process.pid, *missing]):
+            why = _held(ready, sizes or {}) or (
+                f"the others have done nothing for {IDLE_S:g} s: look at {layout.home / 'nodes' / '*' / 'agent.log'}"
+            )
+            raise InputError(f"{len(there)} of {counted(wanted, 'node')} joined; {why}")
         time.sleep(LOOK_S)
 
 
