@@ -207,7 +207,7 @@ def full_device(limit_mib: int = 512, pool_mib: int = 1024) -> dict[str, float]:
     """
     known, new = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(known):
-        torch.empty(MIB, device="cuda")
+        in_use = torch.empty(MIB, device="cuda")
     memory, pool = _pool(limit_mib, pool_mib)
     figures: dict[str, float] = {"pool_mib": pool_mib}
     try:
@@ -222,7 +222,7 @@ def full_device(limit_mib: int = 512, pool_mib: int = 1024) -> dict[str, float]:
         for name, stream in (("known_stream", known), ("new_stream", new)):
             figures[f"{name}_large_failed"] = _failures(16 * MIB, 8, stream)
             figures[f"{name}_small_failed"] = _failures(64 * 1024, 64, stream)
-        del kept
+        del kept, in_use
     finally:
         _release(memory)
         del pool
@@ -258,14 +258,12 @@ def bursts(count: int = 1000, limit_mib: int = 512, pool_mib: int = 1024) -> dic
             except torch.OutOfMemoryError:
                 errors += 1
             took_s = time.perf_counter() - begin_s
+            kept = []  # as a training frees its activations before the step ends
             use = memory.end_step()
-            if len(inside_s) + len(spilled_s) < 12:
-                print(f"  wants {want} MiB: {use}")
             over = want // 32 * 32 > limit_mib
             spilled_steps += use.spilled_bytes > 0
             unseen += over and not use.spilled_bytes
             (spilled_s if over else inside_s).append(took_s)
-            kept = []
     finally:
         _release(memory)
         del pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from pathlib import Path
@@ -29,6 +30,7 @@ BOTH = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.fixture
 def memory() -> Any:
     torch.cuda.init()
+    gc.collect()  # models of earlier tests lie in cycles, and would count as in use
     torch.cuda.empty_cache()
     made = CudaMemory(torch.cuda)
     yield made
