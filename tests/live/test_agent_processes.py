@@ -17,6 +17,7 @@ from agent_world import World, group, until
 
 import plait
 from plait.live.system import procs
+from plait.runtime.page import JobState, Page
 
 
 @pytest.fixture
@@ -328,3 +329,63 @@ def test_what_hangs_in_a_stage_is_failed_with_its_stacks_in_the_log(world: World
     waiting = world.service.seen(3, rank=1)
     assert waiting is not None
     assert waiting.state == "running", "it may wait for its rank 0, which is the one to look at"
+
+
+#: Scripts that are told to stop and end with 0, each with the exit code that counts.
+LEAVES = "import os, signal, sys, time\n"
+TRAPS = LEAVES + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint('ready', flush=True)\ntime.sleep(900)\n"
+WAITS = (
+    LEAVES + "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\nprint('ready', flush=True)\n"
+    "signal.sigwait({signal.SIGTERM})\n"
+)
+FLAG = (
+    LEAVES + "told = []\nsignal.signal(signal.SIGTERM, lambda *_: told.append(1))\nprint('ready', flush=True)\n"
+    "while not told: time.sleep(0.01)\n"
+)
+IGNORES = (
+    LEAVES + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
+    "while not os.path.exists(os.environ['PLAIT_RUN_DIR'] + '/stop.json'): time.sleep(0.01)\ntime.sleep(0.3)\n"
+)
+COMPLETE = (
+    LEAVES + "page = os.open(os.environ['PLAIT_RUN_DIR'] + '/page.bin', os.O_WRONLY)\n"
+    f"def leave(*_):\n    os.pwrite(page, ({JobState.FINISHED:d}).to_bytes(8, 'little'), {8 * Page.state.index})\n"
+    "    sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, leave)\nprint('ready', flush=True)\ntime.sleep(900)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "exit_code"),
+    [(TRAPS, 75), (WAITS, 75), (FLAG, 75), (IGNORES, 0), (COMPLETE, 0)],
+    ids=["a handler exits", "sigwait", "a handler sets a flag", "SIGTERM is ignored", "the training is complete"],
+)
+def test_an_exit_with_0_after_a_stop_does_not_finish_a_job(world: World, job: str, exit_code: int) -> None:
+    world.service.want(world.python(1, job))
+    world.said(1, "ready")
+    world.service.want(world.python(1, job, stop=True))
+    seen = world.service.wait(1, "ended")
+    assert seen.exit_code == exit_code
+    assert (seen.reason is None) == (exit_code == 0)
+
+
+def test_a_shell_that_traps_the_stop_and_exits_0_does_not_finish_a_job(world: World) -> None:
+    script = "trap 'kill $child; exit 0' TERM; sleep 900 & child=$!; echo ready; wait"
+    world.service.want(world.run(1, "bash", "-c", script))
+    world.said(1, "ready")
+    world.service.want(replace(world.run(1, "bash", "-c", script), stop=True))
+    assert world.service.wait(1, "ended").exit_code == 75
+
+
+def test_a_process_that_ended_before_the_stop_reached_it_has_finished(world: World) -> None:
+    """Its runner sleeps while it ends: the stop then finds a process that nobody has collected yet."""
+    job = TRAPS.replace("time.sleep(900)", "while not os.path.exists(os.environ['PLAIT_RUN_DIR'] + '/go'): pass")
+    world.service.want(world.python(1, job))
+    world.said(1, "ready")
+    child = until(lambda: procs.read_json(world.folder(1) / "runner.json").get("child"), "pid of the job")
+    os.kill(world.runner(1), signal.SIGSTOP)
+    (world.folder(1) / "go").touch()
+    until(lambda: procs.start_time(child) is None, "end of the job")
+    world.service.want(world.python(1, job, stop=True))
+    until((world.folder(1) / "stop.json").exists, "stop")
+    os.kill(world.runner(1), signal.SIGCONT)
+    assert world.service.wait(1, "ended").exit_code == 0

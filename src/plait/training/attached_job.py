@@ -363,9 +363,17 @@ class AttachedJob(Job):
         self.profiler.close()
         self.stages.gate.close()
         self.checkpointer.drain()
+        complete = self._complete
         self.boundary.stop.ignore()  # it ends by itself, so its work counts
         if not self._leaving:
-            self.page.state = JobState.FAILED if self._failed else JobState.FINISHED
+            ended = JobState.FINISHED if complete else JobState.PREEMPTED
+            self.page.state = JobState.FAILED if self._failed else ended
+
+    @property
+    def _complete(self) -> bool:
+        """False if the script may end only because it was stopped: it handles SIGTERM itself, and steps are missing."""
+        stopped = self.boundary.wants_stop and self.boundary.stop.script_decides
+        return not stopped or 0 < self.page.total_iterations <= self.page.steps
 
     def _collect(self) -> dict[str, Any]:
         about = {"epoch": self._epoch, "step": self.step, "world": self.around.world_size}

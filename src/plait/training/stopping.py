@@ -63,6 +63,14 @@ class StopFlag:
         elif self._boundary_missing():
             raise SystemExit(PREEMPTED)
 
+    @property
+    def script_decides(self) -> bool:
+        """True if the script handles SIGTERM itself, so that it may answer a stop with any exit code."""
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler == self._asked:
+            handler = self._before[signal.SIGTERM]
+        return callable(handler) and handler is not signal.default_int_handler
+
     def ignore(self) -> None:
         """Ignore signals from now on: the process is ending."""
         for number in self._before:

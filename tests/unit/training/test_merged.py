@@ -125,6 +125,22 @@ def test_who_has_ended_cannot_be_interrupted() -> None:
     assert threads.results[0].state == "finished"
 
 
+def test_who_catches_the_interruption_and_leaves_with_0_has_not_finished() -> None:
+    member = ThreadJob(0, "a")
+
+    def catches() -> None:
+        try:
+            member.interrupt(thread_jobs.Preempted)
+            for _ in range(1000):
+                pass
+        except SystemExit:
+            sys.exit(0)
+
+    with JobThreads(lambda member, result: None) as threads:
+        threads.start(member, catches)
+    assert (threads.results[0].state, threads.results[0].exit_code) == ("preempted", 75)
+
+
 def test_one_is_stopped_with_a_checkpoint_and_goes_on_later(tmp_path: Path) -> None:
     """The other one never notices."""
     whole = alone(1, epochs=6)

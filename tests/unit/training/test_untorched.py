@@ -312,3 +312,29 @@ def test_a_loop_over_no_number_is_refused_with_the_line_to_write(
     assert done.stdout == ""
     assert done.returncode == 1
     assert re.search(why, done.stderr.strip().splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("kind", ["exits", "flag"])
+def test_a_script_that_handles_the_stop_itself_and_exits_0_is_not_reported_as_finished(
+    kind: str, order: str, tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "j-1", 1, Path(kind), order, str(tmp_path / "never"), script="leaving.py")
+    run.until(2)
+    time.sleep(0.1)  # in the third step, which waits for the signal
+    run.page.stop = 1
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish() == (0, "ready\ntold\n")
+    assert run.page.state == JobState.PREEMPTED
+
+
+def test_a_script_that_is_told_to_stop_after_its_last_step_is_reported_as_finished(tmp_path: Path) -> None:
+    run = Run(tmp_path / "j-1", 1, Path("plain"), "late", str(tmp_path / "go"), script="leaving.py")
+    run.until(4)
+    (tmp_path / "go").touch()
+    run.until(5)
+    run.page.stop = 1
+    run.process.send_signal(signal.SIGTERM)
+    (tmp_path / "go.evaluated").touch()
+    assert run.finish() == (0, "ready\n")
+    assert run.page.state == JobState.FINISHED

@@ -98,6 +98,11 @@ class PageReader:
         return self._last
 
     @property
+    def finished(self) -> bool:
+        """Whether the training library has reported that the training is complete."""
+        return self._page is not None and self._page.state == JobState.FINISHED
+
+    @property
     def gpu_busy_s(self) -> float | None:
         """Seconds of GPU work that the process has marked so far; None if it marks nothing."""
         page = self._page

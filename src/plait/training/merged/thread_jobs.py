@@ -52,6 +52,7 @@ class ThreadJob(JobProcess):
     streams: dict[str, Any] = field(default_factory=dict)
     stream: Any = None  # the CUDA stream of all its threads
     leaving: int | None = None  # exit code, if one of its helper threads ended the job
+    interrupted: bool = False  # told to end, by an exception in its main thread
 
     limits_memory = False  # torch's limit applies to all jobs together
 
@@ -90,6 +91,7 @@ class ThreadJob(JobProcess):
 
     def interrupt(self, kind: type[BaseException] = Preempted) -> bool:
         """Raise `kind` in its main thread at the next line of Python; returns False if that thread has ended."""
+        self.interrupted = True
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(kind)))
 
 

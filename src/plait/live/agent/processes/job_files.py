@@ -42,12 +42,16 @@ def read_claim(folder: Path) -> Claim | None:
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended; `boot_s`, when (of CLOCK_BOOTTIME), is None if that is not known or cannot be."""
+    """How a process ended; `boot_s`, when (of CLOCK_BOOTTIME), is None if that is not known or cannot be.
+
+    `stopped`: it had got SIGTERM before its end, and did not ignore that signal.
+    """
 
     exit_code: int | None
     reason: str | None
     merged: str = ""
     boot_s: float | None = None
+    stopped: bool = False
 
 
 def read_end(folder: Path, began_s: float) -> End | None:
@@ -65,6 +69,7 @@ def end_of(data: dict[str, object], began_s: float) -> End:
         sane_text(reason) if isinstance(reason, str) else None,
         merged[:20] if isinstance(merged, str) else "",
         at if known and isinstance(at, float) else None,
+        data.get("stopped") is True,
     )
 
 

@@ -144,6 +144,8 @@ class Runner:
     killed: str | None = None
     #: Why the lease of the node ended it, if so.
     lapsed: str = ""
+    #: SIGTERM reached the job's process before its end, and was not ignored: an exit with 0 may be its answer.
+    heeds_stop: bool = False
     _deadman: Deadman | None = None
     _guardian: int = 0
     _pipe: int = -1
@@ -165,7 +167,8 @@ class Runner:
             self._watch(wake)
         self._clean_up()
         code, reason = failure or self._verdict(kernel_kills() - kills)
-        write_exit(self.task.folder, {"exit_code": code, "reason": reason, "seconds": procs.boot_s() - started})
+        record = {"exit_code": code, "reason": reason, "seconds": procs.boot_s() - started}
+        write_exit(self.task.folder, record | ({"stopped": True} if self.heeds_stop else {}))
         return code
 
     def _listen(self) -> int:
@@ -296,7 +299,9 @@ class Runner:
 
     def _ask_to_stop(self, grace_s: float) -> None:
         """Send SIGTERM once, and schedule the kill after the grace period."""
-        if not self.stopping:  # a second SIGTERM tells a job to leave without a checkpoint: send one
+        self._collect()
+        if self.status is None and not self.stopping:  # a second SIGTERM tells a job to leave without a checkpoint
+            self.heeds_stop = procs.heeds(self.child, signal.SIGTERM)
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(OSError):
                     os.kill(self.child, number)
@@ -402,7 +407,7 @@ class Runner:
         if self.killed:
             return code, self.killed
         if code == 0 or code == _PREEMPTED:
-            return code, None
+            return code, self.lapsed or None
         tail = self.log.tail_text()
         if code > 0:
             return code, f"exit code {code}{tail}"
