@@ -72,7 +72,7 @@ from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
 from plait.core.policy import Policy, Usage, View
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
-from plait.core.words import counted
+from plait.core.words import counted, noted
 from plait.placement.pinned import keep_running
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
@@ -398,7 +398,7 @@ class Controller:
         if not len(lost):
             return ()
         counts = columns["failures"][lost].tolist()
-        reasons = tuple(event.reason if n == 1 else f"failed {n} times, last: {event.reason}" for n in counts)
+        reasons = tuple(event.reason if n == 1 else noted(event.reason, f"failed {n} times") for n in counts)
         columns["reason"][lost] = list(reasons)
         self._end(lost, Phase.FAILED, event.at_s)
         return (Refuse(self.events, lost, reasons),)

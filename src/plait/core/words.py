@@ -6,6 +6,8 @@ import math
 import shlex
 from typing import Any
 
+#: Between a reason and the lines of the log that it quotes.
+QUOTED = "; last lines of the log: "
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -16,6 +18,16 @@ def counted(number: int, what: str) -> str:
     ('1 GPU', '2 GPUs', '1,200 jobs')
     """
     return f"{number:,} {what}" + "s" * (number != 1)
+
+
+def noted(reason: str, note: str) -> str:
+    """A reason with a note behind its cause, before the lines of the log that it quotes.
+
+    >>> noted("KeyError: 'a' (exit code 1); last lines of the log: x | KeyError: 'a'", "not retried")
+    "KeyError: 'a' (exit code 1); not retried; last lines of the log: x | KeyError: 'a'"
+    """
+    head, quoted, lines = reason.partition(QUOTED)
+    return f"{head}; {note}{quoted}{lines}"
 
 
 def arguments(line: str) -> list[str]:

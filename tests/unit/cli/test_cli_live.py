@@ -399,14 +399,14 @@ def test_explain_an_adaptive_job_that_has_ended_by_the_sizes_it_had(plait, fake)
     ]
     ended = {"id": "j-3", "number": 3, "state": "finished", "summary": "", "attempts": attempts}
     fake.answers["GET", "/v1/jobs/j-3/explain"] = ended
-    lines = ["j-3 is finished", "  it had 1 GPU for 1 min 3 s (batch 64 in the end), 4 GPUs for 3.5 s"]
+    lines = ["j-3 has finished", "  it had 1 GPU for 1 min 3 s (batch 64 in the end), 4 GPUs for 3.5 s"]
     assert plait("explain", "j-3").out.splitlines()[:2] == lines
 
 
 def test_explain_of_a_failed_job_says_once_that_it_failed(plait, fake):
-    ended = {"id": "j-3", "number": 3, "state": "failed", "summary": "failed 4 times, last: exit code 1"}
+    ended = {"id": "j-3", "number": 3, "state": "failed", "summary": "exit code 1; failed 4 times"}
     fake.answers["GET", "/v1/jobs/j-3/explain"] = ended
-    assert plait("explain", "j-3").out.splitlines()[0] == "j-3 failed 4 times, last: exit code 1"
+    assert plait("explain", "j-3").out.splitlines()[0] == "j-3 has failed: exit code 1; failed 4 times"
 
 
 def test_explain_of_a_job_that_starts_in_no_run_says_of_how_many():
@@ -416,13 +416,13 @@ def test_explain_of_a_job_that_starts_in_no_run_says_of_how_many():
 
 
 def test_show_begins_with_the_job_and_quotes_the_last_line_of_each_attempt(plait, fake):
-    why = "its process ended with exit code 1; last lines of the log: Traceback | " + "line | " * 40 + "KeyError: 'a'"
+    why = "KeyError: 'a' (exit code 1); last lines of the log: Traceback | " + "line | " * 40 + "KeyError: 'a'"
     attempt = {"epoch": 1, "started_s": 8.0, "ended_s": 20.0, "nodes": ["n0"], "state": "failed", "exit_code": 1,
                "reason": why}  # fmt: skip
     fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": [attempt], "places": []}
     lines = plait("show", "j-3").out.splitlines()
     assert lines[0].split() == ["id", "j-3"]
-    assert "its process ended with exit code 1: KeyError: 'a'" in lines[-1]
+    assert "KeyError: 'a' (exit code 1)" in lines[-1]
 
 
 AGAIN = {
@@ -536,10 +536,10 @@ def test_wait_has_the_exit_code_of_the_job(plait, fake):
     answer = plait("wait", "j-2")
     assert answer.code == 0
     assert answer.out == "j-2 finished\n"
-    fake.answers["GET", "/v1/jobs/j-4"] = {**DONE, "state": "failed", "reason": "failed 4 times, last: exit code 3"}
+    fake.answers["GET", "/v1/jobs/j-4"] = {**DONE, "state": "failed", "reason": "exit code 3; failed 4 times"}
     answer = plait("wait", "j-2", "j-4")
     assert answer.code == 1
-    assert "j-4 failed: failed 4 times, last: exit code 3" in answer.out
+    assert "j-4 failed: exit code 3; failed 4 times" in answer.out
     assert "plait logs j-4" in answer.err
     fake.answers["GET", "/v1/jobs/j-5"] = JOB
     answer = plait("wait", "j-2", "j-4", "--json")
@@ -692,6 +692,8 @@ def test_events_say_an_exit_code_and_a_reason_once():
     assert in_words({**ended, "reason": "exit code 1"}) == "process 0 of j-3 ended with exit code 1"
     said = in_words({**ended, "reason": "exit code 1; last lines of the log: here | bad luck"})
     assert said == "process 0 of j-3 ended with exit code 1: bad luck"
+    said = in_words({**ended, "reason": "exit code 1; it printed nothing"})
+    assert said == "process 0 of j-3 ended with exit code 1: it printed nothing"
     failed = {"type": "JobFailed", "jobs": [3], "reason": "it failed at once"}
     refused = {"type": "Refuse", "jobs": [3], "reasons": ["it failed at once"]}
     assert step_in_words(failed, [refused]) == "j-3 failed: it failed at once  ->  refuse j-3"

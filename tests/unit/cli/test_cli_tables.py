@@ -13,7 +13,7 @@ JOB = {
     "id": "j-12345", "name": "a name of some length that goes on", "user": "somebody@example.org", "gpus": 16,
     "command": ["python"], "state": "unreachable", "age_s": 5000.0, "jct_s": None, "run_s": 4000.0,
     "iterations_done": 123456.0,
-    "reason": f"failed 4 times, last: its process ended with exit code 1; last lines of the log: {WRITTEN}",
+    "reason": f"{WRITTEN} (exit code 1); failed 4 times",
 }  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def test_failures_are_retried_until_retries_are_used_up() -> None:
     assert commands(c, JobFailed(1.0, numbers(0), "out of memory")) == []
     assert [x["type"] for x in commands(c, ReplanDue(1.0))] == ["Launch"]
     assert commands(c, JobFailed(2.0, numbers(0), "out of memory")) == [
-        {"type": "Refuse", "event": 5, "jobs": [0], "reasons": ["failed 2 times, last: out of memory"]}
+        {"type": "Refuse", "event": 5, "jobs": [0], "reasons": ["out of memory; failed 2 times"]}
     ]
     assert not len(c.active)
 

@@ -18,6 +18,7 @@ from plait.core.jobs import InaRequest, Phase
 from plait.live.layout import make_private
 from plait.live.protocol.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
 from plait.live.scheduler.errors import Conflict
+from plait.live.scheduler.records.event_words import brief
 from plait.live.service.what_if import MOST_OF_ONE, Busy, WhatIfService
 
 Make = Callable[..., Cluster]
@@ -222,7 +223,61 @@ def test_a_gang_that_fails_by_itself_when_it_is_stopped_has_failed(cluster: Make
     c.pass_s(0.6)
     row = c.store.job(0)
     assert row is not None
-    assert (row["state"], row["reason"]) == ("failed", "rank 1 ended with exit code 1: AssertionError")
+    assert (row["state"], row["reason"]) == ("failed", "AssertionError (rank 1, exit code 1)")
+
+
+LOST_PEER = "exit code 1; last lines of the log: Traceback | RuntimeError: Connection closed by peer [::1]:2950"
+CLOSED = "RuntimeError: Connection closed by peer [::1]:2950 (rank {}, exit code 1)"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the failure is heard first", "the end is heard first"])
+def test_a_rank_that_left_with_0_before_its_peers_fail_is_named(cluster: Make, order: tuple[int, int]) -> None:
+    c = cluster()
+    c.submit({"gpus": 2, "retries": 0})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    for rank in order:
+        values = (1, LOST_PEER, 0.2) if rank == 0 else (0, None, 0.9)
+        code, reason, ago_s = values
+        later_s = 0.3 * (rank == order[1])
+        c.nodes[0].end(0, code, rank=rank, reason=reason, ended_s_ago=ago_s + later_s)
+        c.now += later_s
+        c.nodes[0].sync()
+    c.pass_s(0.6)
+    row = c.store.job(0)
+    assert row is not None
+    first = brief(row["reason"])
+    assert (row["state"], first) == ("failed", f"rank 1 ended with exit code 0 before the others: {CLOSED.format(0)}")
+
+
+def test_a_rank_that_ends_with_0_after_the_failure_of_a_peer_is_not_named(cluster: Make) -> None:
+    c = cluster()
+    c.submit({"gpus": 2, "retries": 0})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    c.nodes[0].end(0, 1, rank=0, reason="exit code 1; last lines of the log: ValueError: bad", ended_s_ago=5.0)
+    c.nodes[0].end(0, 0, rank=1, ended_s_ago=1.0)
+    c.pass_s(0.6)
+    row = c.store.job(0)
+    assert row is not None
+    assert brief(row["reason"]) == "ValueError: bad (rank 0, exit code 1)"
+
+
+def test_the_process_of_a_gang_that_failed_first_is_the_cause(cluster: Make) -> None:
+    c = cluster()
+    c.submit({"gpus": 2, "retries": 0})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    c.nodes[0].end(0, 1, rank=0, reason=LOST_PEER, ended_s_ago=0.1)
+    c.nodes[0].end(
+        0, -9, rank=1, reason="killed by SIGKILL (by hand, or out of memory); it printed nothing", ended_s_ago=0.4
+    )
+    c.pass_s(0.6)
+    row = c.store.job(0)
+    assert row is not None
+    assert row["reason"] == "rank 1 was killed by SIGKILL (by hand, or out of memory); it printed nothing"
+    c.restart()
+    assert c.store.job(0)["reason"] == row["reason"]
 
 
 def test_a_gang_whose_peer_was_lost_with_its_node_uses_no_retry(cluster: Make) -> None:
@@ -282,7 +337,7 @@ def test_starts_that_fail_are_tried_again_then_count(cluster: Make) -> None:
     row = c.store.job(0)
     assert row is not None
     assert (row["state"], row["epoch"]) == ("failed", 2)
-    assert "could not be started: no such program" in row["reason"]
+    assert row["reason"] == "no such program"
     assert "LaunchFailed" in c.types()
 
 

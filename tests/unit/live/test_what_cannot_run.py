@@ -11,6 +11,7 @@ from live_cases import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobClass
 from plait.live.protocol.requests import spec_of
+from plait.live.scheduler.records.event_words import brief
 
 Make = Callable[..., Cluster]
 
@@ -47,43 +48,74 @@ def test_a_job_may_wait_for_nodes_that_are_not_there(cluster: Make) -> None:
     assert c.state(wide) == "running"
 
 
-@pytest.mark.parametrize(("exit_code", "why"), [(1, "ended with exit code 1"), (-11, "was killed by SIGSEGV")])
-def test_a_program_that_fails_at_once_is_not_started_again(cluster: Make, exit_code: int, why: str) -> None:
+SAID = "exit code 1; last lines of the log: Traceback | File 'a', line 3 | "
+AGAIN = "not retried, because it ended in the same way twice without getting further (--retries)"
+
+
+@pytest.mark.parametrize("held_s", [2.0, 400.0])
+@pytest.mark.parametrize(
+    ("exit_code", "said", "cause"),
+    [
+        (1, [SAID + "KeyError: 'a' at 0x7f12 (pid 311)", SAID + "KeyError: 'a' at 0x7e99 (pid 4711)"],
+         "KeyError: 'a' at 0x7e99 (pid 4711) (exit code 1)"),
+        (-11, ["killed by SIGSEGV; it printed nothing"] * 2, "killed by SIGSEGV; it printed nothing"),
+        (3, [None, None], "its process ended with exit code 3"),
+    ],
+)  # fmt: skip
+def test_a_program_that_ends_in_the_same_way_twice_is_not_started_again(
+    cluster: Make, exit_code: int, said: list[str | None], cause: str, held_s: float
+) -> None:
     c = cluster((2,))
     (job,) = c.submit({"retries": None})
-    c.pass_s()
-    c.nodes[0].report(job, held_s=2.0)
-    c.nodes[0].end(job, exit_code)
+    for text in said:
+        c.pass_s(4.0)
+        c.nodes[0].report(job, held_s=held_s)
+        c.nodes[0].end(job, exit_code, reason=text)
     c.pass_s(4.0)
     row = c.store.job(job)
     assert row is not None
-    assert (row["state"], row["starts"]) == ("failed", 1)
-    assert row["reason"] == f"failed at once, so it is not started again (unless --retries asks): its process {why}"
+    assert (row["state"], row["starts"]) == ("failed", 2)
+    assert brief(row["reason"]) == f"{cause}; {AGAIN}; failed 2 times"
     c.restart()  # the log says it again
     assert c.state(job) == "failed"
 
 
+def test_a_program_that_fails_at_the_same_step_again_after_a_resume_is_not_started_again(cluster: Make) -> None:
+    c = cluster((2,))
+    (job,) = c.submit({"retries": None})
+    for _ in range(2):
+        c.pass_s(4.0)
+        c.nodes[0].report(job, held_s=600.0, steps=500.0)
+        c.nodes[0].end(job, 1, reason=SAID + "ValueError: NaN")
+    c.pass_s(4.0)
+    assert c.state(job) == "failed"
+
+
 @pytest.mark.parametrize(
-    ("request_", "report", "exit_code"),
+    ("request_", "reports", "ends"),
     [
-        ({"retries": 1}, {"held_s": 2.0}, 1),  # asked for
-        ({"retries": None}, {"held_s": 40.0}, 1),  # it ran for a while
-        ({"retries": None}, {"held_s": 2.0, "steps": 5.0}, 1),  # it had begun to train
-        ({"retries": None}, {"held_s": 2.0}, -9),  # somebody killed it
-        ({"retries": None}, {"held_s": 2.0}, None),  # nobody knows
+        ({"retries": 2}, [{}, {}], [(1, SAID + "KeyError: 'a'")] * 2),  # asked for
+        ({"retries": None}, [{}, {}], [(1, SAID + "KeyError: 'a'"), (1, SAID + "OSError: no data")]),
+        ({"retries": None}, [{"steps": 5.0}, {"steps": 6.0}], [(1, SAID + "KeyError: 'a'")] * 2),  # it got further
+        ({"retries": None}, [{}, {}], [(-9, "killed by SIGKILL (by hand, or out of memory); it printed nothing")] * 2),
+        ({"retries": None}, [{}, {}], [(None, None)] * 2),  # nobody knows
     ],
 )
 def test_other_failures_are_tried_again(
-    cluster: Make, request_: dict[str, object], report: dict[str, float], exit_code: int | None
+    cluster: Make,
+    request_: dict[str, object],
+    reports: list[dict[str, float]],
+    ends: list[tuple[int | None, str | None]],
 ) -> None:
     c = cluster((2,))
     (job,) = c.submit(request_)
-    c.pass_s()
-    c.nodes[0].report(job, **report)
-    c.nodes[0].end(job, exit_code)
+    for report, (exit_code, reason) in zip(reports, ends, strict=True):
+        c.pass_s(4.0)
+        c.nodes[0].report(job, held_s=2.0, **report)
+        c.nodes[0].end(job, exit_code, reason=reason)
     c.pass_s(4.0)
     assert c.state(job) == "running"
-    assert c.engine.state.jobs[job].epoch == 2
+    assert c.engine.state.jobs[job].epoch == 3
 
 
 @pytest.mark.parametrize("gpus", [1, 3])

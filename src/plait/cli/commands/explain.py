@@ -97,14 +97,16 @@ def tell(service: Client, job: str, said: Mapping[str, Any]) -> None:
         service.tell_forecast(job, said["start"], said["end"])
 
 
+#: The verb of states that are over.
+_HAS = {"finished": "has", "failed": "has", "cancelled": "was"}
+
+
 def explanation_lines(found: dict[str, Any]) -> list[str]:
     """The service's explanation as lines: a headline, what blocks the job, what would start it, its stages."""
-    head = f"{found['id']} is {found['state']}"
+    head = f"{found['id']} {_HAS.get(found['state'], 'is')} {found['state']}"
     if found.get("position") is not None:
         head += f", place {found['position']} of {found.get('waiting')} in the queue"
     summary = str(found.get("summary") or "")
-    if summary.startswith(f"{found['state']} "):  # "failed 4 times, last: ..."
-        head, summary = f"{found['id']} {summary}", ""
     lines = [head + (f": {summary}" if summary else "")]
     decision = found.get("decision") or {}
     if decision.get("at_s") is not None:

@@ -238,7 +238,7 @@ def _rank_ended(state: State, note: RankEnded) -> None:
     job = state.jobs[note.job]
     attempt = job.attempt
     assert attempt is not None
-    attempt.end(note.rank, note.exit_code, note.reason, note.started)
+    attempt.end(note.rank, note.exit_code, note.reason, note.started, note.ended_s)
     if note.merged:
         job.unmerged = ALWAYS if job.unmerged == ALWAYS or note.merged != BYSTANDER else ONCE
     state.touched.add(note.job)
@@ -249,6 +249,7 @@ def _attempt_over(state: State, note: AttemptOver) -> None:
     attempt = job.attempt
     assert attempt is not None
     attempt.ended_s, attempt.outcome = note.at_s, note.outcome
+    attempt.find_cause()
     attempt.batch_size = note.batch_size or None
     attempt.lost_work_s = note.lost_work_s
     job.lost_work_s += attempt.lost_work_s

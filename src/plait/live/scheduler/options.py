@@ -32,10 +32,6 @@ class Options:
         "Seconds for the first step of an attempt before it may be preempted: otherwise jobs with a slow start would "
         "be restarted for ever", default=0.0,
     )  # fmt: skip
-    crash_s: float = option(
-        "A program that fails within this time, without an iteration, is retried only if its submission says so",
-        default=15.0,
-    )
     settle_s: float = option("Seconds that a job too large for the cluster waits for more nodes", default=10.0)
     expect_gpus: int = option(
         "GPUs that the cluster is expected to have; once they are there, too large jobs are refused", default=0,

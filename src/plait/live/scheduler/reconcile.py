@@ -14,12 +14,14 @@ import numpy as np
 
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
+from plait.core.words import noted
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.ingest.progress import report_progress
 from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, why_lost
 from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
+from plait.live.scheduler.records.end_words import same_end
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver
 from plait.live.scheduler.stops import YIELDS, ask_stop, new_holders, preemption_reason
 
@@ -128,6 +130,7 @@ def _outcome(attempt: Attempt) -> str:
 def _close(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iterator[Step]:
     yield from report_progress(ctx, [job.number], now_s)
     over = _over(ctx, job, attempt, now_s)
+    previous = "" if over.steps > job.mark else job.reason  # of the last attempt, if this one got no further
     yield over
     phase, jobs = ctx.state.phase(job), np.array([job.number])
     if phase > Phase.RUNNING:
@@ -135,11 +138,11 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iter
     if over.outcome == "finished":
         yield JobFinished(now_s, jobs, np.array([over.ended_s]))
     elif over.outcome == "failed":
-        yield _failed(ctx, job, attempt, now_s)
+        yield _failed(job, attempt, previous, now_s)
     elif over.outcome in ("start failed", "requeued"):
         options = ctx.options
         if job.launch_failures >= options.launch_tries or job.requeues > options.requeues:
-            yield _failed(ctx, job, attempt, now_s)
+            yield _failed(job, attempt, previous, now_s)
         elif phase is Phase.RUNNING:
             yield LaunchFailed(now_s, jobs, attempt.cause)
     elif attempt.stop == YIELDS and phase is Phase.RUNNING:
@@ -174,19 +177,18 @@ def _served_s(ctx: Context, job: JobRecord, attempt: Attempt) -> float:
     return max(attempt.held_s, float(controller.job_store.columns["run_s"][job.number]) - job.held_s)
 
 
-def _failed(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> JobFailed:
-    """What a failure means: a program that fails at once would do so again, so nobody starts it unless asked to."""
+def _failed(job: JobRecord, attempt: Attempt, previous: str, now_s: float) -> JobFailed:
+    """The failure of an attempt; `previous`: the cause of the one before, "" if this one got further.
+
+    A program that ends in the same way twice would do so again, so it is not retried unless its user asks for retries.
+    How long it ran is no criterion: that depends on what else the machine does.
+    """
     codes = {rank.exit_code for rank in attempt.ranks if rank.ended}
     own = attempt.fault == START or any(code is not None and (code > 0 or code in CRASHES) for code in codes)
-    at_once = attempt.held_s < ctx.options.crash_s and not job.mark and not attempt.steps
     jobs = np.array([job.number])
-    if own and at_once and attempt.fault != REQUEUE and job.request.get("retries") is None:
-        return JobFailed(
-            now_s,
-            jobs,
-            f"failed at once, so it is not started again (unless --retries asks): {attempt.cause}",
-            again=False,
-        )
+    if own and attempt.fault != REQUEUE and same_end(previous, attempt.cause) and job.request.get("retries") is None:
+        why = "not retried, because it ended in the same way twice without getting further (--retries)"
+        return JobFailed(now_s, jobs, noted(attempt.cause, why), again=False)
     return JobFailed(now_s, jobs, attempt.cause)
 
 

@@ -175,8 +175,8 @@ class JobThreads:
         try:
             with self._device(member):
                 code, reason, error = _contained(member, work)
-                if code == 0 and member.interrupted:  # its script caught the interruption and left
-                    code, reason = PREEMPTED, "its script ended when it was told to stop"
+                if code == 0 and member.interrupted:  # its script caught the interruption
+                    code, reason = PREEMPTED, "exited with 0 when it was stopped"
                 code, reason = _wind_up(member, code, reason)
                 member.ident = 0  # from here on an interruption would lose the result
         except BaseException as late:  # an interruption that came too late, or the GPU is gone

@@ -11,7 +11,8 @@ from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.ingest.adaptive import report_estimate, report_restart
 from plait.live.scheduler.ingest.profiles import learn, learn_beside, protect
 from plait.live.scheduler.ingest.stop_costs import report_stop_cost
-from plait.live.scheduler.records.attempts import NOT_STARTED, Key, NodeRecord
+from plait.live.scheduler.records.attempts import Key, NodeRecord
+from plait.live.scheduler.records.end_words import NOT_STARTED
 from plait.live.scheduler.records.notes import Note, RankEnded, note_to_json
 from plait.live.scheduler.records.observations import AttemptKnown, ProcessSeen, ReportRefused
 from plait.live.scheduler.stops import YIELDS, ask_stop
@@ -105,7 +106,15 @@ def _see(ctx: Context, node: NodeRecord, seen: Seen, now_s: float) -> Iterator[S
             yield ask_stop(ctx, attempt, "leaving", now_s)
         started = seen.pid != 0 or seen.exit_code not in NOT_STARTED
         yield RankEnded(
-            now_s, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started=started, merged=seen.merged
+            now_s,
+            seen.job,
+            seen.epoch,
+            seen.rank,
+            seen.exit_code,
+            seen.reason,
+            started=started,
+            merged=seen.merged,
+            ended_s=now_s - seen.ended_s_ago,
         )
 
 

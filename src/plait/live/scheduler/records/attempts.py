@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 
 from plait.core.codec.values import Codec, form, row
 from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, SwitchSeen, Usage
+from plait.live.scheduler.records.end_words import NOT_STARTED, describe_end, left_before
 
 #: Exit codes of a process that was stopped: by signals of an agent, or as a shell reports them.
 TOLD_TO_END = frozenset({-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, 130, 137, 143})
 
-#: Exit codes of what never ran: unknown, not executable, not found.
-NOT_STARTED = (None, 126, 127)
 #: Faults of an attempt; each is also the reason to stop the rest of it.
 FAILED, START, REQUEUE = "failed", "start", "requeue"
 FAULTS = frozenset({FAILED, START, REQUEUE})
@@ -36,7 +35,7 @@ Key: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Rank:
-    """One process of an attempt: its node, the node's number of its GPU, and how it ended.
+    """One process of an attempt: its node, the node's number of its GPU, and how and when it ended.
 
     `seen` and `learnt_s` (when it was last believed what it measured) are of this service's life only.
     """
@@ -46,6 +45,7 @@ class Rank:
     ended: bool = False
     exit_code: int | None = None
     reason: str | None = None
+    ended_s: float | None = None
     seen: Seen | None = field(default=None, metadata=form(skip=True))
     learnt_s: dict[str, float] = field(default_factory=dict, metadata=form(skip=True))
 
@@ -118,10 +118,12 @@ class Attempt:
         """What was last seen of rank 0."""
         return self.ranks[0].seen
 
-    def end(self, rank: int, exit_code: int | None, reason: str | None, started: bool) -> None:
+    def end(
+        self, rank: int, exit_code: int | None, reason: str | None, started: bool, ended_s: float | None = None
+    ) -> None:
         """Note the end of a process and, if it is the first thing to go wrong, what that means."""
         gone = self.ranks[rank]
-        gone.ended, gone.exit_code, gone.reason = True, exit_code, reason
+        gone.ended, gone.exit_code, gone.reason, gone.ended_s = True, exit_code, reason, ended_s
         if self.stop is not None and self.stop not in FAULTS:
             self._end_asked(rank, reason, started)
             return
@@ -147,6 +149,22 @@ class Attempt:
         elif not self.fault and (code := self.ranks[rank].exit_code) not in (0, PREEMPTED):
             self.fault, self.cause = FAILED, describe_end(rank, len(self.ranks), code, reason, started)
 
+    def find_cause(self) -> None:
+        """Set the cause of a gang's failure: the process that failed first, and those that had left before it.
+
+        For an attempt that is over: reports on its processes come in any order.
+        """
+        ends = [(r.ended_s, i, r.exit_code) for i, r in enumerate(self.ranks) if r.ended_s is not None]
+        failed = [(ended_s, i) for ended_s, i, code in ends if code not in (None, 0, PREEMPTED)]
+        if self.fault != FAILED or len(self.ranks) == 1 or not failed:
+            return
+        first_s, first = min(failed)
+        rank = self.ranks[first]
+        self.cause = describe_end(first, len(self.ranks), rank.exit_code, rank.reason, started=True)
+        left = [i for ended_s, i, code in ends if code == 0 and ended_s <= first_s]
+        if left:
+            self.cause = left_before(self.cause, left)
+
     def to_json(self) -> dict[str, Any]:
         """All but what was seen."""
         out: dict[str, Any] = _RECORDS.encode(self)
@@ -156,34 +174,6 @@ class Attempt:
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
         """The attempt that `to_json` wrote."""
         return _RECORDS.decode(cls, data)
-
-
-def describe_end(rank: int, world_size: int, exit_code: int | None, reason: str | None, started: bool) -> str:
-    """How a process ended, in words.
-
-    >>> describe_end(1, 2, -9, None, True)
-    'rank 1 was killed by SIGKILL'
-    >>> describe_end(0, 1, 3, "exit code 3; it printed nothing", True)
-    'its process ended with exit code 3; it printed nothing'
-    """
-    who, said = f"rank {rank}" if world_size > 1 else "its process", ""
-    if not started and exit_code in NOT_STARTED:
-        what = f"{who} could not be started"
-    elif exit_code is None:
-        what = f"{who} vanished"
-    elif exit_code < 0:
-        try:
-            name = signal.Signals(-exit_code).name
-        except ValueError:
-            name = f"signal {-exit_code}"
-        what, said = f"{who} was killed by {name}", f"killed by {name}"
-    elif exit_code == PREEMPTED:
-        what = f"{who} asked to be started again (exit code {PREEMPTED})"
-    else:
-        what, said = f"{who} ended with exit code {exit_code}", f"exit code {exit_code}"
-    if said and reason and reason.startswith(said):  # the runner's words, which are not said twice
-        return what + reason.removeprefix(said)
-    return f"{what}: {reason}" if reason else what
 
 
 @dataclass(slots=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from plait.core.words import duration
+from plait.core.words import QUOTED, duration
+from plait.live.scheduler.records.end_words import cause_line
 from plait.live.scheduler.records.notes import OLD_NAMES
 
 Message = Mapping[str, Any]
@@ -29,13 +31,15 @@ def step_in_words(event: Message, commands: Sequence[Message]) -> str:
 
 
 def brief(reason: str) -> str:
-    """A reason with only the last line of the log that it quotes, which usually names the error.
+    """A reason without the lines of the log that it quotes; those of older logs do not name their cause before.
 
+    >>> brief("KeyError: 'a' (exit code 1); last lines of the log: Traceback: | line 1 | KeyError: 'a'")
+    "KeyError: 'a' (exit code 1)"
     >>> brief("its process ended with exit code 1; last lines of the log: Traceback: | line 1 | KeyError: 'a'")
     "its process ended with exit code 1: KeyError: 'a'"
     """
-    head, quoted, lines = reason.partition("; last lines of the log: ")
-    return f"{head}: {lines.rpartition(' | ')[2]}" if quoted else reason
+    head, quoted, lines = reason.partition(QUOTED)
+    return f"{head}: {cause_line(lines)}" if quoted and re.search(r"exit code \d+$", head) else head
 
 
 def stop_in_words(why: str, reason: str) -> str:
@@ -118,8 +122,8 @@ def _began(message: Message) -> str:
 def _rank_ended(message: Message) -> str:
     code = message.get("exit_code")
     how = "" if code is None else f" with exit code {code}"
-    because = _because(message).replace(f": exit code {code}: ", ": ", 1).removesuffix(f": exit code {code}")
-    return f"process {message['rank']} of {_jobs(message)} ended{how}{because}{_attempt(message)}"
+    because = brief(message.get("reason") or "").removeprefix(f"exit code {code}").lstrip(":; ")
+    return f"process {message['rank']} of {_jobs(message)} ended{how}{because and ': '}{because}{_attempt(message)}"
 
 
 def _over(message: Message) -> str:

@@ -113,7 +113,11 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A process ended. `started`: it had run; `merged`: what ended it, if it shared a process with other jobs."""
+    """A process ended.
+
+    `started`: it had run; `merged`: what ended it, if it shared a process with other jobs; `ended_s`: when it ended, by
+    its agent, None if that is not known.
+    """
 
     at_s: float
     job: int
@@ -123,6 +127,7 @@ class RankEnded:
     reason: str | None
     started: bool
     merged: str = ""
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
