@@ -20,7 +20,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, Phase
 from plait.core.policy import Policy
 from plait.core.words import counted
-from plait.traces.load import cluster_of, load_jobs
+from plait.traces.load import WITHOUT, cluster_of, load_jobs
 from plait.traces.table import TraceTable
 
 #: Nodes of an inferred cluster have at most so many GPUs.
@@ -70,8 +70,10 @@ def past_of(table: TraceTable, cluster: Cluster | None = None, *, seed: int = 0)
     start_s, end_s = table["observed_start_s"][rows], table["observed_end_s"][rows]
     # A job may wait again between its first start and its last end; what counts is that its end is known.
     judged = seen[rows] & (table["duration_kind"][rows].astype(str) == "exact")
-    remarks = [f"{counted(n, 'job')} left out: {why.replace('_', ' ')}" for why, n in work.dropped.items()]
-    remarks += work.warnings
+    rows_dropped = {why: n for why, n in table.meta["rows_dropped"].items() if why not in _USUAL}
+    remarks = [f"{counted(n, 'row')} left out: {why.replace('_', ' ')}" for why, n in rows_dropped.items()]
+    remarks += [f"{counted(n, 'job')} left out: {WITHOUT[why]}" for why, n in work.dropped.items()]
+    remarks += [*table.meta["warnings"], *work.warnings]
     if cluster is None and table.nodes is not None:
         cluster = cluster_of(table)
         remarks.append(f"cluster of the history: {len(cluster.nodes)} nodes, {cluster.gpus} GPUs")
@@ -100,6 +102,10 @@ def named_by_jobs(cluster: Cluster, jobs: JobBatch) -> tuple[Cluster, list[str]]
     return replace(cluster, nodes=nodes), [f"GPUs are taken as {kind}, the one kind that jobs name"]
 
 
+#: Rows that are no job that ran: nothing is missing without them.
+_USUAL = ("component", "earlier_attempt", "never_started", "step")
+
+
 def _gaps(table: TraceTable, rows: IntArray) -> list[str]:
     """What may have decided who ran when, and is not simulated."""
     states = Counter(str(state) for state in table["state"][rows].tolist())
@@ -113,11 +119,32 @@ def _gaps(table: TraceTable, rows: IntArray) -> list[str]:
             values = Counter(v for v in table[column][rows].tolist() if v)
             if len(values) > 1 or (values and column == "x_reservation"):
                 found.append(f"{what}: {', '.join(str(v) for v, _ in values.most_common(4))}")
+    found += _endless(table, rows)
     again = np.nan_to_num(table["attempts"][rows]) > 1
     again_rows = table.meta["rows_dropped"].get("earlier_attempt", 0)
     if again.any() or again_rows:
         found.append(f"restarts: {counted(int(again.sum()) + again_rows, 'job')} ran more than once")
     return found
+
+
+#: A job that has run so many times as long as every job that ended holds its GPUs in error, or is a service.
+ENDLESS = 10.0
+
+
+def _endless(table: TraceTable, rows: IntArray) -> list[str]:
+    """Jobs without end that have run for much longer than any other."""
+    duration_s = np.nan_to_num(table["duration_s"][rows])
+    open_ended = table["duration_kind"][rows].astype(str) == "right_censored"
+    ended_s = duration_s[~open_ended]
+    endless = np.flatnonzero(open_ended & (duration_s > ENDLESS * ended_s.max(initial=0.0)))
+    if not len(ended_s) or not len(endless):
+        return []
+    longest = int(endless[np.argmax(duration_s[endless])])
+    name, hours = table["job_id"][rows][longest], duration_s[longest] / 3600
+    text = (
+        f"{counted(len(endless), 'job')} without end, over {ENDLESS:.0f} times as long as any that ended; the longest"
+    )
+    return [f"{text} is job {name}, running for {hours:.4g} h: delete its row if it is a runaway job"]
 
 
 def inferred_cluster(jobs: JobBatch, nodes: FloatArray, start_s: FloatArray, end_s: FloatArray) -> Cluster:

@@ -43,7 +43,8 @@ class TraceError(InputError):
         hint: str | None = None,
     ) -> None:
         """Build the message `file:line: column 'c': problem (got ...); hint`."""
-        self.file, self.line, self.column, self.value, self.hint = file, line, column, value, hint
+        self.problem, self.file, self.line, self.column = problem, file, line, column
+        self.value, self.hint = value, hint
         where = file if line is None else f"{file}:{line}"
         text = f"{where}: " + (f"column {column!r}: " if column else "") + problem
         if value is not None:

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from plait.core.errors import InputError, TraceError
-from plait.traces.files import Pathish, Source, open_for_writing, read_rows, writing
-from plait.traces.formats.reader import Format, Head
+from plait.traces.delimited import read_rows, with_point
+from plait.traces.files import RULES, Pathish, Rules, Source, Unreadable, open_for_writing, writing
+from plait.traces.formats.reader import Format, Head, readable_table
 from plait.traces.schema import JOBS, NODES, Array, Column, extra_column
 from plait.traces.table import TraceTable, column_of, new_meta
-from plait.traces.validate import checked_nodes, checked_table
+from plait.traces.validate import checked_nodes
 
 __all__ = ["FORMAT", "TraceTable", "read_canonical", "sidecar_path", "write_canonical"]
 
@@ -48,17 +49,20 @@ def nodes_path(path: Pathish) -> Path:
     return Path(path).with_name(f"{stem}.nodes{ending or '.csv'}")
 
 
-def read_canonical(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read_canonical(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads a canonical trace from CSV (plain or gzip) or Parquet, with sidecar and nodes where they exist.
 
     Without a sidecar one is made; `duration_kind` and `state` may be absent and are then unknown.
-    Raises TraceError naming file, line and column; with `strict`, warnings are errors.
+    Rows that break a rule are left out, counted and reported, as far as `rules` allow; beyond, and for columns that are
+    wrong, raises TraceError naming file, line and column.
     """
     meta = _read_sidecar(path)
-    source = Source(path)
+    source = Source(path, rules)
+    unreadable = Unreadable(rules)
     kinds = dict((meta or {}).get("extra_columns") or {})
-    columns, lines = _read_columns(source, JOBS, kinds)
-    rows = len(lines)
+    columns, lines = _read_columns(source, JOBS, kinds, unreadable)
+    rows = len(lines) + unreadable.count
+    unreadable.settle(rows)
     if meta is None:
         meta = new_meta(source=Path(path).name, format="canonical", rows_read=rows, rows_kept=rows)
         meta["input_sha256"] = source.sha256
@@ -68,26 +72,28 @@ def read_canonical(path: Pathish, *, strict: bool = False) -> TraceTable:
     nodes = None
     if nodes_path(path).exists():
         near = Source(nodes_path(path))
-        found, at = _read_columns(near, NODES, {})
+        found, at = _read_columns(near, NODES, {}, None)
         nodes = checked_nodes(found, file=near.file, lines=at)
-    table = checked_table(columns, file=source.file, lines=lines, meta=meta, nodes=nodes, strict=strict)
-    _refuse_nothing(columns, lines, source.file)
-    return table
+    columns, lines = _without_nothing(columns, lines, source, unreadable)
+    return readable_table(columns, source, unreadable, rows, lines=lines, meta=meta, nodes=nodes)
 
 
-def _refuse_nothing(columns: Mapping[str, Array], lines: Array, file: str) -> None:
-    """Raise `TraceError` for a job without GPUs that states no CPUs either: the 0 is a mistake."""
+def _without_nothing(
+    columns: dict[str, Array], lines: Array, source: Source, unreadable: Unreadable
+) -> tuple[dict[str, Array], Array]:
+    """The rows but for jobs without GPUs that state no CPUs either: the 0 is a mistake."""
     gpus = np.asarray(columns["gpus"], dtype=np.float64)
-    if not len(gpus) or not (gpus == 0).any():
-        return
     none = np.full(len(gpus), np.nan)
     cpus = np.asarray(columns.get("cpu_milli", none), dtype=np.float64)
     duration = np.asarray(columns.get("duration_s", none), dtype=np.float64)
     wrong = (gpus == 0) & np.isnan(cpus) & ~np.isnan(duration)
-    if wrong.any():
-        hint = "give it at least one GPU, or say with cpu_milli that it runs on CPUs alone"
-        at = int(lines[int(np.argmax(wrong))])
-        raise TraceError("a job without GPUs", file=file, line=at, column="gpus", value=0, hint=hint)
+    if not wrong.any():
+        return columns, lines
+    hint = "give it at least one GPU, or say with cpu_milli that it runs on CPUs alone"
+    source.line = int(lines[int(np.argmax(wrong))])
+    unreadable.add(source.error("a job without GPUs", column="gpus", value=0, hint=hint), int(wrong.sum()))
+    source.line = None
+    return {name: values[~wrong] for name, values in columns.items()}, lines[~wrong]
 
 
 def write_canonical(table: TraceTable, path: Pathish) -> None:
@@ -143,7 +149,7 @@ def _read_sidecar(path: Pathish) -> dict[str, Any] | None:
 
 
 def _read_columns(
-    source: Source, known: Mapping[str, Column], kinds: Mapping[str, str]
+    source: Source, known: Mapping[str, Column], kinds: Mapping[str, str], unreadable: Unreadable | None
 ) -> tuple[dict[str, Array], Array]:
     if is_parquet(source.path):
         from plait.traces.parquet import read_parquet
@@ -153,12 +159,19 @@ def _read_columns(
     chunks: list[dict[str, Array]] = []
     lines: list[Array] = []
     required = [c.name for c in known.values() if not c.nullable and c.default is None]
-    for at, rows in _csv_chunks(source, required, names):
+    for at, rows in _csv_chunks(source, required, names, unreadable):
         if not chunks:
             names[:] = canonical_names(source, names, known)
+        bad: dict[int, TraceError] = {}
         cells = zip(*rows, strict=True)
-        chunks.append({n: _parse(source, _declared(n, known, kinds), c, at) for n, c in zip(names, cells, strict=True)})
-        lines.append(np.array(at, dtype=np.int64))
+        chunk = {n: _parse(source, _declared(n, known, kinds), c, at, bad) for n, c in zip(names, cells, strict=True)}
+        for error in bad.values():
+            if unreadable is None:
+                raise error
+            unreadable.add(error)
+        good = np.setdiff1d(np.arange(len(at)), list(bad))
+        chunks.append({n: values[good] for n, values in chunk.items()} if bad else chunk)
+        lines.append(np.array(at, dtype=np.int64)[good])
     if not chunks:
         names[:] = canonical_names(source, names, known)
         return {n: _declared(n, known, kinds).nulls(0) for n in names}, np.empty(0, dtype=np.int64)
@@ -168,12 +181,13 @@ def _read_columns(
 
 
 def _csv_chunks(
-    source: Source, required: Sequence[str], names: list[str]
+    source: Source, required: Sequence[str], names: list[str], unreadable: Unreadable | None
 ) -> Iterator[tuple[list[int], list[Sequence[str]]]]:
     rows: list[Sequence[str]] = []
     at: list[int] = []
-    for row in read_rows(source, required=required, seen=names.extend):
-        rows.append(row.cells)
+    bad = None if unreadable is None else unreadable.add
+    for row in read_rows(source, required=required, seen=names.extend, bad=bad):
+        rows.append([with_point(c) for c in row.cells] if row.decimal_comma else row.cells)
         at.append(row.line)
         if len(rows) >= CHUNK_ROWS:
             yield at, rows
@@ -205,8 +219,8 @@ def _declared(name: str, known: Mapping[str, Column], kinds: Mapping[str, str]) 
     return known.get(name) or extra_column(name, kind)
 
 
-def _parse(source: Source, column: Column, cells: Sequence[str], lines: list[int]) -> Array:
-    """A column of text cells in its type; empty is null."""
+def _parse(source: Source, column: Column, cells: Sequence[str], lines: list[int], bad: dict[int, TraceError]) -> Array:
+    """A column of text cells in its type; empty is null. Errors of cells go to `bad`, by row."""
     if column.kind == "string":
         known: dict[str, str] = {}
         values = [known.setdefault(c, c) if c else None for c in cells]
@@ -214,14 +228,14 @@ def _parse(source: Source, column: Column, cells: Sequence[str], lines: list[int
     try:
         numbers = np.array([float(c) if c else np.nan for c in cells])
     except ValueError:
-        numbers = np.full(len(cells), np.nan)
+        numbers = np.array([float(c) if c and _finite(c) else np.nan for c in cells])
     empty = cells.count("")
     if np.isfinite(numbers).sum() != len(cells) - empty or any("_" in c for c in cells):
-        row = next(i for i, c in enumerate(cells) if c and not _finite(c))
-        source.line = lines[row]
-        raise source.error(
-            "must be a finite number", column=column.name, value=cells[row], hint="null is an empty cell"
-        )
+        for row in (i for i, c in enumerate(cells) if c and not _finite(c)):
+            source.line = lines[row]
+            problem, hint = "must be a finite number", "null is an empty cell"
+            bad.setdefault(row, source.error(problem, column=column.name, value=cells[row], hint=hint))
+        source.line = None
     return numbers
 
 

@@ -1,27 +1,73 @@
-"""Reading and writing files: gzip seen by its magic bytes, errors with file and line, writes all or
+"""Reading and writing files: gzip seen by its magic bytes, any usual encoding, errors with file and line, writes all or
 nothing.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
-import csv
 import gzip
 import hashlib
 import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from plait.core.errors import TraceError, suggest
+from plait.core.errors import TraceError
 from plait.core.files import replacing
 
 Pathish = str | os.PathLike[str]
 
 CHUNK_CHARS = 1 << 20
+BLOCK_BYTES = 1 << 16
+
+#: The largest share of the rows of a file that may be unreadable.
+UNREADABLE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a file is read: `strict` makes warnings errors; at most the share `unreadable` of its rows is left out
+    because they cannot be read; `columns` are those of a file without header.
+    """
+
+    strict: bool = False
+    unreadable: float = UNREADABLE
+    columns: tuple[str, ...] = ()
+
+
+RULES = Rules()
+
+
+@dataclass(slots=True)
+class Unreadable:
+    """Rows of a file that cannot be read and are left out: how many, and the error of the first."""
+
+    rules: Rules = RULES
+    count: int = 0
+    first: TraceError | None = None
+
+    def add(self, error: TraceError, rows: int = 1) -> None:
+        """Count rows with this error, of which the first is where the error says."""
+        self.count += rows
+        if self.first is None or (error.line or 0) < (self.first.line or 0):
+            self.first = error
+
+    def settle(self, rows: int) -> list[str]:
+        """Remarks on a file of so many `rows`; raises the first error if more are unreadable than the rules allow."""
+        if self.first is None:
+            return []
+        one = self.first
+        share = f"{self.count} of {rows} rows cannot be read"
+        if self.count > self.rules.unreadable * rows:
+            hint = f"{share}, more than {self.rules.unreadable:.3g} of them (--unreadable)"
+            hint = f"{one.hint}; {hint}" if one.hint else hint
+            raise TraceError(one.problem, file=one.file, line=one.line, column=one.column, value=one.value, hint=hint)
+        return [f"{share} and are left out; the first: {one}"]
 
 
 class _Hashing(io.RawIOBase):
@@ -45,15 +91,93 @@ class _Hashing(io.RawIOBase):
         super().close()
 
 
-class Source:
-    """An input file being read: its path for messages, the line reached, and its checksum once read."""
+class _Utf8(io.RawIOBase):
+    """The bytes of a file in UTF-8, UTF-16 or UTF-32 as UTF-8 without byte-order mark.
 
-    def __init__(self, path: Pathish) -> None:
-        """Name the file; `open` opens it."""
-        self.path = Path(path)
+    Bytes in it that are not UTF-8 are Windows-1252: accounts mix the encodings of their users.
+    """
+
+    def __init__(self, binary: Any, source: Source) -> None:
+        self._binary, self._source = binary, source
+        self._rest, self._ready, self._ended, self._lines, self._begun = b"", b"", False, 0, False
+        wide = _wide(binary.peek(64)[:64])
+        self._wide = codecs.getincrementaldecoder(wide)() if wide else None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and not self._ended:
+            block = self._binary.read(BLOCK_BYTES)
+            self._ended = not block
+            self._ready = self._decoded(block)
+        part, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def _decoded(self, block: bytes) -> bytes:
+        if self._wide is not None:
+            return self._wide.decode(block, self._ended).encode()
+        data = self._rest + block
+        if not self._begun:
+            data, self._begun = data.removeprefix(codecs.BOM_UTF8), True
+        try:
+            text, used = codecs.utf_8_decode(data, "strict", self._ended)
+        except UnicodeDecodeError as error:
+            line = self._lines + data.count(b"\n", 0, error.start) + 1
+            text = f"not UTF-8 throughout (first on line {line}): such bytes are read as Windows-1252"
+            self._source.note(text, key="encoding")
+            text, used = codecs.utf_8_decode(data, _AS_WINDOWS_1252, self._ended)
+        self._rest = data[used:]
+        self._lines += data.count(b"\n", 0, used)
+        return text.encode()
+
+    def close(self) -> None:
+        self._binary.close()
+        super().close()
+
+
+_AS_WINDOWS_1252 = "plait-windows-1252"
+
+
+def _as_windows_1252(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return error.object[error.start : error.end].decode("cp1252", "replace"), error.end
+
+
+codecs.register_error(_AS_WINDOWS_1252, _as_windows_1252)
+
+
+def _wide(start: bytes) -> str | None:
+    """The encoding of a file in which a character has two or four bytes, by its first bytes; None for others."""
+    for mark, name in ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+                       (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):  # fmt: skip
+        if start.startswith(mark):
+            return name
+    even, odd = start[0::2].count(0), start[1::2].count(0)
+    if len(start) >= 8 and max(even, odd) > 0.4 * len(start) and not min(even, odd):
+        return "utf-16-le" if odd else "utf-16-be"
+    return None
+
+
+class Source:
+    """An input file being read: its path for messages, the line reached, and its checksum once read.
+
+    `notes` are remarks on the file as a whole, for the warnings of what is read from it.
+    """
+
+    def __init__(self, path: Pathish, rules: Rules = RULES) -> None:
+        """Name the file and how it is read; `open` opens it."""
+        self.path, self.rules = Path(path), rules
         self.file = str(path)
         self.line: int | None = None
         self.sha256: str | None = None
+        self.notes: dict[str, str] = {}
+
+    def note(self, text: str, *, key: str = "") -> None:
+        """Remember a remark, once; of those with the same `key` the first."""
+        self.notes.setdefault(key or text, text)
 
     def error(
         self, problem: str, *, column: str | None = None, value: object = None, hint: str | None = None
@@ -69,168 +193,21 @@ class Source:
         try:
             with self.path.open("rb") as raw:
                 hashing = _Hashing(raw)
-                buffered = io.BufferedReader(hashing, 1 << 16)
+                buffered = io.BufferedReader(hashing, BLOCK_BYTES)
                 zipped = buffered.peek(2)[:2] == b"\x1f\x8b"
                 stream: Any = gzip.GzipFile(fileobj=buffered) if zipped else buffered
-                with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+                recoded = io.BufferedReader(_Utf8(stream, self), BLOCK_BYTES)
+                with io.TextIOWrapper(recoded, encoding="utf-8", newline="") as text:
                     yield text
-                    while buffered.read(1 << 16):
+                    while buffered.read(BLOCK_BYTES):
                         pass
                 self.sha256 = hashing.sha256.hexdigest()
         except UnicodeError as error:
-            raise self.error("not UTF-8 text", hint="save the file as UTF-8") from error
+            raise self.error(f"not readable as text: {error}", hint="save the file as UTF-8") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self.error(f"the gzip file is damaged or truncated: {error}", hint="fetch it again") from error
-        except csv.Error as error:
-            raise self.error(f"not readable as a table: {error}") from error
         except OSError as error:
             raise self.error(f"cannot be read: {error.strerror or error}") from error
-
-
-class TextRow:
-    """One line of a delimited file: cells by column name, as the type asked for, or a TraceError."""
-
-    __slots__ = ("_at", "_nulls", "cells", "source")
-
-    def __init__(self, source: Source, at: dict[str, int], nulls: Collection[str]) -> None:
-        """A cursor over `source`; `cells` is replaced for every line."""
-        self.source, self._at, self._nulls = source, at, frozenset(nulls)
-        self.cells: Sequence[str] = ()
-
-    @property
-    def line(self) -> int:
-        """The line in the file, from 1."""
-        return self.source.line or 0
-
-    def maybe_text(self, name: str) -> str | None:
-        """The cell without surrounding blanks; None if it is empty or the column is absent."""
-        at = self._at.get(name)
-        cell = "" if at is None else self.cells[at].strip()
-        return None if cell in self._nulls else cell
-
-    def text(self, name: str) -> str:
-        """The cell, which must not be empty."""
-        cell = self.maybe_text(name)
-        if cell is None:
-            raise self.source.error("a value is needed here", column=name, value=self.cells[self._at[name]])
-        return cell
-
-    def maybe_number(self, name: str) -> float | None:
-        """The cell as a finite number; None if empty."""
-        cell = self.maybe_text(name)
-        if cell is None:
-            return None
-        try:
-            value = float(cell)
-        except ValueError:
-            value = float("nan")
-        if value - value != 0 or "_" in cell:  # NaN and infinities
-            raise self.source.error("must be a finite number", column=name, value=cell)
-        return value
-
-    def number(self, name: str) -> float:
-        """The cell as a finite number, which must be there."""
-        self.text(name)
-        return self.maybe_number(name) or 0.0
-
-    def maybe_whole(self, name: str) -> int | None:
-        """The cell as a whole number (`8` or `8.0`); None if empty."""
-        value = self.maybe_number(name)
-        if value is not None and value != int(value):
-            raise self.source.error("must be a whole number", column=name, value=self.maybe_text(name))
-        return None if value is None else int(value)
-
-    def whole(self, name: str) -> int:
-        """The cell as a whole number, which must be there."""
-        self.text(name)
-        return self.maybe_whole(name) or 0
-
-    def gang(self, name: str) -> int:
-        """The cell as a number of GPUs, at least one."""
-        gpus = self.whole(name)
-        if gpus < 1:
-            raise self.error("a job of this trace needs at least one GPU", column=name)
-        return gpus
-
-    def choice(self, name: str, meanings: dict[str, str]) -> str:
-        """What the cell means, or an error with the nearest known spelling."""
-        cell = self.text(name)
-        if cell not in meanings:
-            raise self.source.error("unknown value", column=name, value=cell, hint=suggest(cell, meanings))
-        return meanings[cell]
-
-    def error(self, problem: str, *, column: str | None = None, hint: str | None = None) -> TraceError:
-        """A TraceError at this line, with the cell of `column`."""
-        value = self.maybe_text(column) if column else None
-        return self.source.error(problem, column=column, value=value, hint=hint)
-
-
-def read_rows(
-    source: Source,
-    *,
-    required: Sequence[str] = (),
-    optional: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
-    delimiter: str = ",",
-    nulls: Collection[str] = ("",),
-    quoted: bool = True,
-    seen: Callable[[list[str]], None] | None = None,
-) -> Iterator[TextRow]:
-    """The rows of a delimited file, one reused cursor; `names` replaces a header the file does not have.
-
-    With `quoted` false quotation marks are ordinary characters. Columns beyond `required` may or may not be
-    there; with `optional` only those. `seen` is called with the header found.
-    """
-    with source.open() as text:
-        lines = csv.reader(
-            text, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-        )
-        source.line = 1
-        header = _header(source, lines, required, optional, delimiter) if names is None else list(names)
-        if seen:
-            seen(header)
-        row = TextRow(source, {name: i for i, name in enumerate(header)}, nulls)
-        any_row = names is None
-        for cells in lines:
-            source.line = lines.line_num
-            if not cells:
-                continue
-            any_row = True
-            if len(cells) != len(header):
-                raise _wrong_width(source, cells, len(header), delimiter)
-            row.cells = cells
-            yield row
-        if not any_row:
-            raise source.error("the file is empty")
-        source.line = None
-
-
-def _header(
-    source: Source, lines: Any, required: Sequence[str], optional: Sequence[str] | None, delimiter: str
-) -> list[str]:
-    header = [cell.strip() for cell in next(lines, [])]
-    if not any(header):
-        raise source.error("the file is empty", hint=f"expected a header with {', '.join(required)}")
-    missing = [name for name in required if name not in header]
-    if missing:
-        other = next((d for d in ",;\t|" if d != delimiter and len(header) == 1 and d in header[0]), None)
-        hint = f"the fields look separated by {other!r}, not {delimiter!r}" if other else suggest(missing[0], header)
-        raise source.error("a required column is missing", column=missing[0], hint=hint)
-    unknown = [] if optional is None else [name for name in header if name not in (*required, *optional)]
-    if unknown:
-        raise source.error(
-            "unknown column", column=unknown[0], hint=suggest(unknown[0], (*required, *(optional or ())))
-        )
-    twice = [name for i, name in enumerate(header) if name in header[:i]]
-    if twice:
-        raise source.error("the column occurs twice in the header", column=twice[0])
-    return header
-
-
-def _wrong_width(source: Source, cells: list[str], expected: int, delimiter: str) -> TraceError:
-    other = next((d for d in ",;\t|" if d != delimiter and len(cells) == 1 and d in cells[0]), None)
-    hint = f"the fields look separated by {other!r}, not {delimiter!r}" if other else "is the file cut short?"
-    return source.error(f"expected {expected} fields, found {len(cells)}", hint=hint)
 
 
 def read_json_list(source: Source) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.jobs import Checkpoints, InaRequest, JobBatch, JobClass
+from plait.core.words import counted
 from plait.traces.adaptive import adaptive_rows, made_adaptive
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
@@ -29,6 +30,14 @@ class Workload:
     dropped: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     first_dropped: Mapping[str, str] = field(default_factory=dict)
+
+
+#: What the reasons mean for which jobs are left out of a simulation.
+WITHOUT = {
+    "cpu_only": "without GPUs",
+    "no_duration": "without a duration, and without a model from which it follows",
+    "censored": "without an end that was seen",
+}
 
 
 def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> Workload:
@@ -59,7 +68,8 @@ def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> W
             first[reason] = str(table["job_id"][int(np.argmax(keep & rows))])
         keep &= ~rows
     if not keep.any():
-        raise InputError(f"no job of this trace can be simulated: {dropped or 'it is empty'}")
+        why = ", ".join(f"{counted(n, 'job')} {WITHOUT[reason]}" for reason, n in dropped.items()) or "there is none"
+        raise InputError("; ".join([f"no job of this trace can be simulated: {why}", *table.meta["warnings"]]))
     if censored == "extend":
         duration = _extended(duration, open_ended & keep, keep, seed)
     jobs = _batch(table.select(keep), duration[keep])

@@ -7,13 +7,18 @@ Stamps without a zone are read in the zone their source was written in. US Pacif
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
+
+from plait.core.errors import InputError
 
 CHINA = timezone(timedelta(hours=8))
 
 
-def stamp_s(text: str, zone: timezone | None = None) -> float:
+def stamp_s(text: str, zone: tzinfo | None = None, not_before_s: float = float("-inf")) -> float:
     """Seconds since 1970 of an ISO stamp; one without a zone is taken in `zone`. ValueError if it is neither.
+
+    In an hour that occurs twice the first is meant, unless that lies before `not_before_s`.
 
     >>> stamp_s("2023-04-01 08:00:00+08:00") == stamp_s("2023-04-01 00:00:00", UTC)
     True
@@ -23,7 +28,20 @@ def stamp_s(text: str, zone: timezone | None = None) -> float:
         if zone is None:
             raise ValueError("the stamp has no time zone")
         moment = moment.replace(tzinfo=zone)
-    return moment.timestamp()
+    at_s = moment.timestamp()
+    return at_s if at_s >= not_before_s else max(at_s, moment.replace(fold=1).timestamp())
+
+
+def zone_named(name: str) -> tzinfo:
+    """The time zone of a name such as `Europe/Berlin`, or of an offset such as `+08:00`; raises `InputError`."""
+    try:
+        if name[:1] in "+-" and name:
+            return datetime.fromisoformat(f"2000-01-01T00:00:00{name}").tzinfo or UTC
+        return UTC if name.upper() in ("UTC", "Z") else ZoneInfo(name)
+    except (ValueError, OSError) as error:  # ZoneInfoNotFoundError is a KeyError
+        raise InputError(f"time zone {name!r}: {error}; use a name such as Europe/Berlin, or +08:00") from None
+    except KeyError:
+        raise InputError(f"time zone {name!r} is unknown; use a name such as Europe/Berlin, or +08:00") from None
 
 
 def pacific_s(text: str, not_before_s: float = float("-inf")) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from plait.core.aggregation.request import InaRequest
 from plait.core.errors import InputError, TraceError, suggest
+from plait.traces.files import Unreadable
 from plait.traces.schema import JOBS, MAX_INTEGER, NODES, STAGES, Array, Column
 from plait.traces.table import TraceTable, column_of, new_meta, plain, submit_order
 
@@ -22,6 +23,15 @@ INT32_MAX = 2**31 - 1
 STAGE_ROOM = 1.10
 
 
+class RowsError(TraceError):
+    """Rows break a rule of the canonical form: `rows` is a mask of all of them, the message names the first."""
+
+    def __init__(self, rows: Array, problem: str, **where: Any) -> None:
+        """Remember which `rows` (rows,) bool; `where` as for `TraceError`."""
+        super().__init__(problem, **where)
+        self.rows = rows
+
+
 class _Place:
     """Where a column came from, to point at the line that is wrong."""
 
@@ -32,9 +42,12 @@ class _Place:
         """The line of a row in the source."""
         return row + 1 if self.lines is None else int(self.lines[row])
 
-    def error(self, problem: str, column: Column, values: Array, row: int, hint: str | None = None) -> TraceError:
+    def error(self, problem: str, column: Column, values: Array, bad: Array, hint: str | None = None) -> RowsError:
+        """The error of the rows where `bad` is true, of which there is one."""
+        row = int(np.argmax(bad))
         value = values[row]
-        return TraceError(
+        return RowsError(
+            bad,
             problem,
             file=self.file,
             line=self.line(row),
@@ -52,21 +65,25 @@ def checked_table(
     meta: dict[str, Any] | None = None,
     nodes: Mapping[str, Array] | None = None,
     strict: bool = False,
+    unreadable: Unreadable | None = None,
 ) -> TraceTable:
     """A table from columns: types settled, every rule of the canonical form checked, rows sorted.
 
-    `lines` gives the source line of each row for messages (default: the row number, from 1).
-    Raises TraceError; with `strict`, warnings are errors too.
+    `lines` gives the source line of each row for messages (default: the row number, from 1). Rows that break a rule
+    are left out and counted in `unreadable`; without it they raise TraceError, as do columns that are wrong as a whole.
+    With `strict`, warnings are errors too.
     """
-    place = _Place(file, lines)
-    columns, notes = settled_work(columns, place)
-    jobs = _checked_columns(columns, JOBS, place)
-    _check_unique(jobs["job_id"], JOBS["job_id"], place)
-    _check_shares(jobs, place)
-    _check_stages(jobs, place)
-    _check_elastic(jobs, place)
-    _check_ina(jobs, place)
-    _check_work(jobs, place)
+    while True:
+        place = _Place(file, lines)
+        try:
+            jobs, notes = _checked_jobs(columns, place)
+            break
+        except RowsError as error:
+            if unreadable is None:
+                raise
+            unreadable.add(error, int(error.rows.sum()))
+            columns = {name: np.asarray(values)[~error.rows] for name, values in columns.items()}
+            lines = np.flatnonzero(~error.rows) + 1 if lines is None else lines[~error.rows]
     sidecar = new_meta() if meta is None else dict(meta)
     note_warnings(sidecar, [*notes, *suspicions(jobs, file)], strict=strict, file=file)
     order = submit_order(jobs["submit_s"], jobs["job_id"])
@@ -76,6 +93,19 @@ def checked_table(
         sidecar["filters"] = _with(sidecar.get("filters") or [], "sorted by submit_s, job_id")
     sidecar["extra_columns"] = {n: column_of(n, v).kind for n, v in jobs.items() if n not in JOBS}
     return TraceTable(jobs, sidecar, None if nodes is None else checked_nodes(nodes, file=file))
+
+
+def _checked_jobs(columns: Mapping[str, Array], place: _Place) -> tuple[dict[str, Array], list[str]]:
+    """Columns of jobs that keep every rule, and notes about changes."""
+    columns, notes = settled_work(columns, place)
+    jobs = _checked_columns(columns, JOBS, place)
+    _check_unique(jobs["job_id"], JOBS["job_id"], place)
+    _check_shares(jobs, place)
+    _check_stages(jobs, place)
+    _check_elastic(jobs, place)
+    _check_ina(jobs, place)
+    _check_work(jobs, place)
+    return jobs, notes
 
 
 def settled_work(columns: Mapping[str, Array], place: _Place) -> tuple[Mapping[str, Array], list[str]]:
@@ -189,7 +219,7 @@ def _settle(values: Array, column: Column, place: _Place) -> Array:
     values = values.astype(np.float64, copy=False) if column.nullable or values.dtype.kind == "f" else values
     null = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
     if not column.nullable and null.any():
-        raise place.error("a value is needed here", column, values, int(np.argmax(null)))
+        raise place.error("a value is needed here", column, values, null)
     _refuse(
         np.isinf(values) if values.dtype.kind == "f" else null & False,
         "must be finite",
@@ -214,7 +244,7 @@ def _settle(values: Array, column: Column, place: _Place) -> Array:
 
 def _refuse(bad: Array, problem: str, column: Column, values: Array, place: _Place) -> None:
     if bad.any():
-        raise place.error(problem, column, values, int(np.argmax(bad)), f"{column.name}: {column.doc}")
+        raise place.error(problem, column, values, bad, f"{column.name}: {column.doc}")
 
 
 def _settle_strings(values: Array, column: Column, place: _Place) -> Array:
@@ -223,26 +253,29 @@ def _settle_strings(values: Array, column: Column, place: _Place) -> Array:
         values = np.array([v or None for v in values.tolist()], dtype=object)
         distinct = (distinct - {""}) | {None}
     if None in distinct and not column.nullable:
-        row = values.tolist().index(None)
-        raise place.error("a value is needed here", column, values, row)
+        raise place.error("a value is needed here", column, values, _equal(values, {None}))
     for value in distinct - {None}:
         wrong = not isinstance(value, str)
         if wrong or (column.enum and value not in column.enum):
-            row = values.tolist().index(value)
             hint = None if wrong else suggest(str(value), column.enum)
-            raise place.error("must be text" if wrong else "unknown value", column, values, row, hint)
+            raise place.error(
+                "must be text" if wrong else "unknown value", column, values, _equal(values, {value}), hint
+            )
     return values
+
+
+def _equal(values: Array, wanted: Collection[Any]) -> Array:
+    """Where values (rows,) of any type are among the `wanted`, as a mask."""
+    return np.fromiter((value in wanted for value in values.tolist()), dtype=bool, count=len(values))
 
 
 def _check_unique(ids: Array, column: Column, place: _Place) -> None:
     if len(set(ids.tolist())) == len(ids):
         return
     seen: dict[str, int] = {}
-    for row, value in enumerate(ids.tolist()):
-        if value in seen:
-            first = seen[value] + 1 if place.lines is None else int(place.lines[seen[value]])
-            raise place.error("duplicate id", column, ids, row, f"first seen on line {first}; ids are unique in a file")
-        seen[value] = row
+    again = np.fromiter((seen.setdefault(v, i) != i for i, v in enumerate(ids.tolist())), dtype=bool, count=len(ids))
+    first = place.line(seen[ids[int(np.argmax(again))]])
+    raise place.error("duplicate id", column, ids, again, f"first seen on line {first}; ids are unique in a file")
 
 
 def _check_shares(jobs: Mapping[str, Array], place: _Place) -> None:
@@ -253,7 +286,7 @@ def _check_shares(jobs: Mapping[str, Array], place: _Place) -> None:
                 "a share of a GPU only goes with gpus = 1",
                 JOBS["gpu_milli"],
                 jobs["gpu_milli"],
-                int(np.argmax(bad)),
+                bad,
             )
 
 
@@ -268,11 +301,10 @@ def _check_stages(jobs: Mapping[str, Array], place: _Place) -> None:
     if partial.any():
         row = int(np.argmax(partial))
         name = STAGES[int(np.argmin(known[:, row]))]
-        raise place.error("stage times are given all four or none", JOBS[name], stages[STAGES.index(name)], row)
+        raise place.error("stage times are given all four or none", JOBS[name], stages[STAGES.index(name)], partial)
     idle = known.all(axis=0) & (np.nan_to_num(stages).sum(axis=0) <= 0)
     if idle.any():
-        row = int(np.argmax(idle))
-        raise place.error("at least one stage must take time", JOBS["gpu_s"], stages[2], row)
+        raise place.error("at least one stage must take time", JOBS["gpu_s"], stages[2], idle)
     if "iteration_s" in jobs:
         _refuse_long_stages(jobs["iteration_s"], stages, place)
 
@@ -282,13 +314,14 @@ def _refuse_long_stages(iteration_s: Array, stages: Array, place: _Place) -> Non
     long = stages > STAGE_ROOM * iteration_s
     if not long.any():
         return
-    row = int(np.argmax(long.any(axis=0)))
+    bad: Array = np.any(long, axis=0)
+    row = int(np.argmax(bad))
     at = int(np.argmax(long[:, row]))
     raise place.error(
         f"a stage longer than its iteration of {iteration_s[row]:g} s",
         JOBS[STAGES[at]],
         stages[at],
-        row,
+        bad,
         "stages and iteration_s are seconds of one iteration alone; leave iteration_s empty to have it derived",
     )
 
@@ -297,7 +330,7 @@ def _check_elastic(jobs: Mapping[str, Array], place: _Place) -> None:
     if "min_gpus" in jobs and "max_gpus" in jobs:
         bad = jobs["min_gpus"] > jobs["max_gpus"]
         if bad.any():
-            raise place.error("more than max_gpus", JOBS["min_gpus"], jobs["min_gpus"], int(np.argmax(bad)))
+            raise place.error("more than max_gpus", JOBS["min_gpus"], jobs["min_gpus"], bad)
 
 
 def _check_ina(jobs: Mapping[str, Array], place: _Place) -> None:
@@ -305,9 +338,9 @@ def _check_ina(jobs: Mapping[str, Array], place: _Place) -> None:
         try:
             InaRequest.parse(text)
         except InputError as error:
-            row = jobs["ina"].tolist().index(text)
+            bad = _equal(jobs["ina"], {text})
             raise place.error(
-                "not a request of in-network aggregation", JOBS["ina"], jobs["ina"], row, str(error)
+                "not a request of in-network aggregation", JOBS["ina"], jobs["ina"], bad, str(error)
             ) from None
 
 
@@ -321,7 +354,7 @@ def _check_work(jobs: Mapping[str, Array], place: _Place) -> None:
     if bad.any():
         row = int(np.argmax(bad))
         hint = f"iterations x iteration_s is {product[row]:g}; set duration_kind to derived to keep both"
-        raise place.error("disagrees with the iterations", JOBS["duration_s"], jobs["duration_s"], row, hint)
+        raise place.error("disagrees with the iterations", JOBS["duration_s"], jobs["duration_s"], bad, hint)
 
 
 def suspicions(jobs: Mapping[str, Array], file: str) -> list[str]:

@@ -144,7 +144,7 @@ def test_dropped_rows_are_counted(plait, tmp_path):
     rows = "a,0,1,10,exact,completed,\nb,1,0,10,exact,completed,4000\n"
     (tmp_path / "t.csv").write_text(f"{HEADER},cpu_milli\n{rows}")
     answer = plait("simulate", "t.csv", "-p", "fifo", "--json", "-")
-    assert "1 row left out of the simulation: 1 no GPU (the first is job 'b')" in answer.err
+    assert "1 row left out of the simulation: 1 without GPUs (the first is job 'b')" in answer.err
     assert json.loads(answer.out)[0]["dropped"] == 1
 
 

@@ -122,7 +122,6 @@ def read_text(tmp_path, text, **options):
         ),
         (f"{HEADER},min_gpus,max_gpus\na,0,1,5,4,2\n", "more than max_gpus"),
         (f"{HEADER},ina\na,0,1,5,\nb,0,1,5,req\n", "jobs.csv:3: column 'ina': not a .*'req'.*ina.mode is 'req'"),
-        (f"{HEADER.replace(',', ';')}\na;0;1;5\n", "separated by ';'"),
         (f'{HEADER}\n"a,0,1,5\n', "not readable as a table"),
         (f"{HEADER},gpus\na,0,1,5,1\n", "occurs twice"),
     ],

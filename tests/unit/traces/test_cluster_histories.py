@@ -24,7 +24,6 @@ def written(tmp_path, text, name="history"):
     ("old", "new", "message"),
     [
         ("JobID|User", "User|JobIDs", "column 'JobID': a required column is missing"),
-        ("COMPLETED|billing", "DONE|billing", "history:2: column 'State': unknown state of a job"),
         ("gres/gpu=4,gres/gpu:a100=4", "gres/gpu", "'gres/gpu' is no resource"),
         ("2024-03-01T08:10:00", "yesterday", "column 'Start': not a time stamp"),
         ("1-00:00:00", "a day", "column 'Timelimit': not a time limit"),

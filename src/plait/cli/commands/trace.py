@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
-from plait.cli.experiments.options import AssignModels, Nodes, OpportunisticShare, Tenants, TraceFormat, Work
+from plait.cli.experiments.options import (
+    UNREADABLE,
+    AssignModels,
+    Columns,
+    Nodes,
+    OpportunisticShare,
+    Tenants,
+    TimeZone,
+    TraceFormat,
+    Unreadable,
+    Work,
+    reading,
+)
 
 if TYPE_CHECKING:
     from plait.live.client.client import Client
@@ -31,6 +43,9 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A trace in any known format (.gz too).")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")],
     trace_format: TraceFormat = "auto",
+    unreadable: Unreadable = UNREADABLE,
+    columns: Columns = None,
+    time_zone: TimeZone = None,
     work: Work = None,
     split: Annotated[
         str | None,
@@ -55,6 +70,7 @@ def convert(
 
     given = {"work": work, "split": split, "attempts": attempts, "nodes": nodes, "throughputs": throughputs}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options |= reading(unreadable, columns, time_zone)
     table = read_trace(source, trace_format, strict=strict, **options)
     if models is not None:
         from plait.traces.synthetic.assign import assign_models
@@ -94,6 +110,9 @@ def generate(
 def show(
     file: Annotated[Path, typer.Argument(help="A trace in any known format.")],
     trace_format: TraceFormat = "auto",
+    unreadable: Unreadable = UNREADABLE,
+    columns: Columns = None,
+    time_zone: TimeZone = None,
     cluster_gpus: Annotated[
         int | None, typer.Option(help="Show the offered load on a cluster of this many GPUs.")
     ] = None,
@@ -109,7 +128,7 @@ def show(
     from plait.traces.formats.registry import read_trace
     from plait.traces.statistics import summary
 
-    table = read_trace(file, trace_format, strict=strict)
+    table = read_trace(file, trace_format, strict=strict, **reading(unreadable, columns, time_zone))
     grid = Table(title=str(file), title_justify="left", show_header=False)
     for name, value in summary(table, cluster_gpus):
         grid.add_row(name, value)
@@ -198,8 +217,10 @@ def _assigned(
 
 
 def _say_written(table: TraceTable, target: Path) -> None:
+    from plait.core.words import counted
+
     dropped = sum(table.meta["rows_dropped"].values())
-    typer.echo(f"{target}: {len(table)} jobs" + (f", {dropped} rows dropped" if dropped else ""))
+    typer.echo(f"{target}: {len(table)} jobs" + (f", {counted(dropped, 'row')} dropped" if dropped else ""))
     for reason, count in table.meta["rows_dropped"].items():
         typer.echo(f"  dropped {count}: {reason}")
     for warning in table.meta["warnings"]:

@@ -12,7 +12,19 @@ import typer
 
 from plait.cli.connection import HomeOption
 from plait.cli.experiments.histories import SERVICE, past_of_file, past_of_service
-from plait.cli.experiments.options import Currency, FirstJobs, Json, Page, Price, TraceFormat
+from plait.cli.experiments.options import (
+    UNREADABLE,
+    Columns,
+    Currency,
+    FirstJobs,
+    Json,
+    Page,
+    Price,
+    TimeZone,
+    TraceFormat,
+    Unreadable,
+    reading,
+)
 from plait.cli.policy_modules import AllowForLog
 
 Text = str | None
@@ -45,6 +57,9 @@ class AdviseRequest:
         list[str] | None, typer.Option(help="Quotas to try, e.g. vision=32/speech=16; may be repeated.")
     ] = None
     trace_format: TraceFormat = "auto"
+    unreadable: Unreadable = UNREADABLE
+    columns: Columns = None
+    time_zone: TimeZone = None
     price: Price = None
     currency: Currency = ""
     jobs: FirstJobs = None
@@ -120,7 +135,8 @@ def read_past(request: AdviseRequest) -> Any:
         raise InputError(f"--jobs must be at least 1, got {request.jobs}")
     allowed = request.allow_policy or ()
     if request.history is not None:
-        past = past_of_file(request.history, request.cluster, request.trace_format, request.seed, allowed)
+        how = reading(request.unreadable, request.columns, request.time_zone)
+        past = past_of_file(request.history, request.cluster, request.trace_format, request.seed, allowed, **how)
     elif request.cluster is not None:
         raise InputError("the service knows its cluster; leave out --cluster, or name a HISTORY")
     else:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 SERVICE = "the log of the service"
 
 
-def past_of_file(path: Path, cluster: str | None, trace_format: str, seed: int, allowed: Sequence[str]) -> Past:
-    """The past in a file: a log of plait, simulated or of a service, else a trace.
+def past_of_file(
+    path: Path, cluster: str | None, trace_format: str, seed: int, allowed: Sequence[str], **reading: Any
+) -> Past:
+    """The past in a file: a log of plait, simulated or of a service, else a trace, with options of `read_trace`.
 
     Raises `InputError` naming file, line and field of what is wrong.
     """
@@ -35,7 +37,9 @@ def past_of_file(path: Path, cluster: str | None, trace_format: str, seed: int, 
         return past_of_log(path, make_policy)
     if kind == "live":
         return past_of_rows(_saved(path), str(path), allowed, None)
-    return past_of(read_trace(path, trace_format), None if cluster is None else read_cluster(cluster), seed=seed)
+    return past_of(
+        read_trace(path, trace_format, **reading), None if cluster is None else read_cluster(cluster), seed=seed
+    )
 
 
 def past_of_service(home: str | None, allowed: Sequence[str]) -> Past:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,17 @@ Text = str | None
 TraceFormat = Annotated[
     str, typer.Option("--format", "-f", help="Format of the trace; `plait trace formats` lists them.")
 ]
+Unreadable = Annotated[
+    str,
+    typer.Option(
+        "--unreadable", metavar="SHARE", help="Largest share of rows that may be left out because they cannot be read."
+    ),
+]  # fmt: skip
+Columns = Annotated[Text, typer.Option(help="Columns of a file without header, separated by commas.")]
+TimeZone = Annotated[
+    Text,
+    typer.Option("--time-zone", metavar="ZONE", help="Zone of local stamps of sacct and helios, e.g. Europe/Berlin."),
+]  # fmt: skip
 Work = Annotated[
     Text, typer.Option(help="Only for format muri: measure a job's work in `duration` or in `iterations`.")
 ]
@@ -30,6 +41,24 @@ Censored = Annotated[
     str, typer.Option(help="Jobs without a recorded end: `as_is`, `drop`, or `extend` to a longer known duration.")
 ]
 FirstJobs = Annotated[int | None, typer.Option(help="Only the first N jobs of each trace.")]
+
+#: As the options of `Unreadable` give it.
+UNREADABLE = "1%"
+
+
+def reading(unreadable: str, columns: str | None, time_zone: str | None) -> dict[str, Any]:
+    """The options of `read_trace` that these options of the command line stand for; raises `InputError`."""
+    from plait.core.errors import InputError
+
+    try:
+        share = float(unreadable.removesuffix("%")) / (100 if unreadable.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise InputError(f"--unreadable is {unreadable!r}, needs a share of rows such as 1% or 0.01")
+    names = tuple(name.strip() for name in (columns or "").split(",") if name.strip())
+    return {"unreadable": share, "columns": names, **({} if time_zone is None else {"time_zone": time_zone})}
+
 
 # -- the simulated world -----------------------------------------------------------------------------------
 

@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 
 from plait.cli.experiments.options import (
+    UNREADABLE,
     AssignModels,
     Censored,
+    Columns,
     Csv,
     Currency,
     FirstJobs,
@@ -37,7 +39,9 @@ from plait.cli.experiments.options import (
     SwitchMttr,
     Tenants,
     Text,
+    TimeZone,
     TraceFormat,
+    Unreadable,
     Work,
     WorkFolder,
 )
@@ -70,6 +74,9 @@ class Request:
     seed: Annotated[str, typer.Option(help="Random seed N, or N..M for several runs.")] = "0"
     placement: Placement = None
     trace_format: TraceFormat = "auto"
+    unreadable: Unreadable = UNREADABLE
+    columns: Columns = None
+    time_zone: TimeZone = None
     work: Work = None
     nodes: Nodes = None
     data: Annotated[Path | None, typer.Option(help="Folder of measurements, for format pollux-artifact.")] = None

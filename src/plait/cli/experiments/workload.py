@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.cli.experiments.options import reading
 from plait.cli.experiments.request import Request
 from plait.control.metrics import Value
 from plait.core.cluster import Cluster
@@ -16,7 +17,7 @@ from plait.live.notes import note
 from plait.sim.studies.cases import parse_range
 from plait.traces.adaptive import no_larger_than
 from plait.traces.formats.registry import read_trace
-from plait.traces.load import load_jobs
+from plait.traces.load import WITHOUT, load_jobs
 from plait.traces.synthetic.assign import assign_classes, assign_models, assign_tenants
 from plait.traces.table import TraceTable
 
@@ -25,6 +26,7 @@ def read_table(path: Path, request: Request) -> TraceTable:
     """The first `request.jobs` rows of a trace; notes what its reader warns of and leaves out. Raises `InputError`."""
     given = {"work": request.work, "nodes": request.nodes}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options |= reading(request.unreadable, request.columns, request.time_zone)
     table = read_trace(path, request.trace_format, **options)
     if request.jobs is not None:
         if request.jobs < 1:
@@ -65,7 +67,7 @@ def workload_of(
     try:
         work = load_jobs(table, censored=request.censored, seed=seed)
     except InputError as error:
-        hint = "; `plait trace convert` can add what the file lacks" if "no_duration" in str(error) else ""
+        hint = "; `plait trace convert` can add what the file lacks" if WITHOUT["no_duration"] in str(error) else ""
         raise InputError(f"{path}: {error}{hint}") from None
     if seed == parse_range(request.seed, "seed")[0]:
         _say_dropped(path, work.dropped, "of the simulation", work.first_dropped)
@@ -84,20 +86,12 @@ def workload_of(
     return jobs, about
 
 
-#: What the reasons mean for which rows are left out before a simulation.
-LEFT_OUT = {
-    "cpu_only": "no GPU",
-    "no_duration": "no duration, nor a model from which it follows",
-    "censored": "nobody saw the end",
-}
-
-
 def _say_dropped(path: Path, dropped: Mapping[str, int], when: str, first: Mapping[str, str] | None = None) -> None:
     if not dropped:
         return
     reasons = []
     for reason, count in dropped.items():
         job = f" (the first is job {first[reason]!r})" if first and reason in first else ""
-        reasons.append(f"{count} {LEFT_OUT.get(reason, reason)}{job}")
+        reasons.append(f"{count} {WITHOUT.get(reason, reason)}{job}")
     total = sum(dropped.values())
     note(f"{path}: {total} row{'s' if total != 1 else ''} left out {when}: {', '.join(reasons)}")

@@ -19,7 +19,8 @@ import numpy as np
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, MissingExtra, SimulationError
 from plait.reproduce.pollux.applications import APPLICATIONS, Application
-from plait.traces.files import Source, TextRow, read_rows
+from plait.traces.delimited import TextRow, read_rows
+from plait.traces.files import Source
 
 NODES_AXIS = 16
 """More nodes than this count as this many where step times are interpolated over nodes, GPUs and batch."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from plait.core.errors import InputError
 from plait.reproduce.pollux.applications import APPLICATIONS, Application
 from plait.reproduce.pollux.tables import Measured
-from plait.traces.files import Pathish, Source, TextRow, read_rows
+from plait.traces.delimited import TextRow, read_rows
+from plait.traces.files import Pathish, Source
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.traces.files import Pathish, TextRow
+from plait.traces.delimited import TextRow
+from plait.traces.files import RULES, Pathish, Rules
 from plait.traces.formats.reader import Format, Head
 from plait.traces.formats.slurmlike import Log, read_log
 from plait.traces.table import TraceTable
@@ -26,17 +27,17 @@ HEADER = (
 )
 
 
-def read_seren(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read_seren(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads `trace_seren.csv`; the kind of work (`type`) is the project."""
-    return read_log(Log(SEREN, HEADER, None, "in the stamps", _more), path, strict=strict)
+    return read_log(Log(SEREN, HEADER, None, "in the stamps", _more), path, rules=rules)
 
 
-def read_kalos(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read_kalos(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads `trace_kalos.csv`; the kind of work (`type`) is the project, memory of a pod
     `x_memory_per_pod_gb`.
     """
     log = Log(KALOS, HEADER, None, "in the stamps", _more_kalos, check_duration=False)
-    return read_log(log, path, strict=strict)
+    return read_log(log, path, rules=rules)
 
 
 def _more(row: TextRow) -> dict[str, Any]:

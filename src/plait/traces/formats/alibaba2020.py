@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import TraceError
-from plait.traces.files import Pathish, Source, TextRow, read_rows
+from plait.traces.delimited import TextRow, read_rows
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
@@ -66,7 +67,7 @@ class _Tasks:
             self.kinds.add(kind)
 
 
-def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads the folder of a PAI trace (or its job table, the others lying beside).
 
     Gang = sum over tasks of instances x share of a GPU. Less than one GPU becomes `gpus` 1 with `gpu_milli`;
@@ -74,17 +75,18 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     earliest task start; the workload tag is the model. Dropped, counted: never_started, no_task, negative.
     """
     jobs_path, tasks_path, tags_path = _tables(Path(path))
-    tasks, latest_s = _read_tasks(tasks_path)
     tags = {} if tags_path is None else _read_tags(tags_path)
-    source = Source(jobs_path)
+    source = Source(jobs_path, rules)
     builder = TableBuilder(source)
-    for row in read_rows(source, names=JOB):
+    tasks, latest_s = _read_tasks(builder, tasks_path)
+
+    def add(row: TextRow) -> None:
         state = row.choice("status", STATES)
         mine = tasks.get(row.text("job_name"))
         reason = _reason(state, mine, latest_s)
         if reason or mine is None or mine.start_s is None:
             builder.drop(reason or "no_task")
-            continue
+            return
         submit_s = row.maybe_number("start_time")
         if submit_s is None:
             builder.warn("no submission time, the first task's start counts")
@@ -101,7 +103,9 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
             model=workload,
             model_source=None if workload is None else "trace",
         )
-    return builder.finish(FORMAT, strict=strict, time_zone="UTC+8 keeps hour and weekday, not the date")
+
+    builder.read_rows(add, names=JOB)
+    return builder.finish(FORMAT, time_zone="UTC+8 keeps hour and weekday, not the date")
 
 
 def _tables(path: Path) -> tuple[Path, Path, Path | None]:
@@ -117,14 +121,18 @@ def _tables(path: Path) -> tuple[Path, Path, Path | None]:
     return jobs, tasks, tags
 
 
-def _read_tasks(path: Path) -> tuple[dict[str, _Tasks], float]:
+def _read_tasks(builder: TableBuilder, path: Path) -> tuple[dict[str, _Tasks], float]:
     """The tasks of each job, and the latest time of the trace."""
-    source = Source(path)
     tasks: dict[str, _Tasks] = {}
     latest_s = 0.0
-    for row in read_rows(source, names=TASK):
+
+    def add(row: TextRow) -> None:
+        nonlocal latest_s
+        times_s = [row.maybe_number(name) or 0.0 for name in ("start_time", "end_time")]
         tasks.setdefault(row.text("job_name"), _Tasks()).add(row)
-        latest_s = max(latest_s, row.maybe_number("start_time") or 0.0, row.maybe_number("end_time") or 0.0)
+        latest_s = max(latest_s, *times_s)
+
+    builder.read(read_rows(Source(path), names=TASK, bad=builder.skip), add)
     return tasks, latest_s
 
 

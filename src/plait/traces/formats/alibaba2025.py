@@ -5,8 +5,9 @@ Useful for the shape of a cluster and the GPUs that guaranteed services leave to
 
 from __future__ import annotations
 
-from plait.traces.files import Pathish, Source, TextRow, read_rows
-from plait.traces.formats.reader import Format, Head, TableBuilder
+from plait.traces.delimited import TextRow
+from plait.traces.files import RULES, Pathish, Rules, Source
+from plait.traces.formats.reader import Format, Head, TableBuilder, latest_s
 from plait.traces.table import TraceTable
 
 HEADER = (
@@ -18,7 +19,7 @@ ROLES = {"HN": "HN", "CN": "CN"}
 GIB = 2**30
 
 
-def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads the instance list.
 
     No creation time: the instance is older than the trace; it is submitted at 0 and its duration is a lower
@@ -26,23 +27,20 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     right-censored (also where both are missing). Created but never scheduled: dropped as never_started;
     negative likewise.
     """
-    source = Source(path)
-    latest_s = 0.0
-    for row in read_rows(source, required=HEADER):
-        latest_s = max(latest_s, *(row.maybe_number(name) or 0.0 for name in TIMES))
+    source = Source(path, rules)
+    end_s = max(0.0, latest_s(source, lambda row: [row.maybe_number(name) for name in TIMES], required=HEADER))
     builder = TableBuilder(source, kinds={"x_role": "string"})
-    for row in read_rows(source, required=HEADER):
-        _add(builder, row, latest_s)
-    return builder.finish(FORMAT, strict=strict)
+    builder.read_rows(lambda row: _add(builder, row, end_s), required=HEADER)
+    return builder.finish(FORMAT)
 
 
-def _add(builder: TableBuilder, row: TextRow, latest_s: float) -> None:
+def _add(builder: TableBuilder, row: TextRow, end_s: float) -> None:
     created_s, scheduled_s, deleted_s = (row.maybe_number(name) for name in TIMES)
     if created_s is not None and scheduled_s is None:
         builder.drop("never_started")
         return
     start_s = max(0.0, scheduled_s or 0.0)
-    seconds = (latest_s if deleted_s is None else deleted_s) - start_s
+    seconds = (end_s if deleted_s is None else deleted_s) - start_s
     if seconds < 0:
         builder.drop("negative")
         return

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.core.errors import InputError, suggest
-from plait.traces.files import Pathish, Source, TextRow, read_rows
+from plait.traces.delimited import TABS, TextRow
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder, numbered
 from plait.traces.table import TraceTable
 
@@ -55,7 +56,7 @@ def read(
     *,
     throughputs: Pathish | Throughputs | None = None,
     kind: str = "v100",
-    strict: bool = False,
+    rules: Rules = RULES,
 ) -> TraceTable:
     """Reads a trace of the Gavel family.
 
@@ -64,17 +65,20 @@ def read(
     arrival, then content.
     """
     table = _table(throughputs, kind)
-    source = Source(path)
+    source = Source(path, rules)
     fields = _field_count(source)
     rows = []
-    for row in read_rows(source, names=LAYOUTS[fields], delimiter="\t", quoted=False):
+
+    def add(row: TextRow) -> None:
         job = _job(row, table)
         rows.append((job["submit_s"], tuple(row.cells), {"line": row.line, **job}))
+
     builder = TableBuilder(source, kinds=TEXTS)
+    builder.read_rows(add, names=LAYOUTS[fields], native=TABS)
     for job in numbered(rows):
         builder.keep(job.pop("line"), **job)
     options = {"kind": kind if table is not None else None, "fields": fields}
-    return builder.finish(FORMAT, strict=strict, options=options)
+    return builder.finish(FORMAT, options=options)
 
 
 def _table(throughputs: Pathish | Throughputs | None, kind: str) -> Mapping[tuple[str, int], float] | None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plait.traces.files import Pathish
+from plait.traces.files import RULES, Pathish, Rules
 from plait.traces.formats.reader import Format, Head
 from plait.traces.formats.slurmlike import Log, read_log
 from plait.traces.table import TraceTable
-from plait.traces.times import CHINA
+from plait.traces.times import CHINA, zone_named
 
 HEADER = (
     "job_id",
@@ -27,23 +27,26 @@ HEADER = (
 CLUSTERS = ("venus", "earth", "saturn", "uranus")
 
 
-def read(path: Pathish, *, cluster: str | None = None, strict: bool = False) -> TraceTable:
+def read(
+    path: Pathish, *, cluster: str | None = None, time_zone: str | None = None, rules: Rules = RULES
+) -> TraceTable:
     """Reads `cluster_log.csv` of one cluster.
 
     cluster: prefix of the job ids, which are unique per cluster only; default: the cluster named in the path,
-    else `helios`. CPU-only jobs are kept with `gpus` 0; the virtual cluster is the project.
+    else `helios`. CPU-only jobs are kept with `gpus` 0; the virtual cluster is the project. `time_zone`: of the
+    stamps; default: UTC+8.
     """
     parts = [part.lower() for part in Path(path).parts]
     name = cluster or next((c for c in CLUSTERS if any(c in part for part in parts)), "helios")
     log = Log(
         FORMAT,
         HEADER,
-        CHINA,
-        "UTC+8 (assumed)",
+        CHINA if time_zone is None else zone_named(time_zone),
+        time_zone or "UTC+8 (assumed)",
         lambda row: {"project": row.maybe_text("vc")},
         prefix=f"{name}-",
     )
-    return read_log(log, path, strict=strict)
+    return read_log(log, path, rules=rules)
 
 
 def _matches(head: Head) -> bool:

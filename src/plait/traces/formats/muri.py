@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from plait.core.errors import suggest
-from plait.traces.files import Pathish, Source, TextRow, read_rows
+from plait.traces.delimited import TextRow
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder, pick
 from plait.traces.table import TraceTable
 
@@ -43,7 +44,7 @@ def storage_share(model: str, split: str) -> float:
     raise KeyError(model)
 
 
-def read(path: Pathish, *, work: str = "duration", split: str = "by_model", strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, work: str = "duration", split: str = "by_model", rules: Rules = RULES) -> TraceTable:
     """Reads a Muri trace.
 
     work: `duration` takes `duration_s` from the trace; `iterations` makes it iterations x iteration time and
@@ -53,11 +54,14 @@ def read(path: Pathish, *, work: str = "duration", split: str = "by_model", stri
     """
     pick("work", work, ("duration", "iterations"))
     pick("split", split, ("by_model", "storage", "cpu"))
-    source = Source(path)
+    source = Source(path, rules)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=HEADER, optional=("interval",)):
+
+    def add(row: TextRow) -> None:
         builder.keep(row.line, **_times(row, work), **_stages(row, split, builder))
-    return builder.finish(FORMAT, strict=strict, options={"work": work, "split": split})
+
+    builder.read_rows(add, required=HEADER, optional=("interval",))
+    return builder.finish(FORMAT, options={"work": work, "split": split})
 
 
 def _times(row: TextRow, work: str) -> dict[str, Any]:

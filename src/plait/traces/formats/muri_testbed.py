@@ -5,7 +5,8 @@ A result, not a workload: compare it by `job_id` with a simulated run of the sam
 
 from __future__ import annotations
 
-from plait.traces.files import Pathish, Source, read_rows
+from plait.traces.delimited import TextRow
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
@@ -15,16 +16,17 @@ HEADER = (
 )  # fmt: skip
 
 
-def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads a result log into the observed columns of a trace.
 
     `duration_s` is the trace's value; `x_jct_s` is completion minus submission; `x_run_s` the seconds really
     running; `observed_queue_s` the seconds waiting, before the first start and after preemptions; `attempts`
     the starts.
     """
-    source = Source(path)
+    source = Source(path, rules)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=HEADER):
+
+    def add(row: TextRow) -> None:
         jct_s, run_s, queue_s = (row.number(name) for name in ("JCT", "real_executed_time", "pending_time"))
         submit_s, end_s = row.number("submit_time"), row.number("end_time")
         if abs(end_s - submit_s - jct_s) > 1e-3 or abs(run_s + queue_s - jct_s) > 1e-3:
@@ -44,7 +46,9 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
             x_jct_s=jct_s,
             x_run_s=run_s,
         )
-    return builder.finish(FORMAT, strict=strict)
+
+    builder.read_rows(add, required=HEADER)
+    return builder.finish(FORMAT)
 
 
 def _matches(head: Head) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.traces.files import Pathish, Source, TextRow, read_rows
+from plait.traces.delimited import TextRow, read_rows
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
@@ -30,22 +31,23 @@ END_S = 12_902_960.0
 MIB = 2**20
 
 
-def read(path: Pathish, *, nodes: Pathish | None = None, end_s: float = END_S, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, nodes: Pathish | None = None, end_s: float = END_S, rules: Rules = RULES) -> TraceTable:
     """Reads a pod list, and its cluster from the node list `nodes`.
 
     Run time = deletion - scheduled. Phase Running is the phase last seen of a pod deleted later: its run time
     counts, its state is unknown; deleted at `end_s` it is right-censored. Dropped, counted: never_started,
     negative. Pods without GPU are kept with `gpus` 0.
     """
-    source = Source(path)
+    source = Source(path, rules)
     builder = TableBuilder(source, kinds={"x_qos": "string", "x_phase": "string"})
-    for row in read_rows(source, required=PODS[:5], seen=lambda header: _refuse_timeless(source, header)):
+
+    def add(row: TextRow) -> None:
         start_s, deleted_s = row.maybe_number("scheduled_time"), row.maybe_number("deletion_time")
         stopped_s = end_s if deleted_s is None else deleted_s
         seconds = None if start_s is None else stopped_s - start_s
         if start_s is None or seconds is None or seconds < 0:
             builder.drop("never_started" if seconds is None else "negative")
-            continue
+            return
         state = row.choice("pod_phase", PHASES) if row.maybe_text("pod_phase") else "unknown"
         censored = stopped_s >= end_s and state not in ("completed", "failed")
         builder.keep(
@@ -62,8 +64,10 @@ def read(path: Pathish, *, nodes: Pathish | None = None, end_s: float = END_S, s
             x_phase=row.maybe_text("pod_phase"),
             **_size(row),
         )
+
+    builder.read_rows(add, required=PODS[:5], seen=lambda header: _refuse_timeless(source, header))
     cluster = None if nodes is None else read_nodes(nodes)
-    return builder.finish(FORMAT, strict=strict, nodes=cluster, options={"end_s": end_s})
+    return builder.finish(FORMAT, nodes=cluster, options={"end_s": end_s})
 
 
 def _refuse_timeless(source: Source, header: list[str]) -> None:

@@ -5,11 +5,12 @@ No model, no iterations, and no requested size apart from the GPUs that were gra
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from plait.core.errors import suggest
-from plait.traces.files import Pathish, Source, read_json_list
+from plait.core.errors import TraceError, suggest
+from plait.traces.files import RULES, Pathish, Rules, Source, read_json_list
 from plait.traces.formats.reader import Format, Head, TableBuilder, pick
 from plait.traces.table import TraceTable
 from plait.traces.times import pacific_s, utc_text
@@ -27,7 +28,7 @@ class LoggedAttempt:
     gpus: int
 
 
-def read(path: Pathish, *, attempts: str = "sum", strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, attempts: str = "sum", rules: Rules = RULES) -> TraceTable:
     """Reads `cluster_job_log`.
 
     attempts: `sum` adds the run times of all attempts of a job, `last` takes the last one's, `split` makes
@@ -40,15 +41,12 @@ def read(path: Pathish, *, attempts: str = "sum", strict: bool = False) -> Trace
     """
     pick("attempts", attempts, ("sum", "last", "split"))
     end_s = _end_of_log(path)
-    source = Source(path)
+    source = Source(path, rules)
     builder = TableBuilder(source)
-    for entry in read_json_list(source):
-        _add(builder, entry, attempts, end_s)
+    builder.read(read_json_list(source), lambda entry: _add(builder, entry, attempts, end_s))
     if not builder.rows_read:
         raise source.error("the list of jobs is empty")
-    table = builder.finish(
-        FORMAT, strict=strict, first_is_zero=True, time_zone="US Pacific", options={"attempts": attempts}
-    )
+    table = builder.finish(FORMAT, first_is_zero=True, time_zone="US Pacific", options={"attempts": attempts})
     if "origin_s" in table.meta:
         table.meta["origin_utc"] = utc_text(table.meta["origin_s"])
     return table
@@ -59,10 +57,11 @@ def _end_of_log(path: Pathish) -> float:
     source = Source(path)
     latest = float("-inf")
     for entry in read_json_list(source):
-        latest = max(latest, _stamp(source, entry, "submitted_time") or latest)
-        for attempt in _list(source, entry, "attempts"):
-            for name in ("start_time", "end_time"):
-                latest = max(latest, _stamp(source, attempt, name) or latest)
+        with contextlib.suppress(TraceError):  # such a job is counted when jobs are read
+            latest = max(latest, _stamp(source, entry, "submitted_time") or latest)
+            for attempt in _list(source, entry, "attempts"):
+                for name in ("start_time", "end_time"):
+                    latest = max(latest, _stamp(source, attempt, name) or latest)
     return latest
 
 

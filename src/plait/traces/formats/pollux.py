@@ -7,31 +7,33 @@ from __future__ import annotations
 import difflib
 
 from plait.goodput.model.shipped import shipped
-from plait.traces.files import Pathish, Source, TextRow, read_rows
+from plait.traces.delimited import TextRow
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
 HEADER = ("name", "time", "application", "num_replicas", "batch_size")
 
 
-def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads a workload; `gpus` and `batch_size` (total) are those of the tuned configuration, durations are
     null.
 
     An application with nearly the name of a known one is a `TraceError`: a typing mistake would lose the job.
     """
-    return _read(FORMAT, path, strict)
+    return _read(FORMAT, path, rules)
 
 
-def read_sia(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read_sia(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads a Sia workload, which has the columns of Pollux and maybe more; those are ignored."""
-    return _read(SIA, path, strict)
+    return _read(SIA, path, rules)
 
 
-def _read(fmt: Format, path: Pathish, strict: bool) -> TraceTable:
-    source = Source(path)
+def _read(fmt: Format, path: Pathish, rules: Rules) -> TraceTable:
+    source = Source(path, rules)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=HEADER, optional=()):
+
+    def add(row: TextRow) -> None:
         if fmt is FORMAT:
             _refuse_misspelt(row)
         builder.keep(
@@ -44,7 +46,9 @@ def _read(fmt: Format, path: Pathish, strict: bool) -> TraceTable:
             batch_size=row.whole("batch_size"),
             batch_scope="total",
         )
-    return builder.finish(fmt, strict=strict)
+
+    builder.read_rows(add, required=HEADER, optional=())
+    return builder.finish(fmt)
 
 
 def _refuse_misspelt(row: TextRow) -> None:

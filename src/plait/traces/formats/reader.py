@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from plait.core.errors import InputError, suggest
-from plait.traces.files import Source
+from plait.core.errors import InputError, TraceError, suggest
+from plait.traces.delimited import CSV, Dialect, TextRow, find_header, read_rows
+from plait.traces.files import Source, Unreadable
 from plait.traces.schema import JOBS, Array, Column
 from plait.traces.table import TraceTable, new_meta
-from plait.traces.validate import checked_table
+from plait.traces.validate import checked_table, note_warnings
 
 CHUNK_ROWS = 1 << 15
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a file, enough to tell its format: its path and its first lines."""
+    """The beginning of a file, enough to tell its format: its path, its first lines, and columns that were named."""
 
     path: Path
-    first_line: str
+    lines: tuple[str, ...]
     start: str
+    columns: tuple[str, ...] = ()
+
+    @property
+    def first_line(self) -> str:
+        """The first line without its end."""
+        return self.lines[0].rstrip("\r\n") if self.lines else ""
 
     @property
     def comma(self) -> list[str]:
@@ -38,15 +46,16 @@ class Head:
         """The first line split at tabs."""
         return self.first_line.split("\t")
 
-    def has(self, *names: str) -> bool:
-        """Whether the first line is a header with all these columns."""
-        return set(names) <= set(self.comma)
+    def has(self, *names: str, native: Dialect = CSV) -> bool:
+        """Whether one of the first lines is a header with all these columns, in any dialect."""
+        return set(names) <= set(self.columns) or find_header(self.lines, names, native)[2] == len(names)
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A trace format: how to read it, how to recognise it, what its numbers mean and where it was
-    published.
+    """A trace format: how to read it, how to recognise it, what its numbers mean and where it was published.
+
+    `no_gpus` says why no job of such a file may have GPUs.
     """
 
     name: str
@@ -56,6 +65,7 @@ class Format:
     source: str
     licence: str
     citation: str | None = None
+    no_gpus: str | None = None
 
 
 @dataclass(slots=True)
@@ -68,12 +78,34 @@ class TableBuilder:
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Types of extra columns: `{"x_note": "string"}`; those not named are numbers."""
     rows_read: int = 0
+    unreadable: Unreadable = field(init=False)
     dropped: Counter[str] = field(default_factory=Counter)
     warned: Counter[str] = field(default_factory=Counter)
     _rows: list[dict[str, Any]] = field(default_factory=list)
     _lines: array[int] = field(default_factory=lambda: array("q"))
     _chunks: list[dict[str, Array]] = field(default_factory=list)
     _texts: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take the rules from the source."""
+        self.unreadable = Unreadable(self.source.rules)
+
+    def read(self, rows: Iterable[T], add: Callable[[T], None]) -> None:
+        """Call `add` for each row; a row that raises `TraceError` is left out and counted as unreadable."""
+        for row in rows:
+            try:
+                add(row)
+            except TraceError as error:
+                self.skip(error)
+
+    def read_rows(self, add: Callable[[TextRow], None], **layout: Any) -> None:
+        """Call `add` for each row of the source, as `read` does; `layout` is that of `traces.delimited.read_rows`."""
+        self.read(read_rows(self.source, bad=self.skip, **layout), add)
+
+    def skip(self, error: TraceError) -> None:
+        """Leave out a row that cannot be read, and count it."""
+        self.rows_read += 1
+        self.unreadable.add(error)
 
     def keep(self, line: int | None, *, again: bool = False, **job: Any) -> None:
         """Add one job; `again`: its source row has given a job before."""
@@ -133,7 +165,6 @@ class TableBuilder:
         fmt: Format,
         *,
         first_is_zero: bool = False,
-        strict: bool = False,
         nodes: Mapping[str, Array] | None = None,
         **meta: Any,
     ) -> TraceTable:
@@ -147,7 +178,10 @@ class TableBuilder:
                 if name in columns:
                     columns[name] = columns[name] - origin
             meta.setdefault("origin_s", float(origin))
+        self.unreadable.settle(self.rows_read)
         kept = self.rows_read - self.dropped.total()
+        if fmt.no_gpus and len(columns["gpus"]) and not np.any(columns["gpus"] > 0):
+            self.source.note(fmt.no_gpus)
         sidecar = new_meta(
             **{"source": fmt.source, "citation": fmt.citation, "licence": fmt.licence, **meta},
             format=fmt.name,
@@ -158,13 +192,56 @@ class TableBuilder:
             input_sha256=self.source.sha256,
         )
         lines = np.array(self._lines, dtype=np.int64)
-        return checked_table(columns, file=self.source.file, lines=lines, meta=sidecar, nodes=nodes, strict=strict)
+        return readable_table(
+            columns, self.source, self.unreadable, self.rows_read, lines=lines, meta=sidecar, nodes=nodes
+        )
+
+
+def readable_table(
+    columns: Mapping[str, Array],
+    source: Source,
+    unreadable: Unreadable,
+    rows: int,
+    *,
+    lines: Array,
+    meta: dict[str, Any],
+    nodes: Mapping[str, Array] | None,
+) -> TraceTable:
+    """The checked table of what was read from the `rows` of `source`; its sidecar says what could not be read.
+
+    Raises `TraceError` if that is more than the rules of the source allow.
+    """
+    strict = source.rules.strict
+    table = checked_table(
+        columns, file=source.file, lines=lines, meta=meta, nodes=nodes, strict=strict, unreadable=unreadable
+    )
+    meta = table.meta
+    notes = [*unreadable.settle(rows), *source.notes.values()]
+    note_warnings(meta, notes, strict=strict, file=source.file)
+    if unreadable.count:
+        meta["rows_dropped"] = {**meta["rows_dropped"], "unreadable": unreadable.count}
+        meta["rows_kept"] = meta["rows_read"] - sum(meta["rows_dropped"].values())
+    return table
 
 
 def _absent(column: Column, size: int) -> Array:
     if column.kind == "string":
         return column.nulls(size)
     return np.full(size, np.nan)
+
+
+def latest_s(source: Source, times_s: Callable[[TextRow], Iterable[float | None]], **layout: Any) -> float:
+    """The latest time of a log in a pass of its own, so that the result is the same for any order of the rows.
+
+    Rows that cannot be read do not count. `layout` is that of `traces.delimited.read_rows`; -inf without any time.
+    """
+    latest = float("-inf")
+    for row in read_rows(source, bad=lambda error: None, **layout):
+        try:
+            latest = max(latest, *(latest if at_s is None else at_s for at_s in times_s(row)))
+        except TraceError:
+            continue
+    return latest
 
 
 def numbered(rows: list[tuple[float, tuple[Any, ...], dict[str, Any]]]) -> list[dict[str, Any]]:

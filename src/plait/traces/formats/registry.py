@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, TraceError, suggest
 from plait.traces import canonical, schema  # fmt: skip
-from plait.traces.files import Pathish, Source
+from plait.traces.delimited import HEAD_LINES
+from plait.traces.files import UNREADABLE, Pathish, Rules, Source
 from plait.traces.formats import (
     acme,  # fmt: skip
     alibaba2020,  # fmt: skip
@@ -56,11 +58,12 @@ FORMATS: dict[str, Format] = {
 HEAD_CHARS = 1 << 14
 
 
-def sniff(path: Pathish) -> Format:
-    """The format of a file, by its header or its number of fields; TraceError if none or more than one
-    fits.
+def sniff(path: Pathish, columns: tuple[str, ...] = ()) -> Format:
+    """The format of a file, by its header, else by the `columns` of a file without, or by its number of fields.
+
+    Raises TraceError if no format fits, or more than one.
     """
-    head = _head(path)
+    head = _head(path, columns)
     fitting = [fmt for fmt in FORMATS.values() if fmt.matches(head)]
     if len(fitting) == 1:
         return fitting[0]
@@ -90,17 +93,18 @@ def _explain_near_miss(path: Pathish, head: Head) -> None:
         )
 
 
-def _head(path: Pathish) -> Head:
+def _head(path: Pathish, columns: tuple[str, ...]) -> Head:
     where = Path(path)
     if where.is_dir():
-        return Head(where, "", "")
+        return Head(where, (), "")
     if canonical.is_parquet(where):
-        return Head(where, "", "PAR1")
+        return Head(where, (), "PAR1")
     source = Source(where)
     start = _start(source)
     if not start.strip():
         raise TraceError("the file is empty", file=str(path))
-    return Head(where, start.splitlines()[0], start)
+    lines = start.splitlines(keepends=True)
+    return Head(where, tuple(lines[:HEAD_LINES]), start, columns)
 
 
 def _start(source: Source) -> str:
@@ -118,20 +122,32 @@ def _start(source: Source) -> str:
         return start
 
 
-def read_trace(path: Pathish, format: str = "auto", **options: Any) -> TraceTable:  # noqa: A002
+def read_trace(
+    path: Pathish,
+    format: str = "auto",  # noqa: A002
+    *,
+    strict: bool = False,
+    unreadable: float = UNREADABLE,
+    columns: Sequence[str] = (),
+    **options: Any,
+) -> TraceTable:
     """Reads a trace in any known format into the canonical table.
 
-    `auto` tells the format by its header. `options` are those of the format's reader, e.g.
-    `work="iterations"` for muri; every reader takes `strict=True`, which turns warnings into errors. Raises
-    TraceError, naming the place.
+    `auto` tells the format by its header. Rows that cannot be read are left out, counted and reported in the sidecar,
+    up to the share `unreadable` of all rows; beyond it the first one raises TraceError, naming the place. `strict`
+    turns warnings into errors. `columns` name those of a file without header. `options` are those of the format's
+    reader, e.g. `work="iterations"` for muri.
     """
     if format != "auto" and format not in FORMATS:
         raise InputError(f"unknown trace format {format!r}; {suggest(format, ['auto', *FORMATS])}")
     if not Path(path).exists():
         raise TraceError("no such file", file=str(path))
-    chosen = sniff(path) if format == "auto" else FORMATS[format]
-    known = list(inspect.signature(chosen.read).parameters)[1:]
+    if not 0 <= unreadable <= 1:
+        raise InputError(f"the share of unreadable rows is {unreadable:g}, must lie in [0, 1]")
+    rules = Rules(strict, unreadable, tuple(columns))
+    chosen = sniff(path, rules.columns) if format == "auto" else FORMATS[format]
+    known = [name for name in inspect.signature(chosen.read).parameters if name not in ("path", "rules")]
     for name in options:
         if name not in known:
             raise InputError(f"format {chosen.name} has no option {name!r}; {suggest(name, known)}")
-    return chosen.read(path, **options)
+    return chosen.read(path, rules=rules, **options)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timezone
+from datetime import tzinfo
 from typing import Any
 
-from plait.traces.files import Pathish, Source, TextRow, read_rows
-from plait.traces.formats.reader import Format, TableBuilder
+from plait.traces.delimited import TextRow
+from plait.traces.files import Pathish, Rules, Source
+from plait.traces.formats.reader import Format, TableBuilder, latest_s
 from plait.traces.table import TraceTable
 from plait.traces.times import stamp_s, utc_text
 
@@ -34,32 +35,34 @@ class Log:
 
     format: Format
     header: Sequence[str]
-    zone: timezone | None
+    zone: tzinfo | None
     zone_name: str
     more: Callable[[TextRow], dict[str, Any]]
     prefix: str = ""
     check_duration: bool = True
 
 
-def read_log(log: Log, path: Pathish, *, strict: bool) -> TraceTable:
+def read_log(log: Log, path: Pathish, *, rules: Rules) -> TraceTable:
     """Read the file `path` of a `log`, times counted from the first submission; `strict` makes warnings errors.
 
     Run time is end - start, never the file's `duration` column (which is only compared with it). Dropped,
     counted: never_started, negative, suspended. A job without end runs until the latest stamp
     of the log.
     """
-    source = Source(path)
-    latest_s = _latest(source, log)
+    source = Source(path, rules)
+    layout: dict[str, Any] = {"required": log.header, "nulls": NULLS}
+    end_of_log_s = latest_s(source, lambda row: [_stamp(row, name, log.zone) for name in STAMPS], **layout)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=log.header, nulls=NULLS):
+
+    def add(row: TextRow) -> None:
         submit_s, start_s, end_s = (_stamp(row, name, log.zone) for name in STAMPS)
         if submit_s is None:
             raise row.error("a value is needed here", column="submit_time")
         state = row.choice("state", STATES)
-        reason = _reason(state, submit_s, start_s, end_s, latest_s)
+        reason = _reason(state, submit_s, start_s, end_s, end_of_log_s)
         if reason or start_s is None:
             builder.drop(reason or "never_started")
-            continue
+            return
         given_s = row.maybe_number("duration")
         if log.check_duration and None not in (given_s, end_s) and abs((given_s or 0) - (end_s or 0) + start_s) > 1:
             builder.warn("duration is not end - start, which is used")
@@ -67,7 +70,7 @@ def read_log(log: Log, path: Pathish, *, strict: bool) -> TraceTable:
             row.line,
             job_id=log.prefix + row.text("job_id"),
             submit_s=submit_s,
-            duration_s=(latest_s if end_s is None else end_s) - start_s,
+            duration_s=(end_of_log_s if end_s is None else end_s) - start_s,
             duration_kind="right_censored" if end_s is None else "exact",
             state="running" if end_s is None else state,
             observed_start_s=start_s,
@@ -77,18 +80,12 @@ def read_log(log: Log, path: Pathish, *, strict: bool) -> TraceTable:
             **_sizes(row),
             **log.more(row),
         )
-    table = builder.finish(log.format, strict=strict, first_is_zero=True, time_zone=log.zone_name)
+
+    builder.read_rows(add, **layout)
+    table = builder.finish(log.format, first_is_zero=True, time_zone=log.zone_name)
     if "origin_s" in table.meta:
         table.meta["origin_utc"] = utc_text(table.meta["origin_s"])
     return table
-
-
-def _latest(source: Source, log: Log) -> float:
-    """The latest stamp of the log: a first pass, so that the result is the same for any order of the rows."""
-    latest = float("-inf")
-    for row in read_rows(source, required=log.header, nulls=NULLS):
-        latest = max(latest, *(_stamp(row, name, log.zone) or latest for name in STAMPS))
-    return latest
 
 
 def _reason(state: str, submit_s: float, start_s: float | None, end_s: float | None, latest_s: float) -> str | None:
@@ -111,7 +108,7 @@ def _sizes(row: TextRow) -> dict[str, Any]:
     }
 
 
-def _stamp(row: TextRow, name: str, zone: timezone | None) -> float | None:
+def _stamp(row: TextRow, name: str, zone: tzinfo | None) -> float | None:
     text = row.maybe_text(name)
     if text is None:
         return None

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.traces.files import Pathish, Source, read_rows
+from plait.traces.delimited import TextRow, read_rows
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
@@ -26,15 +27,16 @@ NODES = ("node_name", "gpu_model", "gpu_capacity_num", "cpu_num")
 CLASSES = {"HP": "guaranteed", "Spot": "opportunistic"}
 
 
-def read(path: Pathish, *, nodes: Pathish | None = None, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, nodes: Pathish | None = None, rules: Rules = RULES) -> TraceTable:
     """Reads the job list, and its cluster from the node list `nodes`.
 
     Gang = GPUs of a worker x workers; one worker with part of a GPU has `gpu_milli`; CPUs are summed over
     workers. Taken literally, the durations ask for more A10s than there are.
     """
-    source = Source(path)
+    source = Source(path, rules)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=HEADER):
+
+    def add(row: TextRow) -> None:
         workers, share = row.whole("worker_num"), row.number("gpu_request")
         part = workers == 1 and 0 < share < 1
         if not part and share * workers != int(share * workers):
@@ -52,8 +54,10 @@ def read(path: Pathish, *, nodes: Pathish | None = None, strict: bool = False) -
             cpu_milli=round(row.number("cpu_request") * workers * 1000),
             job_class=row.choice("job_type", CLASSES),
         )
+
+    builder.read_rows(add, required=HEADER)
     cluster = None if nodes is None else read_nodes(nodes)
-    return builder.finish(FORMAT, strict=strict, nodes=cluster)
+    return builder.finish(FORMAT, nodes=cluster)
 
 
 def read_nodes(path: Pathish) -> dict[str, Array]:

@@ -4,18 +4,20 @@
 
 from __future__ import annotations
 
-from plait.traces.files import Pathish, Source, read_rows
+from plait.traces.delimited import TextRow
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
 NAMES = ("id", "model", "arrival_s", "iterations", "gpus")
 
 
-def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads a static trace; durations are null: they follow from the models' speeds."""
-    source = Source(path)
+    source = Source(path, rules)
     builder = TableBuilder(source)
-    for row in read_rows(source, names=NAMES):
+
+    def add(row: TextRow) -> None:
         builder.keep(
             row.line,
             job_id=row.text("id"),
@@ -25,7 +27,9 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
             model_source="trace",
             iterations=row.whole("iterations"),
         )
-    return builder.finish(FORMAT, strict=strict)
+
+    builder.read_rows(add, names=NAMES)
+    return builder.finish(FORMAT)
 
 
 def _matches(head: Head) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.traces.files import Pathish, Source, read_rows
+from plait.traces.delimited import TextRow, read_rows
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
@@ -12,15 +13,16 @@ from plait.traces.table import TraceTable
 HEADER = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
 
 
-def read(path: Pathish, *, nodes: Pathish | None = None, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, nodes: Pathish | None = None, rules: Rules = RULES) -> TraceTable:
     """Reads a Tiresias job file; `nodes` is its cluster file.
 
     Model names are kept as they are; iteration times are not in the file.
     """
-    source = Source(path)
+    source = Source(path, rules)
     cluster = None if nodes is None else read_cluster(nodes)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=HEADER, optional=("interval", "model_scale")):
+
+    def add(row: TextRow) -> None:
         builder.keep(
             row.line,
             job_id=row.text("job_id"),
@@ -32,7 +34,9 @@ def read(path: Pathish, *, nodes: Pathish | None = None, strict: bool = False) -
             model_source="trace",
             iterations=row.whole("iterations"),
         )
-    return builder.finish(FORMAT, strict=strict, nodes=cluster)
+
+    builder.read_rows(add, required=HEADER, optional=("interval", "model_scale"))
+    return builder.finish(FORMAT, nodes=cluster)
 
 
 def read_cluster(path: Pathish) -> dict[str, Array]:

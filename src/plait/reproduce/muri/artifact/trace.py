@@ -12,7 +12,8 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.sim.overheads import Overheads
-from plait.traces.files import Pathish, Source, TextRow, read_rows
+from plait.traces.delimited import TextRow, read_rows
+from plait.traces.files import Pathish, Source
 
 STRETCH = 1.015
 """The artifact lengthens every solo iteration by this, for every policy, also when a job runs alone."""

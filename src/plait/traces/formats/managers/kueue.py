@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from plait.core.errors import MissingExtra
-from plait.traces.files import Pathish, Source
+from plait.core.errors import MissingExtra, TraceError
+from plait.traces.files import RULES, Pathish, Rules, Source
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 from plait.traces.times import stamp_s, utc_text
@@ -22,7 +22,7 @@ _FACTORS: Mapping[str, Decimal | int] = {
 }  # fmt: skip
 
 
-def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     """Reads a list of Workloads, in JSON or YAML.
 
     GPUs are the resources whose name ends in `/gpu`, of the admission, else of the pod sets; their flavor is the kind.
@@ -32,23 +32,32 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     Dropped, counted: never_started, negative. A workload without end runs until the latest stamp of the file. Raises
     `TraceError` naming the workload, `MissingExtra` for YAML without PyYAML.
     """
-    source = Source(path)
-    entries = [_Workload(source, entry) for entry in _entries(source)]
-    latest_s = max((at_s for one in entries for at_s in one.stamps()), default=0.0)
+    source = Source(path, rules)
     builder = TableBuilder(source)
-    for one in entries:
-        job, reason = one.job(latest_s)
+    found: list[tuple[_Workload, list[float]]] = []
+
+    def add(entry: Any) -> None:
+        workload = _Workload(source, entry)
+        found.append((workload, workload.stamps()))
+
+    builder.read(_entries(source), add)
+    latest_s = max((at_s for _, stamps in found for at_s in stamps), default=0.0)
+
+    def keep(workload: _Workload) -> None:
+        job, reason = workload.job(latest_s)
         if reason:
             builder.drop(reason)
         else:
             builder.keep(None, **job)
-    table = builder.finish(FORMAT, strict=strict, first_is_zero=True, time_zone="UTC")
+
+    builder.read((workload for workload, _ in found), keep)
+    table = builder.finish(FORMAT, first_is_zero=True, time_zone="UTC")
     if "origin_s" in table.meta:
         table.meta["origin_utc"] = utc_text(table.meta["origin_s"])
     return table
 
 
-def _entries(source: Source) -> Iterator[Mapping[str, Any]]:
+def _entries(source: Source) -> Iterator[Any]:
     """The workloads of a list, or of several documents."""
     with source.open() as text:
         whole = text.read()
@@ -58,9 +67,6 @@ def _entries(source: Source) -> Iterator[Mapping[str, Any]]:
         if not isinstance(items, list):
             raise source.error("expected a list of Workloads", hint="kubectl get workloads -A -o json")
         for item in items:
-            if not isinstance(item, dict) or item.get("kind") != "Workload":
-                what = item.get("kind") if isinstance(item, dict) else item
-                raise source.error("expected a Workload of Kueue", value=what, hint="kubectl get workloads -A -o json")
             found += 1
             yield item
     if not found:
@@ -92,7 +98,10 @@ def _refuse(word: str) -> None:
 class _Workload:
     """One entry, with errors that name it."""
 
-    def __init__(self, source: Source, entry: Mapping[str, Any]) -> None:
+    def __init__(self, source: Source, entry: Any) -> None:
+        if not isinstance(entry, dict) or entry.get("kind") != "Workload":
+            what = entry.get("kind") if isinstance(entry, dict) else entry
+            raise source.error("expected a Workload of Kueue", value=what, hint="kubectl get workloads -A -o json")
         self.source, self.entry = source, entry
         meta = self.part(entry, "metadata")
         self.name = "/".join(str(meta[key]) for key in ("namespace", "name") if meta.get(key))
@@ -104,7 +113,7 @@ class _Workload:
             str(one.get("type")): one for one in self.parts(self.status, "conditions") if one.get("status") == "True"
         }
 
-    def error(self, problem: str, value: Any = None) -> Exception:
+    def error(self, problem: str, value: Any = None) -> TraceError:
         return self.source.error(f"workload {self.name}: {problem}", value=value)
 
     def part(self, of: Mapping[str, Any], name: str) -> Mapping[str, Any]:

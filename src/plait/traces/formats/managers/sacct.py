@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from datetime import UTC
+from collections.abc import Mapping, Sequence
+from datetime import UTC, tzinfo
 from typing import Any
 
-from plait.traces.files import Pathish, Source, TextRow, read_rows
-from plait.traces.formats.reader import Format, Head, TableBuilder
+from plait.core.errors import TraceError
+from plait.core.words import counted
+from plait.traces.delimited import BARS, FreeText, TextRow
+from plait.traces.files import RULES, Pathish, Rules, Source
+from plait.traces.formats.reader import Format, Head, TableBuilder, latest_s
 from plait.traces.table import TraceTable
-from plait.traces.times import stamp_s, utc_text
+from plait.traces.times import stamp_s, utc_text, zone_named
 
 REQUIRED = ("JobID", "Submit", "Start", "End", "State")
 #: What prints such a file; the columns beyond the required ones and `AllocTRES` are used where they are there.
@@ -19,21 +22,48 @@ COMMAND = (
     "-o JobID,User,Account,Partition,QOS,Submit,Eligible,Start,End,State,AllocTRES,ReqTRES,NNodes,Timelimit,Reservation"
 )
 NULLS = ("", "None", "None assigned", "Unknown", "N/A", "NONE", "Partition_Limit", "UNLIMITED", "INVALID")
+#: What the documented commands print, for files without header.
+LAYOUTS = (
+    tuple(COMMAND.rpartition(" ")[2].split(",")),
+    ("JobID", "User", "Account", "Submit", "Start", "End", "State", "AllocTRES", "NNodes"),
+)
+#: Where GPUs are looked for, in this order; the columns of GRES are those of older versions.
+GPU_COLUMNS = ("AllocTRES", "AllocGRES", "ReqTRES", "ReqGRES")
+#: Columns in which users write what they like, also `|` and line breaks.
+FREE = ("JobName", "Comment", "SubmitLine", "WorkDir", "AdminComment", "SystemComment", "Extra", "Reason")
+#: So many seconds beyond its limit (OverTimeLimit, KillWait), a job without end is a runaway.
+OVER_LIMIT_S = 3600.0
+#: Clocks go back by at most so many seconds.
+CLOCKS_S = 3601.0
+_JOB_ID = re.compile(r"\d+(?:[_+.].*)?$")
+#: The stamps of a run, in order.
+RUN = ("Submit", "Start", "End")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT|\d{9,11}$")
 STATES = {
     "BOOT_FAIL": "node_fail",
     "CANCELLED": "cancelled",
     "COMPLETED": "completed",
     "COMPLETING": "running",
+    "CONFIGURING": "running",
     "DEADLINE": "timeout",
     "FAILED": "failed",
+    "LAUNCH_FAILED": "failed",
     "NODE_FAIL": "node_fail",
     "OUT_OF_MEMORY": "failed",
     "PENDING": "pending",
     "PREEMPTED": "cancelled",
+    "RECONFIG_FAIL": "node_fail",
     "REQUEUED": "cancelled",
+    "REQUEUE_FED": "pending",
+    "REQUEUE_HOLD": "pending",
     "RESIZING": "running",
     "REVOKED": "cancelled",
+    "RESV_DEL_HOLD": "pending",
     "RUNNING": "running",
+    "SIGNALING": "running",
+    "SPECIAL_EXIT": "failed",
+    "STAGE_OUT": "running",
+    "STOPPED": "running",
     "SUSPENDED": "running",
     "TIMEOUT": "timeout",
 }
@@ -41,55 +71,182 @@ _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _TEXTS = {"x_partition": "Partition", "x_qos": "QOS", "x_reservation": "Reservation"}
 
 
-def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+def read(path: Pathish, *, time_zone: str | None = None, rules: Rules = RULES) -> TraceTable:
     """Reads what `sacct -P` prints.
 
     GPUs are those of `AllocTRES`, else of `ReqTRES`; a job that names a kind (`gres/gpu:a100=4`) keeps to it. The
     account is the project. A job counts as submitted when it became eligible, if that is known: nobody schedules a job
-    that is held, or waits for another. Stamps have no zone, and are taken as UTC, or are seconds since 1970.
+    that is held, or waits for another. `time_zone` is that of stamps without one (default: UTC); they may be seconds
+    since 1970. Jobs are told apart by cluster, id and submission: a requeued one, or one with an id that was given out
+    again, is a job of its own (`12#2`). A file without header has the columns of `COMMAND`, or those of the rules.
 
-    Dropped, counted: step (`-X` leaves them out), never_started, negative, earlier_attempt (a job that was requeued, in
-    the output of `sacct -D`), component (of a heterogeneous job, `12+0` and `12+1`, which are one job with all GPUs).
-    A job without end runs until the latest stamp of the file. Raises `TraceError` naming line and column.
+    Dropped, counted: step (`-X` leaves them out), never_started, negative, earlier_attempt (all but the last row of a
+    job), runaway (no end, though the time limit is long past), component (of a heterogeneous job, `12+0` and `12+1`,
+    which are one job with all GPUs). A job without end runs until the latest stamp of the file. Raises `TraceError`
+    naming line and column.
     """
-    source = Source(path)
-    latest_s = float("-inf")
-    for row in _rows(source):
-        latest_s = max(latest_s, *(_stamp(row, name) or latest_s for name in ("Submit", "Start", "End")))
+    source = Source(path, rules)
+    zone = UTC if time_zone is None else zone_named(time_zone)
     builder = TableBuilder(source, kinds=dict.fromkeys(_TEXTS, "string"))
-    found: dict[str, tuple[tuple[float, float, int], dict[str, Any]]] = {}
-    for row in _rows(source):
-        name = row.text("JobID")
-        if "." in name:
-            builder.drop("step")
-            continue
-        job, reason = _job(builder, row, name, latest_s)
-        if reason:
-            builder.drop(reason)
-            continue
-        order = (job["observed_start_s"], job["observed_end_s"] or latest_s, job["gpus"])
-        if name not in found:
-            found[name] = order, {"line": row.line, **job}
-            continue
-        builder.drop("earlier_attempt")
-        if order > found[name][0]:
-            found[name] = order, {"line": row.line, **job}
-    for kept in _whole([job for _, job in found.values()], builder):
+    layout = _layout(source)
+    reader = _Reader(builder, zone, latest_s(source, lambda row: _stamps(row, zone, RUN), **layout))
+    builder.read_rows(reader.add, **layout)
+    for kept in _whole(_named(reader.jobs()), builder):
         builder.keep(kept.pop("line"), **kept)
-    table = builder.finish(FORMAT, strict=strict, first_is_zero=True, time_zone="local (taken as UTC)")
+    if time_zone is None and reader.backward:
+        source.note(
+            f"{counted(reader.backward, 'job')} left out that ended before the start, or started before the "
+            "submission, by less than an hour: clocks went back? Name the zone, e.g. --time-zone Europe/Berlin"
+        )
+    table = builder.finish(FORMAT, first_is_zero=True, time_zone=time_zone or "local (taken as UTC)")
     if "origin_s" in table.meta:
         table.meta["origin_utc"] = utc_text(table.meta["origin_s"])
     return table
 
 
-def _rows(source: Source) -> Any:
+def _layout(source: Source) -> dict[str, Any]:
+    """How `read_rows` reads such a file."""
+
     def refuse_without_gpus(header: list[str]) -> None:
-        if not {"AllocTRES", "ReqTRES"} & set(header):
+        if not set(GPU_COLUMNS) & set(header):
             raise source.error(
                 "a column with the GPUs of the jobs is missing", column="AllocTRES", hint=f"print it with: {COMMAND}"
             )
 
-    return read_rows(source, required=REQUIRED, delimiter="|", nulls=NULLS, quoted=False, seen=refuse_without_gpus)
+    return {
+        "required": REQUIRED, "native": BARS, "nulls": NULLS, "headerless": _headerless, "seen": refuse_without_gpus,
+        "free": FreeText(FREE, _looks_right),
+    }  # fmt: skip
+
+
+def _headerless(cells: list[str]) -> Sequence[str] | None:
+    """The columns of a row that was printed without header (`-n`) by one of the documented commands."""
+    for columns in LAYOUTS:
+        at = dict(zip(columns, cells, strict=False))
+        trailing = len(cells) == len(columns) + 1 and not cells[-1]
+        if (len(cells) == len(columns) or trailing) and _JOB_ID.match(at["JobID"]) and _STAMP.match(at["Submit"]):
+            return columns
+    return None
+
+
+def _looks_right(row: TextRow) -> bool:
+    """Whether a row has a job id, stamps and a state where they belong."""
+    try:
+        stamps = _stamps(row, UTC, RUN)
+    except TraceError:
+        return False
+    state = (row.maybe_text("State") or "").rstrip("+").split()
+    return bool(_JOB_ID.match(row.maybe_text("JobID") or "")) and stamps[0] is not None and state[:1] != [] and (
+        state[0].replace("_", "").isupper()
+    )  # fmt: skip
+
+
+class _Reader:
+    """The jobs of the rows, each of several rows with one cluster, id and submission as its last attempt."""
+
+    def __init__(self, builder: TableBuilder, zone: tzinfo, latest_s: float) -> None:
+        self.builder, self.zone, self.latest_s = builder, zone, latest_s
+        self.backward = 0
+        self._found: dict[tuple[str, str, float], dict[str, Any]] = {}
+
+    def add(self, row: TextRow) -> None:
+        """Take in a row, or count why it is left out."""
+        name = row.text("JobID")
+        if "." in name:
+            self.builder.drop("step")
+            return
+        stamps = [*_stamps(row, self.zone, RUN), *_stamps(row, self.zone, ("Submit", "Eligible"))[1:]]
+        job, reason = self._job(row, name, stamps)
+        if reason:
+            self.builder.drop(reason)
+            return
+        key = (row.maybe_text("Cluster") or "", name, stamps[0] or 0.0)
+        job = {"cluster": key[0], "line": row.line, **job}
+        before = self._found.get(key)
+        if before is not None:
+            self.builder.drop("earlier_attempt")
+        if before is None or self._order(job) > self._order(before):
+            self._found[key] = job
+
+    def _order(self, job: Mapping[str, Any]) -> tuple[float, float, int]:
+        end_s = job["observed_end_s"]
+        return job["observed_start_s"], self.latest_s if end_s is None else end_s, job["gpus"]
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The jobs, in order of cluster, id and submission."""
+        return [job for _, job in sorted(self._found.items())]
+
+    def _job(self, row: TextRow, name: str, stamps: list[float | None]) -> tuple[dict[str, Any], str | None]:
+        """The job of a row, and why it is left out, if so."""
+        submit_s, start_s, end_s, eligible_s = stamps
+        if submit_s is None:
+            raise row.error("a value is needed here", column="Submit")
+        state = self._state(row)
+        if start_s is None:
+            return {}, "never_started"
+        if eligible_s is not None and submit_s < eligible_s <= start_s:
+            submit_s = eligible_s
+            self.builder.warn("held, or waiting for other jobs, until Eligible, which counts as the submission")
+        seconds = (self.latest_s if end_s is None else end_s) - start_s
+        if seconds < 0 or start_s < submit_s:
+            self.backward += min(seconds, start_s - submit_s) > -CLOCKS_S
+            return {}, "negative"
+        limit_s = _limit_s(row)
+        if end_s is None and limit_s is not None and seconds > limit_s + OVER_LIMIT_S:
+            self._note_runaway(name, seconds, limit_s)
+            return {}, "runaway"
+        return {
+            "job_id": name,
+            "submit_s": submit_s,
+            "duration_s": seconds if seconds > 0 else None,
+            "duration_kind": "right_censored" if end_s is None else "exact" if seconds > 0 else "unknown",
+            "state": "running" if end_s is None else state,
+            "observed_start_s": start_s,
+            "observed_end_s": end_s,
+            "observed_queue_s": start_s - submit_s,
+            "user": row.maybe_text("User"),
+            "project": row.maybe_text("Account"),
+            "nodes": row.maybe_whole("NNodes"),
+            **_resources(row),
+            **({} if limit_s is None else {"x_time_limit_s": limit_s}),
+            **{column: text for column, name in _TEXTS.items() if (text := row.maybe_text(name))},
+        }, None
+
+    def _note_runaway(self, name: str, seconds: float, limit_s: float) -> None:
+        hours, limit = (f"{value / 3600:.4g}" for value in (seconds, limit_s))
+        self.builder.source.note(
+            f"job {name} has no end after {hours} h, with a time limit of {limit} h, and is left out: a runaway job, "
+            "whose end Slurm lost (sacctmgr show runawayjobs)",
+            key="runaway",
+        )
+
+    def _state(self, row: TextRow) -> str:
+        """The meaning of the first word: `CANCELLED by 1000`, `COMPLETED+`; of a word that is not known: unknown."""
+        word = row.text("State").rstrip("+").split()[0]
+        if word not in STATES:
+            self.builder.warn(f"State {word!r} is not known; what became of such a job counts as unknown")
+        return STATES.get(word, "unknown")
+
+
+def _named(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The jobs with ids of their own: with the cluster if there are several, and a number from the second one on.
+
+    Of a user's jobs with one id, the later ones are attempts.
+    """
+    several = len({job["cluster"] for job in jobs}) > 1
+    seen: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        cluster = job.pop("cluster")
+        name = f"{cluster or '-'}/{job['job_id']}" if several else job["job_id"]
+        earlier = seen.setdefault(name, [])
+        attempts = sum(one["user"] == job["user"] for one in earlier) + 1
+        earlier.append(job)
+        base, plus, component = name.partition("+")
+        number = f"#{len(earlier)}" if len(earlier) > 1 else ""
+        job["job_id"] = f"{base}{number}{plus}{component}"
+        if attempts > 1:
+            job["attempts"] = attempts
+    return jobs
 
 
 def _whole(jobs: list[dict[str, Any]], builder: TableBuilder) -> list[dict[str, Any]]:
@@ -124,57 +281,25 @@ def _join(job: dict[str, Any], component: Mapping[str, Any]) -> None:
     job["state"] = "running" if None in ends else job["state"]
 
 
-def _job(builder: TableBuilder, row: TextRow, name: str, latest_s: float) -> tuple[dict[str, Any], str | None]:
-    """The job of a row, and why it is left out, if so."""
-    submit_s, start_s, end_s = (_stamp(row, column) for column in ("Submit", "Start", "End"))
-    if submit_s is None:
-        raise row.error("a value is needed here", column="Submit")
-    state = _state(row)
-    eligible_s = _stamp(row, "Eligible")
-    if start_s is None:
-        return {}, "never_started"
-    if eligible_s is not None and submit_s < eligible_s <= start_s:
-        submit_s = eligible_s
-        builder.warn("held, or waiting for other jobs, until Eligible, which counts as the submission")
-    seconds = (latest_s if end_s is None else end_s) - start_s
-    if seconds < 0 or start_s < submit_s:
-        return {}, "negative"
-    resources = _resources(row)
-    limit_s = _limit_s(row)
-    return {
-        "job_id": name,
-        "submit_s": submit_s,
-        "duration_s": seconds if seconds > 0 else None,
-        "duration_kind": "right_censored" if end_s is None else "exact" if seconds > 0 else "unknown",
-        "state": "running" if end_s is None else state,
-        "observed_start_s": start_s,
-        "observed_end_s": end_s,
-        "observed_queue_s": start_s - submit_s,
-        "user": row.maybe_text("User"),
-        "project": row.maybe_text("Account"),
-        "nodes": row.maybe_whole("NNodes"),
-        **resources,
-        **({} if limit_s is None else {"x_time_limit_s": limit_s}),
-        **{column: text for column, name in _TEXTS.items() if (text := row.maybe_text(name))},
-    }, None
+def _stamps(row: TextRow, zone: tzinfo, names: Sequence[str]) -> list[float | None]:
+    """Stamps in seconds since 1970, none before an earlier one where clocks leave the choice."""
+    found: list[float | None] = []
+    earliest_s = float("-inf")
+    for name in names:
+        at_s = _stamp(row, name, zone, earliest_s)
+        found.append(at_s)
+        earliest_s = earliest_s if at_s is None else at_s
+    return found
 
 
-def _state(row: TextRow) -> str:
-    """The first word: `CANCELLED by 1000`, `COMPLETED+`."""
-    words = row.text("State").rstrip("+").split()
-    if words[0] not in STATES:
-        raise row.error("unknown state of a job", column="State", hint=f"known: {', '.join(STATES)}")
-    return STATES[words[0]]
-
-
-def _stamp(row: TextRow, name: str) -> float | None:
+def _stamp(row: TextRow, name: str, zone: tzinfo, not_before_s: float) -> float | None:
     text = row.maybe_text(name)
     if text is None:
         return None
     if re.fullmatch(r"\d{9,11}", text):
         return float(text)
     try:
-        return stamp_s(text, UTC)
+        return stamp_s(text, zone, not_before_s)
     except (ValueError, OverflowError):
         hint = "written YYYY-MM-DDTHH:MM:SS, as sacct prints it"
         raise row.error("not a time stamp", column=name, hint=hint) from None
@@ -196,16 +321,22 @@ def _limit_s(row: TextRow) -> float | None:
 
 def _resources(row: TextRow) -> dict[str, Any]:
     """GPUs, kind, cores and memory of the allocation, or of the request where there is no allocation."""
-    column = next((name for name in ("AllocTRES", "ReqTRES") if row.maybe_text(name)), None)
-    if column is None:
+    first: Mapping[str, float] | None = None
+    amounts: Mapping[str, float] = {}
+    for column in GPU_COLUMNS:
+        if row.maybe_text(column):
+            amounts = _tres(row, column)
+            first = amounts if first is None else first
+            if any(part.startswith("gres/gpu") for part in amounts):
+                break
+    if first is None:
         return {"gpus": 0}
-    amounts = _tres(row, column)
     kinds = {name.removeprefix("gres/gpu:"): value for name, value in amounts.items() if name.startswith("gres/gpu:")}
     gpus = amounts.get("gres/gpu", sum(kinds.values()))
     if gpus != int(gpus) or gpus > 2**31 - 1:
         raise row.error("must be a whole number of GPUs", column=column)
     named = sorted(kind for kind, value in kinds.items() if value)
-    cpus, memory = amounts.get("cpu"), amounts.get("mem")
+    cpus, memory = first.get("cpu"), first.get("mem")
     return {
         "gpus": int(gpus),
         "gpu_kinds": named[0] if gpus and len(named) == 1 and re.fullmatch(r"[\w.-]+", named[0]) else None,
@@ -232,7 +363,7 @@ def _tres(row: TextRow, column: str) -> Mapping[str, float]:
 
 
 def _matches(head: Head) -> bool:
-    return set(REQUIRED) <= {cell.strip() for cell in head.first_line.split("|")}
+    return head.has(*REQUIRED, native=BARS) or _headerless(head.first_line.split("|")) is not None
 
 
 FORMAT = Format(
@@ -242,4 +373,5 @@ FORMAT = Format(
     units="stamps, local or seconds since 1970",
     source="sacct -P of Slurm",
     licence="that of its source",
+    no_gpus="no row names GPUs, which Slurm records only with AccountingStorageTRES=gres/gpu in slurm.conf",
 )
