@@ -1,5 +1,7 @@
 """Commands that are imported and built only when they are asked for, and options that are parsed only if given.
 
+An option that is given twice is a list or an error, in every command: click alone would keep the last value silently.
+
 Typer builds every command of an application before it looks at the first word, and loads pydantic to check values that
 nobody gave: together half of the CPU time of a short command. Names and help lines are all that `plait --help` needs.
 """
@@ -7,7 +9,7 @@ nobody gave: together half of the CPU time of a short command. Names and help li
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -91,12 +93,53 @@ def as_they_are(params: list[Any]) -> list[Any]:
     for param in params:
         if isinstance(param, (TyperArgument, TyperOption)) and "process_value" not in vars(param):
             param.process_value = partial(_process, param, param.process_value)  # type: ignore[method-assign]
+            if isinstance(param, TyperOption):
+                param.add_to_parser = partial(_add, param.add_to_parser)  # type: ignore[method-assign]
     return params
+
+
+class _Collecting:
+    """A parser to which options are added so that it keeps every value, not the last one only."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+
+    def add_option(self, *, action: str | None = None, **settings: Any) -> None:
+        """Add an option that appends what click would overwrite."""
+        action = {None: "append", "store": "append", "store_const": "append_const"}.get(action, action)
+        self._parser.add_option(action=action, **settings)
+
+
+def _add(add: Callable[[Any, Any], None], parser: Any, ctx: Any) -> None:
+    """Add an option to a parser."""
+    add(_Collecting(parser), ctx)
+
+
+def takes_list(param: Any) -> bool:
+    """Whether values of an option are separated by commas, as its metavar shows: `POLICY,...`."""
+    return str(param.metavar or "").endswith(",...")
+
+
+def _single(param: Any, ctx: Any, values: Sequence[Any]) -> Any:
+    """The value of an option by all that were given on the command line; `BadParameter` if it takes one only."""
+    if len(values) == 1:
+        return values[0]
+    if takes_list(param):
+        return ",".join(str(value) for value in values)
+    which = "" if param.is_flag else f" ({' and '.join(repr(str(value)[:80]) for value in values[:3])})"
+    raise typer.BadParameter(f"given {len(values)} times{which}; give it once", ctx=ctx, param=param)
+
+
+def _collected(param: Any, value: Any) -> bool:
+    """Whether the value is all values of an option that takes one."""
+    return isinstance(param, TyperOption) and isinstance(value, list) and not (param.multiple or param.count)
 
 
 def _process(param: Any, checked: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     """Convert a value by typer, unless that cannot change it: pydantic would be loaded to say so."""
     source = ctx.get_parameter_source(param.name)
+    if source is not None and source.name == "COMMANDLINE" and _collected(param, value):
+        value = _single(param, ctx, value)
     if source is not None and source.name == "DEFAULT" and not param.required:
         found = () if value is None and (param.multiple or param.nargs == -1) else value
         return found if param.callback is None else param.callback(ctx, param, found)

@@ -218,6 +218,8 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
         name, equals, value = pair.partition("=")
         if not name or (not equals and name not in environ):
             raise InputError(f"--env {pair!r}: write NAME=VALUE, or the NAME of a variable that is set here")
+        if name in out:
+            raise InputError(f"--env {name} is given twice; give it once")
         out[name] = value if equals else environ[name]
     return out
 

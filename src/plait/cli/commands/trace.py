@@ -32,7 +32,7 @@ StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings as 
 DeadlinesOption = Annotated[
     str | None,
     typer.Option(
-        "--deadlines", metavar="FACTORS", help="Draw deadlines from these multiples of the duration, e.g. 1.2,2,10."
+        "--deadlines", metavar="FACTOR,...", help="Draw deadlines from these multiples of the duration, e.g. 1.2,2,10."
     ),
 ]
 Throughputs = Annotated[Path | None, typer.Option(help="Throughput table (JSON), for format gavel.")]

@@ -22,7 +22,7 @@ def tune(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace of at least 200 jobs.")],
     cluster: Annotated[str, typer.Option("--cluster", "-c", help="NODESxGPUS, e.g. 8x8.")] = "8x8",
     max_queues: Annotated[int, typer.Option(help="Largest number of queues to try, if the policy has queues.")] = 4,
-    only: Annotated[str | None, typer.Option(help="Fit only these options, e.g. thresholds,within.")] = None,
+    only: Annotated[str | None, typer.Option(metavar="OPTION,...", help="Fit only these options.")] = None,
     trace_format: TraceFormat = "auto",
     work: Work = None,
     censored: Censored = "as_is",

@@ -49,9 +49,12 @@ class AdviseRequest:
         Text,
         typer.Option("--cluster", "-c", help="NODESxGPUS, or a cluster file. [default: of the history, else inferred]"),
     ] = None
-    candidates: Annotated[Text, typer.Option(help="Policies to compare. [default: sixteen of the catalog]")] = None
+    candidates: Annotated[
+        Text, typer.Option(metavar="POLICY,...", help="Policies to compare. [default: sixteen of the catalog]")
+    ] = None
     nodes: Annotated[
-        str, typer.Option(help="Other cluster sizes, nodes more or fewer: +2,-1,+10%; empty for none.")
+        str,
+        typer.Option(metavar="NODES,...", help="Other cluster sizes, nodes more or fewer: +2,-1,+10%; empty for none."),
     ] = "-10%,+10%"
     quota: Annotated[
         list[str] | None, typer.Option(help="Quotas to try, e.g. vision=32/speech=16; may be repeated.")

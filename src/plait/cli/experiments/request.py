@@ -56,7 +56,10 @@ class Request:
 
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Traces in any format that plait reads.")]
     policy: Annotated[
-        str, typer.Option("--policy", "-p", help="Policies, e.g. srsf,tiresias-l:knob=8,mymodule:MyPolicy.")
+        str,
+        typer.Option(
+            "--policy", "-p", metavar="POLICY,...", help="Policies, e.g. srsf,tiresias-l:knob=8,mymodule:MyPolicy."
+        ),
     ] = DEFAULT_POLICIES
     cluster: Annotated[
         list[str] | None,
@@ -68,9 +71,9 @@ class Request:
         ),
     ] = None
     round_s: RoundS = None
-    world: Annotated[str, typer.Option(help="Simulated world, e.g. plait or ideal; `plait worlds` lists them.")] = (
-        "plait"
-    )
+    world: Annotated[
+        str, typer.Option(metavar="WORLD,...", help="Simulated worlds, e.g. plait or ideal; `plait worlds` lists them.")
+    ] = "plait"
     seed: Annotated[str, typer.Option(help="Random seed N, or N..M for several runs.")] = "0"
     placement: Placement = None
     trace_format: TraceFormat = "auto"
@@ -157,19 +160,23 @@ class SweepRequest:
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of the results; the same command continues there.")
     ]
-    policy: Annotated[str, typer.Option("--policy", "-p", help="Policies, as for `plait simulate`.")] = DEFAULT_POLICIES
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", metavar="POLICY,...", help="Policies, as for `plait simulate`.")
+    ] = DEFAULT_POLICIES
     cluster: Annotated[
         list[str] | None,
         typer.Option("--cluster", "-c", help="Cluster, e.g. 8x8. Repeat the option for more. [default: 8x8]"),
     ] = None
-    load: Annotated[Text, typer.Option(help="Offered loads, e.g. 0.8,1.0,1.2. [default: the trace's own]")] = None
+    load: Annotated[
+        Text, typer.Option(metavar="LOAD,...", help="Offered loads, e.g. 0.8,1.0,1.2. [default: the trace's own]")
+    ] = None
     seed: Annotated[str, typer.Option(help="Random seed N, or N..M for several runs.")] = "0..2"
     preset: Annotated[str, typer.Option(help="Synthetic trace: philly, philly_heavy, gavel, muri_like, ...")] = "philly"
     jobs: Annotated[int, typer.Option(help="Number of jobs of a synthetic trace.")] = 1000
     trace: Annotated[Path | None, typer.Option(help="A trace instead of a preset.")] = None
     trace_format: TraceFormat = "auto"
     assign_models: AssignModels = None
-    world: Annotated[str, typer.Option(help="Simulated worlds, separated by commas; `plait worlds` lists them.")] = (
+    world: Annotated[str, typer.Option(metavar="WORLD,...", help="Simulated worlds; `plait worlds` lists them.")] = (
         "plait"
     )
     round_s: RoundS = None
@@ -197,9 +204,9 @@ class MuriRequest:
     """The options of `plait reproduce muri`."""
 
     data: Annotated[Path, typer.Option(help="Folder with the artifact's traces: trace1.csv, trace3.csv, ...")]
-    figure: Annotated[
-        Text, typer.Option(help="9 to 14, tables or testbed; several separated by commas. [default: all]")
-    ] = None
+    figure: Annotated[Text, typer.Option(metavar="FIGURE,...", help="9 to 14, tables or testbed. [default: all]")] = (
+        None
+    )
     report: Page = None
     json: Json = None
     work: WorkFolder = None
@@ -220,7 +227,7 @@ class PolluxRequest:
     workload: Annotated[
         list[Path] | None, typer.Option(help="Workload file; may be repeated. [default: DATA/workload-6.csv]")
     ] = None
-    study: Annotated[Text, typer.Option(help="load, interval or interference; several separated by commas.")] = None
+    study: Annotated[Text, typer.Option(metavar="STUDY,...", help="load, interval or interference.")] = None
     seeds: Annotated[str, typer.Option(help="Seeds of the genetic search, N or N..M.")] = "0..2"
     report: Page = None
     json: Json = None
@@ -241,7 +248,7 @@ class AntManRequest:
     study: Annotated[
         Text,
         typer.Option(
-            help="load, share, longest, gangs, mix, split or shapes, separated by commas; or none. [default: all]"
+            metavar="STUDY,...", help="load, share, longest, gangs, mix, split or shapes; or none. [default: all]"
         ),
     ] = None
     jobs: Annotated[int, typer.Option(help="Number of jobs of each trace.")] = 500
@@ -261,8 +268,9 @@ class InaRequest:
     section: Annotated[
         Text,
         typer.Option(
-            help="goodput, fallback, aggregated, spread, other, straggler, deadlines, loss or headlines; several "
-            "separated by commas. [default: all]"
+            metavar="SECTION,...",
+            help="goodput, fallback, aggregated, spread, other, straggler, deadlines, loss or "
+            "headlines. [default: all]",
         ),
     ] = None
     report: Page = None

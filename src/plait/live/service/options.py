@@ -71,7 +71,7 @@ class ServiceOptions:
         "Application that answers under /web/, MODULE:FUNCTION, or none", default="plait.dashboard.app:make"
     )
     price: tuple[str, ...] = option(
-        "Price of a GPU-hour, by GPU kind (a100=2.5) or of every kind (2.5); may be repeated", default=(),
+        "Price of a GPU-hour, by GPU kind (a100=2.5) or of every kind (2.5)", default=(),
         metavar="KIND=PRICE",
     )  # fmt: skip
     currency: str = option("Label of prices, as it is printed, e.g. EUR", default="")

@@ -36,6 +36,8 @@ def pairs(words: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not name or name in SERVICE_OPTIONS:
             raise InputError(f"--option {word!r} is no NAME=VALUE for a backend; write for example: -o partition=gpu")
+        if name in found:
+            raise InputError(f"--option {name} is given twice ({found[name]!r} and {value!r}); give it once")
         found[name] = value
     return found
 

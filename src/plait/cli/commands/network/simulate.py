@@ -31,7 +31,7 @@ class PacketsRequest:
 
     protocol: str = option(
         "Systems, separated by commas, each in a run of its own: switchml, atp, a2tp, esa, inalloc", default="atp",
-        short="p",
+        short="p", metavar="SYSTEM,...",
     )  # fmt: skip
     jobs: int = option("Number of equal jobs", default=8, least=1, most=256, short="j")
     workers: int = option("Workers of a job", default=8, least=1, most=64, short="w")
@@ -49,11 +49,11 @@ class PacketsRequest:
     ] = None
     priorities: str = option(
         "Priorities of jobs for esa, 1 to 255, separated by commas; or auto, after ESA's formula", default="",
-        unset="1, 2, 3, ...",
+        unset="1, 2, 3, ...", metavar="PRIORITY,...",
     )  # fmt: skip
     deadlines_us: str = option(
         "Deadlines of jobs, microseconds, separated by commas; none for a job without. With inalloc they get memory",
-        default="", unset="none",
+        default="", unset="none", metavar="DEADLINE,...",
     )  # fmt: skip
     loss: float = option("Probability that a packet is lost on a hop, either way", default=0.0, least=0, most=0.9)
     jitter_us: float = option("Most delay of a packet in its host, microseconds", default=0.2, least=0, most=1e6)
@@ -167,6 +167,8 @@ def _changed(texts: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--option {text!r} is not NAME=VALUE; write e.g. --option gap_threshold=1")
         if name not in kinds:
             raise InputError(f"--option {name!r} does not exist; {suggest(name, kinds)}")
+        if name in found:
+            raise InputError(f"--option {name} is given twice ({found[name]} and {value}); give it once")
         try:
             found[name] = kinds[name](value)
         except ValueError as error:
