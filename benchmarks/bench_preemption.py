@@ -22,7 +22,7 @@ import numpy as np
 
 from plait import Cluster, JobBatch, Plan, View, load_jobs, make_policy, make_world, simulate
 from plait.core.jobs import Checkpoints
-from plait.core.policy import Policy
+from plait.core.policy import Policy, has_preemption
 from plait.core.preemption import DEFAULT_RULE, FREELY, PreemptionRule
 from plait.traces.formats.registry import read_trace
 from plait.traces.synthetic.assign import assign_models
@@ -68,6 +68,11 @@ class Timed:
 
     policy: Policy
     cpu_s: float = 0.0
+
+    @property
+    def preempts(self) -> bool:
+        """Whether the policy stops jobs for those ahead of them."""
+        return has_preemption(self.policy)
 
     def decide(self, view: View) -> Plan:
         """What the policy decides."""

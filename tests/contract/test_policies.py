@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plait.control import controller
 from plait.core.jobs import JobTable
 from plait.core.plan import Group, Member, Plan
 from plait.core.policy import Policy, View
@@ -268,6 +269,7 @@ def never_again(view: View, plan: Plan) -> Plan:
         (writes_the_job_store, "pure", r"policy wrong changed priority of what it was shown at"),
         (reads_ids, "nameless", r"a run under other job ids differs at step"),
         (blocks_wide_gangs, "feeds-all", r"'wide'"),
+        (blocks_wide_gangs, "starves-nobody", r"policy wrong has let job 'wide0' .* wait, the first of its queue"),
         (never_again, "survives-nodes", r"jobs can never finish under policy wrong"),
         (never_again, "survives-failures", r"jobs can never finish under policy wrong"),
     ],
@@ -303,6 +305,13 @@ def test_a_patience_that_is_not_kept_is_found_out() -> None:
     (result,) = check_policy(Impatient, only=["keeps-patience"])
     assert not result.ok
     assert re.search(r"the wide job waited \d+\.\d s, and policy impatient promises 600.0 s", result.detail)
+
+
+@pytest.mark.parametrize("policy", ["tiresias-l", "fifo-backfill", "sia:interval_s=300"])
+def test_without_gpus_held_for_it_the_first_of_the_queue_starves(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "hold_back", lambda view, plan, preempts: plan)
+    (result,) = check_policy(lambda: make_policy(policy), only=["starves-nobody"])
+    assert re.search(r"let job 'wide0' .* the 4 jobs that ran when it became first had ended at", result.detail)
 
 
 @dataclass

@@ -70,10 +70,11 @@ from plait.core.errors import PlaitError, PlanError
 from plait.core.jit import kernel
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
-from plait.core.policy import Policy, Usage, View
+from plait.core.policy import Policy, Usage, View, has_preemption
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.core.words import counted, noted
 from plait.placement.pinned import keep_running
+from plait.placement.reserve import hold_back
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
 CLOCK_S = 1e-6
@@ -553,11 +554,15 @@ class Controller:
         if not self.changed and event.at_s < self.plan.valid_until_s - CLOCK_S:
             return ()
         view = self.view()
-        plan = keep_running(view, self.policy.decide(view))
+        plan = self.planned(view)
         changes = self._checked(plan.groups)
         if plan.grants or self.job_store.requiring:
             self._check_grants(plan, view)
         return self._apply(plan, changes)
+
+    def planned(self, view: View) -> Plan:
+        """The policy's plan for a view, in which kept jobs stay and GPUs are held for the first waiting job."""
+        return hold_back(view, keep_running(view, self.policy.decide(view)), has_preemption(self.policy))
 
     def _apply(self, plan: Plan, changes: PlanChanges) -> Sequence[Command]:
         groups, columns = plan.groups, self.job_store.columns

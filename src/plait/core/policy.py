@@ -180,6 +180,24 @@ def has_guests(policy: Policy) -> bool:
 
 
 @runtime_checkable
+class Preempts(Protocol):
+    """A policy that declares whether it stops jobs for those ahead of them. Optional: others do not.
+
+    Jobs that may be stopped then use GPUs that are held for the first waiting job (`plait.placement.reserve`).
+    """
+
+    @property
+    def preempts(self) -> bool:
+        """Whether running jobs that may be stopped give up their GPUs at once to those ahead in `Plan.order`."""
+        ...
+
+
+def has_preemption(policy: Policy) -> bool:
+    """Whether the policy stops running jobs for those ahead of them, as far as it declares."""
+    return isinstance(policy, Preempts) and bool(policy.preempts)
+
+
+@runtime_checkable
 class GrantsMemory(Protocol):
     """A policy that declares whether its plans grant memory of switches (`Plan.grants`). Optional: others do not."""
 

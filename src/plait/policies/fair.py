@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,8 +55,10 @@ class Drf:
         heap = [(float(used[u].max()) / weight[u], queue[0], u, 0) for u, queue in queues.items()]
         heapq.heapify(heap)
         late: list[int] = []
+        queue: list[int] = []
         while heap:
             _, row, user, at = heapq.heappop(heap)
+            queue.append(row)
             if int(jobs.gpus[row]) <= free:
                 order.append(row)
                 free -= int(jobs.gpus[row])
@@ -67,7 +69,9 @@ class Drf:
                 entry = (float(used[user].max()) / weight[user], queues[user][at + 1], user, at + 1)
                 heapq.heappush(heap, entry)
         scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
-        return place(view, np.array(order + late, dtype=np.int64), scheme=scheme)
+        plan = place(view, np.array(order + late, dtype=np.int64), scheme=scheme)
+        running = np.flatnonzero(jobs.running)
+        return replace(plan, order=jobs.number[np.concatenate([running, np.array(queue, dtype=np.int64)])])
 
     @staticmethod
     def _demand_shares(view: View) -> FloatArray:

@@ -17,8 +17,9 @@ import numpy as np
 from plait.core.arrays import objects
 from plait.core.errors import InputError, suggest
 from plait.core.plan import Plan
-from plait.core.policy import Policy, UsesRequests, View, has_guests
+from plait.core.policy import Policy, UsesRequests, View, has_guests, has_preemption
 from plait.core.words import counted
+from plait.placement.reserve import hold_back
 
 #: Stands for every project that no rule names.
 ALL = "*"
@@ -126,6 +127,11 @@ class WithinQuotas:
         """Whether plans of the policy inside have guests."""
         return has_guests(self.policy)
 
+    @property
+    def preempts(self) -> bool:
+        """Whether the policy inside stops running jobs for those ahead of them."""
+        return has_preemption(self.policy)
+
     def decide(self, view: View) -> Plan:
         """The inner policy's plan for the jobs that may run."""
         admission = _Admission(self.quotas, view)
@@ -135,7 +141,11 @@ class WithinQuotas:
         jobs = view.jobs
         keep = np.array([number not in admission.held for number in jobs.number.tolist()], dtype=bool)
         table = jobs.subset(jobs.number[keep], **admission.kinds())
-        plan = self.policy.decide(replace(view, jobs=table)) if len(table) else Plan.of([])
+        inside = replace(view, jobs=table)
+        plan = self.policy.decide(inside) if len(table) else Plan.of([])
+        if plan.order is None:  # else those held back would be in the queue
+            plan = replace(plan, order=table.number[np.lexsort((table.number, -table.priority, ~table.running))])
+        plan = hold_back(inside, plan, self.preempts)  # on GPUs of the kinds that quotas leave
         # When a job leaves, one of those held back may start: the plan is never settled.
         return replace(plan, reasons={**plan.reasons, **admission.held}, settled=False)
 

@@ -20,7 +20,7 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobStatus
 from plait.core.plan import Plan
-from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests
+from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests, has_preemption
 from plait.network.fluid.exchanges import STRAIGHT, Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.memory.catalog import MANAGERS, OF_PROTOCOL, make_manager
@@ -89,6 +89,11 @@ class WithAggregation:
     def guests(self) -> bool:
         """Whether plans of the policy inside have guests."""
         return has_guests(self.policy)
+
+    @property
+    def preempts(self) -> bool:
+        """Whether the policy inside stops running jobs for those ahead of them."""
+        return has_preemption(self.policy)
 
     @property
     def grants(self) -> bool:

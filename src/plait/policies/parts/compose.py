@@ -106,6 +106,11 @@ class Composed:
         """What users ask for that this policy takes into account."""
         return self.urgency.uses
 
+    @property
+    def preempts(self) -> bool:
+        """Whether running jobs give up their GPUs to jobs ahead of them, without a shortest run that delays it."""
+        return self.preempt and not self.min_run_s > 0
+
     def ranked(self, view: View) -> IntArray:
         """The rows of the view in the order of the next decision, without a decision: nobody is placed."""
         ranking = self.order(view)

@@ -18,6 +18,7 @@ from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.placement.pinned import broken
 from plait.sim.contract.runs import BrokenPromise, Make, all_finish, play, same
+from plait.sim.contract.waiting import starves_nobody
 from plait.sim.contract.workloads import (
     CLUSTERS,
     COSTLY,
@@ -315,6 +316,11 @@ CONTRACTS = (
         "keeps-patience",
         "a policy with a `longest_wait_s` starts who waited that long, whatever comes",
         _keeps_patience,
+    ),
+    Contract(
+        "starves-nobody",
+        "the first of the queue waits no longer than for the jobs that ran when it became first",
+        starves_nobody,
     ),
     Contract("adapts", "jobs that adapt their batch, elastic and opportunistic ones end too", _adapts),
     Contract("survives-nodes", "nodes go and come back; every job ends", _survives_nodes),

@@ -111,9 +111,9 @@ def what_it_said(error: Exception) -> str:
     return str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
 
 
-def all_finish(make: Make, workload: Workload) -> Played:
-    """Run a workload; raises `BrokenPromise` if a job did not finish."""
-    played = play(make(), workload)
+def all_finish(make: Make, workload: Workload, observe: Callable[[Controller], Step] | None = None) -> Played:
+    """Run a workload; raises `BrokenPromise` if a job did not finish. `observe` is as for `play`."""
+    played = play(make(), workload, observe=observe)
     ends = played.ends()
     job_store = played.controller.job_store
     for job in range(len(workload.jobs)):

@@ -92,7 +92,7 @@ def _starts(
             column[job] = gpus
     left = view.jobs.number[~np.isin(view.jobs.number, list(without))]
     try:
-        plan = controller.policy.decide(replace(view, jobs=view.jobs.subset(left, **sized)))
+        plan = controller.planned(replace(view, jobs=view.jobs.subset(left, **sized)))
     except Exception:
         return False  # a policy that fails here fails in its decisions too, and the status says so
     return bool(np.isin(job, plan.groups.jobs))
