@@ -761,3 +761,4 @@ def test_costs_add_up_and_users_see_their_own(service: Service) -> None:
     text = service.ask("GET", "/metrics").text
     assert 'plait_cost_last_day{currency="EUR",part="idle"}' in text
     assert "plait_gpus_held_idle 0.0" in text
+    assert "plait_reserved_idle_gpu_seconds_total 0.0" in text

@@ -76,6 +76,7 @@ _CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, JobUpdated, 
 def apply(state: State, entry: Entry) -> Sequence[Command]:
     """Take the next entry of the log; returns what the controller commands."""
     state.seq += 1
+    state.record.reserved_idle_gpu_s = state.reserved_idle_gpu_s(entry.at_s)
     state.now_s = max(state.now_s, entry.at_s)
     if isinstance(entry, Note):
         _NOTES[type(entry)](state, entry)

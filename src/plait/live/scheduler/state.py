@@ -133,6 +133,12 @@ class State:
 
     # -- looking --------------------------------------------------------------------------------------
 
+    def reserved_idle_gpu_s(self, at_s: float) -> float:
+        """GPU-seconds until `at_s` in which GPUs were held for waiting jobs and had no host, in all."""
+        held = () if self.controller is None else self.controller.reservations
+        gpus = sum(len(reservation.gpus) for reservation in held)
+        return self.record.reserved_idle_gpu_s + gpus * max(at_s - self.now_s, 0.0)
+
     def phase(self, job: JobRecord) -> Phase:
         """Where the controller sees a job; one that it does not know yet waits, or was cancelled."""
         if not job.admitted or self.controller is None:

@@ -296,6 +296,7 @@ def status(ctx: Context, demand: GpuDemand, now_s: float) -> dict[str, Any]:
         "policy_error": state.policy_error or None,
         "round_s": ctx.options.round_s,
         "lost": {"work_gpu_s": dict(state.record.lost_gpu_s), "restarts_gpu_s": state.record.restarts_gpu_s},
+        "reserved_idle_gpu_s": state.reserved_idle_gpu_s(now_s),
         "term": ctx.term,
         "log_seq": state.seq,
         "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},

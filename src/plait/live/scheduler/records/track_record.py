@@ -133,7 +133,8 @@ class TrackRecord:
 
     `starts_s`: from the decision to the first iteration; `tails_s`: from the last iteration until the end was known;
     `stops_s`: from the request to stop to the end; `lags_s`: before a process began and after it ended.
-    `lost_gpu_s`: GPU-seconds of work that was thrown away, by the reason; `restarts_gpu_s`: that restarts took.
+    `lost_gpu_s`: GPU-seconds of work that was thrown away, by the reason; `restarts_gpu_s`: that restarts took;
+    `reserved_idle_gpu_s`: in which GPUs were held for a waiting job and no host ran on them.
     """
 
     open: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -144,6 +145,7 @@ class TrackRecord:
     lags_s: deque[float] = field(default_factory=_recent)
     lost_gpu_s: dict[str, float] = field(default_factory=dict)
     restarts_gpu_s: float = 0.0
+    reserved_idle_gpu_s: float = 0.0
 
     def add_forecast(self, note: ForecastRecorded) -> None:
         """A forecast was made: the first of a job counts."""

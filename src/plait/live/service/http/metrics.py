@@ -93,6 +93,11 @@ class Metrics:
             "plait_restart_gpu_seconds", "GPU-seconds from a stop to the first step after it.",
             status["lost"]["restarts_gpu_s"],
         )  # fmt: skip
+        yield CounterMetricFamily(
+            "plait_reserved_idle_gpu_seconds",
+            "GPU-seconds in which GPUs were held for a waiting job and no job had them.",
+            status["reserved_idle_gpu_s"],
+        )
         yield GaugeMetricFamily(
             "plait_gpus_held_idle",
             "GPUs that jobs hold and of which they use less than 5 %.",

@@ -65,6 +65,8 @@ class ClusterStatus(Answer):
     round_s: float
     """Seconds between decisions, at least."""
     lost: LostWork
+    reserved_idle_gpu_s: float
+    """GPU-seconds in which GPUs were held for a waiting job and no job had them."""
     term: int
     log_seq: int
     """The newest entry of the event log."""
