@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from plait.live.agent.processes.runner import KEPT_LOGS
+from plait.live.agent.processes.runner import FIRST_LOG, NEWEST_LOGS
 from plait.live.system.procs import open_plain, read_json
 
 MOST_BYTES = 1 << 20
+#: In place of what a log no longer has.
+DROPPED = "[plait: {count:,} bytes of this log were dropped here; `plait up --log-mb` sets how much is kept]\n"
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Part:
 def read_part(folder: Path, offset: int, limit: int) -> Part:
     """At most `limit` bytes from `offset` (negative: that many before the end).
 
-    Starts later if the beginning was thrown away. A character cut by the end of the piece is left to the next one.
-    Raises FileNotFoundError if there is no log.
+    Where bytes were dropped the piece is a line about that, and the next piece begins after them. A character that is
+    cut by the end of the piece is left to the next one. Raises FileNotFoundError if there is no log.
     """
     with ExitStack() as stack:
         files = _open_all(folder, stack)
@@ -46,9 +48,13 @@ def read_part(folder: Path, offset: int, limit: int) -> Part:
                 pieces[start] = (file, status.st_size)
         if not pieces:
             raise FileNotFoundError(f"no log in {folder}")
-        first, last = min(pieces), max(pieces)
+        last = max(pieces)
         size = last + pieces[last][1]
-        at = min(max(offset if offset >= 0 else size + offset, first), size)
+        at = min(max(offset if offset >= 0 else size + offset, 0), size)
+        dropped_from = max((start + length for start, (_, length) in pieces.items() if start + length <= at), default=0)
+        kept_from = min((start for start, (_, length) in pieces.items() if start + length > at), default=size)
+        if kept_from > at:
+            return Part(DROPPED.format(count=kept_from - dropped_from), at, kept_from, size)
         data = b""
         limit = max(1, min(limit, MOST_BYTES))
         for start in sorted(pieces):
@@ -66,7 +72,8 @@ def read_part(folder: Path, offset: int, limit: int) -> Part:
 
 def _open_all(folder: Path, stack: ExitStack) -> list[BinaryIO]:
     files: list[BinaryIO] = []
-    for name in ("out.log", *(f"out.log.{number}" for number in range(1, KEPT_LOGS + 1)), "out.log.new"):
+    numbered = (f"out.log.{number}" for number in range(1, NEWEST_LOGS + 2))  # older runners kept one more
+    for name in ("out.log", *numbered, FIRST_LOG, "out.log.new"):
         try:
             files.append(stack.enter_context(open_plain(folder / name)))
         except OSError:

@@ -144,6 +144,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         master_addr=lead.address,
         master_port=attempt.port,
         checkpoint_s=float(request.get("checkpoint_s") or 60.0),
+        log_bytes=int(options.log_mb * 250_000),  # a log has four files
         memory_bytes=float(request.get("memory") or 0.0) / world_size,
         total_steps=request.get("iterations"),
         merge=merge_key(request, job.owner, job.project) if attempt.merge and world_size == 1 else "",

@@ -49,6 +49,10 @@ class Options:
     kill_grace_s: float = option("Grace period of jobs that are cancelled or have failed, seconds", default=10.0)
     first_port: int = option("Lowest master port of gangs", default=29_500)
     ports: int = option("Number of master ports", default=500)
+    log_mb: float = option(
+        "Megabytes kept of the log of each process: the first quarter stays, the others are the newest", default=40.0,
+        least=0.02,
+    )  # fmt: skip
     requeues: int = option(
         "Exits with a request to restart (75) in a row, without an iteration, that do not count as failures", default=20
     )

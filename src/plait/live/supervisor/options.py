@@ -32,6 +32,7 @@ class UpOptions:
     port: int | None = same(ServiceOptions, "port")
     fake: bool = option("Use CPU slots even where there are GPUs", default=False)
     db: str | None = same(ServiceOptions, "db")
+    log_mb: float | None = same(ServiceOptions, "log_mb")
     user_jobs: int | None = same(ServiceOptions, "user_jobs")
     project_jobs: int | None = same(ServiceOptions, "project_jobs")
     backend: str | None = same(ServiceOptions, "backend")

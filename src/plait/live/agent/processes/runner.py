@@ -10,8 +10,8 @@ group of its own (`cgroups`), in which daemons stay. Beside it a `guardian` ends
 and both end it when the `lease` of the node is over.
 
 Files in the folder of the process: `runner.json` is the claim (made by `link`, so that there is one runner whatever
-happened to the agent between two tries), `out.log` with `out.log.1` ... and `log.json` (see `logs`), `exit.json` at the
-end. Signals: SIGTERM stops gracefully (grace from `stop.json` if it is there), SIGUSR1 at once.
+happened to the agent between two tries), `out.log` with `out.log.first`, `out.log.1` ... and `log.json` (see `logs`),
+`exit.json` at the end. Signals: SIGTERM stops gracefully (grace from `stop.json` if it is there), SIGUSR1 at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from plait.live.agent.processes import guardian
 from plait.live.agent.processes.grace import read_grace_s
 from plait.live.system import cgroups, procs
 
-KEPT_LOGS = 3
+#: Full files of a log that are kept: the first one, then the newest.
+FIRST_LOG, NEWEST_LOGS = "out.log.first", 2
 #: Signals to a runner; it is born with them blocked, so that one sent too early waits.
 HELD_BACK = (signal.SIGTERM, signal.SIGUSR1)
 _CHUNK = 1 << 16
@@ -66,8 +67,9 @@ class Task:
 
 
 class LogWriter:
-    """`out.log`, turned over at a size. Where each file begins in the whole log is kept by inode in `log.json`,
-    written before files change their names, so that readers need no lock.
+    """`out.log`, turned over at a size. The first full file stays, for the beginning says with what a job was started;
+    of the others the newest. Where each file begins in the whole log is kept by inode in `log.json`, written before
+    files change their names, so that readers need no lock.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -93,7 +95,7 @@ class LogWriter:
             while data:
                 room = self.limit - self.size
                 if len(data) > room:  # between two lines, if there is an end of one
-                    room = data.rfind(b"\n", 0, max(room, 0)) + 1 or room
+                    room = data.rfind(b"\n", 0, max(room, 0)) + 1 or (0 if len(data) <= self.limit else room)
                 if room <= 0:
                     self._turn_over()
                     continue
@@ -107,13 +109,16 @@ class LogWriter:
         def path(number: int) -> str:
             return os.path.join(self.folder, f"out.log.{number}" if number else "out.log")
 
-        oldest = path(KEPT_LOGS)
-        if os.path.exists(oldest):
+        first = self.start == 0
+        if not first and os.path.exists(oldest := path(NEWEST_LOGS)):
             self._starts.pop(str(os.stat(oldest).st_ino), None)
         self._open("out.log.new", self.start + self.size)
-        for number in range(KEPT_LOGS, 0, -1):
-            if os.path.exists(path(number - 1)):
-                os.replace(path(number - 1), path(number))
+        if first:
+            os.replace(path(0), os.path.join(self.folder, FIRST_LOG))
+        else:
+            for number in range(NEWEST_LOGS, 0, -1):
+                if os.path.exists(path(number - 1)):
+                    os.replace(path(number - 1), path(number))
         os.replace(os.path.join(self.folder, "out.log.new"), path(0))
 
     def tail_text(self) -> str:

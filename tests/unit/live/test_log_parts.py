@@ -1,0 +1,62 @@
+"""Logs that are larger than what is kept: the beginning and the end stay, and a line says what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.live.agent.logs import read_part
+from plait.live.agent.processes.runner import LogWriter
+
+
+def whole(folder: Path, limit: int = 1 << 16) -> str:
+    """What a reader gets who starts at the beginning and goes on to the end."""
+    text, at = "", 0
+    while (part := read_part(folder, at, limit)).next > at:
+        text, at = text + part.text, part.next
+    assert at == part.size
+    return text
+
+
+def written(folder: Path, lines: int, limit: int) -> str:
+    """Write lines to a log of files of `limit` bytes; what was written."""
+    log = LogWriter(str(folder), limit)
+    text = ""
+    for i in range(lines):
+        line = f"{i:06d} ä€ {'x' * (i % 50)}\n"
+        log.write(line.encode())
+        text += line
+    return text
+
+
+def test_a_log_that_fits_is_whole(tmp_path: Path) -> None:
+    text = written(tmp_path, 390, 4096)
+    assert 3 * 4096 < len(text.encode()) < 4 * 4096
+    assert whole(tmp_path, 777) == text
+
+
+@pytest.mark.parametrize("lines", [600, 1000, 5000])
+def test_the_beginning_and_the_end_are_kept_and_a_line_says_what_is_not(tmp_path: Path, lines: int) -> None:
+    text = written(tmp_path, lines, 4096)
+    shown = whole(tmp_path, 1000)
+    head, note, tail = shown.partition("[plait: ")
+    count, rest = tail.split(" bytes of this log were dropped here", 1)
+    rest = rest.split("\n", 1)[1]
+    assert note
+    assert text.startswith(head)
+    assert text.endswith(rest)
+    assert len(head.encode()) > 4000
+    assert len(rest.encode()) > 2 * 4000
+    assert len(head.encode()) + int(count.replace(",", "")) + len(rest.encode()) == len(text.encode())
+    assert head.endswith("\n")
+
+
+def test_a_reader_in_the_gap_gets_the_note_and_goes_on_behind_it(tmp_path: Path) -> None:
+    text = written(tmp_path, 5000, 4096).encode()
+    part = read_part(tmp_path, len(text) // 2, 1000)
+    assert part.text.startswith("[plait: ")
+    assert part.next > part.offset == len(text) // 2
+    assert text[part.next :].startswith(read_part(tmp_path, part.next, 1000).text.encode())
+    assert read_part(tmp_path, -20, 1000).text.encode() == text[-20:]
+    assert read_part(tmp_path, 10**9, 1000).text == ""
