@@ -18,10 +18,10 @@ VERBATIM = BARE | {"cls": Verbatim, "context_settings": {"allow_interspersed_arg
 #: The commands in the order of the help.
 ENTRIES = {
     "submit": Entry(JOBS, "submit:submit", "Submit a job: a command, or a file.", VERBATIM),
-    "ls": Entry(JOBS, "jobs:ls", "List jobs, newest first."),
+    "ls": Entry(JOBS, "jobs:ls", "List jobs that wait or run, newest first."),
     "queue": Entry(JOBS, "jobs:queue", "List what runs and waits in the policy's order."),
     "show": Entry(JOBS, "jobs:show", "Show everything about a job.", BARE),
-    "logs": Entry(JOBS, "jobs:logs", "Print the log of a job's newest attempt.", BARE),
+    "logs": Entry(JOBS, "logs:logs", "Print the log of a job's newest attempt.", BARE),
     "wait": Entry(JOBS, "jobs:wait", "Wait until jobs have ended.", BARE),
     "cancel": Entry(JOBS, "jobs:cancel", "Cancel jobs; running ones are stopped.", BARE),
     "requeue": Entry(JOBS, "submit:requeue", "Checkpoint running jobs and send them back to the queue.", BARE),

@@ -14,6 +14,7 @@ import pytest
 from fake_service import TOKEN, Fake, serve
 
 from plait.cli.commands.explain import eta_lines, explanation_lines
+from plait.cli.commands.jobs import ALIVE
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
@@ -266,8 +267,23 @@ def test_the_queue_has_its_order_the_numbers_behind_it_and_reasons(plait, fake):
     fake.answers["GET", "/v1/queue"] = found
     answer = plait("queue", "--limit", "2")
     assert [re.split("  +", line.strip()) for line in answer.out.splitlines()[1:]] == [
-        ["1", "j-3", "mnist", "ada", "vision", "guaranteed", "2", "5", "1", "2", "1 min 0 s", "-", "runs"],
-        ["2", "j-4", "mnist", "ada", "vision", "guaranteed", "2", "-", "-", "0", "-", "1 min 15 s", waits["reason"]],
+        ["1", "j-3", "mnist", "ada", "running", "2", "-", "5", "1 min 0 s", "2", "1", "vision", "guaranteed", "-"],
+        [
+            "2",
+            "j-4",
+            "mnist",
+            "ada",
+            "waiting",
+            "2",
+            "1 min 15 s",
+            "-",
+            "-",
+            "0",
+            "-",
+            "vision",
+            "guaranteed",
+            waits["reason"],
+        ],
     ]
     assert "7 jobs in the order of fifo; --limit and --offset show more" in answer.err
     assert fake.asked[0][2] == {"limit": "2", "offset": "0"}
@@ -291,7 +307,9 @@ def test_ls_show_history(plait, fake):
     assert "n0 with j-4" in out
     assert fake.asked[0][2] == {"state": "running", "limit": "50", "offset": "0", "columns": "1"}
     plait("ls", "-s", "mnist")
-    assert fake.asked[-1][2] == {"text": "mnist", "limit": "50", "offset": "0", "columns": "1"}
+    assert fake.asked[-1][2] == {"state": ALIVE, "text": "mnist", "limit": "50", "offset": "0", "columns": "1"}
+    plait("ls", "--all")
+    assert fake.asked[-1][2] == {"limit": "50", "offset": "0", "columns": "1"}
     shown = plait("show", "j-3").out
     assert "python train.py" in shown
     assert "77" in shown
@@ -308,10 +326,12 @@ def test_ls_show_history(plait, fake):
     assert ["1", "+3.0", "s", "1.5", "s", "2", "-", "-", "preempted", "75", "-", "n7"] in [
         line.split() for line in shown.splitlines()
     ]
+    fake.answers["GET", "/v1/jobs"] = [DONE]
     ended = plait("history").out
+    assert fake.asked[-1][2]["state"] == "finished,failed,cancelled"
     assert "j-2" in ended
-    assert "j-3" not in ended
     assert "10.0 s" in ended  # waited
+    fake.answers["GET", "/v1/jobs"] = [JOB, DONE]
     assert json.loads(plait("ls", "--json").out) == [JOB, DONE]
 
 
@@ -351,8 +371,9 @@ def test_show_tells_how_long_ago_things_were_and_an_age_that_ends_with_the_job(p
              "reason": None, "gpus": 4, "batch_size": 1024.0, "lost_work_s": 12.5}  # fmt: skip
     fake.answers["GET", "/v1/jobs/j-2"] = {**DONE, "age_s": 100.0, "iterations_done": 1234.56, "attempts": [began]}
     shown = [" ".join(line.split()) for line in plait("show", "j-2").out.splitlines()]
-    for line in ("created 1 min 40 s ago", "started 1 min 37 s ago", "ended 1 min 10 s ago", "age 30.0 s"):
-        assert line in shown
+    for name, ago in (("created", "1 min 40 s"), ("started", "1 min 37 s"), ("ended", "1 min 10 s")):
+        assert any(re.fullmatch(rf"{name} (\w+ \d+ )?\d\d:\d\d, {ago} ago", line) for line in shown)
+    assert "age 30.0 s" in shown
     assert "iterations done 1,235" in shown
     assert "attained service 40.0 GPU-seconds" in shown
     assert "1 +0.0 s 30.1 s 4 1,024 12.5 s finished 0 - n7" in shown
@@ -485,10 +506,12 @@ def test_logs_page_by_page_and_from_the_end(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3/logs"] = log
     fake.answers["GET", "/v1/jobs/j-3"] = JOB
     assert plait("logs", "j-3").out == text
-    assert plait("logs", "j-3", "--tail", 16, "--rank", 1).out == text[-16:]
+    lines = text.splitlines(keepends=True)
+    assert plait("logs", "j-3", "--tail", 20, "--rank", 1).out == "".join(lines[-20:])
     assert fake.asked[-1][2]["rank"] == "1"
-    end = json.loads(plait("logs", "j-3", "--tail", 16, "--json").out)
-    assert end == {"text": text[-16:], "offset": len(text) - 16, "next": len(text), "size": len(text)}
+    assert plait("logs", "j-3", "--tail", 10_000).out == text
+    end, last = json.loads(plait("logs", "j-3", "--tail", 2, "--json").out), "".join(lines[-2:])
+    assert end == {"text": last, "offset": len(text) - len(last), "next": len(text), "size": len(text)}
     assert json.loads(plait("logs", "j-3", "--json").out)["next"] == 300
     assert "--json and --follow exclude each other" in plait("logs", "-f", "j-3", "--json").err
 
@@ -512,6 +535,15 @@ def test_logs_of_a_job_that_has_not_started_say_so(plait, fake):
     answer = plait("logs", "j-3")
     assert answer.out == ""
     assert "j-3 has not started yet; plait explain j-3 says why" in answer.err
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_logs_of_a_job_that_never_started_say_so(plait, fake, follow):
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = "event: end\ndata: {}\n\n"
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "state": "cancelled", "reason": "by ann", "attempts": []}
+    answer = plait("logs", "j-3", *follow)
+    assert answer.out == ""
+    assert answer.err == "plait: j-3 has no log, because it never started: cancelled (by ann)\n"
 
 
 def test_logs_follow_until_the_end(plait, fake):
@@ -645,7 +677,7 @@ def test_status_nodes_top(plait, fake):
     assert "2 of 4 held" in out
     assert "no such GPU" in out
     out = plait("nodes").out
-    assert out.splitlines()[1].split() == ["n0", "ready", "3", "cpu", "2", "50%", "2.0", "GB", "0.2", "s", "ago", "j-3"]
+    assert out.splitlines()[1].split() == ["n0", "ready", "3", "2", "0.2", "s", "ago", "cpu", "50%", "2.0", "GB", "j-3"]
     assert "mnist" in plait("top", "--once").out
 
 
@@ -674,6 +706,7 @@ def test_events_in_words(plait, fake):
         "event": 4,
         "groups": [{"jobs": [0, {"job": 1, "turn": 2}], "gpus": [0], "gate": "tokens"}],
     }
+    fake.answers["GET", "/v1/status"] = STATUS
     fake.answers["GET", "/v1/events"] = lambda query: [
         {"seq": 1, "at_s": 0.0, "event": {"type": "NodeJoined", "at_s": 0.0, "node": {"id": "n0"}}, "commands": []},
         {"seq": 2, "at_s": 1.0, "event": {"type": "ProgressReported", "at_s": 1.0, "jobs": [0]}, "commands": []},
@@ -681,8 +714,8 @@ def test_events_in_words(plait, fake):
     ][int(query["after"]) :]
     lines = plait("events").out.splitlines()
     assert [line.split()[0] for line in lines] == ["1", "3"]
-    assert lines[0].endswith(" s  node n0 joined")
-    assert lines[1].endswith("  ->  start j-0 with j-1 on GPU 0, taking turns by tokens")
+    assert re.fullmatch(r" +1  \d\d:\d\d:\d\d +1 min 20 s ago  node n0 joined", lines[0])
+    assert lines[1].endswith("  ->  start j-0 with j-1 on 1 GPU, taking turns by tokens")
     assert len(plait("events", "--all").out.splitlines()) == 3
     assert json.loads(plait("events", "--last", 1, "--json").out)["seq"] == 3
 
@@ -696,7 +729,7 @@ def test_events_say_an_exit_code_and_a_reason_once():
     assert said == "process 0 of j-3 ended with exit code 1: it printed nothing"
     failed = {"type": "JobFailed", "jobs": [3], "reason": "it failed at once"}
     refused = {"type": "Refuse", "jobs": [3], "reasons": ["it failed at once"]}
-    assert step_in_words(failed, [refused]) == "j-3 failed: it failed at once  ->  refuse j-3"
+    assert step_in_words(failed, [refused]) == "j-3 failed: it failed at once  ->  gave up on j-3"
 
 
 def test_events_of_a_job_in_words(plait, fake):
@@ -712,8 +745,9 @@ def test_events_of_a_job_in_words(plait, fake):
         for i, note in enumerate(notes)
     ]
     progress = {"seq": 5, "at_s": 301.0, "event": {"type": "ProgressReported", "jobs": [3]}, "commands": []}
+    fake.answers["GET", "/v1/status"] = {**STATUS, "now_s": 320.0}
     fake.answers["GET", "/v1/jobs/j-3/events"] = {"events": [*steps, progress]}
-    lines = [line.split(" s  ")[1] for line in plait("events", "j-3").out.splitlines()]
+    lines = [line.split(" ago  ")[1] for line in plait("events", "j-3").out.splitlines()]
     assert lines == [
         "j-3 started on n0 GPU 0, n1 GPU 1 (attempt 2)",
         "j-3 was asked to stop: moved (attempt 2)",
@@ -753,7 +787,7 @@ def test_a_log_that_is_followed_until_the_service_stops(plait, monkeypatch, tmp_
     stops.asked = False
     monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0))
     made = Client("http://a:1", "x", transport=httpx.MockTransport(stops))
-    monkeypatch.setattr("plait.cli.commands.jobs.client", lambda home: made)
+    monkeypatch.setattr("plait.cli.commands.logs.client", lambda home: made)
     answer = plait("logs", "-f", "j-3")
     assert (answer.code, answer.out) == (code, "one\n")
     assert answer.err.endswith(said)
@@ -767,7 +801,7 @@ def test_a_log_of_a_service_that_never_answered_is_an_error(plait, monkeypatch, 
 
     monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0))
     made = Client("http://a:1", "x", transport=httpx.MockTransport(nobody))
-    monkeypatch.setattr("plait.cli.commands.jobs.client", lambda home: made)
+    monkeypatch.setattr("plait.cli.commands.logs.client", lambda home: made)
     answer = plait("logs", "-f", "j-3")
     assert answer.code == 2
     assert "start it with: plait up" in answer.err
@@ -963,7 +997,7 @@ def test_what_stops_cost_is_said_by_explain_show_status_and_events(plait, fake):
     over = {"type": "AttemptOver", "job": 3, "epoch": 2, "outcome": "preempted", "lost_work_s": 30.0}
     steps = [{"seq": i, "at_s": 9.0, "event": event, "commands": []} for i, event in enumerate((cost, over))]
     fake.answers["GET", "/v1/jobs/j-3/events"] = {"events": steps}
-    lines = [line.split(" s  ")[1] for line in plait("events", "j-3").out.splitlines()]
+    lines = [line.split(" ago  ")[1] for line in plait("events", "j-3").out.splitlines()]
     assert lines == [
         "j-3 can go on from a checkpoint; a restart takes 4.2 s",
         "j-3 left its GPUs: preempted, 30.0 s of work lost (attempt 2)",

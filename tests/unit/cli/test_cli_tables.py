@@ -1,11 +1,21 @@
 """Tables: ids and states stay whole at every width, whatever a job wrote."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
-from plait.cli.commands.jobs import JOB_COLUMNS, brief, job_row
+from plait.cli.commands.jobs import (
+    HISTORY_COLUMNS,
+    JOB_COLUMNS,
+    QUEUE_COLUMNS,
+    _history_row,
+    _queue_row,
+    brief,
+    job_row,
+)  # fmt: skip
+from plait.cli.commands.status import NODE_COLUMNS, _node_row
 from plait.cli.render.tables import piped, plain, plain_lines, table
 
 WRITTEN = "\x1b[2J\x1b]0;title\x07" + "very long failure message " * 200 + "x" * 900 + "\nnext\x1b[31m"
@@ -87,3 +97,48 @@ def test_a_pipe_gets_without_rich_what_rich_would_draw(headings, rows, most_line
     out = io.StringIO()
     Console(file=out, width=10_000, no_color=True).print(table(headings, rows, None, most_lines))
     assert piped(headings, rows, most_lines) == [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+RUNS = {
+    "id": "j-1234", "name": "a name that is fairly long", "user": "somebody", "gpus": 128, "command": ["python"],
+    "state": "running", "age_s": 86_400.0, "jct_s": None, "run_s": 4000.0, "iterations_done": 123456.0,
+    "places": [{"node": "n1", "gpu": 1}], "reason": "", "project": "vision", "class": "opportunistic", "starts": 1,
+}  # fmt: skip
+FAILED = {
+    **RUNS, "id": "j-9", "state": "failed", "age_s": 4000.0, "jct_s": 75.0, "places": [],
+    "reason": "RuntimeError: CUDA out of memory (exit code 1); not retried, because it failed within 15 s",
+}  # fmt: skip
+WAITS = {
+    **RUNS, "place": 1, "id": "j-77", "waits": True, "waited_s": 75.0, "left_s": 5000.0, "priority": 5.0, "level": 1,
+    "attained_gpu_s": 7200.0, "reason": "needs 128 GPUs together; 3 are free",
+}  # fmt: skip
+NODE = {
+    "id": "node-a-17", "state": "suspect", "gpus": 8, "gpus_used": 4, "gpu_kind": "h100", "silent_s": 75.0,
+    "usage": {"cpu": 0.5, "memory_bytes": 2e11}, "jobs": ["j-1", "j-2", "j-3"], "job_states": {"j-1": "running"},
+}  # fmt: skip
+LISTS = {
+    "ls": (JOB_COLUMNS, [job_row(RUNS), job_row(FAILED)], ["j-9", "failed", "128", "RuntimeError: CUDA"]),
+    "queue": (QUEUE_COLUMNS, [_queue_row(WAITS)], ["j-77", "waiting", "128", "1 min 15 s", "needs 128 GPUs"]),
+    "history": (HISTORY_COLUMNS, [_history_row(FAILED)], ["j-9", "failed", "128", "1 h 5 min ago", "RuntimeError:"]),
+    "nodes": (NODE_COLUMNS, [_node_row(NODE)], ["node-a-17", "suspect", " 8 ", "1 min 15 s ago", "j-1 running"]),
+}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_keep_id_state_gpus_age_and_the_cause(name, width):
+    columns, rows, kept = LISTS[name]
+    lines = drawn(columns, rows, width)
+    assert max(map(len, lines)) <= width
+    for text in kept[:-1]:
+        assert text in "\n".join(lines)
+    words = " ".join(" ".join(lines).split())
+    assert all(word in words for word in kept[-1].split())
+
+
+def test_a_wider_terminal_shows_names_users_and_times_of_day():
+    shown = "\n".join(drawn(JOB_COLUMNS, [job_row(RUNS)], 140))
+    assert "a name that is fairly long" in shown
+    assert "somebody" in shown
+    assert re.search(r"\d\d:\d\d ", shown)
+    assert "a name" in "\n".join(drawn(JOB_COLUMNS, [job_row(RUNS), job_row(FAILED)], 80))

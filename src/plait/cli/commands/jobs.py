@@ -1,24 +1,24 @@
-"""`plait ls`, `queue`, `show`, `logs`, `cancel`, `wait`, `history`: jobs that wait, run or have ended."""
+"""`plait ls`, `queue`, `show`, `cancel`, `wait`, `history`: jobs that wait, run or have ended."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress
-from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
+from plait.cli.patience import LOOK_S, patiently
 from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
 from plait.cli.render.adaptive_view import rows as adaptive_rows
 from plait.cli.render.costs_view import cost_rows, print_costs
 from plait.cli.render.sharing_view import rows as sharing_rows
 from plait.cli.render.sharing_view import where_text
-from plait.cli.render.tables import plain, plain_lines
+from plait.cli.render.tables import plain
 from plait.cli.render.usage_view import headline, rank_rows
 from plait.cli.render.usage_view import rows as usage_rows
-from plait.core.words import duration
+from plait.core.words import duration, time_of_day
 from plait.live.notes import note
 from plait.live.scheduler.records.event_words import brief
 
@@ -29,17 +29,25 @@ JobsArgument = Annotated[
 #: Fields of a job that are points in time of the service's clock; all other seconds are durations.
 _POINTS = ("created_s", "started_s", "ended_s")
 #: Of the list of jobs; see `job_row`.
-JOB_COLUMNS = ("job", "?name", "?user", "state", "?>gpus", "?progress", "?>age", "?>held", "~where or why")
-
-
+JOB_COLUMNS = (
+    "job", "?~name", "?user", "state", "??>gpus", "?progress", "??>age", "?>submitted", "?>held", "~where or why",
+)  # fmt: skip
+#: Of the jobs that have ended.
+HISTORY_COLUMNS = (
+    "job", "?~name", "?user", "state", "??>gpus", "??>ended", "?>at", "?>held", "?>waited", "?>completion", "?>starts",
+    "?>moved", "?>failed", "?class", "~why",
+)  # fmt: skip
+#: States of jobs that have not ended, as the service takes them.
+ALIVE = "waiting,starting,running,stopping,unreachable"
 #: Of the queue.
 QUEUE_COLUMNS = (
-    ">place", "job", "?name", "user", "?project", "?class", ">gpus", "?>priority", "?>level", "?>GPU-hours", "?>left",
-    "?>waits for", "~why it waits",
+    ">place", "job", "?~name", "?user", "state", "??>gpus", "??>waits for", "?>priority", "?>left", "?>GPU-hours",
+    "?>level", "?project", "?class", "~why it waits",
 )  # fmt: skip
 
 
 def ls(
+    all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
     state: Annotated[
         str | None, typer.Option(help="Only jobs in this state: waiting, starting, running, finished, failed, ...")
     ] = None,
@@ -52,15 +60,34 @@ def ls(
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs that wait or run, newest first.
+
+    --all or --state also list those that have ended.
+    """
+    states = state or (None if all_jobs else ALIVE)
     with client(home) as service:
-        jobs = service.jobs(state=state, user=user, text=search, limit=limit, offset=offset)
+        jobs = service.jobs(state=states, user=user, text=search, limit=limit, offset=offset)
     if as_json:
         print_json(jobs)
         return
-    print_jobs(jobs)
+    filters = [f"state {state}"] * bool(state) + [f"user {user}"] * bool(user) + [f"{search!r} in it"] * bool(search)
+    print_jobs(jobs, _no_jobs(filters, ended=states is None or bool(state)))
     if len(jobs) == limit:
-        note(f"these are the newest {limit}; --limit and --offset show more")
+        note(f"the newest {limit} are shown; more: --limit, --offset")
+
+
+def _no_jobs(filters: Sequence[str], *, ended: bool) -> str:
+    """The sentence for an empty list. `ended`: it would have jobs that have ended.
+
+    >>> _no_jobs(["state running", "user bob"], ended=True)
+    'no job with state running and user bob'
+    >>> _no_jobs([], ended=False)
+    'no job waits or runs; those that have ended: plait ls --all'
+    """
+    which = f" with {' and '.join(filters)}" if filters else ""
+    if not ended:
+        return f"no job{which} waits or runs; those that have ended: plait ls --all"
+    return f"no job{which}" if which else "no jobs; submit one with: plait submit -- python train.py"
 
 
 def queue(
@@ -87,25 +114,26 @@ def queue(
 def _queue_row(job: Mapping[str, Any]) -> list[object]:
     """The row of a job in the queue."""
     return [
-        job["place"], job["id"], plain(job["name"]), job["user"], job["project"], job["class"], job["gpus"],
-        "" if job["priority"] is None else f"{job['priority']:g}", "" if job["level"] is None else job["level"],
-        f"{job['attained_gpu_s'] / 3600:.3g}", "" if job["left_s"] is None else duration(job["left_s"]),
-        duration(job["waited_s"]) if job["waits"] else "", brief(job["reason"]) if job["waits"] else "runs",
+        job["place"], job["id"], plain(job["name"]), job["user"], "waiting" if job["waits"] else "running", job["gpus"],
+        duration(job["waited_s"]) if job["waits"] else "",
+        "" if job["priority"] is None else f"{job['priority']:g}",
+        "" if job["left_s"] is None else duration(job["left_s"]), f"{job['attained_gpu_s'] / 3600:.3g}",
+        "" if job["level"] is None else job["level"], job["project"], job["class"],
+        brief(job["reason"]) if job["waits"] else "",
     ]  # fmt: skip
 
 
-def print_jobs(jobs: list[dict[str, Any]]) -> None:
-    """A line a job."""
-    print_table(
-        JOB_COLUMNS, (job_row(job) for job in jobs), "no jobs; submit one with: plait submit -- python train.py"
-    )
+def print_jobs(jobs: list[dict[str, Any]], nothing: str) -> None:
+    """Print a line a job, or `nothing` if there is none."""
+    print_table(JOB_COLUMNS, (job_row(job) for job in jobs), nothing)
 
 
 def job_row(job: dict[str, Any]) -> list[object]:
     """The row of a job in a list; its age stops growing when it ends."""
+    now_s = time.time()
     return [
         job["id"], short_name(job), job["user"], job["state"], gpus_cell(job),
-        progress(job), duration(_age_s(job)), duration(job.get("run_s")),
+        progress(job), duration(_age_s(job)), time_of_day(now_s - job["age_s"], now_s), duration(job.get("run_s")),
         _where(job) or brief(str(job.get("reason") or "")),
     ]  # fmt: skip
 
@@ -170,7 +198,8 @@ def show(
         elif key == "attained_gpu_s":
             rows.append(("attained service", f"{value:,.1f} GPU-seconds"))
         elif key in _POINTS:
-            rows.append((key.removesuffix("_s"), f"{duration(_ago_s(found, value))} ago"))
+            now_s, ago_s = time.time(), _ago_s(found, value)
+            rows.append((key.removesuffix("_s"), f"{time_of_day(now_s - ago_s, now_s)}, {duration(ago_s)} ago"))
         else:
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
     if bill is not None and bill["by_job"]:
@@ -319,96 +348,6 @@ def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
     ]  # fmt: skip
 
 
-def logs(
-    job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
-    rank: Annotated[int, typer.Option(min=0, help="Rank of the process whose log is printed.")] = 0,
-    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Print only about the last N bytes.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Keep terminal escape sequences.")] = False,
-    home: HomeOption = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Print the log of a job's newest attempt.
-
-    On a terminal, escape sequences are removed unless --raw is given. --json prints one part, of at most 1 MB, with its
-    place in the log in bytes: the last --tail bytes, else the beginning.
-    """
-    import sys
-
-    from plait.core.errors import InputError
-
-    if as_json:
-        if follow:
-            raise InputError("--json and --follow exclude each other; --follow prints the log as it comes")
-        _print_part(job, rank, tail, home)
-        return
-    shown = plain_lines if sys.stdout.isatty() and not raw else str
-
-    with client(home) as service:
-        if not follow and (waits := _between_attempts(service.job(job))):
-            note(f"{waits}; plait logs -f {job} shows its next attempt as it comes")
-        offset = 0
-        if tail is not None:
-            patience = while_it_is_started(home) if follow else lambda: False
-            offset = max(0, int(awaited(lambda: service.logs(job, rank=rank, limit=1), patience)["size"]) - tail)
-        if follow:
-            from plait.live.client.client import NotRunning
-
-            patience, said = while_it_is_started(home), lambda text: note(f"{job}: {text}")
-            try:
-                for text in service.follow(job, rank=rank, offset=offset, notice=said, waits=patience):
-                    typer.echo(shown(text), nl=False)
-            except NotRunning:
-                if not service.answered:
-                    raise
-                _without_service(job, home)
-            return
-        while True:
-            part = service.logs(job, rank=rank, offset=offset)
-            text = str(part.get("text", ""))
-            if not text:
-                return
-            typer.echo(shown(text), nl=False)
-            offset = int(part.get("next", part["offset"] + len(text.encode())))
-            if offset >= int(part["size"]):
-                return
-
-
-def _print_part(job: str, rank: int, tail: int | None, home: str | None) -> None:
-    """Print a part of a log as JSON."""
-    with client(home) as service:
-        most = 1_000_000 if tail is None else min(tail, 1_000_000)
-        offset = 0 if tail is None else max(0, int(service.logs(job, rank=rank, limit=1)["size"]) - most)
-        print_json(service.logs(job, rank=rank, offset=offset, limit=most))
-
-
-def _without_service(job: str, home: str | None) -> None:
-    """After the service stopped answering: print how the followed job ended; exit code 1 if it has not ended."""
-    from plait.live.client.client import FINAL
-
-    state = last_state(job, home)
-    if state in FINAL:
-        note(f"{job} has {state}" if state != "cancelled" else f"{job} was cancelled")
-        return
-    known = f", and {job} had not ended" if state else ""
-    note(f"the service does not answer any more{known}; go on with: plait up, then plait logs -f {job}")
-    raise typer.Exit(1)
-
-
-def _between_attempts(found: Mapping[str, Any]) -> str:
-    """Why an unfinished job writes no log now; empty if it does."""
-    attempts = found.get("attempts") or ()
-    if found["state"] == "waiting" and not attempts:
-        return f"{found['id']} has not started yet; plait explain {found['id']} says why"
-    if found["state"] not in ("waiting", "starting") or not attempts:
-        return ""
-    last = attempts[-1]
-    if found["state"] == "starting" and last["state"] == "running":
-        return f"{found['id']} is starting: attempt {last['epoch']}" if len(attempts) > 1 else ""
-    why = f" ({plain(last['reason'])})" if last.get("reason") and last["reason"] != last["state"] else ""
-    return f"{found['id']} waits to start again; this is attempt {last['epoch']}, which is over: {last['state']}{why}"
-
-
 def cancel(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """Cancel jobs; running ones are stopped."""
     answers = []
@@ -483,15 +422,7 @@ def history(
         if costs is not None:
             print_costs(service.costs(hours=costs, limit=limit), as_json=as_json)
             return
-        jobs: list[dict[str, Any]] = []
-        offset = 0
-        while len(jobs) < limit:
-            page = service.jobs(user=user, limit=200, offset=offset)
-            jobs += [job for job in page if job["state"] in FINAL]
-            offset += len(page)
-            if len(page) < 200:
-                break
-    jobs = jobs[:limit]
+        jobs = service.jobs(state=",".join(FINAL), user=user, limit=limit)
     if as_json:
         print_json(jobs)
         return
@@ -514,21 +445,22 @@ def costs(
 
 def print_history(jobs: list[dict[str, Any]]) -> None:
     """A line a job that has ended; classes where there are any but the usual one."""
-    columns = [
-        "job", "?name", "?user", "state", "?>gpus", "?>completion", "?>waited", "?>held", "?>starts", "?>moved",
-        "?>failed",
-    ]  # fmt: skip
+    columns = list(HISTORY_COLUMNS)
     rows = [_history_row(job) for job in jobs]
-    if any(job.get("class", "guaranteed") != "guaranteed" for job in jobs):
-        columns.append("?class")
-        rows = [[*row, job.get("class")] for row, job in zip(rows, jobs, strict=True)]
-    print_table(columns, rows, "no job has ended yet; `plait ls` shows all")
+    if all(job.get("class", "guaranteed") == "guaranteed" for job in jobs):
+        columns.remove("?class")
+        rows = [[*row[:-2], row[-1]] for row in rows]
+    print_table(columns, rows, "no job has ended yet; those that wait or run: plait ls")
 
 
 def _history_row(job: dict[str, Any]) -> list[object]:
     jct, held = job.get("jct_s"), job.get("run_s")
     waited = None if jct is None or held is None else max(0.0, jct - held)
+    now_s, ago_s = time.time(), None if jct is None else max(0.0, job["age_s"] - jct)
     return [
-        job["id"], short_name(job), job["user"], job["state"], job["gpus"], duration(jct), duration(waited),
-        duration(held), job.get("starts"), job.get("preemptions"), job.get("failures"),
+        job["id"], short_name(job), job["user"], job["state"], job["gpus"],
+        None if ago_s is None else f"{duration(ago_s)} ago",
+        None if ago_s is None else time_of_day(now_s - ago_s, now_s), duration(held), duration(waited),
+        duration(jct), job.get("starts"), job.get("preemptions"), job.get("failures"), job.get("class"),
+        brief(str(job.get("reason") or "")),
     ]  # fmt: skip

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
+from plait.cli.commands.jobs import ALIVE, JOB_COLUMNS, job_row, print_jobs, stop_text
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
 from plait.cli.render.costs_view import cost_text, note_unpriced
 from plait.cli.render.tables import plain
-from plait.core.words import duration, number
+from plait.core.words import counted, duration, number, time_of_day
 from plait.live.notes import note
-from plait.live.scheduler.records.event_words import step_in_words
+from plait.live.scheduler.records.event_words import step_in_words, telling
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from plait.live.client.client import Client
 
+#: Of the list of nodes.
+NODE_COLUMNS = ("node", "state", "??>GPUs", "??>used", "??>heard of", "?kind", "?>CPU", "?>memory", "~jobs")
 #: Seconds between two looks at a node that is to become empty.
 LOOK_S = 0.5
-#: Frequent events that say little to people.
-_UNTOLD = ("ProgressReported", "UsageReported", "NetworkReported", "GoodputReported", "ReplanDue")
 
 
 def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
@@ -98,7 +98,7 @@ def lost_text(found: Mapping[str, Any] | None) -> str:
 
 def _wanted(found: dict[str, Any] | None) -> str:
     """GPUs requested from backends that add and remove nodes, and why; empty for older services."""
-    return f"; wanted {found['gpus']}: {found['why']}" if found else ""
+    return f"; {counted(found['gpus'], 'GPU')} requested: {found['why']}" if found else ""
 
 
 def _counts(found: dict[str, Any] | None) -> str:
@@ -119,8 +119,9 @@ def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFla
     if as_json:
         print_json(found)
         return
-    columns = ("node", "state", ">GPUs", "?kind", ">used", "?>CPU", "?>memory", "?>heard of", "~jobs")
-    print_table(columns, (_node_row(node) for node in found), "no nodes yet; an agent joins within seconds of plait up")
+    print_table(
+        NODE_COLUMNS, (_node_row(node) for node in found), "no nodes yet; an agent joins within seconds of plait up"
+    )
     for line in node_lines(found):
         typer.echo(line)
 
@@ -151,11 +152,11 @@ def _node_row(node: dict[str, Any]) -> list[object]:
         node.get("id"),
         state,
         node.get("gpus"),
-        node.get("gpu_kind"),
         node.get("gpus_used"),
+        None if silent is None else f"{duration(silent)} ago",
+        node.get("gpu_kind"),
         f"{cpu:.0%}" if cpu == cpu else None,
         f"{memory / 1e9:.1f} GB" if memory == memory else None,
-        None if silent is None else f"{duration(silent)} ago",
         ", ".join(f"{job} {states[job]}" if job in states else job for job in node.get("jobs") or ()),
     ]
 
@@ -286,7 +287,7 @@ def top(
             for line in status_lines({"url": service.url, **found}):
                 typer.echo(line)
             typer.echo("")
-            print_jobs(service.jobs(limit=30))
+            print_jobs(_shown_jobs(service, 30), "no job waits or runs, and none has ended")
             return
         from shutil import get_terminal_size
 
@@ -319,14 +320,27 @@ def _screen(service: Any, width: int) -> RenderableType:
     status = service.status()
     lines = Text("\n".join(status_lines({"url": service.url, **status})) + "\n")
     seen = [_node_row(node) for node in service.nodes()]
-    heads = ("node", "state", ">GPUs", "?>used", "?>CPU", "?>memory", "~jobs")
-    machines = table(heads, ([*row[:3], *row[4:7], row[8]] for row in seen), width, most_lines=1)
-    order = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting": 2}
-    found = sorted(service.jobs(limit=100), key=lambda job: order.get(job["state"], 3))[:40]
-    jobs = table(JOB_COLUMNS, (job_row(job) for job in found), width, most_lines=1)
+    heads = ("node", "state", "??>GPUs", "??>used", "??>heard of", "?>CPU", "?>memory", "~jobs")
+    machines = table(heads, ([*row[:5], *row[6:]] for row in seen), width, most_lines=1)
+    found = _shown_jobs(service, 40)
+    jobs = table(JOB_COLUMNS, (job_row(job) for job in found), width, most_lines=2)
     for row, job in zip(jobs.rows, found, strict=True):
-        row.style = {0: "green", 1: "yellow", 3: "dim"}.get(order.get(job["state"], 3), "")
+        row.style = {0: "green", 1: "yellow", 3: "dim"}.get(_ORDER.get(job["state"], 3), "")
     return Group(lines, machines, Text(), jobs)
+
+
+#: Jobs of `plait top`: those that run, then those that wait, then the newest that have ended.
+_ORDER = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting": 2}
+
+
+def _shown_jobs(service: Client, most: int) -> list[dict[str, Any]]:
+    """At most so many jobs, those that run first; some of those that have ended where there is room."""
+    from plait.live.client.client import FINAL
+
+    found = service.jobs(state=ALIVE, limit=200)
+    if len(found) < most:
+        found += service.jobs(state=",".join(FINAL), limit=min(most - len(found), 10))
+    return sorted(found, key=lambda job: _ORDER.get(job["state"], 3))[:most]
 
 
 def events(
@@ -334,7 +348,7 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
     limit: Annotated[int, typer.Option("--last", min=1, help="Print the newest N events.")] = 50,
     all_kinds: Annotated[
-        bool, typer.Option("--all", help="Include progress, estimates and decisions that change nothing.")
+        bool, typer.Option("--all", help="Include measurements, estimates and decisions that change nothing.")
     ] = False,
     home: HomeOption = None,
     as_json: JsonFlag = False,
@@ -345,30 +359,39 @@ def events(
             if as_json:
                 print_json(service.job_events(job, newest=limit))
                 return
-            _print_steps([step for step in service.job_events(job) if all_kinds or _telling(step)][-limit:], False)
+            found = [step for step in service.job_events(job) if all_kinds or _telling(step)]
+            _print_steps(found[-limit:], _clock(service), all_kinds)
             return
         steps = [step for step in service.all_events() if all_kinds or _telling(step)]
         after = max((int(step["seq"]) for step in steps), default=0)
-        _print_steps(steps[-limit:], as_json)
+        clock = None if as_json else _clock(service)
+        _print_steps(steps[-limit:], clock, all_kinds)
         while follow:
             time.sleep(0.5)
             for step in service.all_events(after):
                 after = int(step["seq"])
                 if all_kinds or _telling(step):
-                    _print_steps([step], as_json)
+                    _print_steps([step], clock and _clock(service), all_kinds)
 
 
 def _telling(step: dict[str, Any]) -> bool:
-    return bool(step.get("commands")) or step["event"]["type"] not in _UNTOLD
+    return telling(step["event"], step.get("commands") or ())
 
 
-def _print_steps(steps: list[dict[str, Any]], as_json: bool) -> None:
+def _clock(service: Client) -> tuple[float, float]:
+    """The service's time and the date of the same moment, seconds."""
+    return float(service.status()["now_s"]), time.time()
+
+
+def _print_steps(steps: list[dict[str, Any]], clock: tuple[float, float] | None, all_kinds: bool) -> None:
+    """Print a line an entry; as JSON without a `clock`."""
     import json
 
     for step in steps:
-        if as_json:
+        if clock is None:
             typer.echo(json.dumps(step, ensure_ascii=False))
             continue
         event, commands = step["event"], step.get("commands") or []
-        said = plain(step_in_words(event, commands))
-        typer.echo(f"{step['seq']:>6}  {step['at_s']:>10.2f} s  {said}")
+        ago_s = max(0.0, clock[0] - float(step["at_s"]))
+        when = f"{time_of_day(clock[1] - ago_s, clock[1], seconds=True)}  {duration(ago_s):>11} ago"
+        typer.echo(f"{step['seq']:>6}  {when}  {plain(step_in_words(event, commands, whole=all_kinds))}")

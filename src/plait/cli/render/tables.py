@@ -3,7 +3,7 @@
     table(["job", "?user", "state", ">gpus", "~reason"], rows, width=80)
 
 A heading may begin with marks: `>` right-aligned, `~` free text that takes the room that is left, `?` left out of a
-narrow terminal (the last one first).
+narrow terminal (the last one first), `??` left out only where free text would have no room at all.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Columns of free text are not made narrower than this while others can be left out.
-LEAST = 24
+#: Columns of free text are not made narrower than this while others can be left out; those that can be, than this.
+LEAST, LEAST_SPARE = 24, 10
 #: Lines of one cell of free text, where the caller does not say otherwise; and characters of one in a file or a pipe.
 MOST_LINES, MOST_CHARACTERS = 3, 160
 #: Columns between two columns.
@@ -68,14 +68,19 @@ class Column:
     name: str
     right: bool
     text: bool
-    spare: bool
+    spare: int
+
+    @property
+    def least(self) -> int:
+        """Columns of the terminal below which others are left out first."""
+        return LEAST_SPARE if self.spare else LEAST
 
     @staticmethod
     def of(heading: str) -> Column:
         """Read the marks of a heading."""
         name = heading.lstrip(">~?")
         marks = heading[: len(heading) - len(name)]
-        return Column(name, ">" in marks, "~" in marks, "?" in marks)
+        return Column(name, ">" in marks, "~" in marks, marks.count("?"))
 
 
 def table(
@@ -166,21 +171,22 @@ def _cells(text: str) -> int:
 def _fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> tuple[list[int], list[int]]:
     """Which columns are shown, and how wide all are."""
 
-    def needed(chosen: Sequence[int]) -> int:
-        least = (min(natural[i], LEAST) if columns[i].text else natural[i] for i in chosen)
-        return sum(least) + GAP * (len(chosen) - 1)
+    def needed(chosen: Sequence[int], most: int) -> int:
+        widths = (min(natural[i], columns[i].least, most) if columns[i].text else natural[i] for i in chosen)
+        return sum(widths) + GAP * (len(chosen) - 1)
 
     chosen = list(range(len(columns)))
-    for i in reversed(range(len(columns))):
-        if needed(chosen) <= width:
-            break
-        if columns[i].spare:
-            chosen.remove(i)
+    for spare, least in ((1, LEAST), (2, LEAST_SPARE)):
+        for i in reversed(range(len(columns))):
+            if needed(chosen, least) <= width:
+                break
+            if columns[i].spare == spare:
+                chosen.remove(i)
     texts = sorted((i for i in chosen if columns[i].text), key=lambda i: natural[i])
     left = width - GAP * (len(chosen) - 1) - sum(natural[i] for i in chosen if not columns[i].text)
     widths = list(natural)
     for count, i in zip(range(len(texts), 0, -1), texts, strict=True):  # short ones leave room to long ones
-        widths[i] = max(min(natural[i], left // count), min(natural[i], 12))
+        widths[i] = max(min(natural[i], left // count), min(natural[i], LEAST_SPARE))
         left -= widths[i]
     return chosen, widths
 

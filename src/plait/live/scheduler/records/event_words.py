@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from plait.core.words import QUOTED, duration
+from plait.core.words import QUOTED, counted, duration
 from plait.live.scheduler.records.end_words import cause_line
 from plait.live.scheduler.records.notes import OLD_NAMES
 
@@ -24,9 +24,25 @@ def in_words(message: Message) -> str:
     return f"{kind} {_jobs(message)}".strip() if words is None else words(message)
 
 
-def step_in_words(event: Message, commands: Sequence[Message]) -> str:
-    """An event and the commands that it caused; a shared reason is printed once."""
-    caused = "; ".join(in_words(command).removesuffix(_because(event)) for command in commands)
+#: Types of frequent events that people need only to explain a decision; as commands, those that only set an alarm.
+QUIET = (
+    "ProgressReported", "UsageReported", "NetworkReported", "GoodputReported", "ReplanDue", "JobKept", "JobUpdated",
+    "JobProfiled", "ForecastRecorded", "ProfileRecorded", "Wake",
+)  # fmt: skip
+
+
+def telling(event: Message, commands: Sequence[Message]) -> bool:
+    """Whether an entry says what somebody did, what happened to a job or node, or what was decided."""
+    return any(one["type"] not in QUIET for one in (event, *commands))
+
+
+def step_in_words(event: Message, commands: Sequence[Message], *, whole: bool = False) -> str:
+    """An event and the commands that it caused; a shared reason is printed once.
+
+    Alarms are left out unless it is to be `whole`.
+    """
+    shown = [one for one in commands if whole or one["type"] not in QUIET]
+    caused = "; ".join(in_words(command).removesuffix(_because(event)) for command in shown)
     return in_words(event) + (f"  ->  {caused}" if caused else "")
 
 
@@ -68,14 +84,13 @@ def _requested(message: Message) -> str:
 
 
 def _groups(message: Message) -> str:
-    """Who runs on which GPUs, counted over the cluster."""
+    """Who runs on how many GPUs; the entry of the start names them by node."""
     said = []
     for group in message["groups"]:
         names = [f"j-{m['job'] if isinstance(m, Mapping) else m}" for m in group["jobs"]]
         turns = f", taking turns by {group['gate']}" if group.get("gate") else ""
-        gpus = group["gpus"]
         guest = ", as a guest" if group.get("guest") else ""
-        said.append(f"{' with '.join(names)} on GPU{'s' * (len(gpus) > 1)} {','.join(map(str, gpus))}{turns}{guest}")
+        said.append(f"{' with '.join(names)} on {counted(len(group['gpus']), 'GPU')}{turns}{guest}")
     return "; ".join(said)
 
 
@@ -225,6 +240,6 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "Adjust": lambda m: f"change {_groups(m)}",
     "Stop": _stop,
     "Grant": _grant,
-    "Refuse": _sentence("refuse {jobs}{because}"),
+    "Refuse": _sentence("gave up on {jobs}{because}"),
     "Wake": lambda m: f"decide again at {m['at_s']:.2f} s",
 }
