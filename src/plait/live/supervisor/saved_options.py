@@ -31,7 +31,7 @@ def pairs(words: Sequence[str]) -> dict[str, str]:
     >>> pairs(["partition=gpu", "sbatch=--account=a"])
     {'partition': 'gpu', 'sbatch': '--account=a'}
     """
-    found = {}
+    found: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name or name in SERVICE_OPTIONS:
