@@ -136,7 +136,11 @@ class WhatIfService:
         """In that thread: the queue played forward, once per decision, and the jobs that durations are drawn from."""
         if self._outlook is None or self._outlook[0] is not copy:
             history = self._past(copy)
-            self._outlook = copy, foresee(copy.arrays(), history, copy.controller.now_s), history
+            self._outlook = (
+                copy,
+                foresee(copy.arrays(), history, copy.controller.now_s, releases=copy.releases),
+                history,
+            )
         return self._outlook[1:]
 
     def _past(self, copy: QueueCopy) -> History:

@@ -18,7 +18,8 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError, suggest
 from plait.core.policy import PRIORITY, Policy, UsesRequests
 from plait.core.words import counted
-from plait.live.scheduler.explain.outlook import Outlook, assumptions, played
+from plait.live.scheduler.explain.next_starts import next_starts
+from plait.live.scheduler.explain.outlook import Outlook, allowed, assumptions, middles
 from plait.live.scheduler.explain.queue_arrays import arrays_of
 from plait.live.scheduler.explain.queue_copy import QueueCopy, order_with
 
@@ -102,7 +103,9 @@ def _ends(copy: QueueCopy, controller: Controller, now: Outlook) -> FloatArray:
         group = controller.job_store.columns["running_group"][queue.numbers]
         queue = replace(queue, place=np.where((queue.place >= 0) & away[group], -1, queue.place))
     columns = np.array([now.row[number] for number in queue.numbers.tolist()], dtype=np.int64)
-    ends_s = played(queue, now.left_s[:, columns])[1]
+    left_s = now.left_s[:, columns]
+    releases = {} if down.any() or not copy.ready else next_starts(controller, middles(queue, left_s))
+    ends_s = allowed(queue, left_s, releases)[1]
     out = np.empty_like(ends_s)
     out[:, columns] = ends_s
     return out

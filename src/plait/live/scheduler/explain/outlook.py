@@ -7,7 +7,7 @@ what came of earlier forecasts, by which the intervals are corrected (`plait.liv
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.compile_policy import either
 from plait.core.words import counted
+from plait.live.scheduler.explain.next_starts import Release, started
 from plait.live.scheduler.explain.queue_arrays import QueueArrays
 from plait.live.scheduler.records.track_record import ENOUGH, TAIL, Calibration, Said, TrackRecord
 from plait.queueing.durations import History, draw
@@ -138,18 +139,43 @@ def played(
     )  # fmt: skip
 
 
-def foresee(queue: QueueArrays, history: History, now_s: float, draws: int = DRAWS, seed: int = 0) -> Outlook:
-    """Play a queue forward with durations like those of `history`; a function of its arguments."""
+def foresee(
+    queue: QueueArrays,
+    history: History,
+    now_s: float,
+    draws: int = DRAWS,
+    seed: int = 0,
+    releases: Callable[[Mapping[int, float]], Mapping[int, Release]] = lambda left_s: {},
+) -> Outlook:
+    """Play a queue forward with durations like those of `history`; a function of its arguments.
+
+    `releases` says by what the policy decides when jobs may start, from the seconds that each still runs.
+    """
     left_s, sources = draw(queue.unknown, history, draws, seed)
-    starts_s, ends_s, _ = played(queue, left_s)
+    starts_s, ends_s = allowed(queue, left_s, releases(middles(queue, left_s)))
     row = {number: i for i, number in enumerate(queue.numbers.tolist())}
     return Outlook(queue, left_s, sources, starts_s, ends_s, now_s, row)
+
+
+def allowed(queue: QueueArrays, left_s: FloatArray, releases: Mapping[int, Release]) -> tuple[FloatArray, FloatArray]:
+    """Starts and ends of all jobs (draws, jobs), seconds from now, where the policy's decisions allow them."""
+    starts_s, ends_s, _ = played(queue, left_s)
+    then_s = started(starts_s, ends_s, [releases.get(number) for number in queue.numbers.tolist()])
+    never = np.isinf(starts_s)  # what does not fit beside what is there may be started by the policy all the same
+    with np.errstate(invalid="ignore"):
+        return then_s, np.where(never, then_s + left_s, ends_s + (then_s - starts_s))
+
+
+def middles(queue: QueueArrays, left_s: FloatArray) -> dict[int, float]:
+    """Seconds that jobs still run, in the middle of the draws (draws, jobs), by number."""
+    return dict(zip(queue.numbers.tolist(), np.median(left_s, axis=0).tolist(), strict=True))
 
 
 def assumptions(queue: QueueArrays, policy: str, by: Calibrations) -> list[str]:
     """What a forecast assumes, in words."""
     how = "jobs ahead may take GPUs of those behind" if queue.how & PREEMPT else "jobs that run stay"
-    out = [f"the order of {policy} as it is now, no new jobs, no failures; {how}", by.words]
+    first = "what starts after the next ends is decided by the policy"
+    out = [f"the order of {policy} as it is now, no new jobs, no failures; {how}; {first}", by.words]
     if queue.sharing > 1:
         out.append(f"each GPU is taken to hold {queue.sharing:.2f} jobs, as now, at the pace that they have now")
     return out

@@ -14,6 +14,7 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy
 from plait.live.layout import job_name
 from plait.live.scheduler.context import Context
+from plait.live.scheduler.explain.next_starts import Release, next_starts
 from plait.live.scheduler.explain.outlook import Calibrations
 from plait.live.scheduler.explain.queue_arrays import QueueArrays, Reported, Who, arrays_of
 from plait.live.scheduler.ingest.adaptive import work_of
@@ -69,6 +70,13 @@ class QueueCopy:
     def arrays(self, order: IntArray | None = None) -> QueueArrays:
         """The active jobs in the order of the last decision, or in this one."""
         return arrays_of(self.controller, self.who, self.reported, order)
+
+    def releases(self, left_s: Mapping[int, float], new: JobSpec | None = None) -> dict[int, Release]:
+        """When the policy lets waiting jobs start, by their numbers in the copy, or only a `new` one, as number -1.
+
+        `left_s`: seconds that jobs still run. Empty while what decisions need is being compiled.
+        """
+        return next_starts(self.controller, left_s, new) if self.ready else {}
 
     def who(self, row: int) -> Who:
         """Whose a job is."""

@@ -18,7 +18,8 @@ from plait.core.jobs import JobClass, JobSpec
 from plait.core.policy import JOB_CLASS, UsesRequests, has_guests
 from plait.core.words import counted, duration
 from plait.live.scheduler.context import COMPILING
-from plait.live.scheduler.explain.outlook import Outlook, Times, assumptions, played
+from plait.live.scheduler.explain.next_starts import Release, started
+from plait.live.scheduler.explain.outlook import Outlook, Times, assumptions, middles, played
 from plait.live.scheduler.explain.queue_arrays import QueueArrays, Who, kind_masks
 from plait.live.scheduler.explain.queue_copy import QueueCopy, order_with
 from plait.queueing.durations import History, Unknown, draw
@@ -63,15 +64,22 @@ def what_if(copy: QueueCopy, now: Outlook, history: History, spec: JobSpec, name
     probes = before[sorted_rows], gpus[sorted_rows], mask[sorted_rows]
     starts_s = np.empty((len(left_s), len(variants)))
     starts_s[:, sorted_rows] = played(queue, left_s, probes)[2]
+    ran_s = middles(now.queue, now.left_s)
+    releases = [copy.releases(ran_s, replace(v.spec, id=f"what if {i}")).get(-1) for i, v in enumerate(variants)]
+    starts_s = started(starts_s, now.ends_s, releases)
     took_s, basis = _durations(copy, history, spec, name, len(left_s))
-    found = [_answer(copy, variant, starts_s[:, i], took_s * variant.factor) for i, variant in enumerate(variants)]
+    found = [
+        _answer(copy, variant, starts_s[:, i], took_s * variant.factor)
+        for i, variant in enumerate(variants)
+        if i == 0 or np.isfinite(starts_s[:, i]).any()
+    ]
     asked = found[0]
     waiting = int((queue.place < 0).sum())
     return {
         **{key: asked[key] for key in ("start", "end", "gpu_hours")},
         "policy": copy.policy, "gpus": spec.gpus, "duration": basis,
         "place": 1 + int((queue.place[: before[0]] < 0).sum()), "waiting": waiting + 1,
-        "blocked_by": _blocked(copy, queue, now, int(before[0]), int(gpus[0]), int(mask[0]), asked),
+        "blocked_by": _blocked(copy, queue, now, int(before[0]), int(gpus[0]), int(mask[0]), asked, releases[0]),
         "variants": _best(asked, found[1:]), "assumptions": assumptions(queue, copy.policy, copy.by),
         "decision": copy.decision,
     }  # fmt: skip
@@ -124,8 +132,6 @@ def _durations(copy: QueueCopy, history: History, spec: JobSpec, name: str, draw
 def _answer(copy: QueueCopy, variant: Variant, starts_s: FloatArray, took_s: FloatArray) -> dict[str, Any]:
     """A variant with its times; a guest has no end, for its pace is what others leave."""
     guest = variant.change == "sharing"
-    if guest:
-        starts_s = np.zeros_like(starts_s)
     start, end = Times.of(starts_s, copy.by.start), Times.of(starts_s + took_s, copy.by.end)
     end = end.after(start)
     hours = np.quantile(took_s, [0.1, 0.5, 0.9]) * variant.spec.gpus / 3600
@@ -169,11 +175,18 @@ def _best(asked: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[dict[
 
 
 def _blocked(
-    copy: QueueCopy, queue: QueueArrays, now: Outlook, before: int, gpus: int, mask: int, asked: dict[str, Any]
+    copy: QueueCopy,
+    queue: QueueArrays,
+    now: Outlook,
+    before: int,
+    gpus: int,
+    mask: int,
+    asked: dict[str, Any],
+    release: Release | None,
 ) -> dict[str, Any]:
     """The one dominant reason, in words and as a `kind`, and the jobs that it is about."""
     if not copy.ready:
-        later = _blocked(replace(copy, ready=True), queue, now, before, gpus, mask, asked)
+        later = _blocked(replace(copy, ready=True), queue, now, before, gpus, mask, asked, release)
         return {**later, "kind": "compiling", "text": f"{COMPILING}; after that: {later['text']}"}
     if asked["start"]["middle_s"] == 0:
         return {"kind": "nothing", "text": "nothing: it would start at once", "jobs": []}
@@ -201,6 +214,8 @@ def _blocked(
             "text": text,
             "jobs": [_named(copy, queue, now, row) for row in ahead[:NAMED].tolist()],
         }
+    if gpus <= free and release is not None and release.reason:
+        return {"kind": "placement", "text": release.reason, "jobs": []}
     holders = np.flatnonzero((queue.place >= 0) & np.isin(queue.place, usable))
     ends_s = np.median(now.ends_s[:, [now.row[int(n)] for n in queue.numbers[holders]]], axis=0)
     soonest = holders[np.argsort(ends_s, kind="stable")]

@@ -50,7 +50,7 @@ class BlockedBy(Answer):
     """What a job would wait for."""
 
     kind: str
-    """nothing, size, queue, held, or compiling (nothing is decided before what decisions need is compiled)."""
+    """nothing, size, queue, placement, held, or compiling (no decision before what it needs is compiled)."""
     text: str
     jobs: list[NamedBlocker]
 

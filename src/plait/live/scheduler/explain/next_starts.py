@@ -1,0 +1,184 @@
+"""Which ends jobs wait for: the policy decides after each of the next ends, in the order in which these are expected.
+
+So a forecast starts a job neither before placement, quotas and reservations allow it, nor later than the policy does
+now. Beyond the ends that are looked at, only that a job has not started by then is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.control.controller import CLOCK_S, Controller
+from plait.control.messages import (
+    Command,
+    JobFinished,
+    JobSubmitted,
+    Launch,
+    ProgressReported,
+    ReplanDue,
+    Stop,
+)
+from plait.control.snapshot import of_active
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.errors import PlaitError
+from plait.core.jobs import JobBatch, JobSpec, Phase
+
+#: Ends that are looked at: so many jobs decided about in all, and at most so many ends.
+DECIDED, MOST_ENDS = 4000, 24
+#: A policy that wants to be asked again and again without anything ending is asked so many times a look.
+MOST_WAKES = 48
+
+
+@dataclass(frozen=True)
+class Release:
+    """When a job may start: after so many ends, not before `due_s` from now; and why it does not start now."""
+
+    ends: int = 0
+    due_s: float = 0.0
+    reason: str = ""
+
+    @property
+    def now(self) -> bool:
+        """Whether the policy starts it now."""
+        return self.ends == 0 and self.due_s <= CLOCK_S
+
+
+def started(starts_s: FloatArray, ends_s: FloatArray, releases: Sequence[Release | None]) -> FloatArray:
+    """Drawn starts (draws, jobs), seconds from now, moved to where the policy's decisions allow them.
+
+    `ends_s` (draws, all jobs) are those of the queue; None for a job of which no decision is known.
+    """
+    ordered = np.sort(ends_s, axis=1)
+    out = starts_s.copy()
+    for i, release in enumerate(releases):
+        if release is None:
+            continue
+        if release.now:
+            out[:, i] = 0.0
+            continue
+        earliest_s = np.full(len(out), release.due_s)
+        if release.ends and ordered.shape[1]:
+            at = min(release.ends, ordered.shape[1]) - 1
+            earliest_s = ordered[:, at] if release.due_s <= 0 else np.maximum(ordered[:, at], release.due_s)
+        out[:, i] = np.maximum(out[:, i], earliest_s)
+    return out
+
+
+def next_starts(
+    controller: Controller, left_s: Mapping[int, float], new: JobSpec | None = None, *, wanted: Collection[int] = ()
+) -> dict[int, Release]:
+    """The release of every waiting job by its number, or only of `new`, which is submitted now, as number -1.
+
+    `left_s`: seconds that jobs still run. Stops when the `wanted` jobs have started. The controller is as it was
+    afterwards.
+    """
+    play = _Play(controller, left_s, new)
+    most = min(MOST_ENDS, DECIDED // max(len(play.small.active), 1))
+    return play.until(most, {-1} if new is not None else set(wanted))
+
+
+class _Play:
+    """A separate controller, to which the next ends happen."""
+
+    def __init__(self, controller: Controller, left_s: Mapping[int, float], new: JobSpec | None) -> None:
+        self.small, numbers = of_active(controller)
+        self.now_s = self.began_s = self.small.now_s
+        if new is not None:
+            first = self.small.job_store.count
+            self.small.handle(JobSubmitted(self.now_s, first, JobBatch.of([new])))
+            numbers = np.append(numbers, -1)
+        self.numbers: list[int] = numbers.tolist()
+        self.left_s = np.array([left_s.get(number, math.inf) for number in self.numbers])
+        phase = self.small.job_store.columns["phase"][: len(self.numbers)]
+        self.since_s = np.where(phase == int(Phase.RUNNING), self.now_s, math.nan)
+        self.wake_s = self.small.plan.valid_until_s
+        self.releases: dict[int, Release] = {}
+        self.reasons: dict[int, str] = {}
+        self.ends = 0
+        self.small.changed = True
+
+    def until(self, most: int, wanted: set[int]) -> dict[int, Release]:
+        """Decide now and after each of the `most` next ends."""
+        waiting = self._waiting()
+        try:
+            self._decide()
+            self.reasons = {self.numbers[job]: reason for job, reason in self.small.plan.reasons.items()}
+            wakes = 0
+            while self.ends < most and wakes < MOST_WAKES and self._waiting() and not self._has(wanted):
+                due_s = self.since_s + self.left_s
+                next_s = float(np.nanmin(due_s, initial=math.inf))
+                if self.wake_s < next_s:
+                    wakes += 1
+                    self._advance(self.wake_s, np.zeros(0, dtype=np.int64))
+                elif math.isfinite(next_s):
+                    self._advance(next_s, np.flatnonzero(due_s <= next_s))
+                else:
+                    break
+        except PlaitError:
+            pass  # a policy that fails here fails in its decisions too, and the status says so
+        known = {**{job: Release(self.ends + 1) for job in waiting}, **self.releases}
+        return {
+            job: Release(one.ends, one.due_s, "" if one.now else self.reasons.get(job, ""))
+            for job, one in known.items()
+            if not wanted or job in wanted
+        }
+
+    def _waiting(self) -> list[int]:
+        phase = self.small.job_store.columns["phase"]
+        return [self.numbers[job] for job in self.small.active.tolist() if phase[job] == int(Phase.WAITING)]
+
+    def _has(self, wanted: set[int]) -> bool:
+        return bool(wanted) and wanted <= self.releases.keys()
+
+    def _advance(self, at_s: float, ended: IntArray) -> None:
+        """Let time pass until `at_s`, when these jobs end, and decide."""
+        at_s = max(at_s, self.now_s + CLOCK_S)
+        columns = self.small.job_store.columns
+        running = np.flatnonzero(~np.isnan(self.since_s))
+        passed_s = at_s - self.since_s[running]
+        each_s = columns["iteration_s"][running]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            more = np.nan_to_num(passed_s / each_s)
+        self.small.handle(
+            ProgressReported(
+                at_s, running, columns["iterations_done"][running] + more,
+                columns["attained_gpu_s"][running] + passed_s * self._gpus(running),
+                columns["run_s"][running] + passed_s, each_s,
+            )
+        )  # fmt: skip
+        self.left_s[running] -= passed_s
+        self.since_s[running] = at_s
+        if len(ended):
+            self.small.handle(JobFinished(at_s, ended, np.full(len(ended), at_s)))
+            self.since_s[ended] = math.nan
+            self.ends += len(ended)
+        self.now_s = at_s
+        self._decide()
+
+    def _gpus(self, running: IntArray) -> IntArray:
+        groups = self.small.running
+        sizes = np.diff(groups.first_gpu)
+        found: IntArray = sizes[self.small.job_store.columns["running_group"][running]]
+        return found
+
+    def _decide(self) -> None:
+        self.wake_s = math.inf
+        commands: Sequence[Command] = self.small.handle(ReplanDue(self.now_s))
+        for command in commands:
+            if isinstance(command, Stop):
+                self.since_s[command.jobs] = math.nan
+            elif isinstance(command, Launch):
+                for job in command.groups.jobs.tolist():
+                    self._launch(job)
+        valid_s = self.small.plan.valid_until_s
+        self.wake_s = valid_s if valid_s > self.now_s else math.inf
+
+    def _launch(self, job: int) -> None:
+        if math.isnan(self.since_s[job]):
+            self.since_s[job] = self.now_s
+            due_s = 0.0 if self.ends else self.now_s - self.began_s
+            self.releases.setdefault(self.numbers[job], Release(self.ends, due_s))
