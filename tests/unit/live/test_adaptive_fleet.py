@@ -20,6 +20,8 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast.log_replay import replay, stored_rows
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.options import Options
+from plait.live.scheduler.records.event_words import stop_in_words
+from plait.live.scheduler.records.notes import AttemptBegan, StopAsked
 from plait.policies.catalog import make_policy
 from plait.sim.backend import Simulator
 from plait.sim.overheads import Overheads
@@ -168,3 +170,22 @@ def test_jobs_end_sooner_than_at_the_sizes_they_asked_for(pollux: Served, tmp_pa
     other = Served(tmp_path / "home", "tiresias-l")
     other.fleet.close()
     assert pollux.jct_s.mean() < 0.97 * other.jct_s.mean()
+
+
+def test_a_job_of_another_size_is_grown_or_shrunk_not_moved(pollux: Served) -> None:
+    sizes: dict[int, int] = {}
+    stops: dict[int, str] = {}
+    seen = set()
+    for row in stored_rows(pollux.fleet.store):
+        event = row.entry
+        if isinstance(event, StopAsked):
+            stops[event.job] = stop_in_words(event.why, event.reason)
+        elif isinstance(event, AttemptBegan):
+            job, now = event.job, len(event.gpus)
+            words = stops.pop(job, "")
+            if words and job in sizes and now != sizes[job]:
+                verb = "grown" if now > sizes[job] else "shrunk"
+                assert words.startswith(f"{verb} from {sizes[job]} GPU"), words
+                seen.add(verb)
+            sizes[job] = now
+    assert seen == {"grown", "shrunk"}

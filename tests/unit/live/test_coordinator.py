@@ -555,14 +555,46 @@ def test_a_thread_takes_the_turns_and_sleeps_while_nothing_is_shared(tmp_path: P
 
 def test_use_of_slots_is_what_processes_mark_over_ten_seconds() -> None:
     window = GpuWindow(2)
-    key = (0, 1, 0)
-    assert window.slots(0.0, [Busy(key, 0, 5.0)]) == [GpuMean(None, None), GpuMean(None, 0)]
-    assert window.slots(2.0, [Busy(key, 0, 6.0, 3.0), Busy((1, 1, 0), 0, 9.0, 4.0)])[0] == GpuMean(0.5, 7.0)
-    found = [window.slots(2.0 + i, [Busy(key, 0, 6.0), Busy((1, 1, 0), 0, 9.0)])[0] for i in range(1, 20)]
-    assert found[-1].utilisation == 0.0
-    assert found[2].utilisation == pytest.approx(1.0 / 5.0)
+    key, other = (0, 1, 0), (1, 1, 0)
+    assert window.slots(0.5, [Busy(key, 0, 5.0, 0.0)]) == [GpuMean(None, None), GpuMean(0.0, 0)]
+    here = [Busy(key, 0, 6.0, 2.0, 3.0), Busy(other, 0, 9.0, 2.0, 4.0)]
+    assert window.slots(2.5, here)[0] == GpuMean(None, 7.0)  # of the other one nothing is known yet
+    here = [Busy(key, 0, 7.0, 4.0), Busy(other, 0, 9.4, 3.0)]
+    assert window.slots(4.5, here)[0] == GpuMean(pytest.approx(0.9), None)
     assert window.slots(30.0, [Busy(key, 0, None)])[0].utilisation is None
     assert window.slots(31.0, [])[0] == GpuMean(0.0, 0)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_steps_longer_than_the_window_are_not_idle_while_they_last(share: float) -> None:
+    window, found = GpuWindow(1), []
+    for now in range(200):
+        end = float(now - now % 30)
+        found.append(window.slots(now + 0.5, [Busy((0, 1, 0), 0, share * end + 1.0, end)])[0].utilisation)
+    assert found[:30] == [None] * 30
+    assert found[30:] == [pytest.approx(share)] * 170
+
+
+def test_a_process_that_ends_no_step_any_more_is_less_and_less_busy() -> None:
+    window = GpuWindow(1)
+    found = [window.slots(now + 0.5, [Busy((0, 1, 0), 0, min(now, 20.0), min(now, 20.0))])[0] for now in range(1, 400)]
+    assert found[10].utilisation == found[25].utilisation == pytest.approx(1.0)
+    assert found[-1].utilisation == pytest.approx(0.03, abs=0.03)
+
+
+def test_a_process_that_marks_no_gpu_work_is_not_measured(tmp_path: Path) -> None:
+    from plait.live.agent.pages import PageReader
+    from plait.runtime.page import Page
+
+    Page.create(tmp_path / "page").close()
+    reader = PageReader(tmp_path / "page")
+    assert reader.gpu_busy_s is None
+    with Page.open(tmp_path / "page") as page:
+        page.steps, page.step_s, page.last_step_monotonic = 20, 0.1, 3.0
+        assert (reader.gpu_busy_s, reader.last_step_s) == (None, 3.0)
+        page.busy_s = [0.0, 0.0, 2.0, 0.0]
+        assert reader.gpu_busy_s == 2.0
+    reader.close()
 
 
 def test_use_of_gpus_is_the_mean_of_what_the_driver_says() -> None:

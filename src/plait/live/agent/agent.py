@@ -135,7 +135,7 @@ class Agent(ProcessManager):
         if self.monitor.cuda is not None:
             return replace(usage, means=self._window.gpus(now_s, usage.gpus))
         busy = [
-            Busy(a.key, a.run.gpus[0], a.page.gpu_busy_s, a.page.peak_bytes)
+            Busy(a.key, a.run.gpus[0], a.page.gpu_busy_s, a.page.last_step_s, a.page.peak_bytes)
             for a in self.attempts.values()
             if a.alive and a.page is not None and a.run.gpus
         ]

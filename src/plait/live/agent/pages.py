@@ -104,9 +104,14 @@ class PageReader:
 
     @property
     def gpu_busy_s(self) -> float | None:
-        """Seconds of GPU work that the process has marked so far; None if it marks nothing."""
+        """Seconds of GPU work that the process has marked so far; None if it marks none."""
         page = self._page
-        return None if page is None or not page.number("steps") else page.seconds("busy_s")[Resource.GPU]
+        return None if page is None else page.seconds("busy_s")[Resource.GPU] or None
+
+    @property
+    def last_step_s(self) -> float:
+        """When the last step ended, monotonic seconds; 0 before the first one."""
+        return 0.0 if self._page is None else _above_zero(self._page.number("last_step_monotonic")) or 0.0
 
     @property
     def peak_bytes(self) -> float | None:

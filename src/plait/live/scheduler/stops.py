@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from plait.core.words import counted
 from plait.live.layout import job_name
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import Attempt
+from plait.live.scheduler.records.event_words import RESIZED
 from plait.live.scheduler.records.notes import StopAsked
 
 #: Reasons for stopping an attempt that could have continued.
@@ -45,7 +47,7 @@ def new_holders(ctx: Context) -> dict[int, list[int]]:
 
 
 def preemption_reason(ctx: Context, number: int, takers: Sequence[int]) -> str:
-    """For whom a job is stopped by the last decision, and what that decision says of it.
+    """For whom a job is stopped by the last decision, or for which size, and what that decision says of it.
 
     Priorities are compared where these differ, else places in the order; where that says nothing, the policy's own
     words are there.
@@ -56,7 +58,12 @@ def preemption_reason(ctx: Context, number: int, takers: Sequence[int]) -> str:
     if len(takers) > NAMED:
         named += f" and {len(takers) - NAMED} more"
     said = _order(ctx, number, takers) or controller.plan.reasons.get(number, "")
-    parts = [f"for {named}" if named else "though nobody else gets its GPUs yet", said, f"policy {state.policy_text}"]
+    parts = [f"for {named}" * bool(named), said, f"policy {state.policy_text}"]
+    live, gpus = state.jobs[number].live, state.groups.of_job.get(number)
+    if live is not None and gpus is not None and len(gpus) != len(live.gpus):
+        parts.insert(0, f"{RESIZED[len(gpus) > len(live.gpus)]} from {counted(len(live.gpus), 'GPU')} to {len(gpus)}")
+    elif not named:
+        parts.insert(0, "to other GPUs" if gpus is not None else "though no other job gets its GPUs yet")
     return "; ".join(part for part in parts if part)
 
 

@@ -28,7 +28,7 @@ from plait.core.errors import PlaitError
 from plait.core.jobs import JobBatch, JobSpec, Phase
 
 #: Ends that are looked at: so many jobs decided about in all, and at most so many ends.
-DECIDED, MOST_ENDS = 4000, 24
+DECIDED, MOST_ENDS = 10_000, 24
 #: A policy that wants to be asked again and again without anything ending is asked so many times a look.
 MOST_WAKES = 48
 

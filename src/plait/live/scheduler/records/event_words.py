@@ -58,13 +58,19 @@ def brief(reason: str) -> str:
     return f"{head}: {cause_line(lines)}" if quoted and re.search(r"exit code \d+$", head) else head
 
 
+#: What happens to a job that gets another size from the policy.
+RESIZED = ("shrunk", "grown")
+
+
 def stop_in_words(why: str, reason: str) -> str:
     """Why an attempt has to stop, and by or for whom.
 
     >>> stop_in_words("requeued", "by ann"), stop_in_words("drained", "")
     ('requeued by ann', 'drained')
+    >>> stop_in_words("moved", "grown from 2 GPUs to 4; policy pollux")
+    'grown from 2 GPUs to 4; policy pollux'
     """
-    return f"{why} {reason}".strip()
+    return reason if reason.startswith(RESIZED) else f"{why} {reason}".strip()
 
 
 def _jobs(message: Message) -> str:
