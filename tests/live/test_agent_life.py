@@ -632,7 +632,7 @@ def test_the_last_word_is_repeated_until_the_next_leader_hears_it(world: World) 
     world.agent = None
     (told,) = world.service.told
     assert told.leaving_s == 0
-    assert [(s.job, s.state, s.exit_code) for s in told.attempts] == [(1, "ended", 0)]
+    assert [(s.job, s.state, s.exit_code) for s in told.attempts] == [(1, "ended", 75)]
 
 
 def test_where_no_service_is_left_a_node_goes_without_a_word(world: World) -> None:

@@ -393,3 +393,37 @@ def test_a_process_that_ended_before_the_stop_reached_it_has_finished(world: Wor
     until((world.folder(1) / "stop.json").exists, "stop")
     os.kill(world.runner(1), signal.SIGCONT)
     assert world.service.wait(1, "ended").exit_code == 0
+
+
+#: One-liners that keep an agent from learning how they ended; each with the exit code and the reason that it reports.
+SPOILS = "import os, shutil, signal\nrun, job = os.environ['PLAIT_RUN_DIR'], os.environ['PLAIT_JOB_DIR']\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "reason"),
+    [
+        (
+            "open(run + '/runner.json', 'w').write('{\"pid\": 5}'); os.kill(os.getppid(), 9)",
+            -9,
+            "its runner was killed",
+        ),
+        ("os.unlink(run + '/runner.json'); os.kill(os.getppid(), 9)", 126, "its runner ended 5 times in a row"),
+        ("os.mkdir(run + '/exit.json')", 0, None),
+        ("shutil.rmtree(job); open(job, 'w').write('x'); os._exit(3)", 3, "exit code 3; it printed nothing"),
+        ("shutil.rmtree(run); open(run, 'w').write('x'); os._exit(3)", 3, "exit code 3; it printed nothing"),
+        ("os.chmod(run, 0); os._exit(3)", 3, "exit code 3; it printed nothing"),
+    ],
+    ids=["claim", "no claim", "end is a folder", "job is a file", "attempt is a file", "mode"],
+)
+def test_a_job_that_spoils_its_folder_ends_all_the_same(
+    world: World, code: str, exit_code: int, reason: str | None
+) -> None:
+    world.service.want(world.python(1, SPOILS + code))
+    seen = world.service.wait(1, "ended")
+    if exit_code in (-9, 126):  # by whether the agent had seen the claim of a runner that is gone
+        assert seen.exit_code in (-9, 126)
+        assert (seen.reason or "").startswith(("its runner was killed", "its runner ended 5 times in a row"))
+        return
+    assert seen.exit_code == exit_code
+    assert (seen.reason or "").startswith(reason or "")
+    assert (seen.reason is None) == (reason is None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import os
 import stat
 import time
 from collections.abc import Iterator
@@ -28,11 +29,23 @@ class Fences:
         self.layout = layout
 
     def next_epoch(self, number: int, epoch: int) -> int:
-        """The epoch of a job's next attempt, its last one being `epoch`; raises `OSError` if its folder cannot be read.
+        """The epoch of a job's next attempt, its last one being `epoch`; raises `OSError` for an error that may pass.
 
-        Above every one that the job's folder has seen, which may be more than a store knows that was put back.
+        Above every one that the job's folder has seen, which may be more than a store knows that was put back. A
+        folder that cannot be made accessible counts as one that has seen none, because `write` raises an error for it.
         """
-        return max(self._on_disk(number), epoch) + 1
+        try:
+            _mend(self.layout.job(number))
+            return max(self._on_disk(number), epoch) + 1
+        except OSError as error:
+            if self.may_pass(number, error):
+                raise
+            return epoch + 1
+
+    def may_pass(self, number: int, error: OSError) -> bool:
+        """Whether an error is not due to the job's own folder: of the disk, the machine, or the folder of all jobs."""
+        own = error.errno in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+        return not own or not os.access(self.layout.job(number).parent, os.W_OK | os.X_OK)
 
     def _on_disk(self, number: int) -> int:
         return read_epoch(self.layout.epoch_file(number))
@@ -42,6 +55,7 @@ class Fences:
 
         What the folder holds before the `first` attempt is of another job of its number, and is put aside.
         """
+        _mend(self.layout.job(number))
         if self._on_disk(number) >= epoch:  # nothing to do, whoever has the lock, perhaps stopped
             return
         make_private(self.layout.job(number))
@@ -76,6 +90,16 @@ class Fences:
         path = self.layout.epoch_file(number)
         _plain(path)
         replace_file(path, f"{epoch}\n", durable=True)
+
+
+def _mend(folder: Path) -> None:
+    """Put aside what a job has put in the place of its folder, and make the folder accessible again."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        folder.rename(folder.with_name(f"{folder.name}.odd-{time.time_ns()}"))
+    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        folder.chmod(0o700)
 
 
 def _plain(path: Path) -> None:

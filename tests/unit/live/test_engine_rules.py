@@ -81,7 +81,7 @@ def test_epoch_is_on_disk_before_the_attempt_is_assigned(cluster: Make) -> None:
     assert c.engine.layout.epoch_file(0).read_text() == "2\n"
 
 
-def test_a_disk_that_is_full_holds_an_attempt_back(cluster: Make) -> None:
+def test_a_disk_that_is_full_holds_an_attempt_back(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     c = cluster()
     full = True
 
@@ -89,7 +89,7 @@ def test_a_disk_that_is_full_holds_an_attempt_back(cluster: Make) -> None:
         if full:
             raise OSError("no space left on device")
 
-    c.engine.ledger.fence = fence
+    monkeypatch.setattr(c.engine.fencing, "write", fence)
     c.submit({})
     c.pass_s(3)
     assert c.nodes[0].jobs() == set()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from live_cases import Cluster
 
+from plait.live import fencing
 from plait.live.fencing import Fences
 from plait.live.layout import Layout, make_private
 from plait.live.scheduler.records.attempts import JobRecord
@@ -75,12 +78,61 @@ def test_two_that_fence_the_same_job_take_turns(tmp_path: Path) -> None:
     assert layout.epoch_file(0).read_text() == "2\n"
 
 
-def test_an_epoch_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+def test_an_epoch_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(tmp_path)
     make_private(layout.job(0).parent)
     layout.job(0).write_text("no folder")
-    with pytest.raises(NotADirectoryError):
+    assert Fences(layout).next_epoch(0, 0) == 1  # what lies in its place is put aside
+    assert [path.name.partition("-0.")[2][:4] for path in layout.job(0).parent.iterdir()] == ["odd-"]
+
+    def fails(path: Path) -> int:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(fencing, "read_epoch", fails)
+    with pytest.raises(OSError, match="input/output error"):
         Fences(layout).next_epoch(0, 0)
+
+
+def test_a_job_that_puts_a_file_in_the_place_of_its_folder_holds_nothing(cluster: Make) -> None:
+    c = cluster()
+    (job,) = c.submit({"retries": 1})
+    for _ in range(2):
+        c.pass_s(3)
+        assert c.nodes[0].jobs() == {job}
+        shutil.rmtree(c.engine.layout.job(job))
+        c.engine.layout.job(job).write_text("no folder")
+        c.nodes[0].end(job, 1)
+    c.pass_s(3)
+    assert c.state(job) == "failed"
+
+
+@pytest.mark.parametrize(("number", "state"), [(errno.EACCES, "failed"), (errno.ENOSPC, "starting")])
+def test_a_folder_that_stays_unwritable_fails_its_job_unless_the_disk_is_full(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch, number: int, state: str
+) -> None:
+    c = cluster()
+    write = Fences.write
+
+    def refuses(fences: Fences, job: int, epoch: int, first: int) -> None:
+        if job == 0:
+            raise OSError(number, "refused", "jobs/j-0/EPOCH")
+        write(fences, job, epoch, first)
+
+    monkeypatch.setattr(Fences, "write", refuses)
+    make_private(c.engine.layout.job(0).parent)  # that of all jobs is in order
+    c.submit({"gpus": 2, "retries": None}, {"gpus": 2})
+    c.pass_s(8)
+    assert c.state(0) == "starting"  # a fault that passes in some seconds is no end
+    c.pass_s(80)
+    assert (c.state(0), c.state(1)) == (state, "waiting" if state == "starting" else "running")
+    if state == "failed":
+        assert "refused: 'jobs/j-0/EPOCH'; the folder of the job could not be written in 10 tries" in str(
+            c.store.job(0)["reason"]
+        )
+        return
+    c.engine.cancel(0, c.now)  # nothing of it runs anywhere
+    c.pass_s(3)
+    assert (c.state(0), c.state(1)) == ("cancelled", "running")
 
 
 def test_a_folder_of_another_job_is_put_aside_even_if_the_first_attempt_ended_before_its_fence(tmp_path: Path) -> None:
@@ -141,7 +193,7 @@ def test_a_disk_that_fails_at_a_restart_stops_no_job_that_runs(cluster: Make, mo
     (other,) = c.submit({})
     c.pass_s(3)
     assert c.nodes[0].jobs() == {job}  # the new one is not begun before its fence is up
-    assert c.engine.explain(other, c.now)["summary"] == "waits until its folder can be written: no space left on device"
+    assert c.engine.explain(other, c.now)["summary"] == "no space left on device; waits until its folder can be written"
     full = False
     c.pass_s(3)
     assert c.nodes[0].jobs() == {job, other}

@@ -21,6 +21,10 @@ Step: TypeAlias = Entry | Observation
 COMPILING = "what decisions need is being compiled, about 20 s, once after an installation"
 
 
+#: Tries to fence an attempt, where errors do not pass by themselves.
+FENCE_TRIES = 10
+
+
 @dataclass
 class Timers:
     """When things were done last; times of the engine, seconds. Only the engine changes them.
@@ -42,12 +46,26 @@ class Timers:
 
 
 @dataclass
+class Unfenced:
+    """An attempt that no agent may hear of yet, because earlier ones of its job can still commit a checkpoint.
+
+    `why`: the last error; `tries`: of errors that will not pass by themselves, at most one a second, the next one at
+    `next_s`. `fresh`: it began in this service's life, so that surely no agent knows it.
+    """
+
+    fresh: bool = False
+    why: str = ""
+    tries: int = 0
+    next_s: float = -math.inf
+
+
+@dataclass
 class Context:
     """The state and what goes with it.
 
     `term`: of the service that leads. `port_seed`: where master ports of gangs begin, so that clusters on one machine
     seldom take the same ones. `now_s`: the newest time that was given. `ready`: False while what decisions need is
-    still being compiled. `unfenced`: jobs whose attempt no agent may hear of yet, and why not. `deferred`: an attempt
+    still being compiled. `unfenced`: jobs whose attempt no agent may hear of yet. `deferred`: an attempt
     waits for something that gives no notice, such as its first step or a full disk. `secret`: from which the tokens of
     jobs for switches are made.
     """
@@ -58,7 +76,7 @@ class Context:
     port_seed: int
     now_s: float = 0.0
     ready: bool = True
-    unfenced: dict[int, str] = field(default_factory=dict)
+    unfenced: dict[int, Unfenced] = field(default_factory=dict)
     deferred: bool = False
     secret: bytes = b""
     timers: Timers = field(default_factory=Timers)

@@ -22,7 +22,7 @@ from plait.core.jobs import JobClass
 from plait.core.policy import has_grants
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Assignment, Observed
-from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.context import Context, Step, Unfenced
 from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, settled_s, wake_s
 from plait.live.scheduler.explain import views, waiting
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
@@ -87,7 +87,7 @@ class Engine:
         self.begin_s = ctx.now_s = max(now_s(last_s) if callable(now_s) else now_s, last_s)
         for node in state.nodes.values():
             node.heard_s = self.begin_s
-        ctx.unfenced = dict.fromkeys(state.live, "")
+        ctx.unfenced = {number: Unfenced() for number in state.live}
         ctx.timers.settle_s = settled_s(ctx, self.begin_s)
         snapshots = Snapshots(self.options.snapshot_weight, later)
         snapshots.weight = float(tail)

@@ -31,7 +31,7 @@ from plait.core.jobs import Phase
 from plait.live.layout import Layout
 from plait.live.protocol.validation import check_entry
 from plait.live.scheduler.assignments import Assigner
-from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.context import FENCE_TRIES, Context, Step, Unfenced
 from plait.live.scheduler.decide import settled_s
 from plait.live.scheduler.explain import views
 from plait.live.scheduler.fold import apply
@@ -83,7 +83,10 @@ class Fencing(Protocol):
         """The epoch of a job's next attempt, its last one being `epoch`; `OSError`: later, perhaps."""
 
     def write(self, number: int, epoch: int, first: int) -> None:
-        """Make attempts of a job before this epoch unable to commit; `OSError`: later, perhaps."""
+        """Make attempts of a job before this epoch unable to commit; raises `OSError` if that cannot be written."""
+
+    def may_pass(self, number: int, error: OSError) -> bool:
+        """Whether an error of `write` may pass by itself, because it is not due to the job's own folder."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Ledger:
     ) -> None:
         """Go on from the state of `ctx`, which is that of the store. `timer` measures commits, seconds."""
         self.ctx, self.store, self.snapshots = ctx, store, snapshots
-        self.fence = fencing.write
+        self.fencing = fencing
         self._timer = timer
         jobs = ctx.state.jobs.values()
         self.open_jobs = OpenJobs((job.owner, job.project) for job in jobs if not job.cancelled)
@@ -200,7 +203,7 @@ class Ledger:
             case CancelAsked(job=job):  # it stays until a node joins, and is no open job for so long
                 self.open_jobs.remove(ctx.state.jobs[job].owner, ctx.state.jobs[job].project)
             case AttemptBegan(job=job):
-                ctx.unfenced[job] = ""
+                ctx.unfenced[job] = Unfenced(fresh=True)
             case AttemptOver(job=job):
                 attempt = ctx.state.jobs[job].attempt
                 assert attempt is not None
@@ -273,12 +276,19 @@ class Ledger:
             attempt = job.live if job else None
             if job is not None and attempt is not None:
                 try:
-                    self.fence(number, attempt.epoch, job.first_epoch)
+                    self.fencing.write(number, attempt.epoch, job.first_epoch)
                 except OSError as error:
-                    unfenced[number] = str(error)
+                    self._not_fenced(number, unfenced[number], error)
                     continue
             del unfenced[number]
             self.assigner.changed()
+
+    def _not_fenced(self, number: int, attempt: Unfenced, error: OSError) -> None:
+        """Note why the attempt of job `number` has to wait; `reconcile` ends it after too many tries."""
+        attempt.why = str(error)
+        if self.ctx.now_s >= attempt.next_s and not self.fencing.may_pass(number, error):
+            attempt.tries, attempt.next_s = attempt.tries + 1, self.ctx.now_s + 1.0
+            self.stale |= attempt.tries >= FENCE_TRIES
 
 
 def _is_over(state: State, job: JobRecord) -> bool:

@@ -17,12 +17,12 @@ from plait.core.jobs import Phase
 from plait.core.words import noted
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
-from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.context import FENCE_TRIES, Context, Step
 from plait.live.scheduler.ingest.progress import report_progress
 from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, why_lost
 from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
 from plait.live.scheduler.records.end_words import same_end
-from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver
+from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, RankEnded
 from plait.live.scheduler.stops import YIELDS, ask_stop, new_holders, preemption_reason
 
 #: See `reconcile`.
@@ -56,6 +56,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
                 yield ask_stop(ctx, attempt, why, now_s, preemption_reason(ctx, number, takers), takers)
             elif why:
                 yield ask_stop(ctx, attempt, why, now_s)
+        yield from _end_unfenced(ctx, number, attempt, now_s)
         if _may_close(ctx, job, attempt, wanted):
             yield from _close(ctx, job, attempt, now_s)
     ports: set[int] | None = None
@@ -71,6 +72,22 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
                 continue
             yield _begin(ctx, job, epoch, gpus, ports, now_s)
     return deferred
+
+
+def _end_unfenced(ctx: Context, number: int, attempt: Attempt, now_s: float) -> Iterator[Step]:
+    """End an attempt that no agent has heard of, if it cannot begin or is not wanted any more."""
+    waits = ctx.unfenced.get(number)
+    if waits is None:
+        return
+    if waits.tries >= FENCE_TRIES:
+        why = f"{waits.why}; the folder of the job could not be written in {waits.tries} tries"
+    elif waits.fresh and waits.why and attempt.stop is not None:
+        why = "stopped before it started"
+    else:
+        return
+    for i, rank in enumerate(attempt.ranks):
+        if not rank.ended:
+            yield RankEnded(now_s, number, attempt.epoch, i, None, why, started=False)
 
 
 def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> str:

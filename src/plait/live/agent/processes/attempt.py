@@ -45,7 +45,8 @@ _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + si
 class LocalAttempt:
     """A process and what is known of it. `folder` is that of its rank.
 
-    `claimed`: its runner has said that the job is its own. `shares`: it is a thread of a process that other jobs share
+    `claimed`: its runner has said that the job is its own; `runner_ends`: runners in a row that ended before that.
+    `shares`: it is a thread of a process that other jobs share
     (see `merged_runner`); `merged`: what its end had to do with that. `neighbours`: with whom it shares its GPU (as in
     control.json); `sharing`: the last directive of the GPU's coordinator. `owed_since_s`: when it began to wait for the
     memory of guests (monotonic clock). `resources`: what its processes used lately.
@@ -70,6 +71,7 @@ class LocalAttempt:
     sharing: Sharing | None = None
     owed_since_s: float | None = None
     claimed: bool = False
+    runner_ends: int = 0
     shares: bool = False
     merged: str = ""
     page: PageReader | None = field(default=None, repr=False)

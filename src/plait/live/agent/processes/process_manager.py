@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
@@ -25,6 +26,7 @@ from plait.live.agent.node import Settings
 from plait.live.agent.processes import launch
 from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.agent.processes.job_files import read_claim
+from plait.live.agent.processes.runner import EXIT_BYTES
 from plait.live.agent.sharing.coordinator import Coordinator
 from plait.live.agent.sharing.gpu_processes import neighbours
 from plait.live.agent.sharing.orders import hold_back
@@ -39,6 +41,8 @@ from plait.runtime.neighbours import Neighbours
 NOT_RUNNABLE = 126
 #: Seconds that a host waits at most for the memory of guests on its GPUs.
 FREED_S = 60.0
+#: Runners of one attempt that may end before the job begins, apart from those that lack room on the disk.
+RUNNER_TRIES = 5
 #: Errors of the machine, not of the job, that may pass: disk, processes, files, memory.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -294,17 +298,27 @@ class ProcessManager:
                 if attempt.pidfd >= 0:
                     self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
                     return
-        if claim is None and not attempt.claimed and not (attempt.folder / "exit.json").exists():  # never the job's
+        if claim is None and not attempt.claimed and not _was_claimed(attempt.folder):  # never the job's
             procs.kill_until_none(lambda: set(procs.marked(attempt.mark)), self._reap)
-            if attempt.state == RUNNING:
-                self._later(attempt, f"its runner could not begin; see {attempt.folder / 'runner.log'}")
-            else:
-                self._over(attempt, PREEMPTED, "stopped before it started")
+            self._not_begun(attempt)
             return
         if attempt.state == RUNNING:  # a guest may have left for want of memory before `_share` has looked
             attempt.sharing = self.coordinator.of(attempt.key) or attempt.sharing
         attempt.collect(self._strays, self._reap, self.lease.over_since(attempt.began_boot_s))
         self._over(attempt, attempt.exit_code, attempt.reason)
+
+    def _not_begun(self, attempt: LocalAttempt) -> None:
+        """The runner has ended without claiming the folder: try again, for ever only while the disk is full."""
+        log = attempt.folder / "runner.log"
+        if attempt.state != RUNNING:
+            self._over(attempt, PREEMPTED, "stopped before it started")
+            return
+        attempt.runner_ends = 0 if _lacks_room(attempt.folder) else attempt.runner_ends + 1
+        if attempt.runner_ends < RUNNER_TRIES:
+            self._later(attempt, f"its runner could not begin; see {log}")
+        else:
+            why = f"its runner ended {RUNNER_TRIES} times in a row without a claim on its folder; see {log}"
+            self._over(attempt, NOT_RUNNABLE, why)
 
     @contextlib.contextmanager
     def _quarantined(self, *attempts: LocalAttempt) -> Iterator[None]:
@@ -366,6 +380,22 @@ class ProcessManager:
             self.log("journal", why=error)
             return False
         return True
+
+
+def _was_claimed(folder: Path) -> bool:
+    """Whether a runner had the folder, also if its job has made the claim unreadable since."""
+    return os.path.lexists(folder / "runner.json") or (folder / "exit.json").exists()
+
+
+def _lacks_room(folder: Path) -> bool:
+    """Whether a runner cannot claim the folder because the disk, or something else that it shares, is full."""
+    probe = folder / "room"
+    try:
+        probe.write_bytes(bytes(2 * EXIT_BYTES))
+        probe.unlink()
+    except OSError as error:
+        return error.errno in _PASSING
+    return False
 
 
 def _to_launch(ready: list[LocalAttempt]) -> list[list[LocalAttempt]]:

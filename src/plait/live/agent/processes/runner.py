@@ -38,7 +38,7 @@ FIRST_LOG, NEWEST_LOGS = "out.log.first", 2
 #: Signals to a runner; it is born with them blocked, so that one sent too early waits.
 HELD_BACK = (signal.SIGTERM, signal.SIGUSR1)
 _CHUNK = 1 << 16
-_EXIT_BYTES = 4096  # of exit.json, taken from the disk at the start: a full disk must not hide how a job ended
+EXIT_BYTES = 4096  # of exit.json, taken from the disk at the start: a full disk must not hide how a job ended
 _TAIL_BYTES = 1 << 15  # of the output, from which the last lines of a reason are taken
 _MEMORY_EVERY_S = 0.5
 _STACKS_S = 1.0  # for writing down where a hung process is
@@ -431,26 +431,41 @@ def write_exit(folder: str, record: dict[str, Any]) -> None:
     record |= {"ended_boot_s": procs.boot_s(), "boot": procs.boot_id()}
     part = _exit_part(folder)
     text = json.dumps(record)
-    if len(text) > _EXIT_BYTES:
+    if len(text) > EXIT_BYTES:
         text = json.dumps(record | {"reason": str(record["reason"])[:500]})
-    for _ in range(300):
+    for _ in range(600):
         try:
             fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                os.write(fd, text.encode().ljust(_EXIT_BYTES))
+                os.write(fd, text.encode().ljust(EXIT_BYTES))
                 os.fsync(fd)
             finally:
                 os.close(fd)
             os.replace(part, os.path.join(folder, "exit.json"))
             return
-        except FileNotFoundError:  # the folder has vanished; how the job ended is to be known all the same
+        except OSError:  # no room, or the job has spoilt its folder; how it ended is to be known all the same
             if not Path(folder).parents[4].is_dir():
-                return  # and the home with it
-            with contextlib.suppress(OSError):
-                os.makedirs(folder, mode=0o700, exist_ok=True)
-            time.sleep(0.05)
-        except OSError:
-            time.sleep(0.2)
+                return  # the home has vanished
+            _clear_way(folder)
+            time.sleep(0.1)
+
+
+def _clear_way(folder: str) -> None:
+    """Make the folder anew and put aside what the job has put in its place or in that of exit.json.
+
+    The job may have put a file in the place of a folder above, too.
+    """
+    path = Path(folder)
+    odd = f".odd-{time.time_ns()}"
+    with contextlib.suppress(OSError):
+        for above in [*reversed(path.parents[:4]), path]:  # from the folder of all jobs on
+            if os.path.lexists(above) and not above.is_dir():
+                above.rename(above.with_name(above.name + odd))
+            above.mkdir(mode=0o700, exist_ok=True)
+            if not os.access(above, os.R_OK | os.W_OK | os.X_OK):
+                above.chmod(0o700)
+        if (end := path / "exit.json").is_dir():
+            end.rename(end.with_name(end.name + odd))
 
 
 def _shortened(line: str, chars: int) -> str:
@@ -492,7 +507,7 @@ def claim(folder: str, **more: object) -> bool:
     me = procs.Process.of(os.getpid())
     assert me is not None
     with open(_exit_part(folder), "wb") as file:
-        file.write(b" " * _EXIT_BYTES)
+        file.write(b" " * EXIT_BYTES)
     part = os.path.join(folder, f"runner.json.{me.pid}")
     procs.write_json(part, {"pid": me.pid, "start_time": me.start_time, "boot": me.boot} | more)
     try:

@@ -185,8 +185,8 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
         out["slowdown"] = lead.step_s / solo_s
         out["contended"] = _contended(stages, bool(shares))
     unseen = [f"rank {i} on {r.node}" for i, r in enumerate(attempt.ranks) if r.seen is None and not r.ended]
-    if why := ctx.unfenced.get(job.number):
-        out["summary"] = f"waits until its folder can be written: {why}"
+    if (unfenced := ctx.unfenced.get(job.number)) is not None and unfenced.why:
+        out["summary"] = f"{unfenced.why}; waits until its folder can be written"
     elif unseen and attempt.stop is None:
         out["summary"] = f"assigned; the agent has not reported {', '.join(unseen)} yet"
     elif any(r.seen and r.seen.state == "starting" for r in attempt.ranks):
