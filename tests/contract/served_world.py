@@ -113,7 +113,7 @@ class Served(World):
         return {node["id"]: node["state"] for node in self.client.nodes()}
 
     def drain(self, node: str) -> None:
-        self.client.drain(node)
+        self.client.drain(node, may_lose_work=True)
 
     def resume(self, node: str) -> None:
         self.client.resume(node)

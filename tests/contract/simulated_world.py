@@ -66,7 +66,7 @@ class Simulated(World):
         return {node["id"]: node["state"] for node in self.fleet.engine.nodes(self.fleet.now_s)}
 
     def drain(self, node: str) -> None:
-        self.fleet.engine.drain(node, self.fleet.now_s)
+        self.fleet.engine.drain(node, self.fleet.now_s, may_lose_work=True)
 
     def resume(self, node: str) -> None:
         self.fleet.engine.resume(node, self.fleet.now_s)

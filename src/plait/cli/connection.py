@@ -20,6 +20,9 @@ HomeOption = Annotated[
     str | None, typer.Option("--home", help="Folder of the service; default: PLAIT_HOME, else ~/.plait.")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LoseWork = Annotated[
+    bool, typer.Option("--may-lose-work", help="Also if jobs would lose work: they have no checkpoint to resume from.")
+]
 
 
 def client(home: str | None) -> Client:

@@ -600,6 +600,12 @@ def test_drain_waits_until_the_node_is_empty(plait, fake, monkeypatch):
         "n0 has no jobs any more; give it work again with: plait nodes resume n0",
     ]
     assert fake.paths().count("GET /v1/nodes") == 4
+    fake.answers["GET", "/v1/nodes"] = [{"id": "n0", "jobs": ["j-1", "j-9"]}]
+    fake.answers["GET", "/v1/losses"] = {"losses": [{"id": "j-9", "text": "j-9 would lose 3.0 s"}], "text": ""}
+    lines = plait("nodes", "drain", "n0", "--may-lose-work").out.splitlines()
+    assert lines[1:3] == ["  j-1 goes on from a checkpoint after about 4.2 s", "  j-9 would lose 3.0 s"]
+    assert fake.bodies[-1] == {"may_lose_work": True}
+    fake.answers["GET", "/v1/nodes"] = [other]
     fake.answers["POST", "/v1/nodes/n1/drain"] = {}
     late = plait("nodes", "drain", "n1", "--wait", "0.01s")
     assert late.code == 2

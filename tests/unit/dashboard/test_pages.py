@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -206,6 +207,31 @@ def test_a_node_is_drained_and_resumed_by_administrators(world: World, login: Lo
     root.post("/web/nodes/n0/resume")
     assert not world.engine.state.nodes["n0"].drained
     root.get("/web/nodes/n7", 404)
+
+
+def test_what_a_drain_would_lose_is_named_before_it_is_done(world: World, login: Login) -> None:
+    cluster(world)
+    agent = world.agents["n0"]
+    told = {"saves": "nothing", "steps": 30.0, "held_s": 75.0, "last_step_s": 70.0, "first_step_s": 5.0}
+    agent.seen |= {key: replace(one, **told) for key, one in agent.seen.items() if key[0] == 1}
+    world.settle(3)
+    text = "j-1 would lose 30 steps, 1 min 15 s of work on 2 GPUs (150 GPU-seconds) and begin at the beginning"
+    root, ann = login("root"), login("ann")
+    dialogs = {path: asks(root.get(path)) for path in ("/web/nodes/n0", "/web/policy", "/web/jobs/j-1")}
+    for path, dialog in dialogs.items():
+        assert text in dialog, path
+    assert "stopped after a checkpoint" not in dialogs["/web/nodes/n0"]
+    assert "j-2" not in dialogs["/web/nodes/n0"], "it saves when it is stopped"
+    assert text in html.unescape(ann.get("/web/jobs/j-1/change"))
+    assert text in html.unescape(root.post("/web/nodes/n0/drain", 409).text)  # it was not confirmed
+    assert not world.engine.state.nodes["n0"].drained
+    root.post("/web/nodes/n0/drain", may_lose_work="on")
+    assert world.engine.state.nodes["n0"].drained
+
+
+def asks(text: str) -> str:
+    """What the dialogs of a page ask."""
+    return " ".join(values.get("data-ask") or "" for _, values in Tags(text).tags)
 
 
 def test_the_policy_is_changed_by_administrators(world: World, login: Login) -> None:

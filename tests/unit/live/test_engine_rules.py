@@ -617,7 +617,7 @@ def test_progress_without_a_checkpoint_is_not_shown_as_kept(cluster: Make, saves
     c.pass_s(1.1)
     c.nodes[0].end(job, 1)
     c.nodes[0].obeys = False
-    c.engine.drain("n0", c.now)
+    c.engine.drain("n0", c.now, may_lose_work=True)
     c.pass_s(3.0)
     row = c.store.job(job)
     assert row is not None

@@ -6,6 +6,7 @@ The log of every cluster here is replayed at the end of its test, decision by de
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -238,6 +239,9 @@ def test_work_is_lost_only_if_that_is_meant(cluster: Make) -> None:
     for act in (lambda: c.engine.requeue(0, c.now, by="ann"), lambda: c.engine.update(0, {"gpus": 2}, c.now, by="ann")):
         with pytest.raises(Conflict, match=r"cannot resume from a checkpoint.*--may-lose-work"):
             act()
+    with pytest.raises(Conflict, match=r"^j-0 would lose .* and begin at the beginning; nothing was done"):
+        c.engine.drain("n0", c.now)
+    assert not c.engine.state.nodes["n0"].drained
     c.engine.update(0, {"priority": 1.0}, c.now, by="ann")
     assert c.state(0) == "running"
     c.engine.requeue(0, c.now, by="ann", may_lose_work=True)
@@ -245,6 +249,54 @@ def test_work_is_lost_only_if_that_is_meant(cluster: Make) -> None:
     c.pass_s(3.3)
     assert epoch(c, 0) == 2
     assert set(c.engine.status(c.now)["lost"]["work_gpu_s"]) == {"requeued"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        (
+            {"saves": "nothing", "held_s": 75.0},
+            "1 min 15 s of work on 2 GPUs (150 GPU-seconds) and begin at the beginning",
+        ),
+        (
+            {"saves": "nothing", "held_s": 75.0, "steps": 30.0, "last_step_s": 70.0, "first_step_s": 5.0},
+            "30 steps, 1 min 15 s of work on 2 GPUs (150 GPU-seconds) and begin at the beginning",
+        ),
+        (
+            {"saves": "failed", "held_s": 75.0, "steps": 30.0, "step_s": 1.0, "last_step_s": 70.0, "first_step_s": 5.0,
+             "checkpoint_steps": 20.0, "checkpoint_age_s": 35.0},
+            "10 steps, 30.0 s of work on 2 GPUs (60 GPU-seconds), since its newest checkpoint",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_stop_would_lose_has_one_answer_for_all_who_ask(
+    cluster: Make, seen: dict[str, object], text: str
+) -> None:
+    c = cluster((2, 1), "fifo")
+    c.submit({"gpus": 2}, {}, owner="ann")
+    c.pass_s(1.6)
+    assert c.engine.losses() == {"losses": [], "text": ""}  # both save when they are stopped
+    for rank in (0, 1):
+        c.nodes[0].seen[0, 1, rank] = Seen(0, 1, rank, RUNNING, pid=7, **seen)  # type: ignore[arg-type]
+    c.pass_s(0.6)
+    found = c.engine.losses()
+    assert found["text"] == f"j-0 would lose {text}"
+    assert [one["text"] for one in found["losses"]] == [found["text"]]
+    assert c.engine.losses(nodes=["n0"]) == c.engine.losses(jobs=[0]) == c.engine.losses(owner="ann") == found
+    assert c.engine.losses(nodes=["n1"])["losses"] == c.engine.losses(owner="ben")["losses"] == []
+    with pytest.raises(LookupError, match="no node 'n7'"):
+        c.engine.losses(nodes=["n7"])
+    for act in (
+        lambda: c.engine.requeue(0, c.now, by="ann"),
+        lambda: c.engine.update(0, {"gpus": 1}, c.now, by="ann"),
+        lambda: c.engine.drain("n0", c.now),
+    ):
+        with pytest.raises(Conflict, match=re.escape(found["text"])):
+            act()
+    c.pass_s(12.0)
+    c.restart()  # the agents have not reported to this service yet
+    (after,) = c.engine.losses(nodes=["n0"])["losses"]
+    assert (after["id"], after["gpus"]) == ("j-0", 2)
 
 
 def test_a_job_that_no_node_has_room_for_yet_can_be_changed_too(cluster: Make) -> None:

@@ -188,6 +188,9 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
     (folder / "fifo.html").write_text("<title>FIFO</title>", encoding="utf-8")
     ask("GET /v1/reports")
     ask("GET /v1/reports/{name}", "/v1/reports/fifo.html")
+    it.sync(Seen(0, running, 0, RUNNING, pid=7, steps=200.0, held_s=100.0, saves="nothing"))
+    ask("GET /v1/losses", params={"job": ["j-0"], "node": ["n0"]})
+    ask("POST /v1/nodes/{node}/{action}", "/v1/nodes/n0/drain", status=409)
     it.sync(Seen(0, running, 0, ENDED, exit_code=0, steps=200.0))
     ask("GET /v1/jobs/{job}/explain", "/v1/jobs/j-0/explain")
     ask("POST /v1/jobs/{job}/requeue", "/v1/jobs/j-1/requeue", "ann", json={"may_lose_work": True})
@@ -222,7 +225,7 @@ def _run(described: Described) -> int:
 def _operate(described: Described, tmp_path: Path) -> None:
     ask = described.ask
     ask("PUT /v1/policy", json={"policy": "srtf"})
-    ask("POST /v1/nodes/{node}/{action}", "/v1/nodes/n0/drain")
+    ask("POST /v1/nodes/{node}/{action}", "/v1/nodes/n0/drain", json={"may_lose_work": True})
     ask("POST /v1/nodes/{node}/{action}", "/v1/nodes/n0/paint", status=404)
     ask("POST /v1/nodes/{node}/gone", "/v1/nodes/n0/gone", json={"why": "its machine is off", "certain": True})
     ask("DELETE /v1/nodes/{node}", "/v1/nodes/n0", status=409)

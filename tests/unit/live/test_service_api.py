@@ -123,6 +123,7 @@ EVERYBODY = {"admin", "ann", "ben", "eve"}
 READS = [
     ("POST", "/v1/what-if/queue", {"nodes": "+1x2"}, EVERYBODY),
     ("GET", "/v1/jobs", None, EVERYBODY),
+    ("GET", "/v1/losses", None, EVERYBODY),
     ("GET", "/v1/jobs/j-0", None, {"admin", "ann", "eve"}),
     ("GET", "/v1/jobs/j-0/explain", None, {"admin", "ann", "eve"}),
     ("GET", "/v1/jobs/j-0/events", None, {"admin", "ann", "eve"}),

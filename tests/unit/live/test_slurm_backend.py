@@ -17,6 +17,7 @@ from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, J
 from plait.live.backends.slurm.node import MARK, node_name
 from plait.live.backends.slurm.options import SlurmOptions
 from plait.live.backends.slurm.plan import Held, Limits, Moves, plan_allocations
+from plait.live.client.transport import Refused
 from plait.live.layout import NODE_NAME, Layout
 
 ANSWERS = Path(__file__).parent / "slurm_answers"
@@ -264,6 +265,8 @@ class FakeService:
         self.there: dict[str, dict] = {}
         self.wanted, self.wanted_by = 0, "jobs"
         self.told: list[tuple[str, str]] = []
+        #: A job that would lose work if its node was drained.
+        self.keeps = ""
 
     def join(self, name, ours=True, **changes):
         folder = self.layout.node(name)
@@ -280,7 +283,9 @@ class FakeService:
     def nodes(self):
         return list(self.there.values())
 
-    def drain(self, node):
+    def drain(self, node, *, may_lose_work=False):
+        if self.keeps and not may_lose_work:
+            raise Refused(f"{self.keeps} would lose 3 h 20 min of work; nothing was done", 409)
         self.told.append(("drain", node))
         self.there[node]["drained"] = True
 
@@ -342,6 +347,23 @@ def test_a_policy_that_finds_nodes_too_many_for_long_has_busy_ones_drained(world
         now[0] += 20.0
         drained += backend.maintain(service)
     assert drained == (["node n12-12 is drained, to be given back to Slurm"] if by == "policy" else [])
+
+
+def test_a_node_whose_job_would_lose_work_is_not_given_back_before_it_has_ended(world):
+    slurm, service, now, make = world
+    backend, said = make(), []
+    for job, used in ((11, 4), (12, 1)):
+        slurm.there[job] = Job(job, RUNNING, "RUNNING", "", f"n{job}", now[0])
+        service.join(f"n{job}-{job}", gpus_used=used)
+    service.wanted_by, service.wanted, service.keeps = "policy", 4, "j-3"
+    for _ in range(6):
+        now[0] += 20.0
+        said += backend.maintain(service)
+    assert said == ["node n12-12 is not given back yet: j-3 would lose 3 h 20 min of work; nothing was done"]
+    assert not service.there["n12-12"]["drained"]
+    service.keeps = ""
+    now[0] += 20.0
+    assert backend.maintain(service) == ["node n12-12 is drained, to be given back to Slurm"]
 
 
 def test_an_allocation_of_a_version_without_marks_is_kept(world):

@@ -13,6 +13,7 @@ from plait.control.history import SpanEnd
 from plait.control.messages import from_json
 from plait.forecast.log_replay import replay, stored_rows
 from plait.live.protocol.wire import NodeInfo, Profile
+from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.options import Options
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program
@@ -176,7 +177,10 @@ def test_cancelling_and_draining_stop_a_plain_job_whatever_it_loses(make: Make) 
     submit(fleet, {}, {})
     fleet.pass_s(5.0)
     node = fleet.engine.state.jobs[0].attempt.ranks[0].node  # type: ignore[union-attr]
-    fleet.engine.drain(node, fleet.now_s)
+    with pytest.raises(Conflict, match=r"^j-0 would lose 4\.\d s of work on 1 GPU \(\d GPU-seconds\) and begin at the"):
+        fleet.engine.drain(node, fleet.now_s)
+    assert not fleet.engine.state.nodes[node].drained
+    fleet.engine.drain(node, fleet.now_s, may_lose_work=True)
     fleet.engine.cancel(1, fleet.now_s)
     fleet.pass_s(20.0)
     assert epochs(fleet, 0) == 2

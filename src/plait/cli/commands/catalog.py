@@ -104,10 +104,13 @@ def set_policy(
         make_policy(name)  # a typing mistake is found here, with a suggestion
     with client(home) as service:
         found = service.set_policy(name, may_lose_work=may_lose_work)
+        lost = service.losses()["losses"] if may_lose_work else []
     if as_json:
-        print_json(found)
+        print_json(found | ({"losses": lost} if lost else {}))
         return
     typer.echo(f"{found.get('policy', name)} decides from now on{LOSES if found.get('may_lose_work') else ''}")
+    for loss in lost:
+        typer.echo(f"  if it is stopped now, {loss['text']}")
 
 
 @policy.command("check", no_args_is_help=True)

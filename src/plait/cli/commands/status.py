@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.commands.jobs import ALIVE, JOB_COLUMNS, job_row, print_jobs, stop_text
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, seconds
 from plait.cli.render.costs_view import cost_text, note_unpriced
 from plait.cli.render.tables import plain
 from plait.core.words import counted, duration, number, time_of_day
@@ -190,21 +190,25 @@ def drain(
     wait: Annotated[
         str | None, typer.Option(help="Wait up to this long until no job is left there, e.g. 120s.")
     ] = None,
+    may_lose_work: LoseWork = False,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Start no new jobs on a node and move its jobs away.
 
-    Its jobs checkpoint and resume elsewhere.
+    Its jobs checkpoint and resume elsewhere. If one of them would lose work, because it has no checkpoint to resume
+    from, nothing is done unless --may-lose-work is given.
     """
     within_s = None if wait is None else seconds(wait)
     with client(home or context.obj) as service:
-        moved = {job: _stop_said(service, job) for n in service.nodes() if n["id"] == node for job in n["jobs"]}
-        answer = service.drain(node)
+        jobs = [job for n in service.nodes() if n["id"] == node for job in n["jobs"]]
+        lost = {one["id"]: one["text"] for one in service.losses(nodes=[node])["losses"]} if may_lose_work else {}
+        moved = {job: lost.get(job) or f"{job} {_stop_said(service, job)}" for job in jobs}
+        answer = service.drain(node, may_lose_work=may_lose_work)
         if moved and not as_json:
             typer.echo(f"{node} stops {', '.join(moved)} now; each starts elsewhere as soon as there is room:")
-            for job, said in moved.items():
-                typer.echo(f"  {job} {said}")
+            for text in moved.values():
+                typer.echo(f"  {text}")
         if within_s is not None:
             _await_empty(service, node, within_s)
     if as_json:

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from plait.cli.commands.jobs import JobArgument, JobsArgument, await_ends
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
 from plait.cli.declared import command
 from plait.cli.render.forecast_lines import choice_lines, what_if_lines
 from plait.cli.render.panels import TYPED
@@ -24,9 +24,6 @@ from plait.live.notes import note
 from plait.live.protocol.job import Job, JobField, key_of
 from plait.live.protocol.job_file import schema_text
 
-LoseWork = Annotated[
-    bool, typer.Option("--may-lose-work", help="Also if the job would begin at the beginning, without a checkpoint.")
-]
 _STAYS = "as it is"
 
 

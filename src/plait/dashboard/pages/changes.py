@@ -71,7 +71,7 @@ async def several(viewer: Viewer, form: dict[str, str]) -> str:
 async def ask_changes(viewer: Viewer) -> Response:
     """The form with the fields of a job that may change."""
     job = await viewer.api.get(f"/v1/jobs/{segment(viewer.request.path_params['job'])}")
-    return _form(viewer, job, {name: job.get(name) for name in FIELDS})
+    return await _form(viewer, job, {name: job.get(name) for name in FIELDS})
 
 
 @shown
@@ -86,19 +86,23 @@ async def change(viewer: Viewer) -> Response:
             lose = form.get("may_lose_work") == "on"
             await viewer.api.ask("PATCH", path, body={**fields, "may_lose_work": lose})
     except Refused as error:
-        return _form(viewer, await viewer.api.get(path), given, error)
+        return await _form(viewer, await viewer.api.get(path), given, error)
     viewer.web.answers.forget()
     return RedirectResponse(f"{ROOT}/jobs/{segment(viewer.request.path_params['job'])}", 303)
 
 
-def _form(viewer: Viewer, job: dict[str, Any], given: Mapping[str, Any], wrong: Refused | None = None) -> Response:
+async def _form(
+    viewer: Viewer, job: dict[str, Any], given: Mapping[str, Any], wrong: Refused | None = None
+) -> Response:
     """The form; `given` is what is in its fields, `wrong` why the last change was refused."""
     if not may_change(viewer, job):
         raise Refused(403, f"job {job['id']} is not yours to change")
     if job["state"] in FINAL:
         raise Refused(409, f"job {job['id']} has {job['state']}; submit one like it", f"plait clone {job['id']}")
+    lost = await viewer.api.get("/v1/losses", job=job["id"])
     return viewer.page(
         "change.html.j2", 200 if wrong is None else wrong.status, title=f"Change {job['id']}", job=job, wrong=wrong,
+        losses=lost["losses"],
         given={name: _text(value) for name, value in given.items()},
         was={name: _text(job.get(name)) for name in FIELDS}, classes=CLASSES, live=False,
     )  # fmt: skip

@@ -60,6 +60,7 @@ async def show_job(viewer: Viewer) -> Response:
     ahead = await outlook(viewer, status) if job["state"] not in FINAL else None
     mine = may_change(viewer, job)
     others, more = await _others(viewer, job)
+    lost = await viewer.api.get("/v1/losses", job=job["id"]) if mine and job["state"] == "running" else None
     return viewer.page(
         "job.html.j2", title=f"{job['id']} {job['name']}".strip(), job=job, why=why, now_s=now_s, mine=mine,
         attempts=job["attempts"][::-1], bars=timeline(job, now_s, others), ahead=ahead,
@@ -67,7 +68,7 @@ async def show_job(viewer: Viewer) -> Response:
         eta=ahead.of(job["number"]) if ahead else None, over=job["state"] in FINAL,
         history=[(one["seq"], one["at_s"], step_in_words(one["event"], one["commands"])) for one in history[::-1]],
         preempted=[one for one in job["attempts"] if one["state"] == "preempted"], file=job_file(job),
-        usage=usage, usage_rows=rows(usage), charts=charts(usage),
+        losses=lost["losses"] if lost else [], usage=usage, usage_rows=rows(usage), charts=charts(usage),
         stages=_stages(why), ranks=len(job["attempts"][-1]["ranks"]) if job["attempts"] else 0,
     )  # fmt: skip
 

@@ -46,10 +46,12 @@ async def show_node(viewer: Viewer) -> Response:
     jobs = {job["id"]: job for job in jobs_of_table(found)}
     busy, now_s = node_map.utilisation(node), status["now_s"]
     day = await viewer.api.get("/v1/placements", node=name, from_s=max(now_s - DAY_S, 0.0), limit=PLACEMENTS)
+    lost = await viewer.api.get("/v1/losses", node=name) if viewer.session.may_manage and not node["drained"] else None
     return viewer.page(
         "node.html.j2", title=f"Node {name}", node=node, jobs=[jobs[one] for one in node["jobs"] if one in jobs],
         gpus=list(enumerate(zip(node["gpu_jobs"], busy, strict=True))),
-        history=await _history(viewer, name, status), now_s=now_s, held=day["placements"], held_more=day["more"],
+        history=await _history(viewer, name, status), now_s=now_s,
+        losses=lost["losses"] if lost else [], held=day["placements"], held_more=day["more"],
         bars=of_node(node.get("gpus") or 0, day["placements"], now_s, DAY_S),
     )  # fmt: skip
 
@@ -72,7 +74,7 @@ def _node_of(event: dict[str, Any]) -> str:
 @done
 async def drain(viewer: Viewer, form: dict[str, str]) -> str:
     """Give a node no new work; what runs there goes on elsewhere."""
-    return await _change(viewer, "drain")
+    return await _change(viewer, "drain", {"may_lose_work": form.get("may_lose_work") == "on"})
 
 
 @done
@@ -81,7 +83,7 @@ async def resume(viewer: Viewer, form: dict[str, str]) -> str:
     return await _change(viewer, "resume")
 
 
-async def _change(viewer: Viewer, action: str) -> str:
+async def _change(viewer: Viewer, action: str, body: dict[str, Any] | None = None) -> str:
     name = viewer.request.path_params["node"]
-    await viewer.api.ask("POST", f"/v1/nodes/{segment(name)}/{action}")
+    await viewer.api.ask("POST", f"/v1/nodes/{segment(name)}/{action}", body=body)
     return f"{ROOT}/nodes/{segment(name)}"

@@ -36,9 +36,11 @@ async def show_policy(viewer: Viewer) -> Response:
             work = _comparison(viewer, other, policy["policy"])
         except InputError as error:
             wrong = str(error)
+    lost = await viewer.get(1.0, "/v1/losses") if viewer.session.may_manage else None
     return viewer.page(
         "policy.html.j2", title="Policy", policy=policy, projects=projects, names=sorted(rows()), live=False,
-        other=other, work=work, wrong=wrong, words=WORDS, age_s=viewer.web.works.age_s(work) if work else 0.0,
+        other=other, work=work, wrong=wrong, words=WORDS,
+        losses=lost["losses"] if lost else [], age_s=viewer.web.works.age_s(work) if work else 0.0,
     )  # fmt: skip
 
 

@@ -246,9 +246,17 @@ class Client(Caller):
         """The nodes and what they are doing."""
         return self._list("nodes", "/v1/nodes")
 
-    def drain(self, node: str) -> Json:
-        """Give a node no new work, and stop what runs there after a checkpoint."""
-        return self._object("POST", f"/v1/nodes/{segment(node)}/drain", again=True)
+    def drain(self, node: str, *, may_lose_work: bool = False) -> Json:
+        """Give a node no new work, and stop what runs there, after a checkpoint where there can be one.
+
+        `Refused` if a job there would lose work and not `may_lose_work`.
+        """
+        body = {"may_lose_work": True} if may_lose_work else None
+        return self._object("POST", f"/v1/nodes/{segment(node)}/drain", body=body, again=True)
+
+    def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> Json:
+        """What running jobs would lose if they were stopped now: {losses, text}; all jobs if none is named."""
+        return self._object("GET", "/v1/losses", job=list(jobs), node=list(nodes))
 
     def resume(self, node: str) -> Json:
         """Let a drained node work again."""

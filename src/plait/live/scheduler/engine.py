@@ -40,7 +40,7 @@ from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.network import note_of
 from plait.live.scheduler.records.notes import PolicySet
 from plait.live.scheduler.records.observations import SilenceExcused
-from plait.live.scheduler.requests import admission, changes, operations
+from plait.live.scheduler.requests import admission, changes, losses, operations
 from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
 from plait.live.scheduler.watch import silence_s, watch
@@ -331,10 +331,21 @@ class Engine:
         now_s = self.clock(now_s)
         self._run(operations.drop_project(self.context, name, now_s), now_s)
 
-    def drain(self, node: str, now_s: float) -> None:
-        """Take a node out: no new work, and what runs there stops after a checkpoint and goes on elsewhere."""
+    def drain(self, node: str, now_s: float, *, may_lose_work: bool = False) -> None:
+        """Take a node out: no new work; jobs there stop, those with a checkpoint after it, and go on elsewhere.
+
+        Raises `Conflict` if one would lose work and not `may_lose_work`; `LookupError` for an unknown node.
+        """
         now_s = self.clock(now_s)
-        self._run(operations.drain(self.context, node, now_s), now_s)
+        self._run(operations.drain(self.context, node, may_lose_work, now_s), now_s)
+
+    def losses(self, jobs: Sequence[int] = (), nodes: Sequence[str] = (), owner: str | None = None) -> dict[str, Any]:
+        """What running jobs would lose if they were stopped now: of these jobs and nodes, of all if neither is given.
+
+        {losses: one by one, the largest first; text: the same as a sentence}, of all owners if `owner` is None.
+        `LookupError` for an unknown node.
+        """
+        return losses.report(self.context, jobs, nodes, owner)
 
     def resume(self, node: str, now_s: float) -> None:
         """Let a drained node work again."""

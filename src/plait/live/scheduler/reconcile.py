@@ -19,7 +19,7 @@ from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import FENCE_TRIES, Context, Step
 from plait.live.scheduler.ingest.progress import report_progress
-from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, why_lost
+from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, served_s, why_lost
 from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
 from plait.live.scheduler.records.end_words import same_end
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, RankEnded
@@ -170,7 +170,7 @@ def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Attem
     """How an attempt ended, what it had, and what of its work is lost."""
     outcome, lead = _outcome(attempt), attempt.lead
     ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
-    held_s, never = _served_s(ctx, job, attempt), never_saved(ctx, job)
+    held_s, never = served_s(ctx, job, attempt), never_saved(ctx, job)
     lost_s = 0.0 if outcome in ("finished", "cancelled") else lost_work_s(attempt, held_s, never)
     return AttemptOver(
         now_s, job.number, attempt.epoch, outcome, held_s, attempt.steps or 0.0,
@@ -181,17 +181,6 @@ def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Attem
         lost_work_s=lost_s if lost_s > 0 else 0.0,
         why_lost=why_lost(attempt, outcome) if lost_s > 0 else "",
     )  # fmt: skip
-
-
-def _served_s(ctx: Context, job: JobRecord, attempt: Attempt) -> float:
-    """Seconds an attempt had its GPUs, as far as anybody knows.
-
-    If its node never reported to this service, what an earlier one had reported to the controller.
-    """
-    controller = ctx.state.controller
-    if controller is None or not job.admitted:
-        return attempt.held_s
-    return max(attempt.held_s, float(controller.job_store.columns["run_s"][job.number]) - job.held_s)
 
 
 def _failed(job: JobRecord, attempt: Attempt, previous: str, now_s: float) -> JobFailed:

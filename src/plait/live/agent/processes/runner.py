@@ -451,7 +451,7 @@ def write_exit(folder: str, record: dict[str, Any]) -> None:
 
 
 def _clear_way(folder: str) -> None:
-    """Make the folder anew and put aside what the job has put in its place or in that of exit.json.
+    """Make the folder again and put aside what the job has put in its place or in that of exit.json.
 
     The job may have put a file in the place of a folder above, too.
     """

@@ -174,7 +174,9 @@ class SlurmBackend:
                     (self.layout.node(node["id"]) / "enrol").unlink()
                 continue
             if not node["drained"]:
-                service.drain(node["id"])  # its agent may still speak: Slurm ends it when it can
+                service.drain(
+                    node["id"], may_lose_work=True
+                )  # it is lost in any case; its agent may still speak: Slurm ends it when it can
             with contextlib.suppress(Refused):  # older services do not know this: the lease expires instead
                 # Of a node that failed, or that Slurm has forgotten, nobody knows what still runs there.
                 service.node_gone(node["id"], why, certain=job is not None and "FAIL" not in job.word)
@@ -184,8 +186,12 @@ class SlurmBackend:
     def _do(self, service: Client, moves: Moves, jobs: Mapping[int, Job]) -> list[str]:
         said = []
         for number in moves.drain:
-            service.drain(_name(jobs[number]))
-            said.append(f"node {_name(jobs[number])} is drained, to be given back to Slurm")
+            name = _name(jobs[number])
+            try:
+                service.drain(name)
+                said.append(f"node {name} is drained, to be given back to Slurm")
+            except Refused as error:  # a job there would lose its work: the node is kept until it has ended
+                said += self._once(f"node {name} is not given back yet: {error}")
         if moves.release:
             self._notify(moves.release)
             said += [line for number in moves.release for line in self._once(f"allocation {number} is given back")]

@@ -101,6 +101,17 @@ def why_lost(attempt: Attempt, outcome: str) -> str:
     return "node lost" if outcome == "lost" or attempt.stop == "lost" else "failed"
 
 
+def served_s(ctx: Context, job: JobRecord, attempt: Attempt) -> float:
+    """Seconds an attempt had its GPUs, as far as anybody knows.
+
+    If its node never reported to this service, what an earlier one had reported to the controller.
+    """
+    controller = ctx.state.controller
+    if controller is None or not job.admitted:
+        return attempt.held_s
+    return max(attempt.held_s, float(controller.job_store.columns["run_s"][job.number]) - job.held_s)
+
+
 def never_saved(ctx: Context, job: JobRecord) -> bool:
     """Whether the job cannot resume from a checkpoint, as far as its processes have said."""
     controller = ctx.state.controller

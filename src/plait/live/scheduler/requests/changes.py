@@ -17,16 +17,14 @@ import numpy as np
 from plait.control.messages import JobCancelled, JobRequeued, JobUpdated
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec, Phase
-from plait.core.words import duration
 from plait.live.layout import job_name
 from plait.live.protocol.requests import check_sizes
-from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.ingest.stop_costs import never_saved
 from plait.live.scheduler.records.attempts import JobRecord
 from plait.live.scheduler.records.notes import CancelAsked, RequeueAsked, UpdateAsked
 from plait.live.scheduler.requests.admission import check_size
+from plait.live.scheduler.requests.losses import losses, refuse
 from plait.live.scheduler.stops import ask_stop
 
 #: Fields of a request that say how many GPUs it takes, and all that may change while a job waits or runs.
@@ -54,7 +52,7 @@ def requeue(
         return
     job = _open(ctx, number, f"run it again as a new job: plait clone {job_name(number)}")
     if not may_lose_work:
-        _check_loss(ctx, job)
+        refuse(losses(ctx, [job]))
     yield RequeueAsked(now_s, number, by, key)
     if ctx.state.phase(job) is Phase.RUNNING:
         yield JobRequeued(now_s, np.array([number]))
@@ -87,7 +85,7 @@ def update(
     spec = _spec(ctx, job, request, fields, now_s)
     leaves = job.live is not None and job.live.stop is None and _resized(ctx, job, spec)
     if leaves and not may_lose_work:
-        _check_loss(ctx, job)
+        refuse(losses(ctx, [job]))
     yield UpdateAsked(now_s, number, by, dict(fields), before, key)
     if job.admitted:
         yield JobUpdated(now_s, np.array([number]), JobBatch.of([spec]))
@@ -111,18 +109,6 @@ def _check_whole(name: str, fields: Mapping[str, Any]) -> None:
         value = fields.get(field)
         if value is not None and (type(value) is not int or value < 1):
             raise InputError(f"job {name}: {field} {value!r}: needs a whole number of GPUs, 1 or more")
-
-
-def _check_loss(ctx: Context, job: JobRecord) -> None:
-    """Raise `Conflict` if the job runs and would have to begin at the beginning."""
-    attempt = job.live
-    if attempt is None or attempt.stop is not None or not never_saved(ctx, job):
-        return
-    if any(rank.seen is not None and rank.seen.state == RUNNING for rank in attempt.ranks):
-        raise Conflict(
-            f"job {job_name(job.number)} has run for {duration(attempt.held_s)} and cannot resume from a checkpoint: "
-            "this would make it begin at the beginning; if that is meant, say so with may_lose_work (--may-lose-work)"
-        )
 
 
 def _spec(ctx: Context, job: JobRecord, request: Mapping[str, Any], fields: Mapping[str, Any], now_s: float) -> JobSpec:

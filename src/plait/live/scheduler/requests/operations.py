@@ -24,6 +24,7 @@ from plait.live.scheduler.records.notes import (
     ProjectSet,
 )
 from plait.live.scheduler.records.observations import NodeCheckDue, NodeGone
+from plait.live.scheduler.requests.losses import losses, on_node, refuse
 from plait.policies.quotas import Quotas
 
 
@@ -85,10 +86,15 @@ def drop_project(ctx: Context, name: str, now_s: float) -> Iterator[Step]:
     yield ProjectSet(now_s, name, gone=True)
 
 
-def drain(ctx: Context, node: str, now_s: float) -> Iterator[Step]:
-    """Take a node out; `LookupError` for an unknown one."""
+def drain(ctx: Context, node: str, may_lose_work: bool, now_s: float) -> Iterator[Step]:
+    """Take a node out.
+
+    Raises `Conflict` if a job there would lose work and not `may_lose_work`; `LookupError` for an unknown node.
+    """
     record = _node(ctx, node)
     if not record.drained:
+        if not may_lose_work and not record.lost:
+            refuse(losses(ctx, on_node(ctx, node)))
         if not record.lost:
             yield NodeLost(now_s, node)
         yield NodeDrained(now_s, node, drained=True)

@@ -166,6 +166,13 @@ class RequeueIn(Model):
     """Whether it may begin at the beginning, as it cannot resume from a checkpoint."""
 
 
+class DrainIn(Model):
+    """A node takes no new work."""
+
+    may_lose_work: StrictBool = False
+    """Whether jobs there may lose work, as they cannot resume from a checkpoint."""
+
+
 class JobsIn(Model):
     """Several jobs, all or none."""
 

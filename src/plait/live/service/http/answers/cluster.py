@@ -204,6 +204,33 @@ class NodeRow(Answer):
     """The jobs on each GPU."""
 
 
+class JobLoss(Answer):
+    """Work that a stop of a job would lose now."""
+
+    id: str
+    job: int
+    """Its number."""
+    gpus: int
+    work_s: float
+    """Seconds of work on these GPUs."""
+    gpu_s: float
+    """The same in GPU-seconds."""
+    steps: float | None = None
+    """Iterations, if its processes report them."""
+    from_start: bool
+    """Whether it would begin at the beginning, because there is no checkpoint."""
+    text: str
+    """The same as a sentence."""
+
+
+class Losses(Answer):
+    """What stops would lose; jobs that save when they are stopped lose nothing and are left out."""
+
+    losses: list[JobLoss]
+    text: str
+    """All of it as a sentence; empty if nothing is lost."""
+
+
 class NodeForgottenAnswer(Answer):
     """A node that was taken out of the lists."""
 

@@ -20,6 +20,7 @@ from plait.live.service.http import serializers
 from plait.live.service.http.answers.cluster import (
     ClusterStatus,
     ForecastState,
+    Losses,
     NodeForgottenAnswer,
     NodeRow,
     Placements,
@@ -29,7 +30,7 @@ from plait.live.service.http.answers.cluster import (
 from plait.live.service.http.answers.network import NetworkOfCluster
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.auth import only_of
-from plait.live.service.http.models import LARGEST, GoneIn, PolicyIn, parse
+from plait.live.service.http.models import LARGEST, DrainIn, GoneIn, PolicyIn, parse
 from plait.live.service.http.openapi.messages import ENTRIES
 from plait.live.service.http.openapi.routes import NodeName, answers
 from plait.policies.catalog import check_named
@@ -128,6 +129,22 @@ async def nodes(request: Request) -> Response:
     return Json(await api.worker.look(lambda engine, now_s: engine.nodes(now_s)))
 
 
+@router.get("/v1/losses", **answers(Losses))
+async def losses(
+    request: Request,
+    job: Annotated[list[str], Query(max_length=1000, description="Name of a job; may be repeated.")] = [],  # noqa: B006
+    node: Annotated[list[str], Query(max_length=1000, description="Name of a node; may be repeated.")] = [],  # noqa: B006
+) -> Response:
+    """What running jobs would lose if they were stopped now: these jobs, those on these nodes; all if none is named.
+
+    Users get those of their own jobs.
+    """
+    api = api_of(request)
+    only = only_of(api.who(request))
+    numbers = [(await api.row(name))["number"] for name in job]
+    return Json(await api.worker.look(lambda engine, now_s: engine.losses(numbers, node, only)))
+
+
 @router.get("/v1/network", **answers(NetworkOfCluster))
 async def network(request: Request) -> Response:
     """The network: switches, who serves them, and what jobs have of them."""
@@ -165,17 +182,27 @@ async def _shown(api: Api, node: str) -> Response:
     return Json(shown)
 
 
-@router.post("/v1/nodes/{node}/{action}", **answers(NodeRow, roles=_ADMIN))
+@router.post(
+    "/v1/nodes/{node}/{action}",
+    **answers(NodeRow, body=DrainIn, body_required=False, roles=_ADMIN, conflict="Jobs there would lose work."),
+)
 async def change_node(
     request: Request, node: NodeName, action: Annotated[str, Path(description="drain or resume.")]
 ) -> Response:
-    """Drain `node` (no new work; its jobs resume elsewhere) or resume it, by `action`."""
+    """Drain `node` or resume it, by `action`.
+
+    A drained node gets no new work. Its jobs stop, after a checkpoint if they can resume from one, and go on elsewhere.
+    If one would lose work, nothing is done unless `may_lose_work` is true.
+    """
     api = api_of(request)
     api.who(request, "admin")
     if action not in ("drain", "resume"):
         raise LookupError(f"a node can be drained and resumed, not {action[:40]!r}")
-    work = Engine.drain if action == "drain" else Engine.resume
-    await api.worker.call(lambda engine, now_s: work(engine, node, now_s))
+    lose = parse(DrainIn, await api.body(request) if await request.body() else {}).may_lose_work
+    if action == "drain":
+        await api.worker.call(lambda engine, now_s: engine.drain(node, now_s, may_lose_work=lose))
+    else:
+        await api.worker.call(lambda engine, now_s: engine.resume(node, now_s))
     return await _shown(api, node)
 
 
