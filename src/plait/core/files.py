@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 #: Mode of a file for its owner alone, and of one that the umask alone restricts.
 OWNER_ONLY, SHARED = 0o600, 0o666
@@ -73,6 +74,20 @@ def replacing(path: str | os.PathLike[str], *, mode: int = SHARED, durable: bool
         raise
     if durable:
         flush_to_disk(target.parent)
+
+
+def open_private(path: str, flags: int) -> int:
+    """An opener for `open` that creates files for their owner only."""
+    return os.open(path, flags, OWNER_ONLY)
+
+
+def is_at_its_path(file: IO[Any]) -> bool:
+    """Whether the file that is open is still the one at its path; False once that is removed or replaced."""
+    try:
+        at_path, opened = os.stat(file.name), os.fstat(file.fileno())
+    except OSError:
+        return False
+    return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def _new_beside(target: Path, mode: int) -> Path:

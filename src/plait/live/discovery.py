@@ -14,13 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.files import replace_file
-from plait.live.layout import Layout
+from plait.live.layout import FIRST, Layout
 from plait.live.system import procs
 
-#: The name of a home's first service, whose log and lock are service.log and service.lock.
-FIRST = "1"
-#: The default name of a standby.
-SECOND = "2"
 #: Where the store is, for a service that was started without --db.
 STORE_VARIABLE = "PLAIT_DB"
 

@@ -31,6 +31,8 @@ from plait.core.errors import InputError
 from plait.core.files import OWNER_ONLY, create_file, replace_file
 
 DEFAULT_HOME = "~/.plait"
+#: The name of a home's first service, whose log and lock are service.log and service.lock, and that of a standby.
+FIRST, SECOND = "1", "2"
 #: What a node may be called: its name is that of a folder.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Attempts that a job can have had.

@@ -91,7 +91,7 @@ def test_they_wait_for_each_other(layout: Layout, monkeypatch: pytest.MonkeyPatc
             assert leave.wait(PATIENCE_S)
             up.append(object())  # the service that it starts
 
-    monkeypatch.setattr(keeper, "service_process", lambda layout: up[0] if up else None)
+    monkeypatch.setattr(keeper, "any_service_process", lambda layout: up[0] if up else None)
     monkeypatch.setattr(keeper, "restart_service", lambda layout: restarted.set())
     thread = threading.Thread(target=other)
     thread.start()
@@ -100,7 +100,7 @@ def test_they_wait_for_each_other(layout: Layout, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(InputError, match=r"another plait up .* end that one"), daemon.exclusive(layout, 0.0):
             pass
         monkeypatch.setattr(daemon.time, "sleep", lambda _: leave.set())  # the keeper has looked, and waits
-        assert keeper.keep_service(layout) == []
+        assert keeper.ServiceKeeper(layout).look() == []
     finally:
         leave.set()
         thread.join(PATIENCE_S)

@@ -74,7 +74,7 @@ def _pass_on(layout: Layout, names: list[str]) -> None:
 
 
 def _stand_by(layout: Layout, given: dict[str, Any], name: str | None) -> None:
-    from plait.live.discovery import SECOND
+    from plait.live.layout import SECOND
     from plait.live.supervisor import daemon, standby
 
     with daemon.exclusive(layout):
@@ -97,11 +97,10 @@ def _end(layout: Layout, *, stop_jobs: bool) -> None:
     from plait.live.supervisor import daemon
     from plait.live.supervisor.down import stop
 
-    if not layout.home.is_dir():
-        typer.echo(f"nothing runs in {layout.home}")
-        return
-    with daemon.exclusive(layout):
-        for line in stop(layout, stop_jobs=stop_jobs):
+    kept = daemon.stop_all(layout)  # one that waits for a slow start would keep this waiting
+    alone = daemon.exclusive(layout) if layout.home.is_dir() else contextlib.nullcontext()
+    with alone:
+        for line in stop(layout, stop_jobs=stop_jobs, kept=kept):
             typer.echo(line)
 
 

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from plait.core.errors import InputError, PlaitError
+from plait.core.files import is_at_its_path, open_private
 from plait.core.options import declared
 from plait.live import discovery
-from plait.live.layout import NODE_NAME, Layout, make_private
+from plait.live.layout import FIRST, NODE_NAME, Layout, make_private
 from plait.live.protocol.leases import check_lease
 from plait.live.service.options import ServiceOptions, read_options
+from plait.live.system import modules
 
 if TYPE_CHECKING:
     from plait.live.store.leader_lease import LeaderLease
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("plait.service")
 #: A service that has lost its lead comes back after so many seconds, to stand by.
 _BACK_S = 0.5
-_LOCK_TRIES = 10
+_LOCK_TRIES = 25
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +66,7 @@ def run(options: ServiceOptions) -> int:
     _check(options)
     layout = Layout.at(options.home)
     make_private(layout.home)
-    with only_one(layout, options.name), _listen(options.host, options.port) as listener:
+    with only_one(layout, options.name) as lock, _listen(options.host, options.port) as listener:
         from plait.live.service.journal import begin_log
         from plait.live.service.leadership import open_leadership
         from plait.live.service.serving import STAND_BY, Service
@@ -76,7 +78,7 @@ def run(options: ServiceOptions) -> int:
             if lease is not None and not options.standby:
                 _take(lease, str(options.db))
             lead = None if options.standby else open_leadership(options, layout, lease)
-            code = asyncio.run(Service(options, layout, listener, address, begin, lease).run(lead))
+            code = asyncio.run(Service(options, layout, listener, address, begin, lease, lock).run(lead))
             again = code == STAND_BY
             return code
         finally:
@@ -176,21 +178,28 @@ def _loopback(host: str) -> bool:
         return False
 
 
-def only_one(layout: Layout, name: str = discovery.FIRST) -> IO[str]:
-    """The lock of the home folder, or of one service of several; `InputError` if another process has it."""
-    lock = open(discovery.file_of(layout, name, "lock"), "a+")  # noqa: SIM115 - held as long as the service
-    for _ in range(_LOCK_TRIES):  # whoever looks whether a service runs holds the lock for a moment
+def only_one(layout: Layout, name: str = FIRST) -> IO[str]:
+    """Lock the home folder, or one service of several; `InputError` if another process runs it.
+
+    A lock file that was removed no longer shows the service that holds it: its process does.
+    """
+    lock = open(discovery.file_of(layout, name, "lock"), "a+", opener=open_private)  # noqa: SIM115 - held to the end
+    other: int | None = None
+    for _ in range(_LOCK_TRIES):  # others hold the lock for a moment to look, and a service that ends is seen till then
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
         except OSError:
-            time.sleep(0.02)
-    else:
-        lock.seek(0)
-        pid = lock.read().strip()
+            lock.seek(0)
+            other = int(lock.read().strip() or 0)
+        else:
+            other = next((process.pid for process in modules.services(layout.home, name)), None)
+            if other is None:
+                break
+        time.sleep(0.02)
+    if other is not None or not is_at_its_path(lock):
         lock.close()
         raise InputError(
-            f"a service runs in {layout.home} already{f' (process {pid})' if pid else ''}; stop it with: plait down"
+            f"a service runs in {layout.home} already{f' (process {other})' if other else ''}; stop it with: plait down"
         )
     lock.truncate(0)
     lock.write(str(os.getpid()))

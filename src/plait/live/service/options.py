@@ -9,7 +9,8 @@ from typing import Any
 from plait.control.figures.prices import Prices
 from plait.core.errors import InputError
 from plait.core.options import declared, option, parse, put
-from plait.live.discovery import FIRST, SECOND, STORE_VARIABLE
+from plait.live.discovery import STORE_VARIABLE
+from plait.live.layout import FIRST, SECOND
 from plait.live.protocol.leases import LEAD_S, LEASE_SHARE
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.scheduler.options import Options as EngineOptions

@@ -9,9 +9,10 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from plait.core.errors import PlaitError
+from plait.core.files import is_at_its_path
 from plait.live import discovery
 from plait.live.layout import Layout
 from plait.live.service.http.connections import Acceptor, Connection, Connections, counted, room
@@ -20,6 +21,7 @@ from plait.live.service.leadership import Leadership, open_leadership
 from plait.live.service.options import ServiceOptions
 from plait.live.service.pages import load_pages
 from plait.live.service.warmup import get_ready, warm_up
+from plait.live.store.errors import StoreError
 from plait.live.tls import certificates
 
 if TYPE_CHECKING:
@@ -43,9 +45,10 @@ class Service:
 
     def __init__(
         self, options: ServiceOptions, layout: Layout, listener: socket.socket, address: str, begin: float,
-        lease: LeaderLease | None = None,
+        lease: LeaderLease | None = None, lock: IO[str] | None = None,
     ) -> None:  # fmt: skip
-        """Nothing runs yet."""
+        """Nothing runs yet. `lock`: by which this is the only service of its name in the home."""
+        self.lock = lock
         self.options, self.layout, self.address, self.begin, self.lease = options, layout, address, begin, lease
         self._listener = listener
         self.gateway = Gateway(lease)
@@ -199,8 +202,6 @@ class Service:
 
     def _failed(self, error: BaseException) -> None:
         """The engine has ended, in its thread."""
-        from plait.live.store import StoreError
-
         _LOG.critical("the engine stopped", exc_info=error)
         again = self.lease is not None and isinstance(error, StoreError)
         self._code = STAND_BY if again else 1
@@ -234,15 +235,15 @@ class Service:
         discovery.write(discovery.record_file(self.layout, self.options.name), self._facts() | words)
 
     async def _stay(self) -> None:
-        """Wait for a signal to end, or until the home folder has vanished; keep service.json naming the leader."""
+        """Wait for a signal to end, or until files of the home vanish; keep service.json naming the leader."""
         trouble = ""
         while not self._ending.is_set():
             await _until(self._ending, LOOK_S)
             if self._ending.is_set():
                 return
-            if not self.layout.home.is_dir():
-                self._error = PlaitError(f"the home folder {self.layout.home} has vanished; nothing can be kept there")
-                _LOG.critical("the home folder has vanished", extra={"facts": {"home": str(self.layout.home)}})
+            if why := await asyncio.to_thread(self._files_lost):
+                self._error = PlaitError(f"{why}; nothing can be kept there")
+                _LOG.critical("files of the home were removed", extra={"facts": {"why": why}})
                 self.stop()
                 return
             leads = self.lease is None or self.gateway.leads
@@ -254,6 +255,19 @@ class Service:
                     if str(error) != trouble:
                         trouble = str(error)
                         _LOG.warning("service.json cannot be written", extra={"facts": {"why": trouble}})
+
+    def _files_lost(self) -> str:
+        """Which of the files that make this the only service of its home were removed or replaced; "" for none."""
+        if not self.layout.home.is_dir():
+            return f"the home folder {self.layout.home} has vanished"
+        if self.lock is not None and not is_at_its_path(self.lock):
+            return f"the lock {self.lock.name} was removed: another service may run in this home"
+        try:
+            if self._api is not None:
+                self._api.store.check()
+        except StoreError as error:
+            return str(error)
+        return ""
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from plait.core.files import OWNER_ONLY, replacing
 from plait.live.store.connecting import lock_file, unlock
 from plait.live.store.errors import StoreError
+from plait.live.store.identity import forget_mark
 
 #: Terms left free for the services of a store between its copy and its being put back.
 _TERMS = 1_000_000
@@ -34,6 +35,7 @@ def restore_backup(source: str | Path, target: str | Path) -> None:
                     copy.execute("UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'term'", (_TERMS,))
                     copy.commit()
                 _put_aside(path)
+                forget_mark(path)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{source} is not a backup of a store: {error}") from error
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,9 +44,14 @@ def sqlite_engines(url: sa.URL) -> tuple[sa.Engine, sa.Engine]:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    options = {"check_same_thread": False, "timeout": _BUSY_S}
-    writer = sa.create_engine(url, connect_args=options, poolclass=sa.StaticPool)
-    readers = sa.create_engine(url, connect_args=options, pool_size=4, max_overflow=8)
+    # A file that was removed is not made again, empty, by the next connection.
+    address = path.resolve().as_uri() + "?mode=rw"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(address, uri=True, check_same_thread=False, timeout=_BUSY_S)
+
+    writer = sa.create_engine(url, creator=connect, poolclass=sa.StaticPool)
+    readers = sa.create_engine(url, creator=connect, pool_size=4, max_overflow=8)
     for engine, begin in ((writer, "BEGIN IMMEDIATE"), (readers, "BEGIN")):
         sa.event.listen(engine, "connect", _prepare)
         sa.event.listen(engine, "begin", lambda connection, words=begin: connection.exec_driver_sql(words))

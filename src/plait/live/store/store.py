@@ -32,12 +32,14 @@ from plait.core.errors import InputError, MissingExtra
 from plait.live.store import schema
 from plait.live.store.connecting import lock_file, lock_server, parse_url, sqlite_engines, unlock
 from plait.live.store.errors import NoRoom, Replaced, StoreError, first_line
+from plait.live.store.identity import Identity, check_mark, refuse_missing, rescued
 from plait.live.store.leader_lease import LeaderLease
 from plait.live.store.migrate import migrate, version
 from plait.live.store.packing import pack
 from plait.live.store.schema import Entry, Token, Views
 
 _KEPT_SNAPSHOTS = 2
+_MADE_AT = sa.select(schema.meta.c.value).where(schema.meta.c.key == "made_at")
 #: Bytes that a disk has to take before it counts as one with room.
 _ROOM = 1 << 18
 
@@ -51,11 +53,15 @@ class Store:
         readers: sa.Engine,
         lock: IO[bytes] | sa.Connection | None,
         lease: LeaderLease | None = None,
+        identity: Identity | None = None,
     ) -> None:
-        """Take open engines; the tables are there."""
+        """Take open engines; the tables are there. `identity`: of the files of an SQLite store."""
+        self._identity = identity
         self._engine, self._readers, self._lock, self._lease = engine, readers, lock, lease
         # Tokens are written beside the engine's thread, and SQLite's writer is one connection for all of them.
         self._writes = threading.Lock()
+        #: What became of the content of a store whose file was removed.
+        self._saved: str | None = None
         #: The term of whoever writes by this store; None for those who never lead.
         self.term: int | None = None
         # Rows are taken from the driver itself in places, so its own errors may come too.
@@ -76,12 +82,16 @@ class Store:
         """
         parsed = parse_url(url)
         lock: IO[bytes] | sa.Connection | None
+        identity = None
         with ExitStack() as undo:
             try:
                 if parsed.get_backend_name() == "sqlite":
                     lock = lock_file(parsed) if exclusive else None
                     undo.callback(unlock, lock)
+                    path = Path(str(parsed.database))
+                    refuse_missing(path)
                     engine, readers = sqlite_engines(parsed)
+                    identity = Identity(path, lock)
                 else:
                     options = {} if lease is None else lease.options()
                     engine = readers = sa.create_engine(parsed, pool_pre_ping=True, connect_args=options)
@@ -91,12 +101,15 @@ class Store:
                     lock = lock_server(engine) if exclusive and lease is None else None
                     undo.callback(unlock, lock)
                 prepare_tables(engine, parsed)
+                if identity is not None and exclusive:
+                    with engine.connect() as connection:
+                        check_mark(identity.path, str(connection.execute(_MADE_AT).scalar_one()))
             except (SQLAlchemyError, OSError) as error:
                 raise StoreError(f"cannot open the store {parsed!r}: {first_line(error)}") from error
             except ImportError as error:
                 raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
             undo.pop_all()
-        return cls(engine, readers, lock, lease)
+        return cls(engine, readers, lock, lease, identity)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -132,9 +145,31 @@ class Store:
                 self._check_term(connection)
                 yield connection
         except self._errors as error:
+            self.check()
             if "disk is full" in str(error) or not self.has_room():
                 raise NoRoom(f"cannot write to the store {self._engine.url.database}: its disk is full") from error
             raise StoreError(f"cannot write to the store: {first_line(error)}") from error
+        self.check()
+
+    def check(self) -> None:
+        """Raise `StoreError` if the files of an SQLite store were removed or replaced; its content is saved beside."""
+        if self._identity is None:
+            return
+        try:
+            self._identity.check()
+        except StoreError as error:
+            saved = self._rescue(self._identity.path)
+            raise StoreError(f"{error}; {saved}") from None
+
+    def _rescue(self, path: Path) -> str:
+        """Save what is still open, once; what became of it."""
+        with self._writes:
+            if self._saved is None:
+                try:  # by the writer, which has the file open
+                    self._saved = f"saved as {self._copy(self._engine, rescued(path))}: plait restore puts that back"
+                except (InputError, OSError) as error:
+                    self._saved = f"nothing could be saved: {error}"
+            return self._saved
 
     def has_room(self) -> bool:
         """Whether something can be written where an SQLite store is; True for any other."""
@@ -212,8 +247,7 @@ class Store:
     def made_at(self) -> float:
         """When the store was made, seconds since 1970: the origin of its time."""
         with self.reading() as connection:
-            query = sa.select(schema.meta.c.value).where(schema.meta.c.key == "made_at")
-            return float(connection.execute(query).scalar_one())
+            return float(connection.execute(_MADE_AT).scalar_one())
 
     def load(self) -> tuple[dict[str, Any] | None, Iterator[Entry]]:
         """The newest snapshot (None if there is none) and the entries of the log after it."""
@@ -380,6 +414,9 @@ class Store:
 
     def backup(self, target: str | Path) -> Path:
         """Write a consistent copy of an SQLite store to a new file, while it is in use."""
+        return self._copy(self._readers, target)
+
+    def _copy(self, engine: sa.Engine, target: str | Path) -> Path:
         if self._engine.dialect.name != "sqlite":
             raise StoreError("a store on PostgreSQL is backed up with its own tool: pg_dump")
         try:
@@ -391,7 +428,7 @@ class Store:
                 f"cannot write the backup {str(target)[:300]!r}: {first_line(error)}; give another path"
             ) from error
         try:
-            with self._readers.connect() as source, closing(sqlite3.connect(part)) as copy:
+            with engine.connect() as source, closing(sqlite3.connect(part)) as copy:
                 source.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
             os.link(part, path)  # unlike a rename this does not replace what is there
         except FileExistsError as error:

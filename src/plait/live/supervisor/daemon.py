@@ -15,12 +15,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from typing import IO
 
 from plait.core.errors import InputError, PlaitError
+from plait.core.files import is_at_its_path
 from plait.live.backends.host import DetachedProcess
 from plait.live.layout import Layout
 from plait.live.supervisor.services import process_of
-from plait.live.system import procs
+from plait.live.system import modules, procs
 from plait.live.system.procs import Process
 
 #: The keeper of a home's first service and of its nodes.
@@ -71,24 +73,47 @@ def spawn(layout: Layout, name: str, module: str, *words: str) -> None:
 
 
 def _record(layout: Layout, name: str, pid: int) -> None:
-    """Say who the keeper is."""
+    """Write who the keeper is; on a full disk it is found by its command line."""
     process = Process.of(pid)
     if process is not None:
-        procs.write_json(layout.home / f"{name}.json", {**vars(process), "host": socket.gethostname()})
+        with contextlib.suppress(OSError):
+            procs.write_json(layout.home / f"{name}.json", {**vars(process), "host": socket.gethostname()})
+
+
+class Claim:
+    """A keeper's lock; true if this process is the keeper of that name."""
+
+    def __init__(self, layout: Layout, name: str, lock: IO[str] | None) -> None:
+        """Take the file that this process has locked; None if another process has."""
+        self._layout, self._name, self._lock = layout, name, lock
+
+    def __bool__(self) -> bool:
+        """Whether this process has the lock."""
+        return self._lock is not None
+
+    def holds(self) -> bool:
+        """Whether the lock is still that of the home; a record that is lost, as on a full disk, is written again."""
+        if self._lock is None or not is_at_its_path(self._lock):
+            return False
+        if not (self._layout.home / f"{self._name}.json").exists():
+            _record(self._layout, self._name, os.getpid())
+        return True
 
 
 @contextlib.contextmanager
-def only_one(layout: Layout, name: str) -> Iterator[bool]:
-    """Whether this process is the keeper of that name from now on; not if another one is."""
+def only_one(layout: Layout, name: str) -> Iterator[Claim]:
+    """Claim to be the keeper of that name; the claim is false if another process is."""
     with open(layout.home / f"{name}.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
+            yield Claim(layout, name, None)
             return
         _record(layout, name, os.getpid())
-        yield True
-        (layout.home / f"{name}.json").unlink(missing_ok=True)
+        claim = Claim(layout, name, lock)
+        yield claim
+        if is_at_its_path(lock):
+            (layout.home / f"{name}.json").unlink(missing_ok=True)
 
 
 def watch(look: Callable[[], Sequence[str]], until: Callable[[], bool] = lambda: False) -> None:
@@ -115,23 +140,35 @@ def log_line(line: str) -> None:
 
 
 def running(layout: Layout, name: str) -> Process | None:
-    """The keeper of that name, if it lives on this machine."""
-    return process_of(procs.read_json(layout.home / f"{name}.json") or {})
+    """The keeper of that name, if it lives on this machine, also where its record was lost."""
+    recorded = process_of(procs.read_json(layout.home / f"{name}.json") or {})
+    return recorded or _unrecorded(layout).get(name)
+
+
+def _unrecorded(layout: Layout) -> dict[str, Process]:
+    """Keepers of a home by name, as their command lines show them."""
+    first = [(KEEPER, process) for process in modules.of_home(layout.home, modules.KEEPER)]
+    standbys = {
+        f"{KEEPER}-{modules.option(modules.command_line(process.pid), 'name')}": process
+        for process in modules.of_home(layout.home, modules.STANDBY)
+    }
+    return standbys | dict(first)
 
 
 def stop(layout: Layout, name: str) -> bool:
     """End a keeper of this machine, so that it does not start again what is about to be stopped; whether it ran."""
-    process = running(layout, name)
-    if process is None:
-        return False
-    process.send(signal.SIGKILL)  # it has nothing to put in order
-    while process.alive:
-        time.sleep(0.01)
-    (layout.home / f"{name}.json").unlink(missing_ok=True)
-    return True
+    ended = False
+    while (process := running(layout, name)) is not None:
+        process.send(signal.SIGKILL)  # it has nothing to put in order
+        while process.alive:
+            time.sleep(0.01)
+        (layout.home / f"{name}.json").unlink(missing_ok=True)
+        ended = True
+    return ended
 
 
 def stop_all(layout: Layout) -> bool:
     """End all keepers of a home on this machine; whether there were any."""
-    ended = [stop(layout, path.stem) for path in layout.home.glob("keeper*.json")]
+    names = {path.stem for path in layout.home.glob("keeper*.json")} | _unrecorded(layout).keys()
+    ended = [stop(layout, name) for name in sorted(names)]
     return any(ended)

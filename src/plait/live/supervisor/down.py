@@ -20,18 +20,20 @@ from plait.live.supervisor.services import (
     process_of,
     processes,
     refuse_elsewhere,
+    unnamed_processes,
 )
-from plait.live.system import cgroups, procs
+from plait.live.system import cgroups, modules, procs
 from plait.live.system.procs import Process
 
 
-def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list[str]:
+def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: bool = False) -> list[str]:
     """End all processes of a cluster on this machine; returns what was done and what is left, for people.
 
     Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are. Nodes are ended where
-    their keeper is. Raises `InputError` if that is another machine, and nothing of the home runs here.
+    their keeper is; `kept`: one of this machine has just been ended. Raises `InputError` if that is another machine,
+    and nothing of the home runs here.
     """
-    kept = daemon.stop_all(layout)
+    kept = daemon.stop_all(layout) or kept
     said = _end_services(layout)
     if away := elsewhere(layout):
         if not (said or kept):
@@ -48,6 +50,9 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
     before, agents = job_processes(layout), _agents(layout)
     if (layout.home / "nodes").is_dir():
         remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
+    for agent in modules.of_home(layout.home, modules.AGENT):  # whose files were removed
+        end(agent)
+        agents = [*agents, agent]
     if was_up(layout):
         remember_down(layout, remembered(layout))
     if stop_jobs:
@@ -87,8 +92,10 @@ def _end_services(layout: Layout) -> list[str]:
     for name in sorted(ready, key=lambda name: records(layout).get(name, {}).get("role") == "leader"):
         end(ready[name])
         record_file(layout, name).unlink(missing_ok=True)
-    if process is not None and process.alive:
-        end(process)
+    for other in {process, *unnamed_processes(layout)} - {None}:  # also one that is still being started
+        if other is not None and other.alive:
+            end(other)
+            process = other
     if not ready and process is None:
         return []
     return ["the service is stopped" if len(ready) < 2 else f"{len(ready)} services are stopped"]

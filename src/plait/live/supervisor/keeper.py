@@ -6,18 +6,25 @@ Nothing depends on it: jobs, agents and the service go on without it, and the ne
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plait.core.errors import PlaitError
 from plait.core.options import option, parse
 from plait.live.backends.base import NodeBackend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon as keeping
 from plait.live.supervisor.saved_options import remembered_backend
-from plait.live.supervisor.services import own_client, service_process
+from plait.live.supervisor.services import answers, any_service_process, end, own_client, service_process
 from plait.live.supervisor.up import restart_service
+from plait.live.system.activity import Patience, main_thread
+from plait.live.system.procs import Process
 
 NAME = keeping.KEEPER
+#: Looks without an answer at which the service's main thread slept, after which the service is stuck; CPU time below
+#: `_TICKS` (1/100 s) in a look counts as sleep, and as much as `_STUCK_TICKS` without an answer as a loop without end.
+SILENT_LOOKS, _TICKS, _STUCK_TICKS = 30, 5, 12_000
 
 
 @dataclass(frozen=True)
@@ -35,32 +42,67 @@ def spawn(layout: Layout) -> None:
 def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
     """Look after the service, and beside that after its nodes; returns at once if the home has a keeper already.
 
-    A backend may wait long for an engine that does not answer, so the service is another thread's.
+    A backend may wait long for an engine that does not answer, so the service is another thread's. On a full disk it
+    tries again until it can begin. It ends when its lock is removed: another keeper may have the home then.
     """
-
-    def over() -> bool:
-        return until() or not layout.home.is_dir()  # nothing can be kept in a folder that has vanished
-
-    with keeping.only_one(layout, NAME) as mine:
-        if not mine:
-            return
-        backend = remembered_backend(layout)  # kept, for it knows agents that are still being born
-        nodes = threading.Thread(
-            target=keeping.watch, args=(lambda: maintain_nodes(layout, backend), over), name="nodes", daemon=True
-        )
-        nodes.start()
-        keeping.watch(lambda: keep_service(layout), over)
+    pause_s = keeping.FIRST_S
+    while not until() and layout.home.is_dir():
+        try:
+            with keeping.only_one(layout, NAME) as claim:
+                if claim:
+                    _watch(layout, lambda: until() or not claim.holds())
+                return
+        except (OSError, PlaitError) as error:
+            keeping.log_line(f"cannot begin: {error}; next try in {pause_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, keeping.MOST_S)
 
 
-def keep_service(layout: Layout) -> list[str]:
-    """Start the service again if it has died; what was done."""
-    if service_process(layout) is not None:
-        return []
-    with keeping.exclusive(layout):
-        if service_process(layout) is not None:  # by somebody else, meanwhile
+def _watch(layout: Layout, over: Callable[[], bool]) -> None:
+    backend = remembered_backend(layout)  # kept, for it knows agents that are still being born
+    nodes = threading.Thread(
+        target=keeping.watch, args=(lambda: maintain_nodes(layout, backend), over), name="nodes", daemon=True
+    )
+    nodes.start()
+    keeping.watch(ServiceKeeper(layout).look, over)
+
+
+class ServiceKeeper:
+    """Starts the service of a home again when it has ended, or lives and answers nothing."""
+
+    def __init__(self, layout: Layout, states: Callable[[int], tuple[bytes, int]] = main_thread) -> None:
+        """Nothing is known of the service. `states`: of a process's main thread, as for `Patience`."""
+        self._layout, self._states = layout, states
+        self._heard()
+
+    def _heard(self, process: Process | None = None) -> None:
+        """The service has answered, or there is a new one."""
+        self._patience = Patience(SILENT_LOOKS, self._states, least_ticks=_TICKS)
+        self._process = process
+        self._used = None if process is None else self._states(process.pid)[1]
+
+    def look(self) -> list[str]:
+        """Start the service again if that is needed; what was done."""
+        process = any_service_process(self._layout)
+        if process is not None and not self._silent(process):
             return []
-        restart_service(layout)
-    return ["the service was started again"]
+        with keeping.exclusive(self._layout):
+            if any_service_process(self._layout) != process:  # somebody else has been at work meanwhile
+                return []
+            if process is not None:
+                keeping.log_line(f"the service (process {process.pid}) lives and does not answer; it is ended")
+                end(process)
+            restart_service(self._layout)
+        self._heard()
+        return ["the service was started again"]
+
+    def _silent(self, process: Process) -> bool:
+        """Whether the service has not answered for so long that it is stuck: by what it did, not by time."""
+        if process != self._process or answers(self._layout, process):
+            self._heard(process)
+            return False
+        stuck = self._states(process.pid)[1] - (self._used or 0) > _STUCK_TICKS
+        return self._patience.over([process.pid]) or stuck
 
 
 def maintain_nodes(layout: Layout, backend: NodeBackend) -> list[str]:

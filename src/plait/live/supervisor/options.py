@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.options import declared, option, same
-from plait.live.discovery import SECOND
+from plait.live.layout import SECOND
 from plait.live.service.options import BY_HAND, ServiceOptions
 
 #: The group of options that only this call uses; the others are saved, for the service and the backend.

@@ -10,8 +10,7 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
-from plait.live.discovery import FIRST
-from plait.live.layout import Layout
+from plait.live.layout import FIRST, Layout
 from plait.live.service.options import SERVICE_OPTIONS
 from plait.live.supervisor.services import STOP_S
 from plait.live.system import procs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -12,21 +13,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from plait.core.errors import InputError
 from plait.core.options import words
+from plait.live import tls
 from plait.live.backends.host import DetachedProcess
 from plait.live.client.client import Client, read_service_file, service_url
-from plait.live.discovery import FIRST, STORE_VARIABLE, file_of, record_file, records
-from plait.live.layout import Layout, is_locked
+from plait.live.discovery import STORE_VARIABLE, file_of, record_file, records
+from plait.live.layout import FIRST, Layout, is_locked
+from plait.live.service.http.gateway import HEALTH
 from plait.live.service.options import SERVICE_OPTIONS, ServiceOptions
-from plait.live.system import procs
+from plait.live.system import modules, procs
 from plait.live.system.activity import Patience
 from plait.live.system.procs import Process, boot_id
 
 #: Seconds of sleep, in all, after which a starting process is stuck; seconds for a service to stop before it is killed.
 IDLE_S, STOP_S = 30.0, 10.0
 LOOK_S = 0.02
+#: Seconds for an answer to a request whether a service is healthy.
+_HEALTH_S = 2.0
 
 
 def process_of(record: dict[str, Any]) -> Process | None:
@@ -76,15 +82,39 @@ def service_process(layout: Layout) -> Process | None:
 
 
 def any_service_process(layout: Layout) -> Process | None:
-    """The same, or one that has not said yet that it answers, or whose word was removed: by the lock that it holds."""
-    if (found := service_process(layout)) is not None:
-        return found
-    path = file_of(layout, FIRST, "lock")
-    if not is_locked(path):
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        return Process.of(int(path.read_text(encoding="ascii")[:20]))
-    return None
+    """The same, or one that has not said yet that it answers, or whose files were removed."""
+    return service_process(layout) or next(iter(unnamed_processes(layout, FIRST)), None)
+
+
+def unnamed_processes(layout: Layout, name: str | None = None) -> list[Process]:
+    """Services of this home on this machine, of one name or all, by lock and command line, whatever files say."""
+    if name is None:
+        return modules.of_home(layout.home, modules.SERVICE)
+    mine = modules.services(layout.home, name)
+    path = file_of(layout, name, "lock")
+    if not mine and is_locked(path):
+        with contextlib.suppress(OSError, ValueError):
+            holder = Process.of(int(path.read_text(encoding="ascii")[:20]))
+            return [] if holder is None else [holder]
+    return mine
+
+
+def answers(layout: Layout, process: Process) -> bool:
+    """Whether a service answers a request, whatever it answers."""
+    said = [*records(layout).values(), read_service_file(layout) or {}]
+    url = next((str(record["url"]) for record in said if record.get("pid") == process.pid and "url" in record), None)
+    if url is None:
+        return False
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    options: dict[str, Any] = {"context": tls.context(layout, url)} if parts.scheme == "https" else {}
+    with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=_HEALTH_S, **options)) as link:
+        try:
+            link.request("GET", HEALTH)
+            link.getresponse()
+        except (OSError, http.client.HTTPException):
+            return False
+    return True
 
 
 def own_client(layout: Layout) -> Client:

@@ -8,8 +8,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.options import option, parse
-from plait.live.discovery import SECOND
-from plait.live.layout import Layout
+from plait.live.layout import SECOND, Layout
 from plait.live.supervisor import daemon
 from plait.live.supervisor.saved_options import remember, remembered
 from plait.live.supervisor.services import elsewhere, processes, refuse_elsewhere, refuse_taken_port, start_standby

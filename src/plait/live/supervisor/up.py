@@ -19,8 +19,8 @@ from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import HALVES, open_backend
 from plait.live.client.client import Client
 from plait.live.client.transport import read_service_file
-from plait.live.discovery import FIRST, file_of
-from plait.live.layout import Layout, make_private
+from plait.live.discovery import file_of
+from plait.live.layout import FIRST, Layout, make_private
 from plait.live.notes import note
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
 from plait.live.service.network import NONE, read_network

@@ -20,6 +20,17 @@ def thread_states(pid: int) -> tuple[bytes, int]:
     return states, ticks
 
 
+def main_thread(pid: int) -> tuple[bytes, int]:
+    """The same of a process's first thread alone."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return b"", 0
+    fields = text[text.rindex(b")") + 2 :].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
 class Patience:
     """How long to wait for processes that come up: as long as one of them works.
 
@@ -27,16 +38,18 @@ class Patience:
     machine. Looks at which all slept are counted; time is not, so that a starved caller does not run out of patience.
     """
 
-    def __init__(self, idle_looks: int, states: Callable[[int], tuple[bytes, int]] = thread_states) -> None:
-        """Patience for `idle_looks` looks, in all, at which no process works."""
-        self.left, self._states = idle_looks, states
+    def __init__(
+        self, idle_looks: int, states: Callable[[int], tuple[bytes, int]] = thread_states, least_ticks: int = 1
+    ) -> None:
+        """Patience for `idle_looks` looks, in all, at which no process works: used `least_ticks` since the last."""
+        self.left, self._states, self._least = idle_looks, states, least_ticks
         self._ticks: dict[int, int] = {}
 
     def over(self, pids: Iterable[int]) -> bool:
         """Look once; whether the patience is over."""
         found = {pid: self._states(pid) for pid in pids}
         works = any(
-            b"R" in states or b"D" in states or ticks > self._ticks.get(pid, -1)
+            b"R" in states or b"D" in states or ticks >= self._ticks.get(pid, -self._least) + self._least
             for pid, (states, ticks) in found.items()
             if states
         )

@@ -1,0 +1,86 @@
+"""Which files a store on SQLite is: noticed when they are removed or replaced, and never followed by an empty store.
+
+SQLite goes on writing to a file that was removed, so what it acknowledges would be lost. Beside the store `plait.db`
+lies `plait.id`, which names it: where that is and the store is not, or is another one, no service begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import IO, Any
+
+from plait.core.files import OWNER_ONLY, is_at_its_path, replace_file
+from plait.live.store.errors import StoreError
+
+
+class Identity:
+    """The files of an open store: the database at `path` and its lock, None if it is not locked."""
+
+    def __init__(self, path: Path, lock: IO[Any] | None) -> None:
+        """Take the files as they are now."""
+        self.path, self._lock, self._file = path, lock, _file_at(path)
+
+    def check(self) -> None:
+        """Raise `StoreError` if the database or its lock was removed or replaced since."""
+        if _file_at(self.path) != self._file:
+            raise StoreError(f"the store {self.path} was removed or replaced while it was in use")
+        if self._lock is not None and not is_at_its_path(self._lock):
+            raise StoreError(f"the lock of the store {self.path} was removed: another service may write to it")
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _mark_of(path: Path) -> Path:
+    return path.with_suffix(".id")
+
+
+def refuse_missing(path: Path) -> None:
+    """Raise `StoreError` if there was a store at `path` and none is there now."""
+    mark = _mark_of(path)
+    if mark.exists() and (not path.exists() or not path.stat().st_size):
+        raise StoreError(
+            f"the store {path} is missing, and there was one ({mark}); put a copy in its place: plait restore COPY, or "
+            f"begin with an empty one: rm {mark}{_copies(path)}"
+        )
+
+
+def check_mark(path: Path, made_at: str) -> None:
+    """Raise `StoreError` if the store at `path`, made at `made_at`, is another one than was there; else mark it."""
+    mark = _mark_of(path)
+    try:
+        before = mark.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        before = ""
+    if before and before != made_at:
+        raise StoreError(
+            f"the store {path} is another one than was there before ({mark}); put the right one in its place, or keep "
+            f"this one: rm {mark}{_copies(path)}"
+        )
+    if not before:
+        with contextlib.suppress(OSError):  # a full disk: at the next start
+            replace_file(mark, made_at + "\n", mode=OWNER_ONLY)
+
+
+def forget_mark(path: Path) -> None:
+    """Let the next start take whatever store is at `path`."""
+    _mark_of(path).unlink(missing_ok=True)
+
+
+def rescued(path: Path) -> Path:
+    """A free name for the copy of a store that was removed while it was open."""
+    return next(
+        copy for number in range(1, 1000) if not (copy := path.with_name(f"{path.stem}-rescued-{number}.db")).exists()
+    )
+
+
+def _copies(path: Path) -> str:
+    found = sorted(path.parent.glob(f"{path.stem}-rescued-*.db"))
+    return f"; rescued copies: {', '.join(map(str, found))}" if found else ""

@@ -1,0 +1,94 @@
+"""A store whose files are removed or replaced is noticed before anything more is acknowledged, and never lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.live.store import Entry, Store, StoreError
+from plait.live.store.backup import restore_backup
+
+
+def entry(seq: int) -> list[Entry]:
+    return [Entry(seq, float(seq), "submitted", "{}", jobs=(seq,))]
+
+
+def remove(path: Path) -> None:
+    for file in path.parent.glob("plait.db*"):
+        file.unlink()
+
+
+def remove_the_file_alone(path: Path) -> None:
+    path.unlink()
+
+
+def replace_by_a_copy(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    os.replace(path.with_name("copy"), path)
+
+
+def move_away(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def remove_the_lock(path: Path) -> None:
+    path.with_name("plait.db.lock").unlink()
+
+
+@pytest.mark.parametrize("harm", [remove, remove_the_file_alone, replace_by_a_copy, move_away, remove_the_lock])
+def test_nothing_is_acknowledged_after_files_of_the_store_are_gone(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "plait.db"
+    store = Store.open(path)
+    store.commit(entry(1))
+    harm(path)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"removed.*saved as .*plait-rescued-1\.db: plait restore"):
+            store.commit(entry(2))
+    with pytest.raises(StoreError, match="removed"):
+        store.set_fact("a", "b")
+    store.close()
+    if harm is not remove_the_lock:
+        path.unlink(missing_ok=True)
+        with pytest.raises(StoreError, match=r"is missing, and there was one .* plait restore .*rescued copies: .*-1"):
+            Store.open(path)
+        assert not path.exists(), "no empty store takes its place"
+    restore_backup(tmp_path / "plait-rescued-1.db", path)
+    again = Store.open(path)
+    assert [found.seq for found in again.entries()] == [1, 2], "also what was refused has been kept"
+    again.close()
+
+
+def test_readers_do_not_make_an_empty_file_where_the_store_was(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "plait.db")
+    remove(tmp_path / "plait.db")
+    with pytest.raises(StoreError), store.reading() as connection, store.reading() as other:
+        assert connection is not other
+    assert not (tmp_path / "plait.db").exists()
+    store.close()
+
+
+def test_a_store_of_another_home_is_not_taken_for_the_own_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Store.open(tmp_path / name / "plait.db").close()
+    shutil.copy(tmp_path / "b" / "plait.db", tmp_path / "a" / "plait.db")
+    with pytest.raises(StoreError, match=r"another one than was there before .*rm .*plait\.id"):
+        Store.open(tmp_path / "a" / "plait.db")
+    (tmp_path / "a" / "plait.id").unlink()
+    Store.open(tmp_path / "a" / "plait.db").close()
+
+
+def test_a_store_of_an_older_version_is_marked_at_its_first_start(tmp_path: Path) -> None:
+    path = tmp_path / "plait.db"
+    Store.open(path).close()
+    (tmp_path / "plait.id").unlink()
+    Store.open(path).close()
+    remove(path)
+    with pytest.raises(StoreError, match="is missing"):
+        Store.open(path)
