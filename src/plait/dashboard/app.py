@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -79,7 +79,10 @@ def make(api: ASGIApp) -> ASGIApp:
         kind = TYPES[request.path_params["name"].rpartition(".")[2]]
         return Response(content, media_type=kind, headers={"cache-control": "public, max-age=31536000, immutable"})
 
-    app = Starlette(routes=[Route("/assets/{name}", asset), *ROUTES])
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # for logs alone: the client has left
+
+    app = Starlette(routes=[Route("/assets/{name}", asset), *ROUTES], exception_handlers={ClientDisconnect: gone})
     app.state.web = web
     web.templates.globals["pages"] = {route.path for route in app.routes if isinstance(route, Route)}
     return _with_headers(app)

@@ -129,7 +129,7 @@ def shown(page: Page) -> Handler:
             return _to_login(request)
         session.user, session.role, session.project = me["user"], me["role"], me["project"]
         if (known := request.scope.get("state", {}).get("known")) is not None:
-            known()
+            known(session.user)
         viewer = Viewer(web, request, session, web.client(session.secret))
         try:
             return await page(viewer)

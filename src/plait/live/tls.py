@@ -41,7 +41,7 @@ def trust(made: ssl.SSLContext, layout: Layout | None, url: str) -> None:
     if url.startswith("https://") and not made.cert_store_stats()["x509_ca"]:
         made.load_default_certs()
     said = None if layout is None else procs.read_json(layout.service_file)
-    known = said.get("certificate") if said and said.get("url") == url else None
+    known = said.get("certificate") if said and url in (said.get("url"), said.get("agents")) else None
     if isinstance(known, str):
         with contextlib.suppress(ssl.SSLError):  # not one: then it is not trusted
             made.load_verify_locations(cadata=known)

@@ -365,7 +365,8 @@ def test_ports_and_folders_are_the_same_everywhere(objects):
     pod = of(objects, "scheduler")
     (words,) = commands_of_plait(pod)
     start = parse(words)
-    (port,) = pod["spec"]["containers"][0]["ports"]
+    port, agents = pod["spec"]["containers"][0]["ports"]
+    assert start["agent_port"] == agents["containerPort"] != port["containerPort"]
     assert start["port"] == port["containerPort"] == one(objects, "Service")["spec"]["ports"][0]["port"]
     for pod in pods(objects):
         for container in pod["spec"]["containers"]:
@@ -444,7 +445,7 @@ def test_who_reaches_whom(objects):
     assert "ingress" not in policies["plait-closed"]
     (ray,) = policies["plait-ray"]["ingress"]
     assert all(set(peer) == {"podSelector"} for peer in ray["from"]), "nobody of another namespace"
-    (api,) = policies["plait-api"]["ingress"]
+    api, of_agents = policies["plait-api"]["ingress"]
     others = [peer["namespaceSelector"] for peer in api["from"] if "namespaceSelector" in peer]
     assert others == [{"matchLabels": {"plait/client": "true"}}], (
         "a namespace that nobody names may be called otherwise"
@@ -453,6 +454,8 @@ def test_who_reaches_whom(objects):
     assert chosen(objects, agents) == [pod for pod in everyone if pod["metadata"]["name"] == "plait-ray"]
     assert chosen(objects, policies["plait-ray"]["podSelector"]) == chosen(objects, agents)
     assert [port["port"] for port in api["ports"]] == ["api"]
+    assert [port["port"] for port in of_agents["ports"]] == ["agents"]
+    assert of_agents["from"] == [{"podSelector": agents}]
     (scheduler,) = chosen(objects, policies["plait-api"]["podSelector"])
     assert scheduler["metadata"]["labels"]["app.kubernetes.io/component"] == "scheduler"
 

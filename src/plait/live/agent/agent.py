@@ -94,12 +94,14 @@ class Agent(ProcessManager):
             self._record | {"gpus": settings.gpus, "cuda": settings.cuda, "rack": settings.rack},
         )
 
-    def _address(self) -> tuple[str, str]:
+    def _address(self) -> tuple[tuple[str, ...], str]:
         token = (self.folder / "enrol").read_text(encoding="ascii").strip()
-        url = self.settings.url or (procs.read_json(self.layout.service_file) or {}).get("url")
-        if not isinstance(url, str):
+        record = {"url": self.settings.url} if self.settings.url else procs.read_json(self.layout.service_file) or {}
+        # Where a firewall lets through the port of users alone, agents use that.
+        urls = tuple(url for url in (record.get("agents"), record.get("url")) if isinstance(url, str))
+        if not urls:
             raise ValueError(f"no service: {self.layout.service_file} is not there")
-        return url, token
+        return urls, token
 
     # ---- what the link asks for ----
 

@@ -28,6 +28,8 @@ from plait.live.protocol.wire import OLDEST, VERSION, Assignment, Observed, Wire
 from plait.live.system.procs import boot_s
 
 PATH = "/agent/v1/sync"
+#: URLs of the service, the preferred one first, and the agent's token.
+Address = Callable[[], tuple[tuple[str, ...], str]]
 _CONNECT_S, _READ_S = 3.0, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _HEARTBEAT_S, _HEARTBEATS = 1.0, 8  # at most, and in a lease at least
@@ -47,14 +49,14 @@ class _OtherVersion(ValueError):
 class Link:
     """Talks to the service until closed.
 
-    `address()` returns URL and token or raises OSError or ValueError; `observe(wait_s)` returns the report to send;
+    `address()` returns URLs and token or raises OSError or ValueError; `observe(wait_s)` returns the report to send;
     `obey(answer, report, asked_s)` applies the answer to a report sent at `asked_s` (CLOCK_BOOTTIME); False if it comes
     from a replaced leader; `trust(url)` returns the TLS context.
     """
 
     def __init__(
         self,
-        address: Callable[[], tuple[str, str]],
+        address: Address,
         observe: Callable[[float], Observed],
         obey: Callable[[Assignment, Observed, float], bool],
         lost: Callable[[Observed], None],
@@ -135,14 +137,14 @@ class Link:
         known = None
         while not self._closed.wait(_LOOK_S):
             try:
-                url, _ = self._address()
+                urls, _ = self._address()
             except (OSError, ValueError):
                 continue
-            if known not in (None, url):
+            if known not in (None, urls):
                 for connection in self._connections:
                     connection.abandon()
                 self._moved.set()
-            known = url
+            known = urls
 
     def _poll(self) -> None:
         connection = self._connections[0]
@@ -205,7 +207,10 @@ class _Connection:
     """A persistent HTTP connection, reopened after any error."""
 
     def __init__(
-        self, address: Callable[[], tuple[str, str]], trust: Callable[[str], ssl.SSLContext], read_s: float = _READ_S
+        self,
+        address: Address,
+        trust: Callable[[str], ssl.SSLContext],
+        read_s: float = _READ_S,
     ) -> None:
         self._address, self._trust, self._read_s = address, trust, read_s
         self._http: http.client.HTTPConnection | None = None
@@ -258,23 +263,31 @@ class _Connection:
             raise ValueError(f"the service's answer is no assignment: {error}") from None
 
     def _open(self) -> http.client.HTTPConnection:
+        """The connection; a new one to the first address that can be connected to."""
         if self._http is None:
-            url, self._token = self._address()
-            parts = urlsplit(url)
-            host, self._prefix = parts.hostname or "127.0.0.1", parts.path.rstrip("/")
-            if parts.scheme == "https":
-                link: http.client.HTTPConnection = http.client.HTTPSConnection(
-                    host, parts.port, timeout=_CONNECT_S, context=self._trust(url)
-                )
-            elif parts.scheme == "http":
-                link = http.client.HTTPConnection(host, parts.port, timeout=_CONNECT_S)
-            else:
-                raise ValueError(f"url {url!r} is neither http nor https")
-            link.connect()
+            urls, self._token = self._address()
+            for url in urls:
+                with contextlib.suppress(*(() if url == urls[-1] else (OSError,))):
+                    self._http = self._connect(url)
+                    break
+            assert self._http is not None
             self.version = VERSION
-            link.sock.settimeout(self._read_s)
-            self._http = link
         return self._http
+
+    def _connect(self, url: str) -> http.client.HTTPConnection:
+        parts = urlsplit(url)
+        host, self._prefix = parts.hostname or "127.0.0.1", parts.path.rstrip("/")
+        if parts.scheme == "https":
+            link: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, parts.port, timeout=_CONNECT_S, context=self._trust(url)
+            )
+        elif parts.scheme == "http":
+            link = http.client.HTTPConnection(host, parts.port, timeout=_CONNECT_S)
+        else:
+            raise ValueError(f"url {url!r} is neither http nor https")
+        link.connect()
+        link.sock.settimeout(self._read_s)
+        return link
 
     def abandon(self) -> None:
         """From another thread: stop waiting for an answer."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 BYTES, FILES = 10_000_000, 3
+#: Lines of one kind at most in so many seconds, without and with a traceback.
+MOST, TRACEBACKS, EACH_S = 1000, 20, 10.0
 
 
 class JsonLines(logging.Formatter):
@@ -29,6 +36,33 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class Bounded(logging.Filter):
+    """Lets through so many lines of a kind in some seconds, then one that counts the others."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing was logged yet."""
+        super().__init__()
+        self._clock, self._lock = clock, threading.Lock()
+        self._since: dict[tuple[str, int, str], float] = {}
+        self._seen: Counter[tuple[str, int, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written; kinds are told apart by logger, level and text before any values."""
+        most = TRACEBACKS if record.exc_info else MOST
+        key, now = (record.name, record.levelno, str(record.msg)[:100]), self._clock()
+        with self._lock:
+            if now - self._since.get(key, -math.inf) >= EACH_S:
+                left_out = self._seen[key] - most
+                self._since[key], self._seen[key] = now, 0
+                if left_out > 0:
+                    record.facts = {**getattr(record, "facts", {}), "left_out_before": left_out}
+                if len(self._since) > 1000:  # kinds without end are no kinds
+                    self._since.clear()
+                    self._seen.clear()
+            self._seen[key] += 1
+            return self._seen[key] <= most
+
+
 def begin_log(path: Path) -> None:
     """Everything from now on goes to this file."""
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -37,7 +71,9 @@ def begin_log(path: Path) -> None:
         handlers.append(logging.StreamHandler())
     root = logging.getLogger()
     root.setLevel(logging.INFO)
+    bounded = Bounded()
     for handler in handlers:
+        handler.addFilter(bounded)
         handler.setFormatter(JsonLines())
         root.addHandler(handler)
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -66,19 +66,24 @@ def run(options: ServiceOptions) -> int:
     _check(options)
     layout = Layout.at(options.home)
     make_private(layout.home)
-    with only_one(layout, options.name) as lock, _listen(options.host, options.port) as listener:
+    with (
+        only_one(layout, options.name) as lock,
+        _listen(options.host, options.port, "--port") as listener,
+        _listen(options.host, options.agent_port, "--agent-port") as agents,
+    ):
         from plait.live.service.journal import begin_log
         from plait.live.service.leadership import open_leadership
         from plait.live.service.serving import STAND_BY, Service
 
         begin_log(discovery.file_of(layout, options.name, "log"))
-        address = _address(options, listener)
+        address, agents_address = _address(options, listener), _address(options, agents)
         lease, again = _leader_lease(options, address), False
         try:
             if lease is not None and not options.standby:
                 _take(lease, str(options.db))
             lead = None if options.standby else open_leadership(options, layout, lease)
-            code = asyncio.run(Service(options, layout, listener, address, begin, lease, lock).run(lead))
+            both, addresses = (listener, agents), (address, agents_address)
+            code = asyncio.run(Service(options, layout, both, addresses, begin, lease, lock).run(lead))
             again = code == STAND_BY
             return code
         finally:
@@ -207,7 +212,7 @@ def only_one(layout: Layout, name: str = FIRST) -> IO[str]:
     return lock
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, option: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio switches Nagle's algorithm off; else every answer waits 40 ms for the client.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -216,7 +221,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; give another --port") from error
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; give another {option}") from error
     return listener
 
 

@@ -32,6 +32,7 @@ class ServiceOptions:
     home: str | None = option("Folder of the service", default=None, unset="PLAIT_HOME, else ~/.plait", group=BY_HAND)
     host: str = option("Address to listen on", default="127.0.0.1")
     port: int = option("Port to listen on", default=0, unset="a free one", least=0, most=65535)
+    agent_port: int = option("Port to listen on for agents", default=0, unset="a free one", least=0, most=65535)
     policy: str | None = option(
         "Policy that `plait policies` lists", default=None, unset="the last one, at first tiresias-l", short="p"
     )

@@ -9,13 +9,13 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from plait.core.errors import PlaitError
 from plait.core.files import is_at_its_path
 from plait.live import discovery
 from plait.live.layout import Layout
-from plait.live.service.http.connections import Acceptor, Connection, Connections, counted, room
 from plait.live.service.http.gateway import Gateway
 from plait.live.service.leadership import Leadership, open_leadership
 from plait.live.service.options import ServiceOptions
@@ -25,14 +25,12 @@ from plait.live.store.errors import StoreError
 from plait.live.tls import certificates
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from plait.live.service.http.api import Api
     from plait.live.service.worker import Worker
     from plait.live.store.leader_lease import LeaderLease
 
 _LOG = logging.getLogger("plait.service")
-#: Grace period of open requests when the service is asked to end, seconds.
+#: Seconds for what still runs when the service ends.
 GOODBYE_S = 3
 #: A leader looks so often whether service.json still names it.
 LOOK_S = 1.0
@@ -44,14 +42,15 @@ class Service:
     """One service, from its first answer to its last."""
 
     def __init__(
-        self, options: ServiceOptions, layout: Layout, listener: socket.socket, address: str, begin: float,
-        lease: LeaderLease | None = None, lock: IO[str] | None = None,
+        self, options: ServiceOptions, layout: Layout, listeners: tuple[socket.socket, socket.socket],
+        addresses: tuple[str, str], begin: float, lease: LeaderLease | None = None, lock: IO[str] | None = None,
     ) -> None:  # fmt: skip
-        """Nothing runs yet. `lock`: by which this is the only service of its name in the home."""
+        """Nothing runs yet. `listeners` and `addresses`: for users and for agents; `lock`: of this name in the home."""
         self.lock = lock
-        self.options, self.layout, self.address, self.begin, self.lease = options, layout, address, begin, lease
-        self._listener = listener
-        self.gateway = Gateway(lease)
+        self.options, self.layout, self.begin, self.lease = options, layout, begin, lease
+        self.address, self.agents_address = addresses
+        self._listener, self._agents_listener = listeners
+        self.gateway, self.agents_gateway = Gateway(lease), Gateway(lease)
         self._code = 0
         self._api: Api | None = None
         self._worker: Worker | None = None
@@ -61,17 +60,14 @@ class Service:
 
     async def run(self, lead: Leadership | None) -> int:
         """Serve until a signal to end; without `lead`, stand by first. Returns the exit code."""
-        import uvicorn
+        from plait.live.service.http.server import AgentServer, Server, shares
 
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        config = uvicorn.Config(
-            self.gateway, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
-            ssl_certfile=self.options.tls_cert, ssl_keyfile=self.options.tls_key, timeout_graceful_shutdown=GOODBYE_S,
-            timeout_keep_alive=75, ws="none",
-        )  # fmt: skip
         self._answers = asyncio.Event()
-        self.gateway.connections = Connections(room())
-        self._server = _server(config, self._answers.set, self.gateway.connections)
+        files, (users, agents) = (self.options.tls_cert, self.options.tls_key), shares()
+        self._server = Server(self.gateway, users, *files, self._answers.set)
+        agents_failed = partial(self._failed, what="the server of agents")
+        self._agents = AgentServer(Server(self.agents_gateway, agents, *files), self._agents_listener, agents_failed)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         if self.lease is not None:
@@ -81,6 +77,7 @@ class Service:
             if self.lease is not None and self.lease.why:  # before anybody listened
                 self._step_down(self.lease.why)
         serving = asyncio.ensure_future(self._server._serve(sockets=[self._listener]))
+        self._agents.start()
         try:
             await asyncio.wait(
                 {serving, answers := asyncio.ensure_future(self._answers.wait())}, return_when=asyncio.FIRST_COMPLETED
@@ -95,6 +92,7 @@ class Service:
                 self._announce()
                 await self._stay()
             await serving
+            await asyncio.to_thread(self._agents.join, GOODBYE_S)
             if self._worker is not None and self._api is not None:
                 self._api.what_if.close()
                 if self._recording is not None:
@@ -115,7 +113,9 @@ class Service:
         self._ending.set()
         if self._api is not None:
             self._api.closing.set()
+            self._api.mailbox.close()
         self._server.should_exit = True
+        self._agents.stop()
 
     # -- standing by --------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Service:
     def _begin(self, lead: Leadership) -> None:
         """Answer as the leader from now on."""
         from plait.live.service.http.api import Api
-        from plait.live.service.http.app import make_app
+        from plait.live.service.http.app import make_agents_app, make_app
         from plait.live.service.http.auth import Tokens
         from plait.live.service.logs import Mailbox
         from plait.live.service.worker import Worker
@@ -181,8 +181,8 @@ class Service:
         mailbox, tokens = Mailbox(), Tokens(store, lead.clock.by_date, self.layout)
         tokens.at_home(self.layout)
         worker = Worker(
-            engine, lead.clock, lambda versions: self._loop.call_soon_threadsafe(mailbox.published, versions),
-            self._failed, (lambda: True) if self.lease is None else self.lease.holds,
+            engine, lead.clock, mailbox.published, self._failed,
+            (lambda: True) if self.lease is None else self.lease.holds,
             (lambda: lead.again(self.layout)) if self.lease is None else None,
         )  # fmt: skip
         if self.lease is not None:
@@ -190,6 +190,7 @@ class Service:
         self._worker = worker
         self._api = Api(store, worker, tokens, mailbox, self.begin, self.options.prices)
         self.gateway.app, self.gateway.rank = make_app(self._api, load_pages(self.options.web)), tokens.rank
+        self.agents_gateway.app, self.agents_gateway.rank = make_agents_app(self._api), tokens.rank
         # What is loaded stays; and a long listing need not be stopped to look through it.
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
@@ -200,9 +201,9 @@ class Service:
         if not engine.ready:
             threading.Thread(target=get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
 
-    def _failed(self, error: BaseException) -> None:
-        """The engine has ended, in its thread."""
-        _LOG.critical("the engine stopped", exc_info=error)
+    def _failed(self, error: BaseException, what: str = "the engine") -> None:
+        """A thread has ended without which there is no service."""
+        _LOG.critical(f"{what} stopped", exc_info=error)
         again = self.lease is not None and isinstance(error, StoreError)
         self._code = STAND_BY if again else 1
         self._loop.call_soon_threadsafe(self.stop)
@@ -217,7 +218,8 @@ class Service:
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "url": self.address, **discovery.own_process(), "backend": self.options.backend,
+            "url": self.address, "agents": self.agents_address, **discovery.own_process(),
+            "backend": self.options.backend,
             "admin_token_file": str(self.layout.token_file),
             **({"certificate": certificates(self.options.tls_cert)} if self.options.tls_cert else {}),
         }  # fmt: skip
@@ -275,29 +277,3 @@ async def _until(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:
         return
-
-
-def _server(config: uvicorn.Config, ready: Any, connections: Connections) -> uvicorn.Server:
-    """A server that says when it answers, leaves signals to us, and lets in whom there is room for."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets=[])
-            kind = counted(config.http_protocol_class, connections)
-
-            def protocol(one: Connection) -> Any:
-                return kind(config=config, server_state=self.server_state, app_state={"connection": one})
-
-            self._acceptors = [Acceptor(listener, connections, protocol, config.ssl) for listener in sockets or []]
-            for acceptor in self._acceptors:
-                acceptor.open()
-            if not self.should_exit:
-                ready()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            for acceptor in self._acceptors:
-                acceptor.close()
-            await super().shutdown(sockets)
-
-    return Server(config)

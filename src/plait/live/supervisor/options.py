@@ -30,6 +30,7 @@ class UpOptions:
     policy: str | None = same(ServiceOptions, "policy")
     round_s: float | None = same(ServiceOptions, "round_s")
     port: int | None = same(ServiceOptions, "port")
+    agent_port: int | None = same(ServiceOptions, "agent_port")
     fake: bool = option("Use CPU slots even where there are GPUs", default=False)
     db: str | None = same(ServiceOptions, "db")
     log_mb: float | None = same(ServiceOptions, "log_mb")

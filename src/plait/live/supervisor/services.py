@@ -100,11 +100,14 @@ def unnamed_processes(layout: Layout, name: str | None = None) -> list[Process]:
 
 
 def answers(layout: Layout, process: Process) -> bool:
-    """Whether a service answers a request, whatever it answers."""
+    """Whether a service answers users and agents, whatever it answers."""
     said = [*records(layout).values(), read_service_file(layout) or {}]
-    url = next((str(record["url"]) for record in said if record.get("pid") == process.pid and "url" in record), None)
-    if url is None:
-        return False
+    record = next((one for one in said if one.get("pid") == process.pid and "url" in one), {})
+    urls = [str(record[name]) for name in ("url", "agents") if name in record]
+    return bool(urls) and all(_answers_at(layout, url) for url in urls)
+
+
+def _answers_at(layout: Layout, url: str) -> bool:
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     options: dict[str, Any] = {"context": tls.context(layout, url)} if parts.scheme == "https" else {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
+from starlette.requests import ClientDisconnect
 
 from plait.core.errors import InputError, PlaitError
 from plait.core.version import __version__
@@ -15,7 +17,7 @@ from plait.live.protocol.wire import WireError
 from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.api import Api, Json
 from plait.live.service.http.auth import Denied
-from plait.live.service.http.limits import BodyLimit
+from plait.live.service.http.limits import CLIENT_GONE, BodyLimit
 from plait.live.service.http.models import Invalid
 from plait.live.service.http.openapi.describe import description
 from plait.live.service.http.routes import admin, agents, cluster, costs, jobs, logs, reports, usage, what_if
@@ -33,7 +35,7 @@ def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> Fas
 
     `pages` makes the application for browsers from this one, which it asks; it answers under `/web/`.
     """
-    app = FastAPI(title="plait", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="plait", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.api = api
     _handle_errors(app)
     for part in (jobs, logs, usage, costs, cluster, what_if, admin, agents, reports):
@@ -43,6 +45,22 @@ def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> Fas
         app.add_route("/", _to_pages, include_in_schema=False)
     app.add_middleware(BodyLimit, metrics=api.metrics)
     app.openapi = cache(partial(description, app))  # type: ignore[method-assign]
+    text = cache(lambda: json.dumps(app.openapi()).encode())  # large, and anybody may read it again and again
+
+    async def described(request: Request) -> Response:
+        return Response(text(), media_type="application/json")
+
+    app.add_route("/openapi.json", described, include_in_schema=False)
+    return app
+
+
+def make_agents_app(api: Api) -> FastAPI:
+    """The application that answers agents alone, in an event loop of its own."""
+    app = FastAPI(title="plait", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.api = api
+    _handle_errors(app)
+    app.include_router(agents.router)
+    app.add_middleware(BodyLimit, metrics=api.metrics)
     return app
 
 
@@ -90,6 +108,7 @@ def _handle_errors(app: FastAPI) -> None:
     add(Stopped, lambda e: problem(503, str(e), next_step="ask the leader, or again in a few seconds", role="standby"))
     add(PlaitError, lambda e: problem(500, str(e)))
     add(RequestValidationError, validation)
+    add(ClientDisconnect, lambda e: Response(status_code=CLIENT_GONE))
     add(HTTPException, lambda e: problem(e.status_code, str(e.detail)))
     add(Exception, lambda e: problem(500, f"{type(e).__name__}; the service's log has more"))
 

@@ -112,13 +112,13 @@ class Tokens:
         need(token, "agent")
         return token
 
-    def rank(self, header: str) -> int:
-        """What a connection with this header counts among others; see `connections`."""
+    def rank(self, header: str) -> tuple[int, str]:
+        """What a connection with this header counts among others, and whose token it is; see `connections`."""
         try:
-            role = self.who(header).role
+            token = self.who(header)
         except Denied:
-            return STRANGER
-        return AGENT if role == "agent" else KNOWN
+            return STRANGER, ""
+        return (AGENT if token.role == "agent" else KNOWN), token.id
 
     def knows(self, header: str | None) -> bool:
         """Whether a request carries a token that is valid."""

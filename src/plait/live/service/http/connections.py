@@ -1,8 +1,11 @@
-"""Who may keep a connection to the service open: agents before all others, then whoever has shown a token.
+"""Who may keep a connection to the service open, and how much of the service one user or address may have.
 
 Anybody can open connections, and each costs a descriptor. None is refused while there is room; where there is not, the
 one goes that matters least: strangers before those that have shown a valid token, these before agents, and of each
 kind the one that has been idle longest. Strangers get few seconds to ask something, and only a part of all room.
+
+The holder of a token, or without one an address, has an eighth of all connections, `REQUESTS` requests at a time (the
+others wait for their turn) and `STREAMS` streams. Agents have a listener, a thread and connections of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import socket
 import ssl
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,8 +30,10 @@ _LOG = logging.getLogger("plait.service")
 HEAD_S, REQUEST_S = 10.0, 30.0
 #: Of those who have shown a token: somewhat longer than connections are kept for them.
 IDLE_S = 90.0
-#: Connections at most; descriptors that the store, logs and threads need.
-MOST, OWN = 10_000, 64
+#: Connections at most, of agents and of others each half of that; descriptors that the store, logs and threads need.
+MOST, OWN = 20_000, 64
+#: Requests in flight, and streams, of one holder of a token, or of one address without one.
+REQUESTS, STREAMS = 32, 32
 #: Ranks: nobody knows who it is, somebody with a valid token, an agent.
 STRANGER, KNOWN, AGENT = range(3)
 #: Connections accepted at a time at most, and the pause where there is no room at all.
@@ -44,6 +50,28 @@ class Connection:
     close: Callable[[], object] = lambda: None
     rank: int = STRANGER
     busy: int = 0
+    holder: str = ""
+
+
+class Surplus(Exception):
+    """The holder of a token has too many connections or streams already; the message says which."""
+
+
+@dataclass
+class _Line:
+    """Requests of one holder: those that wait for a turn or have one, and turns that are free."""
+
+    free: asyncio.Semaphore
+    many: int = 0
+
+
+@dataclass
+class Turn:
+    """A request's turn; `over` once the answer is a stream, which is not in the way of other requests."""
+
+    key: str
+    line: _Line
+    over: bool = False
 
 
 def room() -> int:
@@ -68,6 +96,10 @@ class Connections:
         # Strangers, all and by address, in the order of `since`: looking for one to close costs nothing.
         self._strange: OrderedDict[Connection, None] = OrderedDict()
         self._of: dict[str, OrderedDict[Connection, None]] = {}
+        # Connections of those who have shown a token, by holder; and by holder or address what they have in flight.
+        self._held: dict[str, set[Connection]] = {}
+        self._lines: dict[str, _Line] = {}
+        self._streams: Counter[str] = Counter()
         self._said = float("-inf")
         #: How many were closed since that was last said, by why.
         self.closed: Counter[str] = Counter()
@@ -97,30 +129,70 @@ class Connections:
         elif idle := [one for one in self._open if not one.busy]:
             self._close(min(idle, key=lambda one: (one.rank, one.since)), "no room")
 
-    def begin(self, one: Connection) -> None:
-        """A request has come."""
+    @asynccontextmanager
+    async def turn(self, one: Connection) -> AsyncIterator[Turn]:
+        """A request that has come, once its holder has fewer than `REQUESTS` in flight, until it is answered."""
         self._touch(one, 1)
+        key = one.holder or one.address
+        turn = Turn(key, self._lines.setdefault(key, _Line(asyncio.Semaphore(REQUESTS))), over=True)
+        turn.line.many += 1
+        try:
+            if one.rank != AGENT:
+                await turn.line.free.acquire()
+                turn.over = False
+            yield turn
+        finally:
+            if not turn.over:
+                turn.line.free.release()
+            turn.line.many -= 1
+            if not turn.line.many:
+                del self._lines[key]
+            self._touch(one, -1)
 
-    def end(self, one: Connection) -> None:
-        """It was answered, or given up."""
-        self._touch(one, -1)
+    def begin_stream(self, turn: Turn) -> Callable[[], None]:
+        """Count a stream that begins; returns what to call at its end. Raises `Surplus` for one too many."""
+        if self._streams[turn.key] >= STREAMS:
+            raise Surplus(f"{STREAMS} streams are open already")
+        self._streams[turn.key] += 1
+        if not turn.over:
+            turn.over = True
+            turn.line.free.release()
+
+        def end() -> None:
+            self._streams -= Counter({turn.key: 1})
+
+        return end
 
     def _touch(self, one: Connection, requests: int) -> None:
+        """Note that a request has come (1), or was answered or given up (-1)."""
         one.busy, one.since = one.busy + requests, self._clock()
         if one in self._strange:
             self._strange.move_to_end(one)
             self._of[one.address].move_to_end(one)
 
-    def know(self, one: Connection, rank: int) -> None:
-        """A valid token was shown."""
-        if rank != STRANGER:
-            self._no_stranger(one)
-        one.rank = max(one.rank, rank)
+    def know(self, one: Connection, rank: int, holder: str) -> None:
+        """Note that a valid token was shown. Raises `Surplus` if all connections of its holder are at work."""
+        if rank == STRANGER or one.rank != STRANGER:
+            return
+        if rank != AGENT:
+            held = self._held.setdefault(holder, set())
+            if len(held) >= self.each:
+                idle = [other for other in held if not other.busy]
+                if not idle:
+                    raise Surplus(f"{len(held)} connections are at work already")
+                self._close(min(idle, key=lambda other: other.since), "too many of one user")
+            self._held.setdefault(holder, set()).add(one)
+        self._no_stranger(one)
+        one.rank, one.holder = rank, holder
 
     def gone(self, one: Connection) -> None:
         """Forget a connection that is closed."""
         self._open.discard(one)
         self._no_stranger(one)
+        if one.holder in self._held:
+            self._held[one.holder].discard(one)
+            if not self._held[one.holder]:
+                del self._held[one.holder]
 
     def _no_stranger(self, one: Connection) -> None:
         if one in self._strange:
@@ -161,8 +233,9 @@ class Acceptor:
         """Nobody is let in yet."""
         self._listener, self._connections, self._protocol, self._context = listener, connections, protocol, context
         self._loop = asyncio.get_running_loop()
-        # A closed connection holds its descriptor for a few cycles of the loop: accept few at a time where few fit.
-        self._at_once = min(max(connections.most // 16, 1), _AT_ONCE)
+        # A closed connection holds its descriptor, and a new one is not read, for a few cycles of the loop: where few
+        # fit accept few at a time, so that a request is read before newer strangers push its connection out.
+        self._at_once = min(max(connections.each // 6, 1), _AT_ONCE)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._open = False

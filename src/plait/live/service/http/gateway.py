@@ -6,12 +6,13 @@ process may have been paused since the request came.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from plait.live.service.http.connections import KNOWN, STRANGER, Connection, Connections
+from plait.live.service.http.connections import KNOWN, STRANGER, Connection, Connections, Surplus, Turn
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,8 +31,8 @@ class Gateway:
         self.lease, self.app = lease, None
 
     app: ASGIApp | None
-    #: The rank of whoever sends a header `Authorization`, where that is known; see `connections`.
-    rank: Callable[[str], int] = staticmethod(lambda header: STRANGER)
+    #: Rank and holder of a header `Authorization`, where that is known; see `connections`.
+    rank: Callable[[str], tuple[int, str]] = staticmethod(lambda header: (STRANGER, ""))
     connections: Connections | None = None
     #: Whether a standby has loaded all that leading needs.
     prepared = False
@@ -49,16 +50,23 @@ class Gateway:
         if one is None or self.connections is None:
             await self._answer(scope, receive, send)
             return
-        if one.rank == STRANGER and self.leads:
-            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            self.connections.know(one, self.rank(header.decode("latin-1")))
-        if one.rank == STRANGER:  # a browser's cookie counts as well, once whoever reads it says so
-            scope.setdefault("state", {})["known"] = partial(self.connections.know, one, KNOWN)
-        self.connections.begin(one)
         try:
-            await self._answer(scope, receive, send)
-        finally:
-            self.connections.end(one)
+            if one.rank == STRANGER and self.leads:
+                header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+                self.connections.know(one, *self.rank(header.decode("latin-1")))
+        except Surplus as error:
+            await _refuse_surplus(send, error)
+            return
+        if one.rank == STRANGER:  # a browser's cookie counts as well, once whoever reads it says so
+            scope.setdefault("state", {})["known"] = partial(self._known, one)
+        async with self.connections.turn(one) as turn:
+            with _Streams(self.connections, turn, send) as streams:
+                await self._answer(scope, receive, streams.send)
+
+    def _known(self, one: Connection, user: str) -> None:
+        """A page was asked for by somebody who is logged in."""
+        with contextlib.suppress(Surplus):  # it stays a stranger's
+            self.connections.know(one, KNOWN, f"web {user}")  # type: ignore[union-attr]
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == HEALTH:
@@ -104,6 +112,42 @@ class Gateway:
             message = "this service stands by, and none leads just now"
         error = {"message": message, "next": "ask the leader, or again in a few seconds"}
         await _answer(send, 503, {"error": error, "role": "standby", **who})
+
+
+class _Streams:
+    """Counts an answer that is a stream; one too many is refused, and what the application sends then is dropped."""
+
+    def __init__(self, connections: Connections, turn: Turn, send: Send) -> None:
+        self._connections, self._turn, self._send, self._refused = connections, turn, send, False
+        self._end: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> _Streams:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the application."""
+        if message["type"] == "http.response.start" and _is_stream(message):
+            try:
+                self._end = self._connections.begin_stream(self._turn)
+            except Surplus as error:
+                self._refused = True
+                await _refuse_surplus(self._send, error)  # the application sees that the client has gone
+        if not self._refused:
+            await self._send(message)
+
+
+def _is_stream(message: Message) -> bool:
+    return any(
+        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in message.get("headers", ())
+    )
+
+
+async def _refuse_surplus(send: Send, error: Surplus) -> None:
+    content = {"message": f"{error}, by the same token or address", "next": "end some of them, then try again"}
+    await _answer(send, 429, {"error": content})
 
 
 async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 LARGEST_BODY, LARGEST_REPORT = 1_000_000, 16_000_000
 #: Seconds for a body, and for each further million bytes of it.
 BODY_S = 30.0
+#: The status, for logs and counters alone, of a request whose client left before all of it had come.
+CLIENT_GONE = 499
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _LOG = logging.getLogger("plait.http")
 
@@ -72,7 +74,12 @@ class BodyLimit:
             return
         self.metrics.seconds.observe(taken_s)
         if scope["method"] != "GET" or status >= 400:
-            facts = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": round(taken_s, 4)}
+            facts = {
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "seconds": round(taken_s, 4),
+            }
             _LOG.log(logging.ERROR if status >= 500 else logging.INFO, "request", extra={"facts": facts})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import replace
 
 from fastapi import APIRouter, Request
@@ -49,7 +48,7 @@ async def sync(request: Request) -> Response:
     asks = api.mailbox.due(node)
     wait_s = min(max(observed.wait_s, 0.0), LONG_POLL_S)
     if answer.version <= observed.reached and answer.term == observed.term and not asks and wait_s > 0:
-        await _unless_gone(api, api.mailbox.news(node, answer.version, wait_s))
+        await api.mailbox.news(node, answer.version, wait_s)
         try:
             answer = await api.worker.call(lambda engine, now_s: None, assigned)
         except NoRoom:
@@ -66,14 +65,3 @@ def _current_assignment(api: Api, report: Observed) -> Assignment:
     keep = [[one.job, one.epoch, one.rank] for one in report.attempts]
     asks = api.mailbox.due(report.node.id)  # logs can be read all the same
     return Assignment(report.term, -1, api.worker.engine.options.lease_s, keep=keep, ask=asks)
-
-
-async def _unless_gone(api: Api, waiting: Awaitable[None]) -> None:
-    """Wait; a service that goes down does not keep agents waiting."""
-    closing = asyncio.ensure_future(api.closing.wait())
-    news = asyncio.ensure_future(waiting)
-    try:
-        await asyncio.wait({closing, news}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        closing.cancel()
-        news.cancel()
