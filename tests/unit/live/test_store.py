@@ -358,12 +358,12 @@ def test_no_socket_is_left(tmp_path: Path) -> None:
     """A port that the service lets go can be taken at once."""
     from plait.live.service.main import _listen
 
-    first = _listen("127.0.0.1", 0)
+    first = _listen("127.0.0.1", 0, "--port")
     port = first.getsockname()[1]
     first.listen()
     with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}"):
-        _listen("127.0.0.1", port)
+        _listen("127.0.0.1", port, "--port")
     first.close()
-    again = _listen("127.0.0.1", port)
+    again = _listen("127.0.0.1", port, "--port")
     assert isinstance(again, socket.socket)
     again.close()

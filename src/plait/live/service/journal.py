@@ -47,7 +47,7 @@ class Bounded(logging.Filter):
         self._seen: Counter[tuple[str, int, str]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written; kinds are told apart by logger, level and text before any values."""
+        """Return whether the record is written; a kind is a logger, a level and a text without its values."""
         most = TRACEBACKS if record.exc_info else MOST
         key, now = (record.name, record.levelno, str(record.msg)[:100]), self._clock()
         with self._lock:
