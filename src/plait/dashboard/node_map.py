@@ -65,6 +65,9 @@ def _words(node: Mapping[str, Any], idle: int) -> str:
     jobs = node["jobs"]
     if jobs:
         text += f" by {', '.join(jobs[:8])}" + (f" and {len(jobs) - 8} more" if len(jobs) > 8 else "")
+    waiting = node.get("reserved_for") or {}
+    if waiting:
+        text += f"; {len(waiting)} held for {', '.join(sorted(set(waiting.values())))}"
     return text + (f"; {idle} held but idle" if idle else "")
 
 

@@ -68,6 +68,19 @@ def test_the_first_page_answers_what_is_asked_first(world: World, login: Login) 
     assert "100 % of them" not in text  # one reason: its share says nothing
 
 
+def test_pages_show_for_which_job_gpus_are_held(world: World, login: Login) -> None:
+    cluster(world)
+    world.agents["n0"].end(1)
+    world.submit("ben", name="small")
+    world.settle(4)
+    root = login("root")
+    assert "2 reserved" in root.get("/web/")
+    assert "2 held for j-3" in root.get("/web/nodes")
+    assert 'free</span><span class="dim">, held for</span> <a href="/web/jobs/j-3">' in root.get("/web/nodes/n0")
+    assert "waits until j-2 has ended or may be stopped (2 GPUs reserved for it: n0:" in root.get("/web/jobs/j-3")
+    assert "those that are free are held for j-3" in root.get("/web/jobs/j-4")
+
+
 def test_users_see_of_others_what_the_api_shows_them(world: World, login: Login) -> None:
     cluster(world)
     ben, eve = login("ben"), login("eve")
@@ -402,6 +415,7 @@ def test_a_node_is_drawn_by_who_holds_its_gpus() -> None:
     idle = node(usage={"gpus": [{"utilisation": 0.9}], "means": [{"utilisation": 0.01}]})
     assert node_map.idle_gpus([idle, node()]) == 1
     assert "1 held but idle" in node_map.drawings([idle])[0].text
+    assert node_map.drawings([node(reserved_for={"1": "j-4"})])[0].text.endswith("by j-1, j-12; 1 held for j-4")
 
 
 def test_a_timeline_has_a_lane_a_gpu_or_a_node() -> None:

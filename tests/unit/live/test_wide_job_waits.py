@@ -39,6 +39,7 @@ def test_both_jobs_are_explained_and_the_cost_is_counted(cluster: Make) -> None:
     assert c.engine.explain(2, c.now)["summary"] == wide
     assert "held for j-2, which is ahead of it" in c.engine.explain(3, c.now)["summary"]
     assert c.engine.status(c.now)["gpus"]["reserved_idle"] == 1
+    assert c.engine.nodes(c.now)[0]["reserved_for"] == {"0": "j-2"}
     before = c.engine.status(c.now)["reserved_idle_gpu_s"]
     c.pass_s(10.0)
     assert c.engine.status(c.now)["reserved_idle_gpu_s"] == pytest.approx(before + 10.0)

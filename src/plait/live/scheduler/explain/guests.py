@@ -51,6 +51,16 @@ def counts(ctx: Context) -> dict[str, int]:
     return {"shared": sum(len(jobs) > 1 for jobs in groups.shared.values()), "reserved_idle": len(reserved - hosted)}
 
 
+def reserved_by_node(ctx: Context) -> dict[str, dict[str, str]]:
+    """For each node the GPUs (numbers on it, as texts) that are held for waiting jobs, and these jobs."""
+    controller, out = ctx.state.controller, dict[str, dict[str, str]]()
+    for reservation in () if controller is None else controller.reservations:
+        for gpu in reservation.gpus:
+            node, _, number = gpu_name(ctx, gpu).rpartition(":")
+            out.setdefault(node, {})[number] = job_name(reservation.job)
+    return out
+
+
 #: From the one that lets it run to the one that ends it.
 _ACTIONS = ("run", "pause", "checkpoint", "stop")
 

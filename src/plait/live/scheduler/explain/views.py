@@ -243,7 +243,11 @@ def live_fields(ctx: Context, number: int) -> dict[str, Any]:
 
 
 def nodes(ctx: Context, now_s: float) -> list[dict[str, Any]]:
-    """Nodes with usage and who holds each GPU; `job_states` has those of the jobs that do not simply run."""
+    """Nodes with usage and who holds each GPU; `job_states` has those of the jobs that do not simply run.
+
+    `reserved_for`: GPU number as a text -> the waiting job for which it is held.
+    """
+    reserved = guests.reserved_by_node(ctx)
     holders: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     states: dict[str, str] = {}
     for number in sorted(ctx.state.live):
@@ -271,6 +275,7 @@ def nodes(ctx: Context, now_s: float) -> list[dict[str, Any]]:
                 "jobs": jobs,
                 "job_states": {job: states[job] for job in jobs if job in states},
                 "gpu_jobs": [held.get(gpu, []) for gpu in range(info.get("gpus", 0))],
+                "reserved_for": reserved.get(record.id, {}),
             }
         )
     return out

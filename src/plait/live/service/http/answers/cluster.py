@@ -202,6 +202,8 @@ class NodeRow(Answer):
     """States of those jobs that do not simply run."""
     gpu_jobs: list[list[str]]
     """The jobs on each GPU."""
+    reserved_for: dict[str, str]
+    """The waiting job for which a GPU is held, by its number on the node."""
 
 
 class JobLoss(Answer):
