@@ -57,7 +57,7 @@ def test_a_gang_that_fits_on_no_node_does_not_start_now(fragments: World) -> Non
     found = what_if(fragments, 2)
     assert found["start"]["middle_s"] > 50
     assert found["blocked_by"]["kind"] == "placement"
-    assert "node" in found["blocked_by"]["text"]
+    assert re.search("node|waits until", found["blocked_by"]["text"])
     one = next(row for row in found["variants"] if row["option"] == "--gpus 1")
     assert one["start"]["middle_s"] == 0
     fragments.submit("ann", name="pair", gpus=2, iterations=50)
@@ -92,3 +92,22 @@ def test_a_quota_is_no_surprise(world: World) -> None:
     assert found["start"]["middle_s"] > 50
     assert re.search("quota", found["blocked_by"]["text"])
     assert what_if(world, 1)["start"]["middle_s"] == 0
+
+
+def test_three_runs_of_a_script_make_the_interval_of_the_next(world: World) -> None:
+    agent = world.add("n0", 1)
+    for i in range(6):
+        world.submit("ann", name="", gpus=1, command=["python", "slow.py"] if i % 2 else ["python", "quick.py", str(i)])
+        world.settle(4)
+        agent.end(i, held_s=12.0 + i)
+        world.settle(3)
+    found = what_if(world, 1, name="", command=["python", "quick.py", "9"])
+    assert found["duration"] == "3 ended jobs of the same user, script and size"
+    assert what_if(world, 1, name="", command=["python", "slow.py"])["duration"].startswith(
+        "3 ended jobs of the same user, command and size"
+    )
+    world.submit("ann", name="", gpus=1, command=["python", "quick.py", "7"])
+    world.settle(3)
+    assert ask(world, "ann", "GET", "/v1/jobs/j-6/explain")["forecast"]["duration"].startswith(
+        "3 ended jobs of the same"
+    )
