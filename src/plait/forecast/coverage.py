@@ -18,6 +18,7 @@ from plait.control.controller import Controller
 from plait.control.messages import Event, JobSubmitted, ReplanDue
 from plait.core.jobs import Phase
 from plait.forecast.log_replay import LoggedEntry
+from plait.live.protocol.requests import command_text
 from plait.live.scheduler.explain.outlook import Calibrations, Times, foresee
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.records.track_record import ENOUGH, SCORES, TrackRecord, score
@@ -107,7 +108,8 @@ class Coverage:
                 continue
             run_s = float(columns["run_s"][job])
             stated_s = float(columns["iterations"][job] * columns["iteration_s"][job])
-            self.history.add(*self.who(job), int(columns["gpus"][job]), run_s, stated_s)
+            user, name, command = self.who(job)
+            self.history.add(user, name, int(columns["gpus"][job]), run_s, stated_s, command)
             if job in self._open:
                 if columns["phase"][job] == int(Phase.FINISHED):
                     self._came(job, "end", now_s)
@@ -195,6 +197,6 @@ class LogCoverage:
             job = state.jobs.get(self._numbered)
             if job is not None:
                 name = str(job.request.get("name") or job.request.get("model") or "")
-                self._names[self._numbered] = Who(job.owner, name)
+                self._names[self._numbered] = Who(job.owner, name, command_text(job.request))
             self._numbered += 1
         self.coverage.see(state.controller, row.event)

@@ -7,6 +7,7 @@ same chance, so there is a gap beyond the longest. Jobs that still run count as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 
-#: Ended jobs that are enough to be typical, and the most that a pool keeps, the newest.
-ENOUGH, MOST = 5, 400
+#: Ended jobs that are enough to be typical, of the same script fewer, and the most that a pool keeps, the newest.
+ENOUGH, ENOUGH_RUNS, MOST = 5, 3, 400
 #: The longest of those known is exceeded by up to this factor.
 BEYOND = 3.0
 #: What is drawn where nothing has ended: seconds, and the range of the factors of it.
@@ -27,14 +28,25 @@ STATED_NOISE, PACE_NOISE = 0.5, 0.1
 #: the errors of its jobs cancel out.
 SHARED_NOISE = 0.4
 #: From the closest to the widest; what the words say of jobs that were drawn from.
-POOLS = ("user, name and size", "user and name", "user and size", "user", "size", "cluster")
+POOLS = (
+    "user, command and size", "user, script and size", "user and script", "user, name and size", "user and name",
+    "user and size", "user", "size", "cluster",
+)  # fmt: skip
+#: Pools of one script, the first so many, and those that are closer than what a job states.
+OF_SCRIPT, CLOSE = 3, 5
+#: Programs that run a script, which is their first argument that is no option.
+RUNNERS = re.compile(
+    r"(python[\d.]*|bash|sh|torchrun|accelerate|deepspeed|horovodrun|mpirun|srun|env|uv|poetry|conda)$"
+)
+#: Names of scripts.
+_SCRIPT = re.compile(r".*\.(py|sh|bash|pl|R|jl|lua)$")
 
 
 @dataclass
 class History:
     """Jobs that ended, oldest first, by whose they were; seconds that each took, and what it had stated (NaN: nothing).
 
-    Pools are by user, name and size, from the closest to the widest (`POOLS`).
+    Pools are by script, user, name and size, from the closest to the widest (`POOLS`).
     """
 
     took_s: dict[tuple[object, ...], list[float]] = field(default_factory=dict)
@@ -42,10 +54,10 @@ class History:
     count: int = 0
     _pools: dict[tuple[object, ...], tuple[int, FloatArray]] = field(default_factory=dict, repr=False)
 
-    def add(self, user: str, name: str, gpus: int, took_s: float, stated_s: float = np.nan) -> None:
-        """One more ended."""
+    def add(self, user: str, name: str, gpus: int, took_s: float, stated_s: float = np.nan, command: str = "") -> None:
+        """One more ended; `command` is what it ran, "" if that is not known. 0 s: how long it took is not known."""
         self.count += 1
-        for key in _keys(user, name, gpus):
+        for key in _keys(user, name, gpus, command if took_s > 0 else ""):
             kept = self.took_s.setdefault(key, [])
             kept.append(took_s)
             if len(kept) > MOST:
@@ -57,10 +69,10 @@ class History:
                 if len(known) > MOST:
                     del known[0]
 
-    def closest(self, user: str, name: str, gpus: int) -> tuple[int, tuple[object, ...]]:
+    def closest(self, user: str, name: str, gpus: int, command: str = "") -> tuple[int, tuple[object, ...]]:
         """The closest pool with enough jobs, by its number in `POOLS` and its key; the widest if none has."""
-        for i, key in enumerate(_keys(user, name, gpus)):
-            if key and len(self.took_s.get(key, ())) >= ENOUGH:
+        for i, key in enumerate(_keys(user, name, gpus, command)):
+            if key and len(self.took_s.get(key, ())) >= (ENOUGH_RUNS if i < OF_SCRIPT else ENOUGH):
                 return i, key
         return len(POOLS) - 1, ("",)
 
@@ -74,10 +86,38 @@ class History:
         return found
 
 
-def _keys(user: str, name: str, gpus: int) -> tuple[tuple[object, ...], ...]:
-    """A job without a name has no others of its name."""
+def script_of(command: str) -> str:
+    """The script of a command, without its arguments; the whole command where none can be told.
+
+    >>> script_of("torchrun --nproc-per-node 2 train.py --lr 0.1"), script_of("python -m lab.train --lr 1")
+    ('train.py', '-m lab.train')
+    >>> script_of("./run 3"), script_of("python -c pass")
+    ('./run', 'python -c pass')
+    """
+    words = command.split()
+    if not words or not RUNNERS.match(words[0].rpartition("/")[2]):
+        return words[0] if words else ""
+    named = next((word for word in words[1:] if _SCRIPT.match(word)), None)
+    if named is None and "-m" in words[:-1]:
+        return f"-m {words[words.index('-m') + 1]}"
+    if named is None and (len(words) < 2 or words[1].startswith("-")):
+        return command
+    return named or words[1]
+
+
+def _keys(user: str, name: str, gpus: int, command: str) -> tuple[tuple[object, ...], ...]:
+    """A job without a name has no others of its name, and one without a command none of its script."""
     named = ((user, name, gpus), (user, name)) if name else ((), ())
-    return (*named, ("user", user, gpus), ("user", user, None), ("size", gpus), ("",))
+    script = script_of(command)
+    run = (("run", user, command, gpus), ("script", user, script, gpus), ("script", user, script, None))
+    return (
+        *(run if command else ((), (), ())),
+        *named,
+        ("user", user, gpus),
+        ("user", user, None),
+        ("size", gpus),
+        ("",),
+    )
 
 
 @dataclass(frozen=True)
@@ -94,13 +134,19 @@ class Unknown:
     ran_s: FloatArray
     left_s: FloatArray
     stated_s: FloatArray
+    command: Sequence[str] = ()
+
+    def command_of(self, i: int) -> str:
+        """What a job runs; "" if that is not known."""
+        return self.command[i] if len(self.command) else ""
 
 
 def draw(jobs: Unknown, history: History, draws: int, seed: int = 0) -> tuple[FloatArray, list[str]]:
     """Seconds left of each job, shape (draws, jobs), and for each where they are from, in words.
 
-    A job's own progress counts first, then the jobs before it of the same user, name and size, then what it stated,
-    with the errors that stated durations had here, and then wider pools.
+    A job's own progress counts first, then the runs before it of the same script with the same arguments, of the same
+    script, of the same user and name, then what it stated, with the errors that stated durations had here, and then
+    wider pools.
     """
     n = len(jobs.gpus)
     rng = np.random.default_rng(seed)
@@ -115,7 +161,7 @@ def draw(jobs: Unknown, history: History, draws: int, seed: int = 0) -> tuple[Fl
         if known[i]:
             words[i] = "its own progress"
             continue
-        who = jobs.user[i], jobs.name[i], int(jobs.gpus[i]), bool(np.isfinite(jobs.stated_s[i]))
+        who = jobs.user[i], jobs.name[i], int(jobs.gpus[i]), jobs.command_of(i), bool(np.isfinite(jobs.stated_s[i]))
         if who not in found:
             found[who] = _source(history, *who)
         alike.setdefault(found[who], []).append(i)
@@ -134,15 +180,15 @@ def _ran_so_far(jobs: Unknown) -> dict[tuple[object, ...], list[float]]:
     """Seconds that jobs which have not ended ran, by the pools that they will be in."""
     ran: dict[tuple[object, ...], list[float]] = {}
     for i in np.flatnonzero(jobs.ran_s > 0).tolist():
-        for key in _keys(jobs.user[i], jobs.name[i], int(jobs.gpus[i])):
+        for key in _keys(jobs.user[i], jobs.name[i], int(jobs.gpus[i]), jobs.command_of(i)):
             ran.setdefault(key, []).append(float(jobs.ran_s[i]))
     return ran
 
 
-def _source(history: History, user: str, name: str, gpus: int, stated: bool) -> tuple[object, ...]:
+def _source(history: History, user: str, name: str, gpus: int, command: str, stated: bool) -> tuple[object, ...]:
     """From what a job is drawn; equal for jobs that are drawn from the same."""
-    level, key = history.closest(user, name, gpus)
-    if not stated or level <= 1:
+    level, key = history.closest(user, name, gpus, command)
+    if not stated or level < CLOSE:
         return "pool", level, key
     return "stated", user if len(history.off.get(user, ())) >= ENOUGH else ""
 
@@ -163,22 +209,25 @@ def _drawn(
         factor = np.exp(STATED_NOISE * rng.standard_normal(uniform.shape)) - ran_s / stated_s
         return np.maximum(factor, 0.02) * stated_s, "what it stated, give or take half as much again"
     level, pool = int(str(source[1])), history.sorted(source[2])
-    if len(pool) >= ENOUGH:
+    if len(pool) >= (ENOUGH_RUNS if level < OF_SCRIPT else ENOUGH):
         last = level == len(POOLS) - 1
         text = f"{len(pool)} jobs that ended" if last else f"{len(pool)} ended jobs of the same {POOLS[level]}"
         assert isinstance(source[2], tuple)
-        return residual(pool, ran_s, uniform, np.array(ran.get(source[2], []))), text
+        least_s = float(pool[0]) / BEYOND if level < OF_SCRIPT else 0.0
+        return residual(pool, ran_s, uniform, np.array(ran.get(source[2], [])), least_s), text
     typical = max(float(np.median(pool)) if len(pool) else TYPICAL_S, 1.0)
     low, high = np.log(FACTORS)
     guess: FloatArray = np.maximum(ran_s, typical) * np.exp(low + uniform * (high - low))
     return guess, "a wide guess: fewer than five jobs have ended here"
 
 
-def residual(known: FloatArray, ran: FloatArray, uniform: FloatArray, censored: FloatArray | None = None) -> FloatArray:
+def residual(
+    known: FloatArray, ran: FloatArray, uniform: FloatArray, censored: FloatArray | None = None, least: float = 0.0
+) -> FloatArray:
     """What is left of values that are already past `ran` (jobs,), drawn by `uniform` (draws, jobs) from `known`.
 
     `censored`: values of which only that they are larger is known, so that a young cluster does not take all jobs for
-    short (Kaplan and Meier, JASA 53, 1958, with one more observation beyond the largest).
+    short (Kaplan and Meier, JASA 53, 1958, with one more observation beyond the largest). `least`: no value is smaller.
 
     >>> residual(np.array([10.0, 20.0, 30.0]), np.array([20.0]), np.array([[0.25], [0.75]])).tolist()
     [[5.0], [40.0]]
@@ -189,7 +238,7 @@ def residual(known: FloatArray, ran: FloatArray, uniform: FloatArray, censored: 
     at_risk = 1 + np.arange(len(known), 0, -1) + len(more) - np.searchsorted(more, known, side="left")
     last = float(max(known[-1], more[-1] if len(more) else 0.0, 1e-3))
     ended = np.concatenate([[0.0], 1.0 - np.cumprod(1.0 - 1.0 / at_risk), [1.0]])
-    values = np.concatenate([[0.0], known, [last * BEYOND]])
+    values = np.concatenate([[min(least, known[0])], known, [last * BEYOND]])
     before = np.interp(ran, values, ended)
     found: FloatArray = np.interp(before + (1.0 - before) * uniform, ended, values) - ran
     return np.where(ran < last, np.maximum(found, 0.0), uniform * (BEYOND - 1.0) * ran)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.queueing.durations import ENOUGH, History, Unknown, draw, residual
+from plait.queueing.durations import ENOUGH, POOLS, History, Unknown, draw, residual, script_of
 
 
 def unknown(user: str = "ann", name: str = "net", gpus: int = 1, **values: float) -> Unknown:
@@ -68,6 +68,56 @@ def test_statements_are_as_wrong_as_they_were_before() -> None:
     left, words = draw(unknown(stated_s=50.0), known, 100)
     assert words == ["what it stated, as far off as the user's last 40 statements were"]
     assert np.median(left) == pytest.approx(100.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "words", "middle_s"),
+    [
+        ("python net.py --lr 1", 2, "3 ended jobs of the same user, command and size", 20.0),
+        ("python net.py --lr 9", 2, "4 ended jobs of the same user, script and size", 20.0),
+        ("python net.py --lr 9", 4, "4 ended jobs of the same user and script", 20.0),
+        ("python other.py", 2, "7 ended jobs of the same user, name and size", 900.0),
+    ],
+)
+def test_three_runs_of_a_script_say_more_than_many_other_jobs(
+    command: str, gpus: int, words: str, middle_s: float
+) -> None:
+    known = History()
+    for i, run in enumerate(["python net.py --lr 1"] * 3 + ["python net.py --lr 2"]):
+        known.add("ann", "net", 2, 19.0 + i, command=run)
+    for other in ("python a.py", "python b.py", "python -c pass"):
+        known.add("ann", "net", 2, 900.0, command=other)
+        known.add("ben", "net", 2, 900.0, command="python net.py --lr 1")
+    job = Unknown(["ann"], ["net"], np.array([gpus]), np.zeros(1), np.full(1, np.nan), np.full(1, np.nan), [command])
+    left, said = draw(job, known, 400)
+    assert said == [words]
+    low, middle, high = np.quantile(left, [0.1, 0.5, 0.9])
+    if middle_s < 100:
+        assert middle == pytest.approx(middle_s, rel=0.25)
+        assert low > middle_s / 6
+        assert high < middle_s * 5
+
+
+def test_a_run_without_a_known_duration_says_nothing_of_its_script() -> None:
+    known = History()
+    for _ in range(3):
+        known.add("ann", "", 1, 0.0, command="python net.py")
+    assert known.closest("ann", "", 1, "python net.py")[0] == len(POOLS) - 1
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("/venv/bin/python3.11 -u train.py 3", "train.py"),
+        ("accelerate launch --config a.yaml fit.py", "fit.py"),
+        ("python -m torch.distributed.run --nproc 2 t.py --x", "t.py"),
+        ("bash -c 'sleep 3'", "bash -c 'sleep 3'"),
+        ("./a.out 1 2", "./a.out"),
+        ("", ""),
+    ],
+)
+def test_the_script_of_a_command(command: str, script: str) -> None:
+    assert script_of(command) == script
 
 
 def test_same_seed_same_draws() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from plait.live.protocol.job import Batch
 from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu
 from plait.runtime.command_line import parse_script
 
+#: Characters of a command that are kept of a job that has ended, and shown.
+COMMAND_CHARS = 200
 _FLAGS = {one.name: f"--{one.word}" for one in declared(Batch)}
 #: Options of `plait submit` for fields that are bounds of the batch.
 OPTIONS = BoundNames(
@@ -35,6 +38,11 @@ def command_of(request: Mapping[str, Any]) -> list[str]:
     program, *rest = request["command"]
     python = request.get("python")
     return [python if python and program in ("python", "python3") else program, *rest]
+
+
+def command_text(request: Mapping[str, Any]) -> str:
+    """What is run as one line, as it is kept of jobs and shown: at most `COMMAND_CHARS` of it."""
+    return shlex.join(request["command"])[:COMMAND_CHARS]
 
 
 def most_gpus(request: Mapping[str, Any]) -> int:

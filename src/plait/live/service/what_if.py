@@ -114,10 +114,10 @@ class WhatIfService:
             if not self._waiting[user]:
                 del self._waiting[user]
 
-    def submission(self, copy: QueueCopy, spec: JobSpec, name: str) -> dict[str, Any]:
+    def submission(self, copy: QueueCopy, spec: JobSpec, name: str, command: str) -> dict[str, Any]:
         """In that thread: what a job would get; see `plait.live.scheduler.explain.submission.what_if`."""
         now, history = self.outlook(copy)
-        return submission.what_if(copy, now, history, spec, name)
+        return submission.what_if(copy, now, history, spec, name, command)
 
     def choice(self, copy: QueueCopy, choice: Choice) -> dict[str, Any]:
         """In that thread: the queue under another choice; see `plait.live.scheduler.explain.choices.compare`."""

@@ -13,6 +13,7 @@ from plait.core.arrays import IntArray
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy
 from plait.live.layout import job_name
+from plait.live.protocol.requests import command_text
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain.next_starts import Release, next_starts
 from plait.live.scheduler.explain.outlook import Calibrations
@@ -60,7 +61,8 @@ class QueueCopy:
             job = state.jobs.get(number)
             if job is None:
                 continue
-            owners[row] = Who(job.owner, str(job.request.get("name") or job.request.get("model") or ""))
+            name = str(job.request.get("name") or job.request.get("model") or "")
+            owners[row] = Who(job.owner, name, command_text(job.request))
             if job.live is not None:
                 work = work_of(ctx, job, job.live)
                 reported[row] = Reported(work.done, work.total, work.each_s)
@@ -106,7 +108,7 @@ def history_of(rows: Iterable[Mapping[str, object]], stated: Mapping[int, float]
         if row["state"] in _ENDED and took_s > 0:
             name = str(row["name"] or row["model"] or "")
             number, gpus = int(str(row["number"])), int(str(row["gpus"]))
-            history.add(str(row["owner"]), name, gpus, took_s, stated.get(number, np.nan))
+            history.add(str(row["owner"]), name, gpus, took_s, stated.get(number, np.nan), str(row["command"]))
     return history
 
 

@@ -42,8 +42,10 @@ class Variant:
     factor: float = 1.0
 
 
-def what_if(copy: QueueCopy, now: Outlook, history: History, spec: JobSpec, name: str) -> dict[str, Any]:
-    """The answer for a job that is not submitted: `spec` with its `name`, in seconds from now.
+def what_if(
+    copy: QueueCopy, now: Outlook, history: History, spec: JobSpec, name: str, command: str = ""
+) -> dict[str, Any]:
+    """The answer for a job that is not submitted: `spec` with its `name` and `command`, in seconds from now.
 
     Pure but for `copy`, which is as it was afterwards. Raises whatever the policy raises when it is asked.
     """
@@ -67,7 +69,7 @@ def what_if(copy: QueueCopy, now: Outlook, history: History, spec: JobSpec, name
     ran_s = middles(now.queue, now.left_s)
     releases = [copy.releases(ran_s, replace(v.spec, id=f"what if {i}")).get(-1) for i, v in enumerate(variants)]
     starts_s = started(starts_s, now.ends_s, releases)
-    took_s, basis = _durations(copy, history, spec, name, len(left_s))
+    took_s, basis = _durations(history, spec, Who(spec.user, name, command), len(left_s))
     found = [
         _answer(copy, variant, starts_s[:, i], took_s * variant.factor)
         for i, variant in enumerate(variants)
@@ -119,11 +121,11 @@ def _masks(copy: QueueCopy, variants: Sequence[Variant]) -> Any:
     return kind_masks(named, np.array([v.spec.gpu_memory_bytes for v in variants]), cluster)
 
 
-def _durations(copy: QueueCopy, history: History, spec: JobSpec, name: str, draws: int) -> tuple[FloatArray, str]:
-    who, stated_s = Who(spec.user, name), spec.duration_s
+def _durations(history: History, spec: JobSpec, who: Who, draws: int) -> tuple[FloatArray, str]:
+    stated_s = spec.duration_s
     one = Unknown(
         [who.user], [who.name], np.array([spec.gpus]), np.zeros(1), np.full(1, math.nan),
-        np.array([math.nan if stated_s is None else stated_s]),
+        np.array([math.nan if stated_s is None else stated_s]), [who.command],
     )  # fmt: skip
     took_s, words = draw(one, history, draws, seed=1)
     return took_s[:, 0], words[0]

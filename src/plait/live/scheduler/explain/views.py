@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.words import counted
 from plait.live.layout import job_name
+from plait.live.protocol.requests import command_text
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import COMPILING, Context
 from plait.live.scheduler.explain import guests
@@ -118,7 +118,7 @@ def job_row(ctx: Context, job: JobRecord) -> dict[str, Any]:
         "preemptions": 0,
         "failures": 0,
         "exit_code": None,
-        "command": shlex.join(request["command"])[:200],
+        "command": command_text(request),
         "nodes": " ".join(dict.fromkeys(r.node for r in attempt.ranks)) if attempt else "",
         "request": json.dumps(request, separators=(",", ":")),
     }

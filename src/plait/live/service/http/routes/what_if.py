@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from plait.core.jobs import JobSpec
 from plait.core.policy import Policy
+from plait.live.protocol.requests import command_text
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
@@ -50,7 +51,7 @@ async def submission(request: Request) -> Response:
     if copy is None:
         raise LookupError("no node has joined yet, so nothing can be forecast; look at: plait nodes")
     name = str(asked.get("name") or asked.get("model") or "")
-    found = await _later(api, token, lambda: api.what_if.submission(copy, spec, name))
+    found = await _later(api, token, lambda: api.what_if.submission(copy, spec, name, command_text(asked)))
     return Json({**found, "remarks": remarks} if remarks else found)
 
 
