@@ -281,7 +281,7 @@ def large(policy: str, nodes: int, jobs: int, rounds: int) -> tuple[list[float],
             for _ in range(2):  # commands are carried out: stops, then starts
                 fleet.now_s += 1.0
                 fleet.sync()
-            running = max(running, len(fleet.engine.live))
+            running = max(running, len(fleet.engine.state.live))
             told = [agent.observe(fleet.now_s) for agent in agents]
             begin = time.process_time()
             with fleet.engine.batch():

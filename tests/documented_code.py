@@ -1,0 +1,66 @@
+"""Code blocks of the documentation: where they stand, the commands of a shell block, and why some are not run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+SHELL = ("sh", "bash", "console")
+_FENCE = re.compile(r"^( *)```(?:\{ *\.)?(\w*)[^\n]*\n(.*?)^\1```", flags=re.DOTALL | re.MULTILINE)
+#: Words of a shell that end a command.
+_ENDS = {"|", "&", "&&", ";", ">", ">>", "<"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block: the page, the line of its first row, the language, and the text without indentation."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        """Page and line, as in `docs/how-to/sweeps.md:12`."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    def commands(self) -> Iterator[list[str]]:
+        """The words of each command of a shell block, without comments, prompts, variables and what it pipes to."""
+        for line in _lines(self):
+            words: list[str] = []
+            for word in [*shlex.split(line, comments=True), ";"]:
+                if word in _ENDS or word.endswith((";", "&")):
+                    if words:
+                        yield words
+                    words = []
+                elif words or not re.fullmatch(r"[A-Z_]+=.*", word):
+                    words.append(word)
+
+
+def _lines(block: Block) -> Iterator[str]:
+    """Command lines, continued lines joined; of a console block only what follows a prompt."""
+    text = re.sub(r"\\\n\s*(?:> )?", " ", block.text)
+    for line in text.splitlines():
+        if block.language == "console":
+            if line.startswith("$ "):
+                yield line[2:]
+        elif line.strip():
+            yield line
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page that name a language."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in _FENCE.finditer(text):
+        indent, language, body = match.groups()
+        body = "\n".join(line.removeprefix(indent) for line in body.splitlines())
+        if language:
+            found.append(Block(page, text.count("\n", 0, match.start()) + 2, language, body))
+    return found
