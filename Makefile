@@ -59,8 +59,8 @@ doctest: $(VENV)/.dev
 chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster, then with guests (20 minutes); CHAOS_SEED=n another plan
 	PLAIT_CHAOS=1 $(BIN)/python -m pytest -s tests/live/test_chaos.py -k for_minutes
 
-bench: $(VENV)/.dev ## speed, as ratios (about twenty minutes; see benchmarks/README.md)
-	$(BIN)/python benchmarks/run.py
+bench: $(VENV)/.dev ## speed, as ratios (about twenty minutes; BENCH_ARGS=--quick a tenth of the sizes)
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 # The machine's own python3, where PyTorch with CUDA usually is; another: make gpu PYTHON=...
 gpu: ## measure what plait does on a real GPU, into gpu.json and gpu.md (10 minutes; MINUTES=5 leaves rows out)
