@@ -46,7 +46,10 @@ def test_the_command_line_accepts_what_the_pages_show(words: list[str]) -> None:
     parse(words[1:])
 
 
-@pytest.mark.parametrize("wrong", ["sumbit -- python x.py", "simulate t.csv --polcy srtf", "trace generate t.csv --jobs x"])
+WRONG = ["sumbit -- python x.py", "simulate t.csv --polcy srtf", "trace generate t.csv --jobs x"]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_command_would_be_found(wrong: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no such|invalid|valid integer"):
         parse(wrong.split())
