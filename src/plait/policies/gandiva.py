@@ -90,7 +90,7 @@ class Gandiva:
             last = np.append(order[order != row], row)
             together = place(view, last, scheme=schemes, move=np.array([row]))
             if len(together.groups.jobs) == len(jobs):
-                at = int(np.flatnonzero(together.groups.jobs == jobs.number[row])[0])
+                at = int(together.groups.group_of_member()[together.groups.jobs == jobs.number[row]][0])
                 if len(np.unique(node[together.groups[np.array([at])].gpus])) < nodes:
                     return replace(together, settled=False)
         return plan
