@@ -14,13 +14,49 @@ what would work.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+#: Characters of a value that a message quotes at most, and of a whole message.
+MOST_QUOTED, MOST_SAID = 200, 4000
+#: A value in quotes, as `repr` writes it, that is too long; and one without, of which a path may be longer.
+_LONG = re.compile(
+    rf"""(?<!\w)(['"])(?:(?!\1)[^\\]|\\.){{{MOST_QUOTED},}}?\1(?!\w)"""
+    rf"""|[^\s/]{{{MOST_QUOTED},}}|\S{{{MOST_SAID // 4},}}""",
+    re.DOTALL,
+)
+
+
+def shortened(message: str) -> str:
+    """A message whose values have at most `MOST_QUOTED` characters each, and that has `MOST_SAID` at most.
+
+    >>> shortened("name is '" + "x" * 70_000 + "', needs a name")[190:]
+    'xxxxxxxxxxxxxxxxxx... (70,002 characters), needs a name'
+    """
+    if len(message) <= MOST_QUOTED:
+        return message
+    message = _LONG.sub(_cut, message)
+    half = MOST_SAID // 2
+    if len(message) > MOST_SAID:
+        message = f"{message[:half]} ... ({len(message) - 2 * half:,} characters left out) ... {message[-half:]}"
+    return message
+
+
+def _cut(found: re.Match[str]) -> str:
+    return f"{found[0][:MOST_QUOTED]}... ({len(found[0]):,} characters)"
 
 
 class PlaitError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is what the command line returns."""
+    """Base of all errors raised on purpose; `exit_code` is what the command line returns.
+
+    Messages quote values that others gave: they are `shortened`, whoever raises them.
+    """
 
     exit_code = 1
+
+    def __init__(self, *details: object) -> None:
+        """Take a message."""
+        super().__init__(*(shortened(detail) if isinstance(detail, str) else detail for detail in details))
 
 
 class InputError(PlaitError):

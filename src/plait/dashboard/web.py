@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 
 #: Where the pages are.
 ROOT = "/web"
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 #: Bytes of a form at most.
 LARGEST_FORM = 100_000
+
+
+def shown_plainly(value: Any) -> Any:
+    """A text without controls and marks of direction, which would turn round what stands beside it on a page."""
+    return type(value)(_CONTROLS.sub("", value)) if isinstance(value, str) else value
 
 
 class Web:
@@ -44,7 +50,7 @@ class Web:
         self.outlook: dict[str, Any] = {}
         self.templates = Environment(
             loader=PackageLoader("plait.dashboard"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-            lstrip_blocks=True,
+            lstrip_blocks=True, finalize=shown_plainly,
         )  # fmt: skip
         self.templates.globals.update(
             root=ROOT, version=__version__, ago=ago, share=share, hue=hue, counted=counted, size=size

@@ -134,7 +134,7 @@ def _read_sidecar(path: Pathish) -> dict[str, Any] | None:
     with source.open() as text:
         try:
             meta = json.load(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"the sidecar is not JSON: {error}", file=str(where), hint="delete or mend it") from error
     if not isinstance(meta, dict):
         raise TraceError("the sidecar is not a JSON object", file=str(where))

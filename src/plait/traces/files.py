@@ -277,6 +277,8 @@ class _Window:
                 self.fill()
             except RecursionError:
                 raise self.source.error("not a job: nested too deeply") from None
+            except ValueError as error:  # a number of more digits than Python reads
+                raise self.source.error(f"not a job: {error}") from None
         if not isinstance(value, dict):
             raise self.source.error("expected a JSON object a job", value=value)
         self.drop(end)

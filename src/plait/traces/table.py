@@ -160,7 +160,8 @@ def natural_key(text: str) -> tuple[Any, ...]:
     ['2', '10', 'job-9', 'job-10']
     """
     pieces = _DIGITS.split(text)
-    return (tuple((p, 0) if i % 2 == 0 else ("", int(p)) for i, p in enumerate(pieces)), text)
+    # Digits compare as numbers do, of any length: by how many there are without zeros in front, then by themselves.
+    return (tuple((p, 0, "") if i % 2 == 0 else ("", len(d := p.lstrip("0")), d) for i, p in enumerate(pieces)), text)
 
 
 def submit_order(submit_s: Array, job_ids: Array) -> Array:

@@ -633,14 +633,40 @@ def test_agents_that_talk_nonsense(service: Service) -> None:
 
 def test_backup_is_a_store(service: Service, tmp_path: Path) -> None:
     service.submit()
-    target = tmp_path / "copy.db"
-    answer = service.ask("POST", "/v1/backup", json={"path": str(target)})
+    target = tmp_path / "backups" / "copy.db"
+    answer = service.ask("POST", "/v1/backup", json={"path": "copy.db"})
     assert answer.json()["path"] == str(target)
     assert target.stat().st_mode & 0o777 == 0o600
     assert service.ask("POST", "/v1/backup", json={"path": str(target)}).status_code == 422
     copy = Store.open(target)
     assert [row["number"] for row in copy.jobs()] == [0]
     copy.close()
+
+
+@pytest.mark.parametrize("path", ["/etc/cron.d/x", "../x", "a/../../x", "link/x", ".", "../backups-of-others/x", "~/x"])
+def test_backups_go_below_their_folder_alone(service: Service, tmp_path: Path, path: str) -> None:
+    (tmp_path / "backups").mkdir()
+    (tmp_path / "backups-of-others").mkdir()
+    (tmp_path / "backups" / "link").symlink_to(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    answer = service.ask("POST", "/v1/backup", json={"path": path})
+    assert answer.status_code == 422
+    if path != "~/x":  # a folder of that name, which is not there
+        assert "backups go below" in answer.json()["error"]["message"]
+        assert "--backup-folder" in answer.json()["error"]["message"]
+    assert sorted(tmp_path.iterdir()) == before
+    assert [file.name for file in (tmp_path / "backups").iterdir()] == ["link"]
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\x9b", "\x85", "\u202e", "\u2066", "\u200f", "\u2028", "\x7f"])
+def test_names_hold_nothing_that_a_terminal_or_page_obeys(service: Service, character: str) -> None:
+    for field in ("name", "model"):
+        answer = service.ask("POST", "/v1/jobs", json={"command": ["true"], field: f"a{character}b"})
+        assert answer.status_code == 422, field
+        assert answer.json()["error"]["field"].endswith(field)
+    assert (
+        service.ask("POST", "/v1/jobs", json={"command": ["true"], "name": "naïve 日本 שלום 👩‍🔬"}).status_code == 200
+    )
 
 
 def test_agents_are_answered_in_their_version_and_others_refused(service: Service) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -135,14 +136,18 @@ def backup(
     if path.exists():
         raise InputError(f"{path} is there already; give another name")
     with client(home) as service:
-        answer = service.backup(str(path))
-    where = Path(str(answer.get("path", path)))
-    if where != path and where.exists():
-        where.replace(path)
+        answer = service.backup(path.name)
+    written = Path(str(answer["path"]))
+    try:
+        shutil.move(written, path)
+    except FileNotFoundError:  # the service is on another machine, and the copy stays there
+        path = written
+    except OSError as error:
+        raise InputError(f"the copy is {written}, and cannot be moved to {path}: {error.strerror}") from error
     if as_json:
         print_json({**answer, "path": str(path)})
         return
-    typer.echo(f"{path}: the store; put it back with: plait restore {target}")
+    typer.echo(f"{path}: the store; put it back with: plait restore {target if path != written else written}")
 
 
 def restore(

@@ -35,7 +35,7 @@ def _up(asked: UpOptions) -> None:
     given |= named_modules(given)
     if asked.pass_env:
         _pass_on(layout, asked.pass_env)
-    given |= {key: os.path.abspath(given[key]) for key in ("tls-cert", "tls-key") if key in given}
+    given |= {key: os.path.abspath(given[key]) for key in ("tls-cert", "tls-key", "backup-folder") if key in given}
     if asked.standby:
         _stand_by(layout, given, asked.name)
         return

@@ -32,11 +32,9 @@ def logs(
 ) -> None:
     """Print the log of a job's newest attempt.
 
-    On a terminal, escape sequences are removed unless --raw is given. --json prints one part, of at most 1 MB, with its
-    place in the log in bytes: the last --tail lines, else the beginning.
+    Escape sequences, which a terminal at the end of a pipe would obey too, are removed unless --raw is given. --json
+    prints one part, of at most 1 MB, with its place in the log in bytes: the last --tail lines, else the beginning.
     """
-    import sys
-
     from plait.core.errors import InputError
 
     if as_json:
@@ -44,7 +42,7 @@ def logs(
             raise InputError("--json and --follow exclude each other; --follow prints the log as it comes")
         _print_part(job, rank, tail, home)
         return
-    shown = plain_lines if sys.stdout.isatty() and not raw else str
+    shown = str if raw else plain_lines
 
     with client(home) as service:
         patience = while_it_is_started(home) if follow else lambda: False

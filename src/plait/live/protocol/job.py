@@ -36,7 +36,8 @@ def said(meaning: str, *, default: Any = None, **more: Any) -> Any:
     return put(JobField(meaning, rule=more, **own), default)
 
 
-_LINE = {"maxLength": 200, "pattern": r"^[^\x00-\x1f]*$"}
+#: One line: no control characters, also of the second set, and no marks that turn the direction of writing.
+LINE = {"maxLength": 200, "pattern": r"^[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"}
 _TEXT = {"maxLength": 65536, "pattern": r"^[^\x00]*$"}
 _GPUS = {"minimum": 1, "maximum": 100_000}
 _EXAMPLES = {"minimum": 1, "maximum": 1_000_000_000}
@@ -107,7 +108,7 @@ class Job:
         "The program and its arguments", default=MISSING, items=_TEXT, minItems=1, maxItems=4096,
         more="They are passed on unchanged, without a shell.",
     )  # fmt: skip
-    name: str | None = said("Label of the job", short="n", more="Need not be unique.", **_LINE)
+    name: str | None = said("Label of the job", short="n", more="Need not be unique.", **LINE)
     workdir: str | None = said(
         "Folder to run in", unset="where `plait submit` is called", maxLength=4096, pattern=r"^[^\x00]*$"
     )
@@ -145,7 +146,7 @@ class Job:
         more="Of an adaptive job, steps at batch.initial; null: until it exits.",
         exclusiveMinimum=0, maximum=1e15,
     )  # fmt: skip
-    model: str | None = said("Name of the trained model; jobs of one model share measurements", **_LINE)
+    model: str | None = said("Name of the trained model; jobs of one model share measurements", **LINE)
     job_class: Literal["guaranteed", "opportunistic", "auto"] = said(
         "Job class: guaranteed, opportunistic or auto", default="guaranteed", flag="class",
         more="A guaranteed job owns its GPUs; an opportunistic one uses GPUs that others leave free. "

@@ -47,8 +47,8 @@ LONGEST_REASON = 2000
 MOST_PID, MOST_SECONDS = 1 << 22, 1e10
 #: Times that were read one after the other differ by so much at most, seconds.
 CLOCKS_S = 1.0
-#: What a terminal would obey: control characters but tabs and ends of lines.
-_CONTROLS = re.compile(r"[\x01-\x08\x0b-\x1f\x7f-\x9f]")
+#: What a terminal or page would obey: control characters but tabs and ends of lines, and marks of direction.
+_CONTROLS = re.compile(r"[\x01-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 #: Whole numbers of a store have 64 bits.
 MOST_STORED = (1 << 63) - 1
 #: What a process cannot end with counts as this exit code.

@@ -78,6 +78,9 @@ class ServiceOptions:
         metavar="KIND=PRICE",
     )  # fmt: skip
     currency: str = option("Label of prices, as it is printed, e.g. EUR", default="")
+    backup_folder: str | None = option(
+        "Folder below which `plait backup` writes", default=None, unset="backups in the home folder", metavar="FOLDER"
+    )
     standby: bool = option("Wait until no other service leads, then lead", default=False)
     name: str = option(
         "Name of this service, if a home folder has several", default="", unset=f"{FIRST}, with --standby {SECOND}"

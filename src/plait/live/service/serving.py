@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from plait.core.errors import PlaitError
@@ -188,7 +189,8 @@ class Service:
         if self.lease is not None:
             self.lease.pulse, self.lease.doing = lambda: worker.cycles, worker.doing
         self._worker = worker
-        self._api = Api(store, worker, tokens, mailbox, self.begin, self.options.prices)
+        backups = Path(self.options.backup_folder).expanduser().resolve() if self.options.backup_folder else None
+        self._api = Api(store, worker, tokens, mailbox, self.begin, self.options.prices, backups)
         self.gateway.app, self.gateway.rank = make_app(self._api, load_pages(self.options.web)), tokens.rank
         self.agents_gateway.app, self.agents_gateway.rank = make_agents_app(self._api), tokens.rank
         # What is loaded stays; and a long listing need not be stopped to look through it.

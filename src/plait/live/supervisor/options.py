@@ -63,6 +63,7 @@ class UpOptions:
     web: str | None = same(ServiceOptions, "web")
     price: list[str] | None = same(ServiceOptions, "price")
     currency: str | None = same(ServiceOptions, "currency")
+    backup_folder: str | None = same(ServiceOptions, "backup_folder")
     standby: bool = option("Start a standby service that takes over when the leader dies", default=False, group=COMMAND)
     name: str | None = option("Name of the standby service", default=None, unset=SECOND, group=COMMAND)
     foreground: bool = option("Run in the foreground and stop at Ctrl-C", default=False, group=COMMAND)

@@ -146,7 +146,7 @@ def _throughput_entries(path: Pathish) -> dict[str, dict[tuple[str, int], dict[s
     with source.open() as text:
         try:
             raw = json.load(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise source.error(f"not JSON: {error}") from error
     if not isinstance(raw, dict) or not all(isinstance(jobs, dict) for jobs in raw.values()):
         raise source.error("expected {kind: {job type and GPUs: rates}}")

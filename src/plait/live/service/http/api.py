@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any, cast
 
 from fastapi import Request
@@ -41,9 +42,11 @@ class Api:
     """What all handlers share."""
 
     def __init__(
-        self, store: Store, worker: Worker, tokens: Tokens, mailbox: Mailbox, begin: float, prices: Prices | None = None
-    ) -> None:
-        """Parts of one service; `prices` of GPU-hours, None if nobody said them."""
+        self, store: Store, worker: Worker, tokens: Tokens, mailbox: Mailbox, begin: float,
+        prices: Prices | None = None, backups: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Parts of one service; `prices`: of GPU-hours, None without any; `backups`: folder, None: the home's."""
+        self.backups = backups or worker.engine.layout.home / "backups"
         self.store, self.worker, self.tokens, self.mailbox, self.begin = store, worker, tokens, mailbox, begin
         self.metrics = Metrics(worker)
         self.what_if = WhatIfService(store)

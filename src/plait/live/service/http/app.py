@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import ClientDisconnect
 
-from plait.core.errors import InputError, PlaitError
+from plait.core.errors import InputError, PlaitError, shortened
 from plait.core.version import __version__
 from plait.live.protocol.wire import WireError
 from plait.live.scheduler.errors import Conflict
@@ -73,7 +73,7 @@ def problem(
     status: int, message: str, field: str | None = None, next_step: str | None = None, role: str | None = None
 ) -> Response:
     """An error as every client gets it; those of the role `standby` go on to look for the leader."""
-    error: dict[str, Any] = {"message": message}
+    error: dict[str, Any] = {"message": shortened(message)}
     if field:
         error["field"] = field
     if next_step:

@@ -24,10 +24,10 @@ from plait.core.aggregation.request import fields_of
 from plait.core.errors import InputError
 from plait.core.options import Declared, declared
 from plait.live.layout import NODE_NAME
-from plait.live.protocol.job import Job, JobField, key_of, meaning_of
+from plait.live.protocol.job import LINE, Job, JobField, key_of, meaning_of
 from plait.live.scheduler.requests.changes import CHANGEABLE
 
-Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+Text = Annotated[str, StringConstraints(max_length=LINE["maxLength"], pattern=LINE["pattern"])]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 Node = Annotated[str, StringConstraints(pattern=f"^{NODE_NAME.pattern}$")]
 Positive = Annotated[float, Field(gt=0, le=1e9)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
+from plait.core.errors import InputError
+from plait.live.layout import make_private
 from plait.live.scheduler.engine import Engine
 from plait.live.service.http.answers.admin import (
     BackupMade,
@@ -104,12 +107,24 @@ async def drop_project(request: Request, name: Annotated[str, Path(description="
 
 @router.post("/v1/backup", **answers(BackupMade, body=BackupIn, roles=_ADMIN))
 async def backup(request: Request) -> Response:
-    """A consistent copy of the store, on the machine of the service, for its owner alone."""
+    """A consistent copy of the store in the folder of backups of the service, for its owner alone."""
     api = api_of(request)
     api.who(request, "admin")
     given = parse(BackupIn, await api.body(request))
-    path = await asyncio.to_thread(api.store.backup, given.path)
+    path = await asyncio.to_thread(api.store.backup, _below(api.backups, given.path))
     return Json({"path": str(path), "bytes": path.stat().st_size})
+
+
+def _below(folder: FilePath, name: str) -> FilePath:
+    """The path of a backup in `folder`, which is made; `InputError` for one anywhere else."""
+    make_private(folder)
+    path = (folder / name).resolve()
+    if folder.resolve() not in path.parents:
+        raise InputError(
+            f"backups go below {folder}, and path is {name!r}; give a name such as copy.db, or another folder with: "
+            "plait up --backup-folder"
+        )
+    return path
 
 
 def _projects(engine: Engine, now_s: float) -> list[dict[str, Any]]:
