@@ -239,7 +239,7 @@ def _operate(described: Described, tmp_path: Path) -> None:
     ask("POST /v1/projects", json={"name": "vision", "quota_gpus": 8, "weight": 2.0})
     ask("GET /v1/projects")
     ask("DELETE /v1/projects/{name}", "/v1/projects/vision")
-    ask("POST /v1/backup", json={"path": str(tmp_path / "copy.db")})
+    ask("POST /v1/backup", json={"path": "copy.db"})
 
 
 def _health(described: Described) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -28,6 +29,7 @@ from plait.live.tls import certificates
 if TYPE_CHECKING:
     from plait.live.service.http.api import Api
     from plait.live.service.worker import Worker
+    from plait.live.store import Store
     from plait.live.store.leader_lease import LeaderLease
 
 _LOG = logging.getLogger("plait.service")
@@ -199,9 +201,16 @@ class Service:
         policy = engine.state.policy_text
         engine.ready = policy == self._warm
         worker.start()
+        threading.Thread(target=self._find_damage, args=(store,), name="checksums", daemon=True).start()
         self._recording = asyncio.ensure_future(self._api.usage.run(self._ending))
         if not engine.ready:
             threading.Thread(target=get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
+
+    def _find_damage(self, store: Store) -> None:
+        """Log the rows of the store that do not match their checksums; what the engine goes on from was checked."""
+        with contextlib.suppress(StoreError):  # the service ends
+            for problem in store.damaged():
+                _LOG.error("the store is damaged; put a backup back: plait restore", extra={"facts": {"what": problem}})
 
     def _failed(self, error: BaseException, what: str = "the engine") -> None:
         """A thread has ended without which there is no service."""

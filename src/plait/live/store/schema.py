@@ -34,7 +34,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-HEAD = "0005"
+from plait.live.store.checksums import CRC, Checksums
+
+HEAD = "0006"
 
 metadata = MetaData()
 
@@ -48,6 +50,7 @@ log = Table(
     Column("type", String(32), nullable=False),
     Column("entry", Text, nullable=False),
     Column("commands", Text, nullable=False),
+    Column(CRC, BigInteger),
 )
 
 log_jobs = Table(
@@ -92,6 +95,7 @@ jobs = Table(
     Column("command", Text, nullable=False),
     Column("nodes", Text, nullable=False),
     Column("request", Text, nullable=False),
+    Column(CRC, BigInteger),
     Index("jobs_by_state", "state", "number"),
     Index("jobs_by_owner", "owner", "number"),
 )
@@ -108,6 +112,7 @@ attempts = Table(
     Column("ranks", Text, nullable=False),
     Column("batch_size", Float),
     Column("lost_work_s", Float),
+    Column(CRC, BigInteger),
     PrimaryKeyConstraint("job", "epoch"),
 )
 
@@ -117,6 +122,7 @@ nodes = Table(
     Column("id", String(128), primary_key=True),
     Column("state", String(16), nullable=False),
     Column("info", Text, nullable=False),
+    Column(CRC, BigInteger),
 )
 
 tokens = Table(
@@ -150,6 +156,9 @@ lease = Table(
     Column("term", BigInteger, nullable=False),
     Column("until_s", Double, nullable=False),
 )
+
+#: Tables whose rows carry checksums.
+SUMMED = {table.name: Checksums(table) for table in (log, jobs, attempts, nodes)}
 
 #: every table, those first that a restored store needs first
 ALL = (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects, lease)

@@ -30,6 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
 from plait.live.store import schema
+from plait.live.store.checksums import CRC
 from plait.live.store.connecting import lock_file, lock_server, parse_url, sqlite_engines, unlock
 from plait.live.store.errors import NoRoom, Replaced, StoreError, first_line
 from plait.live.store.identity import Identity, check_mark, refuse_missing, rescued
@@ -128,7 +129,7 @@ class Store:
                     {"seq": e.seq, "at_s": e.at_s, "type": e.type, "entry": e.entry, "commands": e.commands}
                     for e in entries
                 ]
-                connection.execute(self._insert["log"], rows)
+                connection.execute(self._insert["log"], schema.SUMMED["log"].add(rows))
                 about = [{"job": job, "seq": e.seq} for e in entries for job in sorted(set(e.jobs))]
                 if about:
                     connection.execute(self._insert["log_jobs"], about)
@@ -198,7 +199,7 @@ class Store:
     def _write(self, connection: sa.Connection, views: Views) -> None:
         for name, rows in (("jobs", views.jobs), ("attempts", views.attempts), ("nodes", views.nodes)):
             if rows:
-                connection.execute(self._upsert[name], rows)
+                connection.execute(self._upsert[name], schema.SUMMED[name].add(rows))
         if views.forgotten:
             connection.execute(sa.delete(schema.nodes).where(schema.nodes.c.id.in_(views.forgotten)))
         table = schema.projects
@@ -256,7 +257,11 @@ class Store:
             row = connection.execute(sa.select(table).order_by(table.c.seq.desc()).limit(1)).first()
         if row is None:
             return None, self.entries()
-        return json.loads(zlib.decompress(row.body)), self.entries(after=row.seq)
+        try:
+            state = json.loads(zlib.decompress(row.body))
+        except (zlib.error, ValueError) as error:
+            raise self._damage(f"snapshot {row.seq} cannot be unpacked: {error}") from error
+        return state, self.entries(after=row.seq)
 
     def entries(
         self, after: int = 0, limit: int | None = None, job: int | None = None, newest: bool = False
@@ -271,14 +276,15 @@ class Store:
         with self.reading() as connection:
             rows = connection.execution_options(yield_per=2000).execute(query)
             for row in reversed(rows.all()) if newest else rows:
+                self._verify(table, row)
                 yield Entry(row.seq, row.at_s, row.type, row.entry, row.commands)
 
     def entries_of(self, types: Sequence[str], after: int = 0) -> Iterator[tuple[int, str]]:
         """Number and text of the entries of these types after a number, in order."""
         table = schema.log
-        query = sa.select(table.c.seq, table.c.entry).where(table.c.seq > after, table.c.type.in_(types))
+        query = sa.select(table).where(table.c.seq > after, table.c.type.in_(types)).order_by(table.c.seq)
         with self.reading() as connection:
-            yield from ((row.seq, row.entry) for row in connection.execute(query.order_by(table.c.seq)))
+            yield from ((row.seq, row.entry) for row in connection.execute(query) if self._verify(table, row))
 
     def attempts_since(self, at_s: float) -> list[dict[str, Any]]:
         """Attempts that were not over at a time, with owner and project of their jobs; `ranks` as JSON."""
@@ -286,7 +292,7 @@ class Store:
         query = sa.select(tries, jobs.c.owner, jobs.c.project).join(jobs, jobs.c.number == tries.c.job)
         query = query.where(sa.or_(tries.c.ended_s.is_(None), tries.c.ended_s > at_s))
         with self.reading() as connection:
-            return [dict(row._mapping) for row in connection.execute(query)]
+            return [_values(row) for row in connection.execute(query)]
 
     def attempts_on(self, nodes: Sequence[str], from_s: float, to_s: float, limit: int) -> list[dict[str, Any]]:
         """Attempts with a process on one of these nodes in a time, newest first, with their owner; `ranks` as JSON."""
@@ -298,7 +304,7 @@ class Store:
         )
         query = query.order_by(tries.c.began_s.desc(), tries.c.job.desc()).limit(limit)
         with self.reading() as connection:
-            return [dict(row._mapping) for row in connection.execute(query)]
+            return [_values(row) for row in connection.execute(query)]
 
     def jobs(
         self,
@@ -333,7 +339,7 @@ class Store:
         self, states: Sequence[str], owner: str | None, text: str, mine: str | None, limit: int, offset: int
     ) -> tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]:
         table = schema.jobs
-        query = sa.select(*(c for c in table.c if c.name != "request"))
+        query = sa.select(*(c for c in table.c if c.name not in ("request", CRC)))
         if states:
             query = query.where(table.c.state.in_(states))
         if owner is not None:
@@ -352,13 +358,39 @@ class Store:
             row = connection.execute(sa.select(schema.jobs).where(schema.jobs.c.number == number)).first()
             if row is None:
                 return None
-            job = dict(row._mapping)
+            self._verify(schema.jobs, row)
+            job = _values(row)
             tries = connection.execute(
                 sa.select(schema.attempts).where(schema.attempts.c.job == number).order_by(schema.attempts.c.epoch)
             )
             job["request"] = json.loads(job["request"])
-            job["attempts"] = [{**dict(t._mapping), "ranks": json.loads(t.ranks)} for t in tries]
+            job["attempts"] = [
+                {**_values(t), "ranks": json.loads(t.ranks)} for t in tries if self._verify(schema.attempts, t)
+            ]
         return job
+
+    def damaged(self) -> Iterator[str]:
+        """Rows that do not match their checksums, and snapshots that cannot be unpacked, a sentence each."""
+        for sums in schema.SUMMED.values():
+            with self.reading() as connection:
+                for row in connection.execution_options(yield_per=1000).execute(sa.select(sums.table)):
+                    if problem := sums.problem(row._mapping):
+                        yield problem
+        with self.reading() as connection:
+            for row in connection.execute(sa.select(schema.snapshots)):
+                try:
+                    zlib.decompress(row.body)
+                except zlib.error as error:
+                    yield f"snapshot {row.seq} cannot be unpacked: {error}"
+
+    def _verify(self, table: sa.Table, row: sa.Row[Any]) -> bool:
+        """True; raises `StoreError` for a row that does not match its checksum."""
+        if problem := schema.SUMMED[table.name].problem(row._mapping):
+            raise self._damage(problem)
+        return True
+
+    def _damage(self, what: str) -> StoreError:
+        return StoreError(f"the store {self._engine.url.database} is damaged: {what}; put a backup back: plait restore")
 
     def counts(self) -> dict[str, int]:
         """Number of jobs in each state."""
@@ -445,6 +477,10 @@ class Store:
         self._lock = None
         self._readers.dispose()
         self._engine.dispose()
+
+
+def _values(row: sa.Row[Any]) -> dict[str, Any]:
+    return {name: value for name, value in row._mapping.items() if name != CRC}
 
 
 def prepare_tables(engine: sa.Engine, url: sa.URL) -> None:
