@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -432,7 +432,22 @@ def test_up_with_fewer_slots_waits_for_their_agents_and_says_what_is_there(
     assert len(service.looks) == 1, "not before n0 has the size it was started with"
     said = starting.welcome(service, layout, "/h", 1.0)
     assert "1 node, 2 slots" in said[0]
-    assert any("taken away: n1" in line and "plait nodes forget n1 --home /h" in line for line in said)
+    assert any("n1 is no longer started" in line and "plait nodes forget n1 --home /h" in line for line in said)
+
+
+def test_up_with_fewer_nodes_takes_none_away_whose_jobs_would_lose_work() -> None:
+    class WithLosses(Answers):
+        def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> dict[str, Any]:
+            assert list(nodes) == ["n1"]
+            return {"losses": [], "text": self.text}
+
+    backend: Any = SimpleNamespace(name="local", list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2, pid=None)])
+    service: Any = WithLosses([_node("n0", 2), _node("n1", 2), _node("n2", 2, "lost"), _node("spot", 2)])
+    service.text = ""
+    starting._refuse_losses(service, backend)
+    service.text = "j-3 would lose 2.0 s"
+    with pytest.raises(InputError, match=r"^j-3 would lose 2\.0 s; nothing was done, because n1 would be taken away"):
+        starting._refuse_losses(service, backend)
 
 
 def test_up_with_another_number_of_slots_names_the_jobs_that_hold_the_node(

@@ -117,8 +117,9 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
     process = start_service(layout, options)
     try:
         remember(layout, options)  # so that `plait down` finds what is begun now
-        backend.start()
         service = own_client(layout)
+        _refuse_losses(service, backend)
+        backend.start()
         _await_nodes(service, layout, process, backend)
         _give_up_others(service, backend)
     except BaseException as error:
@@ -235,12 +236,28 @@ def _sizes(backend: NodeBackend) -> dict[str, int] | None:
 
 def _give_up_others(service: Client, backend: NodeBackend) -> None:
     """Report local nodes that no longer exist: `start` has ended their agents, so nobody waits for them."""
+    for node in _no_longer_started(service, backend):
+        service.node_gone(node, "the cluster was started with fewer nodes")
+
+
+def _refuse_losses(service: Client, backend: NodeBackend) -> None:
+    """Raise `InputError` if local nodes that are not started any more still run jobs that would lose work."""
+    gone = _no_longer_started(service, backend)
+    found = service.losses(nodes=gone) if gone else {"text": ""}
+    if found["text"]:
+        raise InputError(
+            f"{found['text']}; nothing was done, because {', '.join(gone)} would be taken away. Start as many nodes as "
+            f"before, then move the jobs away: plait nodes drain {gone[-1]} --may-lose-work"
+        )
+
+
+def _no_longer_started(service: Client, backend: NodeBackend) -> list[str]:
+    """The local nodes that the service knows and that the backend does not start."""
     mine = _sizes(backend)
     if mine is None:
-        return
-    for node in service.nodes():
-        if re.fullmatch(r"n\d+", node["id"]) and node["id"] not in mine and node["state"] not in ("lost", "left"):
-            service.node_gone(node["id"], "the cluster was started with fewer nodes")
+        return []
+    known = (node["id"] for node in service.nodes() if node["state"] not in ("lost", "left"))
+    return [name for name in known if re.fullmatch(r"n\d+", name) and name not in mine]
 
 
 def welcome(service: Client, layout: Layout, home: str | None, took_s: float) -> list[str]:
