@@ -80,14 +80,13 @@ class WaitReasons(Mapping[int, str]):
         """The reason of one waiting job."""
         status, gpus, ahead = self._status[job], self._gpus[job], self._ahead[job]
         if status == KEPT:
-            needs = counted(gpus, "GPU")
-            return f"needs {needs}; running jobs are not stopped for that now, as it would lose their work"
+            return f"needs {counted(gpus, 'GPU')}; the jobs that hold them cannot be stopped without losing work"
         if status == RESERVED:
             return f"needs {counted(gpus, 'GPU')}; those that are free are kept for a job ahead of it"
         if status == kernels.BLOCKED:
             return f"waits behind a job ahead of it that does not fit yet (place {ahead + 1} in the order)"
         if status == kernels.FRAGMENTED:
-            return f"needs {counted(gpus, 'GPU')} together; enough are free, but not on few enough nodes"
+            return f"needs {counted(gpus, 'GPU')} together; enough are free, but spread over too many nodes"
         return f"needs {counted(gpus, 'GPU')}; too few are left after the {counted(ahead, 'job')} ahead of it"
 
     def __iter__(self) -> Iterator[int]:

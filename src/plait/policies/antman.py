@@ -216,7 +216,8 @@ class WaitReasons(Mapping[int, str]):
                 "job; ask for fewer GPUs, or submit it with class opportunistic or auto"
             )
         if status == k.BEHIND:
-            return f"{needs}; {there or 'none'} are free of guaranteed jobs and reservations for jobs ahead of it"
+            free = f"only {there} of the others are free" if there else "all are held, or reserved for jobs ahead of it"
+            return f"{needs}; {free}"
         if status == DISPLACED:
             what = "a guaranteed job needs the memory or cores that it used"
             return f"{needs} to share; {what}, and {there or 'no'} others are open to it"
@@ -230,10 +231,9 @@ class WaitReasons(Mapping[int, str]):
                 f"of its process, and no GPU has more than {most / 1e9:g} GB to share; ask for less, or submit it with "
                 "class guaranteed"
             )
-        return (
-            f"{needs} to share; {there or 'none'} are less than {self._policy.limit:.0%} used, with room for its "
-            f"memory and fewer than {counted(self._policy.max_per_gpu, 'opportunistic job')}"
-        )
+        guests = counted(self._policy.max_per_gpu, "opportunistic job")
+        others = f"all but {there} are" if there else "every GPU is"
+        return f"{needs} to share; {others} {self._policy.limit:.0%} busy, short of memory, or has {guests} already"
 
     def _project(self, row: int) -> str:
         name = self._view.jobs[row].spec.project

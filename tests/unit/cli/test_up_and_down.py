@@ -474,7 +474,7 @@ def test_up_with_another_number_of_slots_names_the_jobs_that_hold_the_node(
 
 def test_nothing_is_said_of_nodes_where_none_was_taken_away(layout: Layout) -> None:
     service: Any = Answers([_node("n0", 2)])
-    assert not any("taken away" in line for line in starting.welcome(service, layout, None, 1.0))
+    assert not any("no longer started" in line for line in starting.welcome(service, layout, None, 1.0))
 
 
 def test_up_warns_of_prices_of_kinds_that_no_node_has(layout: Layout) -> None:

@@ -70,7 +70,7 @@ def test_while_decisions_are_compiled_it_says_so(world: World, http: TestClient)
     found = ask(http, world, "ben", "POST", "/v1/what-if", {**JOB, "gpus": 4})[1]["blocked_by"]
     assert found["kind"] == "compiling"
     assert found["text"].startswith("what decisions need is being compiled, about 20 s, once after an installation; ")
-    assert found["text"].endswith("2 jobs ahead of it wait for 2 GPUs; 4 of one kind are free")
+    assert found["text"].endswith("2 jobs ahead of it wait for 2 GPUs; only 4 GPUs of a kind are free")
 
 
 def test_sooner_is_sooner_at_worst_too_or_says_that_it_is_not() -> None:

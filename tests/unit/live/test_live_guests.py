@@ -252,7 +252,7 @@ def test_a_guest_starts_where_hosts_fill_all_gpus_and_memory_of_slots_counts(clu
     c.submit({**OPPORTUNISTIC, "gpu_memory": 9 * GB})
     c.pass_s(2.2)
     assert c.state(1) == "waiting"
-    assert "with room for its memory" in c.engine.explain(1, c.now)["summary"]
+    assert "short of memory" in c.engine.explain(1, c.now)["summary"]
     c.submit({**OPPORTUNISTIC, "gpu_memory": 4 * GB})
     c.pass_s(2.2)
     assert c.state(2) == "running"

@@ -134,7 +134,7 @@ def test_a_gang_that_does_not_fit_holds_what_there_is_and_guests_use_it() -> Non
     assert here.gpus() == {0: (0, 1), 3: (2, 3, 4, 5, 6, 7)}
     assert here.reservations == (Reservation(1, (2, 3, 4, 5, 6, 7)),)
     assert here.plan.reasons[1] == "needs 8 GPUs; 6 are reserved for it until the rest is free"
-    assert here.plan.reasons[2] == "needs 1 GPU; none are free of guaranteed jobs and reservations for jobs ahead of it"
+    assert here.plan.reasons[2] == "needs 1 GPU; all are held, or reserved for jobs ahead of it"
     here.finish(0).decide()
     assert here.gpus(guests=False) == {1: tuple(range(8))}
     assert here.reservations == ()
@@ -196,7 +196,7 @@ def test_guests_go_on_the_least_used_gpus_below_the_limit_all_or_nothing() -> No
     here.submit(job("busy", 1, profile=busy), job("half", 1), job("idle", 1, profile=idle)).decide()
     here.submit(job("three", 3, O), job("four", 4, O)).decide()
     assert here.gpus(guests=True) == {3: (1, 2, 3)}
-    assert here.plan.reasons[4].startswith("needs 4 GPUs to share; none are less than 80% used")
+    assert here.plan.reasons[4].startswith("needs 4 GPUs to share; every GPU is 80% busy, short of memory")
     here.finish(3).submit(job("one", 1, O)).decide()
     assert here.gpus(guests=True) == {5: (3,)}
 

@@ -284,7 +284,10 @@ def welcome(service: Client, layout: Layout, home: str | None, took_s: float) ->
     if found.get("prices"):
         lines += price_lines(service.costs(limit=0)["prices"], [str(node["gpu_kind"]) for node in there])
     if gone:
-        lines.append(f"taken away: {', '.join(gone)}; off the list with: plait nodes forget {gone[0]}{with_home}")
+        lines.append(
+            f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} no longer started; "
+            f"remove it: plait nodes forget {gone[0]}{with_home}"
+        )
     lines.append(f"next: plait submit{with_home} -- python train.py")
     lines.append(f"then: plait top{with_home}; at the end: plait down{with_home}")
     return lines

@@ -15,7 +15,6 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.compile_policy import either
-from plait.core.words import counted
 from plait.live.scheduler.explain.next_starts import Release, started
 from plait.live.scheduler.explain.queue_arrays import QueueArrays
 from plait.live.scheduler.records.track_record import ENOUGH, TAIL, Calibration, Said, TrackRecord
@@ -90,9 +89,7 @@ class Calibrations:
         count = min(self.start.known, self.end.known)
         if count >= ENOUGH:
             return f"intervals are corrected by what came of the last {count} forecasts here"
-        return (
-            f"intervals are wide by a prior: {counted(count, 'forecast')} came true or not so far, of {ENOUGH} needed"
-        )
+        return f"intervals are wide until {ENOUGH} forecasts have been checked ({count} so far)"
 
 
 @dataclass(frozen=True)

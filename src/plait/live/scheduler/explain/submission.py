@@ -210,7 +210,8 @@ def _blocked(
             left_s = now.left_s.mean(axis=0)[[now.row[int(n)] for n in queue.numbers[waits]]]
             ahead = waits[np.argsort(-queue.gpus[waits] * left_s, kind="stable")]
             has = "job ahead of it waits" if len(waits) == 1 else "jobs ahead of it wait"
-            text = f"{len(waits):,} {has} for {counted(wanted, 'GPU')}; {free} of one kind are free"
+            room = f"only {counted(free, 'GPU')} of a kind {'is' if free == 1 else 'are'} free"
+            text = f"{len(waits):,} {has} for {counted(wanted, 'GPU')}; {room}"
         return {
             "kind": "queue",
             "text": text,

@@ -13,6 +13,7 @@ from typing import Any
 from plait.control.controller import Controller
 from plait.core.jobs import Phase
 from plait.core.resources import Resource
+from plait.core.words import duration
 from plait.live.layout import job_name
 from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.context import Context
@@ -133,7 +134,8 @@ def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict
         shares = [job_name(m.job) for m in ctx.state.groups.by_job[number].members if m.job != number]
         text = f"{job_name(number)} of {other.owner} has {len(gpus)} GPU{'s' * (len(gpus) > 1)}"
         text += f", shared with {', '.join(shares)}" if shares else ""
-        text += f", and {left:.0f} s to go" if left is not None else ""
+        if left is not None:
+            text += f" and ends in about {duration(left)}" if left >= 1 else " and is about to end"
         kept = stop_costs.kept(controller, number)
         text += "; it cannot resume from a checkpoint, so no policy stops it" if kept else ""
         out.append(
