@@ -268,3 +268,12 @@ def test_convert_says_what_was_left_out(tmp_path):
     assert "history:22: expected 8 fields, found 2" in done.output
     wrong = CliRunner().invoke(app, ["convert", str(path), str(tmp_path / "o.csv"), "--unreadable", "some"])
     assert "needs a share of rows such as 1% or 0.01" in str(wrong.exception)
+
+
+def test_what_sacct_cuts_to_a_width_is_refused_with_the_command_that_does_not(tmp_path):
+    text = """       JobID              Submit               Start                 End      State  AllocTRES
+------------ ------------------- ------------------- ------------------- ---------- ----------
+100          2024-03-04T10:00:00 2024-03-04T10:00:10 2024-03-04T12:00:10  COMPLETED billing=8+
+"""
+    with pytest.raises(TraceError, match=r"cut to a fixed width; print them whole with -P: sacct -a -X -P"):
+        read_trace(written(tmp_path, text))

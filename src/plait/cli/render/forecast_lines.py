@@ -100,11 +100,14 @@ def change_words(hours: Any) -> str:
 
     >>> change_words([-3.0, -2.5, -2.0, -1.0, 0.5]), change_words([1, 2, None, None, None])
     ('2 h 0 min sooner (four in five: 3 h 0 min sooner to 30 min 0 s later)', 'never ends')
+    >>> change_words([0.0, 0.0, 0.0, 0.0, 0.0])
+    'as now'
     """
     low, _, middle, _, high = hours
     if middle is None or low is None:
         return "never ends" if middle is None else "ends, and did not before"
-    return f"{_shift(middle)} (four in five: {_shift(low)} to {_shift(high)})"
+    early, late = _shift(low), _shift(high)
+    return early if early == _shift(middle) == late else f"{_shift(middle)} (four in five: {early} to {late})"
 
 
 def _shift(hours: float | None) -> str:

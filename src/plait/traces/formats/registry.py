@@ -75,6 +75,9 @@ def sniff(path: Pathish, columns: tuple[str, ...] = ()) -> Format:
 
 def _explain_near_miss(path: Pathish, head: Head) -> None:
     """Raise `TraceError` with the difference for a header that is almost that of a known format."""
+    if sacct.is_table(head):
+        problem = "the columns of sacct are cut to a fixed width"
+        raise TraceError(problem, file=str(path), hint=f"print them whole with -P: {sacct.COMMAND}")
     headers = {"canonical": ("job_id", "submit_s", "gpus"), "muri": muri.HEADER, "tiresias": tiresias.HEADER}
     known = {"canonical": (*schema.JOBS,)}
     shares = {

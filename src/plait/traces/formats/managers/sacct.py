@@ -362,7 +362,15 @@ def _tres(row: TextRow, column: str) -> Mapping[str, float]:
     return amounts
 
 
+def is_table(head: Head) -> bool:
+    """Whether it is what `sacct` prints without `-P`: columns of fixed width, in which values are cut short."""
+    rule = next((line.strip() for line in head.lines if line.startswith("---")), "")
+    return "JobID" in head.start and bool(rule) and not rule.strip("- ")
+
+
 def _matches(head: Head) -> bool:
+    if is_table(head):
+        return False
     return head.has(*REQUIRED, native=BARS) or _headerless(head.first_line.split("|")) is not None
 
 
