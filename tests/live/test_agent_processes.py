@@ -358,12 +358,24 @@ COMPLETE = (
 )
 
 
+RAISES = (
+    LEAVES + "def leave(*_): raise RuntimeError('got signal 15')\nsignal.signal(signal.SIGTERM, leave)\n"
+    "print('ready', flush=True)\ntime.sleep(900)\n"
+)
+FAILED = COMPLETE.replace(f"{JobState.FINISHED:d}", f"{JobState.FAILED:d}", 1).replace("sys.exit(0)", "sys.exit(3)")
+
+
 @pytest.mark.parametrize(
     ("job", "exit_code"),
-    [(TRAPS, 75), (WAITS, 75), (FLAG, 75), (IGNORES, 0), (COMPLETE, 0)],
-    ids=["a handler exits", "sigwait", "a handler sets a flag", "SIGTERM is ignored", "the training is complete"],
-)
-def test_an_exit_with_0_after_a_stop_does_not_finish_a_job(world: World, job: str, exit_code: int) -> None:
+    [(TRAPS, 75), (WAITS, 75), (FLAG, 75), (RAISES, 75), (IGNORES, 0), (COMPLETE, 0), (FAILED, 3)],
+    ids=[
+        "a handler exits", "sigwait", "a handler sets a flag", "a handler raises", "SIGTERM is ignored",
+        "the training is complete", "the training has failed",
+    ],
+)  # fmt: skip
+def test_an_exit_after_a_stop_neither_finishes_nor_fails_a_job_unless_the_library_says_so(
+    world: World, job: str, exit_code: int
+) -> None:
     world.service.want(world.python(1, job))
     world.said(1, "ready")
     world.service.want(world.python(1, job, stop=True))

@@ -98,9 +98,9 @@ class PageReader:
         return self._last
 
     @property
-    def finished(self) -> bool:
-        """Whether the training library has reported that the training is complete."""
-        return self._page is not None and self._page.state == JobState.FINISHED
+    def ended(self) -> bool:
+        """Whether the library has reported that the training is complete, or that an exception has ended it."""
+        return self._page is not None and self._page.state in (JobState.FINISHED, JobState.FAILED)
 
     @property
     def gpu_busy_s(self) -> float | None:

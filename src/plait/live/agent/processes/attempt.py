@@ -201,8 +201,9 @@ class LocalAttempt:
         own = self.own_stop or (procs.read_json(self.folder / "stop.json") or {}).get("own") is True
         if own and code in _TOLD_TO_END:  # not its failure
             code, reason = PREEMPTED, self.stop_reason or reason
-        if code == 0 and end.stopped and not (self.page is not None and self.page.finished):
-            code, reason = PREEMPTED, reason or "exited with 0 after SIGTERM, which does not say that it is done"
+        if end.stopped and code not in (None, PREEMPTED) and code >= 0 and not (self.page and self.page.ended):
+            how = f"exit code {code} after SIGTERM, which is no end of its own"
+            code, reason = PREEMPTED, how if code or not reason else reason
         self.end(code, reason or (self.stop_reason if code == PREEMPTED else None), end.boot_s)
 
     def _unknown_end(self, lease: Lease | None) -> dict[str, object]:
