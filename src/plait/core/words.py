@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
 from typing import Any
 
 #: Between a reason and the lines of the log that it quotes.
@@ -66,17 +65,6 @@ def duration(seconds: Any) -> str:
         if whole >= unit:
             return f"{whole // unit} {name} {whole % unit // small} {small_name}"
     return f"{s:.1f} s"
-
-
-def time_of_day(date_s: float, now_s: float, *, seconds: bool = False) -> str:
-    """A date (seconds since 1970) as the local time, with the day unless it is that of `now_s`.
-
-    >>> time_of_day(3600.0 * 24 * 40, 3600.0 * 24 * 40 + 5)[2]
-    ':'
-    """
-    then, now = time.localtime(date_s), time.localtime(now_s)
-    day = "" if then[:3] == now[:3] else "%b %d " if then[0] == now[0] else "%Y-%m-%d "
-    return time.strftime(day + ("%H:%M:%S" if seconds else "%H:%M"), then)
 
 
 def in_unit(value: Any, unit: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from plait.core.words import counted, duration, number
+from plait.live.notes import time_of_day
 
 #: Hues that the jobs of a map have; a job keeps its own.
 HUES = 10
@@ -29,14 +31,27 @@ class Fields(dict[str, Any]):
         """No such field."""
 
 
-def ago(now_s: float, at_s: Any) -> str:
-    """How long ago something was.
+def ago(now_s: float, at_s: Any, *, seconds: bool = False) -> str:
+    """The time of day at which something was, and how long ago.
 
-    >>> ago(100.0, 25.0), ago(100.0, None)
+    >>> ago(100.0, 25.0).partition(", ")[2], ago(100.0, None)
     ('1 min 15 s ago', '-')
     """
     at = number(at_s)
-    return "-" if math.isnan(at) else f"{duration(max(now_s - at, 0.0))} ago"
+    if math.isnan(at):
+        return "-"
+    date_s, ago_s = time.time(), max(now_s - at, 0.0)
+    return f"{time_of_day(date_s - ago_s, date_s, seconds=seconds)}, {duration(ago_s)} ago"
+
+
+def gpu_hours(hours: Any) -> str:
+    """GPU-hours with two decimals, so that those of a column compare.
+
+    >>> gpu_hours(1234.567), gpu_hours(0.000853), gpu_hours(0), gpu_hours(None)
+    ('1,234.57', '< 0.01', '0', '-')
+    """
+    value = number(hours)
+    return "-" if math.isnan(value) else "0" if value == 0 else f"{value:,.2f}" if value >= 0.005 else "< 0.01"
 
 
 def size(count: Any) -> str:
@@ -143,13 +158,14 @@ class Recent:
             return "started and stopped nothing"
         parts = [
             text for name, text in (
-                ("started", f"started {counted(self.counts['started'], 'job')}"),
-                ("stopped", f"stopped {counted(self.counts['stopped'], 'job')}"),
+                ("started", f"started {counted(self.counts['started'], 'attempt')}"),
+                ("stopped", f"stopped {counted(self.counts['stopped'], 'attempt')}"),
                 ("changed", f"changed {counted(self.counts['changed'], 'group')}"),
             ) if self.counts[name]
         ]  # fmt: skip
         ends = [f"{self.counts[name]:,} {name}" for name in ("finished", "failed", "cancelled") if self.counts[name]]
-        return ", ".join(parts or ["started and stopped nothing"]) + (f"; {', '.join(ends)}" if ends else "")
+        said = ", ".join(parts or ["started and stopped nothing"]) + (f"; jobs: {', '.join(ends)}" if ends else "")
+        return said + (f"; {counted(self.counts['retried'], 'failure')} retried" if self.counts["retried"] else "")
 
 
 _ENDS = {"JobFinished": "finished", "JobFailed": "failed", "JobCancelled": "cancelled"}
@@ -162,6 +178,7 @@ def recent(entries: Iterable[Mapping[str, Any]], now_s: float, within_s: float) 
     for entry in kept:
         event = entry["event"]
         if name := _ENDS.get(event.get("type")):
+            name = "retried" if event.get("again") else name
             found.counts[name] += len(event.get("jobs", [event.get("job")]))
         if entry["commands"]:
             found.decisions += 1

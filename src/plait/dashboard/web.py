@@ -18,7 +18,7 @@ from plait.core.version import __version__
 from plait.core.words import counted, duration, in_unit
 from plait.dashboard.answers import Answers
 from plait.dashboard.api_client import ApiClient, Refused
-from plait.dashboard.figures import ago, hue, share, size
+from plait.dashboard.figures import ago, gpu_hours, hue, share, size
 from plait.dashboard.sessions import Session, Sessions
 from plait.dashboard.work import Works
 from plait.live.scheduler.records.event_words import brief
@@ -55,7 +55,7 @@ class Web:
         self.templates.globals.update(
             root=ROOT, version=__version__, ago=ago, share=share, hue=hue, counted=counted, size=size
         )
-        self.templates.filters.update(linked=linked, duration=duration, brief=brief, unit=in_unit)
+        self.templates.filters.update(linked=linked, duration=duration, brief=brief, unit=in_unit, gpu_hours=gpu_hours)
 
     def client(self, secret: str) -> ApiClient:
         """The API, asked with this token."""

@@ -793,7 +793,7 @@ def test_a_log_that_is_followed_until_the_service_stops(plait, monkeypatch, tmp_
     stops.asked = False
     monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0))
     made = Client("http://a:1", "x", transport=httpx.MockTransport(stops))
-    monkeypatch.setattr("plait.cli.commands.logs.client", lambda home: made)
+    monkeypatch.setattr("plait.cli.commands.jobs.client", lambda home: made)
     answer = plait("logs", "-f", "j-3")
     assert (answer.code, answer.out) == (code, "one\n")
     assert answer.err.endswith(said)
@@ -807,7 +807,7 @@ def test_a_log_of_a_service_that_never_answered_is_an_error(plait, monkeypatch, 
 
     monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0))
     made = Client("http://a:1", "x", transport=httpx.MockTransport(nobody))
-    monkeypatch.setattr("plait.cli.commands.logs.client", lambda home: made)
+    monkeypatch.setattr("plait.cli.commands.jobs.client", lambda home: made)
     answer = plait("logs", "-f", "j-3")
     assert answer.code == 2
     assert "start it with: plait up" in answer.err

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.cli.commands import logs
+from plait.cli.commands import jobs
 from plait.live.agent.logs import read_part
 from plait.live.agent.processes.runner import LogWriter
 
@@ -26,12 +26,12 @@ class Service:
 
 @pytest.mark.parametrize("most", [1000, 1001, 1002, 1 << 20])
 def test_the_last_lines_are_whole_characters_and_lines(tmp_path: Path, monkeypatch: Any, most: int) -> None:
-    monkeypatch.setattr(logs, "CHUNK", 512)
+    monkeypatch.setattr(jobs, "LOG_CHUNK", 512)
     text = "".join(f"line {i} {'ä€😀' * (i % 40)}\n" for i in range(400)) + "without an end ä"
     LogWriter(str(tmp_path), 10_000_000).write(text.encode())
     service: Any = Service(tmp_path, most)
     for count in (1, 2, 20, 300, 1000):
-        found = logs.last_lines(service, "j-1", 0, count)
+        found = jobs.last_lines(service, "j-1", 0, count)
         assert found["text"] == "\n".join(text.split("\n")[-count:])
         assert text.encode()[found["offset"] :].decode() == found["text"]
         assert found["next"] == found["size"] == len(text.encode())
@@ -40,10 +40,10 @@ def test_the_last_lines_are_whole_characters_and_lines(tmp_path: Path, monkeypat
 def test_lines_behind_a_gap_and_an_empty_log(tmp_path: Path) -> None:
     writer = LogWriter(str(tmp_path), 4096)
     service: Any = Service(tmp_path, 1 << 20)
-    assert logs.last_lines(service, "j-1", 0, 3)["text"] == ""
+    assert jobs.last_lines(service, "j-1", 0, 3)["text"] == ""
     for i in range(3000):
         writer.write(f"{i:06d}\n".encode())
-    assert logs.last_lines(service, "j-1", 0, 2)["text"] == "002998\n002999\n"
-    everything = logs.last_lines(service, "j-1", 0, 3000)["text"].splitlines()
+    assert jobs.last_lines(service, "j-1", 0, 2)["text"] == "002998\n002999\n"
+    everything = jobs.last_lines(service, "j-1", 0, 3000)["text"].splitlines()
     assert everything[0] == "000000"
     assert sum(line.startswith("[plait: ") for line in everything) == 1

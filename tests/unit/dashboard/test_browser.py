@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ SCREENS = (
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
     world = scene(tmp_path_factory.mktemp("home"), 4)
+    with serving(world) as url, beating(world):
+        yield world, url
+    world.close()
+
+
+@contextmanager
+def beating(world: World) -> Iterator[None]:
+    """The agents of a world report all the time."""
     stop = threading.Event()
 
     def beat() -> None:
@@ -40,12 +49,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, s
                 agent.sync()
 
     thread = threading.Thread(target=beat)
-    with serving(world) as url:
-        thread.start()
-        yield world, url
+    thread.start()
+    try:
+        yield
+    finally:
         stop.set()
         thread.join()
-    world.close()
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +97,79 @@ def test_every_screen_is_drawn_and_accessible(browser: Any, service: tuple[World
     page.context.close()
 
 
-def test_a_narrow_window_needs_no_scrolling_sideways(browser: Any, service: tuple[World, str]) -> None:
-    page, _ = opened(browser, service, viewport={"width": 390, "height": 800})
-    for path in sample(SCREENS[:3], SCREENS):
+@pytest.fixture(scope="module")
+def wordy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
+    """Jobs with long words: j-0 has failed with one of 3,000 letters, j-1 runs, j-2 waits."""
+    world = World(tmp_path_factory.mktemp("wordy"))
+    world.add("n0-" + "n" * 40, 8)
+    long = {"name": "n" * 150, "model": "m" * 150, "command": ["python", "c" * 900], "retries": 0}
+    world.submit("ann", gpus=1, **long)
+    world.settle(4)
+    for agent in world.agents.values():
+        agent.end(0, 1, reason=f"exit code 1; last lines of the log: Traceback | RuntimeError: {'x' * 3000}")
+    world.settle(4)
+    world.submit("ann", gpus=8, **long)
+    world.submit("ann", gpus=8, **long)
+    world.settle(4)
+    with beating(world), serving(world) as url:
+        yield world, url
+    world.close()
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_long_words_need_no_scrolling_sideways(browser: Any, wordy: tuple[World, str], width: int) -> None:
+    page, errors = opened(browser, wordy, viewport={"width": width, "height": 800})
+    node = next(iter(wordy[0].agents))
+    for path in ("/", "/jobs", "/queue", "/events", "/jobs/j-0", "/jobs/j-1", "/jobs/j-2", f"/nodes/{node}", "/costs"):
         page.goto(f"/web{path}")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    page.goto("/web/")
+    assert page.locator(".failed .clamp").bounding_box()["height"] < 60
+    assert errors == []
+    page.context.close()
+
+
+def test_a_telephone_shows_state_gpus_and_reason_of_every_job(browser: Any, wordy: tuple[World, str]) -> None:
+    page, _ = opened(browser, wordy, viewport={"width": 390, "height": 800})
+    for path, states in (("/jobs", ("waiting", "running", "failed")), ("/queue", ("running", "waiting"))):
+        page.goto(f"/web{path}")
+        for row, state in zip(page.locator("table.list tbody tr").all(), states, strict=True):
+            assert state in row.inner_text()
+            assert row.locator("td[data-unit^=GPU]").inner_text() in ("1", "8")
+            assert "nnnnnnnn" in row.inner_text()
+            for part in row.locator("td:visible").all():
+                box = part.bounding_box()
+                assert box["x"] >= 0
+                assert box["x"] + box["width"] <= 390
+            assert row.locator("a.id").bounding_box()["height"] < 30  # on one line
+        assert page.locator("table.list tr", has_text="waiting").locator("td.why").is_visible()
+    assert "RuntimeError" in page.goto("/web/jobs").text()
+    page.context.close()
+
+
+def test_a_slash_searches_on_every_page(browser: Any, wordy: tuple[World, str]) -> None:
+    page, _ = opened(browser, wordy)
+    for path in ("/", "/queue", "/jobs"):
+        page.goto(f"/web{path}")
+        page.keyboard.press("/")
+        page.wait_for_function("() => document.activeElement.type === 'search'")
+        assert "/web/jobs" in page.url
+    page.keyboard.type("nothing has this name")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=nothing**")
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_no_screen_needs_scrolling_sideways(browser: Any, service: tuple[World, str], width: int) -> None:
+    page, _ = opened(browser, service, viewport={"width": width, "height": 800})
+    for path in SCREENS:
+        page.goto(f"/web{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     page.goto("/web/submit")
     page.click("button:text-is('What if')")
     page.wait_for_selector("#outlook")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.context.close()
 
 

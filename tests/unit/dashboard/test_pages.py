@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -13,7 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 from world import HOSTILE, Browser, World
 
-from plait.dashboard import node_map
+from plait.dashboard import node_map, outlook
 from plait.dashboard.figures import Recent, holders, hue, reasons, recent
 from plait.dashboard.foresee import foreseen
 from plait.dashboard.timeline import neighbours, of_node, timeline
@@ -63,7 +66,7 @@ def test_the_first_page_answers_what_is_asked_first(world: World, login: Login) 
     assert "last: j-0" in text
     assert "KeyError" in text
     assert "fifo-backfill" in text
-    assert "it started 3 jobs" in text
+    assert "it started 3 attempts" in text
     assert "by j-1, j-2" in text
     assert "100 % of them" not in text  # one reason: its share says nothing
 
@@ -253,7 +256,9 @@ def test_the_policy_is_changed_by_administrators(world: World, login: Login) -> 
     root = login("root")
     assert root.post("/web/policy", policy="fifo").headers["location"] == "/web/policy"
     assert world.engine.state.policy_text == "fifo"
-    assert "nonsense" in root.post("/web/policy", 422, policy="nonsense").text
+    again = root.post("/web/policy", 422, policy="nonsense").text  # the form again, with what was typed
+    assert "nonsense" in again.partition('role="alert">')[2].partition("</p>")[0]
+    assert 'name="policy" list="names" value="nonsense"' in again
     assert 'method="post"' not in login("eve").get("/web/policy").split("<main", 1)[1].split("</main", 1)[0]
 
 
@@ -284,7 +289,7 @@ def test_neighbours_of_a_job_and_who_held_the_gpus_of_a_node(world: World, login
     cluster(world)
     text = login("ann").get("/web/jobs/j-1")
     beside = text.partition('<details id="neighbours"')[2].partition("</details>")[0]
-    assert "Neighbours: 1 attempt of others" in beside
+    assert "Neighbours: 1 attempt of other jobs" in beside
     assert "j-2" in beside
     assert "<td>node<td>n0<td>" in beside
     assert 'id="neighbours"' not in login("ben").get("/web/jobs/j-3")
@@ -385,6 +390,75 @@ def test_holders_are_counted_by_the_gpus_they_have() -> None:
     ]  # fmt: skip
 
 
+def test_lists_have_names_times_of_day_and_whole_reasons(world: World, login: Login) -> None:
+    cluster(world)
+    eve = login("eve")
+    queue = html.unescape(eve.get("/web/queue"))
+    assert '<td class="cut">large<td' in queue
+    jobs = html.unescape(eve.get("/web/jobs"))
+    assert re.search(r"\d\d:\d\d, \d+\.\d s ago", jobs)
+    assert '<div class="clamp"><b>KeyError</b> (exit code 3' in jobs
+    history = html.unescape(eve.get("/web/jobs/j-0"))
+    assert re.search(r"\d\d:\d\d:\d\d, \d+\.\d s ago</span> j-0 failed", history)
+
+
+def test_events_leave_out_measurements_and_alarms_unless_everything_is_wanted(world: World, login: Login) -> None:
+    cluster(world)
+    eve = login("eve")
+    told, everything = (html.unescape(eve.get(f"/web/events{query}")) for query in ("", "?kind=everything"))
+    assert "made progress" not in told
+    assert "decide again at" not in told
+    assert "j-0 failed" in told
+    assert everything.count("<tr>") > told.count("<tr>")
+
+
+def test_a_forecast_counts_from_the_moment_at_which_it_is_shown() -> None:
+    made = outlook.Outlook(10.0, {"1": {"start": None, "end": [100.0, 200.0, None]}}, [5.0, 40.0, None])
+    later = made.at(30.0)
+    assert later.empty == [0.0, 20.0, None]
+    assert later.jobs == {"1": {"start": None, "end": [80.0, 180.0, None]}}
+    assert later.at(35.0).age_s == 25.0
+
+
+def test_the_quick_forecast_stands_until_a_simulation_has_come_and_when_it_is_old(
+    world: World, login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster(world)
+
+    over: list[bool] = []
+
+    async def slow(viewer: object) -> outlook.Outlook:
+        while not over:
+            await asyncio.sleep(0.01)
+        raise TimeoutError
+
+    async def at_once(viewer: object) -> outlook.Outlook:
+        return outlook.Outlook(world.clock(), {"1": {"start": None, "end": [7e4, 8e4, 9e4]}}, [7e4, 8e4, 9e4])
+
+    eve = login("eve")
+    monkeypatch.setattr(outlook, "QUICK_S", 60.0)
+    monkeypatch.setattr(outlook, "KEPT_S", -1.0)  # each page makes a forecast of its own
+    monkeypatch.setattr(outlook, "_foresee", slow)
+    page = html.unescape(eve.get("/web/"))
+    assert "quick forecast" in page
+    assert "being simulated" not in page
+    running = page.partition('id="running"')[2].partition("</section>")[0]
+    assert re.search(r"j-1</a>.*?data-unit=\"to go\">[\d.]+ (s|min)", running)
+    monkeypatch.setattr(outlook, "_foresee", at_once)
+    over.append(True)
+    while "simulated" not in (page := html.unescape(eve.get("/web/"))):
+        time.sleep(0.01)
+    assert re.search(r"22 h 13 min</dd><dd class=\"note\">80 %: .*; simulated \d\.\d s ago", page)
+    assert "22 h 13 min</tr>" in page
+    monkeypatch.setattr(outlook, "_foresee", slow)
+    over.clear()
+    monkeypatch.setattr(outlook, "OLDEST_S", -1.0)
+    page = html.unescape(eve.get("/web/"))
+    assert "22 h 13 min" not in page
+    assert "quick forecast" in page
+    over.append(True)
+
+
 def test_what_the_policy_did_is_counted() -> None:
     launch = {"type": "Launch", "groups": [{"jobs": [1, 2]}]}
     entries = [
@@ -396,7 +470,7 @@ def test_what_the_policy_did_is_counted() -> None:
         },
         {"at_s": 95.0, "event": {"type": "JobFailed", "job": 5}, "commands": []},
     ]
-    assert recent(entries, 100.0, 50.0).text == "started 2 jobs, stopped 1 job; 1 finished, 1 failed"
+    assert recent(entries, 100.0, 50.0).text == "started 2 attempts, stopped 1 attempt; jobs: 1 finished, 1 failed"
     assert Recent(50.0).text == "started and stopped nothing"
 
 

@@ -226,7 +226,9 @@ def test_the_first_page_says_when_a_queue_too_long_for_simulations_is_empty(
         assert time.monotonic() < end_s
         time.sleep(0.05)
     empty = page.partition("<dt>Queue empty in</dt>")[2].partition("</div>")[0]
-    said = r'<dd class="long">\d+ min \d+ s</dd><dd class="note">80 %: 5 min \d+ s to \d+ min \d+ s</dd>'
+    said = (
+        r'<dd class="long">\d+ min \d+ s</dd><dd class="note">80 %: 5 min \d+ s to \d+ min \d+ s; quick forecast</dd>'
+    )
     assert re.fullmatch(said, empty)
 
 
@@ -251,7 +253,7 @@ def test_the_page_of_choices_names_who_gains_and_what_is_wrong(busy: World, logi
     eve = login("eve")
     assert 'id="gain"' not in eve.get("/web/what-if")
     page = eve.get("/web/what-if?nodes=%2B1x4")
-    assert '<a href="/web/jobs/j-2">j-2</a>' in page.split('id="gain"')[1].split('id="lose"')[0]
+    assert 'href="/web/jobs/j-2">j-2</a>' in page.split('id="gain"')[1].split('id="lose"')[0]
     assert "sooner" in page
     assert "no node &#39;n9&#39;" in eve.get("/web/what-if?without=n9", 422)
     assert "write JOB=PRIORITY" in eve.get("/web/what-if?priority=fast", 422)

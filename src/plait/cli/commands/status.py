@@ -12,8 +12,8 @@ from plait.cli.commands.jobs import ALIVE, JOB_COLUMNS, job_row, print_jobs, sto
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, seconds
 from plait.cli.render.costs_view import cost_text, note_unpriced
 from plait.cli.render.tables import plain
-from plait.core.words import counted, duration, number, time_of_day
-from plait.live.notes import note
+from plait.core.words import counted, duration, number
+from plait.live.notes import note, time_of_day
 from plait.live.scheduler.records.event_words import step_in_words, telling
 
 if TYPE_CHECKING:

@@ -22,10 +22,12 @@
       pen.fillRect(x(begin), row * lane + (other ? lane - low : 2), wide, other ? low - 1 : lane - 3 - low);
       if (!other && wide > 30 && lane > 10) { pen.fillStyle = "#fff"; pen.fillText(words, x(begin) + 4, (row + 0.5) * lane - 2, wide - 6); }
     }
-    const said = (s) => s < 120 ? `${s.toFixed(0)} s` : s < 7200 ? `${(s / 60).toFixed(0)} min` : `${(s / 3600).toFixed(1)} h`;
-    for (let i = 0; i <= 4; i++) {
-      pen.textAlign = i === 4 ? "right" : i ? "center" : "left";
-      text(ago ? i < 4 ? `${said(span * (4 - i) / 4)} ago` : "now" : i ? said(span * i / 4) : "submitted", x(from + span * i / 4), height - foot / 2);
+    // One unit for the whole axis, and as many marks as fit beside each other.
+    const unit = span < 180 ? [1, "s"] : span < 3 * 3600 ? [60, "min"] : [3600, "h"], marks = width < 500 ? 2 : 4;
+    const said = (s) => `${(s / unit[0]).toFixed(span / unit[0] < 20 && unit[0] > 1 ? 1 : 0)} ${unit[1]}`;
+    for (let i = 0; i <= marks; i++) {
+      pen.textAlign = i === marks ? "right" : i ? "center" : "left";
+      text(ago ? i < marks ? `${said(span * (marks - i) / marks)} ago` : "now" : i ? said(span * i / marks) : "submitted", x(from + span * i / marks), height - foot / 2);
     }
     pen.textAlign = "left";
   };

@@ -15,11 +15,13 @@
     go = event.key === "g";
     if (link) link.click();
     else if (event.key === "t") switchTheme();
-    else if (event.key === "/" && document.querySelector("[type=search]")) {
+    else if (event.key === "/") {
       event.preventDefault();
-      document.querySelector("[type=search]").focus();
+      const field = document.querySelector("[type=search]");
+      if (field) field.focus(); else location.assign("/web/jobs#search");
     }
   });
+  if (location.hash === "#search") document.querySelector("[type=search]")?.focus();
   // What somebody opened stays open when the page is drawn again; htmx asks extensions alone about attributes.
   htmx.registerExtension("stay-open", {
     htmx_before_morph_attr: (_, { attrName, newValue }) => attrName !== "open" || newValue !== null,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from plait.dashboard.web import Viewer, shown
-from plait.live.scheduler.records.event_words import step_in_words
+from plait.live.scheduler.records.event_words import step_in_words, telling
 
 #: Rows of a page; entries that are searched for them.
 ROWS, SEARCHED = 100, 5000
@@ -19,6 +19,8 @@ KINDS = {
     "nodes": ("NodeJoined", "NodeLost", "NodeSuspected", "NodeDrained", "NodeLeaving", "NodeForgotten"),
     "policy": ("PolicySet", "ProjectSet", "ReplanDue"),
 }
+#: With measurements, estimates and decisions that change nothing.
+EVERYTHING = "everything"
 
 
 @shown
@@ -30,21 +32,23 @@ async def list_events(viewer: Viewer) -> Response:
     newest = int(status["log_seq"])
     before = query.get("before", "")
     last = min(int(before) - 1, newest) if before.isascii() and before.isdigit() and len(before) < 16 else newest
-    wanted = KINDS.get(kind)
-    plain = wanted is None and not text
+    wanted, everything = KINDS.get(kind), kind == EVERYTHING
+    plain = everything and not text
     after = max(last - (ROWS if plain else SEARCHED), 0)
     found = await viewer.get(1.0, "/v1/events", after=after, limit=max(last - after, 1))
     rows, oldest = [], after + 1
     for one in reversed(found["events"]):
         if one["seq"] > last:
             continue
-        words = step_in_words(one["event"], one["commands"])
+        if not everything and not telling(one["event"], one["commands"]):
+            continue
+        words = step_in_words(one["event"], one["commands"], whole=everything)
         if (wanted is None or one["event"]["type"] in wanted) and text.lower() in words.lower():
             rows.append((one["seq"], one["at_s"], one["event"]["type"], words))
             if len(rows) == ROWS:
                 oldest = one["seq"]
                 break
     return viewer.page(
-        "events.html.j2", title="Events", rows=rows, kind=kind, q=text, kinds=KINDS, now_s=status["now_s"],
-        oldest=oldest if oldest > 1 else None, first=last == newest, live=last == newest,
+        "events.html.j2", title="Events", rows=rows, kind=kind, q=text, kinds=(*KINDS, EVERYTHING),
+        now_s=status["now_s"], oldest=oldest if oldest > 1 else None, first=last == newest, live=last == newest,
     )  # fmt: skip

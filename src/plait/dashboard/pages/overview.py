@@ -12,11 +12,12 @@ from plait.dashboard.api_client import Refused
 from plait.dashboard.figures import holders, reasons, recent
 from plait.dashboard.outlook import outlook
 from plait.dashboard.pages.live import LARGE, QUIET_S
-from plait.dashboard.web import Viewer, shown
+from plait.dashboard.web import Viewer
+from plait.dashboard.web import shown as page
 from plait.live.client.client import jobs_of_table
 
-#: Rows of each list.
-ROWS = 10
+#: Rows of each list, and of that of failed jobs.
+ROWS, FAILED = 10, 5
 #: The policy's doings are those of so many seconds, from so many entries of the log at most.
 WITHIN_S, ENTRIES = 3600.0, 3000
 #: States in which a job has, or is about to have, GPUs.
@@ -25,7 +26,7 @@ RUNNING = "running,starting,stopping,unreachable"
 MOST, FRESH_S, CALM_S = 10_000, 1.0, 10.0
 
 
-@shown
+@page
 async def overview(viewer: Viewer) -> Response:
     """The page."""
     return viewer.page("overview.html.j2", title="Overview", **await facts(viewer))
@@ -38,22 +39,23 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
     age_s = FRESH_S if status["jobs"]["waiting"] < 1000 else CALM_S
     calm = sum(status["nodes"].values()) > LARGE or status["jobs"]["running"] > 1000
     now_and_then_s = QUIET_S if calm else FRESH_S
-    nodes, running, waiting, failed, policy, bill, done, ahead = await asyncio.gather(
+    nodes, running, waiting, failed, policy, bill, done = await asyncio.gather(
         viewer.get(now_and_then_s, "/v1/nodes"),
         viewer.get(now_and_then_s, "/v1/jobs", state=RUNNING, limit=MOST, columns=1),
         viewer.get(age_s, "/v1/jobs", state="waiting", limit=MOST, columns=1),
-        viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=ROWS, columns=1),
+        viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=FAILED, columns=1),
         viewer.get(FRESH_S, "/v1/policy"),
         viewer.get(CALM_S, "/v1/costs", limit=0),
         _done(viewer, status),
-        outlook(viewer, status),
     )
     jobs = jobs_of_table(running)
+    shown = sorted(jobs, key=lambda job: (-job["gpus"], job["number"]))[:ROWS]
+    ahead = await outlook(viewer, status, [job["number"] for job in shown])
     why = reasons(waiting["columns"])
     return {
         "status": status, "now_s": status["now_s"], "policy": policy, "done": done, "ahead": ahead,
         "bill": bill, "map": node_map.drawings(nodes), "idle": node_map.idle_gpus(nodes),
-        "running": sorted(jobs, key=lambda job: (-job["gpus"], job["number"]))[:ROWS], "running_count": len(jobs),
+        "running": shown, "running_count": len(jobs),
         "reasons": why[:5], "waiting_count": status["jobs"]["waiting"],
         "failed": jobs_of_table(failed), "holders": holders(jobs, waiting["columns"]["user"])[:ROWS],
     }  # fmt: skip

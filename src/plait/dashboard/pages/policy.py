@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from plait.core.errors import InputError
-from plait.dashboard.web import ROOT, Viewer, done, shown
+from plait.dashboard.api_client import Refused
+from plait.dashboard.web import ROOT, Viewer, checked_form, shown
 from plait.dashboard.work import Note, Work
 from plait.policies.catalog import check_named, rows
 
@@ -24,6 +25,11 @@ WORDS = {
 @shown
 async def show_policy(viewer: Viewer) -> Response:
     """The page; with `?with=POLICY` that policy beside the one that decides."""
+    return await _page(viewer)
+
+
+async def _page(viewer: Viewer, refused: Refused | None = None, given: str | None = None) -> Response:
+    """The page; `refused`: why the policy `given` in its form was not set."""
     query = viewer.request.query_params
     other = query.get("with", "").strip()[:200]
     policy = await viewer.api.get("/v1/policy")
@@ -38,9 +44,9 @@ async def show_policy(viewer: Viewer) -> Response:
             wrong = str(error)
     lost = await viewer.get(1.0, "/v1/losses") if viewer.session.may_manage else None
     return viewer.page(
-        "policy.html.j2", title="Policy", policy=policy, projects=projects, names=sorted(rows()), live=False,
-        other=other, work=work, wrong=wrong, words=WORDS,
-        losses=lost["losses"] if lost else [], age_s=viewer.web.works.age_s(work) if work else 0.0,
+        "policy.html.j2", 200 if refused is None else refused.status, title="Policy", refused=refused, policy=policy,
+        projects=projects, names=sorted(rows()), live=False, other=other, work=work, wrong=wrong, words=WORDS,
+        losses=lost["losses"] if lost else [], age_s=viewer.web.works.age_s(work) if work else 0.0, given=given,
     )  # fmt: skip
 
 
@@ -54,9 +60,14 @@ def _comparison(viewer: Viewer, other: str, current: str) -> Work:
     return found or works.begin(key, "plait.dashboard.calculations.compare", ask, LIMIT_S)
 
 
-@done
-async def set_policy(viewer: Viewer, form: dict[str, str]) -> str:
-    """Let another policy decide."""
+@shown
+async def set_policy(viewer: Viewer) -> Response:
+    """Switch the policy, and show the page; if it was refused, with the reason and what was typed."""
+    form = await checked_form(viewer)
     body = {"policy": form.get("policy", "").strip(), "may_lose_work": form.get("may_lose_work") == "yes"}
-    await viewer.api.ask("PUT", "/v1/policy", body=body)
-    return f"{ROOT}/policy"
+    try:
+        await viewer.api.ask("PUT", "/v1/policy", body=body)
+    except Refused as error:
+        return await _page(viewer, error, body["policy"][:200])
+    viewer.web.answers.forget()
+    return RedirectResponse(f"{ROOT}/policy", 303)

@@ -20,5 +20,5 @@ async def show_queue(viewer: Viewer) -> Response:
     levels = any(job["level"] is not None for job in found["jobs"])
     return viewer.page(
         "queue.html.j2", title="Queue", queue=found, page=page, pages_of_list=-(-found["total"] // ROWS), levels=levels,
-        ahead=await outlook(viewer, status),
+        ahead=await outlook(viewer, status, [job["number"] for job in found["jobs"]]),
     )  # fmt: skip
