@@ -79,7 +79,8 @@ def test_pages_show_for_which_job_gpus_are_held(world: World, login: Login) -> N
     root = login("root")
     assert "2 reserved" in root.get("/web/")
     assert "2 held for j-3" in root.get("/web/nodes")
-    assert 'free</span><span class="dim">, held for</span> <a href="/web/jobs/j-3">' in root.get("/web/nodes/n0")
+    held = 'free</span><span class="dim">, held for</span> <a class="id" href="/web/jobs/j-3">'
+    assert held in root.get("/web/nodes/n0")
     assert "waits until j-2 has ended or may be stopped (2 GPUs reserved for it: n0:" in root.get("/web/jobs/j-3")
     assert "those that are free are held for j-3" in root.get("/web/jobs/j-4")
 
