@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 from plait.core.errors import InputError
 
+#: In the environment of a process that waits before its script: the descriptors of the pipe that starts the script and
+#: of the one that reports that it is ready.
+SUCCESSOR = "PLAIT_SUCCESSOR"
+#: A file of a job's folder: how the job was started, and which modules it imported; see `plait.training.successor`.
+START_FILE = "start.json"
 #: Options of the interpreter that may be the same for all members of a process.
 _PLAIN, _WITH_VALUE = ("-u", "-B", "-O", "-OO", "-q", "-b", "-bb"), ("-W", "-X")
 _PYTHON = re.compile(r"python(\d+(\.\d+)*t?)?")

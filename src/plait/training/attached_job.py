@@ -39,6 +39,7 @@ from plait.training.state.checkpoint_store import CheckpointStore, Commit
 from plait.training.state.resume_advice import ResumeAdvice
 from plait.training.state.state_registry import StateRegistry
 from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
+from plait.training.successor import record_start
 
 #: Half of the usual grace period: a stop might cut off a longer evaluation.
 LONG_EVALUATION_S = 30.0
@@ -433,6 +434,8 @@ class AttachedJob(Job):
             page.state = JobState.RUNNING
         if self.counted == 1:
             page.first_step_monotonic = now_s
+            if self.around.rank == 0 and self.around.job_dir is not None:
+                record_start(self.around.job_dir)
         waited_s = self.shared.waited_since_last()
         idle_s, self._idle_s = self._idle_s + waited_s, 0.0
         self.shared.step_ended(self.step, now_s, busy_s, waited_s=idle_s)

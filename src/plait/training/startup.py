@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from plait.training.notes import note
+from plait.training.successor import note_start
 from plait.training.torch_watch import watch_ddp, watch_torch
 
 _lacking = False
@@ -13,6 +14,7 @@ _lacking = False
 
 def watch_script() -> None:
     """Watch every optimizer step of the process and, in a guest, every new optimizer. Call it once per process."""
+    note_start()
     watch_torch(_stepped, _watch_guest)
     watch_ddp()
 

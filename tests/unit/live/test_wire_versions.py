@@ -42,8 +42,8 @@ def test_a_message_of_a_released_version_is_read_and_written_as_ever(name: str, 
 def test_every_field_of_the_examples_is_something_else_than_its_default() -> None:
     """Else a field could be dropped from a version, and no example would say so."""
     told, answer = from_json(Observed, golden("observed_v3")), from_json(Assignment, golden("assignment_v3"))
-    assert set(golden("observed_v3")) == set(to_json(told)) == {*golden("observed_v2"), "switch"}
-    assert set(golden("assignment_v3")) == set(to_json(answer)) == {*golden("assignment_v2"), "switch"}
+    assert set(golden("observed_v3")) == set(to_json(told)) == {*golden("observed_v2"), "switch", "successors"}
+    assert set(golden("assignment_v3")) == set(to_json(answer)) == {*golden("assignment_v2"), "switch", "successors"}
     (seen, _), (before, _) = golden("observed_v3")["attempts"], golden("observed_v2")["attempts"]
     assert set(seen) - set(before) == {"memory", "sharing", "exchange", "resources"}
     (run,), (old,) = golden("assignment_v3")["attempts"], golden("assignment_v2")["attempts"]

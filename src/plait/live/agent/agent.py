@@ -27,6 +27,7 @@ from plait.live.agent.node import AlreadyRuns, Settings, take_node
 from plait.live.agent.process_usage import ProcessUsage
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
 from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
+from plait.live.agent.processes.successor import Successor
 from plait.live.layout import Layout, may_lead, read_epoch
 from plait.live.protocol.wire import (
     ENDED,
@@ -121,6 +122,7 @@ class Agent(ProcessManager):
                 wait_s=wait_s,
                 leaving_s=self._leaving_s(),
                 switch=self.switch.seen(),
+                successors=[list(key) for key, successor in self.successors.items() if successor.report < 0],
             )
 
     def _measure(self) -> None:
@@ -186,6 +188,7 @@ class Agent(ProcessManager):
             changed = self._forget(answer, report)
             if answer.version >= self.reached:
                 changed |= self._apply(answer.attempts)
+                self._start_beside(answer.successors)
                 changed |= self.reached != answer.version
                 self.reached = answer.version
                 self.switch.follow(answer.switch, asked_s, lease.lease_s)
@@ -392,6 +395,8 @@ class Agent(ProcessManager):
                 elif isinstance(key.data, LocalAttempt) and key.data.pidfd == key.fd:
                     with self._quarantined(key.data):
                         self._collect(key.data)
+                elif isinstance(key.data, Successor):
+                    self._successor_settled(key.data)
             self._advance()
 
     def _wake(self) -> None:
@@ -405,6 +410,7 @@ class Agent(ProcessManager):
         said = asked.get("grace_s")
         grace_s = float(said) if isinstance(said, (int, float)) else self.settings.stop_grace_s
         with self.lock:
+            self._start_beside([])
             self._leave_at = time.monotonic() + grace_s
             self.link.wake()
             for attempt in list(self.attempts.values()):

@@ -2,7 +2,7 @@
 
     {"what": "term", "term": 3}                          leaders below it are refused
     {"what": "start", "run": {...}}                      this process is about to be started
-    {"what": "began", "key": [job, epoch, rank], "process": {"pid", "start_time", "boot"}}
+    {"what": "began", "key": [job, epoch, rank], "process": {"pid", "start_time", "boot"}, "at_boot_s": 12.5}
     {"what": "end", "key": [...], "exit_code": 0, "reason": null}   ... "merged": "unknown" of one that shared a process
     {"what": "forget", "key": [...]}                     the service has noted its end
     {"what": "refuse", ...}                              for people
@@ -37,6 +37,7 @@ class Remembered:
 
     run: Run
     process: Process | None = None
+    began_boot_s: float = 0.0
     ended: bool = False
     exit_code: int | None = None
     reason: str | None = None
@@ -128,6 +129,7 @@ def _take(memory: Memory, entry: dict[str, Any]) -> None:
             return
         if what == "began":
             known.process = _CODEC.decode(Process, entry["process"])
+            known.began_boot_s = float(entry.get("at_boot_s", 0.0))
         elif what == "end":
             known.ended, known.exit_code, known.reason = True, entry["exit_code"], entry["reason"]
             known.merged = str(entry.get("merged", ""))
@@ -143,7 +145,7 @@ def entries_of(memory: Memory) -> list[dict[str, Any]]:
     for key, known in memory.attempts.items():
         entries.append(start(known.run))
         if known.process is not None:
-            entries.append(began(key, known.process))
+            entries.append(began(key, known.process, known.began_boot_s))
         if known.ended:
             entries.append(end(key, known.exit_code, known.reason, known.merged))
     return entries
@@ -154,9 +156,9 @@ def start(run: Run) -> dict[str, Any]:
     return {"what": "start", "run": to_json(run)}
 
 
-def began(key: Key, process: Process) -> dict[str, Any]:
-    """Entry: its runner is this process."""
-    return {"what": "began", "key": list(key), "process": _CODEC.encode(process)}
+def began(key: Key, process: Process, at_boot_s: float = 0.0) -> dict[str, Any]:
+    """Entry: its runner is this process since then (CLOCK_BOOTTIME); 0: since the process started."""
+    return {"what": "began", "key": list(key), "process": _CODEC.encode(process), "at_boot_s": at_boot_s}
 
 
 def end(key: Key, exit_code: int | None, reason: str | None, merged: str = "") -> dict[str, Any]:

@@ -270,7 +270,9 @@ class Observed:
 
     The answer may be held back for `wait_s` while there is nothing new to say: 1 in the long poll, 0 when an agent
     tells of a change on its second connection. `leaving_s`: the node goes in so many seconds at most, and takes no
-    work any more; 0 is its last word, once nothing runs there. None: it stays.
+    work any more; 0 is its last word, once nothing runs there. None: it stays. `successors`: processes (job, epoch,
+    rank) of `Assignment.successors` that nobody needs to wait for: they are ready, or cannot be; None: the agent has
+    none.
     """
 
     node: NodeInfo
@@ -283,6 +285,7 @@ class Observed:
     wait_s: float = 1.0
     leaving_s: float | None = field(default=None, metadata=form(since=2))
     switch: SwitchSeen | None = field(default=None, metadata=form(since=3))
+    successors: list[list[int]] | None = field(default=None, metadata=form(since=3))
     v: int = VERSION
 
 
@@ -404,7 +407,8 @@ class Assignment:
     `keep` lists ended processes (job, epoch, rank) to be reported again; others that were reported are noted and may
     be forgotten. Versions of one term never go back; a service that starts again has a higher term. A lower `term` than
     one seen before comes from a leader that was replaced, and is refused. `lease_s`: without contact for that long the
-    agent stops its work.
+    agent stops its work. `successors`: processes of attempts that begin once the current attempts of their jobs have
+    ended. The interpreter starts and loads modules, and nothing of the job runs.
     """
 
     term: int
@@ -414,6 +418,7 @@ class Assignment:
     keep: list[list[int]] = field(default_factory=list)
     ask: list[Ask] = field(default_factory=list)
     switch: SwitchOrder | None = field(default=None, metadata=form(since=3))
+    successors: list[Run] = field(default_factory=list, metadata=form(since=3))
     v: int = VERSION
 
 

@@ -30,7 +30,8 @@ class Assigner:
         self._ctx = ctx
         self._runs: dict[str, list[Run]] = {}
         self._orders: dict[str, SwitchOrder] = {}
-        self._told: dict[str, tuple[list[Run], SwitchOrder | None]] = {}
+        self._successors: dict[str, list[Run]] = {}
+        self._told: dict[str, tuple[list[Run], SwitchOrder | None, list[Run]]] = {}
         self._versions: dict[str, int] = {}
         self._fresh = False
         self._looks = 0
@@ -74,8 +75,12 @@ class Assigner:
         if record is None:  # forgotten while its agent's last question was open
             return Assignment(ctx.term, 0, ctx.options.lease_s)
         mine = agent in (None, record.agent)
-        runs, order = (self._runs.get(node, []), self._orders.get(node)) if mine else ([], None)
-        return Assignment(ctx.term, self._versions.get(node, 0), ctx.options.lease_s, runs, switch=order)
+        runs, order, successors = self._of(node) if mine else ([], None, [])
+        version = self._versions.get(node, 0)
+        return Assignment(ctx.term, version, ctx.options.lease_s, runs, switch=order, successors=successors)
+
+    def _of(self, node: str) -> tuple[list[Run], SwitchOrder | None, list[Run]]:
+        return self._runs.get(node, []), self._orders.get(node), self._successors.get(node, [])
 
     def stopped_at(self, node: str, reached: int) -> list[Key]:
         """Processes that an agent with this version of its assignment has been asked to stop."""
@@ -93,14 +98,15 @@ class Assigner:
         self._fresh = True
         self._looks += 1
         self._runs, self._orders = runs_by_node(self._ctx), switch_orders(self._ctx)
+        self._successors = _successors_by_node(self._ctx)
         for node in self._ctx.state.nodes:
             self._number(node)
 
     def _number(self, node: str) -> None:
-        runs, order = self._runs.get(node, []), self._orders.get(node)
+        wanted = runs, _, _ = self._of(node)
         version = self._versions.get(node, 0)
-        if (runs, order) != self._told.get(node, ([], None)) or not version:
-            self._told[node] = runs, order
+        if wanted != self._told.get(node, ([], None, [])) or not version:
+            self._told[node] = wanted
             version = self._versions[node] = max(version + 1, self._ctx.state.seq)
         for run in runs:
             if run.stop:
@@ -118,6 +124,16 @@ def runs_by_node(ctx: Context) -> dict[str, list[Run]]:
         for i, rank in enumerate(attempt.ranks):
             if not rank.ended:
                 runs[rank.node].append(_run(ctx, job, attempt, i, rank))
+    return dict(runs)
+
+
+def _successors_by_node(ctx: Context) -> dict[str, list[Run]]:
+    """The processes that should start on each node beside an attempt of their job."""
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for number, successor in sorted(ctx.successors.items()):
+        if (job := ctx.state.jobs.get(number)) is not None:
+            for i, rank in enumerate(successor.attempt.ranks):
+                runs[rank.node].append(_run(ctx, job, successor.attempt, i, rank))
     return dict(runs)
 
 

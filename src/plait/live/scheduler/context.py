@@ -12,6 +12,7 @@ from plait.live.protocol.requests import spec_of
 from plait.live.scheduler.options import ANY_SIZE, Options
 from plait.live.scheduler.records.entries import Entry
 from plait.live.scheduler.records.observations import Observation
+from plait.live.scheduler.records.successors import Successor
 from plait.live.scheduler.state import State
 
 #: What a function of this package gives out: an entry for the log, or an observation. Each one is taken into the state
@@ -65,9 +66,9 @@ class Context:
 
     `term`: of the service that leads. `port_seed`: where master ports of gangs begin, so that clusters on one machine
     seldom take the same ones. `now_s`: the newest time that was given. `ready`: False while what decisions need is
-    still being compiled. `unfenced`: jobs whose attempt no agent may hear of yet. `deferred`: an attempt
-    waits for something that gives no notice, such as its first step or a full disk. `secret`: from which the tokens of
-    jobs for switches are made.
+    still being compiled. `unfenced`: jobs whose attempt no agent may hear of yet. `successors`: by job,
+    what starts beside its attempt. `deferred`: an attempt waits for something that gives no notice, such as its first
+    step or a full disk. `secret`: from which the tokens of jobs for switches are made.
     """
 
     state: State
@@ -77,6 +78,7 @@ class Context:
     now_s: float = 0.0
     ready: bool = True
     unfenced: dict[int, Unfenced] = field(default_factory=dict)
+    successors: dict[int, Successor] = field(default_factory=dict)
     deferred: bool = False
     secret: bytes = b""
     timers: Timers = field(default_factory=Timers)

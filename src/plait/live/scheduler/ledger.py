@@ -58,7 +58,11 @@ from plait.live.scheduler.records.observations import (
     NodeSilent,
     Observation,
     ReportRefused,
+    SuccessorAsked,
+    SuccessorOver,
+    SuccessorSettled,
 )
+from plait.live.scheduler.records.successors import Successor
 from plait.live.scheduler.requests.admission import project_of
 from plait.live.scheduler.requests.job_limits import OpenJobs
 from plait.live.scheduler.snapshots import Snapshots
@@ -225,6 +229,15 @@ class Ledger:
                 self.ctx.timers.watched_s = -math.inf
             case NodeGone() | NodeSilent(silent=False):
                 self.stale = True
+            case SuccessorAsked(at_s, attempt):
+                self.ctx.successors[attempt.job] = Successor(attempt, at_s)
+                self.assigner.changed()
+            case SuccessorSettled(job, rank):
+                self.ctx.successors[job].settled.add(rank)
+                self.stale = True
+            case SuccessorOver(job):
+                del self.ctx.successors[job]
+                self.assigner.changed()
             case ReportRefused(job, epoch, error):
                 self.counts.problems.append(Problem("a report was refused", error, {"job": job, "epoch": epoch}))
             case _:

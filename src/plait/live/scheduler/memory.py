@@ -18,6 +18,9 @@ from plait.live.scheduler.records.observations import (
     ProcessSeen,
     ReportRefused,
     SilenceExcused,
+    SuccessorAsked,
+    SuccessorOver,
+    SuccessorSettled,
     SwitchObserved,
     TotalReported,
 )
@@ -50,7 +53,9 @@ def remember(state: State, what: Observation) -> None:
                 node.heard_s = min(at_s, node.heard_s + late_s)
         case SwitchObserved(node, said):
             state.nodes[node].switch = said
-        case AttemptKnown() | NodeCheckDue() | ReportRefused():
+        case (
+            AttemptKnown() | NodeCheckDue() | ReportRefused() | SuccessorAsked() | SuccessorSettled() | SuccessorOver()
+        ):
             pass  # the state does not have it
         case _:
             _remember_node(state, what)

@@ -32,6 +32,10 @@ class Options:
         "Seconds for the first step of an attempt before it may be preempted: otherwise jobs with a slow start would "
         "be restarted for ever", default=0.0,
     )  # fmt: skip
+    overlap_s: float = option(
+        "Seconds that a job to be moved or resized trains on at most while its next processes start beside it; 0: it "
+        "stops at once", default=30.0, least=0,
+    )  # fmt: skip
     settle_s: float = option("Seconds that a job too large for the cluster waits for more nodes", default=10.0)
     expect_gpus: int = option(
         "GPUs that the cluster is expected to have; once they are there, too large jobs are refused", default=0,

@@ -20,10 +20,19 @@ from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import FENCE_TRIES, Context, Step
 from plait.live.scheduler.ingest.progress import report_progress
 from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, served_s, why_lost
-from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
+from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord, Rank
 from plait.live.scheduler.records.end_words import same_end
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, RankEnded
-from plait.live.scheduler.stops import YIELDS, ask_stop, new_holders, preemption_reason
+from plait.live.scheduler.records.observations import SuccessorAsked
+from plait.live.scheduler.stops import (
+    YIELDS,
+    ask_stop,
+    end_successors,
+    may_overlap,
+    new_holders,
+    preemption_reason,
+    waits_for,
+)
 
 #: See `reconcile`.
 NextEpoch: TypeAlias = Callable[[int, int], int]
@@ -48,7 +57,10 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
         wanted = state.wanted(job)
         if attempt.stop is None:
             why = _why_stop(ctx, job, attempt, wanted)
-            if why in DEFERRABLE and _before_first_step(ctx, attempt):
+            put_off = why in DEFERRABLE and _before_first_step(ctx, attempt)
+            if not put_off and why == "moved":
+                put_off = yield from _overlaps(ctx, job, attempt, wanted, next_epoch, now_s)
+            if put_off:
                 deferred = True
             elif why in DEFERRABLE:
                 holders = new_holders(ctx) if holders is None else holders  # once a pass, as it looks at all jobs
@@ -71,6 +83,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
                 deferred = True  # a disk that is full or gone: try again soon
                 continue
             yield _begin(ctx, job, epoch, gpus, ports, now_s)
+    yield from end_successors(ctx)
     return deferred
 
 
@@ -110,6 +123,27 @@ def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int,
     if any(n.leaving for n in nodes):
         return "leaving"
     return "drained" if any(n.drained for n in nodes) else "preempted"
+
+
+def _overlaps(
+    ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None, next_epoch: NextEpoch, now_s: float
+) -> Generator[Step, None, bool]:
+    """Start the next processes of a job that moves, if that can be; returns whether its stop waits for them."""
+    unseen = any(r.seen is None and ctx.state.nodes[r.node].state == "ready" for r in attempt.ranks)
+    if ctx.options.overlap_s > 0 and unseen and job.number not in ctx.unfenced:
+        return True  # this service has just begun to lead: whether the job saves is reported within a second
+    if wanted is None or not may_overlap(ctx, job, attempt) or _on_unresponsive_node(ctx, wanted):
+        return False
+    successor = ctx.successors.get(job.number)
+    if successor is None or successor.attempt.gpus != wanted:
+        try:
+            epoch = next_epoch(job.number, job.epoch)
+        except OSError:
+            return False
+        ranks = [Rank(node, gpu) for node, gpu in _ranks(ctx, job, wanted)]
+        yield SuccessorAsked(now_s, Attempt(job.number, epoch, wanted, ranks, now_s))
+        successor = ctx.successors[job.number]
+    return waits_for(ctx, successor, now_s)
 
 
 def _before_first_step(ctx: Context, attempt: Attempt) -> bool:
@@ -211,6 +245,14 @@ def _begin(
     ctx: Context, job: JobRecord, epoch: int, gpus: tuple[int, ...], ports: set[int], now_s: float
 ) -> AttemptBegan:
     """A new attempt; `ports` are the master ports in use, and its own is added."""
+    ranks = _ranks(ctx, job, gpus)
+    port = _port(ctx, ports) if len(ranks) > 1 else 0
+    ports.add(port)
+    return AttemptBegan(now_s, job.number, epoch, list(gpus), ranks, port)
+
+
+def _ranks(ctx: Context, job: JobRecord, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
+    """Node and number of the node's GPU of each process that a job has on these GPUs of the cluster."""
     controller = ctx.state.controller
     assert controller is not None
     cluster = controller.cluster
@@ -218,9 +260,7 @@ def _begin(
     for gpu in sorted(gpus):
         node = int(cluster.gpu_node[gpu])
         ranks += [(cluster.nodes[node].id, gpu - int(cluster.first_gpu[node]))] * processes_per_gpu(job.request)
-    port = _port(ctx, ports) if len(ranks) > 1 else 0
-    ports.add(port)
-    return AttemptBegan(now_s, job.number, epoch, list(gpus), ranks, port)
+    return ranks
 
 
 def _port(ctx: Context, taken: set[int]) -> int:

@@ -1,16 +1,24 @@
-"""Telling an attempt to stop, and saying for whom."""
+"""Telling an attempt to stop, saying for whom, and what starts beside it before it stops.
+
+A job that moves trains on while the processes of its next attempt start on their GPUs: Python begins, imports what the
+job imported last time, and waits. A successor holds no GPU and runs nothing of the job, so whatever happens to it,
+the next attempt begins without it. The scheduler waits for it for `Options.overlap_s` at most.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from plait.core.words import counted
 from plait.live.layout import job_name
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.records.attempts import Attempt
+from plait.live.scheduler.ingest.stop_costs import CAN
+from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import RESIZED
 from plait.live.scheduler.records.notes import StopAsked
+from plait.live.scheduler.records.observations import SuccessorOver
+from plait.live.scheduler.records.successors import Successor
 
 #: Reasons for stopping an attempt that could have continued.
 GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving", "yields", "requeued", "resized"})
@@ -81,3 +89,36 @@ def _order(ctx: Context, number: int, takers: Sequence[int]) -> str:
     if position[first] >= position[number] or position[number] >= UNPLACED:
         return ""
     return f"place {int(position[first]) + 1} in its order against {int(position[number]) + 1}"
+
+
+def may_overlap(ctx: Context, job: JobRecord, attempt: Attempt) -> bool:
+    """Whether processes for the next attempt of a job that moves may start beside this one.
+
+    Only those of jobs that save on a stop, and that have their processes and GPUs to themselves. Grants of switches are
+    of one attempt.
+    """
+    alone = not attempt.merge and not attempt.guest and job.number not in ctx.state.groups.guests
+    return (
+        ctx.options.overlap_s > 0
+        and alone
+        and not job.request.get("container")
+        and ctx.state.network.declared is None
+        and all(rank.seen is not None and rank.seen.saves == CAN for rank in attempt.ranks)
+    )
+
+
+def waits_for(ctx: Context, successor: Successor, now_s: float) -> bool:
+    """Whether a job trains on until its successor is ready."""
+    nodes = ctx.state.nodes
+    open_ranks = [rank for i, rank in enumerate(successor.attempt.ranks) if i not in successor.settled]
+    late = now_s - successor.since_s >= ctx.options.overlap_s
+    return bool(open_ranks) and not late and all(nodes[rank.node].state == "ready" for rank in open_ranks)
+
+
+def end_successors(ctx: Context) -> Iterator[SuccessorOver]:
+    """End those whose attempt has begun, or whose job is to run elsewhere now, or nowhere."""
+    for number, successor in list(ctx.successors.items()):
+        job = ctx.state.jobs.get(number)
+        begun = job is not None and job.live is not None and job.live.gpus == successor.attempt.gpus
+        if job is None or begun or ctx.state.wanted(job) != successor.attempt.gpus:
+            yield SuccessorOver(number)

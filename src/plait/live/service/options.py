@@ -53,6 +53,7 @@ class ServiceOptions:
     first_step_s: float = _scheduler("first_step_s", 30.0, group=BY_HAND)
     grace_s: float = _scheduler("grace_s", group=BY_HAND)
     log_mb: float = _scheduler("log_mb")
+    overlap_s: float = _scheduler("overlap_s")
     user_jobs: int = _scheduler("user_jobs")
     project_jobs: int = _scheduler("project_jobs")
     tls_cert: str | None = option("Certificate file; with --tls-key, the service uses HTTPS", default=None)

@@ -33,6 +33,7 @@ class UpOptions:
     agent_port: int | None = same(ServiceOptions, "agent_port")
     fake: bool = option("Use CPU slots even where there are GPUs", default=False)
     db: str | None = same(ServiceOptions, "db")
+    overlap_s: float | None = same(ServiceOptions, "overlap_s")
     log_mb: float | None = same(ServiceOptions, "log_mb")
     user_jobs: int | None = same(ServiceOptions, "user_jobs")
     project_jobs: int | None = same(ServiceOptions, "project_jobs")

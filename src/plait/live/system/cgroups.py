@@ -52,8 +52,8 @@ def make(mark: str) -> str:
     return folder
 
 
-def enter(folder: str) -> None:
-    """Put this process, and all that it starts from now on, into the group; does nothing where that is refused.
+def enter(folder: str, pid: int = 0) -> None:
+    """Put a process (0: this one), and all that it starts from now on, into the group; does nothing if refused.
 
     `folder` is what `make` returned.
     """
@@ -62,7 +62,7 @@ def enter(folder: str) -> None:
     with contextlib.suppress(OSError):
         fd = os.open(os.path.join(folder, "cgroup.procs"), os.O_WRONLY)
         try:
-            os.write(fd, b"0")
+            os.write(fd, str(pid).encode())
         finally:
             os.close(fd)
 

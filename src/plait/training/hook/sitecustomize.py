@@ -48,9 +48,22 @@ def _next() -> None:
         spec.loader.exec_module(module)
 
 
+def _wait() -> None:
+    """Keep the script from beginning until the agent lets it; a process that cannot wait ends."""
+    try:
+        from plait.training.successor import wait_for_attempt
+
+        wait_for_attempt()
+    except BaseException as error:
+        _note(f"this process cannot wait for its attempt: {error!r}")
+        os._exit(1)
+
+
 if os.environ.get("PLAIT_RUN_DIR") or os.environ.get("PLAIT_MERGED"):
     try:
         _plait()
     except Exception as error:
         _note(f"this script runs without step counts: {error!r}")
+if os.environ.get("PLAIT_SUCCESSOR"):
+    _wait()
 _next()

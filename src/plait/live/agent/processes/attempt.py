@@ -92,10 +92,11 @@ class LocalAttempt:
         """Whether it has a process."""
         return self.state in (RUNNING, STOPPING)
 
-    def began(self, process: Process) -> None:
-        """Its runner is this process."""
+    def began(self, process: Process, at_boot_s: float = 0.0) -> None:
+        """Its runner is this process since then (CLOCK_BOOTTIME), after it waited; 0: since its start."""
         self.process, self.state = process, RUNNING
-        self.began_boot_s = procs.boot_s() - process.age_s
+        now_s = procs.boot_s()
+        self.began_boot_s = max(now_s - process.age_s, min(at_boot_s, now_s))
         self.pidfd = process.open() or -1
         self.know(read_claim(self.folder))
         self.page = PageReader(self.folder / "page.bin")
@@ -103,7 +104,7 @@ class LocalAttempt:
     def ended_before(self, known: Remembered) -> None:
         """It was over before this agent began: how long it ran, and how far it came, is in its files."""
         if known.process is not None:
-            self.began(known.process)
+            self.began(known.process, known.began_boot_s)
         end = read_end(self.folder, self.began_boot_s)
         self.merged = known.merged
         self.end(known.exit_code, known.reason, end.boot_s if end is not None else None)

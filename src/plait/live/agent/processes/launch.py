@@ -178,7 +178,43 @@ def _task(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> di
     }
 
 
+def spawn_successor(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> tuple[int, int, int]:
+    """Start the runner of a process that waits for its attempt, see `successor_runner`. Raises OSError, `InputError`.
+
+    Returns its pid, the descriptor for the task of the attempt, and the one that is readable once the process is ready.
+    """
+    task = task_of(run, layout, env, lease) + b"\n"
+    log = make_private(layout.rank(run.job, run.epoch, run.rank)) / "runner.log"
+    report, ready = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid, write = _start_runner("successor_runner", log, env[procs.MARK], lease, ready)
+    except OSError:
+        os.close(report)
+        raise
+    finally:
+        os.close(ready)
+    with contextlib.suppress(BrokenPipeError):
+        write_all(write, task)
+    return pid, write, report
+
+
+def task_of(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> bytes:
+    """What a runner reads from its standard input."""
+    return json.dumps(_task(run, layout, env, lease)).encode()
+
+
 def _spawn(kind: str, task: dict[str, Any], folder: Path, mark: str, lease: NodeLease) -> int:
+    pid, write = _start_runner(kind, folder / "runner.log", mark, lease)
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it died at once; that is noticed as any death is
+            write_all(write, json.dumps(task).encode())
+    finally:
+        os.close(write)
+    return pid
+
+
+def _start_runner(kind: str, log: Path, mark: str, lease: NodeLease, third: int = -1) -> tuple[int, int]:
+    """Start a module of this package; its pid, and a descriptor for its standard input. `third`: its descriptor 3."""
     own = {
         "PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(_PLAIT.parent),
         procs.MARK: mark, LEASE_VARIABLE: str(lease.path),
@@ -192,23 +228,22 @@ def _spawn(kind: str, task: dict[str, Any], folder: Path, mark: str, lease: Node
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, read, 0),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 2, str(folder / "runner.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_OPEN, 2, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                *([(os.POSIX_SPAWN_DUP2, third, 3)] if third >= 0 else []),
             ],
             setsid=True,
             setsigmask=HELD_BACK,
         )
-        os.close(read)
-        read = -1
-        with contextlib.suppress(BrokenPipeError):  # it died at once; that is noticed as any death is
-            _write_all(write, json.dumps(task).encode())
-        return pid
+    except BaseException:
+        os.close(write)
+        raise
     finally:
-        for fd in (read, write):
-            if fd >= 0:
-                os.close(fd)
+        os.close(read)
+    return pid, write
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything; raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -27,12 +27,13 @@ from plait.live.agent.processes import launch
 from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.agent.processes.job_files import read_claim
 from plait.live.agent.processes.runner import EXIT_BYTES
+from plait.live.agent.processes.successor import Successor
 from plait.live.agent.sharing.coordinator import Coordinator
 from plait.live.agent.sharing.gpu_processes import neighbours
 from plait.live.agent.sharing.orders import hold_back
 from plait.live.layout import Layout
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S
-from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STOPPING, GroupInfo, Run
+from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, GroupInfo, Run
 from plait.live.system import procs
 from plait.live.system.procs import Process
 from plait.runtime.neighbours import Neighbours
@@ -69,6 +70,8 @@ class ProcessManager:
         self.coordinator = Coordinator(self.folder / "sharing.json", self.monitor.node.gpu_memory_bytes, self.log)
         self.switch = SwitchHost(layout, settings.node, settings.switch, self.log, changed)
         self.attempts: dict[Key, LocalAttempt] = {}
+        #: What waits for attempts that have not begun; see `successor`.
+        self.successors: dict[Key, Successor] = {}
         self.selector = selectors.DefaultSelector()
         self._retry_at = 0.0
 
@@ -88,7 +91,7 @@ class ProcessManager:
         process = known.process or self._claimed(attempt)
         if process is None:
             return  # announced but never begun: may still be started
-        attempt.began(process)
+        attempt.began(process, known.began_boot_s)
         attempt.remember_class()
         attempt.group_version = None
         if attempt.pidfd < 0:
@@ -202,7 +205,9 @@ class ProcessManager:
         for together in _to_launch(ready):
             with self._quarantined(*together):
                 self._launch(together)
-        self._note(*(journal.began(a.key, a.process) for a in ready if a.process is not None and a.alive))
+        self._note(
+            *(journal.began(a.key, a.process, a.began_boot_s) for a in ready if a.process is not None and a.alive)
+        )
 
     def _memory_owed(self, attempt: LocalAttempt) -> bool:
         """Whether guests still hold memory of a host that is to start; for `FREED_S`, or until those told to go have.
@@ -255,15 +260,51 @@ class ProcessManager:
             envs.append(launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads))
             attempt.mark, attempt.shares = envs[-1][procs.MARK], False  # an earlier try may have been with others
         if len(attempts) == 1:
-            return Process.of(launch.spawn(attempts[0].run, self.layout, envs[0], self.lease))
+            begun = self._begin_successor(attempts[0].run, envs[0])
+            return begun or Process.of(launch.spawn(attempts[0].run, self.layout, envs[0], self.lease))
         process = Process.of(launch.spawn_host([a.run for a in attempts], self.layout, envs, self.lease))
         for attempt in attempts:
             attempt.shares, attempt.mark = True, envs[0][procs.MARK]
         return process
 
+    def _start_beside(self, runs: list[Run]) -> None:
+        """Start processes beside attempts, and end those that no attempt will need."""
+        wanted = {(run.job, run.epoch, run.rank): run for run in runs}
+        begin = {key for key, attempt in self.attempts.items() if attempt.state == STARTING}
+        for key in self.successors.keys() - wanted.keys() - begin:
+            self._drop_successor(self.successors.pop(key))
+        for key in wanted.keys() - self.successors.keys() - self.attempts.keys():
+            env = launch.environment(wanted[key], self.layout, self.settings.cuda, self._threads)
+            self.successors[key] = successor = Successor.start(wanted[key], self.layout, env, self.lease)
+            if successor.report >= 0:
+                self.selector.register(successor.report, selectors.EVENT_READ, successor)
+            self.log("waits for its attempt", key=key, pid=successor.process.pid if successor.process else None)
+            self._changed()
+
+    def _successor_settled(self, successor: Successor) -> None:
+        """It is ready, or has ended."""
+        self.selector.unregister(successor.report)
+        successor.look()
+        self._changed()
+
+    def _drop_successor(self, successor: Successor) -> None:
+        if successor.report >= 0:
+            self.selector.unregister(successor.report)
+        successor.close()
+
+    def _begin_successor(self, run: Run, env: dict[str, str]) -> Process | None:
+        """The process that waits for this attempt, which it becomes; None if there is none."""
+        successor = self.successors.pop((run.job, run.epoch, run.rank), None)
+        if successor is None:
+            return None
+        if not successor.fits(run, env):
+            self._drop_successor(successor)
+            return None
+        return successor.begin(launch.task_of(run, self.layout, env, self.lease))
+
     def _began(self, attempt: LocalAttempt, process: Process) -> None:
         run = attempt.run
-        attempt.began(process)
+        attempt.began(process, procs.boot_s())
         attempt.reason = None
         self.log("started", key=attempt.key, pid=process.pid, gpus=run.gpus)
         self._complain(attempt)
@@ -361,6 +402,7 @@ class ProcessManager:
     def _strays(self) -> set[int]:
         """Children of this agent that are no runners: orphans of runners that were killed."""
         runners = {a.process.pid for a in self.attempts.values() if a.process is not None and a.alive}
+        runners |= {successor.process.pid for successor in self.successors.values() if successor.process is not None}
         runners |= self.switch.children
         children = [pid for pid in procs.children(os.getpid()) if pid not in runners]
         return {pid for child in children for pid in (child, *procs.descendants(child))}

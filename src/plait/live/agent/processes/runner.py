@@ -194,13 +194,26 @@ class Runner:
             if (lease := self._deadman.lease).stop_s(self.task.grace_s) <= procs.boot_s():
                 self.status = 0
                 return _PREEMPTED, str(lease)
+        if (failure := self._make_child(cgroups.make(self.task.mark))) is not None:
+            return failure
+        clock = (self.task.lease, self._deadman) if self._deadman is not None else None
+        with contextlib.suppress(OSError):  # no room for one more process: the runner alone, then
+            self._guardian = guardian.fork(self._marks, self.child, clock)
+        for folder in self._folders:
+            path = os.path.join(folder, "runner.json")
+            child = {"child": self.child, "child_start_time": procs.start_time(self.child)}
+            with contextlib.suppress(OSError):
+                procs.write_json(path, (procs.read_json(path) or {}) | child)
+        return None
+
+    def _make_child(self, group: str) -> tuple[int, str] | None:
+        """Start the job's process in a control group; why it could not be, if so."""
         self._pipe, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # a slow disk holds the job up later
         trouble, report = os.pipe2(os.O_CLOEXEC)
         runner = os.getpid()
-        group = cgroups.make(self.task.mark)
         self.child = os.fork()
         if self.child == 0:
             cgroups.enter(group)
@@ -213,14 +226,6 @@ class Runner:
             _, self.status = os.waitpid(self.child, 0)
             code, _, text = message.decode(errors="replace").partition(" ")
             return int(code), text
-        clock = (self.task.lease, self._deadman) if self._deadman is not None else None
-        with contextlib.suppress(OSError):  # no room for one more process: the runner alone, then
-            self._guardian = guardian.fork(self._marks, self.child, clock)
-        for folder in self._folders:
-            path = os.path.join(folder, "runner.json")
-            child = {"child": self.child, "child_start_time": procs.start_time(self.child)}
-            with contextlib.suppress(OSError):
-                procs.write_json(path, (procs.read_json(path) or {}) | child)
         return None
 
     @property

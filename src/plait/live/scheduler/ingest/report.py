@@ -27,6 +27,7 @@ from plait.live.scheduler.records.observations import (
     NodeReplaced,
     NodeSilent,
     NoticeReceived,
+    SuccessorSettled,
     SwitchObserved,
 )
 
@@ -43,9 +44,19 @@ def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: f
     yield from see_each(ctx, record, seen, now_s)
     if seen.agent == record.agent and seen.term == ctx.term:
         yield from end_unlisted(ctx, seen, told_to_stop, now_s)
+        yield from _successors_settled(ctx, seen)
     alive = any(one.state != ENDED for one in seen.attempts)
     if seen.leaving_s == 0 and seen.agent == record.agent and not alive and not record.lost:
         yield NodeLost(now_s, record.id)  # about to go, with nothing left to end: it need not be waited for
+
+
+def _successors_settled(ctx: Context, seen: Observed) -> Iterator[Step]:
+    """Processes that start beside an attempt are ready, or cannot be; none can at an agent that has no successors."""
+    for number, successor in list(ctx.successors.items()):
+        for i, rank in enumerate(successor.attempt.ranks):
+            known = seen.successors is None or [number, successor.attempt.epoch, i] in seen.successors
+            if known and rank.node == seen.node.id and i not in successor.settled:
+                yield SuccessorSettled(number, i)
 
 
 def hardware(info: NodeInfo) -> Node:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from plait.live.protocol.wire import Seen, SwitchSeen, Usage
+from plait.live.scheduler.records.attempts import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,29 @@ class ReportRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class SuccessorAsked:
+    """Processes for the next attempt of a job are to start beside the current one."""
+
+    at_s: float
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessorSettled:
+    """Nobody needs to wait for this process of a job's successor: it is ready, or cannot be."""
+
+    job: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessorOver:
+    """A job's successor has become its attempt, or is not needed any more."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
 class SwitchObserved:
     """What a node's agent says of the switch that it serves, or could serve."""
 
@@ -152,5 +176,8 @@ Observation: TypeAlias = (
     | TotalReported
     | EstimateTaken
     | ReportRefused
+    | SuccessorAsked
+    | SuccessorSettled
+    | SuccessorOver
     | SwitchObserved
 )
