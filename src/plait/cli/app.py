@@ -30,6 +30,7 @@ ENTRIES = {
     "history": Entry(JOBS, "jobs:history", "List jobs that have ended: how they waited, ran and moved."),
     "costs": Entry(JOBS, "jobs:costs", "Show what the last hours cost: by project, user and job."),
     "run": Entry(JOBS, "run_local:run", "Run a training script here, without a service.", VERBATIM),
+    "rehearse": Entry(JOBS, "run_local:rehearse", "Check that a training script resumes exactly.", VERBATIM),
     "up": Entry(CLUSTER, "cluster:up", "Start the service and its nodes, here or on a cluster."),
     "down": Entry(CLUSTER, "cluster:down", "Stop the service and its nodes."),
     "status": Entry(CLUSTER, "status:status", "Show the service: address, policy, nodes and jobs."),

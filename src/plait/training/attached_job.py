@@ -32,6 +32,7 @@ from plait.training.job import Job, whole_number
 from plait.training.notes import note
 from plait.training.process import here
 from plait.training.profiler import Profiler
+from plait.training.rehearsal.order import VARIABLE
 from plait.training.sharing.device_memory import find_device_memory
 from plait.training.sharing.shared_gpu import SharedGpu
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
@@ -91,6 +92,11 @@ class AttachedJob(Job):
         page.library_version = VERSION
         tell_where_on_quit()
         self._failed = False
+        self.recorder: Any = None  # of a rehearsed run
+        if VARIABLE in os.environ:
+            from plait.training.rehearsal.recorder import recorder_of
+
+            self.recorder = recorder_of(self)
         self.process.end_with(self._end, self._note_failure)
 
     @property
@@ -176,6 +182,8 @@ class AttachedJob(Job):
             with contextlib.suppress(OSError):
                 self.page.checkpoint_time = commit.path.stat().st_mtime
             self.kept.found(state)
+        if self.recorder is not None:
+            self.recorder.resumed(None if found is None else found[1]["plait"].get("rehearsal"))
         self.page.state = JobState.RUNNING
         self.boundary.saved()
         return self.step
@@ -188,6 +196,8 @@ class AttachedJob(Job):
         with self.in_loop("steps"):
             for loop_step in range(self.iterations.loop_step, total):
                 self.iterations.begin_loop_step(loop_step)
+                if self.recorder is not None:
+                    self.recorder.begins()
                 yield loop_step
                 if not self.iterations.loop_step_counted:
                     self._loop_step_ended()
@@ -287,6 +297,8 @@ class AttachedJob(Job):
         """After `step()` of any optimizer of the process. The first, or the first wrapped, is the one that counts."""
         if os.getpid() != self._pid or self._leaving:
             return
+        if self.recorder is not None:
+            self.recorder.optimizer_stepped(optimizer)
         if not self.compute.stepped(optimizer):
             return
         self.shared.trains(optimizer)
@@ -361,6 +373,8 @@ class AttachedJob(Job):
         if os.getpid() != self._pid:
             return
         self.advice.end()
+        if self.recorder is not None:
+            self.recorder.end("stopped" if self._leaving else "failed" if self._failed else "finished")
         self.profiler.close()
         self.stages.gate.close()
         self.checkpointer.drain()
@@ -379,6 +393,8 @@ class AttachedJob(Job):
     def _collect(self) -> dict[str, Any]:
         about = {"epoch": self._epoch, "step": self.step, "world": self.around.world_size}
         about["loop_step"] = self.iterations.loop_steps_done
+        if self.recorder is not None:
+            about["rehearsal"] = self.recorder.saved()
         return self.kept.collect(self.around.rank, about)
 
     def _committed(self, commit: Commit) -> None:
@@ -393,6 +409,12 @@ class AttachedJob(Job):
         """
         if self.iterations.take_pending(loop):
             self._act(save=last and self._evaluation_s > LONG_EVALUATION_S)
+
+    def batch_begins(self, passes: Any, length: int | None, batch: Any) -> None:
+        """Note that `batch` is handed out, the `passes.done`th of `length` in its pass."""
+        if self.recorder is not None:
+            self.recorder.batch(passes, passes.done, length, batch)
+            self.recorder.begins()
 
     def batch_ended(self) -> None:
         """Note the end of a training batch, which is an iteration if nothing else counts them."""
@@ -443,6 +465,8 @@ class AttachedJob(Job):
             page.set_profile(*profiler.result)
         page.step_s, page.last_step_monotonic, page.steps = profiler.step_s, now_s, self.step
         page.saves = self.saves
+        if self.recorder is not None:
+            self.recorder.iteration_ended()
 
     def _act(self, *, save: bool = False) -> None:
         """Between two iterations: save, stop, pause or slow down on request. `save`: make a checkpoint anyway."""

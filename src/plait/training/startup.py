@@ -16,6 +16,10 @@ def watch_script() -> None:
     """Watch every optimizer step of the process and, in a guest, every new optimizer. Call it once per process."""
     note_start()
     watch_torch(_stepped, _watch_guest)
+    if "PLAIT_REHEARSAL" in os.environ:
+        from plait.training.rehearsal.files import guard_files
+
+        guard_files()
     watch_ddp()
 
 

@@ -1,55 +1,51 @@
-"""`plait run`: one command under the training library, without a service."""
+"""`plait run` and `plait rehearse`: one command under the training library, without a service."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from plait.cli.rehearsal.rehearsing import Verdict
+
+Command = Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")]
+Steps = Annotated[int, typer.Option("--steps", min=4, help="Steps to compare at most; shorter scripts run whole.")]
+Stops = Annotated[int, typer.Option("--stops", min=1, max=20, help="How often the script is stopped and resumed.")]
+Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Processes, as of a job of several GPUs.")]
+Seed = Annotated[int, typer.Option("--seed", help="Draws the steps of the stops.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")],
+    command: Command,
     folder: Annotated[Path, typer.Option(help="Folder of checkpoints; the next run resumes from them.")] = Path(
         ".plait-run"
     ),
     checkpoint_s: Annotated[float, typer.Option("--checkpoint", min=0.1, help="Seconds between checkpoints.")] = 60.0,
+    rehearsal: Annotated[
+        bool, typer.Option("--rehearse", help="Check that the script resumes, as `plait rehearse`.")
+    ] = False,
 ) -> None:
     """Run a training script here, without a service.
 
-    Counts its steps, measures its stages and writes checkpoints; the next run resumes from them exactly.
+    Counts its steps, measures its stages and writes checkpoints; the next run resumes from them exactly. The script
+    has the environment and the folder of the shell.
 
     \b
     plait run -- python train.py
     """
-    import os
+    if rehearsal:
+        rehearse(command)
     import signal
-    import subprocess
 
-    from plait.core.errors import InputError
-    from plait.live.agent.processes.launch import environment, prepare
-    from plait.live.layout import Layout, make_private
-    from plait.live.protocol.wire import GroupInfo, Run
-    from plait.live.system import procs
+    from plait.cli.local_run import next_attempt, start
+    from plait.live.layout import Layout
     from plait.runtime.page import Page
 
     layout = Layout(folder.resolve())
-    make_private(layout.home)
-    epochs = layout.epoch_file(0)
-    last = int(epochs.read_text()) if epochs.exists() else 0
-    epoch = last + 1
-    task = Run(0, epoch, 0, 1, command, [], GroupInfo("alone"), str(Path.cwd()), checkpoint_s=checkpoint_s)
-    place = prepare(task, layout)
-    epochs.write_text(str(epoch))
-    env = environment(task, layout, None, 0)
-    for name in (procs.MARK, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # only service jobs need the others
-        env.pop(name, None)
-        if name in os.environ:
-            env[name] = os.environ[name]
-    try:
-        child = subprocess.Popen(command, env=env)
-    except OSError as error:
-        raise InputError(f"cannot run {command[0]!r}: {error.strerror}; give the program after --") from error
+    child, place = start(command, layout, next_attempt(layout), checkpoint_s=checkpoint_s)
     signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
     while True:
         try:
@@ -63,6 +59,66 @@ def run(
     finally:
         page.close()
     raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def rehearse(
+    command: Command,
+    steps: Steps = 200,
+    stops: Stops = 1,
+    ranks: Ranks = 1,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Check that a training script resumes: train undisturbed, train with a stop, and compare each step.
+
+    Names the first step that differs and the likely cause. Exit code: 0 it resumes, 1 it does not. Checkpoints go to a
+    scratch folder, and files that the script writes are put back afterwards.
+
+    \b
+    plait rehearse -- python train.py
+    """
+    import json
+    import tempfile
+
+    from plait.cli.rehearsal.rehearsing import rehearse as rehearsed
+
+    def report(text: str) -> None:
+        typer.echo(f"plait: {text}", err=True)
+
+    with tempfile.TemporaryDirectory(prefix="plait-rehearsal-") as scratch:
+        verdict = rehearsed(command, Path(scratch), steps=steps, stops=stops, seed=seed, ranks=ranks, report=report)
+    typer.echo(json.dumps(verdict.to_json(), indent=2) if as_json else _verdict(verdict))
+    raise typer.Exit(0 if verdict.resumes else 1)
+
+
+def _verdict(verdict: Verdict) -> str:
+    """The result of a rehearsal in a few lines."""
+    until = "the whole script" if verdict.finished else "the script goes on; compare more with --steps"
+    stops = f"stopped after step {', '.join(map(str, verdict.stops))}"
+    compared = f"{verdict.steps} steps ({until}), {stops}"
+    if verdict.resumes:
+        alike = "bit for bit" if verdict.noise_from is None else "within the noise of two undisturbed runs"
+        lines = [
+            f"It resumes: batches, losses, learning rates and weights are equal {alike}.",
+            f"  compared: {compared}",
+        ]
+    else:
+        lines = [f"It does not resume: {verdict.problem}."]
+        lines += [f"  likely cause: {text}" for text in verdict.causes]
+        lines.append(f"  compared: {compared}")
+    if verdict.repeated:
+        lines.append(f"  repeated after the stops: {verdict.repeated} steps")
+    if verdict.noise_from is not None:
+        lines.append(
+            f"  not deterministic: two undisturbed runs differ from step {verdict.noise_from} on, so small differences "
+            "cannot be seen (torch.use_deterministic_algorithms, seeds, one thread)"
+        )
+    effect = "without effect in these steps" if verdict.resumes else "also"
+    lines += [f"  note, {effect}: {text}" for text in verdict.notes]
+    if verdict.put_back:
+        shown = ", ".join(verdict.put_back[:3]) + (" ..." if len(verdict.put_back) > 3 else "")
+        lines.append(f"  files that the script wrote, put back as they were: {shown}")
+    return "\n".join(lines)
 
 
 def _summary(page: object) -> str:

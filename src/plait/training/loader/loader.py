@@ -100,6 +100,8 @@ class _Passes:
                 while (batch := load(batches)) is not _END:
                     self.done += 1
                     job.compute.begin()
+                    if self.train:
+                        job.batch_begins(self, length, batch)
                     yield batch
                     job.compute.end()
                     if self.train:
