@@ -95,6 +95,7 @@ def test_a_job_from_submission_to_its_end(service: Service, ann: Agent, tmp_path
     assert ann.call("submit_job", job=fields, key="once")["jobs"][0]["id"] == job
     assert service.sync()
     shown = ann.call("show_job", job=job)
+    assert shown["would_lose"] == ""
     assert (shown["user"], shown["name"]) == ("ann", "first")
     assert ann.call("list_jobs", user="ann")["jobs"][0]["id"] == job
     assert ann.call("list_queue")["total"] == 1

@@ -50,9 +50,12 @@ class Questions:
             return service.queue(limit, offset)
 
     def show_job(self, job: Job) -> dict[str, Any]:
-        """Show everything about a job: request, state, progress, places, checkpoint, and each attempt with its end."""
+        """Show everything about a job: request, state, progress, places, checkpoint, and each attempt with its end.
+
+        `would_lose` states what a stop would lose now, which requeue_job and update_job refuse without may_lose_work.
+        """
         with self.asking.service() as service:
-            return service.job(job)
+            return {**service.job(job), "would_lose": service.losses(jobs=[job])["text"]}
 
     def explain_job(self, job: Job) -> dict[str, Any]:
         """Say why a job waits, or how it runs: what is ahead of it, what would start it now, with whom it shares GPUs.

@@ -153,7 +153,7 @@ class Job:
         "auto: guaranteed if quota and GPUs allow it, otherwise opportunistic until they do.",
     )  # fmt: skip
     retries: int | None = said(
-        "Restarts after failures", unset="3, and 0 after a crash in the first seconds", minimum=0, maximum=1000
+        "Restarts after failures", unset="3, or until it ends twice in the same way", minimum=0, maximum=1000
     )
     gpu_memory: float | None = said("GPU memory per process, e.g. 4G", more="A plain number is in bytes.", **_SIZE)
     cpus: float | None = said("CPU cores of the whole job", more="0: no limit.", **_SIZE)
