@@ -7,7 +7,7 @@ now. Beyond the ends that are looked at, only that a job has not started by then
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +24,14 @@ from plait.control.messages import (
 )
 from plait.control.snapshot import of_active
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.errors import PlaitError
 from plait.core.jobs import JobBatch, JobSpec, Phase
 
-#: Ends that are looked at: so many jobs decided about in all, and at most so many ends.
-DECIDED, MOST_ENDS = 10_000, 24
-#: A policy that wants to be asked again and again without anything ending is asked so many times a look.
-MOST_WAKES = 48
+#: Jobs that are decided about in all, of a queue and of a job that is not there: a long queue is asked about few times.
+DECIDED, DECIDED_NEW = 10_000, 3_000
+#: Ends that are looked at, and decisions in all: a policy may want to be asked again without anything ending.
+MOST_ENDS, MOST_DECISIONS = 24, 72
+#: The number of a job that is not there.
+NEW = -1
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,14 @@ def started(starts_s: FloatArray, ends_s: FloatArray, releases: Sequence[Release
     return out
 
 
-def next_starts(
-    controller: Controller, left_s: Mapping[int, float], new: JobSpec | None = None, *, wanted: Collection[int] = ()
-) -> dict[int, Release]:
-    """The release of every waiting job by its number, or only of `new`, which is submitted now, as number -1.
+def next_starts(controller: Controller, left_s: Mapping[int, float], new: JobSpec | None = None) -> dict[int, Release]:
+    """The release of every waiting job by its number, or only of `new`, which is submitted now, as `NEW`.
 
-    `left_s`: seconds that jobs still run. Stops when the `wanted` jobs have started. The controller is as it was
-    afterwards.
+    `left_s`: seconds that jobs still run. The controller is as it was afterwards.
     """
     play = _Play(controller, left_s, new)
-    most = min(MOST_ENDS, DECIDED // max(len(play.small.active), 1))
-    return play.until(most, {-1} if new is not None else set(wanted))
+    decided = (DECIDED if new is None else DECIDED_NEW) // max(len(play.small.active), 1)
+    return play.until(min(MOST_DECISIONS, decided), None if new is None else NEW)
 
 
 class _Play:
@@ -90,7 +88,7 @@ class _Play:
         if new is not None:
             first = self.small.job_store.count
             self.small.handle(JobSubmitted(self.now_s, first, JobBatch.of([new])))
-            numbers = np.append(numbers, -1)
+            numbers = np.append(numbers, NEW)
         self.numbers: list[int] = numbers.tolist()
         self.left_s = np.array([left_s.get(number, math.inf) for number in self.numbers])
         phase = self.small.job_store.columns["phase"][: len(self.numbers)]
@@ -98,41 +96,36 @@ class _Play:
         self.wake_s = self.small.plan.valid_until_s
         self.releases: dict[int, Release] = {}
         self.reasons: dict[int, str] = {}
-        self.ends = 0
+        self.ends = self.decisions = 0
         self.small.changed = True
 
-    def until(self, most: int, wanted: set[int]) -> dict[int, Release]:
-        """Decide now and after each of the `most` next ends."""
+    def until(self, most: int, only: int | None) -> dict[int, Release]:
+        """Decide now, and until there were `most` decisions after each of the next ends."""
         waiting = self._waiting()
         try:
             self._decide()
             self.reasons = {self.numbers[job]: reason for job, reason in self.small.plan.reasons.items()}
-            wakes = 0
-            while self.ends < most and wakes < MOST_WAKES and self._waiting() and not self._has(wanted):
+            while self.decisions < most and self.ends < MOST_ENDS and self._waiting() and only not in self.releases:
                 due_s = self.since_s + self.left_s
                 next_s = float(np.nanmin(due_s, initial=math.inf))
                 if self.wake_s < next_s:
-                    wakes += 1
                     self._advance(self.wake_s, np.zeros(0, dtype=np.int64))
                 elif math.isfinite(next_s):
                     self._advance(next_s, np.flatnonzero(due_s <= next_s))
                 else:
                     break
-        except PlaitError:
+        except Exception:
             pass  # a policy that fails here fails in its decisions too, and the status says so
         known = {**{job: Release(self.ends + 1) for job in waiting}, **self.releases}
         return {
             job: Release(one.ends, one.due_s, "" if one.now else self.reasons.get(job, ""))
             for job, one in known.items()
-            if not wanted or job in wanted
+            if only in (None, job)
         }
 
     def _waiting(self) -> list[int]:
         phase = self.small.job_store.columns["phase"]
         return [self.numbers[job] for job in self.small.active.tolist() if phase[job] == int(Phase.WAITING)]
-
-    def _has(self, wanted: set[int]) -> bool:
-        return bool(wanted) and wanted <= self.releases.keys()
 
     def _advance(self, at_s: float, ended: IntArray) -> None:
         """Let time pass until `at_s`, when these jobs end, and decide."""
@@ -167,6 +160,7 @@ class _Play:
 
     def _decide(self) -> None:
         self.wake_s = math.inf
+        self.decisions += 1
         commands: Sequence[Command] = self.small.handle(ReplanDue(self.now_s))
         for command in commands:
             if isinstance(command, Stop):
