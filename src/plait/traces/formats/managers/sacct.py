@@ -77,7 +77,7 @@ def read(path: Pathish, *, time_zone: str | None = None, rules: Rules = RULES) -
     GPUs are those of `AllocTRES`, else of `ReqTRES`; a job that names a kind (`gres/gpu:a100=4`) keeps to it. The
     account is the project. A job counts as submitted when it became eligible, if that is known: nobody schedules a job
     that is held, or waits for another. `time_zone` is that of stamps without one (default: UTC); they may be seconds
-    since 1970. Jobs are told apart by cluster, id and submission: a requeued one, or one with an id that was given out
+    since 1970. Jobs differ by cluster, id and submission: a requeued one, or one with an id that was given out
     again, is a job of its own (`12#2`). A file without header has the columns of `COMMAND`, or those of the rules.
 
     Dropped, counted: step (`-X` leaves them out), never_started, negative, earlier_attempt (all but the last row of a
