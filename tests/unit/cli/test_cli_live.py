@@ -630,7 +630,10 @@ def test_cancel_and_administration(plait, fake):
         ("POST", "/v1/projects"): {},
         ("DELETE", "/v1/projects/p"): {},
     }
+    fake.answers["GET", "/v1/jobs/j-3"] = JOB
     assert plait("cancel", "j-3").out == "j-3 cancelled\n"
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "state": "cancelled"}
+    assert plait("cancel", "j-3").out == "j-3 was cancelled already\n"
     assert json.loads(plait("cancel", "j-3", "--json").out) == [{"state": "cancelled"}]
     assert plait("requeue", "j-3").out == "j-3 stopping\n"
     assert plait("clone", "j-3", "--gpus", "2").out == "j-4\n"
@@ -642,7 +645,9 @@ def test_cancel_and_administration(plait, fake):
     assert plait("nodes", "resume", "n0").code == 0
     assert plait("policy", "show").out == "muri-l\n"
     assert plait("policy", "set", "srsf").out == "srsf decides from now on\n"
-    assert plait("token", "create", "bob").out == "abc\n"
+    made = plait("token", "create", "bob")
+    assert made.out == "abc\n"
+    assert made.err.endswith(f"They use it with: export PLAIT_URL={fake.url} PLAIT_TOKEN=abc\n")
     assert plait("token", "new", "bob", "--expires", "30d").out == "abc\n"
     assert "write a number and s, m, h, d or w" in plait("token", "new", "bob", "--expires", "soon").err
     assert plait("nodes", "enrol", "n7").out == "abc\n"
@@ -1164,3 +1169,17 @@ def test_reading_jobs_of_a_file(tmp_path):
     path = tmp_path / "jobs.json"
     path.write_text('[{"command": ["a"]}, {"command": ["b"], "gpu_memory": "3M"}]')
     assert read_jobs(path) == [{"command": ["a"]}, {"command": ["b"], "gpu_memory": 3_000_000}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no job waits or runs; those that have ended: plait ls --all\n"),
+        (["--all"], "no jobs; submit one with: plait submit -- python train.py\n"),
+        (["--state", "running", "--user", "bob"], "no job with state running and user bob\n"),
+        (["--search", "mnist"], "no job with 'mnist' in it waits or runs; those that have ended: plait ls --all\n"),
+    ],
+)
+def test_an_empty_list_says_which_jobs_there_are_none_of(plait, fake, words, said):
+    fake.answers["GET", "/v1/jobs"] = []
+    assert plait("ls", *words).out == said

@@ -142,7 +142,9 @@ def test_policies_that_treat_all_classes_alike_are_told():
     ]
     assert sorted(apart) == sorted(TELL_CLASSES_APART)
     (said,) = remarks("fifo", make_policy("fifo"), 0.0, None, JobClass.AUTO)
-    assert said.startswith("policy fifo ignores job classes and treats all jobs as guaranteed; others do not: pollux")
+    assert said.startswith(
+        "policy fifo ignores job classes and treats all jobs as guaranteed; policies that honour classes: pollux"
+    )
 
 
 def test_a_policy_of_ones_own_declares_what_it_uses():

@@ -39,13 +39,14 @@ def create_token(
     """Create a token and print it once."""
     lasts_s = None if expires is None else seconds(expires)
     with client(home) as service:
-        made = service.create_token(user, role, in_project, expires_in_s=lasts_s)
+        made, url = service.create_token(user, role, in_project, expires_in_s=lasts_s), service.url
     if as_json:
         print_json(made)
         return
     typer.echo(made["token"])
     until = "" if lasts_s is None else f", for {duration(lasts_s)}"
-    note(f"for {user} ({role}){until}; it is not shown again. They use it with: export PLAIT_URL=... PLAIT_TOKEN=...")
+    use = f"export PLAIT_URL={url} PLAIT_TOKEN={made['token']}"
+    note(f"for {user} ({role}){until}; it is not shown again. They use it with: {use}")
 
 
 @token.command("ls")

@@ -167,7 +167,7 @@ def _iteration_lines(found: dict[str, Any]) -> list[str]:
     stages = dict(found["stages"])
     whole = stages.pop("iteration", {})
     if whole.get("now_s") is None:
-        return ["  no iteration was measured yet"]
+        return ["  no iteration has been measured yet"]
     text = f"  an iteration takes {_ms(whole['now_s'])}"
     if whole.get("alone_s") is not None:
         text += f"; alone {_ms(whole['alone_s'])}"

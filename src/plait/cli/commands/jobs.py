@@ -489,9 +489,11 @@ def cancel(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = Fals
     answers = []
     with client(home) as service:
         for job in jobs:
+            before = service.job(job)["state"]
             answers.append(service.cancel(job))
             if not as_json:
-                typer.echo(f"{job} {answers[-1].get('state', 'cancelled')}")
+                state = answers[-1].get("state", "cancelled")
+                typer.echo(f"{job} was cancelled already" if before == "cancelled" else f"{job} {state}")
     if as_json:
         print_json(answers)
 

@@ -98,7 +98,10 @@ def lost_text(found: Mapping[str, Any] | None) -> str:
 
 def _wanted(found: dict[str, Any] | None) -> str:
     """GPUs requested from backends that add and remove nodes, and why; empty for older services."""
-    return f"; {counted(found['gpus'], 'GPU')} requested: {found['why']}" if found else ""
+    if not found:
+        return ""
+    why = "" if found.get("by") == "jobs" else f": {found['why']}"
+    return f"; {counted(found['gpus'], 'GPU')} requested{why}"
 
 
 def _counts(found: dict[str, Any] | None) -> str:

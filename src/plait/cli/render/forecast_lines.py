@@ -107,7 +107,7 @@ def change_words(hours: Any) -> str:
     if middle is None or low is None:
         return "never ends" if middle is None else "ends, and did not before"
     early, late = _shift(low), _shift(high)
-    return early if early == _shift(middle) == late else f"{_shift(middle)} (four in five: {early} to {late})"
+    return _shift(middle) if early == late else f"{_shift(middle)} (four in five: {early} to {late})"
 
 
 def _shift(hours: float | None) -> str:

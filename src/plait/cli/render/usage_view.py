@@ -41,9 +41,9 @@ def rank_rows(usage: Mapping[str, Any]) -> list[list[object]]:
 def headline(usage: Mapping[str, Any]) -> str:
     """For how long it was measured, and how much of its GPUs it held idle."""
     if not usage["series"]:
-        return "nothing was measured yet; a job that runs is measured every 5 s"
+        return "nothing has been measured yet; a job that runs is measured every 5 s"
     points = max(len(one["values"]) for one in usage["series"].values())
-    text = f"over {duration(points * usage['interval_s'])}, a point is {duration(usage['interval_s'])}"
+    text = f"over {duration(points * usage['interval_s'])}, one point every {duration(usage['interval_s'])}"
     if usage["known_gpu_s"] > 0:
         idle, known = usage["idle_gpu_s"], usage["known_gpu_s"]
         text += f"; of {known / 3600:.3g} GPU-hours measured {100 * idle / known:.1f} % idle (less than 5 % busy)"

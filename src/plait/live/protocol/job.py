@@ -143,7 +143,7 @@ class Job:
     )
     iterations: float | None = said(
         "Optimizer steps that the job makes", unset="until exit", null=True,
-        more="Of an adaptive job, steps at batch.initial; null: until it exits.",
+        more="Adaptive jobs: steps at the initial batch. Empty: until it exits.",
         exclusiveMinimum=0, maximum=1e15,
     )  # fmt: skip
     model: str | None = said("Name of the trained model; jobs of one model share measurements", **LINE)

@@ -60,5 +60,5 @@ def classes_ignored(policies: Sequence[str]) -> str:
     """
     which = f"policy {policies[0]} ignores" if len(policies) == 1 else f"policies {', '.join(policies)} ignore"
     treats = "treats" if len(policies) == 1 else "treat"
-    others = f"others do not: {', '.join(TELL_CLASSES_APART)}"
+    others = f"policies that honour classes: {', '.join(TELL_CLASSES_APART)}"
     return f"{which} job classes and {treats} all jobs as guaranteed; {others}"

@@ -157,7 +157,7 @@ def _best(asked: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[dict[
         if not late(then) < SOONER * late(now) or (name == "start" and late(now) - late(then) <= 1):
             return []
         worst = [math.inf if end is None else float(end) for end in (then["wide_s"][1], now["wide_s"][1])]
-        return [f"{name}s sooner" if worst[0] <= worst[1] else f"{name}s sooner as a rule, later at worst"]
+        return [f"{name}s sooner" if worst[0] <= worst[1] else f"usually {name}s sooner, may {name} later"]
 
     out = []
     for one in others:
