@@ -36,7 +36,7 @@ class Checksums:
         self._columns = [(column.name, _converter(column)) for column in table.c if column.name != CRC]
         self._keys = [column.name for column in table.primary_key.columns]
 
-    def of(self, row: Mapping[str, Any]) -> int:
+    def of(self, row: Mapping[Any, Any]) -> int:
         """The CRC-32 of a row; a column that is missing counts as null."""
         return zlib.crc32(repr([convert(row.get(name)) for name, convert in self._columns]).encode())
 
@@ -44,7 +44,7 @@ class Checksums:
         """Rows with their checksums."""
         return [{**row, CRC: self.of(row)} for row in rows]
 
-    def problem(self, row: Mapping[str, Any]) -> str:
+    def problem(self, row: Mapping[Any, Any]) -> str:
         """Which row of the table does not match its checksum; "" if it does, or has none."""
         if row[CRC] is None or row[CRC] == self.of(row):
             return ""
