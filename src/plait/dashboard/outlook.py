@@ -102,14 +102,17 @@ async def _quick(viewer: Viewer, status: Mapping[str, Any], rows: Sequence[int])
 
     async def end_of(job: int) -> tuple[str, Mapping[str, Any]] | None:
         try:
-            soon = (await viewer.get(KEPT_S, f"/v1/jobs/j-{job}/explain")).get("forecast")
+            soon = (await viewer.get(1.0, f"/v1/jobs/j-{job}/explain")).get("forecast")
         except Refused:  # of another user, or over
             return None
         return (str(job), {name: _three(soon.get(name)) for name in ("start", "end")}) if soon else None
 
     async def make() -> Outlook:
-        whole, *ends = await asyncio.gather(_list_scheduled(viewer, status), *(end_of(job) for job in rows))
-        return replace(whole, jobs=dict(one for one in ends if one), quick=True)
+        whole, ends = await asyncio.gather(
+            _list_scheduled(viewer, status), asyncio.gather(*(end_of(job) for job in rows))
+        )
+        made: Outlook = replace(whole, jobs=dict(one for one in ends if one), quick=True)
+        return made
 
     key = ("long", "quick outlook", viewer.session.role, viewer.session.user, *rows)
     work = asyncio.ensure_future(viewer.web.answers.share(key, KEPT_S, make))

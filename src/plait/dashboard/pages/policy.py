@@ -64,10 +64,11 @@ def _comparison(viewer: Viewer, other: str, current: str) -> Work:
 async def set_policy(viewer: Viewer) -> Response:
     """Switch the policy, and show the page; if it was refused, with the reason and what was typed."""
     form = await checked_form(viewer)
-    body = {"policy": form.get("policy", "").strip(), "may_lose_work": form.get("may_lose_work") == "yes"}
+    given = form.get("policy", "").strip()
     try:
+        body = {"policy": given, "may_lose_work": form.get("may_lose_work") == "yes"}
         await viewer.api.ask("PUT", "/v1/policy", body=body)
     except Refused as error:
-        return await _page(viewer, error, body["policy"][:200])
+        return await _page(viewer, error, given[:200])
     viewer.web.answers.forget()
     return RedirectResponse(f"{ROOT}/policy", 303)
