@@ -148,7 +148,7 @@ def test_functions_of_the_scheduler_change_nothing_themselves(tmp_path: Path) ->
         lambda: decide.admit(ctx, late),
         lambda: reconcile(ctx, lambda number, epoch: epoch + 1, late),
         lambda: changes.cancel(ctx, waiting, "ann", late),
-        lambda: operations.drain(ctx, "n0", late),
+        lambda: operations.drain(ctx, "n0", True, late),
         lambda: operations.node_gone(ctx, "n0", "dead", certain=True),
         lambda: operations.set_policy(ctx, "srtf", may_lose_work=True, now_s=late),
     ]
@@ -167,7 +167,8 @@ def all_of(ctx: Context) -> str:
     state = ctx.state
     seen = [state.jobs[n].live for n in sorted(state.live)]
     touched = sorted(state.touched), sorted(state.touched_nodes)
-    return repr((state.to_json(), list(state.nodes.values()), seen, touched, ctx.timers, ctx.unfenced, ctx.now_s))
+    own = ctx.timers, ctx.unfenced, ctx.successors, ctx.now_s
+    return repr((state.to_json(), list(state.nodes.values()), seen, touched, own))
 
 
 def test_a_log_from_before_lost_work_was_a_question_is_read() -> None:
