@@ -546,6 +546,15 @@ def test_logs_of_a_job_that_never_started_say_so(plait, fake, follow):
     assert answer.err == "plait: j-3 has no log, because it never started: cancelled (by ann)\n"
 
 
+def test_logs_in_a_pipe_hold_no_escape_sequences_unless_they_are_wanted(plait, fake):
+    text = "\x1b]52;c;ZXZpbA==\x07one\x1b[31m red\x1b[0m\n\ttwo\u202e\n"
+    part = {"text": text, "offset": 0, "next": len(text.encode()), "size": len(text.encode())}
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = lambda query: part
+    fake.answers["GET", "/v1/jobs/j-3"] = JOB
+    assert plait("logs", "j-3").out == "one red\n\ttwo\n"
+    assert plait("logs", "j-3", "--raw").out == text
+
+
 def test_logs_follow_until_the_end(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3/logs"] = (
         'event: log\ndata: {"text": "one\\n", "next": 4}\n\ndata: {"text": "two\\n", "next": 8}\n\n'

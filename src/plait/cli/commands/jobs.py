@@ -389,7 +389,7 @@ def logs(
         offset = 0
         if tail is not None:
             part = awaited(lambda: last_lines(service, job, rank, tail), patience)
-            typer.echo(shown(part["text"]), nl=False)
+            typer.echo(shown(part["text"]), nl=False, color=raw or None)
             offset = part["next"]
         if follow:
             from plait.live.client.client import NotRunning
@@ -399,7 +399,7 @@ def logs(
                 for text in service.follow(
                     job, rank=rank, offset=offset, notice=lambda text: note(f"{job}: {text}"), waits=patience
                 ):
-                    typer.echo(shown(text), nl=False)
+                    typer.echo(shown(text), nl=False, color=raw or None)
                     wrote = True
                 if not wrote and (never := _never_ran(service.job(job))):
                     note(never)
@@ -413,7 +413,7 @@ def logs(
             text = str(part.get("text", ""))
             if not text:
                 return
-            typer.echo(shown(text), nl=False)
+            typer.echo(shown(text), nl=False, color=raw or None)
             offset = int(part.get("next", part["offset"] + len(text.encode())))
             if offset >= int(part["size"]):
                 return
