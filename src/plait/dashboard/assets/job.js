@@ -24,7 +24,7 @@
     }
     // One unit for the whole axis, and as many marks as fit beside each other.
     const unit = span < 180 ? [1, "s"] : span < 3 * 3600 ? [60, "min"] : [3600, "h"], marks = width < 500 ? 2 : 4;
-    const said = (s) => `${(s / unit[0]).toFixed(span / unit[0] < 20 && unit[0] > 1 ? 1 : 0)} ${unit[1]}`;
+    const said = (s) => `${(s / unit[0]).toFixed(span / unit[0] < 20 ? 1 : 0)} ${unit[1]}`;
     for (let i = 0; i <= marks; i++) {
       pen.textAlign = i === marks ? "right" : i ? "center" : "left";
       text(ago ? i < marks ? `${said(span * (marks - i) / marks)} ago` : "now" : i ? said(span * i / marks) : "submitted", x(from + span * i / marks), height - foot / 2);
