@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
 import pytest
 
 pytest.importorskip("torch")
+from plait.core.resources import Resource
+from plait.runtime.stage_gate import NullGate
+from plait.training.loader import prefetch
 from plait.training.loader.prefetch import WaitTimer
+from plait.training.stages import Stages
 
 
 class Clocks:
@@ -36,3 +42,37 @@ def test_a_core_that_is_lost_while_clocks_are_read_is_no_part_of_it(at: int, mon
     waited_s, all_s = timer.waited_s()
     assert waited_s == pytest.approx(0.004)
     assert all_s in (pytest.approx(0.006), pytest.approx(0.011))
+
+
+def test_a_thread_opens_its_accounting_once() -> None:
+    if not os.path.exists("/proc/thread-self/schedstat"):
+        pytest.skip("this kernel accounts for no waiting")
+    mine = {WaitTimer()._file(), WaitTimer()._file()}
+    others: set[int] = set()
+    thread = threading.Thread(target=lambda: others.add(WaitTimer()._file()))
+    thread.start()
+    thread.join()
+    assert len(mine) == len(others) == 1
+    assert WaitTimer().queued_s >= 0
+
+
+@pytest.mark.parametrize(("load_s", "measured"), [(0.0001, 3), (0.1, 20)])
+def test_fast_batches_are_measured_now_and_then(load_s: float, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[float] = []
+
+    class Timer:
+        def __init__(self) -> None:
+            made.append(load_s)
+
+        def waited_s(self) -> tuple[float, float]:
+            return load_s / 4, load_s
+
+    now = iter(range(1000))
+    stages = Stages(None, NullGate(), clock=lambda: float(next(now)))
+    monkeypatch.setattr(prefetch, "WaitTimer", Timer)
+    marked = prefetch.Marked(list(range(8)), 0, stages)
+    for _ in range(20):
+        assert marked.__getitems__([1, 2]) == [1, 2]
+    assert len(made) == measured
+    assert stages.busy_s[Resource.STORAGE] == pytest.approx(20 / 4), "the parts of a measured batch hold for the next"
+    assert stages.busy_s[Resource.CPU] == pytest.approx(20 * 3 / 4)
