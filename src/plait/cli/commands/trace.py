@@ -91,6 +91,9 @@ def generate(
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster to which the load refers.")] = 64,
     load: Annotated[float | None, typer.Option(help="Offered load. [default: the preset's own]")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
+    max_duration: Annotated[
+        float | None, typer.Option(help="Draw durations above this many seconds again. [default: no limit]")
+    ] = None,
     models: AssignModels = None,
     deadlines: DeadlinesOption = None,
     opportunistic_share: OpportunisticShare = None,
@@ -100,7 +103,7 @@ def generate(
     from plait.traces.canonical import write_canonical
     from plait.traces.synthetic.generate import generate as make
 
-    table = make(preset, jobs, gpus, load, seed, models=models)
+    table = make(preset, jobs, gpus, load, seed, models=models, max_duration_s=max_duration)
     table = _assigned(table, seed, deadlines, opportunistic_share, tenants)
     write_canonical(table, target)
     _say_written(table, target)

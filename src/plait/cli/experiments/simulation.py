@@ -19,8 +19,8 @@ from plait.policies.catalog import import_from_here
 from plait.sim.studies.cases import Case, over_processes, run_case
 
 
-def answer(request: Request) -> None:
-    """Do what was asked."""
+def answer(request: Request, *, most: int | None = None) -> None:
+    """Run the simulations, print the comparison in at most `most` columns, and write the files of the request."""
     import_from_here()
     from plait.cli.experiments.published import published_runs, run_published
 
@@ -43,7 +43,7 @@ def answer(request: Request) -> None:
             show(results, console(error=True))
             outputs.commit()
         else:
-            show(results, console())
+            show(results, console(most=most))
             for path in outputs.commit():
                 note(f"wrote {path}")
 

@@ -25,8 +25,11 @@ def print_comparison(results: Sequence[RunResult], printer: Printer) -> bool:
             break
         chosen = [m for m in chosen if m.key != name]
         table = comparison_table(results, chosen)
-    while len(chosen) > 1 and not printer.fits(table):
-        chosen.pop()
-        table = comparison_table(results, chosen)
+    if not printer.fits(table):
+        fitting = chosen[:1]
+        for metric in chosen[1:]:
+            if printer.fits(comparison_table(results, [*fitting, metric])):
+                fitting.append(metric)
+        chosen, table = fitting, comparison_table(results, fitting)
     printer.print(table)
     return len(chosen) < len(there)

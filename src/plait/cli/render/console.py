@@ -15,18 +15,16 @@ WIDTH = 240
 class Printer:
     """Prints what rich renders; without a terminal without colours, line wraps or spaces at the end of lines."""
 
-    def __init__(self, file: TextIO) -> None:
-        """Print to this file."""
-        self._file = file
+    def __init__(self, file: TextIO, *, most: int | None = None) -> None:
+        """Print to this file, tables that drop columns in at most `most` columns (None: as the terminal, or whole)."""
+        self._file, self._most = file, most
         self._terminal = Console(file=file)
 
     def fits(self, what: RenderableType) -> bool:
         """Whether it can be printed without squeezing it."""
-        if not self._terminal.is_terminal:
-            return True
-        return (
-            Measurement.get(self._terminal, self._terminal.options.update(max_width=WIDTH), what).maximum <= self.width
-        )
+        most = self.width if self._terminal.is_terminal else WIDTH
+        needed = Measurement.get(self._terminal, self._terminal.options.update(max_width=WIDTH), what).maximum
+        return needed <= min(most, self._most or most)
 
     @property
     def width(self) -> int:
@@ -52,6 +50,6 @@ class Printer:
             self._file.write(line.rstrip() + "\n")
 
 
-def console(*, error: bool = False) -> Printer:
-    """Standard output, or standard error."""
-    return Printer(sys.stderr if error else sys.stdout)
+def console(*, error: bool = False, most: int | None = None) -> Printer:
+    """Standard output, or standard error; `most`: see `Printer`."""
+    return Printer(sys.stderr if error else sys.stdout, most=most)

@@ -160,6 +160,7 @@ def generate(
     models: str | None = None,
     users: int = 50,
     arrivals: str | None = None,
+    max_duration_s: float | None = None,
 ) -> TraceTable:
     """A synthetic trace of `jobs` jobs for a cluster of `gpus` GPUs.
 
@@ -167,6 +168,8 @@ def generate(
     models: None, or a mix of `assign_models` (`uniform`, `by_gpu_hours`).
     users: how many people submit; a few submit most.
     arrivals: `bursty`, `poisson` or `uniform` instead of the preset's.
+    max_duration_s: longer durations are drawn again. With heavy tails a few jobs outlast the submissions by far, so
+    that a cluster at load 1 is idle for most of a simulation; with a limit the load is that of nearly all of it.
     """
     if preset not in (*PRESETS, ADAPTIVE):
         raise InputError(f"unknown preset {preset!r}; {suggest(preset, [*PRESETS, ADAPTIVE])}")
@@ -178,8 +181,8 @@ def generate(
     if seed < 0:
         raise InputError(f"a seed is at least 0 (got {seed})")
     if preset == ADAPTIVE:
-        if models is not None:
-            raise InputError(f"preset {preset} draws models of its own; leave models out")
+        if models is not None or max_duration_s is not None:
+            raise InputError(f"preset {preset} draws models and durations of its own; leave both options out")
         from plait.traces.synthetic.adaptive import generate_pollux
 
         return generate_pollux(jobs, gpus, load, seed, ARRIVALS[arrivals or "poisson"])
@@ -191,7 +194,7 @@ def generate(
         follows = stream(seed, "bursts").random(jobs) < kind.shared
         source = np.where(follows, leader, np.arange(jobs))
         sizes, people = sizes[source], people[source]
-    durations = np.round(kind.durations(stream(seed, "durations"), sizes) * 1000) / 1000
+    durations = _durations(kind, stream(seed, "durations"), sizes, max_duration_s)
     names = np.array([f"user-{k}" for k in range(users)], dtype=object)
     meta = new_meta(
         source=f"synthetic: {kind.source}",
@@ -201,6 +204,7 @@ def generate(
         options={
             "preset": preset, "jobs": jobs, "gpus": gpus, "load": load, "seed": seed, "users": users,
             "arrivals": arrivals, "models": models,
+            **({} if max_duration_s is None else {"max_duration_s": max_duration_s}),
         },
     )  # fmt: skip
     columns = {
@@ -223,6 +227,17 @@ def _sizes(kind: Preset, rng: np.random.Generator, jobs: int, gpus: int) -> Arra
     fitting = {size: share for size, share in kind.sizes.items() if size <= gpus}
     shares = np.array(list(fitting.values()))
     return rng.choice(np.array(list(fitting), dtype=np.int32), size=jobs, p=shares / shares.sum())
+
+
+def _durations(kind: Preset, rng: np.random.Generator, sizes: Array, max_duration_s: float | None) -> Array:
+    """Durations of whole milliseconds; those above the limit are drawn again."""
+    durations = kind.durations(rng, sizes)
+    for _ in range(1000):
+        long = np.flatnonzero(durations > (np.inf if max_duration_s is None else max_duration_s))
+        if not len(long):
+            return np.round(durations * 1000) / 1000
+        durations[long] = kind.durations(rng, sizes[long])
+    raise InputError(f"hardly any job of this preset lasts at most {max_duration_s} s; the limit needs to be larger")
 
 
 def _people(rng: np.random.Generator, jobs: int, users: int) -> Array:
