@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from plait import Cluster, load_jobs, make_world
+from plait.cli.commands.demo import LOAD, MAX_DURATION_S
 from plait.core.preemption import FREELY
 from plait.goodput.model.efficiency import efficiency
 from plait.goodput.model.jobs import GoodputJobs
@@ -111,7 +112,7 @@ def goodput() -> None:
 
 def demo() -> None:
     """The comparison of `make demo-simulate`: bars, distributions, and the report as a browser shows it."""
-    jobs = load_jobs(generate("philly", 2000, 64, 1.0, 1, models="uniform")).jobs
+    jobs = load_jobs(generate("philly", 1000, 64, LOAD, 1, models="uniform", max_duration_s=MAX_DURATION_S)).jobs
     cluster, world = Cluster.parse("8x8"), make_world("plait")
     cases = [Case(trace="philly.csv", jobs=jobs, policy=p, cluster=cluster, world=world) for p in POLICIES]
     results = [run_case(case) for case in cases]
