@@ -78,10 +78,11 @@ class AttachedJob(Job):
         self._resumed = self._leaving = self._foreign = False
         self.iterations = Iterations(self.compute)
         self._epoch = 0
+        self._wrapped: list[tuple[Any, Any]] = []  # loaders given to `batches`, and what they were wrapped as
         self._save_asked: bool | None = None  # by `checkpoint` in a loop step: whether to wait for the write
         self.total_epochs = 0  # announced by the script, 0 unknown
         self.advice = ResumeAdvice(self)
-        self.boundary = Boundary(
+        self.boundary: Boundary = Boundary(
             page, self.checkpointer, around, boundary_missing=self._boundary_missing, leaves=lambda: self.shared.leaves
         )
         self._idle_s = self._evaluation_s = 0.0
@@ -135,6 +136,18 @@ class AttachedJob(Job):
         if train and wrapped is not loader:
             self.kept.add(self.kept.free_name("loader"), wrapped)
         return wrapped
+
+    def batches(self, loader: Any) -> Iterator[tuple[int, Any]]:
+        """See `Job.batches`."""
+        wrapped = next((made for given, made in self._wrapped if given is loader), None)
+        if wrapped is None:
+            wrapped = self.wrap_loader(loader)
+            self._wrapped.append((loader, wrapped))
+        if not hasattr(wrapped, "done"):  # an adaptive loader, or one of an adapter
+            yield from enumerate(wrapped)
+            return
+        for batch in wrapped:
+            yield wrapped.done - 1, batch
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
         """See `Job.wrap_optimizer`."""
@@ -200,7 +213,7 @@ class AttachedJob(Job):
                     self.recorder.begins()
                 yield loop_step
                 if not self.iterations.loop_step_counted:
-                    self._loop_step_ended()
+                    self._loop_step_ended(stepped=self.iterations.stepped)
                 # Not the count of optimizer steps: a scaler may skip one, and one may take several steps of the loop.
                 self.iterations.begin_loop_step(loop_step + 1)
                 self.safe_point("steps")
@@ -217,7 +230,7 @@ class AttachedJob(Job):
                 self._epoch = epoch + 1
                 if self.counted == before:
                     self.page.total_iterations = total
-                    self._loop_step_ended()
+                    self._loop_step_ended(stepped=self.iterations.stepped)
                 self.safe_point("epochs")
 
     def yield_point(self) -> None:
@@ -294,12 +307,13 @@ class AttachedJob(Job):
         return self._gate_thread
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """After `step()` of any optimizer of the process. The first, or the first wrapped, is the one that counts."""
+        """After `step()` of any optimizer of the process; `GpuStage.stepped` determines which one counts."""
         if os.getpid() != self._pid or self._leaving:
             return
         if self.recorder is not None:
             self.recorder.optimizer_stepped(optimizer)
-        if not self.compute.stepped(optimizer):
+        self.iterations.optimizer_stepped()
+        if not self.compute.stepped(optimizer, hands_over=not self.in_steps):
             return
         self.shared.trains(optimizer)
         if self.iterations.manual:
@@ -339,6 +353,11 @@ class AttachedJob(Job):
             overdue = evaluating and self.boundary.asked_for_s > self.around.grace_s / 2
             if wants_stop == STOP_NOW or overdue:
                 self.leave()
+
+    @property
+    def in_steps(self) -> bool:
+        """True if the script counts its iterations by `steps`."""
+        return self.iterations.inside("steps")
 
     @property
     def in_epochs(self) -> bool:
@@ -395,7 +414,7 @@ class AttachedJob(Job):
         about["loop_step"] = self.iterations.loop_steps_done
         if self.recorder is not None:
             about["rehearsal"] = self.recorder.saved()
-        return self.kept.collect(self.around.rank, about)
+        return self.kept.collect(self.around.rank, about, self.compute.stepped_lately)
 
     def _committed(self, commit: Commit) -> None:
         self.page.checkpoint_steps, self.page.checkpoint_time = commit.step, time.time()
@@ -405,10 +424,11 @@ class AttachedJob(Job):
     def safe_point(self, loop: str, *, last: bool = False) -> None:
         """Act on the last iteration between two steps of `loop`; loops inside `steps` leave that to it.
 
-        `last`: the last step of a pass, after which an evaluation may follow; a long one needs a checkpoint first.
+        `last`: the last step of a pass, after which an evaluation may follow; a long one needs a checkpoint first, and
+        so does a job whose last one failed: perhaps only the ends of its passes can be restored.
         """
         if self.iterations.take_pending(loop):
-            self._act(save=last and self._evaluation_s > LONG_EVALUATION_S)
+            self._act(save=last and (self._evaluation_s > LONG_EVALUATION_S or self.checkpointer.failed))
 
     def batch_begins(self, passes: Any, length: int | None, batch: Any) -> None:
         """Note that `batch` is handed out, the `passes.done`th of `length` in its pass."""
@@ -421,9 +441,9 @@ class AttachedJob(Job):
         if not self.iterations.inside("steps"):
             self._loop_step_ended()
 
-    def _loop_step_ended(self) -> None:
-        """Note the end of a loop step without an optimizer step."""
-        if self.iterations.end_loop_step():
+    def _loop_step_ended(self, *, stepped: bool = False) -> None:
+        """Note the end of a loop step in which no iteration ended; `stepped`: an optimizer that does not count has."""
+        if self.iterations.end_loop_step() or (stepped and not self.iterations.manual):
             self._count()
             self.iterations.pending = True
 
@@ -439,6 +459,10 @@ class AttachedJob(Job):
         if not self._resumed:
             return Saves.NOT_RESUMED
         return Saves.FAILED if self.checkpointer.failed else Saves.YES
+
+    def not_restorable(self) -> None:
+        """Report that the next checkpoint cannot be restored, as if it had failed already."""
+        self.checkpointer.failed = True
 
     def _boundary_missing(self) -> bool:
         """True if no boundary can be expected, so that a stop must not wait for one."""
@@ -479,6 +503,7 @@ class AttachedJob(Job):
             self._save(block=bool(asked))
         if stop:
             self.leave()
+        self.compute.stepped_lately.clear()
         self.advice.check()
         self.settle()
         if self.around.world_size == 1 and self.boundary.wants_stop and not stop:

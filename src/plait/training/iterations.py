@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.training.device.gpu_stage import GpuStage
 
-#: After so many steps of a loop and so many seconds, a registered optimizer that never stepped counts no more.
+#: After so many steps of a loop and so many seconds without a step of an optimizer, optimizers count no more.
 WAIT_LOOP_STEPS, WAIT_S = 100, 20.0
 
 
@@ -37,8 +37,10 @@ class Iterations:
         self.manual = False  # the script or a trainer counts by itself
         self.pending = False  # the job has not acted on the last iteration
         self.loop_step, self.loop_step_counted = 0, False  # of `job.steps`; whether an iteration ended in it
+        self.stepped = False  # whether any optimizer has stepped since the last iteration
         self._loops: list[str] = []  # that are running, the innermost last
         self._idle_loop_steps, self._idle_since_s = 0, 0.0  # steps of a loop without a step of an optimizer
+        self._most_idle = 0  # between two steps of optimizers
 
     @contextlib.contextmanager
     def in_loop(self, loop: str) -> Iterator[None]:
@@ -67,19 +69,26 @@ class Iterations:
     @property
     def saves_at_loop_end(self) -> bool:
         """True inside a loop step; a checkpoint is possible only at its end."""
-        return self.looping and not self.loop_step_counted and self.loop_steps_count()
+        begun = self.loop_steps_count() or (self.stepped and self.inside("steps"))
+        return self.looping and not self.loop_step_counted and begun
 
     def begin_loop_step(self, number: int) -> None:
         """Note that `job.steps` begins this step."""
-        self.loop_step, self.loop_step_counted = number, False
+        self.loop_step, self.loop_step_counted, self.stepped = number, False, False
 
     def count(self) -> None:
         """Note that an iteration has ended."""
         self.counted += 1
-        self.loop_step_counted = True
+        self.loop_step_counted, self.stepped = True, False
+
+    def optimizer_stepped(self) -> None:
+        """Note that an optimizer has stepped, one that counts or another."""
+        self.stepped = True
+        self._most_idle = max(self._most_idle, self._idle_loop_steps)
+        self._idle_loop_steps, self._idle_since_s = 0, 0.0
 
     def end_loop_step(self) -> bool:
-        """End a step of a loop without an optimizer step; returns whether it counts as an iteration."""
+        """End a step of a loop in which no iteration ended; returns whether it counts as one."""
         self._idle_loop_steps += 1
         self._idle_since_s = self._idle_since_s or time.monotonic()
         return self.loop_steps_count()
@@ -87,13 +96,14 @@ class Iterations:
     def loop_steps_count(self) -> bool:
         """True if steps of loops are the iterations, because no torch optimizer steps.
 
-        A registered optimizer may need several steps of a loop before its first step, up to a limit.
+        An optimizer may need several steps of a loop before its next step, up to a limit.
         """
         if self.manual:
             return False
-        if self._compute.optimizer_stepped or not self._compute.optimizer_known:
-            return not self._compute.optimizer_stepped
-        return self._idle_loop_steps > WAIT_LOOP_STEPS and time.monotonic() - self._idle_since_s > WAIT_S
+        if not self._compute.optimizer_stepped and not self._compute.optimizer_known:
+            return True
+        most = max(WAIT_LOOP_STEPS, 2 * self._most_idle)
+        return self._idle_loop_steps > most and time.monotonic() - self._idle_since_s > WAIT_S
 
     def take_pending(self, loop: str) -> bool:
         """True if the job may act on its last iteration between two steps of `loop`; clears the pending iteration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -75,6 +75,14 @@ class Job:
         StatefulDataLoader keeps its own state. `train=False` is for evaluation: only the stages are marked.
         """
         return loader
+
+    def batches(self, loader: Any) -> Iterator[tuple[int, Any]]:
+        """Yield (number in the pass, batch) of `loader`: `for i, batch in job.batches(loader):`.
+
+        As `enumerate(loader)`; after a resume in the middle of a pass, both go on with the number of the next batch. A
+        loader that is not wrapped is wrapped as by `wrap_loader`, each one once.
+        """
+        return enumerate(loader)
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
         """Count the steps of `optimizer`, end the GPU stage with them, and save its state; returns it unchanged."""

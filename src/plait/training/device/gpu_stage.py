@@ -10,6 +10,9 @@ from plait.core.resources import Resource, skew
 from plait.runtime.page import Page
 from plait.training.stages import Stages
 
+#: Steps of other optimizers, at least, after which the one that counts is taken for finished.
+FINISHED_AFTER = 8
+
 
 class GpuStage:
     """Marks the GPU stage, and knows which optimizer's steps are the iterations of the job."""
@@ -20,8 +23,11 @@ class GpuStage:
         self._stages, self._page = stages, page
         self._marking = False
         self._counting: weakref.ref[Any] | None = None
+        self._first: weakref.ref[Any] | None = None  # that was registered; it counts whenever it steps
+        self._between, self._longest = 0, 0  # steps of others since the one that counts has stepped, and at most
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self.optimizer_known = self.optimizer_stepped = False  # of torch, whose steps are seen
+        self.stepped_lately: weakref.WeakSet[Any] = weakref.WeakSet()  # since the last boundary
         self._stepped: set[int] = set()  # ids of known optimizers that have stepped since the batch began
 
     def know(self, optimizer: Any) -> None:
@@ -33,7 +39,7 @@ class GpuStage:
         self.optimizer_known |= hasattr(optimizer, "register_step_post_hook")
         if not self._known:
             self._marking = True
-            self._counting = weakref.ref(optimizer)
+            self._counting = self._first = weakref.ref(optimizer)
             sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
             self._page.skew = skew(sizes)
         self._known.add(optimizer)
@@ -58,12 +64,25 @@ class GpuStage:
         if self._marking:
             self._stages.leave(Resource.GPU)
 
-    def stepped(self, optimizer: Any) -> bool:
-        """Note a step of `optimizer`; returns whether an iteration ends. Several optimizers make one together."""
+    def stepped(self, optimizer: Any, *, hands_over: bool = True) -> bool:
+        """Note a step of `optimizer`; returns whether an iteration ends. Several optimizers make one together.
+
+        The first registered optimizer counts, else the first that steps. If it no longer steps (Adam, followed by
+        L-BFGS; a warm-up), the next one counts: after twice as many steps of others as were ever between two of its
+        own. `hands_over`: False where a loop counts the steps of all.
+        """
         self.optimizer_stepped = True
+        self.stepped_lately.add(optimizer)
         counting = self._counting() if self._counting is not None else None
-        if counting is None:  # the first one, or the one that counted is gone
+        if counting is None or (self._first is not None and optimizer is self._first()):
             self._counting, counting = weakref.ref(optimizer), optimizer
+        if optimizer is counting:
+            self._longest, self._between = max(self._longest, self._between), 0
+        elif hands_over:
+            self._between += 1
+            if self._between > max(2 * self._longest, FINISHED_AFTER):
+                self._counting, counting = weakref.ref(optimizer), optimizer
+                self._longest = self._between = 0
         if self._marking:
             self._stepped.add(id(optimizer))
             if len(self._stepped) >= len(self._known):

@@ -12,7 +12,9 @@ epoch raises `InputError`.
 
 from __future__ import annotations
 
+import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,9 +24,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
+from plait.training.loader.consumers import count_on, counted_beside, cycled, numbers, part_of
 from plait.training.loader.prefetch import Marked, Streamed
 from plait.training.loader.sampler_replay import Order, fingerprint, generators_of, pass_seed
 from plait.training.state import random_streams
+from plait.training.state.structure import NotRestorable
 from plait.training.stopping import ignore_in_worker
 
 if TYPE_CHECKING:
@@ -71,6 +75,10 @@ class _Passes:
     def __init__(self, job: Rank, *, train: bool) -> None:
         self.job, self.train = job, train
         self.done, self.active = 0, False
+        self.origin = 0  # batches before the first of this pass, where an `itertools.cycle` goes on
+        self._batches: weakref.ref[Any] = weakref.ref(self)  # the iterator of the newest pass
+        self._first: weakref.ref[Any] = weakref.ref(self)  # a part of its first batch
+        self._looked = False  # at how the loop counts
 
     def begin(self) -> None:
         """A pass is about to begin."""
@@ -86,10 +94,27 @@ class _Passes:
         length: int | None = None,
         *,
         again: bool,
+        counted: list[int] | None = None,
+    ) -> Iterator[Any]:
+        """An iterator over batches, each from `load(batches)`; arguments as for `_run`."""
+        made = self._run(batches, first, load, length, again=again, counted=counted)
+        self._batches = weakref.ref(made)
+        return made
+
+    def _run(
+        self,
+        batches: Iterator[Any],
+        first: int,
+        load: Callable[[Iterator[Any]], Any],
+        length: int | None,
+        *,
+        again: bool,
+        counted: list[int] | None,
     ) -> Iterator[Any]:
         """Yield batches, each from `load(batches)`. `first`: batches done already; `length`: of a whole pass, if known.
 
-        `again`: the pass continues after a resume, with the random streams of the checkpoint.
+        `again`: the pass continues after a resume, with the random streams of the checkpoint. `counted`: the numbers
+        of the script's `enumerate` objects at a resume.
         """
         job = self.job
         if again:
@@ -99,6 +124,8 @@ class _Passes:
             try:
                 while (batch := load(batches)) is not _END:
                     self.done += 1
+                    if self.done == first + 1:
+                        self._first_batch(batch, counted)
                     job.compute.begin()
                     if self.train:
                         job.batch_begins(self, length, batch)
@@ -111,6 +138,35 @@ class _Passes:
             finally:
                 job.compute.end()
                 self.active = False
+
+    def _first_batch(self, batch: Any, counted: list[int] | None) -> None:
+        """The first batch of a pass is about to be handed out: let the script's counters go on after a resume."""
+        if not self.train:
+            return
+        part = part_of(batch)
+        self._first = weakref.ref(self if part is None else part)
+        made = self._batches()
+        if counted:
+            count_on(made, counted)
+        if not self._looked and not self.job.in_steps:
+            self._looked = True
+            way = counted_beside(made, sys._getframe(2))
+            if way:
+                self.job.advice.warn_count(way)
+
+    def place(self, *, begun: bool, replays: bool) -> dict[str, Any]:
+        """What a checkpoint contains of the script's objects that draw from this loader.
+
+        `begun`: the pass is to be continued; `replays`: a part of a pass can be loaded again. `counted`: the numbers
+        of its `enumerate` objects; `cycled`: batches that an `itertools.cycle` has given in all, None without one.
+        """
+        made = self._batches() if self.active else None
+        first = self._first()
+        beyond = cycled(made, first) if self.train and (self.active or first not in (None, self)) else None
+        at = None if beyond is None else self.origin + self.done + beyond
+        if at is not None and not replays:
+            self.job.advice.warn_cycle()
+        return {"counted": numbers(made if begun else None) if self.train else [], "cycled": at}
 
 
 class BatchFetcher:
@@ -147,6 +203,7 @@ class StagedLoader(DataLoader[Any]):
         """Rebuild `inner` for `job` with a marked dataset and a recorded sampler; `train`: for training."""
         self._job, self._passes = job, _Passes(job, train=train)
         self._resume: dict[str, Any] | None = None
+        self._counted: list[int] | None = None
         self._generators = generators_of(inner)
         self._order: Order | None = None
         self._fetcher: BatchFetcher | None = None
@@ -161,6 +218,7 @@ class StagedLoader(DataLoader[Any]):
             self._fetcher = BatchFetcher(job, marked, inner.num_workers)
             sampler = inner.batch_sampler if inner.batch_sampler is not None else inner.sampler
             order = self._order = Order(sampler, self._generators, batched=inner.batch_sampler is not None)
+            order.prefetched = inner.num_workers > 0
             if inner.batch_sampler is not None:
                 super().__init__(marked, batch_sampler=order, **options)  # type: ignore[arg-type]
             else:
@@ -180,6 +238,7 @@ class StagedLoader(DataLoader[Any]):
         """Yield the batches; in the first pass after a resume, from the position of the checkpoint."""
         self._passes.begin()
         resume, self._resume = self._resume, None
+        counted, self._counted = self._counted, None
         order, stream = self._order, self._stream
         batches: Iterator[Any]
         if order is not None:
@@ -193,7 +252,19 @@ class StagedLoader(DataLoader[Any]):
             assert stream is not None
             batches = stream.begin(super().__iter__, resume)
         length = order.length if order is not None else None
-        return self._passes.run(batches, resume["done"] if resume else 0, self._next, length, again=resume is not None)
+        at = (resume or {}).get("cycled")
+        self._passes.origin = at % (length or 1) if at is not None else 0
+        first = resume["done"] if resume and at is None else 0
+        load = self._next if at is None else partial(self._next_of_cycle, max((length or 0) - at, 0))
+        return self._passes.run(batches, first, load, length, again=resume is not None, counted=counted)
+
+    def _next_of_cycle(self, new: int, batches: Iterator[Any]) -> Any:
+        """The next batch for an `itertools.cycle`: after `new` ones those that it had, which draw nothing again."""
+        streams = random_streams.capture() if self._passes.done >= new else None
+        batch = self._next(batches)
+        if streams is not None:
+            random_streams.restore(streams)
+        return batch
 
     def _next(self, batches: Iterator[Any]) -> Any:
         """The next batch."""
@@ -214,24 +285,48 @@ class StagedLoader(DataLoader[Any]):
         begun = passes.active and done > 0 and source.start is not None
         if begun and order is not None and done == order.length and not self._job.in_epochs:
             begun = False  # the script will count this pass as done
-        last = order.at(done) if order is not None else stream.mark(ahead) if stream is not None else None
+        if begun and self.trouble(done):
+            if done != len(self):
+                raise NotRestorable(self.trouble(done))
+            last = None  # the pass is over
+        else:
+            last = order.at(done) if order is not None else stream.mark(ahead) if stream is not None else None
+        place = passes.place(begun=begun, replays=order is not None)
+        cycles = order is not None and place["cycled"] is not None
         return {
             "active": begun,
             "done": done if begun else 0,
             "number": source.number,
-            "start": source.start if begun else None,
+            "start": source.start if begun or cycles else None,
             "last": last if begun else None,
+            "sampler": order.state.changes() if order is not None else {},
+            **place,
             "generators": [generator.get_state() for generator in self._generators],
         }
+
+    def trouble(self, done: int | None = None) -> str:
+        """Why no process could go on after `done` batches of this pass (None: as many as were used); "" if it could."""
+        order = self._order
+        if order is None or order.repeats(self._passes.done if done is None else done):
+            return ""
+        return (
+            f"{order.kind} does not repeat its order, so no training can go on in the middle of an epoch: only the end "
+            "of an epoch is saved, and a stop loses the epoch. Let the sampler draw from the random streams, from the "
+            "loader's generator=, or from generators that are its attributes"
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there at the next `iter`."""
         self._put_generators(state)
         if self._order is not None:
             self._order.number = state["number"]
+            if state.get("sampler"):  # an older version wrote none
+                self._order.state.put(state["sampler"])
         if self._stream is not None:
             self._stream.number = state["number"]
-        self._resume = state if state["active"] else None
+        cycles = state.get("cycled") is not None  # over a stream, nothing is better than another pass
+        self._resume = state if (self._order is not None if cycles else state["active"]) else None
+        self._counted = state.get("counted", [state["done"]])
 
     def _put_generators(self, state: dict[str, Any]) -> None:
         for generator, stream in zip(self._generators, state["generators"], strict=False):
@@ -293,6 +388,7 @@ class PassingLoader:
         self._stateful &= getattr(inner, "use_stateful_dataloader", True)  # Accelerate's have both always
         self._stream = _Stream(inner, generators_of(inner) if isinstance(inner, DataLoader) else [])
         self._resume: dict[str, Any] | None = None
+        self._counted: list[int] | None = None
         if isinstance(inner, DataLoader) and inner.num_workers:
             inner.worker_init_fn = partial(ignore_in_worker, inner.worker_init_fn)
 
@@ -308,9 +404,15 @@ class PassingLoader:
         """Yield the batches of the inner loader, with marks."""
         self._passes.begin()
         resume, self._resume = self._resume, None
+        counted, self._counted = self._counted, None
         done = resume["done"] if resume else 0
         batches = iter(self._inner) if self._stateful else self._stream.begin(lambda: iter(self._inner), resume)
-        return self._passes.run(batches, done, self._next, again=resume is not None)
+        return self._passes.run(batches, done, self._next, again=resume is not None, counted=counted)
+
+    @property
+    def done(self) -> int:
+        """Batches of this pass so far."""
+        return self._passes.done
 
     def _next(self, batches: Iterator[Any]) -> Any:
         """The next batch."""
@@ -330,12 +432,14 @@ class PassingLoader:
             "number": self._stream.number,
             "start": self._stream.start if active else None,
             "last": self._stream.mark(ahead),
+            **self._passes.place(begun=active, replays=False),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there at the next `iter`."""
+        self._counted = state.get("counted", [state["done"]])
         if state["inner"] is not None:
             self._inner.load_state_dict(state["inner"])
             self._resume = state
-        elif state["done"]:
+        elif state["done"] and state.get("cycled") is None:
             self._resume = state

@@ -8,14 +8,15 @@ last batch before the checkpoint is compared: an order from another source is an
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from plait.core.errors import InputError
+from plait.training.loader.sampler_state import SamplerState
 from plait.training.state import random_streams
 
 #: More batches than any loader fetches ahead.
@@ -48,12 +49,23 @@ class Order:
         self.sampler = getattr(sampler, "sampler", sampler)  # where trainers look for set_epoch
         self.number = 0  # of the pass
         self.start: dict[str, Any] | None = None
-        self._replay: tuple[int, Any] = (0, None)
+        self.state = SamplerState(sampler)
+        self.prefetched = False  # whether workers may have requested more than was used
+        self._tried: set[bool] = set()  # whether a replay was tried in the first pass, and in a later one
+        self._repeats = True
+        self._replay: tuple[int, Any, bool] = (0, None, False)
+        self._now: dict[str, Any] = {}  # changes of the sampler at the checkpoint
         self._given: dict[int, list[Any]] = {}  # what was handed to workers, by number
 
     def __len__(self) -> int:
         """Batches in a pass."""
         return len(self._given_sampler)
+
+    @property
+    def kind(self) -> str:
+        """The type of the sampler, or of the one inside a plain batch sampler."""
+        inner = self._given_sampler
+        return type(inner.sampler if type(inner) is BatchSampler else inner).__name__
 
     @property
     def length(self) -> int | None:
@@ -70,29 +82,60 @@ class Order:
             self.number += 1
         else:
             self.number, self.start = state["number"], state["start"]
-            self._replay = state["done"], state.get("last")
+            cycled = state.get("cycled")
+            done = state["done"] if cycled is None else cycled
+            self._replay = done, state.get("last"), cycled is not None
+            self._now = state.get("sampler", {})
         yield
-        self._replay = 0, None
+        self._replay = 0, None, False
 
     def at(self, done: int) -> list[Any] | None:
         """The `done`th batch; earlier ones are dropped."""
         self._given = {number: batch for number, batch in self._given.items() if number >= done - 1}
         return self._given.get(done - 1)
 
+    def repeats(self, done: int) -> bool:
+        """True if a resume after `done` batches would find the same order; tried in the first pass and in a later one.
+
+        A replay takes as long as the sampler does for these batches. It leaves streams and sampler as they were.
+        """
+        first = self.number == 1
+        if done and self.start is not None and first not in self._tried:
+            self._tried.add(first)
+            streams, now = random_streams.capture(self.generators), self.state.changes()
+            random_streams.restore(self.start, self.generators)
+            self.state.put(self.start["sampler"])
+            again = iter(self._given_sampler)
+            for number in range(done):
+                batch = self._next(again)
+                self._repeats &= batch is not None and batch == list(self._given.get(number, batch))
+                if not self._repeats:
+                    break
+            self.state.put(now)
+            random_streams.restore(streams, self.generators)
+        return self._repeats
+
     def __iter__(self) -> Iterator[Indices]:
         """Yield the batches of a pass."""
         self._given = {}
-        done, last = self._replay
-        if not done:
+        done, last, cycled = self._replay
+        if not done and not cycled:
             return self._batches(0)
         assert self.start is not None
         random_streams.restore(self.start, self.generators)
+        self.state.put(self.start.get("sampler", {}))
+        if cycled:  # an `itertools.cycle` goes on: the rest of the pass, and then its beginning, over and over
+            order = list(enumerate(self._all()))
+            self.state.put(self._now)
+            at = done % len(order)
+            return self._numbered([*order[at:], *order[:at]])
         batches, skipped = self._all(), None
         for _ in range(done):
             skipped = next(batches, None)
+        self.state.put(self._now, draws=not self.prefetched)
         if skipped is None or (last is not None and skipped != list(last)):
             raise InputError(
-                f"{type(self._given_sampler).__name__} does not repeat its order, so no epoch can go on after batch "
+                f"{self.kind} does not repeat its order, so no epoch can go on after batch "
                 f"{done}: let it draw from the random streams or from the loader's generator= when it is started and "
                 "not later, and call set_epoch(epoch), if it has that, before each epoch"
             )
@@ -100,11 +143,15 @@ class Order:
 
     def _batches(self, first: int, batches: Iterator[Any] | None = None) -> Iterator[Indices]:
         if batches is None:  # late, because some samplers draw in `iter` and some in the first `next`
-            self.start = random_streams.capture(self.generators)
+            self.start = random_streams.capture(self.generators) | {"sampler": self.state.changes()}
             batches = self._all()
+        yield from self._numbered(enumerate(batches, start=first))
+
+    def _numbered(self, batches: Iterable[tuple[int, list[Any]]]) -> Iterator[Indices]:
+        """Yield the batches with the seeds that belong to their numbers."""
         assert self.start is not None
         seed = pass_seed(self.start, self.number)
-        for number, indices in enumerate(batches, start=first):
+        for number, indices in batches:
             self._given[number] = indices
             self._given.pop(number - FETCHED_AHEAD, None)
             yield indices_of(indices, (seed * 1_000_003 + number) & 0x7FFFFFFF)

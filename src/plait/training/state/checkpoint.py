@@ -25,6 +25,7 @@ from typing import Any
 from plait.core.errors import PlaitError
 from plait.core.files import replacing
 from plait.training.state.checkpoint_store import CheckpointStore, Commit
+from plait.training.state.structure import NotRestorable
 
 GATHER_S = 120.0
 PLAIN = (int, float, str, bytes, type(None))
@@ -141,7 +142,7 @@ class Checkpointer:
         self.drain()
         try:
             state = self._staging.copy(collect())
-        except (MemoryError, *_NOT_PICKLED) as error:
+        except (MemoryError, NotRestorable, *_NOT_PICKLED) as error:
             self.failed = True
             handle.end(None, good=False)
             _warn(step, error)
@@ -276,5 +277,6 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _warn(step: int, error: BaseException) -> None:
+    """Write to the job's log; a warning would be lost under `python -W ignore`."""
     older = "training goes on, an older checkpoint stays"
-    warnings.warn(f"plait: no checkpoint of step {step} ({older}): {error}", RuntimeWarning, stacklevel=3)
+    print(f"plait: no checkpoint of step {step} ({older}): {error}", file=sys.stderr, flush=True)

@@ -30,6 +30,7 @@ class ResumeAdvice:
         self._begun_s: float | None = None
         self._timer: threading.Timer | None = None
         self._given: set[str] = set()
+        self._tried = False  # whether the position in the data can be restored
         #: True once the log says that there is no step boundary: then a stop does not wait for one.
         self.boundary_missing = False
 
@@ -73,6 +74,11 @@ class ResumeAdvice:
             )
         elif job.counted >= FEW_ITERATIONS:
             self.warn_stale()
+            if not self._tried and job.around.world_size == 1:  # several ranks try it together, at a checkpoint
+                self._tried = True
+                if why := job.kept.trouble:
+                    job.not_restorable()
+                    self._warn_once(why)
 
     def warn_unregistered(self) -> None:
         """Warn that the work cannot be saved, since too little of it is registered."""
@@ -96,6 +102,22 @@ class ResumeAdvice:
                 "have it so. If the loop makes a new object in its place, register a dict and assign into it: "
                 f"state = {{{name!r}: ...}}; attach(state=state); state[{name!r}] = ..."
             )
+
+    def warn_count(self, way: str) -> None:
+        """Warn that the script counts batches by `way`, which begins at 0 after a resume within an epoch."""
+        self._warn_once(
+            f"this loop counts its batches by {way}; after a resume in the middle of an epoch that does not go on from "
+            "the batch that comes next. Write `for i, batch in enumerate(loader):` or "
+            "`for i, batch in job.batches(loader):`, whose i does"
+        )
+
+    def warn_cycle(self) -> None:
+        """Warn that an `itertools.cycle` draws from a loader that cannot repeat a part of its pass."""
+        self._warn_once(
+            "itertools.cycle() draws from a loader over a stream: a resume in the middle of an epoch is not exact, "
+            "because the cycle then begins with another pass. Use a map-style data set, or call iter(loader) again "
+            "where it ends"
+        )
 
     def _warn_once(self, what: str) -> None:
         """Write one line to the job's log, once."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from plait.core.errors import InputError
 from plait.training.state import random_streams
 from plait.training.state.plain_state import PlainState, plain_state
+from plait.training.state.structure import check_layout, extras_of, layout_of, parameters_of, prepare, put_back
 
 
 class StateRegistry:
@@ -18,6 +20,7 @@ class StateRegistry:
         self.given: set[str] = set()  # names that hold work, not only a position in the data
         self.replicated: set[str] = set()  # names of models that are the same on all ranks
         self.rng: Any = None
+        self._layouts: dict[str, tuple[Any, ...]] = {}  # of models and optimizers when they were registered
         self._found: dict[str, Any] | None = None  # of the checkpoint, without what was restored already
 
     def free_name(self, name: str) -> str:
@@ -49,9 +52,16 @@ class StateRegistry:
         """Names of plain values that are unchanged since they were registered or restored."""
         return [name for name, value in self.values.items() if isinstance(value, PlainState) and value.stale]
 
+    @property
+    def trouble(self) -> str:
+        """Why the present position in the data cannot be restored, which is tried; "" if it can."""
+        tried = (value.trouble() for value in self.values.values() if hasattr(value, "trouble"))
+        return next((why for why in tried if why), "")
+
     def add(self, name: str, value: Any) -> None:
         """Register it, and restore it if a checkpoint was loaded; raises `InputError` if that does not fit."""
         self.values[name] = value
+        self._layouts[name] = layout_of(value)
         self._put_back(name, value)
 
     def found(self, state: dict[str, Any]) -> None:
@@ -76,11 +86,15 @@ class StateRegistry:
                 self.rng.set_state(self._found["streams"]["own"][0])
         return self.rng
 
-    def collect(self, rank: int, about: dict[str, Any]) -> dict[str, Any]:
+    def collect(self, rank: int, about: dict[str, Any], stepped: Collection[Any] = ()) -> dict[str, Any]:
         """The state of this rank at a boundary; state that is the same on all ranks is only in that of rank 0.
 
-        `about`: step and epoch of the job.
+        `about`: step and epoch of the job; `stepped`: optimizers that have used their gradients. Raises
+        `NotRestorable` if no new process could load the state.
         """
+        parameters = parameters_of(self.values)
+        for name, value in self.values.items():
+            check_layout(name, value, self._layouts.get(name, ()), parameters)
         for value in self.values.values():
             if hasattr(value, "before_checkpoint"):  # a collective step, which all ranks reach together
                 value.before_checkpoint()
@@ -92,6 +106,7 @@ class StateRegistry:
         return {
             "plait": about,
             "states": {name: v.state_dict() for name, v in self.values.items() if name not in left_out},
+            "extras": {name: extras_of(v, parameters, stepped) for name, v in self.values.items()},
             "streams": random_streams.capture(self._own_generators()),
         }
 
@@ -101,12 +116,15 @@ class StateRegistry:
     def _put_back(self, name: str, value: Any) -> None:
         if self._found is None or name not in self._found["states"]:
             return
+        extras = self._found.get("extras", {}).get(name, {})  # version 0.2.0 wrote none
         try:
+            prepare(value, extras, parameters_of(self.values))
             value.load_state_dict(self._found["states"].pop(name))
+            put_back(value, extras)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"the checkpoint of step {self._found['plait']['step']} does not fit {name!r} "
-                f"({type(value).__name__}): {error}; submit a changed script as a new job"
+                f"({type(value).__name__}): {error}; if the script was changed, submit it as a new job"
             ) from error
 
 

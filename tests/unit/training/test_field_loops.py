@@ -1,0 +1,105 @@
+"""Loops, optimizers, models and samplers as the field has them: exact after a stop, or reported before one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from attempts import PREEMPTED, Forker, steps_saved, the_forker
+
+from plait.runtime.page import Saves
+
+#: By kind: the lines after which the process is stopped, in one attempt each.
+EXACT = {
+    "counted_from_one": [8],
+    "counted_over_all_epochs": [9],
+    "counted_in_pairs": [4],
+    "counted_stream": [8],
+    "counted_by_the_job": [8, 2],
+    "cycled": [8, 3],
+    "cycled, workers": [11],
+    "adam_then_lbfgs": [9],
+    "optimizer_of_each_phase": [9],
+    "warm_up_then_batches": [26],
+    "one_accumulates": [8],
+    "unfrozen": [8, 2],
+    "thawing": [14],
+    "loose_buffer": [8],
+    "own numpy generator": [8, 8],
+    "own python generator": [9],
+    "own torch generator, workers": [8],
+    "weights follow losses": [9, 2],
+    "weights follow losses, workers": [9],
+}
+
+
+@pytest.fixture(scope="module")
+def forker() -> Forker:
+    return the_forker()
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_a_stopped_training_has_every_number_of_an_undisturbed_one(kind: str, forker: Forker, tmp_path: Path) -> None:
+    plain, ours = tmp_path / "plain", tmp_path / "ours"
+    undisturbed = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(plain), kind, "0")
+    for epoch, stop in enumerate(EXACT[kind], 1):
+        code, output = forker.start(tmp_path / "j-2", epoch, "field_loops.py", str(ours), kind, str(stop)).end()
+        assert code == PREEMPTED, output
+    stopped = len(ours.read_text().splitlines())
+    assert stopped <= sum(EXACT[kind]) + (9 if kind == "warm_up_then_batches" else 1)  # not left to run on
+    code, output = forker.start(tmp_path / "j-2", 9, "field_loops.py", str(ours), kind, "0").end()
+    assert code == 0, output
+    code, output = undisturbed.end()
+    assert code == 0, output
+    assert ours.read_text() == plain.read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (
+            "pruned",
+            "plait: no checkpoint of step 8 (training goes on, an older checkpoint stays): the parameters of 'mo",
+        ),
+        ("adapted", "2 gone (3.bias)"),
+    ],
+)
+def test_a_model_of_another_structure_is_reported_and_not_saved(
+    kind: str, why: str, forker: Forker, tmp_path: Path
+) -> None:
+    job, trace = tmp_path / "j-1", tmp_path / "trace"
+    code, _ = forker.start(job, 1, "field_loops.py", str(trace), kind, "4").end()
+    assert code == PREEMPTED
+    attempt = forker.start(job, 2, "field_loops.py", str(trace), kind, "4")
+    code, output = attempt.end()
+    assert code == PREEMPTED
+    assert why in output
+    assert attempt.page.checkpoint_steps == 4  # the one that can be loaded
+    assert steps_saved(job) == [4]
+    code, output = forker.start(job, 3, "field_loops.py", str(trace), kind, "0").end()
+    assert code == 0, output
+
+
+def test_an_order_that_cannot_be_repeated_is_saved_at_the_ends_of_epochs_only(forker: Forker, tmp_path: Path) -> None:
+    job, trace = tmp_path / "j-1", tmp_path / "trace"
+    attempt = forker.start(job, 1, "field_loops.py", str(trace), "entropy", "15")
+    code, output = attempt.end()
+    assert code == PREEMPTED
+    assert "Entropy does not repeat its order" in output
+    assert attempt.page.saves == Saves.FAILED  # so no policy stops it
+    assert steps_saved(job) == [6, 12]
+    code, output = forker.start(job, 2, "field_loops.py", str(trace), "entropy", "0").end()
+    assert code == 0, output
+    assert [text for text in trace.read_text().splitlines() if text.startswith("2 ")][-6:] == [
+        f"2 {step}" for step in range(13, 19)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["counted_beside", "counted_by_range"])
+def test_a_count_that_cannot_go_on_is_reported_at_the_first_batch(kind: str, forker: Forker, tmp_path: Path) -> None:
+    code, output = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(tmp_path / "t"), kind, "2").end()
+    assert code == PREEMPTED
+    assert "plait: this loop counts its batches by" in output
+    assert "for i, batch in job.batches(loader):" in output
