@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from plait.training.device.gpu_stage import GpuStage
     from plait.training.environment import Environment
     from plait.training.stages import Stages
-    from plait.training.state.resume_advice import ResumeAdvice
     from plait.training.state.state_registry import StateRegistry
 
 
@@ -20,7 +19,7 @@ class Rank(Protocol):
     stages: Stages
     compute: GpuStage
     kept: StateRegistry
-    advice: ResumeAdvice
+    advice: Any  # `state.resume_advice.ResumeAdvice`, which imports this module
 
     @property
     def counted(self) -> int: ...

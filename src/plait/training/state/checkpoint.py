@@ -1,9 +1,9 @@
 """Save checkpoints with a short pause: state is copied at a step boundary and written by a thread.
 
 Only the copy of all tensors into host memory blocks training; it uses the same buffers each time. Failures of the
-thread (a full disk, an unwritable folder, a newer attempt) are warnings: the older checkpoint stays, and training
-continues. A rank's file is torch's (`rank0.pt`) where the job uses torch, else a
-pickle (`rank0.pkl`): a loop without torch never imports it.
+thread (a full disk, an unwritable folder, a newer attempt) are lines in the job's log: the older checkpoint stays, and
+training continues. A rank's file is torch's (`rank0.pt`) where the job uses torch, else a pickle (`rank0.pkl`): a loop
+without torch never imports it.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Checkpointer:
             state = self._staging.copy(collect())
         except (MemoryError, NotRestorable, *_NOT_PICKLED) as error:
             self.failed = True
-            handle.end(None, good=False)
             _warn(step, error)
+            handle.end(None, good=False)
             return handle
         handle.blocking_s = time.perf_counter() - begin
         self._handle = handle
@@ -206,8 +206,8 @@ class Checkpointer:
                     with contextlib.suppress(OSError):
                         (making / f"rank{self.rank}.failed").touch()
             self.failed = True
-            handle.end(None, good=False)
             _warn(handle.step, error)
+            handle.end(None, good=False)
         finally:
             if not handle.ended:  # unforeseen, but waiters must be released
                 self.failed = True
