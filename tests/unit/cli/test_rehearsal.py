@@ -209,6 +209,16 @@ def test_the_loader_that_lost_its_place_is_found() -> None:
     assert (found.step, found.kind, found.got) == (3, "batches", "batch 1 of 8 of 'loader'")
 
 
+def test_streams_that_nobody_seeded_are_no_noise_of_the_training() -> None:
+    def trace(streams: str) -> Trace:
+        return Trace({1: {"before": {}, "streams": streams, "losses": [0.5]}})
+
+    noise = Noise.between(trace("a"), trace("b"))
+    assert noise.first is None
+    assert first_difference(trace("a"), trace("c"), noise) is None
+    assert first_difference(trace("a"), trace("c"), Noise()) is not None
+
+
 def test_stops_are_drawn_in_the_middle_of_epochs() -> None:
     trace = Trace({n: {"batches": [["loader", (n - 1) % 4 + 1, 4, ""]]} for n in range(1, 13)})
     for seed in range(20):

@@ -43,7 +43,7 @@ class Noise:
         for number in sorted(one.steps.keys() & other.steps.keys()):
             a, b = one.steps[number], other.steps[number]
             found = {kind for kind, _, _ in _differences(a, b, cls())}
-            if found and noise.first is None:
+            if found - {"streams"} and noise.first is None:  # streams that nobody seeded harm nothing unless drawn from
                 noise.first = number
             noise.kinds |= found
             noise.names |= differing(a.get("state"), b.get("state"))
