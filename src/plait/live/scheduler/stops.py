@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from plait.core.words import counted
 from plait.live.layout import job_name
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.ingest.stop_costs import CAN
-from plait.live.scheduler.records.attempts import Attempt, JobRecord
+from plait.live.scheduler.records.attempts import CAN, Attempt, JobRecord
 from plait.live.scheduler.records.event_words import RESIZED
 from plait.live.scheduler.records.notes import StopAsked
 from plait.live.scheduler.records.observations import SuccessorOver

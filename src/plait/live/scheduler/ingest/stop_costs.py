@@ -20,16 +20,13 @@ from plait.control.controller import Controller
 from plait.control.messages import StopCostReported
 from plait.core.jobs import Checkpoints, Phase
 from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.records.attempts import Attempt, JobRecord
+from plait.live.scheduler.records.attempts import CAN, FAILS, FROM_START, NO_STEP, Attempt, JobRecord
 from plait.live.scheduler.records.track_record import START_UP_S, STOP_S, TrackRecord
 
 #: A cost counts as changed from this share on.
 DRIFT = 0.2
 #: Reasons for which work is lost.
 LOSSES = ("preempted", "requeued", "drained", "node lost", "failed")
-#: What processes say of themselves, by `plait.runtime.page.Saves`: that they can resume, that they would start
-#: from the beginning, that their last checkpoint could not be written, and that they have made no step yet.
-CAN, FROM_START, FAILS, NO_STEP = "yes", ("nothing", "not_resumed"), "failed", "no_boundary"
 
 
 def restart_s(record: TrackRecord, job: JobRecord, attempt: Attempt | None) -> float:

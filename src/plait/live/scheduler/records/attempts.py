@@ -23,6 +23,9 @@ FAILED, START, REQUEUE = "failed", "start", "requeue"
 FAULTS = frozenset({FAILED, START, REQUEUE})
 #: Of an end that came with the end of a process shared with other jobs: another of them ended it.
 BYSTANDER = "bystander"
+#: How a process could resume, by `plait.runtime.page.Saves`: from its checkpoint, only from the beginning, not from a
+#: checkpoint whose writing failed, and not known because it has made no step yet.
+CAN, FROM_START, FAILS, NO_STEP = "yes", ("nothing", "not_resumed"), "failed", "no_boundary"
 #: For how long a job is not merged any more.
 ONCE, ALWAYS = "once", "always"
 #: What a node may be; `left`: it gave notice and went.
