@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -211,6 +212,7 @@ class AttachedJob(Job):
                 self.iterations.begin_loop_step(loop_step)
                 if self.recorder is not None:
                     self.recorder.begins()
+                self.advice.look_at_loop(sys._getframe(1))
                 yield loop_step
                 if not self.iterations.loop_step_counted:
                     self._loop_step_ended(stepped=self.iterations.stepped)

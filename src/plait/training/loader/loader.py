@@ -148,6 +148,7 @@ class _Passes:
         made = self._batches()
         if counted:
             count_on(made, counted)
+        self.job.advice.look_at_loop(sys._getframe(2))
         if not self._looked and not self.job.in_steps:
             self._looked = True
             way = counted_beside(made, sys._getframe(2))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from plait.runtime.page import Saves
+from plait.training.loop_variables import unsaved_variables
 
 if TYPE_CHECKING:
     from plait.training.rank import Rank
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 ADVISE_AFTER_S = 20.0
 #: Iterations after which a state that has not changed is suspicious.
 FEW_ITERATIONS = 3
+#: Variables that a warning names.
+NAMED = 6
 
 
 class ResumeAdvice:
@@ -110,6 +114,19 @@ class ResumeAdvice:
             "the batch that comes next. Write `for i, batch in enumerate(loader):` or "
             "`for i, batch in job.batches(loader):`, whose i does"
         )
+
+    def look_at_loop(self, frame: FrameType | None) -> None:
+        """Warn, once, of variables that the loops around `frame` carry from step to step without registering them."""
+        if self._begun_s is None or "variables" in self._given:
+            return
+        self._given.add("variables")
+        if found := unsaved_variables(frame, [self._job, *self._job.kept.values.values()]):
+            more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+            self._warn_once(
+                f"a resume does not restore variables that the training loop carries from step to step: "
+                f"{', '.join(found[:NAMED])}{more}. Where they matter, keep them in a dict and register it: "
+                "attach(state=state); `plait rehearse -- python train.py` shows what differs"
+            )
 
     def warn_cycle(self) -> None:
         """Warn that an `itertools.cycle` draws from a loader that cannot repeat a part of its pass."""
