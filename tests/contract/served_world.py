@@ -188,9 +188,9 @@ class Served(World):
     def confused(self) -> Iterator[object]:
         """Agents that restart find a go-between in the service's place."""
         said = self.layout.service_file.read_text()
-        between = Between(urlsplit(self.client.url).netloc)
+        between = Between(urlsplit(json.loads(said)["agents"]).netloc)
         try:
-            self._announce({**json.loads(said), "url": between.url})
+            self._announce({**json.loads(said), "agents": between.url})
             for node in self.base:
                 self.kill_agent(node)
             self.until(lambda: set(self.base) <= between.nodes, "agents to talk through the go-between")
