@@ -176,6 +176,19 @@ def test_the_end_of_the_running_attempt_does_not_wait(moving: Cluster) -> None:
     assert (epochs(c), waiting(c)) == ({(2, False)}, [])
 
 
+def test_a_rank_that_left_before_the_service_began_again_holds_up_no_move(moving: Cluster) -> None:
+    c = moving
+    grow(c, 2, 35)  # without successors, which are not ready
+    assert epochs(c) == {(2, False)}
+    c.nodes[0].report(0, steps=5.0, step_s=0.1, first_step_s=1.0, last_step_s=2.0)
+    c.nodes[0].end(0, 0, rank=1)
+    c.pass_s(3)
+    c.restart()
+    c.pass_s(3)
+    grow(c, 4, 5)
+    assert epochs(c) == {(3, False)}
+
+
 # -- the agent -----------------------------------------------------------------------------------------------------
 
 SCRIPT = """

@@ -129,7 +129,8 @@ def _overlaps(
     ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None, next_epoch: NextEpoch, now_s: float
 ) -> Generator[Step, None, bool]:
     """Start the next processes of a job that moves, if that can be; returns whether its stop waits for them."""
-    unseen = any(r.seen is None and ctx.state.nodes[r.node].state == "ready" for r in attempt.ranks)
+    open_ranks = [rank for rank in attempt.ranks if not rank.ended]
+    unseen = any(rank.seen is None and ctx.state.nodes[rank.node].state == "ready" for rank in open_ranks)
     if ctx.options.overlap_s > 0 and unseen and job.number not in ctx.unfenced:
         return True  # this service has just begun to lead: whether the job saves is reported within a second
     if wanted is None or not may_overlap(ctx, job, attempt) or _on_unresponsive_node(ctx, wanted):
