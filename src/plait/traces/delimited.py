@@ -403,7 +403,8 @@ class _Rows:
         if len(cells) > width:
             hint = f"is there a {mark!r} in a value? quote it, or leave the column out"
         else:
+            lines = len(self.feed.taken)  # more than one where a quoted value has line breaks
             last = next(self.feed, None) is None
-            self.feed.keep(1)
+            self.feed.keep(lines)
             hint = "is the file cut short?" if last else "is there a line break in a value?"
         return self._error(f"expected {width} fields, found {len(cells)}", hint)

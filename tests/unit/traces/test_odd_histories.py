@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 from plait.advice.past import past_of
 from plait.cli.commands.trace import app
 from plait.core.errors import InputError, TraceError
+from plait.traces.delimited import read_rows
+from plait.traces.files import Source
 from plait.traces.formats.registry import read_trace, sniff
 from plait.traces.load import load_jobs
 
@@ -157,6 +159,14 @@ def test_a_short_row_does_not_take_the_next_one_with_it(tmp_path):
     table = history(tmp_path, *rows)
     assert (len(table), table.meta["rows_dropped"]) == (299, {"unreadable": 1})
     assert any("is there a line break in a value?" in text for text in table.meta["warnings"])
+
+
+def test_a_part_of_a_quoted_value_is_no_row_of_its_own(tmp_path):
+    path = written(tmp_path, 'a,b,c\n1,2,3\n4,"x\n8,9,10"\n5,6,7\n')
+    errors = []
+    rows = [list(row.cells) for row in read_rows(Source(path), required=("a", "b", "c"), bad=errors.append)]
+    assert rows == [["1", "2", "3"], ["5", "6", "7"]]
+    assert [error.problem for error in errors] == ["expected 3 fields, found 2"]
 
 
 @pytest.mark.parametrize(
