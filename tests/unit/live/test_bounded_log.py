@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from pathlib import Path
@@ -56,3 +57,22 @@ def test_the_log_of_a_service_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
             handler.close()
         root.setLevel(level)
     assert len((tmp_path / "service.log").read_text().splitlines()) <= journal.MOST * 2
+
+
+def test_lines_that_a_terminal_gets_too_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", terminal)
+    journal.begin_log(tmp_path / "service.log")
+    try:
+        for _ in range(journal.MOST):
+            logging.getLogger("plait.http").info("request")
+    finally:
+        for handler in set(root.handlers) - set(before):
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(level)
+    assert len((tmp_path / "service.log").read_text().splitlines()) == journal.MOST
+    assert len(terminal.getvalue().splitlines()) == journal.MOST

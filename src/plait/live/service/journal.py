@@ -71,9 +71,8 @@ def begin_log(path: Path) -> None:
         handlers.append(logging.StreamHandler())
     root = logging.getLogger()
     root.setLevel(logging.INFO)
-    bounded = Bounded()
     for handler in handlers:
-        handler.addFilter(bounded)
+        handler.addFilter(Bounded())  # each its own: a record that two handlers count is counted twice
         handler.setFormatter(JsonLines())
         root.addHandler(handler)
     logging.getLogger("alembic").setLevel(logging.WARNING)
