@@ -132,10 +132,15 @@ def _distance(outer: Any, batches: Any, stack: dict[int, int]) -> tuple[int, int
                 return (0, depth)
             if _running(part, stack):
                 return (stack[id(part.gi_frame)], depth)
-            if id(part) not in seen and (hasattr(type(part), "__next__") or type(part) in (tuple, list, dict)):
+            if id(part) not in seen and _may_hold(part):
                 seen.add(id(part))
                 level.append(part)
     return None
+
+
+def _may_hold(part: Any) -> bool:
+    """Whether an iterator may be inside: in another one, or in a container that is not data."""
+    return hasattr(type(part), "__next__") or (type(part) in (tuple, list, dict) and len(part) <= MOST_OBJECTS)
 
 
 def _running(part: Any, stack: dict[int, int]) -> bool:

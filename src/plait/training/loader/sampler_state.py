@@ -75,7 +75,14 @@ class SamplerState:
 
 
 def _copied(value: Any) -> Value | None:
-    """A copy of the value; None if it is neither plain data nor a generator."""
+    """A copy of the value; None if it is neither plain data nor a generator, or cannot be copied."""
+    try:
+        return _pickled(value)
+    except Exception:  # `random.SystemRandom` has no state, NumPy no bfloat16, and a list may hold anything further on
+        return None
+
+
+def _pickled(value: Any) -> Value | None:
     if isinstance(value, torch.Generator):
         return (pickle.dumps(value.get_state().numpy()), True)
     if isinstance(value, (*_PLAIN, np.random.Generator, np.random.RandomState, random.Random)):
