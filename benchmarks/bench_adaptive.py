@@ -31,8 +31,8 @@ class Asking(Simulator):
 
     def _set_pace(self, job: int) -> None:
         super()._set_pace(job)
-        turn = min(self.turn_ms[job], self.since_ms[job] + ASK_MS)
-        self.turn_ms[job] = turn if turn < self.stop_ms[job] else np.inf
+        turn = min(self.retune_ms[job], self.since_ms[job] + ASK_MS)
+        self.retune_ms[job] = turn if turn < self.stop_ms[job] else np.inf
 
 
 def ends(kind: type[Simulator], batch: JobBatch, cluster: Cluster, policy: str) -> FloatArray:

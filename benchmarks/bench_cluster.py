@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -115,6 +116,16 @@ async def _beats(url: str, secrets: dict[str, str], pid: int, seconds: float) ->
     return spent, count
 
 
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the process listens on the port."""
+    while True:
+        assert process.poll() is None, "the endpoint ended"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+
+
 def heartbeats() -> list[Figure]:
     """What a thousand quiet nodes cost the service, beside an endpoint that only parses what they say."""
     nodes, seconds = (100, 5.0) if QUICK else (1000, 15.0)
@@ -129,7 +140,7 @@ def heartbeats() -> list[Figure]:
     port = 18_765
     empty = subprocess.Popen([sys.executable, "-c", EMPTY, str(port)])
     try:
-        time.sleep(3.0)
+        _wait_for(port, empty)
         theirs, empties = asyncio.run(_beats(f"http://127.0.0.1:{port}", secrets, empty.pid, seconds))
     finally:
         empty.terminate()

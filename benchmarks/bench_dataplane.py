@@ -28,7 +28,13 @@ from plait.testing.small_rank import SmallRank
 QUICK = "--quick" in sys.argv
 MIB, RANKS, RUNS = (2 if QUICK else 16), 2, (3 if QUICK else 7)
 PAYLOAD, WINDOW = 1024, 512
-OPTIONS: dict[str, Any] = {"protocol": "switchml", "payload_bytes": PAYLOAD, "window": WINDOW, "rto_s": 0.05}
+OPTIONS: dict[str, Any] = {
+    "protocol": "switchml",
+    "payload_bytes": PAYLOAD,
+    "window": WINDOW,
+    "rto_s": 0.05,
+    "max_timeouts": 1000,
+}
 
 
 def rank_process(port: int, rank: int, token: str, segments: bool) -> None:

@@ -94,7 +94,7 @@ def rounds(home: Path) -> list[common.Figure]:
     taken, quiet = [], []
     for i in range(common.RUNS):
         now += 2.0
-        running = [n for n in sorted(engine.live) if (a := engine.state.jobs[n].live) and a.stop is None]
+        running = [n for n in sorted(engine.state.live) if (a := engine.state.jobs[n].live) and a.stop is None]
         for number in running[::5]:  # others take their places, so that no grouping of the last round will do
             engine.cancel(number, now - 1.5)
         # Too early to decide: the round that is measured will.
