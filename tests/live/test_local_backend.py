@@ -14,6 +14,7 @@ from agent_world import TOKEN, World, until
 from plait.core.errors import InputError
 from plait.live.agent.monitor import Gpu
 from plait.live.backends import local
+from plait.live.backends.base import UP
 from plait.live.backends.local import LocalBackend, LocalNode, Machine, detect, divide
 from plait.live.layout import Layout, make_private
 from plait.live.system import procs
@@ -36,7 +37,7 @@ def pids(backend: LocalBackend) -> list[int | None]:
 
 def run(backend: LocalBackend) -> None:
     """Until all its agents do."""
-    until(lambda: None not in pids(backend), "all agents to run")
+    until(lambda: all(node.state == UP for node in backend.list_nodes()), "all agents to run")
 
 
 def test_agents_outlive_the_backend_that_started_them(world: World) -> None:

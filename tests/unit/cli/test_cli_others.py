@@ -195,6 +195,6 @@ def test_a_reason_for_which_many_contracts_break_is_said_once(plait, tmp_path):
     assert len(broken) == 2
     assert "at 0.0 s: ValueError: no such thing" in broken[0]
     assert broken[1].startswith("BROKEN repeats, pure, ")
-    assert broken[1].endswith(": 11 contracts more, all by: ValueError: no such thing")
+    assert broken[1].endswith(": 12 contracts more, all by: ValueError: no such thing")
     assert "-0.0" not in answer.out
-    assert "breaks 12 of 13 contracts" in answer.err
+    assert "breaks 13 of 14 contracts" in answer.err

@@ -72,5 +72,7 @@ def test_options_of_the_protocol(plait):
     ],
 )
 def test_wrong_options_are_named(plait, words, error):
-    answer = plait(*SMALL, *words)
+    at = SMALL.index("--mib")
+    base = (*SMALL[:at], *SMALL[at + 2 :]) if "--mib" in words else SMALL
+    answer = plait(*base, *words)
     assert (answer.code, error in answer.err) == (2, True), answer.err

@@ -103,7 +103,7 @@ def test_a_job_without_checkpoints_is_not_stopped_by_a_policy(policy: object) ->
     submit(c, job("new"), at_s=100.0)
     assert decided(c, 100.0) == []
     assert c.view().keeps.lasting.tolist() == [True, False]
-    assert "not stopped" in c.plan.reasons[1] or "may not be stopped" in c.plan.reasons[1]
+    assert "cannot be stopped" in c.plan.reasons[1] or "may not be stopped" in c.plan.reasons[1]
     c.handle(JobCancelled(101.0, jobs_of(0)))
     assert decided(c, 101.0) == ["Launch"]
 

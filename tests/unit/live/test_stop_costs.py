@@ -149,7 +149,7 @@ def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(ma
     assert epochs(fleet, 1) == 0
     waits = fleet.engine.explain(1, fleet.now_s)
     assert "cannot resume from a checkpoint, so no policy stops it" in waits["blockers"][0]["text"]
-    assert "would lose their work" in waits["summary"]
+    assert "cannot be stopped without losing work" in waits["summary"]
     fleet.engine.set_policy("srsf", fleet.now_s, may_lose_work=True)
     fleet.pass_s(6.0)
     assert epochs(fleet, 1) == 1

@@ -69,10 +69,11 @@ def rehearse(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Check that a training script resumes: train undisturbed, train with a stop, and compare each step.
+    """Check that a training script resumes exactly.
 
-    Names the first step that differs and the likely cause. Exit code: 0 it resumes, 1 it does not. Checkpoints go to a
-    scratch folder, and files that the script writes are put back afterwards.
+    Trains undisturbed, trains with a stop, and compares each step. Names the first step that differs and the likely
+    cause. Exit code: 0 it resumes, 1 it does not. Checkpoints go to a scratch folder, and
+    files that the script writes are put back afterwards.
 
     \b
     plait rehearse -- python train.py

@@ -181,8 +181,10 @@ def generate(
     if seed < 0:
         raise InputError(f"a seed is at least 0 (got {seed})")
     if preset == ADAPTIVE:
-        if models is not None or max_duration_s is not None:
-            raise InputError(f"preset {preset} draws models and durations of its own; leave both options out")
+        if models is not None:
+            raise InputError(f"preset {preset} draws models of its own; leave models out")
+        if max_duration_s is not None:
+            raise InputError(f"preset {preset} has work, not durations; leave max_duration out")
         from plait.traces.synthetic.adaptive import generate_pollux
 
         return generate_pollux(jobs, gpus, load, seed, ARRIVALS[arrivals or "poisson"])

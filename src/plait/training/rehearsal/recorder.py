@@ -1,4 +1,4 @@
-"""Record each training step of a rehearsed process, and stop it where it was told to.
+"""Record each training step of a rehearsed process, and stop it at the given step.
 
 A step ends with the step of any optimizer, or, where none steps, with an iteration of the job. Its position is saved
 in checkpoints, so the records of a resumed process continue those of the process before.
