@@ -15,6 +15,7 @@ from fake_service import TOKEN, Fake, serve
 
 from plait.cli.commands.explain import eta_lines, explanation_lines
 from plait.cli.commands.jobs import ALIVE
+from plait.cli.commands.status import _shown_jobs
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
@@ -699,6 +700,18 @@ def test_status_nodes_top(plait, fake):
     out = plait("nodes").out
     assert out.splitlines()[1].split() == ["n0", "ready", "3", "2", "0.2", "s", "ago", "cpu", "50%", "2.0", "GB", "j-3"]
     assert "mnist" in plait("top", "--once").out
+
+
+def test_top_shows_the_jobs_that_run_first_however_many_newer_ones_wait():
+    ids = [{"id": f"j-{i}", "state": "waiting" if i > 5 else "running"} for i in range(400, 0, -1)]
+
+    class Service:
+        def jobs(self, *, state, limit):
+            return [job for job in ids if job["state"] in state.split(",")][:limit]
+
+    shown = _shown_jobs(Service(), 40)
+    assert [job["id"] for job in shown[:5]] == ["j-5", "j-4", "j-3", "j-2", "j-1"]
+    assert len(shown) == 40
 
 
 def test_nodes_show_what_is_still_there_and_what_to_do_about_gone_ones(plait, fake):

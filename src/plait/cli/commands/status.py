@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.commands.jobs import ALIVE, JOB_COLUMNS, job_row, print_jobs, stop_text
+from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, seconds
 from plait.cli.render.costs_view import cost_text, note_unpriced
 from plait.cli.render.tables import plain
@@ -338,13 +338,17 @@ def _screen(service: Any, width: int) -> RenderableType:
 
 #: Jobs of `plait top`: those that run, then those that wait, then the newest that have ended.
 _ORDER = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting": 2}
+_ACTIVE = ",".join(state for state in _ORDER if state != "waiting")
 
 
 def _shown_jobs(service: Client, most: int) -> list[dict[str, Any]]:
     """At most so many jobs, those that run first; some of those that have ended where there is room."""
     from plait.live.client.client import FINAL
 
-    found = service.jobs(state=ALIVE, limit=200)
+    found: list[dict[str, Any]] = []
+    for states in (_ACTIVE, "waiting"):  # not in one request: newer jobs that wait would hide those that run
+        if len(found) < most:
+            found += service.jobs(state=states, limit=most - len(found))
     if len(found) < most:
         found += service.jobs(state=",".join(FINAL), limit=min(most - len(found), 10))
     return sorted(found, key=lambda job: _ORDER.get(job["state"], 3))[:most]
