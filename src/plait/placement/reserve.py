@@ -369,9 +369,9 @@ class _HoldReasons(Mapping[int, str]):
         jobs = self._planned.view.jobs
         needs = f"needs {counted(int(jobs.gpus[np.searchsorted(jobs.number, job)]), 'GPU')}"
         if job == self._head:
-            return f"{needs}; {self._waits_until()}"
+            return f"{needs}; {self._waits_until}"
         first = _name(self._planned.view, self._hold.head)
-        return f"{needs}; those that are free are held for {first}, which is ahead of it and {self._waits_until()}"
+        return f"{needs}; those that are free are held for {first}, which is ahead of it and {self._waits_until}"
 
     def __iter__(self) -> Iterator[int]:
         """Job numbers that wait."""
@@ -383,6 +383,7 @@ class _HoldReasons(Mapping[int, str]):
         """How many wait."""
         return sum(1 for _ in self)
 
+    @cached_property
     def _waits_until(self) -> str:
         """For which jobs the first waiting job waits."""
         planned = self._planned

@@ -15,6 +15,7 @@ from plait.core.jobs import Checkpoints, JobBatch, JobSpec
 from plait.core.plan import Group, Member, Plan
 from plait.core.policy import Policy, View
 from plait.core.preemption import FREELY
+from plait.placement import reserve
 from plait.policies.catalog import make_policy
 from plait.policies.quotas import Quotas, WithinQuotas
 from plait.sim.contract import IDEAL, Workload, play
@@ -105,6 +106,18 @@ def test_a_reason_names_three_jobs_and_counts_the_rest() -> None:
     assert reason(c, "wide").startswith(
         "needs 6 GPUs; waits until b, c, d and 2 other jobs have ended or may be stopped"
     )
+
+
+def test_the_jobs_in_the_way_are_named_once_for_all_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status and a snapshot read the reasons of all waiting jobs."""
+    c = on("8x8", "fifo-backfill", *(job(f"r{i}", None) for i in range(56)))
+    submit(c, 1.0, job("wide", None, gpus=16, priority=5.0), *(job(f"w{i}", None) for i in range(100)))
+    asked: list[int] = []
+    named = reserve._name
+    monkeypatch.setattr(reserve, "_name", lambda view, row: asked.append(row) or named(view, row))
+    reasons = dict(c.plan.reasons)
+    assert len(asked) <= len(reasons) + reserve.NAMED
+    assert sum("held for wide" in text for text in reasons.values()) == 100
 
 
 @pytest.mark.parametrize("policy", KINDS)
