@@ -91,13 +91,13 @@ def script_of(command: str) -> str:
 
     >>> script_of("torchrun --nproc-per-node 2 train.py --lr 0.1"), script_of("python -m lab.train --lr 1")
     ('train.py', '-m lab.train')
-    >>> script_of("./run 3"), script_of("python -c pass")
-    ('./run', 'python -c pass')
+    >>> script_of("./run 3"), script_of("python -c pass"), script_of("nohup nice julia train.jl 3")
+    ('./run', 'python -c pass', 'train.jl')
     """
     words = command.split()
+    named = next((word for word in words if _SCRIPT.match(word)), None)
     if not words or not RUNNERS.match(words[0].rpartition("/")[2]):
-        return words[0] if words else ""
-    named = next((word for word in words[1:] if _SCRIPT.match(word)), None)
+        return named or (words[0] if words else "")
     if named is None and "-m" in words[:-1]:
         return f"-m {words[words.index('-m') + 1]}"
     if named is None and (len(words) < 2 or words[1].startswith("-")):

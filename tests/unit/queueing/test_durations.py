@@ -113,6 +113,8 @@ def test_a_run_without_a_known_duration_says_nothing_of_its_script() -> None:
         ("python -m torch.distributed.run --nproc 2 t.py --x", "t.py"),
         ("bash -c 'sleep 3'", "bash -c 'sleep 3'"),
         ("./a.out 1 2", "./a.out"),
+        ("julia fit.jl 3", "fit.jl"),
+        ("nohup nice -n 5 python fit.py", "fit.py"),
         ("", ""),
     ],
 )
