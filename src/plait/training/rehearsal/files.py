@@ -29,7 +29,7 @@ class FileGuard:
         """Copy into `folder`."""
         self._folder = folder
         self._cwd = os.getcwd() + os.sep
-        self._seen: set[str] = set()
+        self._seen = restored(Path(folder), written=None)  # of earlier attempts; what came first is put back
         self._busy = threading.local()
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
@@ -53,10 +53,9 @@ class FileGuard:
         self._busy.now = True
         try:
             journal = os.path.join(self._folder, JOURNAL)
-            if os.path.exists(journal) and path in restored(Path(self._folder), written=None):
-                return
             if os.path.isfile(path):
-                copy = tempfile.mkstemp(dir=self._folder, prefix="kept-")[1]
+                descriptor, copy = tempfile.mkstemp(dir=self._folder, prefix="kept-")
+                os.close(descriptor)
                 shutil.copy2(path, copy)
                 _note(journal, path, copy)
             elif local and not os.path.exists(path):
