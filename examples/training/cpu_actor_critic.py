@@ -25,7 +25,7 @@ torch.manual_seed(0)
 env = gymnasium.make("CartPole-v1", max_episode_steps=250)
 body = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3))  # two actions and the value
 optimizer = torch.optim.Adam(body.parameters(), 1e-2)
-recent: list[float] = []
+state: dict[str, list[float]] = {"recent": []}
 
 
 def play(seed: int, moves: int) -> tuple[list[torch.Tensor], list[int], bool]:
@@ -50,7 +50,7 @@ def returns_of(seen: list[torch.Tensor], done: list[int], over: bool) -> torch.T
     return (1 - 0.99**left) / 0.01 + 0.99**left * value
 
 
-job = attach(model=body, optimizer=optimizer)
+job = attach(model=body, optimizer=optimizer, state=state)
 for step in job.steps(options.steps):
     with job.stage(Resource.CPU):
         episodes = []
@@ -68,7 +68,8 @@ for step in job.steps(options.steps):
         loss.backward()
         optimizer.step()
     ended = [len(done) for _, done, over in episodes if over] or [options.moves]
-    recent = [*recent[-19:], sum(ended) / len(ended)]
+    state["recent"] = recent = [*state["recent"][-19:], sum(ended) / len(ended)]
     if step % 10 == 0 or step + 1 == options.steps:
         print(f"step {step} episode length {recent[-1]:.0f}, last 20: {sum(recent) / len(recent):.0f}", flush=True)
+recent = state["recent"]
 print(f"done: {sum(recent) / max(len(recent), 1):.0f} moves (goal 150)")
