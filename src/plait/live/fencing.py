@@ -94,9 +94,9 @@ class Fences:
 
 def _mend(folder: Path) -> None:
     """Put aside what a job has put in the place of its folder, and make the folder accessible again."""
-    if not folder.exists():
+    if not os.path.lexists(folder):
         return
-    if not folder.is_dir():
+    if not folder.is_dir():  # also a link to nowhere, beside which no folder can be made
         folder.rename(folder.with_name(f"{folder.name}.odd-{time.time_ns()}"))
     elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         folder.chmod(0o700)

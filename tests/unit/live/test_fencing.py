@@ -93,14 +93,17 @@ def test_an_epoch_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, monk
         Fences(layout).next_epoch(0, 0)
 
 
-def test_a_job_that_puts_a_file_in_the_place_of_its_folder_holds_nothing(cluster: Make) -> None:
+@pytest.mark.parametrize("put", [lambda at: at.write_text("no folder"), lambda at: at.symlink_to(at / "nowhere")])
+def test_a_job_that_puts_something_in_the_place_of_its_folder_holds_nothing(
+    put: Callable[[Path], object], cluster: Make
+) -> None:
     c = cluster()
     (job,) = c.submit({"retries": 1})
     for _ in range(2):
         c.pass_s(3)
         assert c.nodes[0].jobs() == {job}
         shutil.rmtree(c.engine.layout.job(job))
-        c.engine.layout.job(job).write_text("no folder")
+        put(c.engine.layout.job(job))
         c.nodes[0].end(job, 1)
     c.pass_s(3)
     assert c.state(job) == "failed"
