@@ -171,13 +171,19 @@ def test_a_part_of_a_quoted_value_is_no_row_of_its_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("state", "meaning"),
-    [("LAUNCH_FAILED", "failed"), ("RECONFIG_FAIL", "node_fail"), ("SPECIAL_EXIT", "failed"), ("EVICTED", "unknown")],
+    [
+        ("LAUNCH_FAILED", "failed"),
+        ("RECONFIG_FAIL", "node_fail"),
+        ("SPECIAL_EXIT", "failed"),
+        ("EVICTED", "unknown"),
+        ("+", "unknown"),
+    ],
 )
 def test_states_of_ended_jobs(state, meaning, tmp_path):
     table = history(tmp_path, row(1, state=state))
     assert table["state"].tolist() == [meaning]
     assert table.meta["warnings"] == (
-        ["State 'EVICTED' is not known; what became of such a job counts as unknown (1 rows)"]
+        [f"State {state.rstrip('+')!r} is not known; what became of such a job counts as unknown (1 rows)"]
         if meaning == "unknown"
         else []
     )

@@ -222,7 +222,7 @@ class _Reader:
 
     def _state(self, row: TextRow) -> str:
         """The meaning of the first word: `CANCELLED by 1000`, `COMPLETED+`; of a word that is not known: unknown."""
-        word = row.text("State").rstrip("+").split()[0]
+        word = row.text("State").partition(" ")[0].rstrip("+")
         if word not in STATES:
             self.builder.warn(f"State {word!r} is not known; what became of such a job counts as unknown")
         return STATES.get(word, "unknown")
