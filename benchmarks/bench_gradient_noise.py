@@ -26,7 +26,10 @@ from plait.training import attach
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader
 
 BATCH = 64
-ROWS = BATCH * (5 if "--quick" in sys.argv else 10)
+#: A multiple of 16: after the first 24 steps, which two rounds of warming up contain, gradient noise is measured in
+#: every sixteenth step, so each epoch contains its share.
+STEPS = 16 if "--quick" in sys.argv else 32
+ROWS = BATCH * STEPS
 ROUNDS = 5 if "--quick" in sys.argv else 9
 
 
@@ -81,11 +84,12 @@ def cost(name: str, make: Callable[[Any], Any], passes: int) -> Figure:
             begin = time.process_time()
             epoch()
             if turn >= 2:
-                seconds.append((time.process_time() - begin) / (ROWS // BATCH))
+                seconds.append((time.process_time() - begin) / STEPS)
     before, after = (statistics.median(seconds) for seconds in taken)
     how = "one pass a step" if passes == 1 else f"{passes} passes a step"
     against = "the plain loop" if passes == 1 else "the plain loop that accumulates"
-    return Figure(f"{name}, {how}", after, ROUNDS, before / after, against)
+    note = f"{(after / before - 1) * 100:+.1f} %"
+    return Figure(f"{name}, {how}", after, ROUNDS, before / after, against, "goal <= 8 %", note)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import shutil
@@ -279,6 +280,85 @@ def test_compiled_models_are_the_same(backend: str) -> None:
         found.append((weights(model), adaptive.statistics.group_var))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-4)
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-3)
+
+
+def counted_squares(adaptive: Adaptive) -> list[int]:
+    """The list to which each call for a squared norm adds one."""
+    calls: list[int] = []
+    inner = adaptive._hooks.precondition.squared
+    adaptive._hooks.precondition.squared = lambda *given: calls.append(1) or inner(*given)  # type: ignore[method-assign]
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["accumulated", "halves", "pairs"])
+def test_most_steps_are_trained_without_measuring_and_the_result_is_the_same(kind: str) -> None:
+    found = []
+    for every in (1, 5):
+        model = net()
+        optimizer = SGD(model.parameters())
+        local = (1, 4) if kind == "accumulated" else (1, 8)
+        loader = AdaptiveDataLoader(data(8 * 60), 8, local_batch=local, accumulation=True)
+        adaptive = Adaptive(attach(), model, optimizer, loader, halves=kind != "pairs", noise_every=every)
+        calls, measured = counted_squares(adaptive), []
+        for x, y in loader:
+            before = len(calls), adaptive.statistics.updates
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if loader.is_sync_pass:
+                number = adaptive.loader.progress.tried
+                if adaptive.statistics.updates > before[1]:
+                    measured.append(number)
+                elif kind == "accumulated":
+                    assert len(calls) == before[0]  # nothing is squared in vain
+        first = {"accumulated": 1, "halves": 9, "pairs": 2}[kind]
+        later = 25 if kind != "pairs" else 29  # the next pair after 24 is 28 and 29
+        assert measured[0] == first
+        assert measured[: 25 - first] == list(range(first, 25))
+        if every == 5:
+            assert measured[25 - first :] == list(range(later, 61, 5))
+        found.append(weights(model))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["accumulated", "halves"])
+def test_a_resumed_job_measures_the_steps_that_an_uninterrupted_one_measures(kind: str) -> None:
+    """With the same weights and the same averages to the last bit; workers have planned ahead."""
+
+    def made():
+        model = net()
+        optimizer = ADAM(model.parameters())
+        local = (1, 4) if kind == "accumulated" else (1, 8)
+        loader = AdaptiveDataLoader(data(8 * 50 + 4), 8, local_batch=local, accumulation=True, shuffle=True)
+        return model, optimizer, loader, Adaptive(attach(), model, optimizer, loader)
+
+    def go_on(model, optimizer, loader, steps: float) -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if loader.is_sync_pass and loader.progress.tried >= steps:
+                return
+
+    model, optimizer, loader, adaptive = made()
+    go_on(model, optimizer, loader, math.inf)
+    state = None
+    for stop in (13, 37, math.inf):
+        again, other, resumed, second = made()
+        if state is not None:
+            again.load_state_dict(state[0])
+            other.load_state_dict(state[1])
+            resumed.load_state_dict(state[2])
+            second.load_state_dict(state[3])
+            resumed.progress.tried = int(resumed.progress.iterations)
+        resumed._in_epochs = True
+        go_on(again, other, resumed, stop)
+        # An attached job saves inside the loop, where the pass is not left.
+        state = [copy.deepcopy(one.state_dict()) for one in (again, other, resumed, second)]
+        state[2] |= {"epoch": 0, "done": 8 * int(stop), "active": True} if stop < math.inf else {}
+    torch.testing.assert_close(weights(again), weights(model), rtol=0, atol=0)
+    assert second.statistics.state_dict() == adaptive.statistics.state_dict()
+    assert adaptive.statistics.updates == {"accumulated": 26, "halves": 18}[kind]
 
 
 def rosenbrock(noise: float, split: bool, most_local: int) -> torch.Tensor:

@@ -18,8 +18,8 @@ pytest.importorskip("torch")
 EPOCHS = 3
 
 
-def start(folder: Path, epoch: int, world: int, gate: str = "") -> list[Attempt]:
-    """All ranks, at a gate if there is one."""
+def start(folder: Path, epoch: int, world: int, gate: str = "", every: int = 1) -> list[Attempt]:
+    """All ranks, at a gate if there is one; gradient noise is measured in every so many-th step."""
     forker, port = the_forker(), str(free_port())
     if gate:
         group = make_group(folder.parent / "g", gate, [GroupMember(1, 0, world)], version=1)
@@ -29,7 +29,7 @@ def start(folder: Path, epoch: int, world: int, gate: str = "") -> list[Attempt]
             control = {"version": 1, "epoch": epoch, "group": group.control(1, rank), "made_by": VERSION}
             (run_dir / "control.json").write_text(json.dumps(control))
     return [
-        forker.start(folder, epoch, "adaptive_ranks.py", rank=rank, world=world, MASTER_PORT=port)
+        forker.start(folder, epoch, "adaptive_ranks.py", str(every), rank=rank, world=world, MASTER_PORT=port)
         for rank in range(world)
     ]
 
@@ -46,14 +46,16 @@ def end(ranks: list[Attempt]) -> dict[str, Any]:
     return said[0]
 
 
-def near_the_truth(one: dict[str, Any]) -> None:
-    """Within four standard errors, by the variances that theory gives the estimates."""
+def near_the_truth(one: dict[str, Any], number: float = 540) -> None:
+    """Within four standard errors, by the variances that theory gives `number` equally weighted estimates.
+
+    The averages forget: they weigh 600 estimates like 540 equal ones.
+    """
     n, true, (sqr, var) = one["samples"], one["truth"], one["found"]
     in_sqr = true["linear"] + 2 * true["square"] * n / (64 * (n - 1))
     in_var = 2 * true["square"] / (64 * (n - 1))
-    # The averages forget: they weigh the 600 estimates like 540 equal ones.
-    assert abs(sqr - true["sqr"]) < 4 * math.sqrt(in_sqr / 540)
-    assert abs(var - true["var"]) < 4 * math.sqrt(in_var / 540)
+    assert abs(sqr - true["sqr"]) < 4 * math.sqrt(in_sqr / number)
+    assert abs(var - true["var"]) < 4 * math.sqrt(in_var / number)
 
 
 @pytest.mark.parametrize(("world", "full", "gate"), [(1, 200, ""), (2, 200, "barrier"), (4, 199, "")])
@@ -67,6 +69,15 @@ def test_phi_is_the_same_on_any_number_of_ranks(world: int, full: int, gate: str
     assert all(GATES[attempt.page.gate] == (gate or "none") for attempt in ranks)
     assert (one["steps"], one["updates"]) == (EPOCHS * 201, EPOCHS * full)
     near_the_truth(one)
+
+
+@pytest.mark.parametrize(("world", "full"), [(1, 200), (2, 200)])
+def test_ranks_measure_the_same_steps_when_most_are_left_out(world: int, full: int, tmp_path: Path) -> None:
+    """The first 24 full steps, and then every fourth; each estimate stands for those since the previous one."""
+    one = end(start(tmp_path / "j-1", 1, world, every=4))
+    assert one["steps"] == EPOCHS * 201
+    assert one["updates"] == 24 + EPOCHS * full // 4 - 24 // 4
+    near_the_truth(one, 130)
 
 
 def test_estimates_go_on_where_another_number_of_ranks_has_left(tmp_path: Path) -> None:

@@ -140,13 +140,16 @@ class AdaptiveLoader(ABC):
         *,
         counted: bool = False,
         halves: bool = False,
+        every: int = 1,
     ) -> None:
         """Choose batch sizes and count progress by the gradient noise `noise`; without it the batch stays as given.
 
         `begin` is called with each batch before the script gets it, `end` when a pass over the data ends or is left.
         `counted`: a step counts as progress only when `progress.made` is called, not when its last batch is yielded.
-        `halves`: on one rank, some steps consist of two halves of their batch, if the limits allow such batches.
+        `halves`: on one rank, measured steps consist of two halves of their batch, if the limits allow such batches.
+        `every`: after the first steps, every so many-th is measured.
         """
+        self.plan.every = every
         self.plan.least_half = max(self.limits.least_local, 1) if halves else None
         self.decisions.noise, self._begin, self._end, self._counted = noise, begin, end, counted
 
@@ -312,6 +315,7 @@ class AdaptiveLoader(ABC):
             "active": active,
             "progress": self.progress.state_dict(),
             "timings": self.timings.state_dict(),
+            "full_steps": self.plan.full,
             **self.decisions.state_dict(),
         }
 
@@ -326,4 +330,5 @@ class AdaptiveLoader(ABC):
         self._resume, self._active = bool(state["active"]), False
         self.progress.load_state_dict(state["progress"])
         self.timings.load_state_dict(state["timings"])
+        self.plan.full = int(state.get("full_steps", 0))  # an older version wrote none
         self.decisions.load_state_dict(state)

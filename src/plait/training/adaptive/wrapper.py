@@ -25,6 +25,7 @@ import torch
 from plait.core.errors import InputError
 from plait.training.adaptive.base import ALIKE
 from plait.training.adaptive.checks import check, check_graph, check_loader, parallel_kind, warn_unknown
+from plait.training.adaptive.data.plan import MEASURED_FIRST
 from plait.training.adaptive.gradients.finite import Finite
 from plait.training.adaptive.gradients.hooks import GradientHooks, Hook
 from plait.training.adaptive.gradients.noise import CautiousNoise, Statistics
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plait.adaptive")
 
+#: After the first steps, gradient noise is measured in every so many-th.
+NOISE_EVERY = 16
+
 
 class Adaptive:
     """Measures gradient noise, accumulates, and scales the learning rate, for one model and one optimizer."""
@@ -60,6 +64,7 @@ class Adaptive:
         reset_on_rescale: bool = True,
         comm_hook: Hook | None = None,
         halves: bool = True,
+        noise_every: int = NOISE_EVERY,
     ) -> None:
         """Adapt `model` (in DDP if there are several ranks), which `optimizer` steps and `loader` feeds.
 
@@ -68,14 +73,20 @@ class Adaptive:
         `scheduler` is stepped here, once per iteration at the initial batch, so that it follows the progress of
         training whatever the batch size; the script must not step it. Schedulers by epochs stay with the script.
         `reset_on_rescale`: reset Adam and AdamW when the batch changes by more than five per cent. `comm_hook` is the
-        script's own communication hook for DDP, which accepts only one. `halves`: on one rank with one pass per step,
-        the ninth to the 24th step, and then every sixteenth, consist of two halves of their batch, whose two gradients
-        show the noise (the optimizer steps after the second). Without it, each gradient is compared with the previous
-        one, which overestimates the noise while weights change fast.
+        script's own communication hook for DDP, which accepts only one. `noise_every`: gradient noise is measured in
+        the first 24 full steps and then in every so many-th, because measuring may take as long as a short step; 1
+        measures all. `halves`: on one rank with one pass per step, these steps, from the ninth on, are two halves of
+        their batch, whose two gradients show the noise (the optimizer steps after the second). Without it, the gradient
+        is compared with the previous one, which overestimates the noise while weights change fast.
 
         Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP, a loader that is not
-        adaptive, an optimizer of another model's parameters, or one that another `Adaptive` uses.
+        adaptive, an optimizer of another model's parameters, one that another `Adaptive` uses, or `noise_every` below
+        1.
         """
+        if noise_every < 1:
+            raise InputError(
+                f"Adaptive(noise_every={noise_every}): give 1 to measure in each step, or more to skip some"
+            )
         self.kind = parallel_kind(model)
         check_loader(loader)
         check(self.kind, model, optimizer, scheduler)
@@ -96,6 +107,7 @@ class Adaptive:
         self._now: Pass | None = None
         self._stepped = False  # since the current batch began
         self._since = 0.0  # initial batches since the last estimate
+        self._unmeasured = 0  # steps since the last measurement
         self._hooks = self._make_hooks(comm_hook)
         self._register()
         hold_optimizer(optimizer, self._gate, self._rate.restore)
@@ -105,7 +117,7 @@ class Adaptive:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         halves = halves and self.kind != "fsdp2"
-        loader.follow(self.careful, self._begin, self._end, counted=True, halves=halves)
+        loader.follow(self.careful, self._begin, self._end, counted=True, halves=halves, every=noise_every)
 
     def _make_hooks(self, comm_hook: Hook | None) -> GradientHooks:
         if self.kind == "fsdp2":
@@ -193,10 +205,20 @@ class Adaptive:
     def _begin(self, microbatch: Microbatch) -> None:
         """Prepare the pass of `microbatch`, which the loader hands out."""
         step = microbatch.step
-        least_half = self.loader.plan.least_half
-        pairs = least_half is None or step.examples // 2 < least_half
+        plan, measured = self.loader.plan, microbatch.measured
+        # A pair takes two steps that follow each other; the next two if one of these is uneven or skipped.
+        pairs = microbatch.number <= MEASURED_FIRST or self._unmeasured >= plan.every - 2
+        pairs = pairs and microbatch.number > 0 and not plan.halves(step)
         now = self._now = Pass(
-            step.ranks, step.passes, microbatch.index, microbatch.local, step.examples, step.full, step.halves, pairs
+            step.ranks,
+            step.passes,
+            microbatch.index,
+            microbatch.local,
+            step.examples,
+            step.full,
+            step.halves,
+            pairs,
+            measured,
         )
         self._gate.stepping, self._stepped = now.last, False
         self._accumulating.close()
@@ -240,11 +262,10 @@ class Adaptive:
             self.loader.progress.made()
             self.statistics.fade(done, self.progress)
         estimate = self._reading.take(squares, self.loader.batch_size)
+        self._unmeasured = 0 if squares is not None else self._unmeasured + 1
         self._since += now.batch / self.loader.batch_size
         if estimate is not None:
-            if now.halves:
-                estimate = replace(estimate, stands_for=self._since)
-            self.statistics.update(estimate)
+            self.statistics.update(replace(estimate, stands_for=self._since))
             self._since = 0.0
         sync_s = self._hooks.clock.seconds()
         if sync_s is not None:
@@ -300,6 +321,9 @@ class Adaptive:
             "scale": self._scale,
             "factors": self.lr_factors,
             "scheduled": self._scheduled,
+            "since": self._since,
+            "unmeasured": self._unmeasured,
+            "twice": self._hooks.twice,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -308,6 +332,10 @@ class Adaptive:
         self._scale = self._moments = None if state["scale"] is None else float(state["scale"])
         self._rate.factors = [float(factor) for factor in state["factors"]]
         self._scheduled = int(state["scheduled"])
+        self._since, self._unmeasured = float(state.get("since", 0.0)), int(state.get("unmeasured", 0))
+        self._hooks.twice = bool(state.get("twice", False))  # an older version wrote none of the three
+        if self._hooks.twice:
+            self.loader.plan.least_half = None
 
 
 def _overflowed(optimizer: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     job = attach(model=model, optimizer=optimizer)
     loader = AdaptiveDataLoader(TensorDataset(x, y), M0, local_batch=(1, 4), accumulation=True, shuffle=True)
-    adaptive = Adaptive(job, used, optimizer, loader)
+    adaptive = Adaptive(job, used, optimizer, loader, noise_every=int(sys.argv[1]))
     if ranks > 1:
         other = AdaptiveDataLoader(TensorDataset(x, y), M0)
         with pytest.raises(InputError, match="comm_hook"):

@@ -24,7 +24,6 @@ from torch.utils.data import TensorDataset
 
 from plait.training import attach
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader
-from plait.training.adaptive.data import plan
 from plait.training.adaptive.gradients.noise import Estimate, Statistics
 from plait.training.adaptive.gradients.preconditioner import Preconditioner
 
@@ -134,7 +133,6 @@ def main() -> None:
     world = int(os.environ["WORLD_SIZE"])
     if world > 1:
         dist.init_process_group("gloo")
-    plan.HALVES_EVERY = 1  # as good as more steps
     seed = int(sys.argv[5]) if len(sys.argv) > 5 else 0  # of weights and of data
     torch.manual_seed(seed)
     fresh = how == "moving"
@@ -143,7 +141,7 @@ def main() -> None:
     optimizer = optimizer_of(name, model, 2e-4 if how == "moving" else 0.0)
     job = attach(model=model, optimizer=optimizer)
     loader = AdaptiveDataLoader(TensorDataset(x, y), BATCH, shuffle=not fresh, interval_s=1e9)
-    adaptive = Adaptive(job, used, optimizer, loader)
+    adaptive = Adaptive(job, used, optimizer, loader, noise_every=1)  # as good as more steps
     truth, made, begun = Statistics(), 0, False
     while made < steps:
         for a, b in loader:

@@ -14,18 +14,26 @@ from typing import Any
 from plait.training.adaptive.data.sampler import EpochOrder, Step, next_step, passes_left
 from plait.training.loader.sampler_replay import indices_of
 
-#: On one rank, steps from the first to the second number, and then every so many-th, consist of two halves of their
-#: batch. The first ones are whole, so that a loop with several backward passes is detected before a step is cut.
-HALVES_FROM, HALVES_TO, HALVES_EVERY = 8, 24, 16
+#: The first full steps, in all of which gradient noise is measured; later it is measured in every `Plan.every`-th.
+MEASURED_FIRST = 24
+#: On one rank, measured steps after these consist of two halves of their batch. The first ones are whole, so that a
+#: loop with several backward passes is detected before a step is cut.
+HALVES_AFTER = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """One batch of this rank: pass `index` of an optimizer step, `local` examples."""
+    """One batch of this rank: pass `index` of an optimizer step, `local` examples.
+
+    `number`: the full steps of the job up to this one; 0 for an uneven step. `measured`: whether it shows the gradient
+    noise. Both are the same on all ranks.
+    """
 
     step: Step
     index: int
     local: int
+    number: int = 0
+    measured: bool = False
 
     @property
     def is_sync(self) -> bool:
@@ -46,12 +54,15 @@ class Plan:
         self._microbatches: deque[Microbatch] = deque()
         #: Least examples of a half, if one-pass steps of one rank may be cut in two; else None.
         self.least_half: int | None = None
-        self._whole = 0  # such steps so far
+        #: Every so many-th full step measures gradient noise; depends on no clock, so that all ranks measure together.
+        self.every = 1
+        self.full = 0  # full steps that the loader has handed out, in this job
+        self._planned = 0  # full steps so far
 
     def begin(self, epoch: int, done: int, *, rank: int, world_size: int) -> None:
         """Set the position: `epoch` after `done` samples of all ranks, as `rank` of `world_size` ranks."""
         self._epoch, self._done, self._rank, self._world_size = epoch, done, rank, world_size
-        self._now, self.steps = self.latest, 0
+        self._now, self.steps, self._planned = self.latest, 0, self.full
         self._later.clear()
         self._microbatches.clear()
 
@@ -70,7 +81,10 @@ class Plan:
 
     def next_microbatch(self) -> Microbatch:
         """Step and pass of the next batch that the loader hands out."""
-        return self._microbatches.popleft()
+        microbatch = self._microbatches.popleft()
+        if microbatch.is_sync:
+            self.full = max(self.full, microbatch.number)
+        return microbatch
 
     def __len__(self) -> int:
         """Batches from the position to the end of the epoch, at the newest batch size."""
@@ -86,21 +100,25 @@ class Plan:
                 self._now = self._later.popleft()[1]
             local, accumulated = self._now
             step = next_step(done, self.order.size, self._world_size, local, accumulated + 1)
-            if self._cut(step):
+            number, measured = self._number(step)
+            if measured and number > HALVES_AFTER and self.halves(step):
                 step = replace(step, passes=2, full=step.examples % 2 == 0, halves=True)
             self.steps += 1
             done += step.examples
             for index in range(step.passes):
                 places = step.part(index, rank)
-                self._microbatches.append(Microbatch(step, index, len(places)))
+                self._microbatches.append(Microbatch(step, index, len(places), number, measured))
                 seed = (self.order.seed * 1_000_003 + epoch * 7_368_787 + places.start) & 0x7FFFFFFF
                 yield indices_of(order[places.start : places.stop].tolist(), seed)
 
-    def _cut(self, step: Step) -> bool:
-        """True if this step consists of two halves."""
-        if self.least_half is None or not step.full or step.ranks * step.passes > 1:
-            return False
-        if step.examples // 2 < self.least_half:
-            return False
-        self._whole += 1
-        return HALVES_FROM < self._whole <= HALVES_TO or (self._whole > HALVES_TO and self._whole % HALVES_EVERY == 0)
+    def _number(self, step: Step) -> tuple[int, bool]:
+        """The number of this step among the full ones, 0 for an uneven one, and whether it is measured."""
+        if not step.full:
+            return 0, False
+        self._planned += 1
+        return self._planned, self._planned <= MEASURED_FIRST or self._planned % self.every == 0
+
+    def halves(self, step: Step) -> bool:
+        """True if this step, a whole one, may consist of two halves."""
+        least = self.least_half
+        return least is not None and step.ranks * step.passes == 1 and step.examples // 2 >= least

@@ -117,14 +117,15 @@ class GradientHooks:
     def collect(self) -> Squares | None:
         """Measurements of the step, between its last backward pass and the optimizer's step; waits for no device.
 
-        None for an uneven step, for the first step of a pair, and if no backward pass was seen.
+        None for an uneven step, for the first step of a pair, for one that is not measured, and if no backward pass was
+        seen.
         """
         now, samples = self._now, self._now.ranks * self._now.passes
-        if samples == 1 and not now.pairs:
+        self._complete()
+        if not (now.pairs if samples == 1 else now.measured):
             self._remember(False)
             self._forget()
             return None
-        self._complete()
         local, total, reduced = self._local, self._total, self._await_reduced()
         usable = now.samples > 0 and not self._odd and any(total)
         divided = self.precondition.dividing
@@ -210,7 +211,8 @@ class GradientHooks:
         elif id(parameter) in self._kept:
             parameter.grad = self._kept.pop(id(parameter))[1]
         self._seen[id(parameter)] = parameter
-        self._square(parameter, gradient.detach(), self._local)
+        if self._now.measured:
+            self._square(parameter, gradient.detach(), self._local)
         weight = self._now.weight
         return None if weight == 1.0 else gradient * weight
 
@@ -230,8 +232,9 @@ class GradientHooks:
         elif now.passes > 1:
             self._seen.pop(id(parameter), None)
             parameter.grad.div_(now.passes)
-            self._square(parameter, parameter.grad.detach(), self._total)
-            self.precondition.observe(parameter, parameter.grad.detach(), self._loss_scale)
+            if now.measured:
+                self._square(parameter, parameter.grad.detach(), self._total)
+                self.precondition.observe(parameter, parameter.grad.detach(), self._loss_scale)
         else:
             self._once(id(parameter), 1)
             if now.pairs:
@@ -301,7 +304,7 @@ class GradientHooks:
             return self._inner(state, bucket)
         buffer, now, total = bucket.buffer(), self._now, self._total  # of this step, whenever the future completes
         loss_scale = self._loss_scale
-        parts = self._parts(bucket)
+        parts = self._parts(bucket) if now.measured else []
         if now.passes == 1:
             self._once(bucket.index(), 1)
             for parameter, gradient in parts:
@@ -324,6 +327,7 @@ class GradientHooks:
         future = self._inner(state, bucket)
         if bucket.is_last():
             self.clock.handed_over(buffer)
+        if bucket.is_last() and now.measured:
             squares = self._sum(self._local)
             self._reducing = squares, dist.all_reduce(squares, group=self._process_group, async_op=True)
         return future.then(reduced)

@@ -23,6 +23,8 @@ LEAST_SQR, LEAST_VAR = 0.0, 1e-6
 ENOUGH = 8
 #: Standard errors by which decisions use the lower end of the noise.
 ERRORS = 2.0
+#: Initial batches for which an estimate counts at most, unless its own step is larger: averages then consist of thirty.
+MOST_FOR = 64.0
 #: When progress reaches so many initial batches, estimates from before count for this part.
 FADE_AT, FADE = (32, 64, 128, 256), 0.1
 
@@ -34,7 +36,7 @@ class Estimate:
     `scale` is S of the batch it stands for, in initial batches: 2 M/M0 where two steps were needed. `biased` says
     that it took two steps, between which the true gradient may have moved; `divided` that gradients were divided by
     the optimizer's pre-conditioner, which it does after some steps. `stands_for`: the initial batches since the last
-    estimate, where not every step gives one; 0 means `scale`.
+    estimate, where not every step gives one; less than `scale` means `scale`.
     """
 
     sqr: tuple[float, ...]
@@ -186,7 +188,7 @@ class Statistics:
         if (self.biased and not estimate.biased) or (estimate.divided and not self._divided):
             self.reset()
         self.biased, self._divided = estimate.biased, estimate.divided
-        keep = SMOOTHING ** (estimate.stands_for or estimate.scale)
+        keep = SMOOTHING ** max(min(estimate.stands_for, MOST_FOR), estimate.scale)
         for sums, values in zip(self._sums, (estimate.sqr, estimate.var), strict=True):
             sums[:] = [keep * s + (1 - keep) * value for s, value in zip(sums, values, strict=True)]
         whole = sum(estimate.sqr), sum(estimate.var)

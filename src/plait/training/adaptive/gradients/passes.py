@@ -15,7 +15,8 @@ class Pass:
 
     `examples` are those of this rank in this pass, `batch` those of the whole step; `full` says whether all parts of
     the step are of equal size. `halves`: they are the two halves of one, of which one may have one example more.
-    `pairs`: where a step has one sample, it is compared with the step before; else such steps say nothing.
+    `pairs`: where a step has one sample, it is compared with the step before; else such steps say nothing. `measured`:
+    whether the samples of a step that has several are measured.
     """
 
     ranks: int
@@ -26,6 +27,7 @@ class Pass:
     full: bool = True
     halves: bool = False
     pairs: bool = True
+    measured: bool = True
 
     @property
     def samples(self) -> float:

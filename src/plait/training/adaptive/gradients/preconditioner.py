@@ -30,7 +30,7 @@ import torch
 FIRST_STEPS = 5
 #: What was seen long ago counts at least this part of what counts for coordinates that were never seen.
 LEAST_PART = 0.01
-#: A is measured in so many steps at the beginning, and then in every so many-th; it forgets with this factor.
+#: A is measured in so many steps at the beginning, and then after so many further ones; it forgets with this factor.
 MEASURED_FIRST, MEASURED_EVERY, KEEP = 10, 8, 0.9
 _PIECE, _ROW = 65536, 1024
 
@@ -46,7 +46,8 @@ class Preconditioner:
         self.group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
         #: True if it divides gradients.
         self.divides = divides(optimizer)
-        self._active: dict[int, tuple[torch.Tensor, int]] = {}  # by parameter: A, and how often it was looked for
+        self._active: dict[int, tuple[torch.Tensor, int, int]] = {}  # by parameter: A, how often it was seen, and when
+        self._steps = 0  # that have begun
         self._device_steps: int | None = None  # counted here where reading the optimizer's counter would block the host
 
     def squared(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -67,10 +68,8 @@ class Preconditioner:
         """Update A with the `gradient` of a whole step, after its last division; the loss had factor `loss_scale`."""
         if not self.divides:
             return
-        before, seen = self._active.get(id(parameter), (None, 0))
-        if seen >= MEASURED_FIRST and seen % MEASURED_EVERY:
-            assert before is not None
-            self._active[id(parameter)] = before, seen + 1
+        before, seen, at = self._active.get(id(parameter), (None, 0, 0))
+        if seen >= MEASURED_FIRST and self._steps - at < MEASURED_EVERY:
             return
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         count = torch.count_nonzero(values).clamp_(min=1).to(torch.float64)
@@ -78,10 +77,12 @@ class Preconditioner:
         if loss_scale is not None:
             square = square / loss_scale.to(square.device, torch.float64).square()
         now = torch.nan_to_num(square, nan=0.0, posinf=0.0)
-        self._active[id(parameter)] = now if before is None else KEEP * before + (1 - KEEP) * now, seen + 1
+        now = now if before is None else KEEP * before + (1 - KEEP) * now
+        self._active[id(parameter)] = now, seen + 1, self._steps
 
     def begin(self) -> None:
         """A step begins."""
+        self._steps += 1
         if self._device_steps is not None:
             self._device_steps += 1
 
@@ -146,7 +147,7 @@ class Preconditioner:
         second, keeps = _moment(self._optimizer, state, group)
         factor = 1 / step if keeps is None else 1 / (1 - keeps**step)
         once = factor if keeps is None else (1 - keeps) * factor
-        active, _ = self._active.get(id(parameter), (None, 0))
+        active, *_ = self._active.get(id(parameter), (None,))
 
         def below(v: torch.Tensor) -> torch.Tensor:
             v = v.to(torch.promote_types(v.dtype, torch.float32))
