@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +15,10 @@ from plait.cli.connection import HomeOption, JsonFlag
 from plait.cli.environment import of_submitter
 from plait.core.errors import InputError
 from plait.core.options import declared, option, same
-from plait.live.agent.processes.node_environment import PATH as NODE_PATH
+from plait.live.agent.processes.node_environment import node_environment
 from plait.live.protocol.job import BYTES, Batch, Job, JobField, key_of
 from plait.live.protocol.job_file import check, ina_fields, parse_bytes, read_jobs
-from plait.runtime.command_line import parse_script
 
-#: Programs whose first argument is a script, as that of an interpreter is.
-_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 #: The group of options that are bounds of the batch of a job.
 _BATCH = "batch"
 #: Fields that need more than the value of an option: folders and images are resolved here.
@@ -290,64 +284,7 @@ def runs_here(home: str | None, environ: Mapping[str, str]) -> bool:
 
 def check_runnable(job: Mapping[str, Any], where: str) -> None:
     """Raise `InputError` for a job whose folder, program or script is not there."""
-    from plait.live.protocol.requests import command_of
+    from plait.live.protocol.runnable import missing  # it needs NumPy, too
 
-    workdir = Path(job["workdir"])
-    if not workdir.is_dir():
-        raise InputError(f"{where}: the folder {workdir} is not there; give another one with --workdir, or make it")
-    if job.get("container"):
-        image = job["container"]
-        if image.endswith((".sif", ".img")) and "://" not in image and not Path(image).exists():
-            raise InputError(f"{where}: the image {image} is not there; pull it first, or name one of a registry")
-        return
-    argv = command_of(job)
-    _check_program(argv[0], job, workdir, where)
-    script = _script(argv)
-    if script is not None and not (workdir / script).exists():
-        raise InputError(
-            f"{where}: no file {script!r} in {workdir}, where the job runs{_near(script, workdir)}; give another "
-            "--workdir, or the path of the file"
-        )
-
-
-def _check_program(program: str, job: Mapping[str, Any], workdir: Path, where: str) -> None:
-    if "/" in program:
-        path = workdir / program
-        if not path.exists():
-            raise InputError(f"{where}: no program {program!r} (looked for {path})")
-        if not os.access(path, os.X_OK) or path.is_dir():
-            raise InputError(f"{where}: {path} is not executable; run it with its interpreter, or: chmod +x {path}")
-        return
-    own = str(Path(sys.executable).parent)
-    search = os.pathsep.join([job.get("env", {}).get("PATH") or os.pathsep.join([own, NODE_PATH]), own])
-    if shutil.which(program, path=search) is None:
-        names = [name for folder in search.split(os.pathsep) for name in _names(folder)]
-        near = get_close_matches(program, names, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]!r}? It was" if near else "it was"
-        if (workdir / program).is_file():
-            run = f"python {program}" if program.endswith(".py") else f"./{program}"
-            hint = f"{program!r} is a file of {workdir}: plait submit -- {run}. As a program it was"
-        raise InputError(f"{where}: command not found: {program!r}; {hint} looked for in {search}")
-
-
-def _script(argv: Sequence[str]) -> str | None:
-    """The script that the command's interpreter runs, if it is known."""
-    if Path(argv[0]).name in _SHELLS:
-        return argv[1] if len(argv) > 1 and not argv[1].startswith(("-", "+")) else None
-    try:
-        script = parse_script(argv)
-    except InputError:  # no Python, or with options such as -c
-        return None
-    return None if script.module else script.target
-
-
-def _near(script: str, workdir: Path) -> str:
-    near = get_close_matches(script, _names(str(workdir)), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    if (found := missing(job, node_environment({})["PATH"])) is not None:
+        raise InputError(f"{where}: {found.reason}")

@@ -17,12 +17,18 @@ from plait.live.protocol.job_file import parse_bytes
 
 #: Fields that everybody sees, and those behind "more"; all others of a job are written as JSON.
 MAIN = (
-    "command", "name", "gpus", "class", "priority", "deadline_s", "iterations", "model", "project", "gpu_memory",
+    "command", "workdir", "name", "gpus", "class", "priority", "deadline_s", "iterations", "model", "project",
+    "gpu_memory",
 )  # fmt: skip
 MORE = (
-    "min_gpus", "max_gpus", "cpus", "memory", "workdir", "python", "container", "retries", "checkpoint_s", "ina",
+    "min_gpus", "max_gpus", "cpus", "memory", "python", "container", "retries", "checkpoint_s", "ina",
     "wait_for_nodes", "merge",
 )  # fmt: skip
+#: Notes of fields whose default is another one here than for `plait submit`.
+_NOTES = {
+    "workdir": "Folder on the nodes in which the job runs, e.g. /home/ada/nlp; default: an empty folder of the job's "
+    "own, jobs/j-N in plait's home folder on the node.",
+}
 #: The field of the form that holds the other fields.
 REST = "rest"
 #: Fields that a smaller or larger gang does away with.
@@ -58,7 +64,7 @@ def _field(one: Declared, key: str, value: str) -> Field:
     label = {"ina": "In-network aggregation", "job class": "Class", "checkpoint": "Checkpoint every"}.get(
         label, label[0].upper() + label[1:]
     )
-    note, choices, kind = meaning_of(one), (), "text"
+    note, choices, kind = _NOTES.get(key) or meaning_of(one), (), "text"
     if typing.get_origin(one.type) is Literal:
         kind, choices = "select", typing.get_args(one.type)
     elif one.type is bool:

@@ -111,7 +111,7 @@ def test_in_a_container_only_what_is_named_goes_along(shell, tmp_path):
     ("command", "says"),
     [
         (("pyhton", "train.py"), "command not found: 'pyhton'; did you mean 'python'"),
-        (("train.py",), r"'train.py' is a file of .*: plait submit -- python train.py"),
+        (("train.py",), r"'train.py' is a file of .*, which runs as: python train.py"),
         (("python", "trian.py"), r"no file 'trian.py' in .*\(did you mean 'train.py'\?\)"),
         (("python", "-u", "gone.py"), "no file 'gone.py'"),
         (("sh", "gone.sh"), "no file 'gone.sh'"),

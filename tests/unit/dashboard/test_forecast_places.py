@@ -20,7 +20,7 @@ def ask(world: World, user: str, method: str, path: str, body: Any = None) -> di
 
 
 def what_if(world: World, gpus: int, **more: Any) -> dict[str, Any]:
-    body = {"command": ["python", "train.py"], "name": "net", "gpus": gpus, **more}
+    body = {"command": ["python", "train.py"], "workdir": "/home/ann", "name": "net", "gpus": gpus, **more}
     return ask(world, "ann", "POST", "/v1/what-if", body)
 
 

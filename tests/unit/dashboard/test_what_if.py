@@ -16,7 +16,7 @@ from plait.live.scheduler.explain.submission import _best
 
 Login = Callable[[str], Browser]
 
-JOB = {"command": ["python", "train.py"], "name": "net"}
+JOB = {"command": ["python", "train.py"], "workdir": "/home/ann", "name": "net"}
 
 
 def ask(http: TestClient, world: World, user: str, method: str, path: str, body: Any = None) -> Any:
@@ -234,7 +234,7 @@ def test_the_first_page_says_when_a_queue_too_long_for_simulations_is_empty(
 
 def test_the_form_shows_what_a_job_would_get_and_takes_over_a_variant(two_nodes: World, login: Login) -> None:
     ann = login("ann")
-    form = {"command": "python train.py", "gpus": "4", "class": "guaranteed"}
+    form = {"command": "python train.py", "workdir": "/home/ann", "gpus": "4", "class": "guaranteed"}
     page = ann.post("/web/submit/what-if", 200, **form).text
     assert 'id="outlook"' in page
     assert "nothing is submitted" in page

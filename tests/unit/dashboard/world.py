@@ -111,7 +111,7 @@ class World:
         return agent
 
     def submit(self, owner: str = "ann", **job: Any) -> str:
-        request = {"command": ["python", "train.py"], "project": "default", **job}
+        request = {"command": ["python", "train.py"], "workdir": "/home/ann", "project": "default", **job}
         number = self.do(lambda engine, now_s: engine.submit([request], owner=owner, now_s=now_s))[0]
         return f"j-{number}"
 

@@ -148,7 +148,10 @@ def test_roles_are_those_that_are_let_in(described: Described) -> None:
 
 def test_answers_are_what_the_description_says(described: Described, tmp_path: Path, monkeypatch: Any) -> None:
     ask, it = described.ask, described.service
-    train = {"command": ["python", "train.py"], "gpus": 1, "iterations": 200, "model": "resnet50", "name": "first"}
+    train = {
+        "command": ["python", "train.py"], "workdir": "/home/ann/resnet", "gpus": 1, "iterations": 200,
+        "model": "resnet50", "name": "first",
+    }  # fmt: skip
     ask("POST /v1/jobs", who="ann", json=train)
     ask(
         "POST /v1/jobs", who="ann", json={"jobs": [{**train, "gpus": 2}, {**train, "gpus": 64, "wait_for_nodes": True}]}

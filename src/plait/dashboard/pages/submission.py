@@ -75,6 +75,7 @@ def _form(
     return viewer.page(
         "submit.html.j2", 200 if wrong is None else wrong.status, title="Submit a job", other=other, wrong=wrong,
         main=fields(MAIN, given), more=fields(MORE, given), rest=given.get(REST, ""), found=found,
+        folder=given.get("workdir", "").strip(),
         more_open=any(given.get(name, "").strip() for name in (*MORE, REST)), live=False, **drawn(found),
     )  # fmt: skip
 

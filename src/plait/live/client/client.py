@@ -1,7 +1,7 @@
 """The service as an object: one method a question, with timeouts, and with retries where asking twice is harmless.
 
     with Client.at() as plait:
-        job = plait.submit([{"command": ["python", "train.py"]}])[0]
+        job = plait.submit([{"command": ["python", "train.py"], "workdir": "/data/run1"}])[0]
         plait.job(job["id"])["state"]
 
 Where the service is and who asks comes from PLAIT_URL and PLAIT_TOKEN, else from the files `plait up` leaves in the

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
+from plait.live.agent.processes.node_environment import node_environment, passed
 from plait.live.layout import job_name
+from plait.live.protocol.runnable import missing
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.explain import views
@@ -31,6 +34,8 @@ from plait.live.service.http.openapi.routes import JobName, answers
 from plait.live.service.what_if import Busy
 from plait.live.store import Token
 
+#: Addresses of this machine for itself.
+_LOOPBACK = ("127.0.0.1", "::1")
 #: What a key may be made of.
 KEY = r"^[!-~]+$"
 #: The header that lets a request be sent again.
@@ -60,6 +65,7 @@ async def submit(request: Request, key: Key = None) -> Response:
     several = isinstance(data, dict) and "jobs" in data
     jobs = parse(JobsIn, data).jobs if several else [parse(JobIn, data)]
     requests = [in_project(job.request(), token) for job in jobs]
+    await check_files(api, requests, several=several)
     numbers, remarks = await api.worker.call(
         lambda engine, now_s: (
             _submit(engine, requests, token, now_s, key),
@@ -200,6 +206,7 @@ async def clone(request: Request, job: JobName, key: Key = None) -> Response:
         raise Invalid("needs an object of the fields that are to be different")
     fields = {name: value for name, value in {**row["request"], **different}.items() if value is not None}
     wanted = in_project(parse(JobIn, fields).request(), token)
+    await check_files(api, [wanted])
     (number,), remarks = await api.worker.call(
         lambda engine, now_s: (_submit(engine, [wanted], token, now_s, key), engine.remarks(wanted))
     )
@@ -285,6 +292,27 @@ def _submit(engine: Engine, requests: list[dict[str, Any]], token: Token, now_s:
         if project != token.project:
             engine.check_project(project)
     return engine.submit(requests, owner=token.user, now_s=now_s, key=key)
+
+
+async def check_files(api: Api, requests: list[dict[str, Any]], *, several: bool = False) -> None:
+    """Raise `Invalid` for a job whose folder, program or script is not there, as `plait submit` does.
+
+    Files are looked for only if all nodes run on this machine; other machines may have others.
+    """
+
+    def nodes(engine: Engine, _: float) -> list[tuple[str, str]]:
+        return [(one.id, one.address) for one in engine.state.nodes.values() if not one.lost]
+
+    known, layout = await api.worker.look(nodes), api.worker.engine.layout
+
+    def check() -> None:
+        here = bool(known) and all(at in _LOOPBACK and layout.lease(name).exists() for name, at in known)
+        path = node_environment(os.environ, passed(layout.home, os.environ))["PATH"] if here else None
+        for i, request in enumerate(requests):
+            if (found := missing(request, path)) is not None:
+                raise Invalid(found.reason, f"jobs.{i}.{found.field}" if several else found.field)
+
+    await asyncio.to_thread(check)
 
 
 def in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from plait.live.service.http.answers.outlook import ComparedQueues, SubmissionOu
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.models import ChoiceIn, JobIn, parse
 from plait.live.service.http.openapi.routes import answers
-from plait.live.service.http.routes.jobs import in_project
+from plait.live.service.http.routes.jobs import check_files, in_project
 from plait.live.store import Token
 from plait.policies.catalog import check_named
 
@@ -38,6 +38,7 @@ async def submission(request: Request) -> Response:
     api = api_of(request)
     token = api.who(request, "admin", "user")
     asked = in_project(parse(JobIn, await api.body(request)).request(), token)
+    await check_files(api, [asked])
 
     def look(engine: Engine, now_s: float) -> tuple[QueueCopy | None, JobSpec, list[str]]:
         ctx, project = engine.context, project_of(asked)
