@@ -167,6 +167,7 @@ def test_no_screen_needs_scrolling_sideways(browser: Any, service: tuple[World, 
         page.goto(f"/web{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     page.goto("/web/submit")
+    page.fill("#workdir", "/home/ann/nlp")
     page.click("button:text-is('What if')")
     page.wait_for_selector("#outlook")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
