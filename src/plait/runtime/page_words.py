@@ -78,6 +78,9 @@ class Int:
         page.ints[self.index] = value
 
 
+_NUMBERS = range(len(Resource))  # iterating over the enum takes four times as long
+
+
 class PerResource:
     """A double for each resource, from a fixed offset on; single ones by `Page.add`."""
 
@@ -92,5 +95,5 @@ class PerResource:
         return self if page is None else tuple(page.floats[self.index + r] for r in Resource)
 
     def __set__(self, page: HoldsWords, values: tuple[float, ...] | list[float]) -> None:
-        for r in Resource:
-            page.floats[self.index + r] = values[r]
+        for number in _NUMBERS:
+            page.floats[self.index + number] = values[number]

@@ -189,7 +189,7 @@ class SharedGpu:
     @property
     def leaves(self) -> bool:
         """Whether the job is to save its state and to leave the GPU to others."""
-        return self._page.action == Action.CHECKPOINT.value and self.neighbours is not None
+        return self.neighbours is not None and self._page.action == Action.CHECKPOINT.value
 
     def _hold(self) -> float:
         """Stay here while the agent says so, at most until the job is asked to stop; the seconds it took."""
