@@ -80,6 +80,7 @@ class AttachedJob(Job):
         self.iterations = Iterations(self.compute)
         self._epoch = 0
         self._wrapped: list[tuple[Any, Any]] = []  # loaders given to `batches`, and what they were wrapped as
+        self._loader_epochs: set[int] = set()  # in which loaders were wrapped
         self._save_asked: bool | None = None  # by `checkpoint` in a loop step: whether to wait for the write
         self.total_epochs = 0  # announced by the script, 0 unknown
         self.advice = ResumeAdvice(self)
@@ -135,6 +136,10 @@ class AttachedJob(Job):
             return loader
         wrapped = wrap(self, loader, train=train)
         if train and wrapped is not loader:
+            if self.in_epochs:
+                self._loader_epochs.add(self._epoch)
+            if len(self._loader_epochs) > 1:
+                self.advice.warn_new_loader()
             self.kept.add(self.kept.free_name("loader"), wrapped)
         return wrapped
 

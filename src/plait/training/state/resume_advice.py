@@ -128,6 +128,13 @@ class ResumeAdvice:
                 "attach(state=state); `plait rehearse -- python train.py` shows what differs"
             )
 
+    def warn_new_loader(self) -> None:
+        """Warn that loaders are wrapped in several epochs: a new process cannot know which one was in use."""
+        self._warn_once(
+            "the script wraps new loaders in later epochs; a resume in the middle of an epoch begins that epoch again, "
+            "with other samples. Make each loader once, before `for epoch in job.epochs(n):`"
+        )
+
     def warn_cycle(self) -> None:
         """Warn that an `itertools.cycle` draws from a loader that cannot repeat a part of its pass."""
         self._warn_once(
