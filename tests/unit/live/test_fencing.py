@@ -129,9 +129,9 @@ def test_a_folder_that_stays_unwritable_fails_its_job_unless_the_disk_is_full(
     c.pass_s(80)
     assert (c.state(0), c.state(1)) == (state, "waiting" if state == "starting" else "running")
     if state == "failed":
-        assert "refused: 'jobs/j-0/EPOCH'; the folder of the job could not be written in 10 tries" in str(
-            c.store.job(0)["reason"]
-        )
+        row = c.store.job(0)
+        assert row is not None
+        assert "refused: 'jobs/j-0/EPOCH'; the folder of the job could not be written in 10 tries" in row["reason"]
         return
     c.engine.cancel(0, c.now)  # nothing of it runs anywhere
     c.pass_s(3)

@@ -20,7 +20,12 @@ def test_many_files_are_kept_and_put_back(tmp_path: Path, monkeypatch: pytest.Mo
         (here / f"old-{i}").write_text("before")
     guard, before = FileGuard(str(folder)), len(os.listdir("/proc/self/fd"))
     read: list[Path] = []
-    monkeypatch.setattr(files, "restored", lambda folder, written: read.append(folder) or set())
+
+    def read_journal(folder: Path, written: list[str] | None) -> set[str]:
+        read.append(folder)
+        return set()
+
+    monkeypatch.setattr(files, "restored", read_journal)
     for i in range(20):
         guard.keep(f"old-{i}")
         guard.keep(f"new-{i}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -44,8 +45,14 @@ def test_data_that_is_counted_elsewhere_is_not_searched(monkeypatch: pytest.Monk
 
     batches = passes()
     looked: list[int] = []
-    near = consumers.gc.get_referents
-    monkeypatch.setattr(consumers.gc, "get_referents", lambda part: looked.append(len(r := near(part))) or r)
+    near = gc.get_referents
+
+    def look(part: Any) -> list[Any]:
+        found = near(part)
+        looked.append(len(found))
+        return found
+
+    monkeypatch.setattr(gc, "get_referents", look)
     outer, inner = enumerate(list(range(100_000))), enumerate(batches)
     next(outer)
     assert consumers.numbers(batches) == [0]
