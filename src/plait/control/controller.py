@@ -276,7 +276,7 @@ class Controller:
         if event.first != self.job_store.count:
             raise PlaitError(f"submission starts at number {event.first}, expected {self.job_store.count}")
         numbers = self.job_store.append(event.jobs, self.competing)
-        refused = self._refusals(numbers, event.room)
+        refused = self._refusals(numbers, event.room) | dict(event.refused)
         if refused:
             jobs = np.array(list(refused), dtype=np.int64)
             for job, reason in refused.items():

@@ -26,13 +26,15 @@ from plait.core.resources import Resource, StageProfile
 class JobSubmitted:
     """New jobs; they get the numbers `first`, `first + 1`, ...
 
-    `room`: the cluster may grow so far that gangs of so many GPUs fit; 0 = it stays as it is.
+    `room`: the cluster may grow so far that gangs of so many GPUs fit; 0 = it stays as it is. `refused`: numbers of
+    these jobs that may not run whatever the cluster, with the reason.
     """
 
     at_s: float
     first: int
     jobs: JobBatch
     room: int = field(default=0, metadata=form(omit=True))
+    refused: tuple[tuple[int, str], ...] = field(default=(), metadata=form(omit=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ import numpy as np
 
 from plait.core.arrays import objects
 from plait.core.errors import InputError, suggest
+from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Plan
 from plait.core.policy import Policy, UsesRequests, View, has_guests, has_preemption
 from plait.core.words import counted
@@ -64,6 +65,18 @@ class Quotas:
         """Whether some kind of GPU has a quota of its own for the project."""
         return any(self._of(project))
 
+    def exceeded(self, spec: JobSpec, kinds: Collection[str]) -> str | None:
+        """Why a job can never run within the quota of its project on GPUs of these kinds; None if it can."""
+        usable = [kind for kind in kinds if spec.gpu_kinds is None or kind in spec.gpu_kinds]
+        most, kind = max(((self.limit(spec.project, kind), kind) for kind in usable), default=(math.inf, ""))
+        if (in_all := self.limit(spec.project)) <= most:
+            most, kind = in_all, ""
+        if spec.gpus <= most:
+            return None
+        needs = counted(spec.gpus, f"{kind} GPU" if kind else "GPU")
+        less = f", or ask for at most {most:g}" if most else ""
+        return f"needs {needs}; the quota of project {spec.project} is {most:g}; raise it to {spec.gpus}{less}"
+
     def _of(self, project: str) -> Mapping[str, float]:
         own = {kind: gpus for name, kind, gpus in self.rules if name == project}
         return own or {kind: gpus for name, kind, gpus in self.rules if name == ALL}
@@ -90,6 +103,21 @@ class AppliesQuotas(Protocol):
     def with_quotas(self, quotas: Quotas) -> Policy:
         """The same policy with these quotas instead."""
         ...
+
+
+def never_admitted(policy: Policy, quotas: Quotas, jobs: JobBatch, kinds: Collection[str]) -> dict[int, str]:
+    """Rows of the jobs that a policy with these quotas can never run on GPUs of these kinds, with the reason."""
+    if not quotas.rules:
+        return {}
+    reasons = {}
+    for row in np.flatnonzero(jobs.gpus > min(gpus for _, _, gpus in quotas.rules)).tolist():
+        spec = jobs[row]
+        if isinstance(policy, AppliesQuotas) and spec.job_class is not JobClass.GUARANTEED:
+            continue  # it may have more than the quota
+        if (why := quotas.exceeded(spec, kinds)) is not None:
+            more = ", or submit it with class opportunistic or auto" if isinstance(policy, AppliesQuotas) else ""
+            reasons[row] = why + more
+    return reasons
 
 
 def within(policy: Policy, quotas: Quotas) -> Policy:

@@ -14,7 +14,7 @@ estimates are reported at the next decision.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -70,8 +70,12 @@ class Simulator(Running):
         settings: SimulationSettings,
         reported: JobBatch | None = None,
         node_changes: Iterator[NodeChange] | None = None,
+        refused: Mapping[int, str] | None = None,
     ) -> None:
-        """Check that every job has a known duration and that submissions are in order."""
+        """Check that every job has a known duration and that submissions are in order.
+
+        `refused`: rows of jobs that are refused at their submission, with the reason.
+        """
         unknown = np.isnan(truth.iterations) | np.isnan(truth.iteration_s)
         if unknown.any():
             job = truth.id[int(np.argmax(unknown))]
@@ -87,6 +91,7 @@ class Simulator(Running):
         self.news_ms = math.inf  # when an event between two rounds needs a decision
         self.soonest = math.inf  # when the next running job completes or fails
         self.arrived = 0
+        self.refused: Mapping[int, str] = refused or {}
         self.ended = 0
         self.instants, self.progress = 0, -1.0  # counted by `check_progress`
         self.late: list[IntArray] = []  # jobs off their GPUs whose last figures are still to be reported
@@ -189,7 +194,8 @@ class Simulator(Running):
         if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now_ms:
             first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now_ms, side="right"))
             last = self.arrived
-            yield JobSubmitted(at_s, first, self.reported[first:last])
+            refused = tuple((i, self.refused[i]) for i in range(first, last) if i in self.refused)
+            yield JobSubmitted(at_s, first, self.reported[first:last], refused=refused)
 
     def _measured(self) -> Iterator[Event]:
         """What monitors report that has changed."""

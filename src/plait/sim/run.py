@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
-from plait.policies.quotas import Quotas
+from plait.policies.quotas import Quotas, never_admitted
 from plait.sim.backend import Simulator
 from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
@@ -43,8 +43,12 @@ def simulator(
     *,
     seed: int = 0,
     node_changes: Sequence[NodeChange] | None = None,
+    refused: Mapping[int, str] | None = None,
 ) -> Simulator:
-    """The backend of one run; `node_changes` replaces the world's drawn failures of nodes and switches."""
+    """The backend of one run; `node_changes` replaces the world's drawn failures of nodes and switches.
+
+    `refused`: rows of jobs that are refused at their submission, with the reason.
+    """
     settings = SimulationSettings(
         physics=world.physics,
         overheads=world.overheads,
@@ -62,7 +66,7 @@ def simulator(
         of_switches = drawn_switch_failures(cluster, world.switch_mtbf_s, world.switch_mttr_s, seed)
         changes = heapq.merge(changes, of_switches)
     reported = with_restart_costs(noisy(jobs, world.profile_noise, seed), world.overheads)
-    return Simulator(jobs, cluster, settings, reported, changes)
+    return Simulator(jobs, cluster, settings, reported, changes, refused)
 
 
 def simulate(
@@ -84,7 +88,7 @@ def simulate(
     `rule` says which running jobs the policy may stop or move.
     `observe(controller)` returns a function that sees every event with its commands (a history, a log).
     `check` verifies the invariants after every event. `node_changes` (of nodes and switches) replaces
-    the world's drawn failures.
+    the world's drawn failures. Jobs that the cluster or the quotas of the policy never allow are refused.
 
     Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
     Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for an impossible plan.
@@ -95,10 +99,12 @@ def simulate(
     >>> done.controller.job_store.columns["end_s"][:2].tolist()
     [100.0, 200.0]
     """
+    refused: Mapping[int, str] = {}
     quotas = getattr(policy, "quotas", None)
     if isinstance(quotas, Quotas):
         quotas.refuse_unknown(set(jobs.column("project").tolist()), cluster.kinds)
-    backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes)
+        refused = never_admitted(policy, quotas, jobs, cluster.kinds)
+    backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes, refused=refused)
     controller = Controller(policy, cluster, rule)
     steps: list[Step] = []
     if observe is not None:

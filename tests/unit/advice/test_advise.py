@@ -257,7 +257,7 @@ def test_a_choice_under_which_jobs_never_run_is_last(table):
     never = Choice("policy", "never", "fifo:quota=*=8", CLUSTER)
     (outcome,) = Simulations(past).of([never], 260)
     assert mean_jct_s(outcome) == float("inf")
-    assert outcome.unfinished == 260
+    assert outcome.unfinished == int((past.jobs.gpus > 8).sum()) > 0  # those that the quota refuses
 
 
 def test_a_log_of_plait_is_a_history(tmp_path):

@@ -73,7 +73,9 @@ def any_message(draw: st.DrawFn) -> Any:
     at, jobs = draw(times), draw(ints(n))
     text = draw(st.text(max_size=20))
     made = {
-        m.JobSubmitted: lambda: m.JobSubmitted(at, draw(counts), JobBatch.of(draw(spec_lists())), draw(counts)),
+        m.JobSubmitted: lambda: m.JobSubmitted(
+            at, draw(counts), JobBatch.of(draw(spec_lists())), draw(counts), draw(st.sampled_from([(), ((0, text),)]))
+        ),
         m.ProgressReported: lambda: m.ProgressReported(
             at, jobs, draw(floats(n)), draw(floats(n)), draw(floats(n)), draw(floats(n))
         ),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.core.jobs import JobBatch, JobSpec
+from plait.core.jobs import JobBatch, JobClass, JobSpec, Phase
 from plait.policies.catalog import make_policy
 from plait.policies.quotas import Quotas, WithinQuotas
 from plait.sim.run import simulate
-from plait.sim.world import make_world
+from plait.sim.world import World, make_world
 
 
 def job(name: str, project: str, gpus: int, seconds: float = 10.0, kinds: tuple[str, ...] | None = None) -> JobSpec:
@@ -62,9 +64,48 @@ def test_no_decision_of_a_run_gives_a_project_more_than_its_quota() -> None:
     assert (most["p", "v100"], most["p", "a100"], most["q", "v100"]) == (4, 6, 8)
 
 
-def test_a_job_that_its_quota_never_lets_pass_is_named_with_the_reason() -> None:
-    with pytest.raises(Exception, match=r"'a' .*needs 4 v100 GPUs; the quota of project p is 2"):
-        starts("fifo:quota=p@v100=2", "1x8:v100", job("a", "p", 4))
+IDEAL = make_world("ideal")
+FAILING = replace(IDEAL, node_mtbf_s=100.0, node_mttr_s=10.0)
+
+
+@pytest.mark.parametrize("world", [IDEAL, FAILING], ids=["calm", "failures"])
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        ("2d-las:quota=p=2", {"b": "needs 4 GPUs; the quota of project p is 2; raise it to 4, or ask for at most 2"}),
+        ("fifo:quota=p=0/*=4", {
+            "a": "needs 2 GPUs; the quota of project p is 0; raise it to 2",
+            "b": "needs 4 GPUs; the quota of project p is 0; raise it to 4",
+        }),
+        ("fifo:quota=p@v100=2/p@a100=3", {
+            "b": "needs 4 a100 GPUs; the quota of project p is 3; raise it to 4, or ask for at most 3",
+            "v": "needs 3 v100 GPUs; the quota of project p is 2; raise it to 3, or ask for at most 2",
+        }),
+        ("fifo:quota=p@v100=2", {
+            "v": "needs 3 v100 GPUs; the quota of project p is 2; raise it to 3, or ask for at most 2",
+        }),
+        ("antman:quota=p=3", {
+            "b": "needs 4 GPUs; the quota of project p is 3; raise it to 4, or ask for at most 3, or submit it with "
+            "class opportunistic or auto",
+        }),
+    ],
+)  # fmt: skip
+def test_a_job_above_the_quota_of_its_project_is_refused_and_the_others_run(
+    policy: str, refused: dict[str, str], world: World
+) -> None:
+    jobs = [
+        job("a", "p", 2), job("b", "p", 4), job("c", "q", 4), job("v", "p", 3, kinds=("v100",)) if "@" in policy
+        else job("v", "q", 3), replace(job("g", "p", 4), job_class=JobClass.OPPORTUNISTIC if "antman" in policy
+        else JobClass.GUARANTEED, project="p" if "antman" in policy else "q"),
+    ]  # fmt: skip
+    cluster = Cluster.parse("1x8:v100,1x8:a100")
+    controller = simulate(JobBatch.of(jobs), cluster, make_policy(policy), world, check=True).controller
+    columns = controller.job_store.columns
+    phases = {spec.id: Phase(columns["phase"][i]) for i, spec in enumerate(jobs)}
+    assert {name for name, phase in phases.items() if phase is Phase.FAILED} == set(refused)
+    assert {spec.id: columns["reason"][i] for i, spec in enumerate(jobs) if spec.id in refused} == refused
+    assert [phases[spec.id] for spec in jobs if spec.id not in refused] == [Phase.FINISHED] * (5 - len(refused))
+    assert controller.now_s < 10_000
 
 
 @pytest.mark.parametrize(
