@@ -42,6 +42,7 @@ while not page.stop:
     told = page.directive
     page.set_reached(told.limit_number, told.memory_limit_bytes or float("inf"))
     page.steps, page.step_s, page.busy_s = float(number + 1), 0.01, (0.0, 0.0, 0.005 * number, 0.0)
+    page.last_step_monotonic = time.monotonic()
     number += 1
     time.sleep(0.01)
 sys.exit(75)

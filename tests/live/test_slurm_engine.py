@@ -56,21 +56,10 @@ class Cluster:
     def up(self, *words: object, **options: object) -> None:
         settings = {"partition": "test", "look": 0.5, "notice": 5, **options}
         pairs = [word for name, value in settings.items() for word in ("-o", f"{name.replace('_', '-')}={value}")]
+        lost = () if "--lost" in words else ("--lost", 12)
         self(
-            "up",
-            "--backend",
-            "slurm",
-            "--gpus-per-node",
-            2,
-            "--lost",
-            12,
-            "--policy",
-            "fifo",
-            "--round",
-            0.2,
-            *words,
-            *pairs,
-        )
+            "up", "--backend", "slurm", "--gpus-per-node", 2, *lost, "--policy", "fifo", "--round", 0.2, *words, *pairs
+        )  # fmt: skip
 
     def submit(self, *words: object) -> str:
         return json.loads(self("submit", "--json", *words))[0]["id"]
