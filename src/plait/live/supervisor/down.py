@@ -50,9 +50,10 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: b
     before, agents = job_processes(layout), _agents(layout)
     if (layout.home / "nodes").is_dir():
         remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
-    for agent in modules.of_home(layout.home, modules.AGENT):  # whose files were removed
-        end(agent)
-        agents = [*agents, agent]
+    if remembered(layout).get("backend", "local") == "local":  # others' agents belong to allocations, which stay
+        for agent in modules.of_home(layout.home, modules.AGENT):  # whose files were removed
+            end(agent)
+            agents = [*agents, agent]
     if was_up(layout):
         remember_down(layout, remembered(layout))
     if stop_jobs:
