@@ -34,7 +34,8 @@ class Training:
         self.model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, **options)
         self.loader = AdaptiveDataLoader(range(512), 16, local_batch=(1, most_local), accumulation=True)
-        self.adaptive = Adaptive(attach(), self.model, self.optimizer, self.loader, scaler=scaler)
+        every = 1 if most_local == 8 else 16  # of accumulated steps all are measured, of whole ones the usual ones
+        self.adaptive = Adaptive(attach(), self.model, self.optimizer, self.loader, scaler=scaler, noise_every=every)
 
     def epoch(self, *, watched: bool = False, batches: int | None = None) -> float:
         """The loss of its last batch, or of the first `batches`; `watched`: whatever waits for the GPU is an error."""
