@@ -118,6 +118,19 @@ def test_a_job_that_moves_trains_on_until_all_its_next_processes_are_ready(movin
     assert found.difference is None
 
 
+def test_an_overlapped_start_does_not_make_later_stops_look_cheap(moving: Cluster) -> None:
+    """The next start may be cold, and a policy that believes in a second would stop the job again and again."""
+    before_s = float(moving.engine.state.controller.job_store.columns["restart_s"][0])
+    for node in moving.nodes:
+        node.ready = (0, 1)
+    grow(moving, 2, 10.0)
+    assert moving.engine.state.jobs[0].live.epoch == 2
+    for node in moving.nodes:
+        node.report(0, steps=9.0, step_s=0.1, first_step_s=0.01, last_step_s=0.2)
+    moving.pass_s(3)
+    assert float(moving.engine.state.controller.job_store.columns["restart_s"][0]) == before_s > 0
+
+
 @pytest.mark.parametrize("why", ["silent", "older", "late", "off", "unsaved"])
 def test_nobody_waits_for_what_will_not_come(moving: Cluster, why: str) -> None:
     c = moving

@@ -66,9 +66,9 @@ class Context:
 
     `term`: of the service that leads. `port_seed`: where master ports of gangs begin, so that clusters on one machine
     seldom take the same ones. `now_s`: the newest time that was given. `ready`: False while what decisions need is
-    still being compiled. `unfenced`: jobs whose attempt no agent may hear of yet. `successors`: by job,
-    what starts beside its attempt. `deferred`: an attempt waits for something that gives no notice, such as its first
-    step or a full disk. `secret`: from which the tokens of jobs for switches are made.
+    still being compiled. `unfenced`: jobs whose attempt no agent may start yet. `successors`: by job, what starts
+    beside its attempt. `overlapped`: by job, the attempt that started so; its start is no measure of a cold one.
+    `deferred`: an attempt waits for something that gives no notice, such as its first step or a full disk. `secret`: from which the tokens of jobs for switches are made.
     """
 
     state: State
@@ -79,6 +79,7 @@ class Context:
     ready: bool = True
     unfenced: dict[int, Unfenced] = field(default_factory=dict)
     successors: dict[int, Successor] = field(default_factory=dict)
+    overlapped: dict[int, int] = field(default_factory=dict)
     deferred: bool = False
     secret: bytes = b""
     timers: Timers = field(default_factory=Timers)

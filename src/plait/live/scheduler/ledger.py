@@ -236,7 +236,7 @@ class Ledger:
                 self.ctx.successors[job].settled.add(rank)
                 self.stale = True
             case SuccessorOver(job):
-                del self.ctx.successors[job]
+                self.ctx.overlapped[job] = self.ctx.successors.pop(job).attempt.epoch
                 self.assigner.changed()
             case ReportRefused(job, epoch, error):
                 self.counts.problems.append(Problem("a report was refused", error, {"job": job, "epoch": epoch}))

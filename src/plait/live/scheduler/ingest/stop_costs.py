@@ -32,7 +32,8 @@ LOSSES = ("preempted", "requeued", "drained", "node lost", "failed")
 def restart_s(record: TrackRecord, job: JobRecord, attempt: Attempt | None) -> float:
     """Seconds that a stop and the start after it keep a job from training.
 
-    The start of a guest says nothing: it may wait long for its host before its first step.
+    The start of a guest says nothing: it may wait long for its host before its first step. Pass None for an attempt
+    whose processes started beside the last one: the next start may be cold.
     """
     if job.restart_s is not None:
         return job.restart_s
@@ -60,7 +61,9 @@ def report_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now_s: floa
         now_it = Checkpoints.NEVER
     elif len(says) == len(attempt.ranks) and all(one == CAN or (one == NO_STEP and attempt.guest) for one in says):
         now_it = Checkpoints.ON_STOP
-    cost_s, before_s = restart_s(state.record, job, attempt), float(columns["restart_s"][number])
+    before_s = float(columns["restart_s"][number])
+    overlapped = ctx.overlapped.get(number) == attempt.epoch
+    cost_s = before_s if overlapped and before_s > 0 else restart_s(state.record, job, None if overlapped else attempt)
     changed = math.isnan(before_s) or abs(cost_s - before_s) > DRIFT * max(cost_s, before_s)
     if now_it is known and (known is Checkpoints.NEVER or not changed):
         return
