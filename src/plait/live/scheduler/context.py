@@ -68,7 +68,8 @@ class Context:
     seldom take the same ones. `now_s`: the newest time that was given. `ready`: False while what decisions need is
     still being compiled. `unfenced`: jobs whose attempt no agent may start yet. `successors`: by job, what starts
     beside its attempt. `overlapped`: by job, the attempt that started so; its start is no measure of a cold one.
-    `deferred`: an attempt waits for something that gives no notice, such as its first step or a full disk. `secret`: from which the tokens of jobs for switches are made.
+    `deferred`: an attempt waits for something that gives no notice, such as its first step or a full disk. `secret`:
+    from which the tokens of jobs for switches are made.
     """
 
     state: State
