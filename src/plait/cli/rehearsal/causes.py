@@ -25,8 +25,8 @@ def causes(expected: Trace, got: Trace, difference: Difference, noise: Noise, sc
         found.insert(0, _from_batches(expected, got, difference))
     if "cycle(" in script:
         found.append(
-            "cycle() repeats batches that it holds itself, and no checkpoint has them: write a generator that begins "
-            "the loader again, while True: yield from loader"
+            "cycle() repeats batches that it holds itself; over a stream no resume can load them again: write a "
+            "generator that begins the loader again, while True: yield from loader"
         )
     if not expected.batched and "DataLoader(" in script:
         found.append(
@@ -89,7 +89,7 @@ def _from_variables(a: Step, b: Step, noise: Noise, script: str) -> list[str]:
     if counted:
         values = ", ".join(_both(name, a["after"], b["after"]) for name in sorted(counted))
         found.append(
-            f"enumerate() counts from 0 after a resume in mid-epoch: {values}; count with the library: "
+            f"the counter of enumerate() does not go on after a resume in mid-epoch: {values}; count with the library: "
             "for i, batch in job.batches(loader)"
         )
     before = differing(a.get("before"), b.get("before")) - noise.variables - counted
