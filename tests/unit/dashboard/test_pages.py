@@ -71,6 +71,16 @@ def test_the_first_page_answers_what_is_asked_first(world: World, login: Login) 
     assert "100 % of them" not in text  # one reason: its share says nothing
 
 
+def test_the_job_that_failed_last_is_named_whatever_its_number(world: World, login: Login) -> None:
+    world.add("n0", 4, {})
+    jobs = [world.submit("ann", name=f"short{i}", retries=0) for i in range(2)]
+    world.settle(2)
+    for number in (1, 0):
+        world.agents["n0"].end(number, 3, reason="exit code 3")
+        world.settle(3)
+    assert f"last: {jobs[0]}," in login("ann").get("/web/")
+
+
 def test_pages_show_for_which_job_gpus_are_held(world: World, login: Login) -> None:
     cluster(world)
     world.agents["n0"].end(1)

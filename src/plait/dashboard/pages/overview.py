@@ -16,8 +16,8 @@ from plait.dashboard.web import Viewer
 from plait.dashboard.web import shown as page
 from plait.live.client.client import jobs_of_table
 
-#: Rows of each list, and of that of failed jobs.
-ROWS, FAILED = 10, 5
+#: Rows of each list, of that of failed jobs, and the newest failed jobs from which these are taken.
+ROWS, FAILED, NEWEST_FAILED = 10, 5, 50
 #: The policy's doings are those of so many seconds, from so many entries of the log at most.
 WITHIN_S, ENTRIES = 3600.0, 3000
 #: States in which a job has, or is about to have, GPUs.
@@ -43,7 +43,7 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
         viewer.get(now_and_then_s, "/v1/nodes"),
         viewer.get(now_and_then_s, "/v1/jobs", state=RUNNING, limit=MOST, columns=1),
         viewer.get(age_s, "/v1/jobs", state="waiting", limit=MOST, columns=1),
-        viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=FAILED, columns=1),
+        viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=NEWEST_FAILED, columns=1),
         viewer.get(FRESH_S, "/v1/policy"),
         viewer.get(CALM_S, "/v1/costs", limit=0),
         _done(viewer, status),
@@ -57,7 +57,8 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
         "bill": bill, "map": node_map.drawings(nodes), "idle": node_map.idle_gpus(nodes),
         "running": shown, "running_count": len(jobs),
         "reasons": why[:5], "waiting_count": status["jobs"]["waiting"],
-        "failed": jobs_of_table(failed), "holders": holders(jobs, waiting["columns"]["user"])[:ROWS],
+        "failed": sorted(jobs_of_table(failed), key=lambda job: -(job["ended_s"] or 0.0))[:FAILED],
+        "holders": holders(jobs, waiting["columns"]["user"])[:ROWS],
     }  # fmt: skip
 
 
