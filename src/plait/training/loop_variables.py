@@ -11,6 +11,7 @@ import ast
 import linecache
 import os
 import sysconfig
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
@@ -19,6 +20,9 @@ _Loop = ast.For | ast.AsyncFor | ast.While
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 #: Calls whose results are of this process alone: losing them loses nothing.
 _CLOCKS = frozenset({"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "process_time", "now"})
+#: Trees that two threads make at the same time can raise `SystemError` (recursion depth mismatch, seen with CPython
+#: 3.11.7); merged jobs are threads.
+_PARSING = threading.Lock()
 _LIBRARIES = tuple(
     path + os.sep for path in {*sysconfig.get_paths().values(), os.path.dirname(os.path.dirname(__file__))}
 )
@@ -60,8 +64,9 @@ def carried(source: str, line: int) -> list[tuple[str, int]]:
     [('total', 4)]
     """
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+        with _PARSING:
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, SystemError):
         return []
     names: dict[str, int] = {}
     for loop in _loops_around(tree, line):

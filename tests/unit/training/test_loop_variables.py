@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ def test_variables_that_a_loop_carries(name: str) -> None:
     code = textwrap.dedent(code).strip() + "\n"
     line = next(i for i, row in enumerate(code.splitlines(), 1) if "HERE" in row)
     assert [variable for variable, _ in carried(code, line)] == expected
+
+
+def test_threads_read_their_loops_at_the_same_time() -> None:
+    """Merged jobs do; CPython 3.11 raises SystemError where two threads make trees at once."""
+    code = "total = 0\nfor x in data:\n" + "".join(f"    y{i} = (x + {i}) * [x][0]\n" for i in range(400))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: carried(code + "    total += x\n", 2), range(40)))
+    assert all([name for name, _ in one] == ["total"] for one in found)
 
 
 def test_broken_source_has_none() -> None:
