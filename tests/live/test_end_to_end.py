@@ -110,7 +110,7 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert plait("logs", one) == "hello from rank 0 of 1 good; morning\n"
     assert plait("logs", two, "--rank", 1) == "hello from rank 1 of 2 x\n"
     assert plait("logs", "-f", two).startswith("hello from rank 0 of 2")
-    assert "pair" in plait("ls")
+    assert "pair" in plait("ls", "--all")
 
     # one that fails, and what is said of it
     bad = plait.submit("--retries", 0, "--", sys.executable, "-c", "raise SystemExit(3)")
