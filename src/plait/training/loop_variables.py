@@ -138,16 +138,16 @@ class _Body:
                 return None
             case ast.If(test=test, body=body, orelse=orelse):
                 assigned = self._read(test, assigned)
-                return _both(self._run(body, set(assigned)), self._run(orelse, set(assigned)))
+                return _all(self._run(body, set(assigned)), self._run(orelse, set(assigned)))
             case ast.For() | ast.AsyncFor():
                 assigned = self._read(statement.iter, assigned)
                 target = {name.id for name in ast.walk(statement.target) if isinstance(name, ast.Name)}
                 self._run(statement.body, assigned | target)
-                return _both(set(assigned), self._run(statement.orelse, set(assigned)))
+                return _all(set(assigned), self._run(statement.orelse, set(assigned)))
             case ast.While():
                 assigned = self._read(statement.test, assigned)
                 self._run(statement.body, set(assigned))
-                return _both(set(assigned), self._run(statement.orelse, set(assigned)))
+                return _all(set(assigned), self._run(statement.orelse, set(assigned)))
             case ast.With() | ast.AsyncWith():
                 for item in statement.items:
                     assigned = self._read(item, assigned)
@@ -156,12 +156,13 @@ class _Body:
                 end = self._run([*statement.body, *statement.orelse], set(assigned))
                 for handler in statement.handlers:
                     caught = assigned | ({handler.name} if handler.name else set())
-                    end = _both(end, self._run(handler.body, caught))
-                return self._run(statement.finalbody, end if end is not None else set(assigned)) and end
+                    end = _all(end, self._run(handler.body, caught))
+                after = self._run(statement.finalbody, set(assigned) if end is None else end)
+                return None if end is None else after
             case ast.Match(subject=subject, cases=cases):
                 assigned = self._read(subject, assigned)
                 ends = [self._run(one.body, set(assigned)) for one in cases]
-                return _all([set(assigned), *ends])
+                return _all(set(assigned), *ends)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return assigned | {statement.name}
         return self._read(statement, assigned)
@@ -199,11 +200,7 @@ def _of_this_scope(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
             yield from _of_this_scope(list(ast.iter_child_nodes(node)))
 
 
-def _both(one: set[str] | None, other: set[str] | None) -> set[str] | None:
-    """What is assigned after either of two ways; a way that does not get there counts for nothing."""
-    return _all([one, other])
-
-
-def _all(ends: Sequence[set[str] | None]) -> set[str] | None:
+def _all(*ends: set[str] | None) -> set[str] | None:
+    """Variables that every branch assigns; a branch whose end is never reached is left out."""
     reached = [end for end in ends if end is not None]
     return set.intersection(*reached) if reached else None

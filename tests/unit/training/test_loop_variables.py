@@ -55,6 +55,11 @@ LOOPS = {
         "for x in loader:  # HERE\n    try:\n        y = f(x)\n    except ValueError:\n        continue\n    print(y)",
         [],
     ),
+    "nothing after try": (
+        "for x in loader:  # HERE\n    try:\n        continue\n    except ValueError:\n        continue\n    y = y + 1",
+        [],
+    ),
+    "finally": ("for x in loader:  # HERE\n    try:\n        f(x)\n    finally:\n        y = 1\n    print(y)", []),
     "with": ("for x in loader:  # HERE\n    with autocast() as c:\n        y = f(x, c)\n    print(y)", []),
     "function of its own": (
         "s = 0\ndef train(m):\n    for x in loader:  # HERE\n        k = x\n    return k\ns += 1",

@@ -336,13 +336,13 @@ def _screen(service: Any, width: int) -> RenderableType:
     return Group(lines, machines, Text(), jobs)
 
 
-#: Jobs of `plait top`: those that run, then those that wait, then the newest that have ended.
+#: Jobs of `plait top`: running jobs, then waiting jobs, then the newest ended jobs.
 _ORDER = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting": 2}
 _ACTIVE = ",".join(state for state in _ORDER if state != "waiting")
 
 
 def _shown_jobs(service: Client, most: int) -> list[dict[str, Any]]:
-    """At most so many jobs, those that run first; some of those that have ended where there is room."""
+    """At most so many jobs, running jobs first; ended jobs fill the remaining rows."""
     from plait.live.client.client import FINAL
 
     found: list[dict[str, Any]] = []

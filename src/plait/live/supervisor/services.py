@@ -82,7 +82,7 @@ def service_process(layout: Layout) -> Process | None:
 
 
 def any_service_process(layout: Layout) -> Process | None:
-    """The same, or one that has not said yet that it answers, or whose files were removed."""
+    """The same, or a service that is still starting, or a service whose files were removed."""
     return service_process(layout) or next(iter(unnamed_processes(layout, FIRST)), None)
 
 

@@ -268,7 +268,7 @@ class ProcessManager:
         return process
 
     def _start_beside(self, runs: list[Run]) -> None:
-        """Start processes beside attempts, and end those that no attempt will need."""
+        """Start the successors of running attempts, and end successors that no attempt needs."""
         wanted = {(run.job, run.epoch, run.rank): run for run in runs}
         begin = {key for key, attempt in self.attempts.items() if attempt.state == STARTING}
         for key in self.successors.keys() - wanted.keys() - begin:
