@@ -57,7 +57,7 @@ class Gateway:
         except Surplus as error:
             await _refuse_surplus(send, error)
             return
-        if one.rank == STRANGER:  # the handler of a page replaces it after it has checked the browser's cookie
+        if one.rank == STRANGER:  # the handler that accepts a browser's cookie calls `known` with its user
             scope.setdefault("state", {})["known"] = partial(self._known, one)
         async with self.connections.turn(one) as turn:
             with _Streams(self.connections, turn, send) as streams:
