@@ -25,13 +25,20 @@ LoseWork = Annotated[
 ]
 
 
-def client(home: str | None) -> Client:
-    """The client of the service that serves this home folder."""
+def client(home: str | None, *, notices: bool = True) -> Client:
+    """The client of the service that serves this home folder.
+
+    `notices`: print, once, that what the service shows is not current.
+    """
     # Importing httpx brings its own command line along, and with it half of the time of `plait ls`.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     from plait.live.client.client import Client
+    from plait.live.notes import note
 
-    return Client.at(home)
+    made = Client.at(home)
+    if notices:
+        made.notices = note
+    return made
 
 
 def print_json(value: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
+
+from plait.live.protocol import not_current
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,6 +28,8 @@ class ApiClient:
     def __init__(self, app: ASGIApp, secret: str) -> None:
         """Nothing is asked yet."""
         self._app, self._secret = app, secret
+        #: Why the last answer was not current, as a sentence; empty if it was.
+        self.not_current = ""
 
     async def get(self, path: str, **query: Any) -> Any:
         """The answer to a GET; raises `Refused`."""
@@ -48,11 +52,16 @@ class ApiClient:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                self._age(message["headers"])
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
         await self._app(scope, receive, send)
         return _answer(status, b"".join(parts))
+
+    def _age(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        value = next((value for name, value in headers if name == not_current.HEADER.encode()), b"")
+        self.not_current = not_current.sentence_of(value.decode("latin-1"))
 
     async def pass_on(self, path: str, query: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Let the API answer whoever asked for a page, as it comes: for streams."""

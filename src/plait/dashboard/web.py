@@ -83,6 +83,7 @@ class Viewer:
     def page(self, template: str, code: int = 200, **values: Any) -> Response:
         """A page; only what is in its frame where the page itself asks for news."""
         given = {"viewer": self.session, "path": self.request.url.path, "url": url_of(self.request), **values}
+        given["not_current"] = self.api.not_current
         frame = "part.html.j2" if self.request.headers.get("hx-request") else "base.html.j2"
         text = self.web.templates.get_template(template).render(frame=frame, **given)
         return HTMLResponse(text, code)
@@ -128,15 +129,16 @@ def shown(page: Page) -> Handler:
         session = web.sessions.find(name)
         if session is None:
             return _to_login(request)
+        api = web.client(session.secret)
         try:
-            me = await web.client(session.secret).get("/v1/me")  # it may have been revoked since
+            me = await api.get("/v1/me")  # it may have been revoked since
         except Refused:
             web.sessions.end(name)
             return _to_login(request)
         session.user, session.role, session.project = me["user"], me["role"], me["project"]
         if (known := request.scope.get("state", {}).get("known")) is not None:
             known(session.user)
-        viewer = Viewer(web, request, session, web.client(session.secret))
+        viewer = Viewer(web, request, session, api)
         try:
             return await page(viewer)
         except Refused as error:

@@ -1,4 +1,7 @@
-"""A service made of a dictionary: answers what the tests put there, and notes what it was asked."""
+"""A service made of a dictionary: answers what the tests put there, and notes what it was asked.
+
+`headers`: of every answer.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ class Fake:
     asked: list = field(default_factory=list)
     bodies: list = field(default_factory=list)
     keys: list = field(default_factory=list)
+    headers: dict = field(default_factory=dict)
     url: str = ""
 
     def paths(self):
@@ -61,6 +65,8 @@ def serve(fake: Fake) -> ThreadingHTTPServer:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data)))
+            for name, text in fake.headers.items():
+                self.send_header(name, text)
             self.end_headers()
             self.wfile.write(data)
 

@@ -23,6 +23,7 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast.eta import Eta, Forecast, Interval
 from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, Refused, ServiceError
+from plait.live.protocol import not_current
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs, schema
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.records.entries import entry_to_json
@@ -1205,3 +1206,27 @@ def test_reading_jobs_of_a_file(tmp_path):
 def test_an_empty_list_says_which_jobs_there_are_none_of(plait, fake, words, said):
     fake.answers["GET", "/v1/jobs"] = []
     assert plait("ls", *words).out == said
+
+
+# -- figures that are not current -----------------------------------------------------------------------
+
+
+def test_listings_say_once_that_they_are_not_current(plait, fake):
+    why = "cannot write to the store /data/jürgen/plait.db: its disk is full"
+    fake.headers[not_current.HEADER] = not_current.header_value(why, 125.0)
+    fake.answers["GET", "/v1/jobs"] = {"now_s": 80.0, "columns": {}, "more": {}}
+    fake.answers["GET", "/v1/nodes"] = []
+    fake.answers["GET", "/v1/queue"] = {"now_s": 80.0, "policy": "srsf", "total": 0, "jobs": []}
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": []}
+    fake.answers["GET", "/v1/status"] = {**STATUS, "store_error": why, "stored_s": 20.0}
+    for command in (["ls"], ["nodes"], ["queue"], ["show", "j-3"], ["ls", "--json"]):
+        answer = plait(*command)
+        assert answer.code == 0, answer.err
+        assert len(re.findall("its disk is full", answer.err)) == 1, command
+        assert re.search(rf"plait: {why}; shown as of \d\d:\d\d:\d\d, 2 min 5 s ago; what runs goes on", answer.err)
+        assert "full" not in answer.out
+    status = plait("status")
+    assert re.search(rf"TROUBLE   {why}; shown as of \d\d:\d\d:\d\d, 1 min 0 s ago; what runs", status.out)
+    assert status.err == ""
+    fake.headers[not_current.HEADER] = "nonsense"
+    assert plait("ls").err == ""

@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from plait.dashboard.app import make as make_pages
 from plait.live.agent.journal import Journal
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
-from plait.live.protocol.wire import RUNNING, NodeInfo, Observed, Reply, Seen, to_json
+from plait.live.protocol import not_current
+from plait.live.protocol.wire import ENDED, RUNNING, NodeInfo, Observed, Reply, Seen, to_json
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.service.http.app import Api, make_app
@@ -212,8 +214,76 @@ def test_a_full_disk_refuses_submissions_and_is_read_all_the_same(
         served.close()
 
 
+def test_a_full_disk_shows_what_is_stored_and_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, mailbox = Served(tmp_path), Mailbox()
+    tokens = Tokens(served.store, served.clock)
+    admin, agent = tokens.make("ann", "admin")[0], tokens.make("n0", "agent", node="n0")[0]
+    as_admin, as_agent = ({"Authorization": f"Bearer {token}"} for token in (admin, agent))
+    try:
+        api = Api(served.store, served.worker, tokens, mailbox, served.begin)
+        with TestClient(make_app(api, make_pages), raise_server_exceptions=False) as http:
+
+            def sync(*seen: Seen, node: str = "n0") -> Any:
+                told = Observed(NodeInfo(node, 1), "a", 1, 0, list(seen))
+                return http.post("/agent/v1/sync", headers=as_agent, json=to_json(told)).json()
+
+            def read(path: str) -> Any:
+                answer = http.get(path, headers=as_admin)
+                assert answer.status_code == 200, answer.text
+                return answer
+
+            def submit(**fields: object) -> int:
+                job = {"command": ["true"], **fields}
+                return int(http.post("/v1/jobs", headers=as_admin, json=job).status_code)
+
+            sync()
+            assert submit() == submit() == 200
+            until(lambda: sync()["attempts"], "the first job to start")
+            sync(Seen(0, 1, 0, RUNNING, pid=7, steps=3.0))
+            assert not_current.HEADER not in read("/v1/jobs").headers
+            before = read("/v1/status").json()
+            assert before["stored_s"] is None
+            full, commit = [True], Store.commit
+
+            def commits(self: Store, *words: object, **more: object) -> None:
+                if full[0]:
+                    raise NoRoom("cannot write to the store: its disk is full")
+                commit(self, *words, **more)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(Store, "commit", commits)
+            monkeypatch.setattr(Store, "has_room", lambda self: not full[0])
+            assert [submit() for _ in range(3)] == [507] * 3
+            sync(Seen(0, 1, 0, ENDED, exit_code=0))  # not taken: the agent reports it again when there is room
+            status = read("/v1/status").json()
+            assert status["jobs"] == before["jobs"]
+            assert status["log_seq"] == before["log_seq"]
+            assert status["term"] == before["term"]
+            assert before["now_s"] <= status["stored_s"] <= status["now_s"]
+            listed = read("/v1/jobs")
+            assert [(job["id"], job["state"], job["iterations_done"]) for job in listed.json()] == [
+                ("j-1", "waiting", 0.0), ("j-0", "running", 3.0),
+            ]  # fmt: skip
+            assert [job["id"] for job in read("/v1/queue").json()["jobs"]] == ["j-0", "j-1"]
+            (node,) = read("/v1/nodes").json()
+            assert (node["state"], node["gpu_jobs"]) == ("ready", [["j-0"]])
+            age = json.loads(listed.headers[not_current.HEADER])
+            assert age["why"] == "cannot write to the store: its disk is full"
+            assert 0.0 <= age["ago_s"] <= served.clock()
+            assert "disk is full; shown as of" in not_current.sentence_of(listed.headers[not_current.HEADER])
+            page = http.post("/web/codes", headers=as_admin).json()["path"]
+            http.get(page)
+            for path in ("", "jobs", "nodes", "queue", "jobs/j-0"):
+                assert "disk is full; shown as of" in http.get(f"/web/{path}").text, path
+            full[0] = False
+            until(lambda: submit() == 200, "a submission to be taken again")
+            assert not_current.HEADER not in read("/v1/jobs").headers
+            assert read("/v1/status").json()["stored_s"] is None
+            assert "shown as of" not in http.get("/web/jobs").text
+    finally:
+        served.close()
+
+
 def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
-    from plait.live.protocol.wire import ENDED
     from plait.live.service.http.routes.agents import _current_assignment
 
     class One:

@@ -14,6 +14,7 @@ from plait.cli.render.costs_view import cost_text, note_unpriced
 from plait.cli.render.tables import plain
 from plait.core.words import counted, duration, number
 from plait.live.notes import note, time_of_day
+from plait.live.protocol.not_current import sentence
 from plait.live.scheduler.records.event_words import step_in_words, telling
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ LOOK_S = 0.5
 
 def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """Show the service: address, policy, nodes and jobs."""
-    with client(home) as service:
+    with client(home, notices=False) as service:  # it is a line of the status
         found = service.status()
         bill = service.costs(limit=0) if found.get("prices") else None
         url = service.url
@@ -58,9 +59,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     if lost := lost_text(found.get("lost")):
         lines.append(f"lost      {lost}")
     if found.get("store_error"):
-        lines.append(
-            f"TROUBLE   {found['store_error']}; what runs goes on, and nothing new is taken until there is room"
-        )
+        ago_s = max(found["now_s"] - found["stored_s"], 0.0)
+        lines.append(f"TROUBLE   {sentence(found['store_error'], ago_s)}")
     if found.get("policy_error"):
         lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found['policy_error']}")
     return lines
@@ -288,7 +288,7 @@ def top(
 
     from plait.live.client.client import NotRunning
 
-    with client(home) as service:
+    with client(home, notices=False) as service:
         if once or not sys.stdout.isatty():
             found = service.status()
             for line in status_lines({"url": service.url, **found}):

@@ -8,7 +8,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,6 +21,7 @@ except ImportError:  # the extra is not there; say so when somebody wants to tal
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live import tls
 from plait.live.layout import Layout
+from plait.live.protocol import not_current
 
 #: Seconds to connect, and to wait for an answer.
 CONNECT_S, ANSWER_S = 3.0, 30.0
@@ -65,6 +66,9 @@ class Caller:
         self.url, self._home = url.rstrip("/"), home
         #: Whether it has begun to send a log.
         self.answered = False
+        #: Receives a sentence, once each, on answers that are not current.
+        self.notices: Callable[[str], object] = lambda sentence: None
+        self._noticed = False
         #: The file that says where the leader is, if that is where the URL came from.
         self._found_in: Layout | None = None
         try:
@@ -214,6 +218,7 @@ class Caller:
         return any(record.get("url") != self.url for record in ready.values())
 
     def _read(self, answer: httpx.Response) -> Any:
+        self._notice(answer)
         if answer.status_code >= 400:
             self._refuse(answer)
         if answer.status_code == 204 or not answer.content:
@@ -222,6 +227,13 @@ class Caller:
             return answer.json()
         except ValueError as error:
             raise ServiceError(f"{self.url} is not a plait service: it answered {answer.text[:80]!r}") from error
+
+    def _notice(self, answer: httpx.Response) -> None:
+        """Pass on, once, that answers are not current; not beside a refusal, which has the cause itself."""
+        sentence = not_current.sentence_of(answer.headers.get(not_current.HEADER))
+        if sentence and not self._noticed and answer.status_code < 400:
+            self._noticed = True
+            self.notices(sentence)
 
     def _refuse(self, answer: httpx.Response) -> None:
         try:

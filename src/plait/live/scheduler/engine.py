@@ -32,6 +32,7 @@ from plait.live.scheduler.ingest.report import ingest
 from plait.live.scheduler.ingest.usage import report_usage
 from plait.live.scheduler.ledger import Counts, Fencing, Ledger, Problem, restore
 from plait.live.scheduler.live_policy import live_policy
+from plait.live.scheduler.memory import carry_over
 from plait.live.scheduler.network import shown, switches
 from plait.live.scheduler.network.report import report_network
 from plait.live.scheduler.network.tell import tell
@@ -70,16 +71,17 @@ class Engine:
         secret: bytes = b"",
         later: Later = at_once,
         timer: Callable[[], float] = lambda: 0.0,
+        shows: bool = False,
     ) -> None:
         """Go on from the store. `now_s` may be a function of the newest time in it.
 
         `network`: that of the cluster from now on, None for the one that it had; one without text and switches is none.
         `secret`: of the home folder, for the tokens of jobs. `fencing` makes older attempts of a job unable to commit a
         checkpoint; `later` does what need not be done at once; `timer` measures what decisions and commits take,
-        seconds.
+        seconds. `shows`: it answers what is stored and writes nothing; see `stored`.
         """
         self.store, self.options, self.fencing = store, options or Options(), fencing
-        term = store.next_term()  # before the log is read: from now on nobody else adds to it
+        term = (store.term or 0) if shows else store.next_term()  # before the log is read: nobody else adds to it now
         state, tail = restore(store)
         port_seed = zlib.crc32(str(fencing.layout.home).encode())
         self.context = ctx = Context(state, self.options, term, port_seed, secret=secret)
@@ -93,9 +95,22 @@ class Engine:
         snapshots.weight = float(tail)
         self.ledger = Ledger(ctx, store, snapshots, fencing, timer)
         self._timer, self._batching, self._gpu_demand = timer, False, GpuDemand()
-        self._begin_network(network)
-        self._begin_policy(policy, may_lose_work)
-        self._commit()
+        if not shows:
+            self._begin_network(network)
+            self._begin_policy(policy, may_lose_work)
+            self._commit()
+
+    def stored(self, now_s: float) -> Engine:
+        """An engine of what is stored, to be read only, after a commit of this one failed: this one is ahead of it.
+
+        What was seen of nodes and processes is in no store, and is taken over.
+        """
+        shown = Engine(
+            self.store, self.fencing, now_s=now_s, options=self.options, secret=self.context.secret, shows=True
+        )
+        carry_over(self.state, shown.state)
+        shown.ready = self.ready
+        return shown
 
     def _begin_network(self, network: Declared | None) -> None:
         book = self.state.network

@@ -86,6 +86,24 @@ def _remember_node(
             node.gone, node.dead = why, dead
 
 
+def carry_over(old: State, new: State) -> None:
+    """Give a state that was read from the store what another one of the same cluster has seen beyond the log."""
+    for name in old.nodes.keys() & new.nodes.keys():
+        was, node = old.nodes[name], new.nodes[name]
+        node.agent, node.agents, node.heard_s, node.address = was.agent, set(was.agents), was.heard_s, was.address
+        node.usage, node.reached, node.term, node.switch = was.usage, was.reached, was.term, was.switch
+        node.suspect, node.gone, node.dead, node.leaving_s = was.suspect, was.gone, was.dead, was.leaving_s
+    for number in old.jobs.keys() & new.jobs.keys():
+        past, job = old.jobs[number], new.jobs[number]
+        job.estimated_s, job.total, job.device_bytes = past.estimated_s, past.total, past.device_bytes
+        seen, attempt = past.attempt, job.attempt
+        if seen is None or attempt is None or seen.epoch != attempt.epoch:
+            continue
+        attempt.leaves, attempt.device_bytes = seen.leaves, seen.device_bytes
+        for before, rank in zip(seen.ranks, attempt.ranks, strict=True):
+            rank.seen, rank.learnt_s = before.seen, dict(before.learnt_s)
+
+
 def _attempt(state: State, job: int) -> Attempt:
     attempt = state.jobs[job].attempt
     assert attempt is not None, "a process without an attempt"

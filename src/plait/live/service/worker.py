@@ -64,8 +64,10 @@ class Worker(threading.Thread):
         self._published, self._failed, self._leads, self._again = published, failed, leads, again
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._stopped, self._ending = False, threading.Event()
-        #: Why nothing can be written just now; "" if it can.
+        #: Why nothing can be written just now; "" if it can. Until then what is shown is that of `stored_s`.
         self.trouble = ""
+        #: When what happened was last stored, a time of `clock`.
+        self.stored_s = clock()
         #: Cycles of the loop so far; grows as long as the thread does not hang.
         self.cycles = 0
         #: Nothing is put into the queue any more; what is there gets an answer. Both under the lock.
@@ -85,7 +87,7 @@ class Worker(threading.Thread):
     ) -> Future[Any]:
         """Let the engine do something; the result is there once it is stored, passed through `after` if given.
 
-        What only `reads` is answered on a full disk too, as far as the service knows things then.
+        What only `reads` is answered on a full disk too, from what is stored.
         """
         item = _Item(work, after, Future(), reads)
         with self._lock:
@@ -125,8 +127,9 @@ class Worker(threading.Thread):
                         wake_s = self._round(items)
                     except NoRoom as error:
                         if self._again is None:
+                            self._fail(items, error)
                             raise
-                        self._wait_for_room(error)
+                        self._wait_for_room(error, items)
                         wake_s = self.clock()
                 else:
                     self._stopped = True
@@ -139,21 +142,28 @@ class Worker(threading.Thread):
             return
         self._refuse(Stopped("the service is going down"))
 
-    def _wait_for_room(self, error: NoRoom) -> None:
-        """The disk is full: say so to everybody who asks, until there is room, and go on from the store."""
+    def _wait_for_room(self, error: NoRoom, items: list[_Item]) -> None:
+        """The disk is full: refuse changes and show what is stored, until there is room; then go on from the store.
+
+        `items`: those of the round that could not be stored.
+        """
         assert self._again is not None
         self.trouble = str(error)
         _LOG.error("waits for room on the disk", extra={"facts": {"why": str(error)}})
+        self._fail([item for item in items if not item.reads], error)
+        self._log_problems()
+        self.engine = self.engine.stored(self.clock())
         while not self._stopped:
+            self._look([item for item in items if item.reads])
             items = self._next(self.clock() + ROOM_S)
             self._fail([item for item in items if not item.reads], error)
-            self._look([item for item in items if item.reads])
             self.cycles += 1
             if not self._stopped and self.engine.store.has_room():
                 with contextlib.suppress(NoRoom):
-                    self.engine, self.trouble = self._again(), ""
+                    self.engine, self.trouble, self.stored_s = self._again(), "", self.clock()
                     _LOG.warning("there is room on the disk again")
-                    return
+                    break
+        self._look([item for item in items if item.reads])
 
     def _next(self, wake_s: float) -> list[_Item]:
         items: list[_Item] = []
@@ -192,14 +202,12 @@ class Worker(threading.Thread):
                         if engine.broken:
                             raise
                 wake_s = engine.step(self.clock())
-        except NoRoom as error:
-            self._fail([item for item in items if not item.reads], error)
-            self._look([item for item in items if item.reads])
+        except NoRoom:  # those that only read get an answer all the same
             raise
         except BaseException as error:
             self._fail(items, error)
             raise
-        self.commits += 1
+        self.commits, self.stored_s = self.commits + 1, self.clock()
         taken_s = time.perf_counter() - begin
         self.commit_s += taken_s
         if engine.state.decision_seq != before:
@@ -218,7 +226,7 @@ class Worker(threading.Thread):
         return wake_s
 
     def _look(self, items: list[_Item]) -> None:
-        """Answer from an engine that could not write: it may be ahead of the store by what was refused for that."""
+        """Answer those that only read, outside of a round."""
         for item in items:
             try:
                 item.result, item.error = item.work(self.engine, self.clock()), None

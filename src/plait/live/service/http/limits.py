@@ -1,4 +1,7 @@
-"""Requests that are too large, or too slow, are refused before they are read; every answer is counted."""
+"""Requests that are too large, or too slow, are refused before they are read; every answer is counted.
+
+While the store cannot be written, every answer says so in a header.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from plait.live.protocol import not_current
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from plait.live.service.http.metrics import Metrics
+    from plait.live.service.worker import Worker
 
 #: Bytes of a body at most; agents may send more, as replies hold parts of logs.
 LARGEST_BODY, LARGEST_REPORT = 1_000_000, 16_000_000
@@ -51,6 +57,7 @@ class BodyLimit:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = _with_age(message, self.metrics.worker)
             await send(message)
 
         length = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
@@ -81,6 +88,15 @@ class BodyLimit:
                 "seconds": round(taken_s, 4),
             }
             _LOG.log(logging.ERROR if status >= 500 else logging.INFO, "request", extra={"facts": facts})
+
+
+def _with_age(message: Message, worker: Worker) -> Message:
+    """The start of an answer with what is wrong with the store, if anything is."""
+    if not worker.trouble:
+        return message
+    value = not_current.header_value(worker.trouble, max(worker.clock() - worker.stored_s, 0.0))
+    header = (not_current.HEADER.encode(), value.encode("ascii"))
+    return {**message, "headers": [*message.get("headers", ()), header]}
 
 
 def _limited(receive: Receive, limit: int) -> Receive:

@@ -42,7 +42,7 @@ class Metrics:
         self._committed = self._histogram("plait_log_commit_seconds", "Seconds a commit of the event log took.", SHORT)
         self._attempts = Counter("plait_attempts", "Attempts over, by outcome.", ("outcome",), registry=self.registry)
         worker.notice = self.notice
-        self._worker = worker
+        self.worker = worker
         self._status: dict[str, Any] = {}
         self.registry.register(self)
 
@@ -67,7 +67,7 @@ class Metrics:
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The figures of the cluster at this moment, for Prometheus."""
-        status, worker = self._status, self._worker
+        status, worker = self._status, self.worker
         if not status:
             return
         for name, words, label in (

@@ -164,7 +164,9 @@ class UsageRecorder:
         self._trouble = ""
 
     async def sample(self) -> None:
-        """Take one sample."""
+        """Take one sample; none while reports of agents cannot be taken, because the disk is full."""
+        if self._worker.trouble:
+            return
         now_s, found = await self._worker.look(lambda engine, now_s: (now_s, job_usages(engine.context)))
         await asyncio.to_thread(self.usages.take, now_s, found)
 

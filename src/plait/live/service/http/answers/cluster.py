@@ -81,6 +81,8 @@ class ClusterStatus(Answer):
     """Money per GPU-hour as `plait up --price` takes it; null without."""
     store_error: str | None
     """Why nothing can be stored."""
+    stored_s: float | None
+    """Since when, on the clock of `now_s`: until then this answer and all others are of that moment."""
     version: str
     uptime_s: float
     """Seconds since the service started."""

@@ -51,6 +51,7 @@ async def _status(api: Api) -> dict[str, Any]:
         **found,
         "prices": prices,
         "store_error": trouble,
+        "stored_s": round(api.worker.stored_s, 3) if trouble else None,
         "version": __version__,
         "uptime_s": time.monotonic() - api.begin,
     }
