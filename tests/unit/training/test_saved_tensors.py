@@ -72,6 +72,13 @@ def test_bytes_are_counted_once_for_what_several_operations_save(saved):
     assert torch.isfinite(x.grad).all()
 
 
+def test_nothing_is_copied_while_a_graph_is_captured(saved, monkeypatch):
+    saved.budget_bytes = math.inf
+    monkeypatch.setattr("plait.training.sharing.saved_tensors.capturing", lambda: True)
+    train(1)
+    assert saved.begin_step() == 0
+
+
 def test_what_stays_on_the_device_anyway_is_not_moved(saved):
     saved.budget_bytes = math.inf
     weight = torch.randn(300, 300, requires_grad=True)

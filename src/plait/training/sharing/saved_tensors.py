@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from plait.training.device.cuda import capturing
+
 #: Smaller tensors are not worth a copy.
 LEAST_BYTES = 1 << 16
 
@@ -40,7 +42,7 @@ class SavedTensors:
 
     def _pack(self, tensor: Any) -> Any:
         size = tensor.numel() * tensor.element_size()
-        if size < LEAST_BYTES or self.spilled_bytes + size > self.budget_bytes or _lives_on(tensor):
+        if size < LEAST_BYTES or self.spilled_bytes + size > self.budget_bytes or _lives_on(tensor) or capturing():
             return tensor
         from torch.multiprocessing.reductions import StorageWeakRef
 
