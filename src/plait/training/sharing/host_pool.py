@@ -8,8 +8,8 @@ torch takes only blocks that the pool has cached already, by stream and by size 
 once: small blocks (torch keeps requests of up to 1 MiB apart) and one large block for the current stream, and the same
 in little for each other stream that the script has used so far. Without small blocks all 512 requests of 512 bytes and
 64 KiB failed on a full H100 (torch 2.11), with 1 GiB of the arena free. The allocator is some lines of C over the
-driver, compiled where a compiler is found; without one, or with a torch that lacks the option, there is no pool and
-`HostPoolError` says why.
+driver. Wheels have it compiled (`hatch_build.py`); elsewhere a compiler makes it. Without either, or with a torch that
+lacks the option, there is no pool and `HostPoolError` says why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from plait.core.files import OWNER_ONLY, replace_file
 VARIABLE = "PLAIT_HOST_POOL_GB"
 DEFAULT_GB = 4.0
 _SOURCE = Path(__file__).with_name("host_allocator.c")
-
+SHIPPED = _SOURCE.with_suffix(".so")
 
 #: Requests of up to this size come from blocks that torch keeps apart.
 _SMALL_BYTES = 1 << 20
@@ -52,7 +52,12 @@ def arena_bytes(environ: Any = os.environ) -> int:
 
 
 def build_allocator(folder: Path | None = None) -> Path:
-    """The compiled allocator, made once for each user; raises `HostPoolError` without a compiler."""
+    """The compiled allocator: that of the wheel, or one made once for each user.
+
+    Raises `HostPoolError` without a compiler.
+    """
+    if SHIPPED.exists():
+        return SHIPPED
     cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plait"
     library = cache / f"host_allocator-{_SOURCE.stat().st_mtime_ns:x}.so"
     if library.exists():
