@@ -68,6 +68,7 @@ class AttachedJob(Job):
             note=partial(note, around.run_dir),
             find_memory=lambda: self.stages.memory or find_device_memory(),
             models=lambda: [v for v in self.kept.values.values() if hasattr(v, "register_forward_pre_hook")],
+            ran_out=around.job_dir / "ran-out-of-gpu-memory",
         )
         self.profiler = Profiler()
         folder = around.job_dir / "checkpoints"
@@ -390,9 +391,10 @@ class AttachedJob(Job):
         finally:  # even if the GPU is lost, the gate must be left
             self._end()
 
-    def _note_failure(self) -> None:
+    def _note_failure(self, error: type[BaseException]) -> None:
         """Note that the script ends by an uncaught exception."""
         self._failed = True
+        self.shared.limit.failed(error)
 
     def _end(self) -> None:
         """At the end of the interpreter: leave the gate, and finish running writes."""

@@ -41,13 +41,13 @@ class JobProcess:
         """Store the job, and hold the lock by which it is the only one of its rank."""
         self.job, self._lock_fd = job, lock_fd
 
-    def end_with(self, end: Callable[[], object], failed: Callable[[], object]) -> None:
-        """Call `end` when the script ends, and before it `failed` if it ends by an exception."""
+    def end_with(self, end: Callable[[], object], failed: Callable[[type[BaseException]], object]) -> None:
+        """Call `end` when the script ends, and before it `failed` with the type of an uncaught exception."""
         before = sys.excepthook
 
-        def hook(*exception: Any) -> None:
-            failed()
-            before(*exception)
+        def hook(kind: type[BaseException], *exception: Any) -> None:
+            failed(kind)
+            before(kind, *exception)
 
         sys.excepthook = hook
         atexit.register(self._finish_quickly)  # the last to run of what is registered from here on

@@ -427,3 +427,22 @@ def test_a_guaranteed_job_keeps_no_limit_before_its_first_report_so_it_holds_all
     bench.obey(HOST)
     bench.decide(obey=False)
     assert bench.limit("a") == least()
+
+
+def test_beside_a_host_that_states_a_budget_guests_have_the_rest_until_it_needs_more() -> None:
+    bench = Bench({HOST: Sharer(True), "a": guest()})
+    stated = 12 * GB
+
+    def step(name: str, reached: int, reserved: int) -> Action:
+        if HOST in bench.directives:
+            bench.reached[HOST] = Reached(bench.directives[HOST].limit_number, reached)
+        bench.decide({HOST: {"device_reserved_bytes": reserved}}, obey=False)
+        bench.obey(name)
+        return bench.directives[name].action
+
+    assert [step("a", CAPACITY, 8 * GB) for _ in range(60)][-1] is Action.CHECKPOINT
+    del bench.jobs["a"]
+    bench.jobs["b"] = guest()
+    assert [step("b", stated, 8 * GB) for _ in range(3)][-1] is Action.RUN
+    assert least() <= bench.limit("b") <= budget(CAPACITY, 2) - stated
+    assert [step("b", CAPACITY, 13 * GB) for _ in range(3)][-1] is Action.CHECKPOINT

@@ -21,7 +21,7 @@ from plait.training.sharing import first_step, host_pool
 from plait.training.sharing.cuda_graphs import GraphReplays
 from plait.training.sharing.device_memory import CudaMemory, MemoryUse
 from plait.training.sharing.host_pool import HostPool, HostPoolError, arena_bytes, build_allocator
-from plait.training.sharing.memory_limit import MemoryLimit
+from plait.training.sharing.memory_limit import BUDGET_STEPS, MemoryLimit
 from plait.training.sharing.shared_gpu import SharedGpu
 from plait.training.sharing.step_report import StepReports
 from plait.training.stages import Stages
@@ -255,6 +255,24 @@ def shared(page, memory, **options):
     return SharedGpu(page, Stages(page, NullGate()), find_memory=lambda: memory, **options)
 
 
+class AtOnce:
+    """A thread that has ended when it is started; `ends`: whether it ever does."""
+
+    ends = True
+
+    def __init__(self, target, **options):
+        self._target = target
+
+    def start(self):
+        self._target()
+
+    def join(self):
+        pass
+
+    def is_alive(self):
+        return not self.ends
+
+
 @pytest.fixture
 def pools(monkeypatch):
     """A torch with pools, a compiler, and the arenas that were made."""
@@ -279,6 +297,7 @@ def pools(monkeypatch):
 
     monkeypatch.setattr(HostPool, "_reserve", staticmethod(lambda cuda, size: made.append(size)))
     monkeypatch.setattr("plait.training.sharing.shared_gpu.build_allocator", lambda: "library.so")
+    monkeypatch.setattr("plait.training.sharing.shared_gpu.threading.Thread", AtOnce)
     return SimpleNamespace(made=made, add=add)
 
 
@@ -387,7 +406,7 @@ def test_a_host_without_a_pool_keeps_no_limit_and_says_that_it_holds_everything(
         gpu.boundary()
         assert page.reached(80 * GIB) == Reached(number, 80 * GIB)
     cuda.allocate(30 * GIB)  # a longer batch, on a GPU that has room
-    assert [said in note and "keeps no memory limit" in note for note in notes] == ([True] if said else [])
+    assert [said in note and "keeps a budget, no limit" in note for note in notes] == ([True] if said else [])
     told(page, None, 3)
     gpu.boundary()
     assert page.reached(80 * GIB) == Reached(3, 80 * GIB)
@@ -419,6 +438,77 @@ def no_hooks_after(gpu):
     finally:
         if gpu.saved_tensors._hooks is not None:
             gpu.saved_tensors._hooks.__exit__()
+
+
+@pytest.fixture
+def poolless(page, pools, monkeypatch):
+    """A host whose torch has no pool, and its GPU."""
+    monkeypatch.setenv(host_pool.VARIABLE, "0")
+
+    def make(**options):
+        cuda = pools.add(PlayedCuda())
+        monkeypatch.setattr("plait.training.sharing.shared_gpu.torch_cuda", lambda: cuda)
+        gpu = shared(page, CudaMemory(cuda), neighbours=lambda: HOST, **options)
+        told(page, 5 * GIB, 1)
+        return gpu, cuda
+
+    return make
+
+
+def steps(gpu, cuda, count, size):
+    cuda.allocate(size - cuda.used)
+    for _ in range(count):
+        gpu.boundary()
+        cuda.ended = getattr(cuda, "ended", 0) + 1
+        gpu.step_ended(cuda.ended, float(cuda.ended), (0, 0, 0, 0), 0.0)
+    gpu.boundary()
+
+
+def test_a_host_without_a_pool_leaves_what_its_steps_have_never_needed(page, poolless):
+    gpu, cuda = poolless()
+    steps(gpu, cuda, BUDGET_STEPS - 1, 20 * GIB)
+    assert page.reached(80 * GIB) == Reached(1, 80 * GIB)
+    steps(gpu, cuda, 1, 20 * GIB)
+    assert (cuda.fraction, page.reached(80 * GIB)) == (1.0, Reached(1, 25 * GIB))
+    told(page, 30 * GIB, 2)  # it may have more than that
+    gpu.boundary()
+    assert page.reached(80 * GIB) == Reached(2, 30 * GIB)
+
+
+def test_a_host_without_a_pool_that_needs_more_than_its_budget_has_the_whole_device_from_then_on(page, poolless):
+    gpu, cuda = poolless()
+    steps(gpu, cuda, BUDGET_STEPS, 20 * GIB)
+    steps(gpu, cuda, 1, 26 * GIB)
+    assert page.reached(80 * GIB) == Reached(1, 80 * GIB)
+    steps(gpu, cuda, 2 * BUDGET_STEPS, 20 * GIB)
+    assert page.reached(80 * GIB) == Reached(1, 80 * GIB)
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names it."""
+
+
+@pytest.mark.parametrize(("error", "shares"), [(OutOfMemoryError, False), (ValueError, True)])
+def test_a_host_without_a_pool_that_ran_out_of_memory_shares_with_nobody(page, poolless, tmp_path, error, shares):
+    gpu, cuda = poolless(ran_out=tmp_path / "ran-out")
+    steps(gpu, cuda, BUDGET_STEPS, 20 * GIB)
+    gpu.limit.failed(error)
+    gpu, cuda = poolless(ran_out=tmp_path / "ran-out")
+    steps(gpu, cuda, BUDGET_STEPS, 20 * GIB)
+    assert page.reached(80 * GIB) == Reached(1, (25 if shares else 80) * GIB)
+
+
+def test_a_host_does_not_wait_until_the_allocator_is_compiled(page, pools, monkeypatch):
+    cuda = pools.add(PlayedCuda())
+    monkeypatch.setattr("plait.training.sharing.shared_gpu.torch_cuda", lambda: cuda)
+    monkeypatch.setattr(AtOnce, "ends", False)
+    gpu = shared(page, CudaMemory(cuda), neighbours=lambda: HOST)
+    told(page, 5 * GIB, 1)
+    steps(gpu, cuda, 1, 2 * GIB)
+    assert (pools.made, page.reached(80 * GIB)) == ([], Reached(1, 80 * GIB))
+    monkeypatch.setattr(AtOnce, "ends", True)
+    gpu.boundary()
+    assert (len(pools.made), page.reached(80 * GIB)) == (1, Reached(1, 5 * GIB))
 
 
 def test_the_size_of_the_pool():
@@ -464,6 +554,14 @@ def test_the_allocator_pins_memory_through_the_driver(tmp_path, monkeypatch):
     assert allocate(2_000_000, 0, None) is None
     assert allocate(0, 0, None) is None
     free(None, 0, 0, None)
+
+
+def test_the_allocator_of_a_wheel_needs_no_compiler(tmp_path, monkeypatch):
+    shipped = tmp_path / "host_allocator.so"
+    shipped.touch()
+    monkeypatch.setattr(host_pool, "SHIPPED", shipped)
+    monkeypatch.setattr(host_pool.shutil, "which", lambda name: None)
+    assert build_allocator(tmp_path / "cache") == shipped
 
 
 def test_without_a_compiler_there_is_no_pool(tmp_path, monkeypatch):

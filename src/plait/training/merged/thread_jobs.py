@@ -65,7 +65,7 @@ class ThreadJob(JobProcess):
         self.job = job
         self.at_exit.append(lambda: os.close(lock_fd))
 
-    def end_with(self, end: Callable[[], object], failed: Callable[[], object]) -> None:
+    def end_with(self, end: Callable[[], object], failed: Callable[[type[BaseException]], object]) -> None:
         """Do nothing: the code that runs the thread ends the job (`AttachedJob.end`)."""
 
     def process_group(self) -> Any:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from plait.core.errors import InputError
 from plait.runtime.page import Page
 from plait.training.sharing.device_memory import DeviceMemory, MemoryUse
+
+#: What a host without a pool leaves to guests is the device less its budget: the most of its steps, from so many steps
+#: on, and room above (a part, at least bytes). A cache of torch keeps what it has, so few steps show the most.
+BUDGET_STEPS, BUDGET_ROOM, LEAST_ROOM_BYTES = 50, 0.25, 1 << 30
 
 
 class MemoryLimit:
@@ -20,9 +25,17 @@ class MemoryLimit:
         *,
         own_process: bool,
         note: Callable[[str], object],
+        ran_out: Path | None = None,
     ) -> None:
-        """`own_process`: whether the job has its process to itself; torch's limit is one for the whole process."""
+        """`own_process`: whether the job has its process to itself; torch's limit is one for the whole process.
+
+        `ran_out`: a file that exists once an attempt of this job ran out of memory as a host without a pool.
+        """
         self._page, self._find, self._own, self._note = page, find, own_process, note
+        self._ran_out = ran_out
+        self._most_bytes, self._steps = 0, 0  # reserved by a step, and how many were seen
+        self._budget_bytes = math.inf  # of a host without a pool
+        self._exceeds = ran_out is not None and ran_out.exists()  # the budget, so that there is none
         self._memory: DeviceMemory | None = None
         self._number, self._given_bytes, self._reached_bytes = -1, 0.0, math.inf
         self._applied = False  # to a GPU
@@ -53,7 +66,7 @@ class MemoryLimit:
         """Between two steps: keep to the limit as far as possible and say which was reached.
 
         A host keeps none before its first step, nor where nothing that it needs beyond can go to the memory of the
-        host: then all of the device counts as its own.
+        host. There it states its budget as the limit that it has reached, and all of the device once it needed more.
 
         Raises `InputError` for a limit of a `guest` that shares its process: it could not keep to it.
         """
@@ -71,12 +84,33 @@ class MemoryLimit:
         else:
             keeps = guest or (memory.spills and self._stepped)
             self._reached_bytes = memory.bound(self.given_bytes if keeps else math.inf)
+            if not guest and not memory.spills:
+                self._reached_bytes = max(self._budget(), self.given_bytes)
         page.set_reached(self._number, self._reached_bytes)
 
     def end_step(self, *, reset: bool = True) -> MemoryUse:
         """Memory that the step that has ended used; all zero without a GPU. `reset`: begin the peaks of the next."""
         memory, self._stepped = self.memory, True
-        return memory.end_step(reset=reset) if memory is not None else MemoryUse()
+        if memory is None:
+            return MemoryUse()
+        use = memory.end_step(reset=reset)
+        self._most_bytes, self._steps = max(self._most_bytes, use.peak_bytes, use.reserved_bytes), self._steps + 1
+        return use
+
+    def failed(self, error: type[BaseException]) -> None:
+        """Note that the script of a host ends by `error`: without memory, its next attempts share with nobody."""
+        out_of_memory = any(kind.__name__ == "OutOfMemoryError" for kind in error.__mro__)
+        if out_of_memory and self._budget_bytes < math.inf and self._ran_out is not None:
+            self._ran_out.touch()
+
+    def _budget(self) -> float:
+        """Bytes that a host without a pool counts as its own; all of the device once a step reserved more."""
+        self._exceeds = self._exceeds or self._most_bytes > self._budget_bytes
+        if self._exceeds:
+            self._budget_bytes = math.inf
+        elif self._steps >= BUDGET_STEPS and self._budget_bytes == math.inf:
+            self._budget_bytes = self._most_bytes + max(BUDGET_ROOM * self._most_bytes, LEAST_ROOM_BYTES)
+        return self._budget_bytes
 
     def _refuse(self, guest: bool) -> None:
         why = (

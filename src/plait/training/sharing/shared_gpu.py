@@ -9,9 +9,12 @@ control.json (`runtime.neighbours`) determines the role, which may change while 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
@@ -21,7 +24,7 @@ from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import StageGate
 from plait.sharing.directive import Action
-from plait.training.device.cuda import torch_cuda
+from plait.training.device.cuda import capturing, torch_cuda
 from plait.training.sharing.cuda_graphs import GraphReplays
 from plait.training.sharing.device_memory import CudaMemory, DeviceMemory, find_device_memory
 from plait.training.sharing.host_pool import HostPool, HostPoolError, arena_bytes, build_allocator
@@ -51,22 +54,24 @@ class SharedGpu:
         note: Callable[[str], object] = lambda text: None,
         models: Callable[[], Sequence[Any]] = lambda: (),
         find_memory: Callable[[], DeviceMemory | None] = find_device_memory,
+        ran_out: Path | None = None,
     ) -> None:
         """`neighbours`: who else is on the GPU now; `own_process`: whether the job has its process to itself.
 
-        `models`: those that the script has registered.
+        `models`: those that the script has registered; `ran_out`: as for `MemoryLimit`.
         """
         self._models = models
         self._page, self._stages, self._look = page, stages, neighbours
         self._wants_stop, self._note = wants_stop, note
         self.neighbours: Neighbours | None = None
-        self.limit = MemoryLimit(page, find_memory, own_process=own_process, note=note)
+        self.limit = MemoryLimit(page, find_memory, own_process=own_process, note=note, ran_out=ran_out)
         self.reports = StepReports(page, self.limit)
         self.saved_tensors = SavedTensors()
         self.yields = YieldPoints(self.reached)
         self._graphs = GraphReplays()
         self._pool: HostPool | None = None
         self._pool_wanted = True
+        self._builder: threading.Thread | None = None  # of the pool's allocator
         self._demand_bytes: float | None = None
         self._script_points = 0  # since the last boundary
         self._waited_s = 0.0  # of the gate, when the last step ended
@@ -116,7 +121,7 @@ class SharedGpu:
     def reached(self) -> None:
         """Note a yield point of plait."""
         gate = self.gate
-        if gate is None or _capturing():
+        if gate is None or capturing():
             return
         if self._stages.is_open(Resource.GPU):
             self._stages.yield_point()
@@ -223,6 +228,13 @@ class SharedGpu:
         memory = self.limit.memory
         if not isinstance(memory, CudaMemory):
             return
+        if self._builder is None:
+            self._builder = threading.Thread(target=_build_ahead, name="host allocator", daemon=True)
+            self._builder.start()
+        if self.guest:
+            self._builder.join()
+        elif self._builder.is_alive():  # its steps do not wait; until then the device counts as its own
+            return
         self._pool_wanted = False
         try:
             size = arena_bytes()
@@ -231,7 +243,7 @@ class SharedGpu:
                 self._pool = HostPool(torch_cuda(), size, build_allocator())
                 memory.host_bytes = size
         except (HostPoolError, InputError, OSError, RuntimeError) as error:
-            without = "saved tensors go to the host by copies" if self.guest else "this job keeps no memory limit"
+            without = "saved tensors go to the host by copies" if self.guest else "this job keeps a budget, no limit"
             self._note(f"{without}, without a pool: {error}")
 
     def _too_large(self) -> str:
@@ -250,7 +262,6 @@ class SharedGpu:
             self._graphs.check(points)
 
 
-def _capturing() -> bool:
-    """Whether a CUDA graph is being captured: then nobody may wait for the GPU."""
-    cuda = torch_cuda()
-    return bool(cuda is not None and cuda.is_current_stream_capturing())
+def _build_ahead() -> None:
+    with contextlib.suppress(HostPoolError, OSError, RuntimeError):  # raised again where the pool is made
+        build_allocator()
