@@ -52,6 +52,7 @@ from plait.live.scheduler.records.notes import (
     Restarted,
 )
 from plait.live.scheduler.records.observations import (
+    AgentHeard,
     AttemptKnown,
     NodeCheckDue,
     NodeGone,
@@ -225,6 +226,8 @@ class Ledger:
             case AttemptKnown(job):
                 del self.ctx.unfenced[job]
                 self.assigner.changed()
+            case AgentHeard() if self.ctx.unfenced:
+                self.stale = True  # what an agent does not list, it does not run
             case NodeCheckDue():
                 self.ctx.timers.watched_s = -math.inf
             case NodeGone() | NodeSilent(silent=False):

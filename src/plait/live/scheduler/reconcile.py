@@ -88,19 +88,28 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
 
 
 def _end_unfenced(ctx: Context, number: int, attempt: Attempt, now_s: float) -> Iterator[Step]:
-    """End an attempt that no agent has heard of, if it cannot begin or is not wanted any more."""
+    """End an attempt that no agent runs, if its folder cannot be written or it is not wanted any more."""
     waits = ctx.unfenced.get(number)
-    if waits is None:
+    if waits is None or not (waits.fresh or _unknown_to_agents(ctx, attempt)):
         return
     if waits.tries >= FENCE_TRIES:
         why = f"{waits.why}; the folder of the job could not be written in {waits.tries} tries"
-    elif waits.fresh and waits.why and attempt.stop is not None:
+    elif waits.why and attempt.stop is not None:
         why = "stopped before it started"
     else:
         return
     for i, rank in enumerate(attempt.ranks):
         if not rank.ended:
             yield RankEnded(now_s, number, attempt.epoch, i, None, why, started=False)
+
+
+def _unknown_to_agents(ctx: Context, attempt: Attempt) -> bool:
+    """Whether no agent runs an attempt of an earlier service: a report that lists it would have made it known.
+
+    Each agent has reported since it follows this service; from then on it accepts nothing of an earlier one.
+    """
+    nodes = [ctx.state.nodes[rank.node] for rank in attempt.ranks if not rank.ended]
+    return all(node.lost or node.term == ctx.term for node in nodes)
 
 
 def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> str:
