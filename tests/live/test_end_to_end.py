@@ -87,7 +87,7 @@ class Shell:
 def plait(tmp_path):
     shell = Shell(tmp_path / "home")
     yield shell
-    shell("down", "--stop-jobs")
+    shell("down", "--stop-jobs", "--may-lose-work")
     assert job_processes(shell.layout) == {}
     assert service_process(shell.layout) is None
     assert daemon.running(shell.layout, keeper.NAME) is None
@@ -168,7 +168,9 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert job_processes(plait.layout)
     plait("up")
     assert plait.until(last, "running")["epoch"] == 1
-    assert "stopped" in plait("down", "--stop-jobs")
+    assert f"{last} would lose" in plait("down", "--stop-jobs", code=2)
+    assert plait.until(last, "running")["epoch"] == 1
+    assert "stopped" in plait("down", "--stop-jobs", "--may-lose-work")
     assert job_processes(plait.layout) == {}
     assert "nothing runs" in plait("down")
 

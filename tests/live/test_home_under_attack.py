@@ -39,7 +39,7 @@ CUTS, BURSTS, BURST = 4000, 4, 300
 def plait(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path / "home")
     yield shell
-    shell("down", "--stop-jobs")
+    shell("down", "--stop-jobs", "--may-lose-work")
     assert job_processes(shell.layout) == {}
     for module in (modules.SERVICE, modules.AGENT, modules.KEEPER):
         assert modules.of_home(shell.layout.home, module) == []
@@ -115,7 +115,7 @@ def test_a_home_that_is_emptied_has_no_second_service_and_nothing_after_down(pla
     plait.comes(lambda: not first.alive)
     plait.comes(lambda: daemon.running(plait.layout, "keeper") is None)
     assert unnamed_processes(plait.layout) == []
-    plait("down", "--stop-jobs")
+    plait("down", "--stop-jobs", "--may-lose-work")
     plait("up", *UP)
 
 

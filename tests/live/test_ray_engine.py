@@ -103,7 +103,9 @@ class World:
 
     def close(self) -> None:
         subprocess.run(
-            [*PLAIT, "down", "--stop-jobs", "--home", str(self.layout.home)], capture_output=True, check=False
+            [*PLAIT, "down", "--stop-jobs", "--may-lose-work", "--home", str(self.layout.home)],
+            capture_output=True,
+            check=False,
         )
         kill_jobs(self.layout)
         self.ray.down()
@@ -150,7 +152,7 @@ def test_no_job_is_lost_whatever_part_of_ray_is_killed(world: World, tmp_path: P
     assert world.states()["running"] > 0
     (out / "hurry").touch()
     until(lambda: world.states()["finished"] == len(SHAPES), "all jobs to finish", world)
-    world("down", "--stop-jobs")
+    world("down", "--stop-jobs", "--may-lose-work")
     assert world.agents() == [None] * NODES
     assert job_processes(world.layout) == {}
     assert world.executors() == [None] * NODES

@@ -100,7 +100,7 @@ class Cluster:
     def close(self) -> None:
         try:
             if service_process(self.layout) is not None or self.queue():
-                self("down", "--stop-jobs")
+                self("down", "--stop-jobs", "--may-lose-work")
                 assert self.queue() == []
         finally:
             daemon.stop(self.layout, daemon.KEEPER)
@@ -210,7 +210,7 @@ def test_an_agent_that_is_killed_is_started_again_and_its_jobs_go_on(plait):
     plait.comes(lambda: plait.job(job)["state"] == "running", "the job that went on")
     assert kept <= set(job_processes(plait.layout))
     assert plait.job(job)["starts"] == 1
-    plait("down", "--stop-jobs")
+    plait("down", "--stop-jobs", "--may-lose-work")
     assert plait.queue() == []
     assert job_processes(plait.layout) == {}
 
@@ -246,7 +246,7 @@ def test_down_leaves_allocations_or_gives_them_back(plait):
     plait.comes(lambda: plait.job(job)["state"] == "running", "the job that went on")
     assert plait.job(job)["starts"] == 1
     assert plait.allocations() == kept
-    plait("down", "--stop-jobs")
+    plait("down", "--stop-jobs", "--may-lose-work")
     assert plait.queue() == []
     assert job_processes(plait.layout) == {}
 

@@ -29,7 +29,7 @@ from plait.live.supervisor.services import process_of, processes  # noqa: E402
 def plait(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path / "home")
     yield shell
-    shell("down", "--stop-jobs")
+    shell("down", "--stop-jobs", "--may-lose-work")
     assert job_processes(shell.layout) == {}
     assert processes(shell.layout) == {}
     assert [daemon.running(shell.layout, name) for name in ("keeper", "keeper-2")] == [None, None]

@@ -68,4 +68,4 @@ def test_up_with_a_certificate_of_a_private_authority(tmp_path: Path) -> None:
         with Client.at(str(home)) as client, pytest.raises(NotRunning):
             client.status()
     finally:
-        plait("down", "--stop-jobs")
+        plait("down", "--stop-jobs", "--may-lose-work")

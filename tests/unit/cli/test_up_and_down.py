@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -18,8 +19,9 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
+from plait.cli.commands import cluster  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
-from plait.live.client.client import Client  # noqa: E402
+from plait.live.client.client import Client, NotRunning  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.service.main import only_one  # noqa: E402
 from plait.live.supervisor import agent_keeper as maintain  # noqa: E402
@@ -339,6 +341,46 @@ def test_down_promises_no_job_more_than_its_checkpoint(
     monkeypatch.setattr(down, "job_processes", lambda _: dict(marks))
     monkeypatch.setattr(down, "kill_jobs", lambda _: marks.clear())
     assert down.stop(layout, stop_jobs=True) == [says]
+
+
+LOSSES = {"losses": [{"id": "j-3"}], "text": "j-3 would lose 2.0 s of work"}
+
+
+@pytest.mark.parametrize(
+    ("marks", "answers", "says"),
+    [
+        ({1: "home:j-3:1:0"}, LOSSES, "^j-3 would lose 2.0 s of work; nothing was done, because it cannot resume from"),
+        ({}, LOSSES, "^j-3 would lose 2.0 s of work; nothing was done"),  # on other machines
+        ({1: "home:j-3:1:0"}, {"losses": [], "text": ""}, ""),
+        (
+            {1: "home:j-3:1:0", 2: "home:j-5:1:0"},
+            None,
+            "^no service runs; nothing was done, because it is not known what j-3, j-5 would lose",
+        ),
+        ({}, None, ""),
+    ],
+)
+def test_down_ends_no_job_that_would_lose_work_without_consent(
+    marks: dict[int, str], answers: dict[str, Any] | None, says: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rule and the same words as for a drain."""
+
+    def own_client(layout: Layout) -> Any:
+        if answers is None:
+            raise NotRunning("no service runs")
+        return contextlib.nullcontext(SimpleNamespace(losses=lambda: answers))
+
+    ended: list[bool] = []
+    monkeypatch.setattr(down, "own_client", own_client)
+    monkeypatch.setattr(down, "job_processes", lambda _: dict(marks))
+    monkeypatch.setattr(cluster, "_end", lambda layout, stop_jobs: ended.append(stop_jobs))
+    layout.service_file.write_text("{}")
+    with pytest.raises(InputError, match=says) if says else contextlib.nullcontext():
+        cluster.down(stop_jobs=True, home=str(layout.home))
+    assert ended == [True] * (not says)
+    cluster.down(stop_jobs=True, may_lose_work=True, home=str(layout.home))
+    cluster.down(home=str(layout.home))
+    assert ended[-2:] == [True, False]
 
 
 def of_another_machine(layout: Layout, file: str, **more: object) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
 from plait.cli.declared import command
 from plait.live.notes import note
 from plait.live.supervisor.options import UpOptions
@@ -106,12 +106,21 @@ def _end(layout: Layout, *, stop_jobs: bool) -> None:
 
 def down(
     stop_jobs: Annotated[bool, typer.Option("--stop-jobs", help="Also stop the jobs, after a checkpoint.")] = False,
+    may_lose_work: LoseWork = False,
     home: HomeOption = None,
 ) -> None:
-    """Stop the service and its nodes. Jobs keep running, and the next `plait up` reattaches to them."""
-    from plait.live.layout import Layout
+    """Stop the service and its nodes. Jobs keep running, and the next `plait up` reattaches to them.
 
-    _end(Layout.at(home), stop_jobs=stop_jobs)
+    With --stop-jobs nothing is done if a job would lose work, because it has no checkpoint to resume from, unless
+    --may-lose-work is given.
+    """
+    from plait.live.layout import Layout
+    from plait.live.supervisor.down import refuse_losses
+
+    layout = Layout.at(home)
+    if stop_jobs and not may_lose_work:
+        refuse_losses(layout)
+    _end(layout, stop_jobs=stop_jobs)
 
 
 def web(

@@ -7,6 +7,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
+from plait.core.errors import InputError, PlaitError
 from plait.live.agent.processes.launch import LEASE_VARIABLE
 from plait.live.discovery import record_file, records
 from plait.live.layout import Layout, job_number
@@ -17,6 +18,7 @@ from plait.live.supervisor.services import (
     any_service_process,
     elsewhere,
     end,
+    own_client,
     process_of,
     processes,
     refuse_elsewhere,
@@ -24,6 +26,27 @@ from plait.live.supervisor.services import (
 )
 from plait.live.system import cgroups, modules, procs
 from plait.live.system.procs import Process
+
+
+def refuse_losses(layout: Layout) -> None:
+    """Raise `InputError` if jobs that run would lose work by being stopped, or if no service answers what they lose."""
+    from plait.live.scheduler.requests.losses import refusal
+
+    running = _jobs_of(job_processes(layout))
+    if not running and not (records(layout) or layout.service_file.exists()):
+        return
+    try:
+        with own_client(layout) as service:
+            found = service.losses()
+    except (PlaitError, OSError) as error:
+        if not running:
+            return
+        raise InputError(
+            f"{error}; nothing was done, because it is not known what {', '.join(running)} would lose. "
+            "To do it all the same: --may-lose-work"
+        ) from None
+    if found["losses"]:
+        raise InputError(refusal(found["text"], len(found["losses"])))
 
 
 def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: bool = False) -> list[str]:
@@ -66,11 +89,11 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: b
         said.append(f"{ended} agent{'s' * (ended != 1)} ended")
     if not said and not before:
         return [f"nothing runs in {layout.home}"]
-    jobs = sorted({mark.split(":")[1] for mark in left.values()})
+    jobs = _jobs_of(left)
     if jobs:
         said.append(f"still running: {', '.join(jobs)}; plait up reattaches to them, plait down --stop-jobs ends them")
     elif before:
-        count = len({mark.split(":")[1] for mark in before.values()})
+        count = len(_jobs_of(before))
         what = (
             "it, from its checkpoint if it has one"
             if count == 1
@@ -78,6 +101,11 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: b
         )
         said.append(f"{count} job{'s' * (count != 1)} stopped; plait up starts {what}")
     return said
+
+
+def _jobs_of(found: dict[int, str]) -> list[str]:
+    """The jobs that have a process among these; see `job_processes`."""
+    return sorted({mark.split(":")[1] for mark in found.values()})
 
 
 def _agents(layout: Layout) -> list[Process]:

@@ -1,6 +1,7 @@
 """What of running jobs would be lost if they were stopped now, and the refusal of what would lose it without consent.
 
-Requeue, update, drain, a switch of the policy and nodes that are taken away use the same rule and the same words.
+Requeue, update, drain, a switch of the policy, nodes that are taken away and `plait down --stop-jobs` use the same rule
+and the same words.
 """
 
 from __future__ import annotations
@@ -107,10 +108,15 @@ def sentence(found: Sequence[Loss]) -> str:
     return text
 
 
+def refusal(text: str, jobs: int) -> str:
+    """The refusal of what would lose the work that `text` states, of so many jobs."""
+    return (
+        f"{text}; nothing was done, because {'it' if jobs == 1 else 'they'} cannot resume from a checkpoint. "
+        "To do it all the same: --may-lose-work (may_lose_work)"
+    )
+
+
 def refuse(found: Sequence[Loss]) -> None:
     """Raise `Conflict` if there is a loss."""
     if found:
-        raise Conflict(
-            f"{sentence(found)}; nothing was done, because {'it' if len(found) == 1 else 'they'} cannot resume from a "
-            "checkpoint. To do it all the same: --may-lose-work (may_lose_work)"
-        )
+        raise Conflict(refusal(sentence(found), len(found)))
