@@ -1,7 +1,8 @@
 """Unknown properties of queued jobs, drawn for one run of a forecast: pace, work, and the cost of starts and ends.
 
-Costs of starts and ends, and durations of jobs that did not state their work, are drawn from measurements of this
-cluster. The duration of a job that already runs is drawn from longer ones.
+Costs of starts and ends are drawn from measurements of this cluster. How long a job still takes whose progress does not
+tell it comes from the service, which knows the runs before it of the same script. Where the service has not said it, a
+job that did not state its work runs as long as those that finished here; one that already runs, as long as longer ones.
 """
 
 from __future__ import annotations
@@ -42,10 +43,14 @@ class Drawn:
     costs_s: FloatArray
 
 
-def draw(controller: Controller, pace: FloatArray, record: TrackRecord, starting: Collection[int], rng: Any) -> Drawn:
+def draw(
+    controller: Controller, pace: FloatArray, record: TrackRecord, starting: Collection[int], rng: Any,
+    takes_s: FloatArray | None = None,
+) -> Drawn:  # fmt: skip
     """One possible truth of every job of the job store, at these seconds an iteration (`pace_s`).
 
-    `starting`: those that run and have not made an iteration since their last start.
+    `starting`: those that run and have not made an iteration since their last start. `takes_s`, shape (jobs,): seconds
+    that jobs still take, their start and end included; NaN of those whose work and pace tell it.
     """
     job_store, now_s = controller.job_store, controller.now_s
     n = job_store.count
@@ -55,25 +60,28 @@ def draw(controller: Controller, pace: FloatArray, record: TrackRecord, starting
     done, running = c["iterations_done"], c["phase"] == int(Phase.RUNNING)
     ended = c["phase"] >= int(Phase.FINISHED)
     silent = np.isnan(c["iterations"])
-    iteration_s = pace * noise
+    takes_s = np.full(n, np.nan) if takes_s is None else takes_s
+    given = np.isfinite(takes_s) & ~ended
+    whole = silent | given  # its seconds are drawn, not its iterations
+    iteration_s = np.where(given & ~silent, takes_s / np.maximum(c["iterations"] - done, 1.0), pace * noise)
     held_s = np.where(running, now_s - c["last_start_s"], 0.0)
     # Work of jobs that stated none is drawn in seconds since the start, which includes all costs.
     ran_s = np.where(running & (done <= 0), held_s, c["run_s"])
-    work_s = _durations(c, specs, ran_s, silent & ~ended, rng)
-    left = np.maximum((work_s - ran_s) / iteration_s, 1.0)
+    work_s = _durations(c, specs, ran_s, silent & ~ended & ~given, rng)
+    left = np.maximum(np.where(given, takes_s, work_s - ran_s) / iteration_s, 1.0)
     iterations = np.where(silent, done + left, c["iterations"])
     truth = specs.replace(
         iterations=np.where(ended, np.maximum(done, 1.0), iterations),
         iteration_s=iteration_s,
-        stage_s=c["stage_s"] * noise[:, None],
+        stage_s=c["stage_s"] * (iteration_s / pace)[:, None],
     )
     lag_s = _costs(record.lags_s, LAG_S, n, rng)
-    start_s = np.where(silent & (done <= 0), lag_s, _costs(record.starts_s, START_UP_S, n, rng))
-    end_s = np.where(silent, 0.0, _costs(record.tails_s, END_S, n, rng))
+    start_s = np.where(whole & (done <= 0), lag_s, _costs(record.starts_s, START_UP_S, n, rng))
+    end_s = np.where(whole, 0.0, _costs(record.tails_s, END_S, n, rng))
     costs_s = np.zeros((n, len(FIELDS)))
     costs_s[:, LAUNCH] = costs_s[:, RESTORE] = start_s + end_s
     costs_s[:, CHECKPOINT] = _costs(record.stops_s, STOP_S, n, rng)
-    begins = running & np.isin(np.arange(n), list(starting)) & ~(silent & (done <= 0))
+    begins = running & np.isin(np.arange(n), list(starting)) & ~(whole & (done <= 0))
     left_s = np.where(running, end_s + np.where(begins, np.maximum(start_s - held_s, 0.0), 0.0), 0.0)
     return Drawn(truth, left_s, costs_s)
 

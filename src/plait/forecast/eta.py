@@ -9,7 +9,8 @@ is widened by the errors of earlier forecasts (`calibrated`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,8 @@ from plait.sim.settings import SimulationSettings
 RUNS = 10
 #: The interval: this share of the runs lies below its beginning, and above its end.
 TAIL = 0.1
+#: Sources of durations that are named at most, those of most jobs.
+SOURCES = 3
 #: How much taking turns costs beside the model of it (measured: 1.10 of the bound for tokens, 1.02 for barriers).
 TURNS_COST = (1.0, 1.1, 1.1, 1.1)
 
@@ -106,6 +109,25 @@ class Forecast:
     assumptions: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True)
+class Known:
+    """How long jobs still take whose own progress does not tell it, as the service drew it from those that ended.
+
+    `left_s`: seconds by the number of the job in the controller, as many draws of each job; `sources`: the same
+    number -> from what these are, in words.
+    """
+
+    left_s: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    sources: Mapping[int, str] = field(default_factory=dict)
+
+    def takes_s(self, n: int, draw: int) -> FloatArray:
+        """One draw of all `n` jobs together, seconds; NaN of jobs that are not in it."""
+        out = np.full(n, math.nan)
+        for job, left_s in self.left_s.items():
+            out[job] = left_s[draw % len(left_s)]
+        return out
+
+
 def forecast(
     make: Callable[[], Controller],
     *,
@@ -114,15 +136,17 @@ def forecast(
     starting: Collection[int] = (),
     runs: int = RUNS,
     seed: int = 0,
+    known: Known | None = None,
 ) -> Forecast:
     """Play the state of the controllers that `make` makes forward until all jobs have ended.
 
     `round_s` is the seconds between decisions, `record` what starts and ends cost on this cluster, `starting` the jobs
-    that run and have not made an iteration since their last start. A function of its arguments.
+    that run and have not made an iteration since their last start, `known` what the service knows of durations. A
+    function of its arguments.
     """
     first = make()
-    known = record or TrackRecord()
-    now_s, jobs, assumptions = first.now_s, first.active.tolist(), _assumptions(first, runs, known)
+    record, known = record or TrackRecord(), known or Known()
+    now_s, jobs, assumptions = first.now_s, first.active.tolist(), _assumptions(first, runs, record, known)
     running = {job for job in jobs if first.job_store.columns["phase"][job] == int(Phase.RUNNING)}
     starts: dict[int, list[float]] = {job: [] for job in jobs}
     ends: dict[int, list[float]] = {job: [] for job in jobs}
@@ -131,7 +155,8 @@ def forecast(
         controller = first if run == 0 else make()
         n = controller.job_store.count
         pace = pace_s({name: column[:n] for name, column in controller.job_store.columns.items()}, n)
-        drawn = draw(controller, pace, known, starting, np.random.default_rng((seed, run)))
+        takes_s = known.takes_s(n, seed + run)
+        drawn = draw(controller, pace, record, starting, np.random.default_rng((seed, run)), takes_s)
         launched = play(controller, drawn, settings)
         end_s = controller.job_store.columns["end_s"]
         for job in jobs:
@@ -207,8 +232,9 @@ def pace_s(columns: dict[str, Any], n: int) -> FloatArray:
     return result
 
 
-def _assumptions(controller: Controller, runs: int, record: TrackRecord) -> tuple[str, ...]:
-    columns, active = controller.job_store.columns, controller.active
+def _assumptions(controller: Controller, runs: int, record: TrackRecord, known: Known) -> tuple[str, ...]:
+    columns = controller.job_store.columns
+    active = np.array([job for job in controller.active.tolist() if job not in known.left_s], dtype=np.int64)
     silent = int(np.isnan(columns["iterations"][active]).sum())
     unmeasured = int(np.isnan(columns["iteration_s"][active]).sum())
     starts = record.starts_s
@@ -217,6 +243,8 @@ def _assumptions(controller: Controller, runs: int, record: TrackRecord) -> tupl
         f"{runs} runs of the queue as it is, under {describe(controller.policy)}; no new jobs, no failures",
         f"iterations take {PACE_NOISE:.0%} more or less than measured; a start costs {start}",
     ]
+    for source, count in Counter(known.sources.values()).most_common(SOURCES):
+        out.append(f"{counted(count, 'job')} without progress of {'its' if count == 1 else 'their'} own: {source}")
     if silent:
         who = "1 job" if silent == 1 else f"{silent} jobs"
         out.append(f"{who} did not say how much work there is: taken to run as long as those that finished here")

@@ -10,7 +10,7 @@ from typing import Any
 from plait.control.controller import Controller
 from plait.control.snapshot import restore
 from plait.core.errors import InputError
-from plait.forecast.eta import Forecast, calibrated, forecast
+from plait.forecast.eta import Forecast, Known, calibrated, forecast
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import State
@@ -26,6 +26,17 @@ def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:
         raise InputError("no node has joined yet, so there is no forecast; look at: plait nodes")
     policy = known.policy
     return lambda: _now(restore(state["controller"], policy, GUESTS_PER_GPU, KILLS, AGGREGATES), state)
+
+
+def known_of(state: Mapping[str, Any]) -> Known:
+    """What an answer of `GET /v1/state` says of durations, by its own numbers; nothing in one of an older service."""
+    rows = {number: row for row, number in enumerate(state.get("job_numbers") or ())}
+
+    def by_row(name: str) -> dict[int, Any]:
+        found = {int(number): value for number, value in (state.get(name) or {}).items()}
+        return {rows[number]: value for number, value in found.items() if number in rows}
+
+    return Known(by_row("left_s"), by_row("left_from"))
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,10 @@ def foresee(state: Mapping[str, Any], seed: int = 0) -> Foreseen | None:
     make = controller_of(state)
     starting = [int(job) for job, pace in state["paces"].items() if pace.get("starting")]
     record = TrackRecord.from_json(state.get("record") or {})
-    raw = forecast(make, round_s=float(state.get("round_s") or 0.0), record=record, starting=starting, seed=seed)
+    raw = forecast(
+        make, round_s=float(state.get("round_s") or 0.0), record=record, starting=starting, seed=seed,
+        known=known_of(state),
+    )  # fmt: skip
     if (numbers := state.get("job_numbers")) is not None:
         raw = replace(raw, etas={numbers[i]: eta for i, eta in raw.etas.items()})
     return Foreseen(raw, calibrated(raw, record))

@@ -20,7 +20,7 @@ from plait.core.errors import InputError, PlaitError
 from plait.core.jobs import Phase
 from plait.core.words import counted
 from plait.forecast.eta import forecast
-from plait.forecast.queue import controller_of
+from plait.forecast.queue import controller_of, known_of
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.records.track_record import TrackRecord
 
@@ -148,10 +148,10 @@ def runs(
     """Pairs of runs under both policies, `most` of them, each pair with durations of its own."""
     record = TrackRecord.from_json(state.get("record") or {})
     starting = [int(job) for job, pace in state["paces"].items() if pace.get("starting")]
-    round_s, numbers = float(state.get("round_s") or 0.0), state["job_numbers"]
+    round_s, numbers, known = float(state.get("round_s") or 0.0), state["job_numbers"], known_of(state)
 
     def one(make: Callable[[], Controller], seed: int) -> Run:
-        found = forecast(make, round_s=round_s, record=record, starting=starting, runs=1, seed=seed)
+        found = forecast(make, round_s=round_s, record=record, starting=starting, runs=1, seed=seed, known=known)
         return Run({numbers[job]: max(eta.end.middle_s, 0.0) for job, eta in found.etas.items()})
 
     for seed in range(most):

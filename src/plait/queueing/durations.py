@@ -32,6 +32,8 @@ POOLS = (
     "user, command and size", "user, script and size", "user and script", "user, name and size", "user and name",
     "user and size", "user", "size", "cluster",
 )  # fmt: skip
+#: The words of a job that reports its progress.
+OWN_PROGRESS = "its own progress"
 #: Pools of one script, the first so many, and those that are closer than what a job states.
 OF_SCRIPT, CLOSE = 3, 5
 #: Programs that run a script, which is their first argument that is no option.
@@ -159,7 +161,7 @@ def draw(jobs: Unknown, history: History, draws: int, seed: int = 0) -> tuple[Fl
     found: dict[tuple[object, ...], tuple[object, ...]] = {}
     for i in range(n):
         if known[i]:
-            words[i] = "its own progress"
+            words[i] = OWN_PROGRESS
             continue
         who = jobs.user[i], jobs.name[i], int(jobs.gpus[i]), jobs.command_of(i), bool(np.isfinite(jobs.stated_s[i]))
         if who not in found:

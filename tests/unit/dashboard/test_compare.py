@@ -84,11 +84,11 @@ def test_long_queues_are_decided_about_and_not_simulated(world: World, monkeypat
 def test_a_calculation_is_a_process_that_reports_and_ends() -> None:
     said: list[tuple[int, int, str]] = []
     module = "plait.dashboard.calculations.compare"
-    found = asyncio.run(calculated(module, {"state": {}, "policy": "srtf", "seconds": 1}, 30.0, said.append))
+    found = asyncio.run(calculated(module, {"state": {}, "policy": "srtf", "seconds": 1}, 600.0, said.append))
     assert said == [(0, compare.RUNS + 1, "asking both policies")]
     assert "cannot be compared" in found["missing"]
     assert "took longer" in asyncio.run(calculated(module, {}, 0.0))["missing"]
-    assert "exit code 1" in asyncio.run(calculated("plait.no_such_module", {}, 30.0))["missing"]
+    assert "exit code 1" in asyncio.run(calculated("plait.no_such_module", {}, 600.0))["missing"]
 
 
 def test_calculations_are_kept_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -541,6 +541,42 @@ def test_a_timeline_has_a_lane_a_gpu_or_a_node() -> None:
     assert of_node(4, [], 9.0, 8.0)["bars"] == []
 
 
+def test_the_simulated_queue_knows_the_runs_before_of_the_same_script(world: World) -> None:
+    node = world.add("n0", 1)
+    for script, seconds in [("secret_short.py", 10.0)] * 3 + [("long.py", 5000.0)] * 6:
+        job = world.submit(command=["python", script])
+        world.settle()
+        node.end(int(job.removeprefix("j-")), held_s=seconds)
+        world.settle()
+    short = [world.submit(command=["python", "secret_short.py"]) for _ in range(2)]
+    stated = world.submit(command=["python", "secret_short.py"], iterations=7)
+    world.settle()
+    with TestClient(world.app) as http:
+        answers = [
+            http.get("/v1/state", headers={"Authorization": f"Bearer {world.tokens[user]}"}).json()
+            for user in ("ann", "ben")
+        ]
+        explained = http.get(
+            f"/v1/jobs/{short[1]}/explain", headers={"Authorization": f"Bearer {world.tokens['ann']}"}
+        ).json()
+    for state in answers:
+        assert "secret" not in json.dumps(state)
+        assert set(state["left_s"]) == {"9", "10", "11"}
+        assert set(state["left_from"].values()) == {"3 ended jobs of the same user, command and size"}
+        found = foreseen(state)
+        for job, most_s in (*zip(short, (60.0, 120.0), strict=True), (stated, 180.0)):
+            assert 1.0 < found["jobs"][job.removeprefix("j-")]["end"][1] < most_s
+        assert 10.0 < found["empty"][1] < 180.0
+        text = "3 jobs without progress of their own: 3 ended jobs of the same user, command and size"
+        assert text in found["assumptions"]
+        assert not any("did not say" in text for text in found["assumptions"])
+    quick = explained["forecast"]["end"]
+    mine = found["jobs"]["10"]["end"]
+    assert quick["wide_s"][0] < mine[1] < quick["wide_s"][1]
+    old = {**answers[0], "left_s": {}, "left_from": {}}  # of a service that does not say it
+    assert foreseen(old)["empty"][1] > 1000.0
+
+
 def test_the_queue_is_foreseen_from_the_answer_of_the_service(world: World) -> None:
     cluster(world)
     state = world.do(lambda engine, now_s: engine.state_for_forecast(now_s)())

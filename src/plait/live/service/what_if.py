@@ -17,7 +17,7 @@ from plait.live.scheduler.explain.outlook import Outlook, assumptions, foresee
 from plait.live.scheduler.explain.queue_copy import QueueCopy, history_of
 from plait.live.scheduler.explain.what_if import Copy, Question
 from plait.live.store import Store
-from plait.queueing.durations import History
+from plait.queueing.durations import OWN_PROGRESS, History, draw
 
 T = TypeVar("T")
 
@@ -29,6 +29,8 @@ MOST_WAITING = 16
 MOST_OF_ONE = 8
 #: Ended jobs from which durations are drawn at most, the last ones, and for how long these are not read again, seconds.
 PAST, READ_S = 3000, 10.0
+#: Durations that are drawn of each job for those who simulate the queue themselves.
+STATE_DRAWS = 10
 #: Seconds after which the queue is copied again although nothing was decided: forecasts count from the copy.
 QUEUE_S = 10.0
 
@@ -142,6 +144,21 @@ class WhatIfService:
                 history,
             )
         return self._outlook[1:]
+
+    def durations(self, copy: QueueCopy) -> dict[str, Any]:
+        """In that thread: for the answer of `/v1/state`, how long jobs may still take whose own progress does not tell.
+
+        {left_s: number of the job -> `STATE_DRAWS` draws of seconds, left_from: number -> their source in words}
+        by the same history of scripts, users and sizes as `outlook`, without the commands.
+        """
+        queue = copy.arrays()
+        left_s, sources = draw(queue.unknown, self._past(copy), STATE_DRAWS)
+        rows = [row for row, source in enumerate(sources) if source != OWN_PROGRESS]
+        names = copy.numbers[queue.numbers[rows]].tolist()
+        return {
+            "left_s": {str(name): left_s[:, row].round(2).tolist() for name, row in zip(names, rows, strict=True)},
+            "left_from": {str(name): sources[row] for name, row in zip(names, rows, strict=True)},
+        }
 
     def _past(self, copy: QueueCopy) -> History:
         now_s = time.monotonic()

@@ -288,5 +288,9 @@ class ForecastState(Answer):
     """Number in this answer -> step_s, steps, total_steps and whether it is starting."""
     job_numbers: list[int]
     """Number in this answer -> the job's own."""
+    left_s: dict[str, list[float]]
+    """The job's own number -> draws of the seconds that it still takes, of jobs whose own progress does not tell."""
+    left_from: dict[str, str]
+    """The job's own number -> the ended jobs, or the statement, from which these are drawn, in words."""
     controller: dict[str, Any] | None = None
     """A snapshot of the controller, as `plait.control.snapshot` reads it; null before any node has joined."""

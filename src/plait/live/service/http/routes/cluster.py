@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection
@@ -33,6 +34,7 @@ from plait.live.service.http.auth import only_of
 from plait.live.service.http.models import LARGEST, DrainIn, GoneIn, PolicyIn, parse
 from plait.live.service.http.openapi.messages import ENTRIES
 from plait.live.service.http.openapi.routes import NodeName, answers
+from plait.live.service.what_if import Busy
 from plait.policies.catalog import check_named
 
 _LOG = logging.getLogger("plait.service")
@@ -84,9 +86,16 @@ async def metrics(request: Request) -> Response:
 async def state(request: Request) -> Response:
     """Everything a forward simulation needs: jobs that have not ended, renumbered, and their numbers."""
     api = api_of(request)
-    api.who(request)
-    plain = await api.worker.look(lambda engine, now_s: engine.state_for_forecast(now_s))
-    return await asyncio.to_thread(lambda: Json(plain()))
+    token = api.who(request)
+    plain, copy = await api.worker.look(
+        lambda engine, now_s: (engine.state_for_forecast(now_s), api.what_if.queue(engine, now_s))
+    )
+    durations: dict[str, Any] = {"left_s": {}, "left_from": {}}
+    if copy is not None:
+        with contextlib.suppress(Busy):  # then they are drawn from what is in the answer
+            later = api.what_if.later(lambda: api.what_if.durations(copy), token.user)
+            durations = await asyncio.shield(asyncio.wrap_future(later))
+    return await asyncio.to_thread(lambda: Json({**plain(), **durations}))
 
 
 @router.get("/v1/queue", **answers(Queue))
