@@ -13,6 +13,7 @@ import numpy as np
 
 from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
+from plait.traces.offered_load import offered_load
 from plait.traces.schema import JOBS, SCHEMA_VERSION, Array, Column, extra_column
 
 Columns = Mapping[str, Array]
@@ -106,18 +107,19 @@ class TraceTable:
         return float(submit.max() - submit.min()) if len(self) else 0.0
 
     @property
+    def gpu_amounts(self) -> Array:
+        """GPUs of each job; a job that requests part of a GPU has that part."""
+        share: Array = np.nan_to_num(self["gpu_milli"] / 1000.0, nan=1.0)
+        return self["gpus"] * share
+
+    @property
     def gpu_s(self) -> float:
-        """GPU-seconds of work with a known duration; a job that asks for part of a GPU counts that part."""
-        share = np.nan_to_num(self["gpu_milli"] / 1000.0, nan=1.0)
-        return float(np.nansum(self["gpus"] * share * self["duration_s"]))
+        """GPU-seconds of work with a known duration."""
+        return float(np.nansum(self.gpu_amounts * self["duration_s"]))
 
     def load(self, cluster_gpus: int) -> float:
-        """Work offered over work possible: GPU-seconds / (cluster GPUs x submit span). Infinite without a
-        span.
-        """
-        if cluster_gpus < 1:
-            raise InputError(f"a cluster needs at least one GPU (got {cluster_gpus})")
-        return self.gpu_s / (cluster_gpus * self.span_s) if self.span_s > 0 else float("inf")
+        """Offered load on `cluster_gpus` GPUs, as `plait.traces.offered_load` defines it."""
+        return offered_load(self["submit_s"], self.gpu_amounts, self["duration_s"], cluster_gpus)
 
 
 def column_of(name: str, values: Array, known: Mapping[str, Column] = JOBS) -> Column:

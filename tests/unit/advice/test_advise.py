@@ -221,7 +221,7 @@ def test_where_nothing_is_better_the_advice_is_to_stay():
 
 def test_a_history_without_starts_and_ends_is_refused():
     with pytest.raises(InputError, match="no recorded starts and ends"):
-        past_of(generate("philly", 20, 16, 0.9, 1), CLUSTER)
+        past_of(generate("philly", 20, 16, seed=1), CLUSTER)
 
 
 def test_the_cluster_is_the_peak_of_gpus_in_use(table):

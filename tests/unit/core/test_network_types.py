@@ -112,5 +112,5 @@ def test_the_nodes_of_a_trace_keep_their_bandwidth() -> None:
         "gpus": np.array([8, 8]),
         "nic_bytes_per_s": np.array([12.5e9, np.nan]),
     }
-    found = cluster_of(replace(generate("philly", 3, 8, 1.0, 0), nodes=nodes))
+    found = cluster_of(replace(generate("philly", 3, 8, seed=0), nodes=nodes))
     assert [node.nic_bytes_per_s for node in found] == [12.5e9, 0.0]

@@ -129,7 +129,7 @@ def test_a_lost_switch_takes_its_grants_and_gives_them_anew() -> None:
 @pytest.mark.parametrize("manager", ["switchml", "atp", "esa", "inalloc", "shared/index=cycle"])
 @pytest.mark.parametrize("routing", ROUTES)
 def test_whole_simulations_keep_all_invariants(manager: str, routing: str) -> None:
-    trace = load_jobs(generate("gavel", 25, 32, 2.0, seed=5, models="uniform")).jobs
+    trace = load_jobs(generate("gavel", 25, 32, 0.6, seed=5, models="uniform")).jobs
     trace = trace.replace(deadline_s=trace.column("iterations") * trace.column("iteration_s") * 2)
     done = simulate(
         with_gradient_bytes(trace, 1), RACKS, make_policy(f"tiresias-l:ina={manager},routing={routing}"), WORLD,

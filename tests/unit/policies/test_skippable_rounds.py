@@ -145,7 +145,7 @@ def test_a_trace_like_the_demo_takes_few_decisions_and_no_integer_program(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If every round is decided, there are 574 decisions for 60 jobs."""
-    jobs = load_jobs(generate("philly", 60, 8, 1.0, 2)).jobs
+    jobs = load_jobs(generate("philly", 60, 8, 0.35, 2)).jobs
     case = {"jobs": jobs, "cluster": Cluster.of(1, 8), "world": make_world("plait")}
     every = asked_each_round(policy, case, monkeypatch)
     tables, programs = Counter[str](), Counter[str]()

@@ -45,7 +45,7 @@ def test_the_ninth_model_stands_beside_the_eight_measured_ones_and_changes_none(
 def test_a_workload_is_its_jobs() -> None:
     shape = Workload(jobs=300, load=1.2, longest_h=2.0, gangs=8)
     table = trace_of(shape)
-    assert table.load(GPUS) == pytest.approx(1.2, rel=1e-6)
+    assert table.gpu_s / (GPUS * table.span_s) == pytest.approx(1.2, rel=1e-6)
     assert table["duration_s"].max() <= 2 * 3600 + 1
     assert set(table["gpus"].tolist()) == {1, 2, 4, 8}
     assert set(table["model"].tolist()) == set(nine_models().models)

@@ -31,7 +31,7 @@ def test_convert_show_generate_formats(tmp_path):
     text = run("show", out, "--cluster-gpus", 8)
     assert "dropped: suspended" in text
     assert "load on 8 GPUs" in text
-    run("generate", tmp_path / "g.csv.gz", "--jobs", 50, "--load", 0.8, "--assign-models", "uniform")
+    run("generate", tmp_path / "g.csv.gz", "--jobs", 50, "--gpus", 8, "--load", 0.8, "--assign-models", "uniform")
     assert "50" in run("show", tmp_path / "g.csv.gz")
     run("convert", FIXTURES / "tiresias.csv", out, "--assign-models", "uniform")
     assert "philly" in run("formats")

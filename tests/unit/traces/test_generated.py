@@ -7,6 +7,7 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.traces.load import load_jobs
+from plait.traces.offered_load import offered_load
 from plait.traces.profiles import catalogue
 from plait.traces.synthetic.adaptive import SHARES, tuned_sizes
 from plait.traces.synthetic.assign import assign_classes, assign_deadlines, assign_models, uniforms
@@ -176,8 +177,9 @@ def test_adaptive_jobs_have_the_mix_of_the_paper_and_no_durations():
 
 def test_the_load_of_adaptive_jobs_is_that_at_the_sizes_they_ask_for():
     jobs = load_jobs(generate("pollux", 400, 64, 0.7, seed=2)).jobs
-    work = (jobs.gpus * jobs.iterations * jobs.iteration_s).sum()
-    assert work / (64 * np.ptp(jobs.submit_s)) == pytest.approx(0.7, rel=1e-4)
+    assert offered_load(jobs.submit_s, jobs.gpus, jobs.iterations * jobs.iteration_s, 64) == pytest.approx(
+        0.7, rel=1e-4
+    )
     assert (jobs.column("batch_size") > 0).all()
 
 

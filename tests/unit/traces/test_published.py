@@ -39,8 +39,8 @@ def test_statistics(file, sizes, span_h, gpu_hours, median, mean, longest):
 
 def test_loads_and_ids_of_the_muri_traces():
     trace1, trace3 = read_trace(DATA / "muri/trace1.csv"), read_trace(DATA / "muri/trace3.csv")
-    assert trace1.load(64) == pytest.approx(1.99, abs=0.005)
-    assert trace3.load(64) == pytest.approx(0.80, abs=0.005)
+    assert trace1.load(64) == pytest.approx(2.42, abs=0.005)
+    assert trace3.load(64) == pytest.approx(0.82, abs=0.005)
     at_once = read_trace(DATA / "muri/trace3_pr.csv")
     assert at_once["job_id"].tolist() == [str(i) for i in range(992)]
     assert at_once["submit_s"].max() == 0

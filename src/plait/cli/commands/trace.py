@@ -9,6 +9,7 @@ import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
 from plait.cli.experiments.options import (
+    OFFERED_LOAD,
     UNREADABLE,
     AssignModels,
     Columns,
@@ -89,7 +90,7 @@ def generate(
     ] = "philly",
     jobs: Annotated[int, typer.Option(help="Number of jobs.")] = 1000,
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster to which the load refers.")] = 64,
-    load: Annotated[float | None, typer.Option(help="Offered load. [default: the preset's own]")] = None,
+    load: Annotated[float | None, typer.Option(help=f"{OFFERED_LOAD}. [default: the preset's own]")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
     max_duration: Annotated[
         float | None, typer.Option(help="Draw durations above this many seconds again. [default: no limit]")
@@ -116,9 +117,7 @@ def show(
     unreadable: Unreadable = UNREADABLE,
     columns: Columns = None,
     time_zone: TimeZone = None,
-    cluster_gpus: Annotated[
-        int | None, typer.Option(help="Show the offered load on a cluster of this many GPUs.")
-    ] = None,
+    cluster_gpus: Annotated[int | None, typer.Option(help="Show the load on a cluster of this many GPUs.")] = None,
     strict: StrictOption = False,
 ) -> None:
     """Show what is in a trace: sizes, durations, load.

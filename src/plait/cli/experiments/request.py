@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from plait.cli.experiments.options import (
+    OFFERED_LOAD,
     UNREADABLE,
     AssignModels,
     Censored,
@@ -168,7 +169,8 @@ class SweepRequest:
         typer.Option("--cluster", "-c", help="Cluster, e.g. 8x8. Repeat the option for more. [default: 8x8]"),
     ] = None
     load: Annotated[
-        Text, typer.Option(metavar="LOAD,...", help="Offered loads, e.g. 0.8,1.0,1.2. [default: the trace's own]")
+        Text,
+        typer.Option(metavar="LOAD,...", help=f"{OFFERED_LOAD}. E.g. 0.8,1.0,1.2. [default: the trace's own]"),
     ] = None
     seed: Annotated[str, typer.Option(help="Random seed N, or N..M for several runs.")] = "0..2"
     preset: Annotated[str, typer.Option(help="Synthetic trace: philly, philly_heavy, gavel, muri_like, ...")] = "philly"
@@ -252,7 +254,9 @@ class AntManRequest:
         ),
     ] = None
     jobs: Annotated[int, typer.Option(help="Number of jobs of each trace.")] = 500
-    load: Annotated[str, typer.Option(help="Offered load on the 64 GPUs; inf: all jobs arrive at once.")] = "1"
+    load: Annotated[
+        str, typer.Option(help="GPU time of all jobs over that of 64 GPUs while they are submitted; inf: all at once.")
+    ] = "1"
     seeds: Annotated[str, typer.Option(help="Seeds of the traces, N or N..M.")] = "0..2"
     report: Page = None
     json: Json = None

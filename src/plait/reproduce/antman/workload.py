@@ -26,7 +26,6 @@ from plait.traces.profiles import Catalogue, ModelProfile, catalogue
 from plait.traces.schema import Array
 from plait.traces.synthetic.assign import assign_classes, assign_models, assign_tenants
 from plait.traces.synthetic.generate import generate
-from plait.traces.synthetic.load import target_load
 from plait.traces.table import TraceTable
 from plait.traces.validate import checked_table
 
@@ -46,8 +45,9 @@ SPLITS = ("mixed", "by tenant")
 class Workload:
     """A trace as a value; the same one gives the same jobs.
 
-    `load`: offered GPU time over the span of submissions x 64 GPUs; infinite: all jobs are there at once. Durations
-    above `longest_h` hours are cut to it. `opportunistic` is the share of such jobs. `gangs`: the largest gang; larger
+    `load`: GPU time of all jobs over the span of submissions x 64 GPUs. Unlike `plait.traces.offered_load` it also
+    counts work that is due after the last submission. Infinite: all jobs are submitted at once. Durations above
+    `longest_h` hours are cut to it. `opportunistic` is the share of such jobs. `gangs`: the largest gang; larger
     ones ask for that many GPUs.
     """
 
@@ -107,7 +107,8 @@ def trace_of(workload: Workload) -> TraceTable:
         table = _with(table, project=np.where(lowly, "tenant-2", "tenant-1").astype(object))
     if math.isinf(w.load):
         return _with(table, submit_s=np.zeros(len(table)))
-    return target_load(table, GPUS, w.load)
+    submit_s = table["submit_s"] * (table.gpu_s / (GPUS * table.span_s) / w.load)
+    return _with(table, submit_s=np.round(submit_s * 1000) / 1000)
 
 
 def _with(table: TraceTable, **columns: Array) -> TraceTable:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from plait.sim.studies.cases import Case, Clock, over_processes, policy_text, ru
 from plait.sim.world import World
 from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
+from plait.traces.offered_load import offered_load
 from plait.traces.synthetic.assign import assign_models
 from plait.traces.synthetic.generate import generate
 from plait.traces.synthetic.load import target_load
@@ -119,7 +121,7 @@ class Grid:
         if self.trace is not None:
             source = {"trace": Path(self.trace).name, "sha256": _digest(Path(self.trace)), "format": self.trace_format}
         return {
-            "plait_sweep": 1,
+            "plait_sweep": 2,
             "version": __version__,
             **source,
             "policies": list(self.policies),
@@ -173,7 +175,7 @@ def run_cell(cell: Cell, *, grid: Grid, clock: Clock | None = None) -> dict[str,
     jobs = _jobs(grid, cell.cluster, cell.load, cell.seed)
     world = next(w for w in grid.worlds if w.name == cell.world)
     cluster = Cluster.parse(cell.cluster)
-    labels = {**grid.labels, "load": _offered(jobs, cluster.gpus), "source": grid.source, "cell": cell.key}
+    labels = {**grid.labels, "load": _load(jobs, cluster.gpus), "source": grid.source, "cell": cell.key}
     case = Case(
         grid.label(cell.load),
         jobs,
@@ -188,10 +190,9 @@ def run_cell(cell: Cell, *, grid: Grid, clock: Clock | None = None) -> dict[str,
     return {**run_case(case, clock=clock).to_json(), "cluster": cell.cluster}
 
 
-def _offered(jobs: JobBatch, gpus: int) -> float:
-    span_s = float(jobs.submit_s[-1] - jobs.submit_s[0])
-    work = float((jobs.gpus * jobs.iterations * jobs.iteration_s).sum())
-    return round(work / (span_s * gpus), 6) if span_s > 0 else float("nan")
+def _load(jobs: JobBatch, gpus: int) -> float:
+    load = offered_load(jobs.submit_s, jobs.gpus, jobs.iterations * jobs.iteration_s, gpus)
+    return round(load, 6) if math.isfinite(load) else float("nan")
 
 
 def sweep(

@@ -164,12 +164,12 @@ def generate(
 ) -> TraceTable:
     """A synthetic trace of `jobs` jobs for a cluster of `gpus` GPUs.
 
-    load: offered load the arrivals are stretched to (see `target_load`); None keeps the preset's own rate.
+    load: offered load to which submissions are stretched (`plait.traces.offered_load`); None keeps the preset's rate.
     models: None, or a mix of `assign_models` (`uniform`, `by_gpu_hours`).
     users: how many people submit; a few submit most.
     arrivals: `bursty`, `poisson` or `uniform` instead of the preset's.
-    max_duration_s: longer durations are drawn again. With heavy tails a few jobs outlast the submissions by far, so
-    that a cluster at load 1 is idle for most of a simulation; with a limit the load is that of nearly all of it.
+    max_duration_s: longer durations are drawn again. With heavy tails a few jobs outlast the submissions by far, and
+    the cluster is nearly idle for most of a simulation; with a limit the load is that of nearly all of it.
     """
     if preset not in (*PRESETS, ADAPTIVE):
         raise InputError(f"unknown preset {preset!r}; {suggest(preset, [*PRESETS, ADAPTIVE])}")
