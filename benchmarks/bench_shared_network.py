@@ -1,0 +1,112 @@
+"""What aggregation and placement are worth to jobs that share a network: the tables of docs/explanation/network.md.
+
+    python benchmarks/bench_shared_network.py [--quick]
+
+64 nodes of 4 GPUs in 8 racks, oversubscription 4, links of 25 Gb/s, 20,000 aggregators a switch; and eight jobs under
+one switch with few. Figures of simulations, so the same on every machine. `--quick` takes 40 jobs of each trace.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import common
+import numpy as np
+
+from plait import Cluster, JobBatch, JobSpec, make_policy, make_world, simulate
+from plait.network.topology.read import networked
+from plait.sim.contention.network import NetworkPhysics
+
+BASE = "tiresias-l"
+CLUSTER = "64x4@8"
+NETWORK = "leaf-spine:oversubscription=4,link_gbps=25,aggregators=20000,aggregating=all"
+DRAWN = "--preset philly_heavy --jobs 150 --gpus 256 --load 1.2 --assign-models by_gpu_hours --deadlines 1.2,1.5,2,4"
+RACKS = (
+    "", "placement=gpu-balance", "placement=netpack", "ina=switchml", "ina=switchml,placement=netpack", "ina=atp",
+    "ina=atp,placement=netpack", "ina=inalloc", "ina=atp,routing=grid",
+)  # fmt: skip
+WIDE = (
+    "", "ina=switchml,placement=netpack", "ina=inalloc,placement=netpack", "ina=atp,placement=netpack",
+    "ina=switchml,placement=netpack,routing=grid", "ina=atp,placement=netpack,routing=grid",
+)  # fmt: skip
+#: Payload in bytes and levels of aggregation, in the order of the table's columns.
+PACKETS = ((248, 1), (1024, 1), (248, 2), (1024, 2))
+MANAGERS = ("switchml", "atp", "esa", "inalloc", "inalloc/spare=others")
+
+
+def plait(*words: str) -> str:
+    """Standard output of a command."""
+    command = [str(Path(sys.executable).parent / "plait"), *words]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+
+
+def simulated(trace: Path, network: str, options: Sequence[str]) -> dict[str, tuple[float, int]]:
+    """Mean completion time over that without options, and missed deadlines, by the options of `BASE`."""
+    policies = ",".join(f"{BASE}:{given}" if given else BASE for given in options)
+    some = ["--jobs", "40"] if "--quick" in sys.argv else []
+    found = json.loads(
+        plait("simulate", str(trace), "-c", CLUSTER, "--network", network, "-p", policies, "--json", "-", *some)
+    )
+    base_s = found[0]["avg_jct_s"]
+    rows = zip(options, found, strict=True)
+    return {given: (row["avg_jct_s"] / base_s, row["deadlines_missed"]) for given, row in rows}
+
+
+def racks(folder: Path) -> None:
+    """Production-like jobs on two drawn traces."""
+    columns = []
+    for seed in ("1", "2"):
+        trace = folder / f"racks-{seed}.csv"
+        plait("trace", "generate", str(trace), *DRAWN.split(), "--seed", seed)
+        columns.append(simulated(trace, NETWORK, RACKS))
+    print(f"| `{BASE}` with | trace 1 | missed | trace 2 | missed |\n|---|---|---|---|---|")
+    for given in RACKS:
+        cells = [f"{mean:.2f} | {missed}" if given else f"1 | {missed}" for mean, missed in (c[given] for c in columns)]
+        print(f"| {f'`{given}`' if given else 'nothing'} | {' | '.join(cells)} |")
+
+
+def wide() -> None:
+    """Wide jobs with large models, by payload and levels."""
+    trace = common.ROOT / "examples" / "wide_jobs.csv"
+    columns = [simulated(trace, f"{NETWORK},payload={payload},levels={levels}", WIDE) for payload, levels in PACKETS]
+    heads = [f"{payload:,} bytes, {levels} level{'s' if levels > 1 else ''}" for payload, levels in PACKETS]
+    print(f"\n| `{BASE}` with | {' | '.join(heads)} |\n|---|---|---|---|---|")
+    for given in WIDE:
+        cells = [f"{mean:.2f}, {missed}" if given else f"1, {missed}" for mean, missed in (c[given] for c in columns)]
+        print(f"| {f'`{given}`' if given else 'nothing (rings)'} | {' | '.join(cells)} |")
+
+
+def short_of_memory(aggregators: int = 700) -> None:
+    """Eight jobs of four workers under one switch; two have little time, six have much."""
+    slack = np.array([6, 6, 6, 1.25, 1.25, 6, 6, 6])
+    alone_s = 400.0
+    one = {"gpus": 16, "iterations": 1000, "iteration_s": alone_s / 1000, "gradient_bytes": 2e9}
+    jobs = JobBatch.of(JobSpec(id=f"j{i}", deadline_s=alone_s * slack[i], **one) for i in range(len(slack)))
+    cluster = networked(Cluster.parse("32x4"), f"single-switch:aggregators={aggregators}")
+    world = replace(make_world("ideal"), physics=NetworkPhysics())
+    print("\n| manager | missed | mean |\n|---|---|---|")
+    base_s = 0.0
+    for manager in MANAGERS:
+        done = simulate(jobs, cluster, make_policy(f"fifo:ina={manager}"), world)
+        end_s = done.controller.job_store.columns["end_s"][: len(slack)]
+        base_s = base_s or float(end_s.mean())
+        missed = int((end_s > alone_s * slack).sum())
+        print(f"| `{manager}` | {missed} | {end_s.mean() / base_s:.2f} |", flush=True)
+
+
+def main() -> None:
+    """Simulate and print three tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        racks(Path(folder))
+    wide()
+    short_of_memory()
+
+
+if __name__ == "__main__":
+    main()
