@@ -45,7 +45,7 @@ def with_a_queue(home: Path, runs: int) -> list[Figure]:
             time.sleep(0.05)
         with Client.at(str(home)) as client:
             for first in range(0, count, 1_000):
-                jobs = [{"command": ["python", "train.py", str(i)]} for i in range(first, min(first + 1_000, count))]
+                jobs = [{"command": ["true", str(i)]} for i in range(first, min(first + 1_000, count))]
                 client.submit(jobs)
         figures = []
         for words, goal in ((["ls"], "goal 0.5 s"), (["explain", f"j-{count - 1}"], "goal 1 s")):

@@ -94,11 +94,19 @@ def machine() -> str:
 
 
 def show(figures: list[Figure]) -> None:
-    """A line a figure; with --json the figures as one JSON list, for `run.py`."""
+    """A line a figure; with --markdown a table, with --json the figures as one JSON list, for `run.py`."""
     if "--json" in sys.argv:
         print(json.dumps([asdict(f) for f in figures]))
-        return
-    print_table(figures)
+    elif "--markdown" in sys.argv:
+        print("\n".join(markdown(figures)))
+    else:
+        print_table(figures)
+
+
+def extra(figure: Figure) -> str:
+    """Runs, goal and note."""
+    runs = f"median of {figure.runs}" if figure.runs > 1 else "one run"
+    return ", ".join(filter(None, (runs, figure.goal, figure.note)))
 
 
 def print_table(figures: list[Figure]) -> None:
@@ -107,5 +115,15 @@ def print_table(figures: list[Figure]) -> None:
     for f in figures:
         line = f"{f.what:{width}}  {f.cpu_s:9.3f} {f.unit}"
         line += f"  {f.ratio:8.2f} x {f.against}" if f.ratio == f.ratio else ""
-        extra = ", ".join(filter(None, (f"median of {f.runs}" if f.runs > 1 else "one run", f.goal, f.note)))
-        print(f"{line}  ({extra})")
+        print(f"{line}  ({extra(f)})")
+
+
+def markdown(figures: list[Figure]) -> list[str]:
+    """The figures as rows of a Markdown table, header first."""
+    rows = ["| what | measured | ratio | against | how |", "|---|---:|---:|---|---|"]
+    for f in figures:
+        value = f"{f.cpu_s:,.0f}" if f.cpu_s >= 1000 else f"{f.cpu_s:.3f}" if f.cpu_s >= 0.01 else f"{f.cpu_s:.2g}"
+        ratio = f"{f.ratio:,.2f} x" if f.ratio == f.ratio else ""
+        cells = (f.what, f"{value} {f.unit}", ratio, f.against, extra(f))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return rows

@@ -1,31 +1,49 @@
-"""Run all benchmarks in turn, each in its own process: `make bench`.
+"""Run all benchmarks in turn, each in its own process, and compare with the last committed ratios: `make bench`.
 
-python benchmarks/run.py [--quick]
+    python benchmarks/run.py [--quick] [--accept]
+
+Prints the figures of each script, writes them into the tables of benchmarks/README.md, and writes the ratios with
+commit, date and machine into benchmarks/ratios.json. Fails, and writes nothing, if a ratio fell by more than `LIMIT`
+in two runs of its script; `--accept` writes all the same. Only ratios of CPU seconds count: wall time depends on what
+else the machine does.
+
+`--quick` takes a tenth of the sizes and compares with the ratios of earlier quick runs. It names what is slower and
+does not fail for it, because runs of milliseconds on a machine of another kind differ by more than the limit; it
+writes ratios with `--accept` only, and no tables.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import common
+import figures as pages
 from common import Figure
 
 HERE = Path(__file__).parent
+README = HERE / "README.md"
+RATIOS = HERE / "ratios.json"
+#: A ratio that is this many times smaller than the last committed one is a slower row.
+LIMIT = 1.3
 SCRIPTS = {
     "The command line": ["bench_cli.py"],
     "Against the naive reference": ["bench_naive.py"],
     "Compiled against plain Python": ["bench_jit.py"],
-    "A policy of one's own": ["bench_policy.py"],
+    "A user's own policy": ["bench_policy.py"],
     "The engine": ["bench_engine.py"],
     "Exact matching": ["bench_matching.py"],
     "Advice": ["bench_advise.py"],
     "Grouping": ["bench_grouping.py"],
     "Allocation": ["bench_allocation.py"],
-    "Policies that choose sizes": ["bench_sizing.py"],
+    "Decisions of policies that choose sizes": ["bench_sizing.py"],
     "Muri's evaluation": ["bench_reproduce.py"],
     "Goodput of adaptive jobs": ["bench_goodput.py"],
     "Simulated adaptive jobs": ["bench_adaptive.py"],
@@ -40,27 +58,98 @@ SCRIPTS = {
 }
 
 
-def main() -> None:
-    """Run and print, section by section. A script that fails is named, the others run, and the exit code is 1."""
-    print(common.machine(), flush=True)
-    begin = time.monotonic()
-    options = [a for a in sys.argv[1:] if a == "--quick"]
+def measured(script: str, options: list[str]) -> list[Figure] | None:
+    """The figures of a script in a process of its own; None if it failed, with its error on standard error."""
+    command = [sys.executable, str(HERE / script), "--json", *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        print(f"{script} failed with exit code {done.returncode}; its error stands above", flush=True)
+        return None
+    return [Figure(**figure) for figure in json.loads(done.stdout)]
+
+
+def ratios(rows: list[Figure]) -> dict[str, float]:
+    """Ratios of CPU seconds by what is measured and against what."""
+    kept = (row for row in rows if "CPU" in row.unit and math.isfinite(row.ratio))
+    return {f"{row.what} | {row.against}": float(f"{row.ratio:.4g}") for row in kept}
+
+
+def slower(now: Mapping[str, float], last: Mapping[str, float]) -> dict[str, float]:
+    """Rows whose ratio fell by more than `LIMIT`, and how many times; rows that only one run has do not count."""
+    fell = {row: last[row] / ratio for row, ratio in now.items() if row in last and ratio > 0}
+    return {row: times for row, times in fell.items() if times > LIMIT}
+
+
+def last_ratios(size: str) -> dict[str, dict[str, float]]:
+    """Ratios of the last accepted run of that size, by script."""
+    kept = json.loads(RATIOS.read_text(encoding="utf-8")) if RATIOS.exists() else {}
+    return dict(kept.get(size, {}).get("ratios", {}))
+
+
+def commit() -> str:
+    """The commit that is measured, and whether files were changed since."""
+    words = ("git", "-C", str(HERE.parent))
+    try:
+        name = subprocess.run([*words, "rev-parse", "--short=10", "HEAD"], check=True, capture_output=True, text=True)
+        changed = subprocess.run([*words, "status", "--porcelain", "src"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
+
+
+def record(found: Mapping[str, list[Figure]], size: str, run_of: Mapping[str, str]) -> None:
+    """Write the ratios of a run and, for full sizes, the tables; `run_of` has its commit, date and machine."""
+    kept: dict[str, Any] = json.loads(RATIOS.read_text(encoding="utf-8")) if RATIOS.exists() else {}
+    kept[size] = {**run_of, "ratios": {script: made for script, rows in found.items() if (made := ratios(rows))}}
+    RATIOS.write_text(json.dumps(kept, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    if size == "full":
+        outputs = {
+            f"python benchmarks/{script} --markdown": "\n".join(common.markdown(rows))
+            for script, rows in found.items()
+            if rows
+        }
+        head = f"| {' | '.join(run_of)} |\n|{'---|' * len(run_of)}\n| {' | '.join(run_of.values())} |"
+        outputs["make bench"] = head
+        README.write_text(pages.renewed(README.read_text(encoding="utf-8"), outputs), encoding="utf-8")
+
+
+def main() -> int:
+    """Run, print, compare and write; 1 if a script failed or, in full size, a row is slower."""
+    options = [word for word in sys.argv[1:] if word == "--quick"]
+    size = "quick" if options else "full"
+    run_of = {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": common.machine()}
+    print(", ".join(run_of.values()), flush=True)
+    begin, last = time.monotonic(), last_ratios(size)
+    found: dict[str, list[Figure]] = {}
+    worse: dict[str, float] = {}
     failed = []
     for title, scripts in SCRIPTS.items():
         print(f"\n{title}")
         for script in scripts:
-            command = [sys.executable, str(HERE / script), "--json", *options]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-            if done.returncode:
+            rows = measured(script, options)
+            if rows is None:
                 failed.append(script)
-                print(f"{script} failed with exit code {done.returncode}; its error stands above", flush=True)
                 continue
-            common.print_table([Figure(**figure) for figure in json.loads(done.stdout)])
+            common.print_table(rows)
             sys.stdout.flush()
+            found[script] = rows
+            fell = slower(ratios(rows), last.get(script, {}))
+            if fell:  # once more: one run on a busy machine is no evidence
+                again = slower(ratios(measured(script, options) or []), last[script])
+                worse |= {f"{script}: {row}": min(fell[row], again[row]) for row in fell if row in again}
     print(f"\n{time.monotonic() - begin:.0f} s in all")
+    for row, times in worse.items():
+        print(f"{times:.2f} times slower than the last committed ratio: {row}")
     if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+        return 1
+    if "--accept" in sys.argv or (size == "full" and not worse):
+        record(found, size, run_of)
+        return 0
+    if worse:
+        print("nothing written; to write these figures all the same, add --accept", file=sys.stderr)
+    return int(size == "full" and bool(worse))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
