@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-simulate test test-engines check format format-check lint types imports doctest chaos bench gpu docs docs-serve build clean distclean
+.PHONY: help demo demo-simulate test test-engines check format format-check lint types imports doctest chaos bench figures gpu docs docs-serve build clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,8 +59,11 @@ doctest: $(VENV)/.dev
 chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster, then with guests (20 minutes); CHAOS_SEED=n another plan
 	PLAIT_CHAOS=1 $(BIN)/python -m pytest -s tests/live/test_chaos.py -k for_minutes
 
-bench: $(VENV)/.dev ## speed, as ratios (about twenty minutes; BENCH_ARGS=--quick a tenth of the sizes)
+bench: $(VENV)/.dev ## speed, as ratios to the last ones, into benchmarks/README.md (half an hour; BENCH_ARGS=--quick)
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+figures: $(VENV)/.dev ## renew the measured figures of the pages (hours; PAGE=README.md one page, LIST=1 only the commands)
+	$(BIN)/python benchmarks/figures.py $(if $(LIST),--list) $(PAGE)
 
 # The machine's own python3, where PyTorch with CUDA usually is; another: make gpu PYTHON=...
 gpu: ## measure what plait does on a real GPU, into gpu.json and gpu.md (10 minutes; MINUTES=5 leaves rows out)
@@ -76,7 +79,7 @@ build: $(VENV)/.dev ## wheel and source distribution in dist/
 	$(BIN)/python -m build
 
 clean: ## remove what the targets made, except the virtual environment
-	rm -rf $(DEMO) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	rm -rf $(DEMO) figures-out site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## ... and the virtual environment too
