@@ -6,11 +6,13 @@ import asyncio
 import html
 import json
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -19,8 +21,10 @@ from world import HOSTILE, Browser, World
 from plait.dashboard import node_map, outlook
 from plait.dashboard.figures import Recent, holders, hue, reasons, recent
 from plait.dashboard.foresee import foreseen
+from plait.dashboard.pages import logs
 from plait.dashboard.timeline import neighbours, of_node, timeline
-from plait.live.protocol.wire import Profile
+from plait.live.protocol.wire import Profile, Reply
+from plait.live.service.logs import NoAnswer
 from plait.live.service.pages import load_pages
 
 Login = Callable[[str], Browser]
@@ -330,25 +334,50 @@ def test_an_empty_cluster_has_pages_too(world: World, login: Login) -> None:
         root.get(f"/web/{path}")
 
 
-def test_a_log_is_read_as_text(world: World, login: Login) -> None:
-    import threading
-
-    cluster(world)
+@pytest.fixture
+def beating(world: World) -> Iterator[World]:
+    """A world whose agents report all the time, in a thread, as those of a cluster do."""
     stop = threading.Event()
 
     def beat() -> None:
-        while not stop.wait(0.05):
-            world.agents["n0"].sync()
+        while not stop.wait(0.02):
+            for agent in world.agents.values():
+                agent.sync()
 
+    cluster(world)
     thread = threading.Thread(target=beat)
     thread.start()
-    try:
-        answer = login("root").ask("GET", "/web/jobs/j-1/log?rank=0")
-    finally:
-        stop.set()
-        thread.join()
-    assert answer.text == world.agents["n0"].log
+    yield world
+    stop.set()
+    thread.join()
+
+
+def test_a_log_is_read_as_text(beating: World, login: Login) -> None:
+    node = beating.agents["n0"]
+    node.log = "".join(f"{i:07d} {'x' * 91}\n" for i in range(12_000))
+    answer = login("root").ask("GET", "/web/jobs/j-1/log?rank=0")
+    assert answer.text == node.log, "all of it, more than one part"
     assert answer.headers["content-type"].startswith("text/plain")
+    assert "j-1-attempt1-rank0.log" in answer.headers["content-disposition"]
+    assert login("root").ask("GET", "/web/jobs/j-1/log?rank=0&epoch=1&offset=1199900").text == node.log[1_199_900:]
+    assert "no rank 7" in login("root").ask("GET", "/web/jobs/j-1/log?rank=7").text
+
+
+def test_the_end_of_a_log_that_cannot_be_read_is_named(
+    beating: World, login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "PART", 5)
+    read, asked = beating.mailbox.ask, []
+
+    async def once(*given: Any) -> Reply:
+        asked.append(given)
+        if len(asked) == 2:
+            raise NoAnswer("the agent of node n0 does not answer")
+        return await read(*given)
+
+    monkeypatch.setattr(beating.mailbox, "ask", once)
+    text = login("root").ask("GET", "/web/jobs/j-1/log?rank=0").text
+    assert text == "step \n[plait: the rest of this log cannot be read: the agent of node n0 does not answer]\n"
 
 
 def test_scripts_are_small_and_have_their_licences() -> None:

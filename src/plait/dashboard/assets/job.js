@@ -58,12 +58,13 @@
   };
   const add = (text) => {
     all += text;
-    if (all.length > MOST) { all = `…${all.slice(-MOST / 2)}`; show(); } else show(text);
+    if (all.length > MOST) { all = `[plait: what came before is not shown here; "all of it as text" has it]\n${all.slice(-MOST / 2)}`; show(); } else show(text);
   };
   const follow = () => {
     stream?.close();
     all = ""; box.textContent = "";
     let offset = 0;
+    document.getElementById("log-file").href = `${box.dataset.tail.replace(/tail$/, "log")}?rank=${rank.value || 0}`;
     const open = () => {
       stream = new EventSource(`${box.dataset.tail}?rank=${rank.value || 0}&offset=${offset}`);
       stream.onmessage = (event) => { const part = JSON.parse(event.data); offset = part.next; add(part.text); };

@@ -1,19 +1,21 @@
-"""What the processes of a job wrote: parts as text, and a stream that goes on."""
+"""What the processes of a job wrote: all of it as text, and a stream that goes on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from plait.dashboard.api_client import segment
+from plait.dashboard.api_client import Refused, segment
 from plait.dashboard.web import Viewer, shown
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from starlette.types import Receive, Scope, Send
 
-#: Bytes of a log that are sent as a file at most.
-MOST = 1_000_000
+#: Bytes of a log that are read at a time.
+PART = 250_000
 
 
 @shown
@@ -24,11 +26,37 @@ async def tail(viewer: Viewer) -> Response:
 
 @shown
 async def text(viewer: Viewer) -> Response:
-    """A log, or its first million bytes, as a file to keep."""
-    query, name = viewer.request.query_params, viewer.request.path_params["job"]
-    given = {key: query.get(key) for key in ("rank", "epoch", "offset")}
-    part = await viewer.api.get(f"/v1/jobs/{segment(name)}/logs", limit=MOST, **given)
-    return Response(part["text"], media_type="text/plain; charset=utf-8")
+    """The whole log of an attempt, as far as it is kept and was written by now, as a file to keep.
+
+    Where bytes were dropped a line says so, as in `plait logs`; a later part that cannot be read ends it with a line.
+    """
+    query = viewer.request.query_params
+    first = await _part(viewer, query.get("offset"), query.get("epoch"))
+    name = f"{viewer.request.path_params['job']}-attempt{first['epoch']}-rank{first['rank']}.log"
+    headers = {"content-disposition": f'inline; filename="{name}"'}
+    return StreamingResponse(_parts(viewer, first), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def _parts(viewer: Viewer, part: dict[str, Any]) -> AsyncIterator[str]:
+    """The texts of a log from this part to the end that it has now, of the same attempt."""
+    size, epoch = part["size"], part["epoch"]
+    while part["text"]:
+        yield part["text"]
+        if part["next"] >= size:
+            return
+        try:
+            part = await _part(viewer, part["next"], epoch)
+        except Refused as error:
+            yield f"\n[plait: the rest of this log cannot be read: {error}]\n"
+            return
+
+
+async def _part(viewer: Viewer, offset: Any, epoch: Any) -> dict[str, Any]:
+    """A part of the log that a request asks for; raises `Refused`."""
+    path = f"/v1/jobs/{segment(viewer.request.path_params['job'])}/logs"
+    rank = viewer.request.query_params.get("rank")
+    found: dict[str, Any] = await viewer.api.get(path, limit=PART, rank=rank, offset=offset, epoch=epoch)
+    return found
 
 
 class LogStream(Response):
