@@ -116,13 +116,24 @@ def wordy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str
     world.close()
 
 
+#: Tables whose text is cut off at the right end, until somebody scrolls sideways.
+CUT = """() => [...document.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.innerText.slice(0, 80))"""
+
+
 @pytest.mark.parametrize("width", [390, 1400])
 def test_long_words_need_no_scrolling_sideways(browser: Any, wordy: tuple[World, str], width: int) -> None:
     page, errors = opened(browser, wordy, viewport={"width": width, "height": 800})
     node = next(iter(wordy[0].agents))
-    for path in ("/", "/jobs", "/queue", "/events", "/jobs/j-0", "/jobs/j-1", "/jobs/j-2", f"/nodes/{node}", "/costs"):
+    for path in (
+        "/", "/jobs", "/queue", "/events", "/jobs/j-0", "/jobs/j-1", "/jobs/j-2", "/nodes", f"/nodes/{node}", "/costs",
+        "/what-if?nodes=%2B2x8",
+    ):  # fmt: skip
         page.goto(f"/web{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        if path == "/jobs/j-2":
+            page.wait_for_selector("table.outlook")
+        assert page.evaluate(CUT) == [], path
     page.goto("/web/")
     assert page.locator(".failed .clamp").bounding_box()["height"] < 60
     assert errors == []
@@ -166,6 +177,9 @@ def test_no_screen_needs_scrolling_sideways(browser: Any, service: tuple[World, 
     for path in SCREENS:
         page.goto(f"/web{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        if path == "/jobs/j-2":
+            page.wait_for_selector("table.outlook")
+        assert page.evaluate(CUT) == [], path
     page.goto("/web/submit")
     page.fill("#workdir", "/home/ann/nlp")
     page.click("button:text-is('What if')")
