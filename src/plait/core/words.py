@@ -67,6 +67,16 @@ def duration(seconds: Any) -> str:
     return f"{s:.1f} s"
 
 
+def gpu_hours(hours: Any) -> str:
+    """GPU-hours with two decimals, so that those of a column compare.
+
+    >>> gpu_hours(1234.567), gpu_hours(0.000853), gpu_hours(0), gpu_hours(None)
+    ('1,234.57', '< 0.01', '0', '-')
+    """
+    value = number(hours)
+    return "-" if math.isnan(value) else "0" if value == 0 else f"{value:,.2f}" if value >= 0.005 else "< 0.01"
+
+
 def in_unit(value: Any, unit: str) -> str:
     """A value with its unit, short; units are share (0 to 1), bytes, bytes/s, s, and others, which are not said.
 

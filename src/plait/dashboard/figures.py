@@ -44,16 +44,6 @@ def ago(now_s: float, at_s: Any, *, seconds: bool = False) -> str:
     return f"{time_of_day(date_s - ago_s, date_s, seconds=seconds)}, {duration(ago_s)} ago"
 
 
-def gpu_hours(hours: Any) -> str:
-    """GPU-hours with two decimals, so that those of a column compare.
-
-    >>> gpu_hours(1234.567), gpu_hours(0.000853), gpu_hours(0), gpu_hours(None)
-    ('1,234.57', '< 0.01', '0', '-')
-    """
-    value = number(hours)
-    return "-" if math.isnan(value) else "0" if value == 0 else f"{value:,.2f}" if value >= 0.005 else "< 0.01"
-
-
 def size(count: Any) -> str:
     """Bytes for people.
 

@@ -342,8 +342,8 @@ def test_costs_are_those_of_history_and_name_what_has_no_price(plait, fake):
     fake.answers["GET", "/v1/status"] = {**STATUS, "prices": "a100=2.5"}
     fake.answers["GET", "/v1/costs"] = {
         "currency": "EUR", "prices": {"a100": 2.5}, "unpriced": ["cpu-slot"], "from_s": 0.0, "now_s": 60.0,
-        **dict.fromkeys(("total", "jobs", "idle", "down", "held_idle", "lost"), part),
-        "by_project": [{"project": "vision", "held": part, "held_idle": part, "lost": part}],
+        **dict.fromkeys(("total", "jobs", "idle", "down", "held_idle", "unmeasured", "lost"), part),
+        "by_project": [{"project": "vision", **dict.fromkeys(("held", "held_idle", "unmeasured", "lost"), part)}],
         "by_user": [], "by_job": [],
     }  # fmt: skip
     found = plait("costs", 168, "--limit", 3)
@@ -353,6 +353,30 @@ def test_costs_are_those_of_history_and_name_what_has_no_price(plait, fake):
     for answer in (found, plait("costs"), plait("status")):
         assert "no price for GPU kind cpu-slot" in answer.err
     assert plait("costs", 0).code == 2
+
+
+def test_costs_claim_nothing_that_was_not_measured_and_show_no_figure_twice(plait, fake):
+    def part(gpu_h):
+        return {"gpu_h": gpu_h, "cost": None}
+
+    plain = {"held": part(1.25), "held_idle": None, "unmeasured": part(1.25), "lost": part(0.0)}
+    half = {"held": part(2.0), "held_idle": part(0.5), "unmeasured": part(1.0), "lost": part(0.000802)}
+    bill = {
+        "currency": "", "prices": None, "unpriced": [], "from_s": 0.0, "now_s": 60.0, "by_user": [], "by_project": [],
+        **dict.fromkeys(("total", "jobs", "idle", "down"), part(3.25)), **half,
+        "by_job": [{"id": "j-1", **plain}, {"id": "j-2", **half}],
+    }  # fmt: skip
+    fake.answers["GET", "/v1/costs"] = bill
+    out = plait("costs").out
+    assert "of jobs: held but idle: 0.50 GPU-hours (1.00 GPU-hours not measured), lost work: < 0.01 GPU-hours" in out
+    lines = [line.split("\t") if "\t" in line else re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
+    assert ["job", "GPU-hours held", "held but idle", "lost work"] in lines
+    assert ["j-1", "1.25", "not measured", "0 GPU-hours"] in lines
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": []}
+    shown = " ".join(plait("show", "j-3").out.split())
+    assert "held 1.25 GPU-hours, of which held but idle: not measured, lost work: 0 GPU-hours" in shown
+    fake.answers["GET", "/v1/costs"] = {**bill, **plain, "by_job": []}
+    assert "held but idle: not measured, lost work: 0 GPU-hours" in plait("costs").out
 
 
 def test_a_timeline_without_a_file_gets_an_example(plait, fake):

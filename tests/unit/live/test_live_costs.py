@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.service.costs import Held, Stay, Stays, bill
+from plait.live.service.costs import Held, Stay, Stays, _grouped, _of_jobs, bill
 from plait.live.service.options import ServiceOptions
+from plait.live.service.usage.files import Measured
 
 H = 3600.0
 RATES = {"a100": 2.5, "v100": 1.0}
@@ -99,3 +100,22 @@ def test_prices_of_a_service_are_those_of_a_simulation() -> None:
         _ = ServiceOptions(price=("cheap",)).prices
     with pytest.raises(InputError, match="give --price"):
         _ = ServiceOptions(currency="EUR").prices
+
+
+def test_only_what_was_measured_is_said_to_be_busy_or_idle() -> None:
+    found = bill(
+        stays(joined(0.0, "n0", gpus=3)),
+        [Held((i, 1), (("n0", i),), 0.0, 4 * H) for i in range(3)], RATES, 0.0, 4 * H,
+    )  # fmt: skip
+    measured = {1: Measured(H, 2 * H), 2: Measured(0.0, 5 * H)}  # of job 0, a plain one, nothing is known
+    rows = _of_jobs(found, measured, {i: {"owner": "ann", "project": f"p{min(i, 1)}"} for i in range(3)})
+    by_job = {row["id"]: row for row in _grouped(rows, "id", priced=False)}
+    assert [by_job[f"j-{i}"]["held_idle"] for i in range(3)] == [
+        None, {"gpu_h": 1.0, "cost": None}, {"gpu_h": 0.0, "cost": None},
+    ]  # fmt: skip
+    assert [by_job[f"j-{i}"]["unmeasured"]["gpu_h"] for i in range(3)] == [4.0, 2.0, 0.0]
+    by_project = {row["project"]: row for row in _grouped(rows, "project", priced=True)}
+    assert by_project["p0"]["held_idle"] is None
+    assert by_project["p1"]["held_idle"] == {"gpu_h": 1.0, "cost": 2.5}
+    (user,) = _grouped(rows, "user", priced=True)
+    assert (user["held_idle"]["gpu_h"], user["unmeasured"]["gpu_h"]) == (1.0, 6.0)

@@ -14,7 +14,7 @@ from plait.live.agent.process_usage import Counters, ProcessUsage, counters
 from plait.live.protocol.validation import sane_seen
 from plait.live.protocol.wire import RUNNING, Resources, Seen
 from plait.live.scheduler.explain.resources import JobUsage
-from plait.live.service.usage.files import UsageFiles
+from plait.live.service.usage.files import Measured, UsageFiles
 from plait.live.service.usage.recorder import HOUR_S, SAMPLE_S, Usages
 from plait.live.service.usage.series import FIRST_INTERVAL_S, JobSeries
 from plait.live.system.procs import Process
@@ -139,11 +139,11 @@ def test_held_and_idle_gpus_add_up_and_outlive_the_service(tmp_path: Path) -> No
     found = usages.recorded(3)
     assert found is not None
     assert (found.held_gpu_s, found.idle_gpu_s) == (2 * 30.0, 30.0)
-    assert usages.idle_gpu_s(0.0) == {3: 30.0}
-    assert usages.idle_gpu_s(HOUR_S) == {3: 15.0}
+    assert usages.measured(0.0) == {3: (30.0, 60.0), 4: (0.0, 30.0)}
+    assert usages.measured(HOUR_S) == {3: (15.0, 30.0)}
     usages.save(1e5, everything=True)
     again = Usages(UsageFiles(tmp_path))
-    assert again.idle_gpu_s(0.0) == {3: 30.0}
+    assert again.measured(0.0) == {3: (30.0, 60.0), 4: (0.0, 30.0)}
     before = again.recorded(3)
     assert before is not None
     assert (before.idle_gpu_s, before.now) == (30.0, None)
@@ -182,11 +182,13 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     files = UsageFiles(tmp_path)
     for i in range(6):
         files.write_job(i, {"job": i})
-        files.write_hour(i, {7: 1.0})
+        files.write_hour(i, {7: Measured(1.0, 2.5)})
         for path in files.folder.iterdir():
             if path.name.endswith(f"-{i}"):
                 os.utime(path, (i, i))
     files.tidy(2, 3)
     assert sorted(path.name for path in files.folder.iterdir()) == ["idle-3", "idle-4", "idle-5", "j-4", "j-5"]
     assert files.read_job(5) == {"job": 5}
-    assert files.hours() == {3: {7: 1.0}, 4: {7: 1.0}, 5: {7: 1.0}}
+    assert files.hours() == {i: {7: Measured(1.0, 2.5)} for i in (3, 4, 5)}
+    files._write("idle-5", {"7": 4.0})  # as older services wrote it
+    assert files.hours()[5] == {7: Measured(4.0, 4.0)}

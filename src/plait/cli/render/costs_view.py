@@ -8,20 +8,23 @@ from typing import Any
 import typer
 
 from plait.cli.connection import print_json, print_table
-from plait.core.words import duration
+from plait.core.words import duration, gpu_hours
 from plait.live.notes import note
 
-_WORDS = {"held_idle": "held but idle", "lost": "lost work"}
+#: Share of what was held from which on a part that was not measured is named.
+PARTLY = 0.05
 
 
-def money(part: Mapping[str, Any], currency: str) -> str:
+def money(part: Mapping[str, Any] | None, currency: str) -> str:
     """What a part cost, or its GPU-hours where nobody said prices.
 
-    >>> money({"gpu_h": 2.0, "cost": 5.0}, "EUR"), money({"gpu_h": 2.5, "cost": None}, "")
-    ('5.00 EUR', '2.5 GPU-hours')
+    >>> money({"gpu_h": 2.0, "cost": 5.0}, "EUR"), money({"gpu_h": 2.5, "cost": None}, ""), money(None, "EUR")
+    ('5.00 EUR', '2.50 GPU-hours', 'not measured')
     """
+    if part is None:
+        return "not measured"
     if part["cost"] is None:
-        return f"{part['gpu_h']:,.4g} GPU-hours"
+        return f"{gpu_hours(part['gpu_h'])} GPU-hours"
     return f"{part['cost']:,.2f} {currency}".strip()
 
 
@@ -29,16 +32,25 @@ def cost_text(bill: Mapping[str, Any]) -> str:
     """All of a period in one sentence."""
     currency = bill["currency"]
     parts = ", ".join(f"{name} {money(bill[name], currency)}" for name in ("jobs", "idle", "down"))
-    of_jobs = ", ".join(f"{words} {money(bill[name], currency)}" for name, words in _WORDS.items())
+    of_jobs = _of_jobs(bill, bill["jobs"], currency)
     span = duration(bill["now_s"] - bill["from_s"])
-    return f"{money(bill['total'], currency)} in the last {span}: {parts}; of the jobs' {of_jobs}"
+    return f"{money(bill['total'], currency)} in the last {span}: {parts}; of jobs: {of_jobs}"
 
 
 def cost_rows(bill: Mapping[str, Any]) -> list[tuple[str, object]]:
     """Rows of `plait show`: what one job held, and what of that was idle or lost."""
     (row,) = bill["by_job"][:1]
-    text = ", ".join(f"{words} {money(row[name], bill['currency'])}" for name, words in _WORDS.items())
-    return [("cost", f"{money(row['held'], bill['currency'])}, of which {text}")]
+    name = "held" if bill.get("prices") is None else "cost"
+    text = _of_jobs(row, row["held"], bill["currency"])
+    return [(name, f"{money(row['held'], bill['currency'])}, of which {text}")]
+
+
+def _of_jobs(row: Mapping[str, Any], held: Mapping[str, Any], currency: str) -> str:
+    """Of what jobs held: what was idle, as far as that was measured, and what is lost."""
+    idle, unmeasured = row["held_idle"], row["unmeasured"]
+    partly = f" ({money(unmeasured, currency)} not measured)"
+    text = money(idle, currency) + (partly if idle and unmeasured["gpu_h"] > PARTLY * held["gpu_h"] else "")
+    return f"held but idle: {text}, lost work: {money(row['lost'], currency)}"
 
 
 def note_unpriced(bill: Mapping[str, Any]) -> None:
@@ -54,12 +66,14 @@ def print_costs(bill: Mapping[str, Any], *, as_json: bool) -> None:
         return
     typer.echo(cost_text(bill))
     note_unpriced(bill)
+    priced = bill.get("prices") is not None
     for name, key in (("project", "project"), ("user", "user"), ("job", "id")):
         rows = [
-            [row[key], f"{row['held']['gpu_h']:,.4g}"]
-            + [money(row[part], bill["currency"]) for part in ("held", "held_idle", "lost")]
+            [row[key], gpu_hours(row["held"]["gpu_h"]), *([money(row["held"], bill["currency"])] if priced else [])]
+            + [money(row[part], bill["currency"]) for part in ("held_idle", "lost")]
             for row in bill[f"by_{name}"]
         ]
         if rows:
             typer.echo("")
-            print_table((name, ">GPU-hours", ">held", ">held but idle", ">lost work"), rows, "")
+            held = (">GPU-hours held", ">cost") if priced else (">GPU-hours held",)
+            print_table((name, *held, ">held but idle", ">lost work"), rows, "")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plait.control.figures.prices import Prices
+from plait.live.service.usage.files import Measured
 
 if TYPE_CHECKING:
     from plait.live.service.usage.recorder import Usages
@@ -218,7 +219,7 @@ class Costs:
         stays = [stay for stay in self._stays.all if stay.to_s > from_s]
         rates, unpriced = self._rates(stay.kind for stay in stays)
         found = bill(stays, held, rates, from_s, now_s)
-        jobs = _of_jobs(found, self._usages.idle_gpu_s(from_s), {row["job"]: row for row in rows})
+        jobs = _of_jobs(found, self._usages.measured(from_s), {row["job"]: row for row in rows})
         priced = self.prices is not None
         first_s = min((stay.from_s for stay in stays), default=now_s)
         return {
@@ -227,7 +228,7 @@ class Costs:
             "from_s": round(max(from_s, first_s), 3), "now_s": round(now_s, 3),
             "total": _part(found.total, priced), "jobs": _part(_sum(found.jobs.values()), priced),
             "idle": _part(found.idle, priced), "down": _part(found.down, priced),
-            "held_idle": _part(_sum(one["held_idle"] for one in jobs), priced),
+            **_use(jobs, priced),
             "lost": _part(_sum(found.lost.values()), priced),
             "by_user": _grouped(jobs, "user", priced), "by_project": _grouped(jobs, "project", priced),
             "by_job": _grouped(jobs, "id", priced),
@@ -243,9 +244,12 @@ class Costs:
 
 
 def _of_jobs(
-    found: Bill, idle_gpu_s: Mapping[int, float], rows: Mapping[int, Mapping[str, Any]]
+    found: Bill, measured: Mapping[int, Measured], rows: Mapping[int, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """A row a job: whose it is, and its parts. Idle time is counted from sample to sample: at most what it held."""
+    """A row a job: whose it is, and its parts. Use is counted from sample to sample: at most what it held.
+
+    `held_idle` is None if nothing of it was measured.
+    """
     held: dict[int, list[float]] = {}
     lost: dict[int, list[float]] = {}
     for (number, epoch), parts in found.jobs.items():
@@ -253,11 +257,13 @@ def _of_jobs(
         lost[number] = _sum([lost.get(number, [0.0, 0.0]), found.lost.get((number, epoch), [0.0, 0.0])])
     out = []
     for number, parts in held.items():
-        share = min(idle_gpu_s.get(number, 0.0) / parts[0], 1.0) if parts[0] > 0 else 0.0
+        idle_gpu_s, known_gpu_s = measured.get(number, Measured())
+        idle, known = (min(s / parts[0], 1.0) if parts[0] > 0 else 0.0 for s in (idle_gpu_s, known_gpu_s))
         row = rows[number]
         out.append(
             {"id": f"j-{number}", "user": row["owner"], "project": row["project"], "held": parts, "lost": lost[number],
-             "held_idle": [share * part for part in parts]}
+             "held_idle": [idle * part for part in parts] if known_gpu_s > 0 else None,
+             "unmeasured": [(1.0 - known) * part for part in parts]}
         )  # fmt: skip
     return out
 
@@ -272,10 +278,16 @@ def _grouped(jobs: Iterable[Mapping[str, Any]], name: str, priced: bool) -> list
         row: dict[str, Any] = {name: key}
         if name == "id":
             row |= {"user": some[0]["user"], "project": some[0]["project"]}
-        rows.append(
-            row | {part: _part(_sum(one[part] for one in some), priced) for part in ("held", "held_idle", "lost")}
-        )
+        parts = {part: _part(_sum(one[part] for one in some), priced) for part in ("held", "lost")}
+        rows.append(row | parts | _use(some, priced))
     return sorted(rows, key=lambda row: (-(row["held"]["cost"] or 0.0), -row["held"]["gpu_h"], row[name]))
+
+
+def _use(jobs: Sequence[Mapping[str, Any]], priced: bool) -> dict[str, Any]:
+    """Of what these jobs held: what was idle, None if nothing of it was measured, and what was not measured."""
+    idle = [one["held_idle"] for one in jobs if one["held_idle"] is not None]
+    unmeasured = _part(_sum(one["unmeasured"] for one in jobs), priced)
+    return {"held_idle": _part(_sum(idle), priced) if idle else None, "unmeasured": unmeasured}
 
 
 def _sum(parts: Iterable[Sequence[float]]) -> list[float]:

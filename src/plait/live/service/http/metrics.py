@@ -105,10 +105,13 @@ class Metrics:
         )
         if bill := status.get("costs"):
             family = GaugeMetricFamily(
-                "plait_cost_last_day", "Money of the last 24 hours; held_idle and lost are of jobs.",
+                "plait_cost_last_day",
+                "Money of the last 24 hours; held_idle, unmeasured and lost are of jobs.",
                 labels=("part", "currency"),
             )  # fmt: skip
-            for part in ("jobs", "idle", "down", "held_idle", "lost"):
+            for part in ("jobs", "idle", "down", "held_idle", "unmeasured", "lost"):
+                if bill[part] is None:  # nothing was measured
+                    continue
                 family.add_metric((part, bill["currency"]), bill[part]["cost"])
             yield family
         yield from _of_network(status.get("network") or {})

@@ -1,4 +1,4 @@
-"""Where usage is stored: a small file a job, and one an hour of GPUs that were held but idle."""
+"""Where usage is stored: a small file a job, and one an hour of how long held GPUs were idle, and measured."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from plait.core.files import OWNER_ONLY, replace_file
 from plait.live.layout import job_name, make_private
 
-#: Jobs whose series are kept, and hours of idle GPUs: the oldest go first.
+#: Jobs whose series are kept, and hours of all jobs: the oldest go first.
 MOST_JOBS, MOST_HOURS = 2000, 24 * 31
 #: What a file can unpack to, bytes: more is not ours.
 _LARGEST = 4 << 20
 _HOUR = "idle-"
+
+
+class Measured(NamedTuple):
+    """GPU-seconds that a job held idle, and those of which it is known whether they were."""
+
+    idle_gpu_s: float = 0.0
+    known_gpu_s: float = 0.0
+
+    def plus(self, idle_gpu_s: float, known_gpu_s: float) -> Measured:
+        """With these GPU-seconds more."""
+        return Measured(self.idle_gpu_s + idle_gpu_s, self.known_gpu_s + known_gpu_s)
 
 
 class UsageFiles:
@@ -34,18 +45,19 @@ class UsageFiles:
         """What is known of a job."""
         return self._read(job_name(number))
 
-    def write_hour(self, hour: int, idle: Mapping[int, float]) -> None:
-        """Replace the file of an hour: idle GPU-seconds by job."""
-        self._write(f"{_HOUR}{hour}", {str(job): round(seconds, 3) for job, seconds in idle.items()})
+    def write_hour(self, hour: int, measured: Mapping[int, Measured]) -> None:
+        """Replace the file of an hour: what was measured by job."""
+        rows = {str(job): [round(one.idle_gpu_s, 3), round(one.known_gpu_s, 3)] for job, one in measured.items()}
+        self._write(f"{_HOUR}{hour}", rows)
 
-    def hours(self) -> dict[int, dict[int, float]]:
-        """Idle GPU-seconds by hour and job, of the newest `MOST_HOURS` hours that have any."""
-        found: dict[int, dict[int, float]] = {}
+    def hours(self) -> dict[int, dict[int, Measured]]:
+        """What was measured by hour and job, of the newest `MOST_HOURS` hours that have any."""
+        found: dict[int, dict[int, Measured]] = {}
         for path in self.folder.glob(f"{_HOUR}*") if self.folder.is_dir() else ():
             hour, data = path.name.removeprefix(_HOUR), self._read(path.name)
             if data is not None and hour.isdigit():
                 with contextlib.suppress(ValueError, TypeError):
-                    found[int(hour)] = {int(job): float(seconds) for job, seconds in data.items()}
+                    found[int(hour)] = {int(job): _measured(value) for job, value in data.items()}
         return {hour: found[hour] for hour in sorted(found)[-MOST_HOURS:]}
 
     def tidy(self, most_jobs: int = MOST_JOBS, most_hours: int = MOST_HOURS) -> None:
@@ -73,6 +85,12 @@ class UsageFiles:
         except (OSError, ValueError, zlib.error, RecursionError):
             return None
         return found if isinstance(found, dict) else None
+
+
+def _measured(value: Any) -> Measured:
+    """A value of an hour's file; older ones had only the idle seconds, of which no more is known than that."""
+    idle, known = value if isinstance(value, list) else (value, value)
+    return Measured(float(idle), float(known))
 
 
 def _written_s(path: Path) -> float:

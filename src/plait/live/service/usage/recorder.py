@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plait.live.scheduler.explain.resources import JobUsage, job_usages
-from plait.live.service.usage.files import MOST_HOURS, UsageFiles
+from plait.live.service.usage.files import MOST_HOURS, Measured, UsageFiles
 from plait.live.service.usage.series import JobSeries
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class Recorded:
 
 @dataclass
 class Usages:
-    """Series of the jobs that run, and idle GPU-seconds by hour and job. Thread-safe."""
+    """Series of the jobs that run, and what was measured by hour and job. Thread-safe."""
 
     files: UsageFiles
     _jobs: dict[int, Recorded] = field(default_factory=dict)
-    _hours: dict[int, dict[int, float]] | None = None
+    _hours: dict[int, dict[int, Measured]] | None = None
     _unsaved: set[int] = field(default_factory=set)
     _at_s: float | None = None
     _hour_saved_s: float = 0.0
@@ -81,9 +81,10 @@ class Usages:
                 job.series.add(now_s, values)
                 job.held_gpu_s += one.held_gpus * passed_s
                 job.known_gpu_s += one.known_gpus * passed_s
-                if one.idle_gpus:
-                    job.idle_gpu_s += one.idle_gpus * passed_s
-                    hour[one.job] = hour.get(one.job, 0.0) + one.idle_gpus * passed_s
+                job.idle_gpu_s += one.idle_gpus * passed_s
+                if one.known_gpus and passed_s:
+                    before = hour.get(one.job, Measured())
+                    hour[one.job] = before.plus(one.idle_gpus * passed_s, one.known_gpus * passed_s)
                 job.now = one
             here = {one.job for one in found}
             for number, job in self._jobs.items():
@@ -100,13 +101,13 @@ class Usages:
                 found.now = job.now
             return found
 
-    def idle_gpu_s(self, from_s: float) -> dict[int, float]:
-        """GPU-seconds that jobs held and did not use, since the hour of this time began."""
+    def measured(self, from_s: float) -> dict[int, Measured]:
+        """What was measured of the GPUs that jobs held since the hour of this time began; nothing of other jobs."""
         with self._lock:
-            total: dict[int, float] = {}
+            total: dict[int, Measured] = {}
             for hour, jobs in self._of_hours().items():
-                for number, seconds in jobs.items() if hour >= from_s // HOUR_S else ():
-                    total[number] = total.get(number, 0.0) + seconds
+                for number, one in jobs.items() if hour >= from_s // HOUR_S else ():
+                    total[number] = total.get(number, Measured()).plus(*one)
             return total
 
     def idle_now(self) -> float:
@@ -122,7 +123,7 @@ class Usages:
                 for number, job in self._jobs.items()
                 if everything or job.now is None or now_s - job.saved_s >= JOB_FILE_S
             }
-            hours: dict[int, dict[int, float]] = {}
+            hours: dict[int, dict[int, Measured]] = {}
             if everything or now_s - self._hour_saved_s >= HOUR_FILE_S:
                 known = self._of_hours()
                 hours = {hour: dict(known[hour]) for hour in self._unsaved if known.get(hour)}
@@ -133,8 +134,8 @@ class Usages:
                 self._jobs[number].saved_s = now_s
                 if not runs and self._jobs[number].now is None:
                     del self._jobs[number]
-        for hour, idle in hours.items():
-            self.files.write_hour(hour, idle)
+        for hour, measured in hours.items():
+            self.files.write_hour(hour, measured)
         if due or hours:
             self.files.tidy()
 
@@ -147,7 +148,7 @@ class Usages:
             self._jobs[number] = job
         return job
 
-    def _of_hours(self) -> dict[int, dict[int, float]]:
+    def _of_hours(self) -> dict[int, dict[int, Measured]]:
         if self._hours is None:
             self._hours = self.files.hours()
         while len(self._hours) > MOST_HOURS:

@@ -33,7 +33,8 @@ class RowOut(BaseModel):
     project: str | None = None
     id: str | None = Field(None, description="Of a job")
     held: PartOut
-    held_idle: PartOut
+    held_idle: PartOut | None = Field(description="Less than 5 % busy, as far as measured; null if nothing was")
+    unmeasured: PartOut = Field(description="Of what it held: not known whether it was busy")
     lost: PartOut
 
 
@@ -49,7 +50,10 @@ class CostsOut(BaseModel):
     jobs: PartOut = Field(description="Held by jobs")
     idle: PartOut = Field(description="Held by nobody")
     down: PartOut = Field(description="Held by nobody on nodes that take no work: lost, drained or leaving")
-    held_idle: PartOut = Field(description="Of those of jobs: less than 5 % busy, as far as measured")
+    held_idle: PartOut | None = Field(
+        description="Of those of jobs: less than 5 % busy, as far as measured; null if nothing was"
+    )
+    unmeasured: PartOut = Field(description="Of those of jobs: not known whether they were busy")
     lost: PartOut = Field(description="Of those of jobs: work from which no attempt resumed")
     by_user: list[RowOut]
     by_project: list[RowOut]
