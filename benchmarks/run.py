@@ -1,11 +1,11 @@
 """Run all benchmarks in turn, each in its own process, and compare with the last committed ratios: `make bench`.
 
-    python benchmarks/run.py [--quick] [--accept]
+    python benchmarks/run.py [--quick] [--accept] [SCRIPT ...]
 
 Prints the figures of each script, writes them into the tables of benchmarks/README.md, and writes the ratios with
-commit, date and machine into benchmarks/ratios.json. Fails, and writes nothing, if a ratio fell by more than `LIMIT`
-in two runs of its script; `--accept` writes all the same. Only ratios of CPU seconds count: wall time depends on what
-else the machine does.
+commit, date and machine into benchmarks/ratios.json. Fails if a ratio fell by more than `LIMIT` in two runs of its
+script, and keeps the last figures of that script; `--accept` writes all the same. Only ratios of CPU seconds count:
+wall time depends on what else the machine does. `SCRIPT`, such as `bench_engine.py`, runs only that.
 
 `--quick` takes a tenth of the sizes and compares with the ratios of earlier quick runs. It names what is slower and
 does not fail for it, because runs of milliseconds on a machine of another kind differ by more than the limit; it
@@ -80,10 +80,9 @@ def slower(now: Mapping[str, float], last: Mapping[str, float]) -> dict[str, flo
     return {row: times for row, times in fell.items() if times > LIMIT}
 
 
-def last_ratios(size: str) -> dict[str, dict[str, float]]:
-    """Ratios of the last accepted run of that size, by script."""
-    kept = json.loads(RATIOS.read_text(encoding="utf-8")) if RATIOS.exists() else {}
-    return dict(kept.get(size, {}).get("ratios", {}))
+def recorded(size: str) -> dict[str, dict[str, Any]]:
+    """The last accepted run of each script in that size: commit, date, machine and ratios."""
+    return dict(json.loads(RATIOS.read_text(encoding="utf-8")).get(size, {})) if RATIOS.exists() else {}
 
 
 def commit() -> str:
@@ -97,10 +96,16 @@ def commit() -> str:
     return name.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
 
 
-def record(found: Mapping[str, list[Figure]], size: str, run_of: Mapping[str, str]) -> None:
-    """Write the ratios of a run and, for full sizes, the tables; `run_of` has its commit, date and machine."""
-    kept: dict[str, Any] = json.loads(RATIOS.read_text(encoding="utf-8")) if RATIOS.exists() else {}
-    kept[size] = {**run_of, "ratios": {script: made for script, rows in found.items() if (made := ratios(rows))}}
+def run_of() -> dict[str, str]:
+    """What a run is identified by."""
+    return {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": common.machine()}
+
+
+def record(found: Mapping[str, list[Figure]], size: str, identity: Mapping[str, str]) -> None:
+    """Write the ratios of a run and, for full sizes, the tables; `identity` has its commit, date and machine."""
+    new = {script: {**identity, "ratios": ratios(rows)} for script, rows in found.items() if rows}
+    kept = {name: recorded(name) for name in ("full", "quick")}
+    kept[size] |= new
     RATIOS.write_text(json.dumps(kept, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
     if size == "full":
         outputs = {
@@ -108,8 +113,11 @@ def record(found: Mapping[str, list[Figure]], size: str, run_of: Mapping[str, st
             for script, rows in found.items()
             if rows
         }
-        head = f"| {' | '.join(run_of)} |\n|{'---|' * len(run_of)}\n| {' | '.join(run_of.values())} |"
-        outputs["make bench"] = head
+        head = ["| script | commit | date | machine |", "|---|---|---|---|"]
+        for script in (script for scripts in SCRIPTS.values() for script in scripts if script in kept["full"]):
+            run = kept["full"][script]
+            head.append(f"| `{script}` | {run['commit']} | {run['date']} | {run['machine']} |")
+        outputs["make bench"] = "\n".join(head)
         README.write_text(pages.renewed(README.read_text(encoding="utf-8"), outputs), encoding="utf-8")
 
 
@@ -117,38 +125,40 @@ def main() -> int:
     """Run, print, compare and write; 1 if a script failed or, in full size, a row is slower."""
     options = [word for word in sys.argv[1:] if word == "--quick"]
     size = "quick" if options else "full"
-    run_of = {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": common.machine()}
-    print(", ".join(run_of.values()), flush=True)
-    begin, last = time.monotonic(), last_ratios(size)
-    found: dict[str, list[Figure]] = {}
-    worse: dict[str, float] = {}
-    failed = []
+    only = [word for word in sys.argv[1:] if not word.startswith("--")]
+    unknown = [name for name in only if not any(name in scripts for scripts in SCRIPTS.values())]
+    if unknown:
+        sys.exit(f"{unknown[0]} is not a script of this benchmark, such as bench_engine.py")
+    identity, last = run_of(), recorded(size)
+    print(", ".join(identity.values()), flush=True)
+    begin = time.monotonic()
+    failed: list[str] = []
+    slow: list[str] = []
     for title, scripts in SCRIPTS.items():
-        print(f"\n{title}")
-        for script in scripts:
+        chosen = [script for script in scripts if not only or script in only]
+        if chosen:
+            print(f"\n{title}")
+        for script in chosen:
             rows = measured(script, options)
             if rows is None:
                 failed.append(script)
                 continue
             common.print_table(rows)
             sys.stdout.flush()
-            found[script] = rows
-            fell = slower(ratios(rows), last.get(script, {}))
-            if fell:  # once more: one run on a busy machine is no evidence
-                again = slower(ratios(measured(script, options) or []), last[script])
-                worse |= {f"{script}: {row}": min(fell[row], again[row]) for row in fell if row in again}
-    print(f"\n{time.monotonic() - begin:.0f} s in all")
-    for row, times in worse.items():
-        print(f"{times:.2f} times slower than the last committed ratio: {row}")
+            before = last.get(script, {}).get("ratios", {})
+            worse = slower(ratios(rows), before)
+            if worse:  # once more: one run on a busy machine is no evidence
+                again = slower(ratios(measured(script, options) or []), before)
+                worse = {row: min(worse[row], again[row]) for row in worse if row in again}
+            slow += [f"{script}: {row}: {times:.2f} times slower than the last ratio" for row, times in worse.items()]
+            if "--accept" in sys.argv or (size == "full" and not worse):
+                record({script: rows}, size, identity)
+    print(f"\n{time.monotonic() - begin:.0f} s in all", *slow, sep="\n")
+    if slow and "--accept" not in sys.argv:
+        print("figures of slower scripts are not written; to write them all the same, add --accept", file=sys.stderr)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
-        return 1
-    if "--accept" in sys.argv or (size == "full" and not worse):
-        record(found, size, run_of)
-        return 0
-    if worse:
-        print("nothing written; to write these figures all the same, add --accept", file=sys.stderr)
-    return int(size == "full" and bool(worse))
+    return int(bool(failed) or (size == "full" and bool(slow) and "--accept" not in sys.argv))
 
 
 if __name__ == "__main__":

@@ -200,27 +200,31 @@ def bench(monkeypatch: pytest.MonkeyPatch, ratios: list[float], *options: str) -
     return int(run.main())
 
 
+def ratio_of(size: str) -> Any:
+    return run.recorded(size)["bench_some.py"]["ratios"]["a | another"]
+
+
 def test_a_slower_row_fails_only_if_it_is_slower_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = tmp_path / "README.md"
     table = "| what | measured | ratio | against | how |\n|---|---|---|---|---|\n| old | 1 | | | |\n"
-    head = "| commit | date | machine |\n|---|---|---|\n| 0 | 0 | 0 |\n"
+    head = "| script | commit | date | machine |\n|---|---|---|---|\n| old | 0 | 0 | 0 |\n"
     mark = "<!-- figures: python benchmarks/bench_some.py --markdown -->"
     readme.write_text(f"# B\n\n<!-- figures: make bench -->\n\n{head}\n## Some\n\n{mark}\n\n{table}", encoding="utf-8")
     monkeypatch.setattr(run, "README", readme)
     monkeypatch.setattr(run, "RATIOS", tmp_path / "ratios.json")
     assert bench(monkeypatch, [4.0]) == 0
     assert "| a | 1.000 CPU s | 4.00 x | another | median of 3 |" in readme.read_text(encoding="utf-8")
-    assert "| 0 | 0 | 0 |" not in readme.read_text(encoding="utf-8")
+    assert "| old | 0 | 0 | 0 |" not in readme.read_text(encoding="utf-8")
     assert bench(monkeypatch, [2.0, 3.9]) == 0, "slower once: noise"
-    assert run.last_ratios("full") == {"bench_some.py": {"a | another": 2.0}}
+    assert ratio_of("full") == 2.0
     assert bench(monkeypatch, [8.0]) == 0
     assert bench(monkeypatch, [4.0, 5.0]) == 1
-    assert "1.60 times slower than the last committed ratio: bench_some.py: a | another" in capsys.readouterr().out
-    assert run.last_ratios("full") == {"bench_some.py": {"a | another": 8.0}}, "the slower one is not written"
+    assert "bench_some.py: a | another: 1.60 times slower than the last ratio" in capsys.readouterr().out
+    assert ratio_of("full") == 8.0, "the slower one is not written"
     assert bench(monkeypatch, [4.0, 5.0], "--accept") == 0
-    assert run.last_ratios("full") == {"bench_some.py": {"a | another": 4.0}}
+    assert ratio_of("full") == 4.0
 
 
 def test_quick_runs_report_what_is_slower_and_do_not_fail(
@@ -228,11 +232,11 @@ def test_quick_runs_report_what_is_slower_and_do_not_fail(
 ) -> None:
     monkeypatch.setattr(run, "RATIOS", tmp_path / "ratios.json")
     assert bench(monkeypatch, [4.0], "--quick") == 0
-    assert run.last_ratios("quick") == {}, "only written with --accept"
+    assert run.recorded("quick") == {}, "only written with --accept"
     assert bench(monkeypatch, [4.0], "--quick", "--accept") == 0
     assert bench(monkeypatch, [2.0, 2.0], "--quick") == 0
     assert "2.00 times slower" in capsys.readouterr().out
-    assert run.last_ratios("full") == {}
+    assert run.recorded("full") == {}
 
 
 def test_every_script_of_the_benchmarks_has_its_table() -> None:
