@@ -54,6 +54,13 @@ def _lines(block: Block) -> Iterator[str]:
             yield line
 
 
+def spans(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Words of each command of plait, make and Python inside sentences, such as `plait explain JOB`, and its line."""
+    text = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+    for match in re.finditer(r"(?<!`)`((?:plait|make|python) [^`]+)`(?!`)", text):
+        yield f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}", shlex.split(match[1])
+
+
 def blocks(page: Path) -> list[Block]:
     """All fenced blocks of a page that name a language."""
     text = page.read_text(encoding="utf-8")

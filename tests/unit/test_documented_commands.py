@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from documented_code import PAGES, ROOT, SHELL, blocks
+from documented_code import PAGES, ROOT, SHELL, blocks, spans
 from plait.cli import main
 from plait.cli.app import app
 from sampling import THOROUGH
@@ -66,6 +66,33 @@ def test_scripts_and_targets_exist() -> None:
                 for word in words:
                     if word.endswith(".py") and word.startswith(("benchmarks/", "examples/", "tests/")):
                         assert (ROOT / word).exists(), f"{block.where}: {word}"
+
+
+def missing(words: list[str]) -> str:
+    """The command, option, target or file of these words that does not exist; an argument may be left out."""
+    if words[0] == "plait":
+        try:
+            parse(words[1:])
+        except (Exception, SystemExit) as error:  # also help, and arguments that the sentence leaves out
+            text = str(getattr(error, "message", error))
+            return text if text.startswith("No such") else ""
+    elif words[0] == "make":
+        targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+        return " ".join(word for word in words[1:] if "=" not in word and f"\n{word}: " not in targets)
+    ours = ("benchmarks/", "examples/", "tests/", "docs/")
+    return " ".join(word for word in words if word.startswith(ours) and not (ROOT / word).exists())
+
+
+def test_commands_in_sentences_exist() -> None:
+    pages = [*PAGES, ROOT / "benchmarks" / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+    found = [span for page in pages for span in spans(page)]
+    assert len(found) > 200
+    assert [f"{where} {' '.join(words)}: {lacks}" for where, words in found if (lacks := missing(words))] == []
+
+
+@pytest.mark.parametrize("wrong", ["plait sumbit", "plait simulate --polcy", "make tset", "python benchmarks/none.py"])
+def test_a_wrong_command_in_a_sentence_would_be_found(wrong: str) -> None:
+    assert missing(wrong.split())
 
 
 # -- run ------------------------------------------------------------------------------------------------------------

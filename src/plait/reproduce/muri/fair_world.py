@@ -34,7 +34,7 @@ PLACEMENT = "consolidated"
 HARDWARE = "8x8"
 
 #: Bars of the figures as policies of plait. The continuous order of Muri-L is refreshed every hour while jobs wait:
-#: ten times as often makes no job faster and restarts more. plait has no AntMan yet.
+#: ten times as often makes no job faster and restarts more. AntMan has a study of its own (`reproduce.antman`).
 POLICIES: Mapping[str, str] = {
     "SRTF": "srtf",
     "SRSF": "srsf",
