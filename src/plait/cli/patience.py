@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from plait.live.notes import note
 
+T = TypeVar("T")
 #: Seconds between two looks.
 LOOK_S = 0.3
 #: A keeper restarts a service within this many seconds.
@@ -72,7 +73,7 @@ def last_state(job: str, home: str | None) -> str | None:
     return None if found is None else str(found[0])
 
 
-def awaited(ask: Callable[[], Mapping[str, Any]], waits: Callable[[], bool]) -> Mapping[str, Any]:
+def awaited(ask: Callable[[], T], waits: Callable[[], bool]) -> T:
     """The answer of `ask`; retries while the service does not answer and `waits` returns True."""
     from plait.live.client.client import NotRunning
 

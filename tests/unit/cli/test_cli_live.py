@@ -1232,6 +1232,55 @@ def test_an_empty_list_says_which_jobs_there_are_none_of(plait, fake, words, sai
     assert plait("ls", *words).out == said
 
 
+# -- jobs by name, logs by attempt -----------------------------------------------------------------------
+
+
+def test_commands_take_the_name_of_a_job_and_mean_one_job_to_their_end(plait, fake):
+    fake.answers["GET", "/v1/jobs/mnist"] = {**JOB, "attempts": []}
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "state": "finished", "attempts": []}
+    fake.answers["DELETE", "/v1/jobs/j-3"] = {"id": "j-3", "state": "stopping"}
+    fake.answers["GET", "/v1/jobs/j-3/events"] = {"events": []}
+    fake.answers["GET", "/v1/status"] = STATUS
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = {"text": "a\n", "offset": 0, "next": 2, "size": 2, "epoch": 1, "rank": 0}
+    assert plait("cancel", "mnist").out == "j-3 cancelled; its processes are being stopped\n"
+    assert plait("wait", "mnist").out == "j-3 finished\n"
+    assert plait("events", "mnist").code == 0
+    assert plait("logs", "mnist", "--attempt", 1).out == "a\n"
+    assert plait("show", "mnist").code == 0
+    asked = [path for method, path, _ in fake.asked if "mnist" in path]
+    assert asked == ["/v1/jobs/mnist"] * 5
+    fake.answers["POST", "/v1/what-if/queue"] = {"error": {"message": "enough"}}
+    plait("what-if", "--priority", "mnist=high")
+    assert fake.bodies[-1]["priority"] == {"j-3": 100.0}
+
+
+def test_the_log_of_an_older_attempt(plait, fake):
+    texts = {None: "new 1\nnew 2\n", "1": "old 1\nold 2\n", "2": "new 1\nnew 2\n"}
+
+    def logs(query):
+        text, offset = texts[query.get("epoch")], int(query.get("offset") or 0)
+        part = text[offset : offset + min(int(query.get("limit") or 8), 8)]
+        epoch = int(query.get("epoch") or 2)
+        return {
+            "text": part,
+            "offset": offset,
+            "next": offset + len(part),
+            "size": len(text),
+            "epoch": epoch,
+            "rank": 0,
+        }
+
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": [{"epoch": 1}, {"epoch": 2}]}
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = logs
+    assert plait("logs", "j-3").out == texts[None]
+    assert fake.asked[-1][2]["epoch"] == "2", "a new attempt that begins meanwhile is not mixed in"
+    assert plait("logs", "j-3", "--attempt", 1).out == texts["1"]
+    assert plait("logs", "j-3", "--attempt", 1, "--tail", 1).out == "old 2\n"
+    assert json.loads(plait("logs", "j-3", "--attempt", 1, "--json").out)["text"].startswith("old")
+    refused = plait("logs", "j-3", "--attempt", 1, "--follow")
+    assert (refused.code, "exclude each other" in refused.err) == (2, True)
+
+
 # -- figures that are not current -----------------------------------------------------------------------
 
 

@@ -19,7 +19,9 @@ class Service:
     def __init__(self, folder: Path, most: int) -> None:
         self.folder, self.most = folder, most
 
-    def logs(self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536) -> dict[str, Any]:
+    def logs(
+        self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536, epoch: int | None = None
+    ) -> dict[str, Any]:
         """A part, of at most `most` bytes."""
         return asdict(read_part(self.folder, offset, min(limit, self.most)))
 

@@ -528,6 +528,33 @@ def test_changes_that_cannot_be(service: Service, body: Any, field: str | None, 
     assert answer.json()["error"].get("field") == field
 
 
+def test_a_job_is_found_by_its_name_where_it_is_by_its_id(service: Service) -> None:
+    def state(name: str, who: str = "ann") -> Any:
+        return service.ask("GET", f"/v1/jobs/{name}", who).json()
+
+    old = service.submit(name="train")
+    assert service.ask("DELETE", "/v1/jobs/train", "ann").json() == {"id": old, "state": "cancelled"}
+    assert state("train")["id"] == old, "one that has ended, as there is no other"
+    new, other = service.submit(name="train"), service.submit("ben", name="train")
+    assert state("train")["id"] == new, "the one that has not ended"
+    assert state("train", "ben")["id"] == other, "of each user the own ones"
+    assert "'train' have not ended: j-2, j-1" in state("train", "eve")["error"]["message"], "of viewers those of all"
+    for path in ("explain", "events", "logs", "usage"):
+        assert service.ask("GET", f"/v1/jobs/train/{path}", "ann").status_code == 200, path
+    assert service.ask("GET", "/v1/jobs/train/usage", "ann").json()["id"] == new
+    assert service.ask("PATCH", "/v1/jobs/train", "ann", json={"priority": 3}).json()["id"] == new
+    assert service.ask("GET", "/v1/losses", "ann", params={"job": ["train"]}).status_code == 200
+    third = service.ask("POST", "/v1/jobs/train/clone", "ann").json()["id"]
+    refused = service.ask("DELETE", "/v1/jobs/train", "ann")
+    assert refused.status_code == 404
+    assert f"2 jobs named 'train' have not ended: {third}, {new}" in refused.json()["error"]["message"]
+    mine = service.submit("ben", name="only-bens")
+    assert service.ask("GET", "/v1/jobs/only-bens", "ann").status_code == 404
+    assert state("only-bens", "eve")["id"] == mine
+    odd = service.submit(name="j-1")
+    assert state("j-1")["id"] == new != odd, "an id is an id"
+
+
 def test_logs_come_from_the_agent(service: Service) -> None:
     service.sync()
     service.submit()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress, resolved
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
 from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
 from plait.cli.render.adaptive_view import rows as adaptive_rows
@@ -20,16 +20,15 @@ from plait.cli.render.tables import plain, plain_lines
 from plait.cli.render.usage_view import headline, rank_rows
 from plait.cli.render.usage_view import rows as usage_rows
 from plait.core.words import duration
+from plait.live.layout import job_number
 from plait.live.notes import note, time_of_day
 from plait.live.scheduler.records.event_words import brief
 
 if TYPE_CHECKING:
     from plait.live.client.client import Client
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name printed by `plait submit`, e.g. j-12.")]
-JobsArgument = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Names printed by `plait submit`, e.g. j-12.")
-]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, e.g. j-12, or its name.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, e.g. j-12, or their names.")]
 #: Fields of a job that are points in time of the service's clock; all other seconds are durations.
 _POINTS = ("created_s", "started_s", "ended_s")
 #: Of the list of jobs; see `job_row`.
@@ -172,7 +171,7 @@ def show(
     """Show everything about a job."""
     with client(home) as service:
         found = service.usage(job) if usage else service.job(job)
-        bill = None if usage or as_json else service.costs(hours=744, job=job, limit=1)
+        bill = None if usage or as_json else service.costs(hours=744, job=str(found["id"]), limit=1)
     if as_json:
         print_json(found)
         return
@@ -359,11 +358,14 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     rank: Annotated[int, typer.Option(min=0, help="Rank of the process whose log is printed.")] = 0,
     tail: Annotated[int | None, typer.Option("--tail", min=1, metavar="N", help="Print only the last N lines.")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Print the log of attempt N, see `plait show`.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Keep terminal escape sequences.")] = False,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print the log of a job's newest attempt.
+    """Print the log of a job's newest attempt, or of attempt N.
 
     Escape sequences, which a terminal at the end of a pipe would obey too, are removed unless --raw is given. --json
     prints one part, of at most 1 MB, with its place in the log in bytes: the last --tail lines, else the beginning.
@@ -373,13 +375,16 @@ def logs(
     if as_json:
         if follow:
             raise InputError("--json and --follow exclude each other; --follow prints the log as it comes")
-        _print_part(job, rank, tail, home)
+        _print_part(job, rank, tail, attempt, home)
         return
+    if follow and attempt is not None:
+        raise InputError("--follow and --attempt exclude each other; --follow prints the attempts as they come")
     shown = str if raw else plain_lines
 
     with client(home) as service:
         patience = while_it_is_started(home) if follow else lambda: False
-        if not follow:
+        job = awaited(lambda: resolved(service, job), patience)
+        if not follow and attempt is None:
             found = service.job(job)
             if never := _never_ran(found):
                 note(never)
@@ -388,9 +393,11 @@ def logs(
                 note(f"{waits}; plait logs -f {job} shows its next attempt as it comes")
         offset = 0
         if tail is not None:
-            part = awaited(lambda: last_lines(service, job, rank, tail), patience)
+            part = awaited(lambda: last_lines(service, job, rank, tail, attempt), patience)
             typer.echo(shown(part["text"]), nl=False, color=raw or None)
             offset = part["next"]
+            if not follow:
+                return
         if follow:
             from plait.live.client.client import NotRunning
 
@@ -408,34 +415,46 @@ def logs(
                     raise
                 _without_service(job, home)
             return
-        while True:
-            part = service.logs(job, rank=rank, offset=offset)
-            text = str(part.get("text", ""))
-            if not text:
-                return
+        for text in _whole_log(service, job, rank, attempt):
             typer.echo(shown(text), nl=False, color=raw or None)
-            offset = int(part.get("next", part["offset"] + len(text.encode())))
-            if offset >= int(part["size"]):
-                return
 
 
-def _print_part(job: str, rank: int, tail: int | None, home: str | None) -> None:
+def _whole_log(service: Client, job: str, rank: int, attempt: int | None) -> Iterator[str]:
+    """The log of one attempt, None for the newest, up to its present end, part by part."""
+    offset = 0
+    while True:
+        part = service.logs(job, rank=rank, offset=offset, epoch=attempt)
+        attempt = int(part.get("epoch") or 0) or None  # of the same attempt, whatever begins meanwhile
+        text = str(part.get("text", ""))
+        if not text:
+            return
+        yield text
+        offset = int(part.get("next", part["offset"] + len(text.encode())))
+        if offset >= int(part["size"]):
+            return
+
+
+def _print_part(job: str, rank: int, tail: int | None, attempt: int | None, home: str | None) -> None:
     """Print a part of a log as JSON."""
     with client(home) as service:
         if tail is None:
-            print_json(service.logs(job, rank=rank, limit=LOG_MOST))
+            print_json(service.logs(job, rank=rank, limit=LOG_MOST, epoch=attempt))
         else:
-            print_json(last_lines(service, job, rank, tail))
+            print_json(last_lines(service, resolved(service, job), rank, tail, attempt))
 
 
-def last_lines(service: Client, job: str, rank: int, count: int) -> dict[str, Any]:
-    """The last `count` lines of a log, of at most 1 MB, as a part: {text, offset, next, size}, in bytes."""
-    size, reach = int(service.logs(job, rank=rank, limit=1)["size"]), LOG_CHUNK
+def last_lines(service: Client, job: str, rank: int, count: int, attempt: int | None = None) -> dict[str, Any]:
+    """The last `count` lines of a log, of at most 1 MB, as a part: {text, offset, next, size}, in bytes.
+
+    `attempt`: its number, None for the newest one.
+    """
+    first, reach = service.logs(job, rank=rank, limit=1, epoch=attempt), LOG_CHUNK
+    size, attempt = int(first["size"]), int(first.get("epoch") or 0) or None
     while True:
         at = start = max(size - reach, 0)
         text, part = "", {}
         while at < size:
-            part = service.logs(job, rank=rank, offset=at, limit=size - at)
+            part = service.logs(job, rank=rank, offset=at, limit=size - at, epoch=attempt)
             if int(part["next"]) <= at:
                 break
             text, at = text + part["text"], int(part["next"])
@@ -489,13 +508,26 @@ def cancel(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = Fals
     answers = []
     with client(home) as service:
         for job in jobs:
-            before = service.job(job)["state"]
+            found = service.job(job)
+            job, before = str(found["id"]), found["state"]
             answers.append(service.cancel(job))
             if not as_json:
-                state = answers[-1].get("state", "cancelled")
-                typer.echo(f"{job} was cancelled already" if before == "cancelled" else f"{job} {state}")
+                typer.echo(f"{job} {_cancelled(before, answers[-1].get('state', 'cancelled'))}")
     if as_json:
         print_json(answers)
+
+
+def _cancelled(before: str, state: str) -> str:
+    """What became of a job by a cancel, from its state before and after it.
+
+    >>> _cancelled("waiting", "cancelled"), _cancelled("running", "stopping")
+    ('cancelled', 'cancelled; its processes are being stopped')
+    """
+    if before == "cancelled":
+        return "was cancelled already"
+    if state == "unreachable":
+        return "cancelled; its node does not answer, and its processes end there when their lease is over"
+    return "cancelled; its processes are being stopped" if state == "stopping" else state
 
 
 def wait(
@@ -522,7 +554,8 @@ def await_ends(jobs: list[str], timeout: float | None, home: str | None, *, as_j
     bad: list[str] = []
     ended: list[dict[str, Any]] = []
     with client(home) as service:
-        for job in jobs:
+        for given in jobs:
+            job = str(patiently(service, given)["id"]) if job_number(given) is None else given
             while (found := patiently(service, job))["state"] not in FINAL:
                 if ends is not None and time.monotonic() >= ends:
                     if as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
-from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, seconds
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, resolved, seconds
 from plait.cli.render.costs_view import cost_text, note_unpriced
 from plait.cli.render.tables import plain
 from plait.core.words import counted, duration, number
@@ -355,7 +355,9 @@ def _shown_jobs(service: Client, most: int) -> list[dict[str, Any]]:
 
 
 def events(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only events of this job.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Only events of the job of this id or name.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
     limit: Annotated[int, typer.Option("--last", min=1, help="Print the newest N events.")] = 50,
     all_kinds: Annotated[
@@ -367,6 +369,7 @@ def events(
     """Print the event log: what happened and what was decided."""
     with client(home) as service:
         if job is not None:
+            job = resolved(service, job)
             if as_json:
                 print_json(service.job_events(job, newest=limit))
                 return

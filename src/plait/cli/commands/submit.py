@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from plait.cli.commands.jobs import JobArgument, JobsArgument, await_ends
-from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, resolved
 from plait.cli.declared import command
 from plait.cli.render.forecast_lines import choice_lines, what_if_lines
 from plait.cli.render.panels import TYPED
@@ -23,6 +23,9 @@ from plait.core.options import declared, option, same
 from plait.live.notes import note
 from plait.live.protocol.job import Job, JobField, key_of
 from plait.live.protocol.job_file import schema_text
+
+if TYPE_CHECKING:
+    from plait.live.client.client import Client
 
 _STAYS = "as it is"
 
@@ -223,7 +226,7 @@ def _choose(asked: Choices) -> None:
         with client(asked.home) as service:
             found = service.what_if_queue(
                 policy=asked.policy, nodes=asked.nodes, without=asked.without or (),
-                priority=_priorities(asked.priority or ()),
+                priority=_priorities([_by_id(service, one) for one in asked.priority or ()]),
             )  # fmt: skip
     if asked.as_json:
         print_json(found)
@@ -243,6 +246,13 @@ def what_if() -> None:
     plait what-if --nodes +2x8
     plait what-if --without n3 --priority j-7=high
     """
+
+
+def _by_id(service: Client, choice: str) -> str:
+    """`train=high` with the id of the job instead of its name."""
+    job, equals, value = choice.partition("=")
+    known = not equals or not job.strip() or job.strip().removeprefix("j-").isdigit()
+    return choice if known else f"{resolved(service, job.strip())}={value}"
 
 
 def _priorities(said: Sequence[str]) -> Mapping[str, float]:

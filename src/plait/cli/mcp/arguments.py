@@ -15,7 +15,7 @@ MOST_WAIT_S = 300.0
 
 _JOB_SCHEMA = {key: value for key, value in schema().items() if not key.startswith("$")}
 
-Job = Annotated[str, Field(description="Name of the job, e.g. j-12.", min_length=1, max_length=200)]
+Job = Annotated[str, Field(description="Id of the job, e.g. j-12, or its name.", min_length=1, max_length=200)]
 JobFields = Annotated[dict[str, Any], WithJsonSchema(_JOB_SCHEMA)]
 MaybeJobFields = Annotated[
     JobFields | None,

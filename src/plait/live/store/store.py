@@ -352,6 +352,20 @@ class Store:
             # Numbers and texts need no translation: the driver's rows will do, at half the time.
             return tuple(result.keys()), result.cursor.fetchall()
 
+    def jobs_named(self, name: str, last: Sequence[str], owner: str | None, limit: int = 20) -> list[dict[str, Any]]:
+        """Number and state of the jobs with this name, newest first, those in the states `last` after all others.
+
+        `owner`: only those of this user; None: of all.
+        """
+        table = schema.jobs
+        query = sa.select(table.c.number, table.c.state).where(table.c.name == name)
+        if owner is not None:
+            query = query.where(table.c.owner == owner)
+        over = table.c.state.in_(last)
+        with self.reading() as connection:
+            rows = connection.execute(query.order_by(over, table.c.number.desc()).limit(limit))
+            return [dict(row._mapping) for row in rows]
+
     def job(self, number: int) -> dict[str, Any] | None:
         """One job with its request and its attempts, or None."""
         with self.reading() as connection:

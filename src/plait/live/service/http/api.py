@@ -13,9 +13,10 @@ from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as to_json_bytes
 
 from plait.control.figures.prices import Prices
-from plait.live.layout import job_number
+from plait.live.layout import job_name, job_number
 from plait.live.service.costs import Costs
-from plait.live.service.http.auth import Tokens, need
+from plait.live.service.http import serializers
+from plait.live.service.http.auth import Tokens, need, only_of
 from plait.live.service.http.metrics import Metrics
 from plait.live.service.http.models import Invalid
 from plait.live.service.logs import Mailbox
@@ -67,13 +68,30 @@ class Api:
         except (ValueError, RecursionError) as error:
             raise Invalid(f"the body is not JSON: {error}", status=400) from None
 
-    async def row(self, name: str) -> dict[str, Any]:
-        """The job of this name; raises LookupError."""
+    async def row(self, name: str, token: Token) -> dict[str, Any]:
+        """The job of this id, else the one of this name among those that `token` may see; raises LookupError.
+
+        Of several with the same name the one that has not ended, else the newest; those of the token's user come first.
+        """
         number = job_number(name) if len(name) <= 20 else None
+        if number is None and name:
+            number = await asyncio.to_thread(self._named, name, token)
         row = None if number is None else await asyncio.to_thread(self.store.job, number)
         if row is None:
             raise LookupError(f"no job {name[:40]!r}; `plait ls` shows those there are")
         return row
+
+    def _named(self, name: str, token: Token) -> int | None:
+        ended = sorted(serializers.FINAL)
+        found = self.store.jobs_named(name, ended, token.user)
+        if not found and only_of(token) is None:
+            found = self.store.jobs_named(name, ended, None)
+        alive = [job_name(one["number"]) for one in found if one["state"] not in ended]
+        if len(alive) > 1:
+            raise LookupError(
+                f"{len(alive)} jobs named {name[:40]!r} have not ended: {', '.join(alive)}; name one of them by its id"
+            )
+        return found[0]["number"] if found else None
 
     async def live(self, number: int) -> dict[str, Any]:
         """What memory knows of a job."""

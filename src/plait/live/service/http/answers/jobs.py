@@ -272,7 +272,7 @@ class WholeJob(JobRow):
 
 
 class CancelledJob(Answer):
-    """A job that was cancelled; it stops after a checkpoint."""
+    """A job that was cancelled; `state` is stopping while its processes are being stopped."""
 
     id: str
     state: JobState

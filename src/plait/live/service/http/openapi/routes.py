@@ -15,7 +15,7 @@ EVERYBODY = ("admin", "user", "viewer")
 #: Models of bodies that handlers parse themselves, by name.
 BODIES: dict[str, type[BaseModel]] = {}
 
-JobName = Annotated[str, Path(description="Name of a job: j-12.")]
+JobName = Annotated[str, Path(description="Id of a job, j-12, or its name.")]
 NodeName = Annotated[str, Path(description="Name of a node.")]
 
 

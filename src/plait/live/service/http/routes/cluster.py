@@ -142,7 +142,7 @@ async def nodes(request: Request) -> Response:
 @router.get("/v1/losses", **answers(Losses))
 async def losses(
     request: Request,
-    job: Annotated[list[str], Query(max_length=1000, description="Name of a job; may be repeated.")] = [],  # noqa: B006
+    job: Annotated[list[str], Query(max_length=1000, description="Id or name of a job; may be repeated.")] = [],  # noqa: B006
     node: Annotated[list[str], Query(max_length=1000, description="Name of a node; may be repeated.")] = [],  # noqa: B006
 ) -> Response:
     """What running jobs would lose if they were stopped now: these jobs, those on these nodes; all if none is named.
@@ -150,8 +150,9 @@ async def losses(
     Users get those of their own jobs.
     """
     api = api_of(request)
-    only = only_of(api.who(request))
-    numbers = [(await api.row(name))["number"] for name in job]
+    token = api.who(request)
+    only = only_of(token)
+    numbers = [(await api.row(name, token))["number"] for name in job]
     return Json(await api.worker.look(lambda engine, now_s: engine.losses(numbers, node, only)))
 
 

@@ -118,7 +118,9 @@ async def list_jobs(
 async def show(request: Request, job: JobName) -> Response:
     """Everything about one job."""
     api = api_of(request)
-    token, row = api.who(request), await api.row(job)
+    token = api.who(request)
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=False)
     live = await api.live(row["number"])
     secrets = token.role == "admin" or token.user == row["owner"]
@@ -129,14 +131,16 @@ async def show(request: Request, job: JobName) -> Response:
 async def cancel(request: Request, job: JobName) -> Response:
     """Cancel a job; asking twice is the same as once."""
     api = api_of(request)
-    token, row = api.who(request, "admin", "user"), await api.row(job)
+    token = api.who(request, "admin", "user")
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=True)
     number = row["number"]
     if row["state"] != "cancelled":
         try:
             await api.worker.call(lambda engine, now_s: engine.cancel(number, now_s, by=token.user))
         except Conflict:
-            row = await api.row(job)
+            row = await api.row(job, token)
             live = await api.live(number)
             if row["state"] != "cancelled" and live.get("state") not in ("stopping", "cancelled"):
                 raise
@@ -153,7 +157,9 @@ async def update(request: Request, job: JobName, key: Key = None) -> Response:
     from the next decision on and touches no process. With an `Idempotency-Key` it may be sent again.
     """
     api = api_of(request)
-    token, row = api.who(request, "admin", "user"), await api.row(job)
+    token = api.who(request, "admin", "user")
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=True)
     said, number = parse(UpdateIn, await api.body(request)), row["number"]
 
@@ -164,7 +170,7 @@ async def update(request: Request, job: JobName, key: Key = None) -> Response:
         known = engine.state.jobs.get(number)
         return [] if known is None else engine.remarks(known.request)
 
-    return await _changed(api, number, await api.worker.call(change))
+    return await _changed(api, number, token, await api.worker.call(change))
 
 
 @router.post(
@@ -177,7 +183,9 @@ async def requeue(request: Request, job: JobName, key: Key = None) -> Response:
     A job that has ended is not run again under its name; see `clone`. With an `Idempotency-Key` it may be sent again.
     """
     api = api_of(request)
-    token, row = api.who(request, "admin", "user"), await api.row(job)
+    token = api.who(request, "admin", "user")
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=True)
     said = parse(RequeueIn, await api.body(request) if await request.body() else {})
     number = row["number"]
@@ -186,7 +194,7 @@ async def requeue(request: Request, job: JobName, key: Key = None) -> Response:
             number, now_s, by=token.user, key=key, may_lose_work=said.may_lose_work
         )
     )  # fmt: skip
-    return await _changed(api, number, [])
+    return await _changed(api, number, token, [])
 
 
 @router.post(
@@ -199,7 +207,9 @@ async def clone(request: Request, job: JobName, key: Key = None) -> Response:
     The body has the fields that are to be different, as in a submission; null: as if it had not been given.
     """
     api = api_of(request)
-    token, row = api.who(request, "admin", "user"), await api.row(job)
+    token = api.who(request, "admin", "user")
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=True)
     different = await api.body(request) if await request.body() else {}
     if not isinstance(different, dict):
@@ -213,9 +223,9 @@ async def clone(request: Request, job: JobName, key: Key = None) -> Response:
     return Json({"id": job_name(number), "number": number, **({"remarks": remarks} if remarks else {})})
 
 
-async def _changed(api: Api, number: int, remarks: list[str]) -> Response:
+async def _changed(api: Api, number: int, token: Token, remarks: list[str]) -> Response:
     """A job after a change of it, as it is by now."""
-    state = (await api.live(number)).get("state") or (await api.row(job_name(number)))["state"]
+    state = (await api.live(number)).get("state") or (await api.row(job_name(number), token))["state"]
     return Json({"id": job_name(number), "state": state, **({"remarks": remarks} if remarks else {})})
 
 
@@ -223,7 +233,9 @@ async def _changed(api: Api, number: int, remarks: list[str]) -> Response:
 async def explain(request: Request, job: JobName) -> Response:
     """Why it waits and what would start it now; or how it runs."""
     api = api_of(request)
-    token, row = api.who(request), await api.row(job)
+    token = api.who(request)
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=False)
     number = row["number"]
     try:
@@ -231,7 +243,7 @@ async def explain(request: Request, job: JobName) -> Response:
             lambda engine, now_s: (*api.what_if.explain(engine, number, now_s), api.what_if.queue(engine, now_s))
         )
     except LookupError:
-        row = await api.row(job)
+        row = await api.row(job, token)
         found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
         found["started"] = bool(row["attempts"])
         if row["request"].get("batch"):
@@ -256,7 +268,9 @@ async def explain(request: Request, job: JobName) -> Response:
 async def tell_forecast(request: Request, job: JobName) -> Response:
     """Keep a forecast that a client made of its job: what comes of it makes later ones honest."""
     api = api_of(request)
-    token, row = api.who(request, "admin", "user"), await api.row(job)
+    token = api.who(request, "admin", "user")
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=True)
     said = parse(ForecastIn, await api.body(request))
     number = row["number"]
@@ -274,7 +288,9 @@ async def job_events(
 ) -> Response:
     """Log entries of a job, oldest first: `limit` entries after entry `after`, or with `newest=1` the last ones."""
     api = api_of(request)
-    token, row = api.who(request), await api.row(job)
+    token = api.who(request)
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=False)
     number = row["number"]
 

@@ -23,6 +23,7 @@ from plait.live.service.http.auth import Denied, owns
 from plait.live.service.http.models import LARGEST
 from plait.live.service.http.openapi.routes import JobName, answers
 from plait.live.service.logs import NoAnswer
+from plait.live.store import Token
 
 #: Parts of a log: default, at most.
 PART, LARGEST_PART = 65_536, 1_000_000
@@ -50,7 +51,9 @@ async def logs(
     With `follow=1` a stream of such parts as server-sent events, and an event `end` when the job has ended.
     """
     api = api_of(request)
-    token, row = api.who(request), await api.row(job)
+    token = api.who(request)
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=False)
     ranks = most_gpus(row["request"]) * processes_per_gpu(row["request"])
     if rank >= ranks:
@@ -100,7 +103,7 @@ async def _read(api: Api, node: str, number: int, epoch: int, rank: int, offset:
 
 
 async def _follow(
-    api: Api, may: Callable[[], object], job: str, rank: int, offset: int, limit: int
+    api: Api, may: Callable[[], Token], job: str, rank: int, offset: int, limit: int
 ) -> AsyncIterator[str]:
     """The log of the newest attempt, then of the next one, until the job has ended and all of it was sent.
 
@@ -110,11 +113,11 @@ async def _follow(
     epoch, said, patience, noticed = 0, time.monotonic(), 0, 0
     while not api.closing.is_set():
         try:
-            may()
+            token = may()
         except Denied as error:
             yield _event({"message": str(error)}, "error")
             return
-        row = await api.row(job)
+        row = await api.row(job, token)
         tries = {a["epoch"]: a for a in row["attempts"]}
         newest = max(tries, default=0)
         over = row["state"] in serializers.FINAL

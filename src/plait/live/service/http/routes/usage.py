@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from plait.live.layout import job_name
 from plait.live.service.http.api import Json, api_of
 from plait.live.service.http.auth import owns
 from plait.live.service.http.openapi.routes import JobName, answers
@@ -67,7 +68,9 @@ async def job_usage(
     At most `points` intervals: where there are more, they get longer.
     """
     api = api_of(request)
-    token, row = api.who(request), await api.row(job)
+    token = api.who(request)
+    row = await api.row(job, token)
+    job = job_name(row["number"])
     owns(token, job, row["owner"], change=False)
     found = await asyncio.to_thread(api.usage.usages.recorded, row["number"])
     return Json({"id": job, "now_s": round(api.worker.clock(), 3), **_shown(found, points)})
