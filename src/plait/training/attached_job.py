@@ -18,7 +18,8 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
@@ -30,6 +31,8 @@ from plait.training.device.gpu_stage import GpuStage
 from plait.training.environment import ControlFile, Environment
 from plait.training.iterations import Iterations, saved_loop_step
 from plait.training.job import Job, whole_number
+from plait.training.loader.consumers import LoopCounters
+from plait.training.loader.epoch_loaders import EpochLoaders, LoaderNames
 from plait.training.notes import note
 from plait.training.process import here
 from plait.training.profiler import Profiler
@@ -80,8 +83,13 @@ class AttachedJob(Job):
         self._resumed = self._leaving = self._foreign = False
         self.iterations = Iterations(self.compute)
         self._epoch = 0
-        self._wrapped: list[tuple[Any, Any]] = []  # loaders given to `batches`, and what they were wrapped as
-        self._loader_epochs: set[int] = set()  # in which loaders were wrapped
+        self._given: dict[int, tuple[Any, Any]] = {}  # by id: loaders given to `batches`, and as what they are wrapped
+        self._names, self._epoch_loaders = LoaderNames(), EpochLoaders(lambda why: self.advice.warn(why))
+        self._adaptive_epochs: set[int] = set()  # in which adaptive loaders were made
+        self._passes_begun = False  # whether a wrapped training loader has been used
+        self._epoch_streams: Any = None  # the random streams at the beginning of the epoch that runs
+        self._found_epoch_streams: Any = None  # ... of the one that is resumed
+        self._counters = {"steps": LoopCounters(), "epochs": LoopCounters()}  # of the script, around the job's loops
         self._save_asked: bool | None = None  # by `checkpoint` in a loop step: whether to wait for the write
         self.total_epochs = 0  # announced by the script, 0 unknown
         self.advice = ResumeAdvice(self)
@@ -133,28 +141,42 @@ class AttachedJob(Job):
         from plait.training.loader.loader import wrap
 
         if hasattr(loader, "join_job"):  # an adaptive loader marks its stages and saves its position itself
+            if self.in_epochs and self.kept.name_of(loader) is None:
+                self._adaptive_epochs.add(self._epoch)
+                if len(self._adaptive_epochs) > 1:
+                    self.advice.warn_new_loader()
             loader.join_job(self)
             return loader
         wrapped = wrap(self, loader, train=train)
         if train and wrapped is not loader:
             if self.in_epochs:
-                self._loader_epochs.add(self._epoch)
-            if len(self._loader_epochs) > 1:
-                self.advice.warn_new_loader()
-            self.kept.add(self.kept.free_name("loader"), wrapped)
+                wrapped.made_in_epoch(self._epoch_loaders)
+                if self.kept.name_of(self._epoch_loaders) is None:
+                    self.kept.add(self.kept.free_name("epoch_loaders"), self._epoch_loaders)
+            else:
+                self.kept.add(self._names.name(self.kept.values, self.kept.free_name), wrapped)
         return wrapped
 
     def batches(self, loader: Any) -> Iterator[tuple[int, Any]]:
         """See `Job.batches`."""
-        wrapped = next((made for given, made in self._wrapped if given is loader), None)
-        if wrapped is None:
-            wrapped = self.wrap_loader(loader)
-            self._wrapped.append((loader, wrapped))
+        wrapped = self._wrapped(loader)
         if not hasattr(wrapped, "done"):  # an adaptive loader, or one of an adapter
             yield from enumerate(wrapped)
             return
         for batch in wrapped:
             yield wrapped.done - 1, batch
+
+    def _wrapped(self, loader: Any) -> Any:
+        """`loader` as it was wrapped for `batches`, each one once; forgotten when the script drops it."""
+        number = id(loader)
+        if number not in self._given:
+            wrapped = self.wrap_loader(loader)
+            if wrapped is loader:
+                return loader
+            drop = partial(_forget, self._given, number)
+            kept = loader if wrapped.keeps_inner else weakref.ref(loader, drop)
+            self._given[number] = kept, wrapped
+        return self._given[number][1]
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
         """See `Job.wrap_optimizer`."""
@@ -197,6 +219,9 @@ class AttachedJob(Job):
             commit, state = found
             self.step = commit.step
             self._epoch = state["plait"]["epoch"]
+            self._found_epoch_streams = state["plait"].get("epoch_streams")
+            for loop, numbers in state["plait"].get("counted", {}).items():
+                self._counters[loop].restore(numbers)
             self.iterations.loop_step = saved_loop_step(state["plait"], self.step)
             self.page.steps = self.page.checkpoint_steps = self.step
             with contextlib.suppress(OSError):
@@ -210,12 +235,15 @@ class AttachedJob(Job):
 
     def steps(self, total: int) -> Iterator[int]:
         """See `Job.steps`."""
-        total = whole_number(total, "steps")
+        return self._counters["steps"].around(self._steps(whole_number(total, "steps")))
+
+    def _steps(self, total: int) -> Generator[int, None, None]:
         self.resume()
         self.page.total_iterations = total
         with self.in_loop("steps"):
             for loop_step in range(self.iterations.loop_step, total):
                 self.iterations.begin_loop_step(loop_step)
+                self._count_on("steps")
                 if self.recorder is not None:
                     self.recorder.begins()
                 self.advice.look_at_loop(sys._getframe(1))
@@ -228,18 +256,38 @@ class AttachedJob(Job):
 
     def epochs(self, total: int) -> Iterator[int]:
         """See `Job.epochs`."""
-        total = whole_number(total, "epochs")
+        return self._counters["epochs"].around(self._epochs(whole_number(total, "epochs")))
+
+    def _epochs(self, total: int) -> Generator[int, None, None]:
         self.resume()
         self.total_epochs = total
         with self.in_loop("epochs"):
             for epoch in range(self._epoch, total):
                 self._epoch, before = epoch, self.counted
+                self._begin_epoch()
+                self._count_on("epochs")
                 yield epoch
-                self._epoch = epoch + 1
+                self._epoch, self._epoch_streams = epoch + 1, None
                 if self.counted == before:
                     self.page.total_iterations = total
                     self._loop_step_ended(stepped=self.iterations.stepped)
-                self.safe_point("epochs")
+                if epoch + 1 == total or not self._epoch_loaders.used:  # else after the first batch of the next one
+                    self.safe_point("epochs")
+
+    def _count_on(self, loop: str) -> None:
+        """Before the first number of `loop`: let the script's own count of its steps go on."""
+        if way := self._counters[loop].begin():
+            self.advice.warn_loop_count(loop, way)
+
+    def _begin_epoch(self) -> None:
+        """Before the body of an epoch: where it is resumed, it draws the same random numbers as before."""
+        if self._found_epoch_streams is not None:
+            self.kept.put_streams(self._found_epoch_streams)
+        self._epoch_streams, self._found_epoch_streams = self.kept.streams(), None
+        self._epoch_loaders.begin_epoch(self._epoch)
+        for number, (_, wrapped) in list(self._given.items()):
+            if wrapped.keeps_inner and wrapped.made_anew:
+                del self._given[number]
 
     def yield_point(self) -> None:
         """See `Job.yield_point`."""
@@ -270,8 +318,10 @@ class AttachedJob(Job):
         if self.kept.missing:
             self.advice.warn_unregistered()
             return None
-        if self.iterations.saves_at_loop_end:
+        between_passes = self._passes_begun and self.iterations.innermost == "epochs"
+        if self.iterations.saves_at_loop_end or between_passes:
             self._save_asked = block or bool(self._save_asked)  # a loop step is complete only at its end
+            self.iterations.pending |= between_passes
             return None
         return self._save(block=block)
 
@@ -363,14 +413,24 @@ class AttachedJob(Job):
                 self.leave()
 
     @property
+    def passes_running(self) -> int:
+        """How many training passes of wrapped loaders run."""
+        return self.iterations.inside("loader")
+
+    @property
     def in_steps(self) -> bool:
         """True if the script counts its iterations by `steps`."""
-        return self.iterations.inside("steps")
+        return self.iterations.inside("steps") > 0
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch of `epochs`, from 0; between two, of the next one."""
+        return self._epoch
 
     @property
     def in_epochs(self) -> bool:
         """True if the script counts its epochs by `epochs`."""
-        return self.iterations.inside("epochs")
+        return self.iterations.inside("epochs") > 0
 
     def leave(self) -> NoReturn:
         """End the process as preempted, after running writes have ended."""
@@ -421,6 +481,12 @@ class AttachedJob(Job):
     def _collect(self) -> dict[str, Any]:
         about = {"epoch": self._epoch, "step": self.step, "world": self.around.world_size}
         about["loop_step"] = self.iterations.loop_steps_done
+        about["epoch_streams"] = self._epoch_streams
+        done = self.iterations.loop_steps_done - self.iterations.loop_step
+        about["counted"] = {
+            "steps": [number + done for number in self._counters["steps"].numbers()],
+            "epochs": self._counters["epochs"].numbers(),
+        }
         if self.recorder is not None:
             about["rehearsal"] = self.recorder.saved()
         return self.kept.collect(self.around.rank, about, self.compute.stepped_lately)
@@ -441,6 +507,7 @@ class AttachedJob(Job):
 
     def batch_begins(self, passes: Any, length: int | None, batch: Any) -> None:
         """Note that `batch` is handed out, the `passes.done`th of `length` in its pass."""
+        self._passes_begun = True
         if self.recorder is not None:
             self.recorder.batch(passes, passes.done, length, batch)
             self.recorder.begins()
@@ -543,3 +610,8 @@ class AttachedJob(Job):
         self.page.blocking_s += blocking_s
         if commit is not None:
             self._committed(commit)
+
+
+def _forget(given: dict[int, Any], number: int, _: Any) -> None:
+    """Drop an entry whose object is gone."""
+    given.pop(number, None)

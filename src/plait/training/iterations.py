@@ -57,9 +57,14 @@ class Iterations:
         """True while a loop of the job runs."""
         return bool(self._loops)
 
-    def inside(self, loop: str) -> bool:
-        """True while the loop `loop` runs."""
-        return loop in self._loops
+    @property
+    def innermost(self) -> str:
+        """The loop of the job whose body runs; "" outside all of them."""
+        return self._loops[-1] if self._loops else ""
+
+    def inside(self, loop: str) -> int:
+        """How many loops of this kind run."""
+        return self._loops.count(loop)
 
     @property
     def loop_steps_done(self) -> int:

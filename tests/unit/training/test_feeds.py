@@ -128,11 +128,3 @@ def test_an_evaluation_that_takes_too_long_is_left(asked: str, forker: Forker, t
     assert code == PREEMPTED, output
     assert output.count("evaluating") == 1
     assert steps_saved(job) == []
-
-
-@pytest.mark.parametrize("loaders", ["once", "again"])
-def test_loaders_that_are_made_in_each_epoch_are_reported(loaders: str, forker: Forker, tmp_path: Path) -> None:
-    """A new process makes its first loader in another epoch, and cannot know that its place is the third one's."""
-    code, output = forker.start(tmp_path / "j-1", 1, "new_loaders.py", loaders).end()
-    assert code == 0, output
-    assert output.count("wraps new loaders in later epochs") == (loaders == "again")

@@ -18,6 +18,10 @@ EXACT = {
     "counted_in_pairs": [4],
     "counted_stream": [8],
     "counted_by_the_job": [8, 2],
+    "counted_steps": [5, 3],
+    "counted_steps_saved_in_them": [8, 2],
+    "counted_epochs": [9, 9],
+    "counted_epochs_without_loader": [2, 2],
     "cycled": [8, 3],
     "cycled, workers": [11],
     "adam_then_lbfgs": [9],
@@ -103,3 +107,10 @@ def test_a_count_that_cannot_go_on_is_reported_at_the_first_batch(kind: str, for
     assert code == PREEMPTED
     assert "plait: this loop counts its batches by" in output
     assert "for i, batch in job.batches(loader):" in output
+
+
+def test_a_count_of_steps_that_cannot_go_on_is_reported(forker: Forker, tmp_path: Path) -> None:
+    kind = "counted_steps_beside"
+    code, output = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(tmp_path / "t"), kind, "2").end()
+    assert code == PREEMPTED
+    assert "plait: the script counts the steps of job.steps() by zip() with a counter" in output

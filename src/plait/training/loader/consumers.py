@@ -1,4 +1,4 @@
-"""Find the `enumerate` and `cycle` objects that draw from a loader, so that they can go on after a resume.
+"""Find the `enumerate` and `cycle` objects that draw from a loader or a loop, so that they can go on after a resume.
 
 A loop counts its batches by `enumerate(loader)`, often with a progress bar or a generator between the two. Its counter
 is an object of the interpreter that no checkpoint contains; so the checkpoint of the loader contains its number, and
@@ -15,7 +15,8 @@ import itertools
 import operator
 import sys
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from functools import cache
 from types import FrameType, GeneratorType
 from typing import Any
@@ -27,9 +28,49 @@ _LOOPS = "plait.training.attached_job"
 _COUNTING = (itertools.count, type(iter(range(0))))
 
 
+class LoopCounters:
+    """The `enumerate` objects that draw from a running loop of the job, as in `enumerate(job.steps(n))`."""
+
+    def __init__(self) -> None:
+        """No loop."""
+        self._loop: weakref.ref[Any] | None = None
+        self._begun = False
+        self._counters: list[Any] = []
+        self._at: list[int] = []
+
+    def restore(self, at: list[int]) -> None:
+        """Let the counters of the next loop go on at `at`, the `numbers` of a checkpoint."""
+        self._at = at
+
+    def around(self, loop: Generator[int, None, None]) -> Generator[int, None, None]:
+        """Note that `loop` runs from now on; returns it."""
+        self._loop, self._begun, self._counters = weakref.ref(loop), False, []
+        return loop
+
+    def begin(self) -> str:
+        """Before the loop yields a number: find what counts it, once, and let it go on.
+
+        Returns how the script counts the loop in a way that no resume can continue; "" if it does not.
+        """
+        loop = self._loop() if self._loop is not None else None
+        if self._begun or loop is None:
+            return ""
+        self._begun = True
+        self._counters = _counters(loop)
+        at, self._at = self._at, []
+        return "enumerate()" if at and not count_on(loop, at) else counted_beside(loop, None)
+
+    def numbers(self) -> list[int]:
+        """The number that each counter gives to the present step, or between two steps to the next one."""
+        loop: Any = self._loop() if self._loop is not None else None
+        if loop is None or loop.gi_frame is None:
+            return []
+        return [_number(counter) - (not loop.gi_running) for counter in self._counters]
+
+
 def numbers(batches: Any) -> list[int]:
     """The next number of each `enumerate` that draws from `batches`, the innermost first."""
-    return [int(counter.__reduce__()[1][1]) for counter in _counters(batches)]
+    return [_number(counter) for counter in _counters(batches)]
 
 
 def count_on(batches: Any, at: list[int]) -> bool:
@@ -52,11 +93,17 @@ def counted_beside(batches: Any, consumer: FrameType | None) -> str:
     for pair in _tracked(zip):
         parts = pair.__reduce__()[1]
         if any(isinstance(part, _COUNTING) for part in parts) and _distance(pair, batches, stack) is not None:
-            return "zip() of a counter and the loader"
+            return "zip() with a counter"
     if consumer is not None and {"next", "range", "len"} <= set(consumer.f_code.co_names):
-        calls = dis.opname[consumer.f_code.co_code[consumer.f_lasti]].startswith(("CALL", "PRECALL"))
-        return "range(len(loader)) and next()" if calls else ""
+        return "range(len(loader)) and next()" if asks_for_one(consumer) else ""
     return ""
+
+
+def asks_for_one(consumer: FrameType | None) -> bool:
+    """True if this frame, which draws an item now, does so by a call such as `next`, not by a loop."""
+    if consumer is None:
+        return False
+    return dis.opname[consumer.f_code.co_code[consumer.f_lasti]].startswith(("CALL", "PRECALL"))
 
 
 def cycled(batches: Any, first: Any) -> int | None:
@@ -93,6 +140,11 @@ def part_of(batch: Any) -> Any:
     while isinstance(batch, (list, tuple, dict)) and batch:
         batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
     return batch if getattr(type(batch), "__weakrefoffset__", 0) else None
+
+
+def _number(counter: Any) -> int:
+    """The next number of an `enumerate` object."""
+    return int(counter.__reduce__()[1][1])
 
 
 def _counters(batches: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.training.loader.consumers import count_on, counted_beside, cycled, numbers, part_of
+from plait.training.loader.consumers import asks_for_one, count_on, counted_beside, cycled, numbers, part_of
 from plait.training.loader.prefetch import Marked, Streamed
 from plait.training.loader.sampler_replay import Order, fingerprint, generators_of, pass_seed
 from plait.training.state import random_streams
@@ -32,12 +32,15 @@ from plait.training.state.structure import NotRestorable
 from plait.training.stopping import ignore_in_worker
 
 if TYPE_CHECKING:
+    from plait.training.loader.epoch_loaders import EpochLoaders
     from plait.training.rank import Rank
 
 STORAGE, CPU = Resource.STORAGE, Resource.CPU
 _END = object()
 #: More batches than any trainer fetches ahead.
 AHEAD = 7
+#: Passes of an epoch that are over: with iterations of the job, or without (an evaluation).
+TRAINED, LOOKED = "t", "l"
 
 
 def wrap(job: Rank, loader: Any, *, train: bool) -> Any:
@@ -72,19 +75,66 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
 class _Passes:
     """Counts passes and batches; between two batches the job may save and stop."""
 
-    def __init__(self, job: Rank, *, train: bool) -> None:
-        self.job, self.train = job, train
+    def __init__(self, job: Rank, loader: Any, *, train: bool) -> None:
+        self.job, self.loader, self.train = job, weakref.ref(loader), train
         self.done, self.active = 0, False
         self.origin = 0  # batches before the first of this pass, where an `itertools.cycle` goes on
         self._batches: weakref.ref[Any] = weakref.ref(self)  # the iterator of the newest pass
         self._first: weakref.ref[Any] = weakref.ref(self)  # a part of its first batch
         self._looked = False  # at how the loop counts
+        self.made_in_epoch: EpochLoaders | None = None  # where the position is saved of a loader that an epoch makes
+        self._epoch: int | None = None  # to which `_finished` belongs
+        self._finished = ""  # passes of this epoch that are over
+        self._earlier = ""  # at a resume: those of the epoch that precede the next one
+        self._earlier_of: int | None = None  # their epoch
 
     def begin(self) -> None:
         """A pass is about to begin."""
         if self.train:
-            self.job.safe_point("loader")
+            if self.made_in_epoch is None:  # else only in a pass can its position be found again
+                self.job.safe_point("loader")
             self.job.resume()
+            if self.made_in_epoch is not None:
+                self.made_in_epoch.take(self)
+            if self._epoch_now != self._earlier_of:
+                self._earlier = ""
+
+    @property
+    def _epoch_now(self) -> int | None:
+        return self.job.epoch if self.job.in_epochs else None
+
+    @property
+    def finished(self) -> str:
+        """The passes of this epoch that are over, by kind; "" outside `job.epochs`."""
+        return self._finished if self._epoch is not None and self._epoch == self._epoch_now else ""
+
+    def _ended(self, kind: str) -> None:
+        """Note that a pass is over."""
+        self._finished = self.finished + kind
+        self._epoch = self._epoch_now
+
+    def repeat(self, finished: str) -> None:
+        """After a resume: the next passes of this epoch are those of `finished`, which were over at the checkpoint."""
+        self._earlier, self._earlier_of = finished, self.job.epoch
+
+    def next_pass(self, begin: Callable[[bool], Iterator[Any]]) -> Iterator[Any]:
+        """The next pass: `begin(anew)`, where `anew` leaves the position of the checkpoint to a later one."""
+        return self._earlier_pass(begin) if self._earlier else begin(False)
+
+    def _earlier_pass(self, begin: Callable[[bool], Iterator[Any]]) -> Iterator[Any]:
+        """Yield nothing if the pass has trained before the checkpoint, else a whole pass.
+
+        A script that calls `next` continues: it begins passes as it needs them, and expects a batch in each.
+        """
+        kind, self._earlier = self._earlier[:1], self._earlier[1:]
+        if not kind or asks_for_one(sys._getframe(1)):
+            self._earlier = ""
+            yield from begin(False)
+        elif kind == LOOKED:
+            yield from begin(True)
+        else:
+            self._ended(TRAINED)
+            self.job.advice.note_left_out()
 
     def run(
         self,
@@ -119,7 +169,7 @@ class _Passes:
         job = self.job
         if again:
             job.kept.restore_streams()
-        self.done, self.active = first, self.train
+        self.done, self.active, before = first, self.train, job.counted
         with job.in_loop("loader") if self.train else job.in_evaluation():
             try:
                 while (batch := load(batches)) is not _END:
@@ -128,6 +178,8 @@ class _Passes:
                         self._first_batch(batch, counted)
                     job.compute.begin()
                     if self.train:
+                        if self.made_in_epoch is not None:
+                            self.made_in_epoch.take(self)
                         job.batch_begins(self, length, batch)
                     yield batch
                     job.compute.end()
@@ -137,6 +189,8 @@ class _Passes:
                     job.look_up(evaluating=not self.train)
             finally:
                 job.compute.end()
+                if self.train and job.passes_running == 1:  # not one of several at a time, or inside another
+                    self._ended(TRAINED if again or job.counted > before else LOOKED)
                 self.active = False
 
     def _first_batch(self, batch: Any, counted: list[int] | None) -> None:
@@ -167,7 +221,7 @@ class _Passes:
         at = None if beyond is None else self.origin + self.done + beyond
         if at is not None and not replays:
             self.job.advice.warn_cycle()
-        return {"counted": numbers(made if begun else None) if self.train else [], "cycled": at}
+        return {"counted": numbers(made) if self.train and begun and made is not None else [], "cycled": at}
 
 
 class BatchFetcher:
@@ -200,9 +254,12 @@ class BatchFetcher:
 class StagedLoader(DataLoader[Any]):
     """A loader that marks its stages and saves its position; created by `AttachedJob.wrap_loader`."""
 
+    #: Whether the loader that it wraps lives as long as this one.
+    keeps_inner = False
+
     def __init__(self, job: Rank, inner: DataLoader[Any], *, train: bool) -> None:
         """Rebuild `inner` for `job` with a marked dataset and a recorded sampler; `train`: for training."""
-        self._job, self._passes = job, _Passes(job, train=train)
+        self._job, self._passes = job, _Passes(job, self, train=train)
         self._resume: dict[str, Any] | None = None
         self._counted: list[int] | None = None
         self._generators = generators_of(inner)
@@ -238,8 +295,15 @@ class StagedLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         """Yield the batches; in the first pass after a resume, from the position of the checkpoint."""
         self._passes.begin()
-        resume, self._resume = self._resume, None
-        counted, self._counted = self._counted, None
+        return self._passes.next_pass(self._begin)
+
+    def _begin(self, anew: bool) -> Iterator[Any]:
+        """Begin a pass; see `_Passes.next_pass`."""
+        resume, counted = self._resume, self._counted
+        if anew:
+            resume = counted = None
+        else:
+            self._resume = self._counted = None
         order, stream = self._order, self._stream
         batches: Iterator[Any]
         if order is not None:
@@ -301,6 +365,7 @@ class StagedLoader(DataLoader[Any]):
             "start": source.start if begun or cycles else None,
             "last": last if begun else None,
             "sampler": order.state.changes() if order is not None else {},
+            "finished": passes.finished,
             **place,
             "generators": [generator.get_state() for generator in self._generators],
         }
@@ -328,6 +393,13 @@ class StagedLoader(DataLoader[Any]):
         cycles = state.get("cycled") is not None  # over a stream, nothing is better than another pass
         self._resume = state if (self._order is not None if cycles else state["active"]) else None
         self._counted = state.get("counted", [state["done"]])
+        self._passes.repeat("" if cycles else state.get("finished", ""))
+
+    def made_in_epoch(self, loaders: EpochLoaders) -> None:
+        """The script has made this loader in an epoch: `loaders` saves its position."""
+        self._passes.made_in_epoch = loaders
+        if self._order is not None:
+            self._order.state.save_all()
 
     def _put_generators(self, state: dict[str, Any]) -> None:
         for generator, stream in zip(self._generators, state["generators"], strict=False):
@@ -382,9 +454,11 @@ class _Stream:
 class PassingLoader:
     """Adds marks and step boundaries to a loader with own state, or of an unknown kind."""
 
+    keeps_inner = True  # see `StagedLoader`
+
     def __init__(self, job: Rank, inner: Any, *, train: bool) -> None:
         """Around `inner`."""
-        self._job, self._inner, self._passes = job, inner, _Passes(job, train=train)
+        self._job, self._inner, self._passes = job, inner, _Passes(job, self, train=train)
         self._stateful = all(callable(getattr(inner, name, None)) for name in ("state_dict", "load_state_dict"))
         self._stateful &= getattr(inner, "use_stateful_dataloader", True)  # Accelerate's have both always
         self._stream = _Stream(inner, generators_of(inner) if isinstance(inner, DataLoader) else [])
@@ -404,8 +478,15 @@ class PassingLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the inner loader, with marks."""
         self._passes.begin()
-        resume, self._resume = self._resume, None
-        counted, self._counted = self._counted, None
+        return self._passes.next_pass(self._begin)
+
+    def _begin(self, anew: bool) -> Iterator[Any]:
+        """Begin a pass; see `_Passes.next_pass`."""
+        resume, counted = self._resume, self._counted
+        if anew:
+            resume = counted = None
+        else:
+            self._resume = self._counted = None
         done = resume["done"] if resume else 0
         batches = iter(self._inner) if self._stateful else self._stream.begin(lambda: iter(self._inner), resume)
         return self._passes.run(batches, done, self._next, again=resume is not None, counted=counted)
@@ -433,6 +514,7 @@ class PassingLoader:
             "number": self._stream.number,
             "start": self._stream.start if active else None,
             "last": self._stream.mark(ahead),
+            "finished": self._passes.finished,
             **self._passes.place(begun=active, replays=False),
         }
 
@@ -444,3 +526,13 @@ class PassingLoader:
             self._resume = state
         elif state["done"] and state.get("cycled") is None:
             self._resume = state
+        self._passes.repeat("" if state.get("cycled") is not None else state.get("finished", ""))
+
+    def made_in_epoch(self, loaders: EpochLoaders) -> None:
+        """See `StagedLoader.made_in_epoch`."""
+        self._passes.made_in_epoch = loaders
+
+    @property
+    def made_anew(self) -> bool:
+        """True if an epoch has made this loader, and no pass of it runs."""
+        return self._passes.made_in_epoch is not None and not self._passes.active

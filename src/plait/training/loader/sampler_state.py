@@ -37,6 +37,10 @@ class SamplerState:
         self._sampler = sampler
         self._built = self._take()
 
+    def save_all(self) -> None:
+        """Save all attributes from now on: a new process may build the sampler in another state."""
+        self._built = {}
+
     def changes(self) -> dict[str, Value]:
         """The attributes that differ from those recorded at first, by path."""
         return {path: value for path, value in self._take().items() if value != self._built.get(path)}

@@ -74,7 +74,15 @@ class StateRegistry:
     def restore_streams(self) -> None:
         """Restore the random streams of the checkpoint, after everything that is drawn during a resume."""
         if self._found is not None:
-            random_streams.restore(self._found["streams"], self._own_generators())
+            self.put_streams(self._found["streams"])
+
+    def streams(self) -> dict[str, Any]:
+        """The random streams as they are."""
+        return random_streams.capture(self._own_generators())
+
+    def put_streams(self, streams: dict[str, Any]) -> None:
+        """Restore the result of `streams`."""
+        random_streams.restore(streams, self._own_generators())
 
     def generator(self, seed: int) -> Any:
         """The job's own torch generator; if a checkpoint was loaded, it continues from there."""
@@ -107,7 +115,7 @@ class StateRegistry:
             "plait": about,
             "states": {name: v.state_dict() for name, v in self.values.items() if name not in left_out},
             "extras": {name: extras_of(v, parameters, stepped) for name, v in self.values.items()},
-            "streams": random_streams.capture(self._own_generators()),
+            "streams": self.streams(),
         }
 
     def _own_generators(self) -> list[Any]:

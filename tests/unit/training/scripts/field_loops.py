@@ -105,6 +105,47 @@ def counted_stream():
     by_number(lambda epoch: enumerate(wrapped), job)
 
 
+def counted_steps():
+    job = attach(model=model, sgd=sgd)
+    x = torch.randn(8, 4)
+    for i, step in enumerate(bar(job.steps(18)), start=1):
+        line(i, step, learn(x, lr=0.1 / (1 + i)))
+
+
+def counted_steps_saved_in_them():
+    """The checkpoint is requested within a step, once before and once after the optimizer's."""
+    job = attach(model=model, sgd=sgd)
+    x = torch.randn(8, 4)
+    for i, step in enumerate(job.steps(18)):
+        if step == 7:
+            job.checkpoint(block=True)
+        line(i, step, learn(x, lr=0.1 / (1 + i)))
+        if step == 9:
+            job.checkpoint(block=True)
+
+
+def counted_epochs():
+    job = attach(model=model, sgd=sgd)
+    wrapped = job.wrap_loader(loader)
+    for i, epoch in enumerate(job.epochs(4), start=3):
+        for ids, x in wrapped:
+            line(i, epoch, ids.tolist(), learn(x, lr=0.1 / (1 + i)))
+
+
+def counted_epochs_without_loader():
+    job = attach(model=model, sgd=sgd)
+    x = torch.randn(8, 4)
+    for i, epoch in enumerate(job.epochs(6)):
+        line(i, epoch, learn(x, lr=0.1 / (1 + i)))
+
+
+def counted_steps_beside():
+    job = attach(model=model, sgd=sgd)
+    x = torch.randn(8, 4)
+    for i, step in zip(range(18), job.steps(18), strict=False):
+        line(i, step, learn(x))
+
+
 def counted_by_the_job():
     job = attach(model=model, sgd=sgd)
     by_number(lambda epoch: job.batches(loader), job)
