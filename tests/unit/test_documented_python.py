@@ -40,7 +40,8 @@ GIVEN = {
     + """
 import numpy as np
 from plait.training import attach
-loader = torch.utils.data.DataLoader(torch.randn(8, 4))
+data = torch.randn(8, 4)
+loader = torch.utils.data.DataLoader(data)
 rng = np.random.default_rng(0)
 weights = momentum = np.zeros(3)
 update = lambda weights, momentum, rng: (weights + rng.normal(size=3), momentum)

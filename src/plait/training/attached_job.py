@@ -84,7 +84,8 @@ class AttachedJob(Job):
         self.iterations = Iterations(self.compute)
         self._epoch = 0
         self._given: dict[int, tuple[Any, Any]] = {}  # by id: loaders given to `batches`, and as what they are wrapped
-        self._names, self._epoch_loaders = LoaderNames(), EpochLoaders(lambda why: self.advice.warn(why))
+        self.advice = ResumeAdvice(self)
+        self._names, self._epoch_loaders = LoaderNames(), EpochLoaders(self.advice.warn)
         self._adaptive_epochs: set[int] = set()  # in which adaptive loaders were made
         self._passes_begun = False  # whether a wrapped training loader has been used
         self._epoch_streams: Any = None  # the random streams at the beginning of the epoch that runs
@@ -92,7 +93,6 @@ class AttachedJob(Job):
         self._counters = {"steps": LoopCounters(), "epochs": LoopCounters()}  # of the script, around the job's loops
         self._save_asked: bool | None = None  # by `checkpoint` in a loop step: whether to wait for the write
         self.total_epochs = 0  # announced by the script, 0 unknown
-        self.advice = ResumeAdvice(self)
         self.boundary: Boundary = Boundary(
             page, self.checkpointer, around, boundary_missing=self._boundary_missing, leaves=lambda: self.shared.leaves
         )
@@ -479,7 +479,7 @@ class AttachedJob(Job):
         return not stopped or 0 < self.page.total_iterations <= self.page.steps
 
     def _collect(self) -> dict[str, Any]:
-        about = {"epoch": self._epoch, "step": self.step, "world": self.around.world_size}
+        about: dict[str, Any] = {"epoch": self._epoch, "step": self.step, "world": self.around.world_size}
         about["loop_step"] = self.iterations.loop_steps_done
         about["epoch_streams"] = self._epoch_streams
         done = self.iterations.loop_steps_done - self.iterations.loop_step

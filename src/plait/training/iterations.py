@@ -74,7 +74,7 @@ class Iterations:
     @property
     def saves_at_loop_end(self) -> bool:
         """True inside a loop step; a checkpoint is possible only at its end."""
-        begun = self.loop_steps_count() or (self.stepped and self.inside("steps"))
+        begun = self.loop_steps_count() or (self.stepped and self.inside("steps") > 0)
         return self.looping and not self.loop_step_counted and begun
 
     def begin_loop_step(self, number: int) -> None:
