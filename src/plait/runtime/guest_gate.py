@@ -14,6 +14,9 @@ place in a step the least of recent ones counts, and little more.
 A change of any of them counts at once, also a promotion: a host waits for nothing. Nor does a job that was asked to
 stop, so that it can save its state.
 
+Each check of the share is noted in the page: a guest without recent checks is throttled from outside (`throttle` of
+its runner).
+
 After AntMan (Xiao et al., OSDI 2020), section 3: compute scaling. What is plait's own is that the pause follows each
 quantum, not each step, and the stage gate.
 """
@@ -192,6 +195,7 @@ class GuestGate:
             self._follow(self._look())
         if not self._guest:
             return 0.0
+        page.paced_monotonic = now_s
         share = page.share
         if not now_s < page.share_until or not share > 0:
             return LOOK_S

@@ -30,6 +30,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        272  gate_timeouts              i8       waits that ran out of time
        280  first_step_monotonic       f8       CLOCK_MONOTONIC at the end of this process's first iteration, 0 none
        288  saves                      i8       whether it can go on from a checkpoint (`Saves`), 0 unknown
+       312  paced_monotonic            f8       CLOCK_MONOTONIC when it last checked its share as a guest, 0 never
        320  profile guard              i8       even: whole, odd: being written, 0: none yet
        328  profile samples            i8
        336  profile iteration_s        f8
@@ -56,6 +57,11 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
       2096  micro_batches              i8       into how many micro-batches a step is split; 0 means 1
       2104  action                     i8       `sharing.Action`
       2112  share_until                f8       CLOCK_MONOTONIC until which a guest may run; 0: not said yet
+                                                written by the runner, of a guest (`throttle`)
+      2176  throttle                   i8       how the runner throttles it (`Throttled`), 0: it paces itself
+      2184  throttle_quantum_s         f8       seconds for which it runs before it may be frozen
+      2192  throttle_duty              f8       part of the last ten seconds in which it was not frozen
+      2200  frozen_s                   f8       cumulative seconds in which it was frozen
 
 An agent and the training library of a job may differ by one version, either way (`check_versions`): words are added in
 places that were 0 before, and a reader takes 0 for not known. control.json follows the same rule.
@@ -125,6 +131,14 @@ class JobState(IntEnum):
     FAILED = 5
 
 
+class Throttled(IntEnum):
+    """How the runner of a guest that does not pace itself freezes its processes."""
+
+    NOT = 0  # it paces itself, or is no guest
+    CGROUP = 1  # by the freezer of its control group
+    SIGNALS = 2  # by SIGSTOP and SIGCONT
+
+
 @dataclass(frozen=True)
 class PageProfile:
     """Mean seconds of an iteration and of its stages by resource, over so many iterations."""
@@ -160,6 +174,7 @@ class Page:
     gate_timeouts = Int(272)
     first_step_monotonic = Float(280)
     saves = Int(288)
+    paced_monotonic = Float(312)
     _profile_guard = Int(320)
     _profile_samples = Int(328)
     _profile_iteration_s = Float(336)
@@ -183,6 +198,11 @@ class Page:
     micro_batches = Int(2096)
     action = Int(2104)
     share_until = Float(2112)
+
+    throttle = Int(2176)
+    throttle_quantum_s = Float(2184)
+    throttle_duty = Float(2192)
+    frozen_s = Float(2200)
 
     floats: Words
     ints: Words

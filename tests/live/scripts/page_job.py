@@ -32,6 +32,7 @@ def save() -> None:
 
 
 while number < steps and not (out / f"hurry-{os.environ['PLAIT_JOB']}").exists():
+    page.paced_monotonic = time.monotonic()
     told = page.directive
     page.set_reached(told.limit_number, told.memory_limit_bytes or float("inf"))
     if page.stop:

@@ -319,3 +319,18 @@ def test_time_behind_the_kernels_of_others_is_no_work_of_the_guest(gate, time, p
             before_s, guest.longest_s = guest.waited_s, 0.0
     assert guest.waited_s - before_s < 1.6 * 9 * 0.048
     assert 0.040 <= guest.longest_s <= 0.065
+
+
+def test_each_look_at_the_share_is_noted_also_while_the_guest_waits(gate, time, page):
+    guest = gate()
+    assert page.paced_monotonic == 0.0
+    quanta(guest, time, 2, 0.010)
+    assert page.paced_monotonic == pytest.approx(100.010)
+    page.share = 0.0
+    seen = []
+    for at_s in (1.0, 2.0):
+        time.at(at_s, lambda: seen.append(time.now_s - page.paced_monotonic))
+    time.at(3.0, lambda: setattr(page, "share", 1.0))
+    quanta(guest, time, 1, 0.010)
+    assert len(seen) == 2
+    assert all(0.0 <= late_s <= guest_gate.LOOK_S + 1e-9 for late_s in seen)
