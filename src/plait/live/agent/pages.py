@@ -55,6 +55,8 @@ class PageReader:
         self._samples: deque[tuple[float, tuple[float, ...]]] = deque()
         self._steps: deque[StepStats] = deque(maxlen=_WINDOW_STEPS)
         self._last = Progress()
+        #: The newest `stage_since` that was looked at, and for how long the process had been frozen then.
+        self._open_stage = (0.0, 0.0)
 
     def stop(self, flag: int) -> None:
         """Ask the process to stop (1 after a checkpoint, 2 now)."""
@@ -134,7 +136,8 @@ class PageReader:
     def stuck(self, least_s: float) -> str | None:
         """What its job hangs in: a stage that has been open for ten iterations and at least so many seconds.
 
-        Before the second iteration nobody knows how long one takes (models are compiled in the first).
+        Seconds in which its runner had frozen it do not count. Before the second iteration nobody knows how long one
+        takes (models are compiled in the first).
         """
         page = self._page
         if page is None or page.state != JobState.RUNNING:
@@ -143,7 +146,11 @@ class PageReader:
         step_s = _above_zero(step_s)
         if since is None or step_s is None or not 0 < stage <= len(Resource):
             return None
-        open_s, limit_s = time.monotonic() - since, max(least_s, 10 * step_s)
+        frozen_s = page.number("frozen_s") or 0.0
+        if self._open_stage[0] != since:
+            self._open_stage = since, frozen_s
+        open_s = time.monotonic() - since - (frozen_s - self._open_stage[1])
+        limit_s = max(least_s, 10 * step_s)
         if open_s <= limit_s or page.number("stage_since") != since:
             return None
         return (

@@ -67,6 +67,15 @@ def enter(folder: str, pid: int = 0) -> None:
             os.close(fd)
 
 
+def open_freezer(mark: str) -> int:
+    """A descriptor at which 1 freezes and 0 thaws the group of an attempt; -1 if it has none with processes in it."""
+    folder = _folder(mark)
+    try:
+        return os.open(os.path.join(folder, "cgroup.freeze"), os.O_WRONLY | os.O_CLOEXEC) if _inside(folder) else -1
+    except OSError:  # Linux before 5.2, or not permitted
+        return -1
+
+
 def members(mark: str) -> set[int]:
     """Processes of an attempt's group, and of groups that it made below."""
     folder = _folder(mark)

@@ -175,6 +175,7 @@ def _task(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> di
         "lease": str(lease.path),
         "asked_s": lease.now.asked_s,
         "lease_s": lease.now.lease_s,
+        "guest": run.group.guest,
     }
 
 

@@ -3,11 +3,11 @@
     python -S -P -m plait.live.agent.processes.runner   < the task as JSON
 
 It outlives the agent, and everything that must not depend on the agent's life is here: grace before a kill, the memory
-limit, rotation of the log, the exit code. It leads no user code: the job's process gets a session of its own and dies
-with the runner (PR_SET_PDEATHSIG); grandchildren that forked away come back to it when they are orphaned, because it is
-their subreaper, and are killed when the job's process has ended; where the machine allows it the job has a control
-group of its own (`cgroups`), in which daemons stay. Beside it a `guardian` ends the job if the runner itself is killed,
-and both end it when the `lease` of the node is over.
+limit, rotation of the log, the exit code, and the `throttle` of a guest that does not pace itself. It leads no user
+code: the job's process gets a session of its own and dies with the runner (PR_SET_PDEATHSIG); grandchildren that forked
+away come back to it when they are orphaned, because it is their subreaper, and are killed when the job's process has
+ended; where the machine allows it the job has a control group of its own (`cgroups`), in which daemons stay. Beside it
+a `guardian` ends the job if the runner itself is killed, and both end it when the `lease` of the node is over.
 
 Files in the folder of the process: `runner.json` is the claim (made by `link`, so that there is one runner whatever
 happened to the agent between two tries), `out.log` with `out.log.first`, `out.log.1` ... and `log.json` (see `logs`),
@@ -26,12 +26,16 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from plait.live.agent.lease import Deadman, Lease
 from plait.live.agent.processes import guardian
 from plait.live.agent.processes.grace import read_grace_s
 from plait.live.system import cgroups, procs
+from plait.live.system.freezer import Freezer
+
+if TYPE_CHECKING:
+    from plait.live.agent.processes.throttle import Throttle
 
 #: Full files of a log that are kept: the first one, then the newest.
 FIRST_LOG, NEWEST_LOGS = "out.log.first", 2
@@ -50,7 +54,7 @@ class Task:
     """The task from the agent. `folder` holds its files; `env` is complete; bytes and seconds.
 
     `lease`: the file of the node's lease, which was asked for at `asked_s` (of CLOCK_BOOTTIME) when this was said, and
-    counted for `lease_s`; "" = nothing ends it.
+    counted for `lease_s`; "" = nothing ends it. `guest`: it starts as a guest, which is held to its share.
     """
 
     folder: str
@@ -64,6 +68,7 @@ class Task:
     lease: str = ""
     asked_s: float = 0.0
     lease_s: float = 0.0
+    guest: bool = False
 
 
 class LogWriter:
@@ -155,6 +160,7 @@ class Runner:
     _guardian: int = 0
     _pipe: int = -1
     _inherited: tuple[int, ...] = ()
+    _throttle: Throttle | None = None
 
     def run(self) -> int:
         """From start to `exit.json`; the exit code of the job's process, -n if signal n ended it."""
@@ -194,6 +200,8 @@ class Runner:
             if (lease := self._deadman.lease).stop_s(self.task.grace_s) <= procs.boot_s():
                 self.status = 0
                 return _PREEMPTED, str(lease)
+        if self.task.guest:  # modules that other runners do without, loaded before the job can run
+            import plait.live.agent.processes.throttle  # noqa: F401
         if (failure := self._make_child(cgroups.make(self.task.mark))) is not None:
             return failure
         clock = (self.task.lease, self._deadman) if self._deadman is not None else None
@@ -272,6 +280,7 @@ class Runner:
 
     def _watch(self, wake: int) -> None:
         """Until the job's process has ended: its output, signals, the clock, its memory."""
+        self._throttle_guest()
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
@@ -286,12 +295,28 @@ class Runner:
                     check_at = now + _MEMORY_EVERY_S
                 next_check = check_at if self.task.memory_bytes > 0 else None
                 waits = [at - now for at in (self.kill_at, next_check) if at is not None] + self._look_at_lease()
+                if self._throttle is not None and (turn_s := self._throttle.turn()) is not None:
+                    waits.append(turn_s)
                 for key, _ in selector.select(max(0.0, min(waits)) if waits else None):
                     if key.fd == self._pipe:
                         if not self._copy():
                             selector.unregister(self._pipe)  # the job closed its output and goes on
                     else:
                         self._signalled(os.read(wake, 512))
+
+    def _throttle_guest(self) -> None:
+        """Hold a guest to its share from its start on, where it does not do so itself."""
+        if not self.task.guest:
+            return
+        from plait.live.agent.processes.throttle import Throttle
+
+        freezer = Freezer(self.task.mark, lambda: {*self._below(), *procs.marked(self.task.mark)} - {self._guardian})
+        self._throttle = Throttle(Path(self.task.folder, "page.bin"), freezer)
+
+    def _release(self) -> None:
+        """Let a guest run for good: it is to end, and frozen processes handle no signal but SIGKILL."""
+        if self._throttle is not None:
+            self._throttle.release()
 
     def _look_at_lease(self) -> list[float]:
         """End the job if the lease of the node is over, gracefully first; seconds until it is to be looked at again."""
@@ -312,7 +337,10 @@ class Runner:
         self._collect()
         if self.status is None and not self.stopping:  # a second SIGTERM tells a job to leave without a checkpoint
             self.heeds_stop = procs.heeds(self.child, signal.SIGTERM)
-            for number in (signal.SIGTERM, signal.SIGCONT):
+            deaf = self._throttle is not None and not self.heeds_stop  # a guest that uses no grace: it stays throttled
+            if not deaf:
+                self._release()
+            for number in (signal.SIGTERM,) if deaf else (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(OSError):
                     os.kill(self.child, number)
         until = time.monotonic() + grace_s
@@ -341,6 +369,7 @@ class Runner:
     def _ask_what_it_does(self, hung: str) -> None:
         """Before the kill: processes that know plait answer SIGQUIT with the stacks of their threads, in the log."""
         self.killed, self.kill_at = hung, time.monotonic() + _STACKS_S
+        self._release()
         for pid in self._below():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGQUIT)
@@ -389,6 +418,7 @@ class Runner:
         procs.kill_until_none(
             lambda: {*self._below(), *(p for m in self._marks for p in procs.marked(m))} - mine, self._collect
         )
+        self._release()
         if self._guardian:
             with contextlib.suppress(OSError):
                 os.kill(self._guardian, signal.SIGKILL)

@@ -1,0 +1,151 @@
+"""Throttle a guest that does not pace itself: freeze its processes for all of the time but its share.
+
+A guest paces itself while its training library checks its share (`Page.paced_monotonic`). A program without plait, one
+in which no optimizer steps, and a job that has not come to its first step do not; their runner freezes and thaws them,
+by a token bucket: it fills at the rate of the share, runs empty while they run, and they run when it holds a quantum.
+
+    balance   grows by share * dt, and shrinks by dt while the processes run
+    freeze    at a balance of 0, but for no less than `LEAST_FROZEN_S`
+    thaw      at QUANTUM_S * (1 - share), so that they run for QUANTUM_S
+
+The runner outlives the agent, and nothing renews `Page.share_until` then: the share counts as 0, and hosts run free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from plait.live.system.freezer import Freezer
+from plait.runtime.page import Page, PageError, Throttled
+
+#: For so many seconds the processes run before they may be frozen: a host that comes back waits no longer.
+QUANTUM_S = 0.005
+#: The same where they get signals, which cost more.
+SIGNALLED_QUANTUM_S = 0.02
+#: A shorter time is not worth freezing for; the processes run on, and are frozen for longer later.
+LEAST_FROZEN_S = 0.001
+#: A guest that has not checked its share for so many seconds does not pace itself.
+PACED_S = 3.0
+#: Seconds between two looks at the page: while the processes are throttled, and while the guest paces itself.
+LOOK_S, PACED_LOOK_S = 0.05, 0.5
+#: A runner that got no CPU wakes up late. Processes that ran too long make up for so many seconds at most; those that
+#: were frozen too long, for so many quanta.
+MOST_OWED_S, MOST_SAVED_QUANTA = 1.0, 4
+_ROUNDING_S = 1e-6
+#: Over so many seconds the duty cycle is measured, of which it is published every so many.
+WINDOW_S, PUBLISH_S = 10.0, 1.0
+
+
+class Throttle:
+    """Of the processes of one guest; `turn` does what is due. Times are seconds of CLOCK_MONOTONIC."""
+
+    def __init__(self, page: Path, freezer: Freezer, clock: Callable[[], float] = time.monotonic) -> None:
+        """Freeze nothing yet. `page`: of the guest; one that cannot be read counts as a share of 0."""
+        self._freezer, self._clock = freezer, clock
+        self._page: Page | None = None
+        with contextlib.suppress(PageError, OSError):
+            self._page = Page.open(page, mapped=False)
+        self._at_s = self._began_s = self._published_s = clock()
+        self._balance_s, self._share, self._frozen = 0.0, 0.0, False
+        self._ran_s = self._frozen_s = 0.0
+        self._samples: deque[tuple[float, float]] = deque()
+        self._over = False
+
+    def turn(self) -> float | None:
+        """Freeze or thaw if that is due; seconds until the next turn, None if there is none (see `release`)."""
+        if self._over:
+            return None
+        now_s = self._clock()
+        self._account(now_s)
+        page = self._page
+        share, paced_s = 0.0, 0.0
+        if page is not None:
+            until_s, paced_s = page.share_until, page.paced_monotonic
+            if until_s == 0.0:  # it has become a host, which stays one
+                self.release()
+                return None
+            share = page.share if now_s < until_s and 0.0 < page.share <= 1.0 else 0.0
+        if now_s - PACED_S < paced_s <= now_s:
+            self._set(frozen=False)
+            self._balance_s = self._share = 0.0
+            self._publish(now_s, throttled=False)
+            return PACED_LOOK_S
+        self._share = share
+        wait_s = self._due(share)
+        self._publish(now_s, throttled=True)
+        return min(max(wait_s, LEAST_FROZEN_S), LOOK_S)
+
+    def release(self) -> None:
+        """Let the processes run for good; may be called twice."""
+        if self._over:
+            return
+        self._over = True
+        self._account(self._clock())
+        self._freezer.close()
+        self._publish(self._at_s, throttled=False)
+        if self._page is not None:
+            self._page.close()
+
+    def _due(self, share: float) -> float:
+        """Freeze or thaw; seconds until the balance allows the opposite."""
+        if share <= 0.0:
+            self._balance_s = min(self._balance_s, 0.0)
+            self._set(frozen=True)
+            return LOOK_S
+        quantum_s = self._quantum_s
+        full_s = quantum_s * (1.0 - share)
+        missing_s = (full_s - self._balance_s) / share
+        if self._frozen:
+            if missing_s > _ROUNDING_S:
+                return missing_s
+            self._set(frozen=False)
+        if self._balance_s <= _ROUNDING_S and missing_s >= LEAST_FROZEN_S - _ROUNDING_S:
+            self._set(frozen=True)
+            return missing_s
+        lasts_s = self._balance_s - min(full_s - share * LEAST_FROZEN_S, 0.0)
+        return lasts_s / (1.0 - share) if share < 1.0 else LOOK_S
+
+    @property
+    def _quantum_s(self) -> float:
+        return QUANTUM_S if self._freezer.uses_group else SIGNALLED_QUANTUM_S
+
+    def _account(self, now_s: float) -> None:
+        """Count the time since the last turn."""
+        passed_s, self._at_s = max(now_s - self._at_s, 0.0), now_s
+        if self._frozen:
+            self._frozen_s += passed_s
+        else:
+            self._ran_s += passed_s
+        self._balance_s += passed_s * (self._share - (not self._frozen))
+        self._balance_s = min(max(self._balance_s, -MOST_OWED_S), MOST_SAVED_QUANTA * self._quantum_s)
+
+    def _set(self, *, frozen: bool) -> None:
+        if frozen and not self._frozen:
+            self._freezer.freeze()
+        elif self._frozen and not frozen:
+            self._freezer.thaw()
+        self._frozen = frozen
+
+    def _publish(self, now_s: float, *, throttled: bool) -> None:
+        """Write what the agent reports."""
+        page, how = self._page, Throttled.NOT
+        if throttled:
+            how = Throttled.CGROUP if self._freezer.uses_group else Throttled.SIGNALS
+        if page is None or (page.throttle == how and now_s - self._published_s < PUBLISH_S):
+            return
+        self._published_s = now_s
+        if not throttled:
+            self._samples.clear()
+        self._samples.append((now_s, self._ran_s))
+        while len(self._samples) > 2 and now_s - self._samples[1][0] >= WINDOW_S:
+            self._samples.popleft()
+        first_s, ran_s = self._samples[0]
+        with contextlib.suppress(OSError):
+            page.throttle_quantum_s = self._quantum_s if throttled else 0.0
+            page.throttle_duty = (self._ran_s - ran_s) / (now_s - first_s) if now_s > first_s else 0.0
+            page.frozen_s = self._frozen_s
+            page.throttle = how
