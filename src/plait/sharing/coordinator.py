@@ -82,7 +82,9 @@ def decide(
     share = state.share if host == state.guaranteed and running else ShareState()
     owing = [name for name in others if owes(memory, name, device)]
     if host is not None and running and not owing and not _on_its_way(memory.jobs[host], device.reached.get(host)):
-        quantum_s = max((seen[name].quantum_s for name in running if name in seen), default=0.0)
+        quantum_s = max(
+            max(device.jobs[name].quantum_s, seen[name].quantum_s if name in seen else 0.0) for name in running
+        )
         for step in fresh[host]:
             share = share_law.after_step(share, now_s, step, quantum_s)
     shares = share_law.divided(

@@ -130,6 +130,7 @@ class Sharer:
     weight              its part of what opportunistic jobs get together
     persistent_bytes    bytes of parameters and optimiser state, until a step reports them; None: not known
     most_micro_batches  into how many micro-batches a step may be split when memory is short; 1: never
+    quantum_s           of a job that is paced from outside and so reports none: as in `StepStats`; 0: it paces itself
 
     Raises `InputError` for an invalid weight or number.
     """
@@ -138,6 +139,7 @@ class Sharer:
     weight: float = 1.0
     persistent_bytes: int | None = 0
     most_micro_batches: int = 1
+    quantum_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Weights divide a share, so none is 0."""

@@ -133,6 +133,24 @@ def test_a_guest_waits_until_its_host_is_measured_and_then_gets_more_and_more(be
     assert b.coordinator.of((0, 1, 0)).beside == [1]
 
 
+def test_a_guest_that_its_runner_throttles_is_reported_and_judged_by_its_quantum(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    b.add(0)
+    guest = b.add(1, guest=True, silent=True)
+    b.turns(2)
+    said = b.coordinator.of((1, 1, 0))
+    assert (said.throttled, said.duty) == ("", None)
+    for number, name in ((1, "cgroup"), (2, "signals"), (7, "")):
+        with guest.page as page:
+            page.throttle, page.throttle_quantum_s, page.throttle_duty = number, 0.02, 0.25
+        b.turns()
+        said = b.coordinator.of((1, 1, 0))
+        assert (said.throttled, said.duty) == (name, 0.25 if name else None)
+        jobs = {process.name: [process] for process in (one.process for one in b.jobs.values())}
+        device = b.coordinator._reports.device(State().memory, jobs, "0:1")
+        assert [device.jobs[job].quantum_s for job in ("0:1", "1:1")] == [0.0, 0.02 if name else 0.0]
+
+
 def test_guests_never_seen_start_one_after_the_other_where_memory_is_limited(bench: Callable[..., Bench]) -> None:
     for capacity, actions in ((32.0 * GB, (Action.RUN, Action.PAUSE)), (0.0, (Action.RUN, Action.RUN))):
         b = bench(capacity_bytes=capacity)

@@ -53,6 +53,14 @@ def test_every_field_of_the_examples_is_something_else_than_its_default() -> Non
     assert answer.attempts[0].group.members[1].turn == 1
 
 
+def test_a_throttle_is_told_to_those_who_know_it_and_ignored_by_others() -> None:
+    plain = to_json(Sharing(True, 0.35))
+    assert not {"throttled", "duty"} & set(plain)
+    throttled = Sharing(True, 0.35, throttled="signals", duty=0.0)
+    assert to_json(throttled) == {**plain, "throttled": "signals", "duty": 0.0}
+    assert from_json(Sharing, to_json(throttled)) == throttled
+
+
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 @pytest.mark.parametrize("version", [0, wire.VERSION + 1, "2", None])
 def test_versions_further_apart_are_refused_in_words(name: str, kind: Any, version: Any) -> None:

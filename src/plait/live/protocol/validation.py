@@ -27,6 +27,7 @@ from plait.live.protocol.wire import (
     SwitchSeen,
     Usage,
 )
+from plait.runtime.page import Throttled
 from plait.sharing import Action
 
 #: Seconds of an iteration or a stage, and iterations of a job, at most; seconds of an iteration at least.
@@ -175,6 +176,8 @@ def _sane_sharing(said: Sharing) -> Sharing:
         action=said.action if said.action.upper() in Action.__members__ else Action.RUN.name.lower(),
         beside=[job for job in said.beside if 0 <= job <= MOST_STORED][:MOST_NEIGHBOURS],
         leaves=sane_text(said.leaves),
+        throttled=said.throttled if said.throttled.upper() in Throttled.__members__ else "",
+        duty=_or_none(said.duty, 1.0),
     )
 
 

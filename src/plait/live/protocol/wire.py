@@ -94,7 +94,9 @@ class Sharing:
 
     `guest`: it uses what others leave. `share` of the GPU's time, 0 to 1; `limit_bytes` of its memory, 0 = none;
     `action` a name of `plait.sharing.Action` in small letters; `beside` the jobs with which it shares the GPU.
-    `leaves`: why it saves its state and goes, to be resumed elsewhere; "" if it stays.
+    `leaves`: why it saves its state and goes, to be resumed elsewhere; "" if it stays. `throttled`: how its runner
+    freezes a guest that does not pace itself, a name of `plait.runtime.page.Throttled` in small letters; "" if it does
+    not. `duty`: the part of the last ten seconds in which it was not frozen.
     """
 
     guest: bool = False
@@ -103,6 +105,8 @@ class Sharing:
     action: str = "run"
     beside: list[int] = field(default_factory=list)
     leaves: str = ""
+    throttled: str = field(default="", metadata=form(omit=True))
+    duty: float | None = field(default=None, metadata=form(omit=True))
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ class Coordinator:
             if here:
                 owing_s = now_s - self._owing_s.get(process.key, now_s)
                 late_s = owing_s if owing_s >= OBEY_S and not process.stopping else None
-                said[process.key] = as_said(process, here, directive or Directive(), late_s)
+                said[process.key] = as_said(process, here, directive or Directive(), late_s, page)
         self._said_last = said
 
     def _freed(self, process: GpuProcess, page: Page | None) -> Directive | None:

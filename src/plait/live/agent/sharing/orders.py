@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plait.live.agent.journal import Key
 from plait.live.agent.sharing.gpu_processes import GpuProcess
-from plait.live.agent.sharing.reports import reports_nothing
+from plait.live.agent.sharing.reports import process_throttle, reports_nothing
 from plait.live.layout import job_name
 from plait.live.protocol.wire import Sharing
 from plait.runtime.page import Page
@@ -90,10 +90,13 @@ def for_library(page: Page, process: GpuProcess, directive: Directive) -> Direct
     return replace(directive, memory_limit_bytes=None)
 
 
-def as_said(process: GpuProcess, here: Sequence[GpuProcess], directive: Directive, late_s: float | None) -> Sharing:
+def as_said(
+    process: GpuProcess, here: Sequence[GpuProcess], directive: Directive, late_s: float | None, page: Page | None
+) -> Sharing:
     """The directive of a process among those `here` on its GPU, as the service hears it.
 
-    `late_s`: for so many seconds, too many, it has not done what the guaranteed job waits for; None if it has.
+    `late_s`: for so many seconds, too many, it has not done what the guaranteed job waits for; None if it has. `page`:
+    of the process, which shows whether its runner throttles it.
     """
     beside = list(dict.fromkeys(one.key[0] for one in here if one.name != process.name))
     others, leaves = ", ".join(job_name(job) for job in beside) or "others", ""
@@ -108,4 +111,6 @@ def as_said(process: GpuProcess, here: Sequence[GpuProcess], directive: Directiv
         action=directive.action.name.lower(),
         beside=beside,
         leaves=leaves,
+        throttled=(throttled := process_throttle(page)),
+        duty=page.number("throttle_duty") if throttled and page is not None else None,
     )

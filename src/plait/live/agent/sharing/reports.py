@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from plait.live.agent.journal import Key
 from plait.live.agent.sharing.gpu_processes import GpuProcess
-from plait.runtime.page import Page, PageError
+from plait.runtime.page import Page, PageError, Throttled
 from plait.sharing import Device, Reached, Sharer, StepStats
 from plait.sharing.memory_state import MemoryState
 
 #: The memory of a device of which nobody knows it: it is not limited.
 UNLIMITED_BYTES = 1 << 60
+_THROTTLED = frozenset(Throttled) - {Throttled.NOT}
 
 
 class Reports:
@@ -74,8 +75,19 @@ class Reports:
                 reached[name] = Reached(known.number, known.cap_bytes)
             if wanted := sum(int(size) for page in pages if (size := page.number("refused_bytes") or 0.0) > 0):
                 refused[name] = wanted
-        sharers = {name: Sharer(name == host, persistent_bytes=self._kept(jobs[name])) for name in jobs}
+        sharers = {
+            name: Sharer(
+                name == host, persistent_bytes=self._kept(processes), quantum_s=self._throttled_quantum_s(processes)
+            )
+            for name, processes in jobs.items()
+        }
         return Device(capacity, sharers, reached, refused)
+
+    def _throttled_quantum_s(self, processes: Sequence[GpuProcess]) -> float:
+        """The longest quantum of those processes of a job that their runners throttle; 0 if none is."""
+        pages = [page for process in processes if (page := self._pages.get(process.key)) is not None]
+        found = [page.number("throttle_quantum_s") or 0.0 for page in pages if process_throttle(page)]
+        return max((seconds for seconds in found if seconds > 0), default=0.0)
 
     def _kept(self, processes: Sequence[GpuProcess]) -> int | None:
         """Device memory that a job here keeps from step to step; None if it matters and nobody knows."""
@@ -85,6 +97,12 @@ class Reports:
 def reports_nothing(page: Page) -> bool:
     """Whether the training library of a process is of the version before; not known before its first step."""
     return not page.library_version and page.steps > 0
+
+
+def process_throttle(page: Page | None) -> str:
+    """How the runner of a process throttles it: the name of a `Throttled` in small letters; "" if it does not."""
+    number = 0 if page is None else page.throttle
+    return Throttled(number).name.lower() if number in _THROTTLED else ""
 
 
 def _times(step: StepStats, count: int) -> StepStats:

@@ -1,0 +1,30 @@
+"""A job that is paced from outside reports no steps; the law takes its quantum from the device."""
+
+from __future__ import annotations
+
+from plait.sharing import CODEC, Device, Sharer, State, StepStats, decide
+
+
+def shares(*, outside_s: float = 0.0, reported_s: float = 0.0) -> list[float]:
+    """Shares of a guest beside a host with steps of 100 ms."""
+    device = Device(1 << 60, {"host": Sharer(guaranteed=True), "guest": Sharer(guaranteed=False, quantum_s=outside_s)})
+    state, out = State(), []
+    for step in range(400):
+        stats = {"host": [StepStats(step, 0.1)]}
+        if reported_s:
+            stats["guest"] = [StepStats(step, 0.1, quantum_s=reported_s)]
+        state, directives = decide(state, 0.1 * step, stats, device)
+        out.append(directives["guest"].share)
+    return out
+
+
+def test_a_quantum_from_outside_counts_as_one_that_was_reported() -> None:
+    assert max(shares(outside_s=0.05)) > 0.0
+    assert shares(outside_s=0.05) == shares(reported_s=0.05)
+    assert shares(outside_s=0.05) != shares(outside_s=0.002)
+
+
+def test_it_is_written_only_where_there_is_one() -> None:
+    assert "quantum_s" not in CODEC.encode(Sharer(guaranteed=False))
+    throttled = Sharer(guaranteed=False, quantum_s=0.005)
+    assert CODEC.decode(Sharer, CODEC.encode(throttled)) == throttled
