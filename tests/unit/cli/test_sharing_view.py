@@ -20,6 +20,11 @@ HOST, GUEST = {"job": "j-0", "gpu": "n0:1", "guest": False}, {"job": "j-5", "gpu
         ({"guest": True, "share": 0.0, "action": "pause", "beside": [HOST]}, "guest of j-0, paused"),
         ({"guest": True, "share": 0.5, "action": "run", "beside": [HOST, HOST, GUEST]}, "guest of j-0, share 0.50"),
         ({"guest": False, "share": 1.0, "action": "run", "beside": [GUEST]}, "host of j-5"),
+        ({"guest": True, "share": 0.0, "throttled": "signals", "duty": 0.0, "beside": [HOST]}, "guest of j-0, frozen"),
+        (
+            {"guest": True, "share": 0.5, "throttled": "cgroup", "duty": None, "beside": [HOST]},
+            "guest of j-0, share 0.50, throttled",
+        ),
     ],
 )
 def test_a_list_says_whose_guest_a_job_is(sharing: dict[str, Any] | None, text: str) -> None:
@@ -44,6 +49,9 @@ def test_one_job_is_shown_with_its_neighbours_and_limits() -> None:
         ("memory limit", "2.5 GB"),
         ("instruction", "pause"),
     ]
+    throttled = {"guest": True, "share": 0.5, "throttled": "signals", "duty": 0.48, "beside": [HOST]}
+    how = "SIGSTOP and SIGCONT, since it does not pace itself; it ran for 0.48 of the last 10 s"
+    assert rows(throttled)[3] == ("throttled by", how)
     host = {"guest": False, "share": 1.0, "limit_bytes": None, "action": "run", "beside": [GUEST]}
     assert rows(host) == [("runs as", "host of guests"), ("shares with", "j-5 on n0:1 (guest)")]
 

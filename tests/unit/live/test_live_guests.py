@@ -142,7 +142,7 @@ def test_explain_says_whose_guest_it_is_at_which_share_and_where_it_would_be_alo
     found = c.engine.explain(2, c.now)
     assert found["sharing"] == {
         "guest": True, "beside": [{"job": host, "gpu": f"{where}:0", "guest": False}], "share": 0.35,
-        "limit_bytes": None, "action": "run",
+        "limit_bytes": None, "action": "run", "throttled": None, "duty": None,
     }  # fmt: skip
     start = f"runs as a guest of {host} on {where}:0 at share 0.35, because its class is opportunistic; "
     assert found["summary"] == start + "no GPU is idle"
@@ -153,6 +153,36 @@ def test_explain_says_whose_guest_it_is_at_which_share_and_where_it_would_be_alo
     assert "runs at full speed; what it leaves goes to j-2" in c.engine.explain(int(host[2:]), c.now)["summary"]
     assert c.engine.fields([2])[2]["sharing"]["share"] == 0.35
     assert shown(c.engine.context, attempt_of(c, 2)) == found["sharing"]
+
+
+def test_a_throttled_guest_is_shown_with_its_share_and_what_it_got(shared: Cluster) -> None:
+    def said(share: float, throttled: str = "cgroup", duty: float | None = 0.34) -> str:
+        shared.nodes[0].report(1, sharing=Sharing(True, share, 0.0, "run", [0], throttled=throttled, duty=duty))
+        shared.pass_s(0.6)
+        return str(shared.engine.explain(1, shared.now)["summary"])
+
+    start = "runs as a guest of j-0 on n0:0 at share 0.35"
+    ran = "throttled by the cgroup freezer: it ran for 0.34 of the last 10 s"
+    assert said(0.35).startswith(f"{start}, {ran}, because its class is opportunistic; ")
+    found = shared.engine.explain(1, shared.now)["sharing"]
+    assert (found["share"], found["throttled"], found["duty"]) == (0.35, "cgroup", 0.34)
+    assert said(0.35, "signals", None).startswith(f"{start}, throttled by stop signals, because")
+    assert said(0.35, "dance", 7.0).startswith(f"{start}, because")
+    held = said(0.0, duty=0.0)
+    assert held.startswith("is frozen as a guest of j-0 on n0:0 by the cgroup freezer (share 0.00), because j-0 has ")
+    shared.pass_s(shared.engine.options.suspect_s + 2.0, silent=["n0"])  # nobody knows any more which share it has
+    text = str(shared.engine.explain(1, shared.now)["summary"])
+    paused = "and is paused if the agent of n0 is gone (it has not been heard of lately)"
+    assert text.startswith(f"runs as a guest of j-0 on n0:0, {paused}, because its class is opportunistic")
+    assert shared.engine.explain(1, shared.now)["sharing"]["share"] is None
+
+
+def test_a_throttled_guest_without_steps_stands_still_only_if_it_is_frozen(shared: Cluster) -> None:
+    for duty, steps in ((0.34, []), (0.0, [30.0])):
+        shared.nodes[0].report(1, held_s=30.0, sharing=Sharing(True, 0.35, throttled="cgroup", duty=duty))
+        shared.pass_s(11.0)
+        usage = shared.engine.state.controller.usage
+        assert (usage.step_s.tolist() if usage is not None else []) == steps
 
 
 def test_a_guest_whose_stop_waits_for_its_first_step_can_be_shown(cluster: Make) -> None:

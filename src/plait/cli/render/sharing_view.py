@@ -12,6 +12,8 @@ def where_text(job: Mapping[str, Any]) -> str:
     >>> host, guest = {"job": "j-0", "gpu": "n0:1", "guest": False}, {"job": "j-5", "gpu": "n0:1", "guest": True}
     >>> where_text({"sharing": {"guest": True, "share": 0.35, "beside": [host]}})
     'guest of j-0, share 0.35'
+    >>> where_text({"sharing": {"guest": True, "share": 0.35, "throttled": "cgroup", "duty": 0.34, "beside": [host]}})
+    'guest of j-0, share 0.35, throttled (ran 0.34)'
     >>> where_text({"sharing": {"guest": False, "share": 1.0, "beside": [guest]}})
     'host of j-5'
     """
@@ -24,7 +26,14 @@ def where_text(job: Mapping[str, Any]) -> str:
     text = f"guest of {', '.join(hosts)}" if hosts else "guest"
     if how.get("action") == "pause":
         return f"{text}, paused"
-    return text if how.get("share") is None else f"{text}, share {how['share']:.2f}"
+    if how.get("share") is None:
+        return text
+    if how.get("throttled") and how["share"] == 0:
+        return f"{text}, frozen"
+    text = f"{text}, share {how['share']:.2f}"
+    if not how.get("throttled"):
+        return text
+    return f"{text}, throttled" + ("" if how.get("duty") is None else f" (ran {how['duty']:.2f})")
 
 
 def rows(how: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -36,6 +45,10 @@ def rows(how: Mapping[str, Any]) -> list[tuple[str, object]]:
     out += [("shares with", ", ".join(beside))] if beside else []
     if how.get("guest") and how.get("share") is not None:
         out.append(("share", f"{how['share']:.2f} of the GPU's time"))
+    if how.get("throttled"):
+        by = "the freezer of its control group" if how["throttled"] == "cgroup" else "SIGSTOP and SIGCONT"
+        ran = "" if how.get("duty") is None else f"; it ran for {how['duty']:.2f} of the last 10 s"
+        out.append(("throttled by", f"{by}, since it does not pace itself{ran}"))
     if how.get("limit_bytes"):
         out.append(("memory limit", f"{how['limit_bytes'] / 1e9:.1f} GB"))
     if how.get("action") not in (None, "run"):

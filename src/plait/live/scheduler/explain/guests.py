@@ -19,7 +19,8 @@ def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
     """How an attempt shares GPUs with guests or as a guest; None if it does not.
 
     `beside`: each other job there, with the GPU; `share` of the GPUs' time, the least over its processes, as its agents
-    said it last (None: not yet).
+    said it last (None: not yet, or not lately). `throttled`: how processes that do not pace themselves are frozen, and
+    `duty` the part of the time in which they ran, as measured.
     """
     groups = ctx.state.groups
     mine = groups.by_job.get(attempt.job)  # none of one that the plan has dropped, but that has not made a step yet
@@ -33,13 +34,16 @@ def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
     ]
     if not beside and not attempt.guest:
         return None
-    said = heard(attempt)
+    said = heard(ctx, attempt)
+    throttled = [one for one in said if one.throttled]
     return {
         "guest": attempt.guest,
         "beside": beside,
         "share": min((one.share for one in said), default=None),
         "limit_bytes": min((one.limit_bytes for one in said if one.limit_bytes > 0), default=None),
         "action": max((one.action for one in said), key=_ACTIONS.index, default=None),
+        "throttled": throttled[0].throttled if throttled else None,
+        "duty": min((one.duty for one in throttled if one.duty is not None), default=None),
     }
 
 
@@ -65,9 +69,20 @@ def reserved_by_node(ctx: Context) -> dict[str, dict[str, str]]:
 _ACTIONS = ("run", "pause", "checkpoint", "stop")
 
 
-def heard(attempt: Attempt) -> list[Sharing]:
-    """What agents said last about how its processes share their GPUs."""
-    return [rank.seen.sharing for rank in attempt.ranks if rank.seen is not None and rank.seen.sharing is not None]
+def heard(ctx: Context, attempt: Attempt) -> list[Sharing]:
+    """What agents said last about how its processes share their GPUs; nothing of silent ones, which may be gone."""
+    silent = _silent(ctx, attempt)
+    return [
+        rank.seen.sharing
+        for rank in attempt.ranks
+        if rank.seen is not None and rank.seen.sharing is not None and rank.node not in silent
+    ]
+
+
+def _silent(ctx: Context, attempt: Attempt) -> list[str]:
+    """Its nodes that have not been heard of lately."""
+    names = dict.fromkeys(rank.node for rank in attempt.ranks if not rank.ended)
+    return [name for name in names if (node := ctx.state.nodes.get(name)) is None or node.lost or node.suspect]
 
 
 def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: dict[str, Any]) -> str:
@@ -75,24 +90,44 @@ def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: dict[str, Any]
     where = {one["job"]: one["gpu"] for one in how["beside"]}
     if not how["guest"]:
         shares = ctx.state.jobs
-        guests = [f"{one} on {gpu}{_at(shares.get(int(one[2:])))}" for one, gpu in where.items()]
+        guests = [f"{one} on {gpu}{_at(ctx, shares.get(int(one[2:])))}" for one, gpu in where.items()]
         return f"runs at full speed; what it leaves goes to {_listed(guests)}"
     hosts = {one["job"]: one["gpu"] for one in how["beside"] if not one["guest"]}
     others = [f"{name} on {gpu}" for name, gpu in where.items() if name not in hosts]
-    share = "" if how["share"] is None else f" at share {how['share']:.2f}"
+    share = _share(how)
+    if silent := _silent(ctx, attempt):
+        share += f", and is paused if the agent of {_listed(silent)} is gone (it has not been heard of lately)"
+    runs = "is frozen" if how["throttled"] and how["share"] == 0 else "runs"
     if hosts:
-        text = f"runs as a guest of {_listed([f'{name} on {gpu}' for name, gpu in hosts.items()])}{share}"
+        text = f"{runs} as a guest of {_listed([f'{name} on {gpu}' for name, gpu in hosts.items()])}{share}"
     else:
         places = _listed([gpu_name(ctx, gpu) for gpu in attempt.gpus])
-        text = f"runs as a guest{share} on {places}, where no guaranteed job is"
+        text = f"{runs} as a guest{share} on {places}, where no guaranteed job is"
     text += f", because {_because(ctx, job, how, list(hosts))}"
     text += f"; beside it: {_listed(others)}" if others else ""
     return f"{text}; {_alone(ctx, attempt)}" if how["beside"] else text
 
 
-def _at(job: JobRecord | None) -> str:
+#: By what the processes of a throttled guest are frozen.
+_BY = {"cgroup": "the cgroup freezer", "signals": "stop signals"}
+
+
+def _share(how: dict[str, Any]) -> str:
+    """Its share as it is kept, behind "runs as a guest of j-0 on n0:0"."""
+    if how["share"] is None:
+        return ""
+    if how["throttled"] is None:
+        return f" at share {how['share']:.2f}"
+    by = _BY[how["throttled"]]
+    if how["share"] == 0:
+        return f" by {by} (share 0.00)"
+    ran = "" if how["duty"] is None else f": it ran for {how['duty']:.2f} of the last 10 s"
+    return f" at share {how['share']:.2f}, throttled by {by}{ran}"
+
+
+def _at(ctx: Context, job: JobRecord | None) -> str:
     attempt = job.live if job is not None else None
-    shares = [] if attempt is None else [one.share for one in heard(attempt)]
+    shares = [] if attempt is None else [one.share for one in heard(ctx, attempt)]
     return f" (share {min(shares):.2f})" if shares else ""
 
 

@@ -14,12 +14,14 @@ import numpy as np
 from plait.control.messages import UsageReported
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.policy import Usage, has_guests
-from plait.live.protocol.wire import RUNNING
+from plait.live.protocol.wire import RUNNING, Seen
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.records.attempts import Attempt
 
 #: What counts as changed: of a utilisation this much, of bytes and seconds this part.
 DRIFT_UTILISATION, DRIFT = 0.05, 0.1
+#: A guest that its runner throttles runs if it is not frozen for this part of the time.
+RUNS_DUTY = 0.01
 #: Columns of a job in a report, in this order.
 COLUMNS = ("step_s", "peak_bytes", "persistent_bytes", "spill_bytes")
 
@@ -86,11 +88,17 @@ def _figures(attempt: Attempt) -> tuple[float, float, float, float] | None:
     steps = [seen.step_s for seen in running if seen.step_s]
     memory = [seen.memory for seen in running if seen.memory is not None]
     if attempt.guest:
-        steps += [seen.held_s - (seen.last_step_s or 0.0) for seen in running if seen.held_s > 0]
+        steps += [seen.held_s - (seen.last_step_s or 0.0) for seen in running if seen.held_s > 0 and not _runs(seen)]
     if not steps and not memory:
         return None
     largest = [max((getattr(m, name) for m in memory), default=math.nan) for name in COLUMNS[1:]]
     return max(steps, default=math.nan), largest[0], largest[1], largest[2]
+
+
+def _runs(seen: Seen) -> bool:
+    """Whether a process that reports no steps is known to run, as a guest that its runner throttles."""
+    sharing = seen.sharing
+    return not seen.steps and sharing is not None and (sharing.duty or 0.0) >= RUNS_DUTY
 
 
 def _padded(known: FloatArray, count: int) -> FloatArray:

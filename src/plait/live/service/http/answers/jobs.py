@@ -84,6 +84,10 @@ class SharingOfJob(Answer):
     """Bytes of GPU memory that each process may use; null without a limit."""
     action: Literal["run", "pause", "checkpoint", "stop"] | None
     """What the coordinator lets it do."""
+    throttled: Literal["cgroup", "signals"] | None
+    """How processes that do not pace themselves are frozen for the rest of the time; null if they pace themselves."""
+    duty: float | None
+    """Part of the last ten seconds in which a throttled process ran, 0 to 1: the least over its processes."""
 
 
 class BatchBounds(Answer):
