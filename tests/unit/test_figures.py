@@ -243,3 +243,8 @@ def test_every_script_of_the_benchmarks_has_its_table() -> None:
     marks = set(figures.commands_of(run.README))
     scripts = [script for scripts in run.SCRIPTS.values() for script in scripts]
     assert [script for script in scripts if f"python benchmarks/{script} --markdown" not in marks] == []
+
+
+def test_every_benchmark_is_in_the_list_of_scripts() -> None:
+    listed = set(re.findall(r"^\| `(bench_\w+\.py)` \|", run.README.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert listed == {path.name for path in BENCHMARKS.glob("bench_*.py")}
