@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from live_cases import Cluster
 
+from plait.live.scheduler.records.event_words import in_words
 from plait.live.store.backup import restore_backup
 from plait.live.store.store import Store
 
 Make = Callable[..., Cluster]
+
+
+def restarts(c: Cluster) -> list[str]:
+    """What the log has of starts of services and agents, in words."""
+    told = (in_words(json.loads(entry.entry)) for entry in c.store.entries())
+    return [words for words in told if "service" in words or "agent" in words]
+
+
+def test_the_log_has_each_start_of_a_service_and_of_an_agent_but_the_first(cluster: Make) -> None:
+    c = cluster()
+    c.engine.note_start()
+    c.submit({})
+    c.pass_s(2)
+    assert restarts(c) == []
+    c.nodes[0].agent, c.nodes[0].answer = "n0-b", None
+    c.pass_s(3)
+    assert restarts(c) == ["the agent of node n0 started again"]
+    c.now += 20.0
+    c.restart()
+    c.engine.note_start()
+    c.pass_s(3)
+    _, second = restarts(c)
+    assert second.startswith("the service went on from its store, 2")
+    assert second.endswith(" s after the entry before")
+    (started,) = (json.loads(e.entry) for e in c.store.entries() if e.type == "ServiceStarted")
+    assert (started["term"], started["at_s"]) == (c.engine.term, c.engine.begin_s)
 
 
 def put_back(c: Cluster) -> None:

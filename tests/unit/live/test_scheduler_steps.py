@@ -20,6 +20,7 @@ from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.entries import entry_from_json
 from plait.live.scheduler.records.notes import (
     KINDS,
+    AgentRestarted,
     AttemptBegan,
     AttemptOver,
     CancelAsked,
@@ -39,6 +40,7 @@ from plait.live.scheduler.records.notes import (
     Requested,
     RequeueAsked,
     Restarted,
+    ServiceStarted,
     StopAsked,
     SwitchServed,
     UpdateAsked,
@@ -98,6 +100,8 @@ WRITTEN: list[tuple[Note, dict[str, Any]]] = [
     (NodeLeaving(1.0, "n0", leaving=False), {"node": "n0", "leaving": False}),
     (NodeLeaving(1.0, "n0", leaving=True, leaving_s=0.0), {"node": "n0", "leaving": True, "leaving_s": 0.0}),
     (NodeForgotten(1.0, "n0"), {"node": "n0"}),
+    (ServiceStarted(1.0, 2, 7.5), {"term": 2, "away_s": 7.5}),
+    (AgentRestarted(1.0, "n0"), {"node": "n0"}),
 ]  # fmt: skip
 
 

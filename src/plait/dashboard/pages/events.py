@@ -17,6 +17,7 @@ KINDS = {
     "ends": ("JobFinished", "JobFailed", "JobCancelled"),
     "failures": ("JobFailed", "LaunchFailed", "NodeLost", "RankEnded"),
     "nodes": ("NodeJoined", "NodeLost", "NodeSuspected", "NodeDrained", "NodeLeaving", "NodeForgotten"),
+    "restarts": ("ServiceStarted", "AgentRestarted"),
     "policy": ("PolicySet", "ProjectSet", "ReplanDue"),
 }
 #: With measurements, estimates and decisions that change nothing.

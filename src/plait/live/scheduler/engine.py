@@ -39,7 +39,7 @@ from plait.live.scheduler.network.tell import tell
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.network import note_of
-from plait.live.scheduler.records.notes import PolicySet
+from plait.live.scheduler.records.notes import PolicySet, ServiceStarted
 from plait.live.scheduler.records.observations import SilenceExcused
 from plait.live.scheduler.requests import admission, changes, losses, operations
 from plait.live.scheduler.snapshots import Later, Snapshots, at_once
@@ -87,6 +87,7 @@ class Engine:
         self.context = ctx = Context(state, self.options, term, port_seed, secret=secret)
         last_s = state.now_s
         self.begin_s = ctx.now_s = max(now_s(last_s) if callable(now_s) else now_s, last_s)
+        self._away_s = self.begin_s - last_s
         for node in state.nodes.values():
             node.heard_s = self.begin_s
         ctx.unfenced = {number: Unfenced() for number in state.live}
@@ -98,6 +99,12 @@ class Engine:
         if not shows:
             self._begin_network(network)
             self._begin_policy(policy, may_lose_work)
+            self._commit()
+
+    def note_start(self) -> None:
+        """Note in the log that a service goes on from the store, unless it is the first one."""
+        if self.term > 1:
+            self.ledger.do(ServiceStarted(self.begin_s, self.term, round(self._away_s, 3)))
             self._commit()
 
     def stored(self, now_s: float) -> Engine:

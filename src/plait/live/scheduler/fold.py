@@ -40,6 +40,7 @@ from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attem
 from plait.live.scheduler.records.entries import Entry, jobs_of
 from plait.live.scheduler.records.network import Serving, declared_of
 from plait.live.scheduler.records.notes import (
+    AgentRestarted,
     AttemptBegan,
     AttemptOver,
     CancelAsked,
@@ -59,6 +60,7 @@ from plait.live.scheduler.records.notes import (
     Requested,
     RequeueAsked,
     Restarted,
+    ServiceStarted,
     StopAsked,
     SwitchServed,
     UpdateAsked,
@@ -352,6 +354,10 @@ def _numbers_spent(state: State, note: NumbersSpent) -> None:
         state.network.leases[note.job] = replace(lease, spent=True)
 
 
+def _as_before(state: State, note: ServiceStarted | AgentRestarted) -> None:
+    """For those who read the log; nothing follows from it."""
+
+
 _NOTES: dict[type[Any], Callable[[State, Any], None]] = {
     Requested: _requested, CancelAsked: _cancel_asked, PolicySet: _policy_set,
     RequeueAsked: _requeue_asked, UpdateAsked: _update_asked,
@@ -360,4 +366,5 @@ _NOTES: dict[type[Any], Callable[[State, Any], None]] = {
     ProfileRecorded: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,
     Restarted: _restarted, ForecastRecorded: _foreseen, NetworkSet: _network_set, SwitchServed: _switch_served,
     RanksTold: _ranks_told, RanksMoved: _ranks_moved, NumbersSpent: _numbers_spent,
+    ServiceStarted: _as_before, AgentRestarted: _as_before,
 }  # fmt: skip

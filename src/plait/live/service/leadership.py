@@ -72,6 +72,7 @@ def open_leadership(options: ServiceOptions, layout: Layout, lease: LeaderLease 
             later=beside.submit,
             timer=time.perf_counter,
         )
+        engine.note_start()
         clock.not_before(engine.begin_s)
         store.set_fact(FACT, replace(start, service_s=engine.begin_s).text())
     except BaseException:

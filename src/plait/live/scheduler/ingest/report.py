@@ -20,7 +20,7 @@ from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.ingest.processes import end_all, end_unlisted, end_untracked, see_each
 from plait.live.scheduler.records.attempts import Key, NodeRecord
-from plait.live.scheduler.records.notes import NodeDrained, NodeForgotten, NodeLeaving
+from plait.live.scheduler.records.notes import AgentRestarted, NodeDrained, NodeForgotten, NodeLeaving
 from plait.live.scheduler.records.observations import (
     AgentHeard,
     AgentStarted,
@@ -83,6 +83,8 @@ def _register(ctx: Context, seen: Observed, now_s: float, address: str) -> Gener
     new = seen.agent not in record.agents and not 0 < seen.term < record.term
     fresh = new or (seen.agent != record.agent and record.term < seen.term == ctx.term)
     if fresh:
+        if record.agent:  # after a start of the service none is known
+            yield AgentRestarted(now_s, info.id)
         yield AgentStarted(info.id, seen.agent, seen.term or ctx.term)  # 0: it begins just now
     if seen.agent != record.agent:
         return record  # late words of an agent process that was replaced

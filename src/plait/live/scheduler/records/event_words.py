@@ -226,6 +226,8 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "StopCostReported": _stop_costs,
     "JobKept": _sentence("how long {jobs} keeps its GPUs was set"),
     "ForecastRecorded": _sentence("a forecast for {jobs} was kept"),
+    "ServiceStarted": lambda m: f"the service went on from its store, {duration(m['away_s'])} after the entry before",
+    "AgentRestarted": _sentence("the agent of node {node} started again"),
     "NodeJoined": _sentence("node {node} joined"),
     "NodeLost": _sentence("node {node} was lost"),
     "NodeSuspected": _suspected,

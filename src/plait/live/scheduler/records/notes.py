@@ -288,6 +288,23 @@ class NumbersSpent:
     since: int
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceStarted:
+    """A service goes on from the store, in its term, `away_s` seconds after the newest entry before."""
+
+    at_s: float
+    term: int
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRestarted:
+    """Another agent process reports for a node than did before."""
+
+    at_s: float
+    node: str
+
+
 Note: TypeAlias = (
     Requested
     | CancelAsked
@@ -310,6 +327,8 @@ Note: TypeAlias = (
     | RanksTold
     | RanksMoved
     | NumbersSpent
+    | ServiceStarted
+    | AgentRestarted
 )
 _NOTES = Codec(kinds=get_args(Note), sparse=get_args(Note), closed=True)
 #: The kinds of notes by name.
