@@ -20,7 +20,7 @@ help: ## this list
 demo: $(VENV)/.live ## four trainings on a cluster of CPU slots, alone and interleaved, with a report (3 minutes)
 	@$(BIN)/plait demo --out $(DEMO)
 
-demo-simulate: $(VENV)/.sim ## simulate 1,000 jobs on 64 GPUs under nine policies, write a report
+demo-simulate: $(VENV)/.sim ## simulate what order, turns, sizes by goodput and guests are worth, write a report
 	@$(BIN)/plait demo --simulate --out $(DEMO)
 
 # Two workers more than there are cores: tests of processes wait for a third of their time, and for each other's kernels.

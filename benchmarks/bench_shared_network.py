@@ -26,7 +26,7 @@ from plait.sim.contention.network import NetworkPhysics
 BASE = "tiresias-l"
 CLUSTER = "64x4@8"
 NETWORK = "leaf-spine:oversubscription=4,link_gbps=25,aggregators=20000,aggregating=all"
-DRAWN = "--preset philly_heavy --jobs 150 --gpus 256 --load 1.2 --assign-models by_gpu_hours --deadlines 1.2,1.5,2,4"
+DRAWN = "--preset philly_heavy --jobs 300 --gpus 256 --load 1.2 --assign-models by_gpu_hours --deadlines 1.2,1.5,2,4"
 RACKS = (
     "", "placement=gpu-balance", "placement=netpack", "ina=switchml", "ina=switchml,placement=netpack", "ina=atp",
     "ina=atp,placement=netpack", "ina=inalloc", "ina=atp,routing=grid",

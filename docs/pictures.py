@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from plait import Cluster, load_jobs, make_world
-from plait.cli.commands.demo import LOAD, MAX_DURATION_S
+from plait.cli.experiments.simulated_demo.blocks import JOBS
+from plait.cli.experiments.simulated_demo.demo import CLUSTERS, batches, traces
 from plait.core.preemption import FREELY
 from plait.goodput.model.efficiency import efficiency
 from plait.goodput.model.jobs import GoodputJobs
@@ -34,7 +35,6 @@ from plait.reproduce.muri.fair_world import HARDWARE, PLACEMENT, ROUND_S
 from plait.reproduce.muri.fair_world import POLICIES as MURI_POLICIES
 from plait.sim.studies.cases import Case, run_case
 from plait.traces.formats.registry import read_trace
-from plait.traces.synthetic.generate import generate
 
 ASSETS = Path(__file__).parent / "assets"
 POLICIES = ("fifo", "fifo-backfill", "sjf", "srtf", "srsf", "2d-las", "tiresias-l", "themis")
@@ -112,9 +112,9 @@ def goodput() -> None:
 
 def demo() -> None:
     """The comparison of `make demo-simulate`: bars, distributions, and the report as a browser shows it."""
-    jobs = load_jobs(generate("philly", 1000, 64, LOAD, 1, models="uniform", max_duration_s=MAX_DURATION_S)).jobs
-    cluster, world = Cluster.parse("8x8"), make_world("plait")
-    cases = [Case(trace="philly.csv", jobs=jobs, policy=p, cluster=cluster, world=world) for p in POLICIES]
+    jobs = dict(batches(traces()))[JOBS]
+    cluster, world = Cluster.parse(CLUSTERS[JOBS]), make_world("plait")
+    cases = [Case(trace=JOBS, jobs=jobs, policy=p, cluster=cluster, world=world) for p in POLICIES]
     results = [run_case(case) for case in cases]
     chosen = [r for r in results if r.summary["policy"] in ("fifo", "fifo-backfill", "tiresias-l", "srsf")]
     (ASSETS / "demo-jct-cdf.svg").write_text(cdf_svg(chosen), encoding="utf-8")

@@ -127,7 +127,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     projects = [f"{row},{('vision', 'speech')[i % 2]}" for i, row in enumerate(rows)]
     (tmp_path / "trace.csv").write_text("\n".join([f"{head},project", *projects]) + "\n")
     (tmp_path / "demo-out").mkdir()
-    for name in ("jobs.csv", "trace3.csv", "t.csv", "demo-out/philly.csv"):
+    for name in ("jobs.csv", "trace3.csv", "t.csv", "demo-out/jobs.csv"):
         shutil.copy("trace.csv", name)
     (tmp_path / "jobs.csv.gz").write_bytes(gzip.compress((tmp_path / "jobs.csv").read_bytes()))
     (tmp_path / "failures.csv").write_text("at_s,node,state\n3600,n0,down\n7200,n0,up\n")

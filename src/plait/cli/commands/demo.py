@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 
-#: The simulated demo: orders without knowledge, learnt, and with perfect knowledge; jobs that take turns; guests.
-SIMULATED_POLICIES = "fifo,fifo-backfill,srtf,srsf,2d-las,tiresias-l,themis,muri-s:guard=0.6,antman"
-#: A queue from the first hours to the last: no job outlasts the submissions by more than six hours.
-LOAD, MAX_DURATION_S, COLUMNS = 1.3, 6 * 3600.0, 100
-
 
 def demo(
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Simulate 1,000 jobs under nine policies instead of training.")
+        bool,
+        typer.Option("--simulate", help="Simulate what order, turns, sizes and guests are worth, without training."),
     ] = False,
     antman: Annotated[
         bool, typer.Option("--antman", help="A guaranteed and an opportunistic job on one emulated GPU instead.")
@@ -36,7 +32,9 @@ def demo(
     Needs the extras [live,torch].
     """
     if simulate:
-        simulated(out)
+        from plait.cli.experiments.simulated_demo.demo import demonstrate_simulated
+
+        demonstrate_simulated(out)
         return
     if antman:
         from plait.cli.experiments.antman_demo.demo import demonstrate_sharing
@@ -51,33 +49,3 @@ def demo(
     from plait.cli.experiments.demonstration import demonstrate
 
     demonstrate(out, examples, policy)
-
-
-def simulated(out: Path) -> None:
-    """Simulate a seeded trace like Microsoft's Philly cluster on 64 GPUs under nine policies.
-
-    Jobs last at most six hours and are submitted at 1.3 times the capacity, so that jobs wait. Half of them are
-    opportunistic; only `antman` distinguishes them. Members of groups take turns under `muri-s`.
-    """
-    from plait.cli.commands.trace import generate
-    from plait.cli.experiments.request import Request
-    from plait.cli.experiments.simulation import answer
-
-    out.mkdir(parents=True, exist_ok=True)
-    trace = out / "philly.csv"
-    generate(
-        trace, preset="philly", jobs=1000, gpus=64, load=LOAD, seed=1, max_duration=MAX_DURATION_S, models="uniform"
-    )
-    answer(
-        Request(
-            [trace],
-            SIMULATED_POLICIES,
-            cluster=["8x8"],
-            opportunistic_share=0.5,
-            tenants=2,
-            report=out / "report.html",
-            json=str(out / "results.json"),
-        ),
-        most=COLUMNS,
-    )
-    typer.echo(f"Open {(out / 'report.html').resolve()} in a browser; the figures are in {out / 'results.json'}.")
