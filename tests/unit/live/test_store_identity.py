@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from plait.live.client.client import Client, NotRunning
+from plait.live.layout import Layout
 from plait.live.store import Entry, Store, StoreError
 from plait.live.store.backup import restore_backup
 
@@ -41,8 +44,9 @@ def remove_the_lock(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [remove, remove_the_file_alone, replace_by_a_copy, move_away, remove_the_lock])
 def test_nothing_is_acknowledged_after_files_of_the_store_are_gone(
-    tmp_path: Path, harm: Callable[[Path], None]
+    tmp_path: Path, harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PLAIT_URL", raising=False)
     path = tmp_path / "plait.db"
     store = Store.open(path)
     store.commit(entry(1))
@@ -58,6 +62,13 @@ def test_nothing_is_acknowledged_after_files_of_the_store_are_gone(
         with pytest.raises(StoreError, match=r"is missing, and there was one .* plait restore .*rescued copies: .*-1"):
             Store.open(path)
         assert not path.exists(), "no empty store takes its place"
+        missing = f"no service runs in {tmp_path}: the store {path} is missing"
+        with pytest.raises(NotRunning, match=f"^{re.escape(missing)}.*plait restore .*-rescued-1.db, or begin"):
+            Client.at(str(tmp_path))
+        client = Client("http://127.0.0.1:1", "x", home=Layout(tmp_path))
+        with pytest.raises(NotRunning, match=r"^no service answers at .*: the store .* is missing.*plait restore"):
+            client.status()
+        client.close()
     restore_backup(tmp_path / "plait-rescued-1.db", path)
     again = Store.open(path)
     assert [found.seq for found in again.entries()] == [1, 2], "also what was refused has been kept"
@@ -92,3 +103,18 @@ def test_a_store_of_an_older_version_is_marked_at_its_first_start(tmp_path: Path
     remove(path)
     with pytest.raises(StoreError, match="is missing"):
         Store.open(path)
+
+
+def test_a_client_names_a_store_that_was_replaced_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "plait.db", tmp_path / "other.db"
+    for one in (path, other):
+        Store.open(one).close()
+    monkeypatch.delenv("PLAIT_URL", raising=False)
+    with pytest.raises(NotRunning, match=r"no service runs in .*; start it with: plait up$"):
+        Client.at(str(tmp_path))
+    os.replace(other, path)
+    with pytest.raises(NotRunning, match=r"no service runs in .*: the store .* is another one .* keep this one: rm"):
+        Client.at(str(tmp_path))
+    path.write_bytes(b"no database")
+    with pytest.raises(NotRunning, match=r"start it with: plait up$"):
+        Client.at(str(tmp_path))

@@ -34,6 +34,7 @@ PAUSES_S = (0.1, 0.3, 1.0)
 LEAD_S, LOOK_S = 10.0, 0.2
 
 Json = dict[str, Any]
+_START = "; start it with: plait up"
 #: What goes wrong on the way.
 Broken: Any = Exception if httpx is None else httpx.HTTPError
 C = TypeVar("C", bound="Caller")
@@ -257,7 +258,8 @@ class Caller:
         where = "" if self._home is None else f" (home {self._home.home})"
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
             return NotRunning(f"{self.url} does not answer within {SILENT_S:g} s; look at it with: plait status")
-        return NotRunning(f"no service answers at {self.url}{where}; start it with: plait up")
+        next_step = "" if self._home is None else _store_trouble(self._home)
+        return NotRunning(f"no service answers at {self.url}{where}{next_step or _START}")
 
 
 def quiet() -> httpx.Timeout:
@@ -269,8 +271,18 @@ def service_url(layout: Layout) -> str:
     """Where the service of this home folder listens; raises `NotRunning` if there is none."""
     data = read_service_file(layout)
     if data is None:
-        raise NotRunning(f"no service runs in {layout.home}; start it with: plait up")
+        raise NotRunning(f"no service runs in {layout.home}{_store_trouble(layout) or _START}")
     return str(data["url"])
+
+
+def _store_trouble(layout: Layout) -> str:
+    """That the store of a home was removed or replaced, so that no service begins there, and what to do; "" if not."""
+    try:
+        from plait.live.store.identity import trouble
+    except ImportError:  # only the client is installed here
+        return ""
+    found = trouble(layout.database)
+    return f": {found}" if found else ""
 
 
 def read_service_file(layout: Layout) -> Json | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,29 +45,53 @@ def _mark_of(path: Path) -> Path:
 
 def refuse_missing(path: Path) -> None:
     """Raise `StoreError` if there was a store at `path` and none is there now."""
-    mark = _mark_of(path)
+    mark, copies = _mark_of(path), _copies(path)
     if mark.exists() and (not path.exists() or not path.stat().st_size):
+        newest = copies[-1] if copies else "COPY"
         raise StoreError(
-            f"the store {path} is missing, and there was one ({mark}); put a copy in its place: plait restore COPY, or "
-            f"begin with an empty one: rm {mark}{_copies(path)}"
+            f"the store {path} is missing, and there was one ({mark}); put a copy in its place: plait restore "
+            f"{newest}, or begin with an empty one: rm {mark}{_listed(copies)}"
         )
 
 
 def check_mark(path: Path, made_at: str) -> None:
     """Raise `StoreError` if the store at `path`, made at `made_at`, is another one than was there; else mark it."""
-    mark = _mark_of(path)
-    try:
-        before = mark.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        before = ""
+    mark, before = _mark_of(path), _marked(path)
     if before and before != made_at:
         raise StoreError(
             f"the store {path} is another one than was there before ({mark}); put the right one in its place, or keep "
-            f"this one: rm {mark}{_copies(path)}"
+            f"this one: rm {mark}{_listed(_copies(path))}"
         )
     if not before:
         with contextlib.suppress(OSError):  # a full disk: at the next start
             replace_file(mark, made_at + "\n", mode=OWNER_ONLY)
+
+
+def _marked(path: Path) -> str:
+    """Which store was at `path` last; empty if that is not known."""
+    try:
+        return _mark_of(path).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def trouble(path: Path) -> str:
+    """Why no service begins with a store that was removed or replaced, and what to do; empty if it was neither.
+
+    For those who only look: nothing is locked or written.
+    """
+    try:
+        refuse_missing(path)
+        if not _marked(path):
+            return ""
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            (made_at,) = database.execute("SELECT value FROM meta WHERE key = 'made_at'").fetchone()
+        check_mark(path, str(made_at))
+    except StoreError as error:
+        return str(error)
+    except (sqlite3.Error, OSError, TypeError):  # a damaged one: its service names what is wrong with it
+        return ""
+    return ""
 
 
 def forget_mark(path: Path) -> None:
@@ -81,6 +106,11 @@ def rescued(path: Path) -> Path:
     )
 
 
-def _copies(path: Path) -> str:
-    found = sorted(path.parent.glob(f"{path.stem}-rescued-*.db"))
-    return f"; rescued copies: {', '.join(map(str, found))}" if found else ""
+def _copies(path: Path) -> list[Path]:
+    """Rescued copies, oldest first."""
+    found = path.parent.glob(f"{path.stem}-rescued-*.db")
+    return sorted(found, key=lambda copy: (len(copy.name), copy.name))
+
+
+def _listed(copies: list[Path]) -> str:
+    return f"; rescued copies: {', '.join(map(str, copies))}" if copies else ""
