@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+_BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "examples/README.md")
+PAGES = sorted([*(ROOT / name for name in _BESIDE), *(ROOT / "docs").rglob("*.md")])
 SHELL = ("sh", "bash", "console")
 _FENCE = re.compile(r"^( *)```(?:\{ *\.)?(\w*)[^\n]*\n(.*?)^\1```", flags=re.DOTALL | re.MULTILINE)
 #: Words of a shell that end a command.
