@@ -244,7 +244,8 @@ def _assumptions(controller: Controller, runs: int, record: TrackRecord, known: 
         f"iterations take {PACE_NOISE:.0%} more or less than measured; a start costs {start}",
     ]
     for source, count in Counter(known.sources.values()).most_common(SOURCES):
-        out.append(f"{counted(count, 'job')} without progress of {'its' if count == 1 else 'their'} own: {source}")
+        take = "takes" if count == 1 else "take"
+        out.append(f"how long {counted(count, 'job')} without progress still {take} is drawn from {source}")
     if silent:
         who = "1 job" if silent == 1 else f"{silent} jobs"
         out.append(f"{who} did not say how much work there is: taken to run as long as those that finished here")

@@ -788,6 +788,16 @@ def test_events_say_an_exit_code_and_a_reason_once():
     failed = {"type": "JobFailed", "jobs": [3], "reason": "it failed at once"}
     refused = {"type": "Refuse", "jobs": [3], "reasons": ["it failed at once"]}
     assert step_in_words(failed, [refused]) == "j-3 failed: it failed at once  ->  gave up on j-3"
+    more = {**refused, "reasons": ["it failed at once; failed 2 times"]}
+    assert step_in_words(failed, [more]) == "j-3 failed: it failed at once  ->  gave up on j-3; failed 2 times"
+
+
+def test_events_name_a_node_once_and_why_the_rest_of_an_attempt_stops():
+    began = {"type": "AttemptBegan", "job": 3, "epoch": 1, "ranks": [["n0", 0], ["n0", 1], ["n1", 4], ["n0", 1]]}
+    assert in_words(began) == "j-3 started on n0 GPUs 0, 1, n1 GPU 4"
+    stopped = {"type": "StopAsked", "job": 3, "epoch": 2, "why": "failed"}
+    assert in_words(stopped) == "what still runs of j-3 was asked to stop: a process failed (attempt 2)"
+    assert in_words({**stopped, "why": "cancelled", "epoch": 1}) == "j-3 was asked to stop: cancelled"
 
 
 def test_events_of_a_job_in_words(plait, fake):

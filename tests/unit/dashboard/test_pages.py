@@ -596,7 +596,9 @@ def test_the_simulated_queue_knows_the_runs_before_of_the_same_script(world: Wor
         for job, most_s in (*zip(short, (60.0, 120.0), strict=True), (stated, 180.0)):
             assert 1.0 < found["jobs"][job.removeprefix("j-")]["end"][1] < most_s
         assert 10.0 < found["empty"][1] < 180.0
-        text = "3 jobs without progress of their own: 3 ended jobs of the same user, command and size"
+        text = (
+            "how long 3 jobs without progress still take is drawn from 3 ended jobs of the same user, command and size"
+        )
         assert text in found["assumptions"]
         assert not any("did not say" in text for text in found["assumptions"])
     quick = explained["forecast"]["end"]

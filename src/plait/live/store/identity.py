@@ -47,20 +47,19 @@ def refuse_missing(path: Path) -> None:
     """Raise `StoreError` if there was a store at `path` and none is there now."""
     mark, copies = _mark_of(path), _copies(path)
     if mark.exists() and (not path.exists() or not path.stat().st_size):
-        newest = copies[-1] if copies else "COPY"
         raise StoreError(
             f"the store {path} is missing, and there was one ({mark}); put a copy in its place: plait restore "
-            f"{newest}, or begin with an empty one: rm {mark}{_listed(copies)}"
+            f"{_newest(copies)}, or begin with an empty one: rm {mark}{_listed(copies)}"
         )
 
 
 def check_mark(path: Path, made_at: str) -> None:
     """Raise `StoreError` if the store at `path`, made at `made_at`, is another one than was there; else mark it."""
-    mark, before = _mark_of(path), _marked(path)
+    mark, before, copies = _mark_of(path), _marked(path), _copies(path)
     if before and before != made_at:
         raise StoreError(
-            f"the store {path} is another one than was there before ({mark}); put the right one in its place, or keep "
-            f"this one: rm {mark}{_listed(_copies(path))}"
+            f"the store {path} is another one than was there before ({mark}); put the right one in its place: plait "
+            f"restore --replace {_newest(copies)}, or keep this one: rm {mark}{_listed(copies)}"
         )
     if not before:
         with contextlib.suppress(OSError):  # a full disk: at the next start
@@ -112,5 +111,9 @@ def _copies(path: Path) -> list[Path]:
     return sorted(found, key=lambda copy: (len(copy.name), copy.name))
 
 
+def _newest(copies: list[Path]) -> str:
+    return str(copies[-1]) if copies else "COPY"
+
+
 def _listed(copies: list[Path]) -> str:
-    return f"; rescued copies: {', '.join(map(str, copies))}" if copies else ""
+    return f"; all rescued copies: {', '.join(map(str, copies))}" if len(copies) > 1 else ""

@@ -42,7 +42,9 @@ def step_in_words(event: Message, commands: Sequence[Message], *, whole: bool = 
     Alarms are left out unless it is to be `whole`.
     """
     shown = [one for one in commands if whole or one["type"] not in QUIET]
-    caused = "; ".join(in_words(command).removesuffix(_because(event)) for command in shown)
+    reason = _because(event)
+    said = (in_words(command) for command in shown)
+    caused = "; ".join(words.replace(reason, "", 1) if reason else words for words in said)
     return in_words(event) + (f"  ->  {caused}" if caused else "")
 
 
@@ -136,7 +138,10 @@ def _attempt(message: Message) -> str:
 
 
 def _began(message: Message) -> str:
-    where = ", ".join(f"{node} GPU {gpu}" for node, gpu in message["ranks"])
+    gpus: dict[str, dict[int, None]] = {}
+    for node, gpu in message["ranks"]:
+        gpus.setdefault(node, {})[gpu] = None
+    where = ", ".join(f"{node} GPU{'s' * (len(held) > 1)} {', '.join(map(str, held))}" for node, held in gpus.items())
     return f"{_jobs(message)} started on {where}{_attempt(message)}"
 
 
@@ -167,8 +172,18 @@ def _value(value: object) -> str:
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+#: Why the rest of an attempt stops after one of its processes went wrong by itself.
+_FAULTS = {
+    "failed": "a process failed",
+    "start": "a process could not start",
+    "requeue": "a process left to wait again",
+}
+
+
 def _stop_asked(message: Message) -> str:
     why = stop_in_words(message.get("why") or "", message.get("reason") or "")
+    if why in _FAULTS:
+        return f"what still runs of {_jobs(message)} was asked to stop: {_FAULTS[why]}{_attempt(message)}"
     return f"{_jobs(message)} was asked to stop" + (f": {why}" if why else "") + _attempt(message)
 
 
