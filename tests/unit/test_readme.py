@@ -115,9 +115,10 @@ def test_every_how_to_and_explanation_is_in_the_navigation() -> None:
 
 
 def test_counts_that_documents_state() -> None:
-    words = {16: "sixteen", 18: "eighteen", 19: "nineteen", 20: "twenty", 21: "twenty-one", 22: "twenty-two"}
+    words = dict(enumerate(["nineteen", "twenty", "twenty-one", "twenty-two", "twenty-three"], 19))
+    words |= {16: "sixteen", 18: "eighteen"}
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"{words[len(CATALOG)]} published ones" in README.replace("\n", " ")
+    assert f"{words[len(CATALOG) - 1]} published ones" in README.replace("\n", " ")
     assert f"{words[len(CATALOG)].capitalize()} policies" in changes
     assert f"{words[len(FORMATS)]} trace formats" in changes
     for name in CATALOG:

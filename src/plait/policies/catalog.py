@@ -49,8 +49,10 @@ from plait.policies.options import (
 )
 from plait.policies.parts import orders
 from plait.policies.parts.batches import by_batch
+from plait.policies.parts.by_completion import ByCompletion
 from plait.policies.parts.compose import Composed
 from plait.policies.parts.gittins import REFRESH, Distribution, FixedIndex, Index, LearntIndex
+from plait.policies.parts.list_schedule import ByListSchedule
 from plait.policies.parts.urgency import Urgency
 from plait.policies.pollux import Pollux
 from plait.policies.pollux_ga import MOST, PolluxGa
@@ -200,7 +202,27 @@ def _muri(name: str, **options: Any) -> Composed:
         values["interference"] = MEASURED_INTERFERENCE if values["interference"] is True else (1.0,)
     asked = options.get("order", "remaining" if name == "muri-s" else "attained")
     order, defaults = _MURI_ORDERS[asked]
+    if values.get("objective") == "completion":
+        del values["objective"]
+        known = {f.name for f in dataclasses.fields(ByCompletion)}
+        for option in sorted(values.keys() - known):
+            raise InputError(f"policy {name}: {option} does not go with objective=completion, which has its own rule")
+        return _composed(name, order, {"group": ByCompletion(**values), **defaults}, **rest)
     return _composed(name, order, {"group": Interleave(**values), **defaults}, **rest)
+
+
+#: A job that waited for a week goes before all others.
+BOUND_S = 604_800.0
+
+
+def _plait(group: bool = True, bound_s: float = BOUND_S, **options: Any) -> Composed:
+    fields = {f.name for f in dataclasses.fields(ByCompletion)}
+    values = {k: v for k, v in options.items() if k in fields}
+    rest = {k: v for k, v in options.items() if k not in fields}
+    if values and not group:
+        raise InputError(f"policy plait: {min(values)} is for groups; it goes with group=on")
+    parts = {"group": ByCompletion(**values) if group else None, "reserve_after_s": bound_s}
+    return _composed("plait", ByListSchedule(), parts, **rest)
 
 
 def _read_sizes(path: str) -> list[float]:
@@ -257,6 +279,7 @@ _MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "attained": (orders.by_attained_service, {"quantum_s": 360.0}),
     "discretised": (Queues(thresholds=(3250.0, 7200.0), within="running_first"), {}),
     "themis": (Themis().ranking, {}),
+    "lookahead": (ByListSchedule(), {}),
 }
 #: Options that name a file.
 _FILES = ("sizes",)
@@ -266,14 +289,14 @@ _INTERLEAVE = {
     **{option: _COMPOSED[option] for option in _URGENCY},
     "order": choice("order of jobs; attained is continuous, discretised has queues as Tiresias", *_MURI_ORDERS),
     "max_jobs": whole("jobs a group at most", 1, 4, fit=Range(1, 4, "linear", whole=True)),
-    "objective": choice("efficiency (the paper's gamma) or speedup (sum of normalised throughput)",
-                        "efficiency", "speedup", fit=("efficiency", "speedup")),
+    "objective": choice("efficiency (the paper's gamma), speedup (sum of normalised throughput) or completion (sum of "
+                        "completion times)", "efficiency", "speedup", "completion", fit=("efficiency", "speedup")),
     "method": choice("blossom (the paper's), auto, exact, greedy, consecutive (no matching)",
                      "blossom", "auto", "exact", "greedy", "consecutive"),
     "turns": choice("stage order", "best", "worst"),
     "idle_slots": switch("allow idle slots in the rotation", fit=True),
-    "guard": number("groups must win by this share, e.g. 0.05; off = never split", words=SWITCH,
-                    fit=Range(0.0, 0.5, "linear", also=("off",))),
+    "guard": number("groups must win by this share, e.g. 0.05; auto = by the length of the line; off = never split",
+                    words={**SWITCH, "auto": "auto"}, fit=Range(0.0, 2.0, "linear", also=("off", "auto"))),
     "merge": choice("need (while GPUs are short, cheapest first), always (the paper's)",
                     "need", "always", fit=("need", "always")),
     "improve": switch("swap jobs between groups while that helps", fit=True),
@@ -287,6 +310,17 @@ _MURI_L = {
     **_INTERLEAVE,
     "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=("attained", "discretised"))),
 }
+
+_PLAIT = {
+    **_PLACED,
+    **{option: _COMPOSED[option] for option in ("min_run_s", "seed", *_URGENCY)},
+    "bound_s": seconds("a job that waited this long goes before all others, seconds", infinite=True,
+                       fit=Range(86_400, 2_592_000, "log", also=("inf",))),
+    "group": switch("jobs share GPUs", fit=True),
+    "max_jobs": _INTERLEAVE["max_jobs"],
+    "future": number("jobs that arrive for each that waits, while the queue lasts", 0.0,
+                     fit=Range(0.0, 10.0, "linear")),
+}  # fmt: skip
 
 _ROUNDS = {
     "interval_s": seconds("period of choosing all sizes again, seconds", LEAST_S, fit=Range(30, 1800, "log")),
@@ -367,6 +401,8 @@ CATALOG: dict[str, Row] = dict(
                        {"method=exact": "sim"})),
         ("muri-l", Row("jobs take turns on resources, least attained service first", partial(_muri, "muri-l"),
                        "stage profiles", ("muri",), _MURI_L, True, {"method=exact": "sim"})),
+        ("plait", Row("jobs share GPUs where the sum of completion times falls; an order between srtf and srsf",
+                      _plait, "remaining time, stage profiles", (), _PLAIT, True)),
         ("pollux", Row("GPU counts that make the mean of speed-ups in goodput largest, chosen exactly", _pollux,
                        "what jobs fit and measure of themselves", ("pollux", "sia"),
                        {**_FITNESS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from plait.core.resources import Resource
 from plait.grouping import Candidates, GroupingCache, extended, group
 from plait.grouping.exact.programs import need_highs
 from plait.grouping.model.bucket import Options
+from plait.grouping.model.guard import completion_guard
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement.packing import allowed_kinds
 from plait.policies.parts.regrouping import (
@@ -151,7 +152,8 @@ class Interleave:
     objective     what a grouping maximises: efficiency (the paper's gamma) or speedup (sum of normalised throughput)
     method        auto, blossom (the paper's rounds of matching), exact, greedy, or consecutive (no matching)
     turns         best or worst stage order
-    guard         a group is kept only if its members together do more than (1 + guard) of one alone; None = always
+    guard         a group is kept only if its members together do more than (1 + guard) of one alone; None = always;
+                  auto: by the length of the line (`completion_guard`)
     merge         need: only while more is asked for than there is, cheapest first; always: whatever matches (paper)
     improve       local search after the rounds
     interference  slow-down by group size that is expected on top of the ideal schedule
@@ -168,7 +170,7 @@ class Interleave:
     method: Literal["auto", "blossom", "exact", "greedy", "consecutive"] = "blossom"
     turns: Literal["best", "worst"] = "best"
     idle_slots: bool = True
-    guard: float | None = 0.0
+    guard: float | Literal["auto"] | None = 0.0
     merge: Literal["need", "always"] = "need"
     improve: bool = False
     interference: tuple[float, ...] = MEASURED_INTERFERENCE
@@ -192,13 +194,17 @@ class Interleave:
                 raise InputError(f"{name} must be on or off, got {getattr(self, name)!r}")
         if self.method == "exact":
             need_highs()
-        if self.guard is not None and not (isinstance(self.guard, (int, float)) and self.guard >= 0):
-            raise InputError(f"guard must be >= 0 or off, got {self.guard!r}")
+        if self.guard not in (None, "auto") and not (isinstance(self.guard, (int, float)) and self.guard >= 0):
+            raise InputError(f"guard must be >= 0, auto or off, got {self.guard!r}")
 
     def __call__(self, view: View, order: IntArray) -> Units:
         """Units of the best jobs in `order` (rows of `view.jobs`)."""
         jobs, room = view.jobs, Room.in_view(view)
-        bucket = self._buckets(view, room)
+        if self.guard == "auto":
+            alone = int(room.fits(jobs.gpus, order).sum())
+            margin = completion_guard(self.max_jobs, (len(order) - alone) / max(alone, 1))
+            return replace(self, guard=margin)(view, order)
+        bucket = buckets(view, room, self.max_jobs)
         chosen = order
         if (room.asked(jobs.gpus, order) > room.gpus).any():
             kept = view.keeps
@@ -242,14 +248,6 @@ class Interleave:
             np.concatenate([largest_first, waits, rest]), len(first), companions, turns, settles=self.merge == "need",
             until_s=until_s,
         )  # fmt: skip
-
-    def _buckets(self, view: View, room: Room) -> IntArray:
-        """A number a job: jobs may share GPUs if theirs are equal; -1 for those that must be alone."""
-        jobs = view.jobs
-        unknown = np.isnan(jobs.stage_s[:, 0]) | np.isnan(jobs.iteration_s)
-        if self.max_jobs == 1:
-            unknown[:] = True
-        return np.where(unknown, -1, room.of * _WIDEST + jobs.gpus)
 
     def _group(self, view: View, rows: IntArray, gpus: int) -> tuple[list[RatedGroup], float]:
         """Groups of rows with their turns, on `gpus` GPUs if `merge` is need, and when other groups pay, seconds."""
@@ -304,42 +302,35 @@ class Interleave:
         at = {row: i for i, row in enumerate(rows.tolist())}
         fixed = [bool(view.keeps.rows[unit].any()) for unit in units]
         found = extended(
-            self._candidates(view, rows), [[at[row] for row in unit] for unit in units], fixed, int(need) - gpus,
+            profiles(view, rows, self.max_jobs), [[at[row] for row in unit] for unit in units], fixed, int(need) - gpus,
             self._options, self.cache,
         )  # fmt: skip
         return _together(rows, found.groups, found.turns, found.speedup)
 
     @property
+    def _margin(self) -> float | None:
+        """The guard; `auto` is replaced by a number at each decision."""
+        return None if self.guard is None or self.guard == "auto" else self.guard
+
+    @property
     def _options(self) -> Options:
         return Options(
-            self.max_jobs, self.objective, self.turns, self.idle_slots, self.interference, self.guard, _MEMORY_LIMIT
+            self.max_jobs, self.objective, self.turns, self.idle_slots, self.interference, self._margin, MEMORY_LIMIT
         )
-
-    def _candidates(self, view: View, rows: IntArray) -> Candidates:
-        """These rows as the grouping takes them; GPU memory as a share of what a group has."""
-        jobs = view.jobs
-        of_gpu, of_node = room_taken(view)
-        shares = None
-        if of_node.any():  # a job that declares its cores leaves the rest to its mates
-            shares = np.where(jobs.stage_s[rows] > 0, 1.0, 1.0 / self.max_jobs)  # a stage that takes no time fits all
-            cores = of_node[rows, 0]
-            shares[:, Resource.CPU] = np.where((cores > 0) & (cores < 1), cores, shares[:, Resource.CPU])
-        memory = np.maximum(of_gpu, of_node.max(axis=1))[rows]
-        return Candidates(jobs.stage_s[rows], jobs.iteration_s[rows], jobs.gpus[rows], memory, shares)
 
     def _from_scratch(self, view: View, rows: IntArray, gpus: int) -> list[RatedGroup]:
         """Groups of rows, independent of running groups; sorted by their best rows."""
         found = group(
-            self._candidates(view, rows),
+            profiles(view, rows, self.max_jobs),
             self.max_jobs,
             self.objective,
             self.method,
             order=self.turns,
             idle_slots=self.idle_slots,
             interference=self.interference,
-            guard=self.guard,
+            guard=self._margin,
             gpus_available=gpus if self.merge == "need" else None,
-            memory_limit_bytes=_MEMORY_LIMIT,
+            memory_limit_bytes=MEMORY_LIMIT,
             improve=self.improve,
             cache=self.cache,
             now=running_groups(view, rows).tolist() if self.sticky and (view.keeps.losses or view.keeps.any) else None,
@@ -348,7 +339,7 @@ class Interleave:
 
 
 #: In shares of what a group has.
-_MEMORY_LIMIT = 1.0
+MEMORY_LIMIT = 1.0
 
 #: Above this number of running jobs times running groups that would exchange members, all are grouped from scratch:
 #: examining every pair of a job and a group would take longer.
@@ -370,6 +361,28 @@ def _together(
 
 #: More GPUs than any job asks for, so that (set of kinds, GPUs) fits one number.
 _WIDEST = 1 << 32
+
+
+def buckets(view: View, room: Room, max_jobs: int) -> IntArray:
+    """A number a job: jobs may share GPUs if theirs are equal; -1 for those that must be alone."""
+    jobs = view.jobs
+    unknown = np.isnan(jobs.stage_s[:, 0]) | np.isnan(jobs.iteration_s)
+    if max_jobs == 1:
+        unknown[:] = True
+    return np.where(unknown, -1, room.of * _WIDEST + jobs.gpus)
+
+
+def profiles(view: View, rows: IntArray, max_jobs: int) -> Candidates:
+    """These rows as the grouping takes them; GPU memory as a share of what a group has."""
+    jobs = view.jobs
+    of_gpu, of_node = room_taken(view)
+    shares = None
+    if of_node.any():  # a job that declares its cores leaves the rest to its mates
+        shares = np.where(jobs.stage_s[rows] > 0, 1.0, 1.0 / max_jobs)  # a stage that takes no time fits all
+        cores = of_node[rows, 0]
+        shares[:, Resource.CPU] = np.where((cores > 0) & (cores < 1), cores, shares[:, Resource.CPU])
+    memory = np.maximum(of_gpu, of_node.max(axis=1))[rows]
+    return Candidates(jobs.stage_s[rows], jobs.iteration_s[rows], jobs.gpus[rows], memory, shares)
 
 
 def room_taken(view: View) -> tuple[FloatArray, FloatArray]:

@@ -235,8 +235,8 @@ def test_a_group_that_finds_too_few_cores_is_taken_apart():
 def test_wrong_values_are_named():
     for text, said in (
         ("muri-s:max_jobs=5", "max_jobs is 5; it takes a whole number from 1 to 4"),
-        ("muri-s:objective=fun", "objective is 'fun'; it takes efficiency or speedup"),
-        ("muri-s:guard=-1", "guard is -1; it takes a finite number >= 0, on or off"),
+        ("muri-s:objective=fun", "objective is 'fun'; it takes efficiency, speedup or completion"),
+        ("muri-s:guard=-1", "guard is -1; it takes a finite number >= 0, auto, on or off"),
         ("muri-s:guard=tight", "guard is 'tight'; it takes"),
         ("muri-s:max_jobs=2.5", "max_jobs is 2.5; it takes"),
         ("muri-s:max_jobs=on", "max_jobs is 'on'; it takes"),

@@ -85,7 +85,7 @@ def test_messages_say_what_works() -> None:
         "tiresias-l:packlimit=2": "policy tiresias-l: packlimit is 2; it takes a number from 0 to 1",
         "srsf:packlimit=0.2": "policy srsf: packlimit is 0.2; it goes with placement=skew",
         "srsf:placement=anywhere": "policy srsf: placement is 'anywhere'; it takes consolidated, ",
-        "muri-l:guard=tight": "policy muri-l: guard is 'tight'; it takes a finite number >= 0, on or off",
+        "muri-l:guard=tight": "policy muri-l: guard is 'tight'; it takes a finite number >= 0, auto, on or off",
         "muri-l:order=remaining,max_jobs=5": "policy muri-l: max_jobs is 5; it takes a whole number from 1 to 4",
         "gandiva:packing=maybe": "policy gandiva: packing is 'maybe'; it takes on or off",
         "themis:lease_s=0": "policy themis: lease_s is 0; it takes a finite number of seconds >= 0.001",

@@ -1,0 +1,130 @@
+"""The policy `plait` and its parts: the value of progress, the order by look-ahead, the guard by the line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plait.control.controller import Controller
+from plait.control.messages import Command, Event, JobSubmitted, Launch
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.jit import plain
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.plan import Plan
+from plait.core.policy import Policy, View
+from plait.core.resources import StageProfile
+from plait.policies.catalog import make_policy
+from plait.policies.interleave import Room
+from plait.policies.parts.by_completion import progress_values
+from plait.policies.parts.list_schedule import ByListSchedule, list_schedule
+from plait.sim.run import simulate
+from plait.sim.world import make_world
+
+CPU = StageProfile.of(cpu=0.6, gpu=0.4)
+GPU = StageProfile.of(gpu=0.9, cpu=0.1)
+GPUS, REMAINING_S = np.array([8, 4, 8, 1, 16]), np.array([10.0, 6.0, 3.0, 50.0, 2.0])
+
+
+def job(number: int, gpus: int = 1, work_s: float = 1000.0, profile: StageProfile | None = None) -> JobSpec:
+    return JobSpec(id=f"j{number}", submit_s=0, gpus=gpus, iterations=work_s, iteration_s=1.0, profile=profile)
+
+
+def first(jobs: Sequence[JobSpec], policy: Policy, cluster: str = "1x1") -> tuple[Plan, View]:
+    """The first plan for these jobs."""
+    controller = Controller(policy, Cluster.parse(cluster))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    view = controller.view()
+    return policy.decide(view), view
+
+
+def members(plan: Plan) -> list[list[int]]:
+    return sorted(sorted(m.job for m in g.members) for g in plan.groups)
+
+
+@pytest.mark.parametrize(("future", "expected"), [(0.0, [2, 2, 1.5, 1]), (3.0, [5, 5, 3, 1])])
+def test_progress_is_worth_more_the_more_jobs_wait_behind(future, expected):
+    _, view = first([job(i, gpus) for i, gpus in enumerate((8, 8, 8, 1))], make_policy("fifo"), "2x8")
+    values = progress_values(view, Room.in_view(view), np.arange(4), future)
+    assert values.tolist() == expected
+
+
+@pytest.mark.parametrize(("alpha", "order", "sum_s"), [(0.0, [4, 2, 1, 0, 3], 82.0), (1.0, [1, 2, 4, 3, 0], 84.0)])
+def test_list_schedules_by_hand(alpha, order, sum_s):
+    found = np.argsort(REMAINING_S * GPUS**alpha, kind="stable")
+    assert found.tolist() == order
+    for schedule in (list_schedule, plain(list_schedule)):
+        assert schedule(found, GPUS, REMAINING_S, 16) == sum_s
+
+
+def test_a_job_wider_than_the_cluster_holds_up_no_list_schedule():
+    assert list_schedule(np.array([0, 1]), np.array([32, 1]), np.array([1.0, 5.0]), 16) == 5.0
+
+
+def test_the_order_is_the_one_whose_list_schedule_ends_jobs_soonest():
+    jobs = [job(i, int(gpus), float(seconds)) for i, (gpus, seconds) in enumerate(zip(GPUS, REMAINING_S, strict=True))]
+    _, view = first(jobs, make_policy("fifo"), "2x8")
+    assert np.argsort(ByListSchedule()(view), kind="stable").tolist() == [4, 2, 1, 0, 3]
+    assert np.argsort(ByListSchedule((1.0,))(view), kind="stable").tolist() == [1, 2, 4, 3, 0]
+    _, view = first(jobs, make_policy("fifo"), "8x8")  # all fit: shortest service first
+    assert np.argsort(ByListSchedule()(view), kind="stable").tolist() == [1, 2, 4, 3, 0]
+    with pytest.raises(InputError, match="alphas must be numbers from 0 to 1"):
+        ByListSchedule((2.0,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "line", "together"),
+    [
+        ("muri-s:guard=auto", 0, [[0]]),  # together 1.09 times as fast as one after the other
+        ("muri-s:guard=auto", 30, [[0, 1]]),
+        ("plait", 0, [[0]]),
+        ("plait", 12, [[0, 1]]),
+    ],
+)
+def test_jobs_share_where_somebody_waits_behind_them(policy, line, together):
+    """Two jobs of one GPU that use CPU and GPU in turn, and a line of jobs that share with nobody."""
+    jobs = [job(0, profile=CPU, work_s=10.0), job(1, profile=GPU, work_s=100.0)]
+    jobs += [job(2 + i, work_s=1000.0) for i in range(line)]
+    made, _ = first(jobs, make_policy(policy))
+    assert members(made) == together
+
+
+def test_nobody_shares_while_all_fit_or_groups_are_off():
+    jobs = [job(0, profile=CPU), job(1, profile=GPU), job(2), job(3)]
+    assert members(first(jobs, make_policy("plait"), "1x4")[0]) == [[0], [1], [2], [3]]
+    assert members(first(jobs * 3, make_policy("plait:group=off"))[0]) == [[0]]
+
+
+@pytest.mark.parametrize(("bound_s", "latest_s"), [(1000.0, 1200.0), (np.inf, 30_000.0)])
+def test_a_job_past_the_bound_goes_first(bound_s, latest_s):
+    """A long job, and short ones that come faster than one GPU can run them."""
+    jobs = [job(0, work_s=50_000.0)]
+    jobs += [replace(job(1 + i, work_s=100.0), submit_s=90.0 * i) for i in range(200)]
+    starts = []
+
+    def note(event: Event, commands: Sequence[Command]) -> None:
+        launched = [job for one in commands if isinstance(one, Launch) for job in one.groups.jobs.tolist()]
+        starts.extend(event.at_s for job in launched if job == 0)
+
+    world, policy = make_world("ideal"), make_policy(f"plait:bound_s={bound_s}")
+    simulate(JobBatch.of(jobs), Cluster.parse("1x1"), policy, world, observe=lambda controller: note)
+    assert starts[0] <= latest_s
+    assert (starts[0] > 2000.0) == (bound_s == np.inf)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("muri-s:objective=completion,guard=0.3", "policy muri-s: guard does not go with objective=completion"),
+        ("plait:group=off,future=1", "policy plait: future is for groups; it goes with group=on"),
+        ("plait:future=-1", "policy plait: future is -1"),
+        ("plait:max_jobs=5", "policy plait: max_jobs is 5"),
+        ("muri-s:guard=late", "guard is 'late'; it takes a finite number >= 0, auto, on or off"),
+    ],
+)
+def test_wrong_options_are_named(text, said):
+    with pytest.raises(InputError, match=said):
+        make_policy(text)
