@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from plait.live.agent.pages import PageReader
-from plait.live.agent.processes.throttle import PACED_S, QUANTUM_S, SIGNALLED_QUANTUM_S, WINDOW_S, Throttle
+from plait.live.agent.processes.throttle import (
+    PACED_S,
+    QUANTUM_S,
+    SIGNALLED_QUANTUM_S,
+    WINDOW_S,
+    Throttle,
+    opened,
+)
 from plait.live.system import procs
 from plait.live.system.freezer import Freezer
 from plait.runtime.page import JobState, Page, Throttled
@@ -123,7 +130,7 @@ def test_a_guest_that_paces_itself_is_left_alone_until_it_stops_doing_so(page: P
     page.paced_monotonic = freezer.now_s  # it has attached, and checked its share
     freezer.wait(throttle.turn() or 0.0)
     assert (freezer.frozen, page.throttle, page.throttle_quantum_s) == (False, Throttled.NOT, 0.0)
-    assert drive(throttle, freezer, PACED_S - 1.0) == 1.0
+    assert drive(throttle, freezer, PACED_S - 1.0) == pytest.approx(1.0)
     drive(throttle, freezer, 1.5)  # training is over, and an evaluation without plait began
     assert drive(throttle, freezer, 20.0) == pytest.approx(0.2, abs=0.02)
     assert page.throttle == Throttled.CGROUP
@@ -142,6 +149,41 @@ def test_a_host_is_free_for_good(page: Page) -> None:
     page.share_until = 1e9
     assert throttle.turn() is None
     throttle.release()
+
+
+def test_a_guest_may_load_what_it_needs_until_it_opens_the_gpu(page: Page) -> None:
+    freezer, used = Recorded(), False
+    throttle = Throttle(page.path, freezer, freezer.clock, uses_gpu=lambda: used)  # type: ignore[arg-type]
+    assert drive(throttle, freezer, 5.0) == pytest.approx(1.0)
+    assert page.throttle == Throttled.NOT
+    used = True
+    drive(throttle, freezer, 0.5)
+    used = False  # once is enough
+    assert drive(throttle, freezer, 5.0) == 0.0
+    page.share = 0.4
+    drive(throttle, freezer, 2.0)  # it makes up for the moment before it was noticed
+    assert drive(throttle, freezer, 10.0) == pytest.approx(0.4, abs=0.02)
+
+
+def test_open_files_of_processes_are_found(tmp_path: Path) -> None:
+    files = (str(tmp_path / "nvidia"),)
+    (tmp_path / "nvidia0").touch()
+    code = "import sys\nfor line in sys.stdin: file = open(line.strip()); print('open', flush=True)"
+    job = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    try:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        assert not opened([job.pid], files)
+        job.stdin.write(f"{tmp_path / 'nvidia0'}\n")
+        assert job.stdout.readline() == "open\n"
+        assert opened([2**22 + 1, job.pid], files)
+        assert not opened([job.pid])
+    finally:
+        job.kill()
+        job.communicate()
+    assert not opened([job.pid], files)
 
 
 def test_without_a_page_nothing_runs(tmp_path: Path) -> None:

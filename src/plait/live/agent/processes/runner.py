@@ -308,10 +308,17 @@ class Runner:
         """Hold a guest to its share from its start on, where it does not do so itself."""
         if not self.task.guest:
             return
-        from plait.live.agent.processes.throttle import Throttle
+        from plait.live.agent.processes.throttle import Throttle, opened
 
-        freezer = Freezer(self.task.mark, lambda: {*self._below(), *procs.marked(self.task.mark)} - {self._guardian})
-        self._throttle = Throttle(Path(self.task.folder, "page.bin"), freezer)
+        def processes() -> set[int]:
+            return {*self._below(), *procs.marked(self.task.mark)} - {self._guardian, os.getpid()}
+
+        on_slot = not self.task.env.get("CUDA_VISIBLE_DEVICES")
+        self._throttle = Throttle(
+            Path(self.task.folder, "page.bin"),
+            Freezer(self.task.mark, processes),
+            uses_gpu=lambda: on_slot or opened(processes()),
+        )
 
     def _release(self) -> None:
         """Let a guest run for good: it is to end, and frozen processes handle no signal but SIGKILL."""

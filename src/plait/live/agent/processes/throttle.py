@@ -8,15 +8,18 @@ by a token bucket: it fills at the rate of the share, runs empty while they run,
     freeze    at a balance of 0, but for no less than `LEAST_FROZEN_S`
     thaw      at QUANTUM_S * (1 - share), so that they run for QUANTUM_S
 
+A guest on a GPU is left alone until one of its processes opens the device: it may load modules and data meanwhile.
+
 The runner outlives the agent, and nothing renews `Page.share_until` then: the share counts as 0, and hosts run free.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from plait.live.system.freezer import Freezer
@@ -32,6 +35,10 @@ LEAST_FROZEN_S = 0.001
 PACED_S = 3.0
 #: Seconds between two looks at the page: while the processes are throttled, and while the guest paces itself.
 LOOK_S, PACED_LOOK_S = 0.05, 0.5
+#: The same until it opens the GPU.
+DEVICE_LOOK_S = 0.2
+#: Device files of GPUs of NVIDIA and AMD.
+GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
 #: A runner that got no CPU wakes up late. Processes that ran too long make up for so many seconds at most; those that
 #: were frozen too long, for so many quanta.
 MOST_OWED_S, MOST_SAVED_QUANTA = 1.0, 4
@@ -43,8 +50,19 @@ WINDOW_S, PUBLISH_S = 10.0, 1.0
 class Throttle:
     """Of the processes of one guest; `turn` does what is due. Times are seconds of CLOCK_MONOTONIC."""
 
-    def __init__(self, page: Path, freezer: Freezer, clock: Callable[[], float] = time.monotonic) -> None:
-        """Freeze nothing yet. `page`: of the guest; one that cannot be read counts as a share of 0."""
+    def __init__(
+        self,
+        page: Path,
+        freezer: Freezer,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        uses_gpu: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Freeze nothing yet. `page`: of the guest; one that cannot be read counts as a share of 0.
+
+        `uses_gpu`: whether its processes have opened the GPU; checked until they have.
+        """
+        self._uses_gpu, self._used_gpu = uses_gpu, False
         self._freezer, self._clock = freezer, clock
         self._page: Page | None = None
         with contextlib.suppress(PageError, OSError):
@@ -69,11 +87,13 @@ class Throttle:
                 self.release()
                 return None
             share = page.share if now_s < until_s and 0.0 < page.share <= 1.0 else 0.0
-        if now_s - PACED_S < paced_s <= now_s:
+        paced = now_s - PACED_S < paced_s <= now_s
+        self._used_gpu = self._used_gpu or paced or self._uses_gpu()
+        if paced or not self._used_gpu:
             self._set(frozen=False)
             self._balance_s = self._share = 0.0
             self._publish(now_s, throttled=False)
-            return PACED_LOOK_S
+            return PACED_LOOK_S if paced else DEVICE_LOOK_S
         self._share = share
         wait_s = self._due(share)
         self._publish(now_s, throttled=True)
@@ -149,3 +169,20 @@ class Throttle:
             page.throttle_duty = (self._ran_s - ran_s) / (now_s - first_s) if now_s > first_s else 0.0
             page.frozen_s = self._frozen_s
             page.throttle = how
+
+
+def opened(pids: Iterable[int], files: tuple[str, ...] = GPU_FILES) -> bool:
+    """Whether one of these processes has a file open whose path begins so; also if that of a living one is secret."""
+    for pid in pids:
+        folder = f"/proc/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+        for name in names:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"{folder}/{name}").startswith(files):
+                    return True
+    return False
