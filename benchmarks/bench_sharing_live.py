@@ -1,10 +1,13 @@
 """Sharing one GPU by real processes: what the guaranteed job loses, what the opportunistic one gets; a memory burst.
 
     python benchmarks/bench_sharing_live.py [--quick] [--seconds 90] [--pattern "100+100"] [--quantum-ms 4] [--burst]
+                                            [--mode throttled]
 
 Two training processes with plait's library share an emulated GPU (`plait.training.device.fifo`): kernels in order,
 never preempted, declared memory. The coordinator of the node's agent decides ten times a second. Modes as in the micro
-model: packed (nobody is held back), the law, the gate and the law. Beside each cell is the micro model's for the same
+model: packed (nobody is held back), the law, the gate and the law. Throttled: the opportunistic job is a program
+without plait, which launches kernels of 1 ms and waits for each, and its runner freezes it for all but its share; its
+micro model is that of the law with the quantum of the throttle. Beside each cell is the micro model's for the same
 seconds from a cold start. The guaranteed slowdown is relative to the same process alone, measured before.
 
 The clock is real. Where it may (as root), everything that is measured runs with real-time priority, so that other
@@ -26,9 +29,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.live.agent.processes.throttle import QUANTUM_S
 from plait.live.agent.sharing.coordinator import Coordinator
 from plait.live.agent.sharing.gpu_processes import GpuProcess
 from plait.live.agent.sharing.orders import hold_back
+from plait.live.system.procs import MARK
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import OLDEST, VERSION, Page
 from plait.sharing import Action, StepStats
@@ -110,6 +115,26 @@ class World:
         self.jobs.append(job)
         return job
 
+    def throttle(self, name: str, host: Process) -> Process:
+        """A program without plait, started as a guest of `host` by the runner of a node."""
+        folder = self.root / name
+        folder.mkdir()
+        job = Process(name, (len(self.jobs), 1, 0), folder, Page.create(folder / "page.bin"))
+        hold_back(job.page.path)
+        job.tell(1, Neighbours(True, (host.page.path,)))
+        mark = f"bench:{os.getpid()}"
+        env = dict(os.environ) | {"PYTHONPATH": str(SOURCES), MARK: mark}
+        argv = [sys.executable, str(HERE), "--plain", str(self.device)]
+        task = {"folder": str(folder), "argv": argv, "cwd": str(folder), "env": env, "mark": mark, "guest": True}
+        job.popen = subprocess.Popen(
+            [sys.executable, "-S", "-P", "-m", "plait.live.agent.processes.runner"], env=env, stdin=subprocess.PIPE
+        )
+        assert job.popen.stdin is not None
+        with job.popen.stdin as to_runner:
+            to_runner.write(json.dumps(task).encode())
+        self.jobs.append(job)
+        return job
+
     def share(self, host: Process, guest: Process) -> None:
         """From now on one is the guest of the other."""
         host.tell(2, Neighbours(False))
@@ -166,8 +191,8 @@ def realtime() -> Iterator[None]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def measure(pattern: Pattern, quantum_s: float, mode: Mode | None, seconds: float) -> Cell:
-    """Run the pair for so long; no `mode`: the guaranteed job alone."""
+def measure(pattern: Pattern, quantum_s: float, mode: Mode | None, seconds: float, *, throttled: bool = False) -> Cell:
+    """Run the pair for so long; no `mode`: the guaranteed job alone, or with a guest that is `throttled`."""
     gpu_s = sum(kernel.gpu_s for kernel in pattern.kernels)
     host_s = pattern.step_s - gpu_s
     with realtime(), world() as here:
@@ -176,6 +201,9 @@ def measure(pattern: Pattern, quantum_s: float, mode: Mode | None, seconds: floa
         )  # fmt: skip
         _wait(host, 2)
         guest = None
+        if throttled:
+            guest = here.throttle("guest", host)
+            here.share(host, guest)
         if mode is not None:
             role = None  # packed jobs do not know of each other
             if mode is not Mode.PACKED:
@@ -273,6 +301,20 @@ def _job(what: dict[str, float]) -> None:
             replace_file(folder / "served", str(stages.served_s))
 
 
+def _plain(device: Path) -> None:
+    """What the program without plait runs: kernels of 1 ms, and it waits for each."""
+    from plait.training.device.fifo import FifoDevice
+
+    gpu, count = FifoDevice(device), 0
+    while True:
+        gpu.run(0.001)
+        count += 1
+        if count % 100 == 0:
+            part = Path("served.part")
+            part.write_text(str(count * 0.001))
+            part.replace("served")
+
+
 def _lateness() -> float:
     """Mean seconds by which this machine wakes a sleeper late."""
     late = []
@@ -292,8 +334,14 @@ def main() -> None:
     parser.add_argument("--burst", action="store_true", help="only the memory burst")
     parser.add_argument("--pattern", choices=list(PATTERNS))
     parser.add_argument("--quantum-ms", type=float)
+    modes = [*(mode.name.lower() for mode in Mode), "throttled"]
+    parser.add_argument("--mode", choices=modes, help="only this one (default: all, and the burst)")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.plain is not None:
+        _plain(options.plain)
+        return
     if options.job is not None:
         _job(options.job)
         return
@@ -309,16 +357,21 @@ def main() -> None:
     for name, quantum_s in cells:
         pattern = PATTERNS[name]
         alone = measure(pattern, quantum_s, None, min(seconds, 20.0))
-        for mode in Mode:
+        for label in modes if options.mode is None else [options.mode]:
+            mode, q_s = (Mode[label.upper()], quantum_s) if label != "throttled" else (Mode.LAW, QUANTUM_S)
             length_s = min(seconds, 30.0) if mode is Mode.PACKED else seconds
-            found = measure(pattern, quantum_s, mode, length_s)
-            slowdown, slack = table_cell(pattern, quantum_s, mode, length_s, (1, 2, 3))
+            if label == "throttled":
+                found = measure(pattern, q_s, None, length_s, throttled=True)
+            else:
+                found = measure(pattern, q_s, mode, length_s)
+            slowdown, slack = table_cell(pattern, q_s, mode, length_s, (1, 2, 3))
             print(
-                f"| {name} | {quantum_s * 1e3:g} | {mode.name.lower()} | {found.step_s / alone.step_s:.3f} | "
+                f"| {name} | {q_s * 1e3:g} | {label} | {found.step_s / alone.step_s:.3f} | "
                 f"{found.slack_share:.2f} | {slowdown:.3f} | {slack:.2f} |",
                 flush=True,
             )
-    print(f"\n{burst(seconds)}")
+    if options.mode is None:
+        print(f"\n{burst(seconds)}")
     print(f"{seconds:g} s a cell with the law; the machine woke sleepers {_lateness() * 1e3:.2f} ms late on average")
 
 
