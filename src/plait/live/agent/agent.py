@@ -16,6 +16,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from plait.live import tls
 from plait.live.agent import journal
@@ -66,6 +67,7 @@ class Agent(ProcessManager):
         self.id = secrets.token_hex(8)
         self.lock = threading.RLock()
         self._lock_fd = take_node(layout, settings.node)
+        self._home = _identity(layout.home)
         procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)  # orphans of a killed runner come here
         super().__init__(layout, settings, lambda: self.link.wake())
         self.term, self.reached = self.journal.memory.term, 0
@@ -325,8 +327,11 @@ class Agent(ProcessManager):
             self._start([a for a in self.attempts.values() if a.state == STARTING])
 
     def _look_for_home(self) -> None:
-        """End jobs and agent if the home folder stays deleted: nothing can be stored there."""
-        if self.layout.home.is_dir():
+        """End jobs and agent if the home folder stays deleted or moved: nothing can be stored there.
+
+        Another folder at its path is not the home: whoever ends late may have made it.
+        """
+        if _identity(self.layout.home) == self._home:
             self._homeless_s = math.inf
             return
         self._homeless_s = min(self._homeless_s, procs.boot_s())
@@ -417,6 +422,15 @@ class Agent(ProcessManager):
                 attempt.stop(min(attempt.run.grace_s, grace_s), _LEAVES, own=True)
         while any(a.alive for a in list(self.attempts.values())):
             self._wait()
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Which folder is at a path, whatever its name; None for none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _epoch(layout: Layout, job: int) -> int:

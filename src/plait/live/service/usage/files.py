@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plait.core.files import OWNER_ONLY, replace_file
-from plait.live.layout import job_name, make_private
+from plait.live.layout import job_name
 
 #: Jobs whose series are kept, and hours of all jobs: the oldest go first.
 MOST_JOBS, MOST_HOURS = 2000, 24 * 31
@@ -74,7 +74,7 @@ class UsageFiles:
                     path.unlink(missing_ok=True)
 
     def _write(self, name: str, data: Mapping[str, Any]) -> None:
-        make_private(self.folder)
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # never the home: it may have been moved
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
         replace_file(self.folder / name, zlib.compress(text.encode(), 1), mode=OWNER_ONLY)
 
