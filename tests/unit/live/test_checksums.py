@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import sqlite3
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,13 @@ import sqlalchemy as sa
 from live_cases import Cluster
 
 from plait.live.store import Entry, Store, StoreError, schema
-from plait.live.store.checksums import CRC
+from plait.live.store import store as store_module
+from plait.live.store.checksums import CRC, Checksums
+from plait.live.store.schema import Token
 
 Make = Callable[..., Cluster]
+#: Flipped bits of a whole file.
+FLIPS = 2000 if os.environ.get("PLAIT_SLOW") == "1" else 60
 
 
 def flip(value: Any, draw: random.Random) -> Any:
@@ -23,6 +31,11 @@ def flip(value: Any, draw: random.Random) -> Any:
     if isinstance(value, str) and value:
         at = draw.randrange(len(value))
         return value[:at] + chr(ord(value[at]) ^ (1 << draw.randrange(5))) + value[at + 1 :]
+    if isinstance(value, bytes):
+        at = draw.randrange(len(value))
+        return value[:at] + bytes([value[at] ^ (1 << draw.randrange(8))]) + value[at + 1 :]
+    if isinstance(value, bool):
+        return not value
     if isinstance(value, int):
         return value ^ (1 << draw.randrange(20))
     if isinstance(value, float):
@@ -35,13 +48,22 @@ def rows_of(store: Store, table: sa.Table) -> list[dict[str, Any]]:
         return [dict(row._mapping) for row in connection.execute(sa.select(table))]
 
 
+def keep_snapshot(c: Cluster) -> None:
+    c.store.commit([], snapshot=(c.engine.state.seq, c.engine.state.to_json()))
+
+
 def test_a_flipped_bit_in_any_column_of_any_row_is_found_and_named(cluster: Make) -> None:
     c = cluster((2, 1))
     c.submit({"name": "α"}, {"gpus": 2, "command": ["python", "train.py", "\U0001f600"]}, {})
     c.pass_s(30)
+    for name in ("ann", "bob"):
+        c.store.add_token(Token(name * 20, name, name, "user", expires_s=5e9, node="n0"))
+    c.store.revoke_token("bob")
+    c.engine.set_project("vision", gpu_quota=4, weight=2.0, now_s=c.now)
+    keep_snapshot(c)
     assert list(c.store.damaged()) == []
     draw, tried = random.Random(4), 0
-    for table in (schema.log, schema.jobs, schema.attempts, schema.nodes):
+    for table in (sums.table for sums in schema.SUMMED.values()):
         rows, keys = rows_of(c.store, table), list(table.primary_key.columns)
         assert rows, table.name
         assert all(row[CRC] is not None for row in rows), table.name
@@ -60,7 +82,7 @@ def test_a_flipped_bit_in_any_column_of_any_row_is_found_and_named(cluster: Make
                 with c.store._engine.begin() as connection:
                     connection.execute(sa.update(table).where(where).values({column.name: row[column.name]}))
                 tried += 1
-    assert tried > 60
+    assert tried > 90
     assert list(c.store.damaged()) == []
 
 
@@ -76,7 +98,7 @@ def test_a_service_does_not_go_on_from_a_damaged_log_or_snapshot(tmp_path: Path)
         body = bytearray(connection.execute(sa.text("SELECT body FROM snapshots")).scalar_one())
         body[len(body) // 2] ^= 16
         connection.execute(sa.text("UPDATE snapshots SET body = :body"), {"body": bytes(body)})
-    with pytest.raises(StoreError, match="damaged: snapshot 2 cannot be unpacked"):
+    with pytest.raises(StoreError, match="damaged: row seq 2 of table snapshots does not match"):
         store.load()
     assert len(list(store.damaged())) == 2
     store.close()
@@ -107,3 +129,107 @@ def test_rows_of_older_versions_have_no_checksum_and_are_read(tmp_path: Path) ->
     assert [entry.seq for entry in again.entries()] == [1, 2]
     assert [row[CRC] is None for row in rows_of(again, schema.log)] == [True, False]
     again.close()
+
+
+def test_a_token_of_which_a_bit_flipped_opens_nothing(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "plait.db")
+    for name in ("ann", "bob", "eve"):
+        store.add_token(Token(name * 20, name, name, "user"))
+    assert store.revoke_token("bob")
+    with store._engine.begin() as connection:
+        connection.execute(sa.text("UPDATE tokens SET role = 'admin' WHERE id = 'eve'"))
+        connection.execute(sa.text("UPDATE tokens SET revoked = 0 WHERE id = 'bob'"))
+    assert [token.id for token in store.tokens()] == ["ann"]
+    store.close()
+
+
+def test_a_damaged_term_is_not_taken_for_another_leader(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "plait.db")
+    store.next_term()
+    with store._engine.begin() as connection:
+        connection.execute(sa.text("UPDATE meta SET value = '5' WHERE key = 'term'"))
+    with pytest.raises(StoreError, match="damaged: row key 'term' of table meta does not match its checksum"):
+        store.commit([Entry(1, 1.0, "submitted", "{}")])
+    store.close()
+
+
+def content(path: Path) -> dict[str, list[Any]]:
+    """All rows of a store by table, in order."""
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        return {t: sorted(connection.execute(f"SELECT * FROM {t}"), key=repr) for t in schema.SUMMED}
+
+
+def noticed(path: Path) -> bool:
+    """Whether a store cannot be opened, or names what is damaged."""
+    try:
+        store = Store.open(path)
+    except StoreError:
+        return True
+    try:
+        return bool(list(store.damaged()))
+    finally:
+        store.close()
+
+
+def test_no_flipped_bit_of_the_file_changes_what_is_stored_unnoticed(cluster: Make) -> None:
+    """Bits at random places that hold something; not every one is of a row."""
+    c = cluster((2, 1))
+    c.submit(*({"gpus": 1 + i % 2} for i in range(12)))
+    c.pass_s(20)
+    keep_snapshot(c)
+    c.store.add_token(Token("ann" * 20, "ann", "ann", "user"))
+    sound = c.store.backup(c.home / "sound.db").read_bytes()
+    before, draw, seen = content(c.home / "sound.db"), random.Random(7), Counter[str]()
+    path, places = c.home / "flipped.db", [at for at, byte in enumerate(sound) if byte]
+    for _ in range(FLIPS):
+        at, bit = draw.choice(places), draw.randrange(8)
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ (1 << bit)]) + sound[at + 1 :])
+        path.with_suffix(".id").unlink(missing_ok=True)
+        try:
+            same = content(path) == before
+        except (sqlite3.Error, UnicodeError):
+            same = False
+        said = noticed(path)
+        seen["changed, noticed" if said else "changed, unnoticed"] += not same
+        seen["no row changed, noticed" if said else "no row changed, unnoticed"] += same
+    print(f"{FLIPS} flipped bits in {len(places):,} of {len(sound):,} bytes: {dict(seen)}")
+    assert seen["changed, noticed"] > FLIPS // 2
+    assert seen["changed, unnoticed"] == 0
+
+
+def test_the_whole_store_is_checked_in_slices_with_a_rest_after_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "SLICE", 10)
+    store, rests = Store.open(tmp_path / "plait.db"), [0]
+    store.commit([Entry(i, float(i), "submitted", "{}", jobs=(i % 3, 7)) for i in range(1, 96)])
+    of = Checksums.of
+
+    def counted(sums: Checksums, row: Any) -> int:
+        rests[-1] += 1
+        return of(sums, row)
+
+    monkeypatch.setattr(Checksums, "of", counted)
+    assert list(store.damaged(lambda: rests.append(0))) == []
+    assert max(rests) == 10
+    assert sum(rests) == 95 + 190 + 2  # entries, jobs that they are about, facts
+    with store._engine.begin() as connection:
+        connection.execute(sa.text("UPDATE log SET at_s = 7 WHERE seq IN (10, 11, 95)"))
+        connection.execute(sa.text("UPDATE log_jobs SET crc = 7 WHERE seq = 50 AND job = 7"))
+    assert [problem.split(" does")[0] for problem in store.damaged()] == [
+        "row seq 10 of table log", "row seq 11 of table log", "row seq 95 of table log",
+        "row job 7, seq 50 of table log_jobs",
+    ]  # fmt: skip
+    store.close()
+
+
+def test_a_table_that_cannot_be_read_is_named_and_the_others_are_checked(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "plait.db")
+    store.add_token(Token("ann" * 20, "ann", "ann", "user"))
+    with store._engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE log DROP COLUMN crc"))
+        connection.execute(sa.text("UPDATE tokens SET role = 'admin'"))
+    first, second = store.damaged()
+    assert "cannot read the store: no such column: log.crc" in first
+    assert "of table tokens does not match" in second
+    store.close()

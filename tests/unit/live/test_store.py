@@ -21,6 +21,7 @@ from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.scheduler.engine import Engine
 from plait.live.store import Entry, Store, StoreError, Token, schema
+from plait.live.store import store as store_module
 from plait.live.store.backup import restore_backup
 from plait.live.store.migrate import migrate, upgrade, version
 from sampling import sample
@@ -53,6 +54,20 @@ def test_what_is_committed_is_there_again(url: str) -> None:
     found, tail = store.load()
     assert found == {"state": 2}
     assert [e.seq for e in tail] == [3]
+    store.close()
+
+
+def test_damage_is_looked_for_slice_by_slice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "SLICE", 2)
+    store = Store.open(url)
+    store.add_token(Token("ann" * 20, "ann", "ann", "user", expires_s=5e9, node="n0"))
+    store.commit([Entry(seq, seq / 3, "X", "{}", "[]", (5, 6)) for seq in range(1, 8)], snapshot=(2, {"state": 2}))
+    slices: list[None] = []
+    assert list(store.damaged(lambda: slices.append(None))) == []
+    assert len(slices) >= 4 + 8  # entries, jobs that they are about
+    with store._engine.begin() as connection:
+        connection.execute(sa.text("UPDATE log_jobs SET crc = 7 WHERE seq = 5"))
+    assert [problem.split(" of")[0] for problem in store.damaged()] == ["row job 5, seq 5", "row job 6, seq 5"]
     store.close()
 
 

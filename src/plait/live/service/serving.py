@@ -37,6 +37,8 @@ _LOG = logging.getLogger("plait.service")
 GOODBYE_S = 3
 #: A leader looks so often whether service.json still names it.
 LOOK_S = 1.0
+#: Share of a core that the check of the whole store takes after each start.
+CHECK_SHARE = 0.02
 #: What a service ends with that has lost its lead: it is to stand by from now on.
 STAND_BY = 75
 
@@ -100,7 +102,8 @@ class Service:
                 self._api.what_if.close()
                 if self._recording is not None:
                     await asyncio.wait({self._recording}, timeout=GOODBYE_S)
-                await asyncio.to_thread(self._api.usage.save, everything=True)
+                with contextlib.suppress(OSError):  # a full disk, or no home any more
+                    await asyncio.to_thread(self._api.usage.save, everything=True)
                 self._worker.stop()
                 await asyncio.to_thread(self._worker.join, 10.0)
         finally:
@@ -208,9 +211,17 @@ class Service:
 
     def _find_damage(self, store: Store) -> None:
         """Log the rows of the store that do not match their checksums; what the engine goes on from was checked."""
-        with contextlib.suppress(StoreError):  # the service ends
-            for problem in store.damaged():
-                _LOG.error("the store is damaged; put a backup back: plait restore", extra={"facts": {"what": problem}})
+        began_s = time.thread_time()
+
+        def rest() -> None:
+            nonlocal began_s
+            time.sleep((time.thread_time() - began_s) / CHECK_SHARE)
+            began_s = time.thread_time()
+
+        for problem in store.damaged(rest):
+            if self._ending.is_set():  # the store is closed
+                return
+            _LOG.error("the store is damaged; put a backup back: plait restore", extra={"facts": {"what": problem}})
 
     def _failed(self, error: BaseException, what: str = "the engine") -> None:
         """A thread has ended without which there is no service."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from plait.core.files import OWNER_ONLY, replacing
+from plait.live.store.checksums import CRC
 from plait.live.store.connecting import lock_file, unlock
 from plait.live.store.errors import StoreError
 from plait.live.store.identity import forget_mark
@@ -33,6 +34,8 @@ def restore_backup(source: str | Path, target: str | Path) -> None:
                     backup.backup(copy)
                     # Agents refuse terms below the highest they have seen, which the copy knows nothing of.
                     copy.execute("UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'term'", (_TERMS,))
+                    if any(column[1] == CRC for column in copy.execute("PRAGMA table_info(meta)")):
+                        copy.execute(f"UPDATE meta SET {CRC} = NULL WHERE key = 'term'")  # set at the next start
                     copy.commit()
                 _put_aside(path)
                 forget_mark(path)

@@ -36,11 +36,17 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from plait.live.store.checksums import CRC, Checksums
 
-HEAD = "0006"
+HEAD = "0007"
 
 metadata = MetaData()
 
-meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+    Column(CRC, BigInteger),
+)
 
 log = Table(
     "log",
@@ -58,6 +64,7 @@ log_jobs = Table(
     metadata,
     Column("job", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
+    Column(CRC, BigInteger),
     PrimaryKeyConstraint("job", "seq"),
 )
 
@@ -66,6 +73,7 @@ snapshots = Table(
     metadata,
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("body", LargeBinary, nullable=False),
+    Column(CRC, BigInteger),
 )
 
 jobs = Table(
@@ -137,6 +145,7 @@ tokens = Table(
     Column("revoked", Boolean, nullable=False, default=False),
     Column("expires_s", Float),
     Column("node", String(128)),
+    Column(CRC, BigInteger),
 )
 
 projects = Table(
@@ -145,6 +154,7 @@ projects = Table(
     Column("name", String(128), primary_key=True),
     Column("gpu_quota", Integer),
     Column("weight", Float, nullable=False),
+    Column(CRC, BigInteger),
 )
 
 lease = Table(
@@ -157,11 +167,13 @@ lease = Table(
     Column("until_s", Double, nullable=False),
 )
 
-#: Tables whose rows carry checksums.
-SUMMED = {table.name: Checksums(table) for table in (log, jobs, attempts, nodes)}
+#: The checksums of all tables but `lease`, of which nothing outlives its leader.
+SUMMED = {
+    table.name: Checksums(table) for table in (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects)
+}
 
 #: every table, those first that a restored store needs first
-ALL = (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects, lease)
+ALL = (*(sums.table for sums in SUMMED.values()), lease)
 
 
 def jobs_with(text: str, mine: str | None = None) -> ColumnElement[bool]:

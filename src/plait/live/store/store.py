@@ -19,7 +19,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -30,9 +30,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
 from plait.live.store import schema
-from plait.live.store.checksums import CRC
+from plait.live.store.checksums import CRC, Checksums
 from plait.live.store.connecting import lock_file, lock_server, parse_url, sqlite_engines, unlock
 from plait.live.store.errors import NoRoom, Replaced, StoreError, first_line
+from plait.live.store.facts import damage, read_fact, write_fact
 from plait.live.store.identity import Identity, check_mark, refuse_missing, rescued
 from plait.live.store.leader_lease import LeaderLease
 from plait.live.store.migrate import migrate, version
@@ -40,7 +41,8 @@ from plait.live.store.packing import pack
 from plait.live.store.schema import Entry, Token, Views
 
 _KEPT_SNAPSHOTS = 2
-_MADE_AT = sa.select(schema.meta.c.value).where(schema.meta.c.key == "made_at")
+#: Rows that `Store.damaged` reads at a time.
+SLICE = 200
 #: Bytes that a disk has to take before it counts as one with room.
 _ROOM = 1 << 18
 
@@ -67,6 +69,8 @@ class Store:
         self.term: int | None = None
         # Rows are taken from the driver itself in places, so its own errors may come too.
         self._errors: tuple[type[Exception], ...] = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
+        #: A damaged text is no UTF-8, a damaged flag neither 0 nor 1.
+        self._read_errors = (*self._errors, ValueError)
         self._insert = {
             table.name: sa.insert(table) for table in (schema.log, schema.log_jobs, schema.snapshots, schema.tokens)
         }
@@ -104,8 +108,8 @@ class Store:
                 prepare_tables(engine, parsed)
                 if identity is not None and exclusive:
                     with engine.connect() as connection:
-                        check_mark(identity.path, str(connection.execute(_MADE_AT).scalar_one()))
-            except (SQLAlchemyError, OSError) as error:
+                        check_mark(identity.path, str(read_fact(connection, "made_at")))
+            except (SQLAlchemyError, OSError, ValueError) as error:
                 raise StoreError(f"cannot open the store {parsed!r}: {first_line(error)}") from error
             except ImportError as error:
                 raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
@@ -132,7 +136,7 @@ class Store:
                 connection.execute(self._insert["log"], schema.SUMMED["log"].add(rows))
                 about = [{"job": job, "seq": e.seq} for e in entries for job in sorted(set(e.jobs))]
                 if about:
-                    connection.execute(self._insert["log_jobs"], about)
+                    connection.execute(self._insert["log_jobs"], schema.SUMMED["log_jobs"].add(about))
             if views is not None:
                 self._write(connection, views)
             if snapshot is not None:
@@ -190,9 +194,7 @@ class Store:
         """No transaction of ours ends after another has raised the term: it waits for ours, or ours sees it."""
         if self.term is None:
             return
-        table = schema.meta
-        mine = sa.select(table.c.value).where(table.c.key == "term").with_for_update(read=True)
-        found = int(connection.execute(mine).scalar_one())
+        found = int(read_fact(connection, "term", lock={"read": True}) or 0)
         if found != self.term:
             raise Replaced(f"this service, of term {self.term}, was replaced by a leader of term {found}")
 
@@ -206,13 +208,13 @@ class Store:
         for name, project in views.projects.items():
             connection.execute(sa.delete(table).where(table.c.name == name))
             if project is not None:
-                connection.execute(sa.insert(table), {"name": name, **project})
+                connection.execute(sa.insert(table), schema.SUMMED["projects"].add([{"name": name, **project}]))
 
     def _keep(self, connection: sa.Connection, seq: int, state: Mapping[str, Any] | bytes) -> None:
         body = state if isinstance(state, bytes) else pack(state)
         table = schema.snapshots
         connection.execute(sa.delete(table).where(table.c.seq == seq))
-        connection.execute(self._insert["snapshots"], {"seq": seq, "body": body})
+        connection.execute(self._insert["snapshots"], schema.SUMMED["snapshots"].add([{"seq": seq, "body": body}]))
         newest = connection.execute(
             sa.select(table.c.seq).order_by(table.c.seq.desc()).limit(_KEPT_SNAPSHOTS)
         ).scalars()
@@ -220,12 +222,10 @@ class Store:
 
     def next_term(self) -> int:
         """A number larger than any before it, for a service that begins to lead: to be asked before it loads."""
-        table = schema.meta
         self.term = None
         with self._writing() as connection:
-            last = sa.select(table.c.value).where(table.c.key == "term").with_for_update()
-            term = int(connection.execute(last).scalar() or 0) + 1
-            connection.execute(sa.update(table).where(table.c.key == "term").values(value=str(term)))
+            term = int(read_fact(connection, "term", lock={}) or 0) + 1
+            write_fact(connection, "term", str(term))
             if self._lease is not None and not self._lease.begin(connection, term):
                 raise Replaced("another service became the leader before this one started")
         self.term = term
@@ -241,14 +241,16 @@ class Store:
         try:
             with self._readers.connect() as connection:
                 yield connection
-        except self._errors as error:
+        except self._read_errors as error:
             raise StoreError(f"cannot read the store: {first_line(error)}") from error
 
     @property
     def made_at(self) -> float:
         """When the store was made, seconds since 1970: the origin of its time."""
-        with self.reading() as connection:
-            return float(connection.execute(_MADE_AT).scalar_one())
+        made_at = self.fact("made_at")
+        if made_at is None:
+            raise self._damage("its time of making is missing")
+        return float(made_at)
 
     def load(self) -> tuple[dict[str, Any] | None, Iterator[Entry]]:
         """The newest snapshot (None if there is none) and the entries of the log after it."""
@@ -257,6 +259,7 @@ class Store:
             row = connection.execute(sa.select(table).order_by(table.c.seq.desc()).limit(1)).first()
         if row is None:
             return None, self.entries()
+        self._verify(table, row)
         try:
             state = json.loads(zlib.decompress(row.body))
         except (zlib.error, ValueError) as error:
@@ -383,19 +386,40 @@ class Store:
             ]
         return job
 
-    def damaged(self) -> Iterator[str]:
-        """Rows that do not match their checksums, and snapshots that cannot be unpacked, a sentence each."""
-        for sums in schema.SUMMED.values():
+    def damaged(self, rest: Callable[[], object] = lambda: None) -> Iterator[str]:
+        """Rows that do not match their checksums, and pages of SQLite that do not fit together, a sentence each.
+
+        Reads `SLICE` rows at a time, each slice in a transaction of its own, and calls `rest` after it.
+        """
+        for part in (self._damaged_pages(), *map(self._damaged_rows, schema.SUMMED.values())):
+            try:
+                for problems in part:
+                    yield from problems
+                    rest()
+            except StoreError as error:
+                yield str(error)
+
+    def _damaged_pages(self) -> Iterator[Iterable[str]]:
+        if self._engine.dialect.name == "sqlite":
             with self.reading() as connection:
-                for row in connection.execution_options(yield_per=1000).execute(sa.select(sums.table)):
-                    if problem := sums.problem(row._mapping):
-                        yield problem
-        with self.reading() as connection:
-            for row in connection.execute(sa.select(schema.snapshots)):
-                try:
-                    zlib.decompress(row.body)
-                except zlib.error as error:
-                    yield f"snapshot {row.seq} cannot be unpacked: {error}"
+                said = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
+            yield [str(line) for line in said if line != "ok"]
+
+    def _damaged_rows(self, sums: Checksums) -> Iterator[Iterable[str]]:
+        keys = list(sums.table.primary_key.columns)
+        last: tuple[Any, ...] | None = None
+        query = sa.select(sums.table).order_by(*keys).limit(SLICE)
+        while True:
+            after = query if last is None else query.where(sa.tuple_(*keys) > last)
+            with self.reading() as connection:
+                rows = connection.execute(after).mappings().all()
+            yield filter(None, map(sums.problem, rows))
+            if len(rows) < SLICE:
+                return
+            before, last = last, tuple(rows[-1][key.name] for key in keys)
+            if before is not None and last <= before:
+                yield [f"rows of table {sums.table.name} are out of order at {last}"]
+                return
 
     def _verify(self, table: sa.Table, row: sa.Row[Any]) -> bool:
         """True; raises `StoreError` for a row that does not match its checksum."""
@@ -404,7 +428,7 @@ class Store:
         return True
 
     def _damage(self, what: str) -> StoreError:
-        return StoreError(f"the store {self._engine.url.database} is damaged: {what}; put a backup back: plait restore")
+        return damage(self._engine.url.database, what)
 
     def counts(self) -> dict[str, int]:
         """Number of jobs in each state."""
@@ -416,27 +440,31 @@ class Store:
     # -- tokens ---------------------------------------------------------------------------------------
 
     def tokens(self) -> list[Token]:
-        """All tokens that are valid."""
-        table = schema.tokens
+        """All tokens that are valid; none of a row that does not match its checksum."""
+        table, sums = schema.tokens, schema.SUMMED["tokens"]
         names = [f.name for f in fields(Token)]
-        query = sa.select(*(table.c[n] for n in names)).where(table.c.revoked == sa.false()).order_by(table.c.created_s)
+        query = sa.select(table).where(table.c.revoked == sa.false()).order_by(table.c.created_s)
         with self.reading() as connection:
-            return [Token(*row) for row in connection.execute(query)]
+            rows = [row._mapping for row in connection.execute(query)]
+        return [Token(*(row[name] for name in names)) for row in rows if not sums.problem(row)]
 
     def add_token(self, token: Token) -> None:
         """Remember a token by its hash."""
         row = {f.name: getattr(token, f.name) for f in fields(Token)}
         with self._writing() as connection:
-            connection.execute(self._insert["tokens"], {**row, "revoked": False})
+            connection.execute(self._insert["tokens"], schema.SUMMED["tokens"].add([{**row, "revoked": False}]))
 
     def revoke_token(self, name: str) -> bool:
         """Forget a token by its id; False if there is none."""
         table = schema.tokens
+        valid = sa.and_(table.c.id == name, table.c.revoked == sa.false())
         with self._writing() as connection:
-            done = connection.execute(
-                sa.update(table).where(table.c.id == name, table.c.revoked == sa.false()).values(revoked=True)
-            )
-        return done.rowcount > 0
+            row = connection.execute(sa.select(table).where(valid).with_for_update()).first()
+            if row is not None:
+                gone = {**row._mapping, "revoked": True}
+                crc = schema.SUMMED["tokens"].of(gone)
+                connection.execute(sa.update(table).where(valid).values({"revoked": True, CRC: crc}))
+        return row is not None
 
     def knows_token(self, digest: str) -> bool:
         """Whether there is, or was, a token of this hash."""
@@ -445,18 +473,14 @@ class Store:
             return connection.execute(sa.select(table.c.id).where(table.c.hash == digest)).first() is not None
 
     def fact(self, key: str) -> str | None:
-        """One of the store's own facts, or None."""
-        table = schema.meta
+        """One of the store's own facts, or None; raises `StoreError` for one that does not match its checksum."""
         with self.reading() as connection:
-            found = connection.execute(sa.select(table.c.value).where(table.c.key == key)).scalar()
-        return None if found is None else str(found)
+            return read_fact(connection, key)
 
     def set_fact(self, key: str, value: str) -> None:
         """Store a value under a key; an earlier one is replaced."""
-        table = schema.meta
         with self._writing() as connection:
-            connection.execute(sa.delete(table).where(table.c.key == key))
-            connection.execute(sa.insert(table), {"key": key, "value": value})
+            write_fact(connection, key, value)
 
     def backup(self, target: str | Path) -> Path:
         """Write a consistent copy of an SQLite store to a new file, while it is in use."""
@@ -511,11 +535,15 @@ def prepare_tables(engine: sa.Engine, url: sa.URL) -> None:
 
 
 def _first_facts(connection: sa.Connection) -> None:
-    table = schema.meta
-    if connection.execute(sa.select(table.c.value).where(table.c.key == "made_at")).scalar() is None:
-        connection.execute(
-            sa.insert(table), [{"key": "made_at", "value": repr(time.time())}, {"key": "term", "value": "0"}]
-        )
+    """The facts of a new store; checksums of rows of an older version, where these are few."""
+    for table in (schema.meta, schema.tokens, schema.projects):
+        sums, keys = schema.SUMMED[table.name], list(table.primary_key.columns)
+        for row in connection.execute(sa.select(table).where(table.c.crc.is_(None))).mappings().all():
+            where = (key == row[key.name] for key in keys)
+            connection.execute(sa.update(table).where(*where).values({CRC: sums.of(row)}))
+    if read_fact(connection, "made_at") is None:
+        write_fact(connection, "made_at", repr(time.time()))
+        write_fact(connection, "term", "0")
 
 
 def _upsert(dialect: str, table: sa.Table) -> Any:
