@@ -1119,6 +1119,21 @@ def test_questions_are_asked_again_when_the_service_is_busy(fake):
     assert len(fake.asked) == 3
 
 
+def test_a_service_that_its_keeper_starts_again_is_waited_for_and_not_started(plait, monkeypatch, tmp_path):
+    for name in ("PLAIT_URL", "PLAIT_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
+    words = ["-m", "plait.live.supervisor.keeper", "--home", str(tmp_path)]
+    keeper = subprocess.Popen([sys.executable, "-S", "-c", "input()", *words], stdin=subprocess.PIPE)
+    try:
+        said = f"no service runs in {tmp_path}; its keeper starts it again: try again in a few seconds, or look into "
+        assert plait("ls").err == f"plait: error: {said}{tmp_path}/keeper.log\n"
+    finally:
+        keeper.kill()
+        keeper.wait()
+    assert "start it with: plait up" in plait("ls").err
+
+
 def test_no_service_says_how_to_start_one(plait, monkeypatch, tmp_path):
     for name in ("PLAIT_URL", "PLAIT_TOKEN"):
         monkeypatch.delenv(name, raising=False)

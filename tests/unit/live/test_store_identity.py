@@ -67,10 +67,12 @@ def test_nothing_is_acknowledged_after_files_of_the_store_are_gone(
         missing = f"no service runs in {tmp_path}: the store {path} is missing"
         with pytest.raises(NotRunning, match=f"^{re.escape(missing)}.*plait restore .*-rescued-1.db, or begin"):
             Client.at(str(tmp_path))
-        client = Client("http://127.0.0.1:1", "x", home=Layout(tmp_path))
-        with pytest.raises(NotRunning, match=r"^no service answers at .*: the store .* is missing.*plait restore"):
+        Layout(tmp_path).service_file.write_text('{"url": "http://127.0.0.1:1"}')
+        with (
+            Client.at(str(tmp_path), token="x") as client,
+            pytest.raises(NotRunning, match=r": the store .* is missing"),
+        ):
             client.status()
-        client.close()
     restore_backup(tmp_path / "plait-rescued-1.db", path)
     again = Store.open(path)
     assert [found.seq for found in again.entries()] == [1, 2], "also what was refused has been kept"

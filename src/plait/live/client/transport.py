@@ -258,8 +258,9 @@ class Caller:
         where = "" if self._home is None else f" (home {self._home.home})"
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
             return NotRunning(f"{self.url} does not answer within {SILENT_S:g} s; look at it with: plait status")
-        next_step = "" if self._home is None else _store_trouble(self._home)
-        return NotRunning(f"no service answers at {self.url}{where}{next_step or _START}")
+        # A home says nothing of a service elsewhere.
+        next_step = _START if self._home is None or self._found_in is None else _next_step(self._home)
+        return NotRunning(f"no service answers at {self.url}{where}{next_step}")
 
 
 def quiet() -> httpx.Timeout:
@@ -271,18 +272,28 @@ def service_url(layout: Layout) -> str:
     """Where the service of this home folder listens; raises `NotRunning` if there is none."""
     data = read_service_file(layout)
     if data is None:
-        raise NotRunning(f"no service runs in {layout.home}{_store_trouble(layout) or _START}")
+        raise NotRunning(f"no service runs in {layout.home}{_next_step(layout)}")
     return str(data["url"])
 
 
-def _store_trouble(layout: Layout) -> str:
-    """That the store of a home was removed or replaced, so that no service begins there, and what to do; "" if not."""
+def _next_step(layout: Layout) -> str:
+    """What to do where no service answers: the end of the sentence.
+
+    A store that was removed or replaced is named first, for no service begins with it; then a keeper that lives.
+    """
+    from plait.live.system import modules
+
     try:
         from plait.live.store.identity import trouble
     except ImportError:  # only the client is installed here
-        return ""
-    found = trouble(layout.database)
-    return f": {found}" if found else ""
+        found = ""
+    else:
+        found = trouble(layout.database)
+    if found:
+        return f": {found}"
+    if modules.of_home(layout.home, modules.KEEPER):
+        return f"; its keeper starts it again: try again in a few seconds, or look into {layout.home / 'keeper.log'}"
+    return _START
 
 
 def read_service_file(layout: Layout) -> Json | None:
