@@ -1,4 +1,4 @@
-"""Loaders that a script makes anew in each epoch: a resumed process finds the position of the one in use.
+"""Loaders that a script makes again in each epoch: a resumed process finds the position of the one in use.
 
 A new process makes its first loader in the epoch that it resumes, so neither the object nor how many were made before
 identifies it. Its number does: how many loaders of that epoch were used before it. An epoch that is resumed begins its

@@ -118,7 +118,7 @@ class _Passes:
         self._earlier, self._earlier_of = finished, self.job.epoch
 
     def next_pass(self, begin: Callable[[bool], Iterator[Any]]) -> Iterator[Any]:
-        """The next pass: `begin(anew)`, where `anew` leaves the position of the checkpoint to a later one."""
+        """The next pass: `begin(again)`, where `again` leaves the position of the checkpoint to a later one."""
         return self._earlier_pass(begin) if self._earlier else begin(False)
 
     def _earlier_pass(self, begin: Callable[[bool], Iterator[Any]]) -> Iterator[Any]:
@@ -297,10 +297,10 @@ class StagedLoader(DataLoader[Any]):
         self._passes.begin()
         return self._passes.next_pass(self._begin)
 
-    def _begin(self, anew: bool) -> Iterator[Any]:
+    def _begin(self, again: bool) -> Iterator[Any]:
         """Begin a pass; see `_Passes.next_pass`."""
         resume, counted = self._resume, self._counted
-        if anew:
+        if again:
             resume = counted = None
         else:
             self._resume = self._counted = None
@@ -480,10 +480,10 @@ class PassingLoader:
         self._passes.begin()
         return self._passes.next_pass(self._begin)
 
-    def _begin(self, anew: bool) -> Iterator[Any]:
+    def _begin(self, again: bool) -> Iterator[Any]:
         """Begin a pass; see `_Passes.next_pass`."""
         resume, counted = self._resume, self._counted
-        if anew:
+        if again:
             resume = counted = None
         else:
             self._resume = self._counted = None
