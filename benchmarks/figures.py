@@ -9,7 +9,8 @@ A page names the command above the figures that it makes, in a comment that read
 A mark holds for the rest of its section, subsections included, or up to the next mark. Each command runs once, in the
 root of the repository, with the current Python and its `plait`; `$PLAIT_DATA` is the folder of the public traces. Its
 output goes into `figures-out/`. If it prints a Markdown table with the header of a table below the mark, that table is
-replaced. Sentences are not: read the output and change them by hand. Figures that no command makes state their source:
+replaced; where the mark has no table, all that are printed are put below it. Sentences are not changed: read the
+output and do it by hand. Figures that no command makes state their source:
 
     <!-- figures: not measured: published with the paper -->
 """
@@ -111,10 +112,14 @@ def renewed(text: str, outputs: dict[str, str]) -> str:
     lines = text.splitlines()
     for section in reversed(sections(text)):
         new = {table.header: table for table in tables(outputs.get(section.command, ""))}
-        for old in reversed(list(tables("\n".join(lines[section.begin : section.end])))):
+        present = list(tables("\n".join(lines[section.begin : section.end])))
+        for old in reversed(present):
             if old.header in new:
                 begin = section.begin + old.line
                 lines[begin : begin + len(old.rows)] = new[old.header].rows
+        if not present and MARK.match(lines[section.begin]):
+            for table in new.values():
+                lines[section.begin + 1 : section.begin + 1] = ["", *table.rows]
     return "\n".join(lines) + "\n"
 
 

@@ -156,6 +156,13 @@ def test_a_table_is_replaced_by_the_one_with_its_header_that_its_command_prints(
     assert figures.renewed(PAGE, {"python a.py": "no table"}) == PAGE
 
 
+def test_a_table_is_put_below_a_mark_that_has_none() -> None:
+    empty = "# Page\n\n<!-- figures: python a.py -->\n\nText.\n"
+    new = figures.renewed(empty, {"python a.py": "| what | mean |\n|---|---|\n| a | 4.0 |\n"})
+    assert new == empty.replace("-->\n", "-->\n\n| what | mean |\n|---|---|\n| a | 4.0 |\n")
+    assert figures.renewed(new, {"python a.py": "| what | mean |\n|---|---|\n| a | 4.0 |\n"}) == new
+
+
 def test_commands_run_once_and_a_failed_one_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
