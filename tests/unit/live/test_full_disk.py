@@ -130,6 +130,16 @@ def test_a_full_disk_is_waited_for_and_what_was_taken_is_there(small_disk: Path)
         served.close()
 
 
+def test_a_store_that_cannot_be_opened_for_want_of_room_says_so(small_disk: Path) -> None:
+    path = small_disk / "plait.db"
+    Store.open(path).close()
+    fill(small_disk / "filler")
+    with pytest.raises(NoRoom, match=rf"^cannot open the store {path}: its disk is full; free some space, then: plait up"):
+        Store.open(path)
+    (small_disk / "filler").unlink()
+    Store.open(path).close()
+
+
 def test_a_write_that_fails_for_want_of_room_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(tmp_path)
     try:

@@ -12,6 +12,7 @@ this store's own: a service that was replaced while it slept changes nothing any
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -45,6 +46,8 @@ _KEPT_SNAPSHOTS = 2
 SLICE = 200
 #: Bytes that a disk has to take before it counts as one with room.
 _ROOM = 1 << 18
+#: Errors of a disk without room, or of a user who may not have more of it.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Store:
@@ -110,6 +113,10 @@ class Store:
                     with engine.connect() as connection:
                         check_mark(identity.path, str(read_fact(connection, "made_at")))
             except (SQLAlchemyError, OSError, ValueError) as error:
+                if identity is not None and getattr(_room_error(identity.path), "errno", None) in _FULL:
+                    raise NoRoom(
+                        f"cannot open the store {identity.path}: its disk is full; free some space, then: plait up"
+                    ) from error
                 raise StoreError(f"cannot open the store {parsed!r}: {first_line(error)}") from error
             except ImportError as error:
                 raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
@@ -180,15 +187,7 @@ class Store:
         """Whether something can be written where an SQLite store is; True for any other."""
         if self._engine.dialect.name != "sqlite":
             return True
-        path = Path(f"{self._engine.url.database}.room")
-        try:
-            path.write_bytes(bytes(_ROOM))
-        except OSError:
-            return False
-        finally:
-            with suppress(OSError):
-                path.unlink()
-        return True
+        return _room_error(Path(str(self._engine.url.database))) is None
 
     def _check_term(self, connection: sa.Connection) -> None:
         """No transaction of ours ends after another has raised the term: it waits for ours, or ours sees it."""
@@ -515,6 +514,19 @@ class Store:
         self._lock = None
         self._readers.dispose()
         self._engine.dispose()
+
+
+def _room_error(path: Path) -> OSError | None:
+    """What stands against writing where the SQLite file `path` is; None if nothing does."""
+    tried = Path(f"{path}.room")
+    try:
+        tried.write_bytes(bytes(_ROOM))
+    except OSError as error:
+        return error
+    finally:
+        with suppress(OSError):
+            tried.unlink()
+    return None
 
 
 def _values(row: sa.Row[Any]) -> dict[str, Any]:
