@@ -1328,3 +1328,11 @@ def test_listings_say_once_that_they_are_not_current(plait, fake):
     assert status.err == ""
     fake.headers[not_current.HEADER] = "nonsense"
     assert plait("ls").err == ""
+
+
+def test_a_name_that_no_address_can_hold_is_refused_with_what_works(plait, fake):
+    for name in ("a/b", "..", "../state"):
+        refused = plait("show", name)
+        assert refused.code == 2
+        assert "give a job by its id: `plait ls` lists jobs" in refused.err
+    assert fake.asked == []

@@ -134,7 +134,9 @@ def test_a_store_that_cannot_be_opened_for_want_of_room_says_so(small_disk: Path
     path = small_disk / "plait.db"
     Store.open(path).close()
     fill(small_disk / "filler")
-    with pytest.raises(NoRoom, match=rf"^cannot open the store {path}: its disk is full; free some space, then: plait up"):
+    with pytest.raises(
+        NoRoom, match=rf"^cannot open the store {path}: its disk is full; free some space, then: plait up"
+    ):
         Store.open(path)
     (small_disk / "filler").unlink()
     Store.open(path).close()

@@ -334,8 +334,10 @@ def _read_token(layout: Layout) -> str:
 def segment(name: str) -> str:
     """A name as one segment of a path, whatever is in it."""
     text = quote(name, safe="")
-    if not text or text in (".", ".."):
-        raise InputError(f"{name!r} is not a name; `plait ls` lists jobs, `plait nodes` nodes")
+    if not text or text in (".", "..") or "/" in name:
+        raise InputError(
+            f"{name!r} cannot be part of an address; give a job by its id: `plait ls` lists jobs, `plait nodes` nodes"
+        )
     return text
 
 
