@@ -187,6 +187,8 @@ class Controller:
         self.usage: Usage | None = None
         self.grants: tuple[NetworkGrant, ...] = ()
         self.network: NetworkFigures | None = None
+        #: Nodes that count as down because they are silent.
+        self.silent: frozenset[str] = frozenset()
         self.now_s = -math.inf
         self.events = 0
         self.changed = False
@@ -234,7 +236,7 @@ class Controller:
         table = JobTable(self.job_store.columns, self.active, at_s, self.competing, self.job_store)
         return View(
             at_s, self.cluster, table, self.running, self.rule, reservations=self.reservations, usage=self.usage,
-            grants=self.grants, network=self.network,
+            grants=self.grants, network=self.network, silent=self.silent,
         )  # fmt: skip
 
     @property
@@ -441,12 +443,14 @@ class Controller:
 
     def _join(self, event: NodeJoined) -> Sequence[Command]:
         self.cluster = self.cluster.with_node(event.node)
+        self.silent -= {event.node.id}
         self.changed = True
         return ()
 
     def _lose(self, event: NodeLost) -> Sequence[Command]:
         node = self.cluster.index(event.node)
         self.cluster = self.cluster.without_node(event.node)
+        self.silent -= {event.node}
         if self.usage is not None:
             self.usage = without_gpus(self.usage, self.cluster.gpu_node == node)
         groups = self.running
@@ -466,6 +470,7 @@ class Controller:
         """Mark a silent node as down; jobs with GPUs there stay (`View.on_silent_nodes`)."""
         node = self.cluster.nodes[self.cluster.index(event.node)]
         self.cluster = self.cluster.without_node(node.id) if event.suspect else self.cluster.with_node(node)
+        self.silent = self.silent | {node.id} if event.suspect else self.silent - {node.id}
         self.changed = True
         return ()
 

@@ -61,6 +61,8 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
     usage = controller.usage
     if plan.reservations:
         facts["reservations"] = [_FORM.encode(one) for one in plan.reservations]
+    if controller.silent:
+        facts["silent"] = sorted(controller.silent)
     if controller.grants:
         facts["grants"] = [_FORM.encode(one) for one in controller.grants]
     if plan.network_notes:
@@ -115,6 +117,7 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
         network_notes=notes,
     )  # fmt: skip
     small.usage = None if controller.usage is None else of_jobs(controller.usage, numbers)
+    small.silent = controller.silent
     small.grants = tuple(replace(one, job=new[one.job]) for one in controller.grants)
     small.network = None if controller.network is None else figures_of_jobs(controller.network, numbers)
     return small, numbers
@@ -159,6 +162,7 @@ def restore(
         network_notes={int(job): str(note) for job, note in data.get("network_notes", {}).items()},
     )
     controller.grants = tuple(_FORM.decode(NetworkGrant, one) for one in data.get("grants", ()))
+    controller.silent = frozenset(data.get("silent", ()))
     if "usage" in data:
         controller.usage = _FORM.decode(Usage, data["usage"])
     if "network" in data:

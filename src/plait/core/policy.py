@@ -49,6 +49,7 @@ class View:
     `reservations` are those of the last plan, without jobs that no longer wait and GPUs that are lost. `usage` is what
     has been measured of GPUs and jobs; None if nothing reports it. `grants` are those of switch memory in force: of
     jobs that run, on switches that are up. `network` is what has been measured of the exchange of gradients, or None.
+    `silent` are the names of nodes that count as down because they are silent, and may respond again.
     """
 
     now_s: float
@@ -61,6 +62,7 @@ class View:
     usage: Usage | None = None
     grants: tuple[NetworkGrant, ...] = ()
     network: NetworkFigures | None = None
+    silent: frozenset[str] = frozenset()
 
     @property
     def keeps(self) -> KeptJobs:

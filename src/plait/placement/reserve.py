@@ -8,7 +8,8 @@ the first job takes the GPUs back. Otherwise later jobs take each GPU that becom
     can start soonest are held for it. A job behind it starts on them only if it is known to end before the first job
     can start, or can be stopped by then.
 
-The first job then waits at most for the jobs that were in its way when it became first.
+The first job then waits at most for the jobs that were in its way when it became first. A node that is silent for some
+seconds may respond again, so GPUs stay held for a job that would start with those of such a node.
 """
 
 from __future__ import annotations
@@ -64,12 +65,16 @@ def _some_stay(view: View) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """GPUs (cluster,) that the job in row `head` gets when the groups `behind` have left them, seconds."""
+    """GPUs (cluster,) that the job in row `head` gets when the groups `behind` have left them, seconds.
+
+    `silent`: nodes of these that have to respond first.
+    """
 
     head: int
     gpus: BoolArray
     behind: IntArray
     at_s: float
+    silent: IntArray
 
 
 @dataclass(frozen=True)
@@ -120,10 +125,15 @@ class _Planned:
         return queue
 
     @cached_property
+    def silent(self) -> BoolArray:
+        """Whether each node is down because it is silent, and may respond again."""
+        return np.array([node.id in self.view.silent for node in self.view.cluster.nodes], dtype=np.bool_)
+
+    @cached_property
     def free(self) -> BoolArray:
-        """GPUs of nodes that are up and on which no job of the plan runs."""
+        """GPUs of nodes that are up or silent and on which no job of the plan runs."""
         cluster = self.view.cluster
-        free = cluster.node_up[cluster.gpu_node]
+        free = (cluster.node_up | self.silent)[cluster.gpu_node]
         free[self.plan.groups.gpus] = False
         return free
 
@@ -149,7 +159,12 @@ class _Planned:
     @cached_property
     def room(self) -> _Room:
         """Where jobs find GPUs beside groups of the plan."""
-        return _Room(self)
+        return _Room(self, self.view.cluster.node_up)
+
+    @cached_property
+    def room_if_heard(self) -> _Room:
+        """Where they would if silent nodes responded."""
+        return _Room(self, self.view.cluster.node_up | self.silent)
 
     def _of_groups(self, members: IntArray, values: FloatArray, start: float) -> FloatArray:
         """The maximum of `values`, one a member in `members`, over each group."""
@@ -176,9 +191,12 @@ class _Planned:
         held = np.zeros(self.view.cluster.gpus, dtype=np.bool_)
         held[gpus] = True
         behind = blockers[self.touches(held)[blockers]]
-        if not staying[behind].any():
+        silent = np.unique(self.view.cluster.gpu_node[gpus])
+        silent = silent[self.silent[silent]]
+        if not staying[behind].any() and not len(silent):
             return None
-        return _Hold(head, held, behind, self.view.now_s + float(ends_s[behind].max()))
+        at_s = math.inf if len(silent) else self.view.now_s + float(ends_s[behind].max())
+        return _Hold(head, held, behind, at_s, silent)
 
     def _soonest(self, blockers: IntArray, head: int) -> IntArray | None:
         """GPUs for a row once the least number of `blockers`, first to last, has left; None if it needs none or all.
@@ -187,11 +205,16 @@ class _Planned:
         """
         if self.room.find(blockers, head) is not None:
             return None
-        gpus = self.room.find(blockers[:0], head)
+        room, gpus = self.room, self.room.find(blockers[:0], head)
+        if gpus is None and self.silent.any():  # nodes that are up are too few
+            room = self.room_if_heard
+            if (gpus := room.find(blockers, head)) is not None:
+                return gpus
+            gpus = room.find(blockers[:0], head)
         low, high = 0, len(blockers)  # it does not fit after `low` have left, it does after `high`
         while gpus is not None and high - low > 1:
             middle = (low + high) // 2
-            found = self.room.find(blockers[middle:], head)
+            found = room.find(blockers[middle:], head)
             if found is None:
                 low = middle
             else:
@@ -226,9 +249,9 @@ class _Planned:
 class _Room:
     """Finds GPUs beside groups of a plan, for jobs of the view or for whole groups."""
 
-    def __init__(self, planned: _Planned) -> None:
+    def __init__(self, planned: _Planned, node_up: BoolArray) -> None:
         view, groups = planned.view, planned.plan.groups
-        self._cluster, self._jobs = view.cluster, view.jobs
+        self._cluster, self._jobs, self._node_up = view.cluster, view.jobs, node_up
         self._gpus, self._first = groups.gpus, groups.first_gpu
         per_gpu = demands(view.jobs)
         self._per_gpu = per_gpu if len(per_gpu) == len(view.jobs) else np.zeros((len(view.jobs), 2))
@@ -240,7 +263,7 @@ class _Room:
 
     def find(self, groups: IntArray, row: int) -> IntArray | None:
         """GPUs for the job in `row` beside these groups; those of other groups are free. None if it does not fit."""
-        jobs, up = self._jobs, self._cluster.gpus_up
+        jobs, up = self._jobs, int(self._cluster.node_gpus[self._node_up].sum())
         size = int(jobs.gpus[row] if jobs.gpus[row] <= up else jobs.min_gpus[row])
         return self._admit(groups, self._gpus, self._first, [(size, [row])])[0]
 
@@ -276,7 +299,7 @@ class _Room:
             cluster.node_gpus,
             cluster.first_gpu,
             cluster.gpu_node,
-            cluster.node_up,
+            self._node_up,
             cluster.node_spare,
         )
         out: list[IntArray | None] = [None] * more
@@ -391,8 +414,14 @@ class _HoldReasons(Mapping[int, str]):
         names = [_name(planned.view, row) for row in rows[:NAMED].tolist()]
         if len(rows) > NAMED:
             names.append(counted(len(rows) - NAMED, "other job"))
-        listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-        return f"waits until {listed} {'has' if len(rows) == 1 else 'have'} ended or may be stopped"
+        nodes = [f"node {planned.view.cluster.nodes[i].id}" for i in self._hold.silent.tolist()]
+        ends = f"{_listed(names)} {'has' if len(rows) == 1 else 'have'} ended or may be stopped" if names else ""
+        responds = f"{_listed(nodes)} {'responds' if len(nodes) == 1 else 'respond'} again" if nodes else ""
+        return f"waits until {', and '.join(filter(None, (ends, responds)))}"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _name(view: View, row: int) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from plait.control import controller as controllers
 from plait.control.controller import Controller
 from plait.control.history import History
-from plait.control.messages import JobCancelled, JobFinished, JobSubmitted, NodeLost, ReplanDue
+from plait.control.messages import JobCancelled, JobFinished, JobSubmitted, NodeLost, NodeSuspected, ReplanDue
 from plait.control.metrics import measure
+from plait.control.snapshot import restore, snapshot
 from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch, JobSpec
 from plait.core.plan import Group, Member, Plan
@@ -338,3 +341,46 @@ def test_the_schedule_of_jobs_that_may_all_be_stopped_is_the_same(monkeypatch: p
     lines = [play(make_policy(policy), workload).lines for policy in policies]
     monkeypatch.setattr(controllers, "hold_back", lambda view, plan, preempts: plan)
     assert lines == [play(make_policy(policy), workload).lines for policy in policies]
+
+
+@pytest.mark.parametrize("policy", KINDS)
+def test_gpus_stay_held_while_a_node_that_the_first_needs_is_silent(policy: str) -> None:
+    c = on("2x1", policy, job("a", None), job("b", None))
+    submit(c, 2.0, job("wide", None, gpus=2, priority=5.0), job("c", None))
+    end(c, 12.0, "a")
+    (free,) = held(c)["wide"]
+    silent = c.cluster.nodes[1 - free].id  # where b runs
+    c.handle(NodeSuspected(13.0, silent, suspect=True))
+    c.handle(ReplanDue(13.0))
+    again = restore(json.loads(json.dumps(snapshot(c))), c.policy)
+    assert again.silent == {silent}
+    for one in (c, again):
+        assert (held(one), where(one).keys()) == ({"wide": (free,)}, {"b"})
+    b_responds = f"b has ended or may be stopped, and node {silent} responds again"
+    assert reason(c, "wide") == f"needs 2 GPUs; waits until {b_responds} (1 GPU reserved for it: n{free}:0)"
+    c.handle(NodeSuspected(16.0, silent, suspect=False))
+    end(c, 16.0, "b")
+    assert where(c).keys() == {"wide"}
+
+
+def test_gpus_are_held_for_a_job_that_waits_for_a_silent_node_alone_until_it_is_lost() -> None:
+    c = on("2x1", "fifo-backfill", job("a", None, gpus=2))
+    silent = c.cluster.nodes[0].id
+    c.handle(NodeSuspected(1.0, silent, suspect=True))
+    end(c, 2.0, "a")
+    submit(c, 3.0, job("wide", None, gpus=2, priority=5.0), job("c", None))
+    assert (held(c), where(c)) == ({"wide": (1,)}, {})
+    assert reason(c, "wide").startswith(f"needs 2 GPUs; waits until node {silent} responds again")
+    c.handle(NodeLost(20.0, silent))
+    c.handle(ReplanDue(20.0))
+    assert (held(c), where(c)) == ({}, {"c": (1,)})
+
+
+def test_a_job_for_which_nodes_that_are_up_suffice_waits_for_no_silent_one() -> None:
+    c = on("3x1", "fifo-backfill", job("a", None), job("b", None))
+    silent = next(c.cluster.nodes[i].id for i in range(3) if (i,) not in where(c).values())
+    c.handle(NodeSuspected(1.0, silent, suspect=True))
+    submit(c, 2.0, job("wide", None, gpus=2, priority=5.0), job("c", None))
+    end(c, 3.0, "a")
+    assert len(held(c)["wide"]) == 1
+    assert "responds" not in reason(c, "wide")
