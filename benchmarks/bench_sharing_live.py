@@ -44,6 +44,13 @@ HERE = Path(__file__).resolve()
 SOURCES = HERE.parents[1] / "src"
 #: Pattern, quantum in seconds.
 CELLS = (("20x5 then 100 host", 0.004), ("100+100", 0.004), ("100+100", 0.02))
+#: The program without plait: it launches a kernel, and waits until it is done.
+PLAIN = """
+import os
+launched, done = os.open("launched", os.O_WRONLY), os.open("done", os.O_RDONLY)
+while os.write(launched, b"."):
+    os.read(done, 1)
+"""
 QUANTA = 10  # of a step of the opportunistic job
 CAPACITY_BYTES = 32 * GB
 #: What the machine delays the guaranteed job by, it catches up with: only the GPU shall make it slower.
@@ -84,6 +91,7 @@ class World:
         self.root, self.device = root, root / "gpu"
         self.coordinator = Coordinator(root / "coordinator.json", CAPACITY_BYTES, lambda *_, **__: None)
         self.jobs: list[Process] = []
+        self.driver: subprocess.Popen[bytes] | None = None
 
     def start(
         self,
@@ -116,15 +124,19 @@ class World:
         return job
 
     def throttle(self, name: str, host: Process) -> Process:
-        """A program without plait, started as a guest of `host` by the runner of a node."""
+        """A program without plait, started as a guest of `host` by the runner of a node; it has loaded its modules."""
         folder = self.root / name
         folder.mkdir()
         job = Process(name, (len(self.jobs), 1, 0), folder, Page.create(folder / "page.bin"))
-        hold_back(job.page.path)
+        job.page.share, job.page.share_until = 1.0, time.monotonic() + 60.0
         job.tell(1, Neighbours(True, (host.page.path,)))
         mark = f"bench:{os.getpid()}"
         env = dict(os.environ) | {"PYTHONPATH": str(SOURCES), MARK: mark}
-        argv = [sys.executable, str(HERE), "--plain", str(self.device)]
+        argv = [sys.executable, "-S", "-c", PLAIN]
+        for pipe in ("launched", "done"):
+            os.mkfifo(folder / pipe)
+        driver = [sys.executable, str(HERE), "--driver", str(self.device)]
+        self.driver = subprocess.Popen(driver, env=os.environ | {"PYTHONPATH": str(SOURCES)}, cwd=folder)
         task = {"folder": str(folder), "argv": argv, "cwd": str(folder), "env": env, "mark": mark, "guest": True}
         job.popen = subprocess.Popen(
             [sys.executable, "-S", "-P", "-m", "plait.live.agent.processes.runner"], env=env, stdin=subprocess.PIPE
@@ -133,6 +145,12 @@ class World:
         with job.popen.stdin as to_runner:
             to_runner.write(json.dumps(task).encode())
         self.jobs.append(job)
+        end_s = time.monotonic() + 60.0
+        while not (folder / "served").exists():
+            if time.monotonic() > end_s or job.popen.poll() is not None:
+                raise SystemExit(f"{name} has not launched 100 kernels; see {folder / 'out.log'}")
+            time.sleep(0.01)
+        hold_back(job.page.path)
         return job
 
     def share(self, host: Process, guest: Process) -> None:
@@ -144,6 +162,9 @@ class World:
     def close(self) -> None:
         """End everybody."""
         self.coordinator.close()
+        if self.driver is not None:
+            self.driver.kill()
+            self.driver.wait()
         for job in self.jobs:
             job.end()
             job.page.close()
@@ -301,13 +322,15 @@ def _job(what: dict[str, float]) -> None:
             replace_file(folder / "served", str(stages.served_s))
 
 
-def _plain(device: Path) -> None:
-    """What the program without plait runs: kernels of 1 ms, and it waits for each."""
+def _driver(device: Path) -> None:
+    """Run kernels of 1 ms for the program without plait; one that has begun ends, also if the program is frozen."""
     from plait.training.device.fifo import FifoDevice
 
     gpu, count = FifoDevice(device), 0
-    while True:
+    launched, done = os.open("launched", os.O_RDONLY), os.open("done", os.O_WRONLY)
+    while os.read(launched, 1):
         gpu.run(0.001)
+        os.write(done, b".")
         count += 1
         if count % 100 == 0:
             part = Path("served.part")
@@ -337,10 +360,10 @@ def main() -> None:
     modes = [*(mode.name.lower() for mode in Mode), "throttled"]
     parser.add_argument("--mode", choices=modes, help="only this one (default: all, and the burst)")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--driver", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.plain is not None:
-        _plain(options.plain)
+    if options.driver is not None:
+        _driver(options.driver)
         return
     if options.job is not None:
         _job(options.job)
