@@ -29,7 +29,7 @@ def heard(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], texts: di
         text = texts.get(epoch, "")[offset:]
         return {"text": text, "next": offset + len(text), "offset": offset}
 
-    async def next_row(job: str) -> dict[str, Any]:
+    async def next_row(job: str, token: object) -> dict[str, Any]:
         return rows.pop(0) if len(rows) > 1 else rows[0]
 
     async def all_of() -> list[str]:
