@@ -6,10 +6,12 @@ Before a quantum the guest waits until
 
     lease   `Page.share_until` lies ahead: a guest whose agent is gone pauses, its hosts run free
     share   the share is above 0, and q (1 / share - 1) seconds have passed since a quantum of q seconds ended
-    gate    no host is in its GPU stage, if the gate is on
+    gate    no host is in its GPU stage, or was within the last millisecond, if the gate is on
 
-The seconds of a quantum are those that it takes on a free GPU. Behind the work of others it takes longer, so at each
-place in a step the least of recent ones counts, and little more.
+Pauses vary by half, so that equal ones do not fall into step with a host. The gate reports the number of the share that
+it obeys, and the longest quantum of a step. The seconds of a quantum are those that it takes on a free GPU. Behind the
+work of others it takes longer, so at each place in a step the least of recent ones counts, and little more; where no
+host can have been met, all of it does.
 
 A change of any of them counts at once, also a promotion: a host waits for nothing. Nor does a job that was asked to
 stop, so that it can save its state.
@@ -24,6 +26,7 @@ quantum, not each step, and the stage gate.
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable
 
@@ -35,6 +38,8 @@ from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, NullGate, StageGate
 
 #: Longest sleep before the page is read again; and while a host is in its GPU stage.
 LOOK_S, GATE_LOOK_S = 0.005, 0.0005
+#: How much a pause varies, as a part of it.
+JITTER = 0.5
 #: Yield points that are closer together than this are passed over: giving way costs tens of microseconds.
 LEAST_QUANTUM_S = 0.001
 MOST_PASSED = 64
@@ -57,10 +62,12 @@ class GuestGate:
         wants_stop: Callable[[], object] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
+        chance: Callable[[], float] | None = None,
     ) -> None:
         """Pace the process with page `page`, a guest of `neighbours`, around the gate `inner`.
 
         `look` returns the neighbours after a change of control.json; `wants_stop`: True after a stop request.
+        `chance`: numbers from 0 to 1 that pauses vary by.
         """
         self.inner: StageGate = inner if inner is not None else NullGate()
         self.stats, self.kind, self.reason = self.inner.stats, "guest", self.inner.reason
@@ -70,6 +77,7 @@ class GuestGate:
         self._page, self._wants_stop = page, wants_stop
         self._look, self._version = look, page.control_version
         self._clock, self._sleep = clock, sleep
+        self._chance, self._vary = chance or random.Random().random, 1.0  # not the script's own numbers
         self._follow(neighbours)
         self._began_s: float | None = None
         self._ended_s, self._took_s = -math.inf, 0.0  # of the last quantum
@@ -140,8 +148,12 @@ class GuestGate:
         if began_s is None:
             return
         self._ended_s = self._clock()
-        self._took_s = self._on_a_free_gpu(self._ended_s - began_s)
-        self.longest_s = max(self.longest_s, self._took_s)
+        whole_s, first = self._ended_s - began_s, self._place not in self._least_s
+        self._took_s = self._on_a_free_gpu(whole_s)
+        self._vary = 1.0 - JITTER + 2.0 * JITTER * self._chance()
+        alone = not first and self._hosts.marked and not self._hosts.busy
+        if (longest_s := whole_s if alone else self._took_s) > self.longest_s:
+            self.longest_s = self._page.longest_quantum_s = longest_s
         self.quanta += 1
         each_s = self._took_s / max(self._passed, 1)
         self._mean_s = each_s if self._mean_s is None else self._mean_s + _RECENT * (each_s - self._mean_s)
@@ -196,10 +208,12 @@ class GuestGate:
         if not self._guest:
             return 0.0
         page.paced_monotonic = now_s
-        share = page.share
+        number, share = page.share_number, page.share  # in this order: the share is at least as new
+        if page.share_reached != number:
+            page.share_reached = number  # no quantum is open
         if not now_s < page.share_until or not share > 0:
             return LOOK_S
-        due_s = self._ended_s + self._took_s * (1.0 / min(share, 1.0) - 1.0)
+        due_s = self._ended_s + self._took_s * (1.0 / min(share, 1.0) - 1.0) * self._vary
         if due_s > now_s:
             return min(due_s - now_s, LOOK_S)
         return GATE_LOOK_S if self._hosts.busy else 0.0

@@ -14,6 +14,8 @@ from plait.runtime.page import JobState, Page, PageError
 
 #: Seconds between two checks of whether a host that stays in its GPU stage still lives.
 ALIVE_EVERY_S = 0.2
+#: Seconds outside its GPU stage after which a host counts as outside: it may be between two pieces of it.
+LINGER_S = 0.001
 _IN_GPU_STAGE = Resource.GPU + 1
 _GONE = frozenset((JobState.PREEMPTED, JobState.FINISHED, JobState.FAILED))
 
@@ -34,9 +36,14 @@ class HostStages:
 
     @property
     def busy(self) -> bool:
-        """True if a host is in its GPU stage now."""
-        found = [page for page in self._pages if page.in_stage == _IN_GPU_STAGE and not page.refused_bytes > 0]
+        """True if a host is in its GPU stage now, or has just left it."""
         now_s = self._clock()
+        found = [
+            page
+            for page in self._pages
+            if (page.in_stage == _IN_GPU_STAGE or 0.0 <= now_s - page.gpu_left_monotonic < LINGER_S)
+            and not page.refused_bytes > 0
+        ]
         if not found:
             self._checked_s = now_s
             return False
@@ -49,10 +56,20 @@ class HostStages:
             return any(page in self._pages for page in found)
         return True
 
+    @property
+    def marked(self) -> bool:
+        """Whether there are hosts, and all of them have marked a GPU stage."""
+        return bool(self._pages) and all(marks_gpu_stages(page) for page in self._pages)
+
     def close(self) -> None:
         """Close the pages; may be called twice."""
         while self._pages:
             self._pages.pop().close()
+
+
+def marks_gpu_stages(page: Page) -> bool:
+    """Whether a process has left a GPU stage at least once."""
+    return page.gpu_left_monotonic > 0.0
 
 
 def _has_ended(page: Page) -> bool:

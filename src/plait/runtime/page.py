@@ -30,6 +30,8 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        272  gate_timeouts              i8       waits that ran out of time
        280  first_step_monotonic       f8       CLOCK_MONOTONIC at the end of this process's first iteration, 0 none
        288  saves                      i8       whether it can go on from a checkpoint (`Saves`), 0 unknown
+       296  share_reached              i8       number of the share that a guest obeys, 0: not said
+       304  longest_quantum_s          f8       of a guest's unfinished step, 0: none yet
        312  paced_monotonic            f8       CLOCK_MONOTONIC when it last checked its share as a guest, 0 never
        320  profile guard              i8       even: whole, odd: being written, 0: none yet
        328  profile samples            i8
@@ -47,6 +49,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        560  limit_reached_bytes        f8       ... the limit it keeps to since; infinite: none, 0: not said yet
        568  refused_bytes              f8       the job waits in an allocation that nobody could serve
        576  steps[12]                           the newest steps, 120 bytes each (`step_ring`)
+      2016  gpu_left_monotonic         f8       CLOCK_MONOTONIC when it left its GPU stage last, 0 never
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes
@@ -57,6 +60,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
       2096  micro_batches              i8       into how many micro-batches a step is split; 0 means 1
       2104  action                     i8       `sharing.Action`
       2112  share_until                f8       CLOCK_MONOTONIC until which a guest may run; 0: not said yet
+      2120  share_number               i8       counts changes of `share`
                                                 written by the runner, of a guest (`throttle`)
       2176  throttle                   i8       how the runner throttles it (`Throttled`), 0: it paces itself
       2184  throttle_quantum_s         f8       seconds for which it runs before it may be frozen
@@ -174,6 +178,8 @@ class Page:
     gate_timeouts = Int(272)
     first_step_monotonic = Float(280)
     saves = Int(288)
+    share_reached = Int(296)
+    longest_quantum_s = Float(304)
     paced_monotonic = Float(312)
     _profile_guard = Int(320)
     _profile_samples = Int(328)
@@ -189,6 +195,8 @@ class Page:
     limit_reached_bytes = Float(560)
     refused_bytes = Float(568)
 
+    gpu_left_monotonic = Float(2016)
+
     stop = Int(2048)
     control_version = Int(2056)
     pause = Int(2064)
@@ -198,6 +206,7 @@ class Page:
     micro_batches = Int(2096)
     action = Int(2104)
     share_until = Float(2112)
+    share_number = Int(2120)
 
     throttle = Int(2176)
     throttle_quantum_s = Float(2184)
@@ -321,9 +330,10 @@ class Page:
         return steps_in(self._bytes(_STEPS_AT, RING_BYTES), self._bytes(_STEPS_AT, RING_BYTES), after)
 
     def set_directive(self, directive: Directive) -> None:
-        """Write the directive for the job; the number of the memory limit, which announces it, is written last."""
+        """Write the directive for the job; numbers of shares and limits, which announce them, are written last."""
         limit = directive.memory_limit_bytes
         self.share, self.action = directive.share, directive.action.value
+        self.share_number = directive.share_number
         self.micro_batches = directive.micro_batches
         self.memory_limit_bytes = 0.0 if limit is None else max(limit, 1)  # 0 is no limit
         self.limit_number = directive.limit_number
@@ -339,6 +349,7 @@ class Page:
             limit_number=number if number in _NUMBERS else 0,
             action=Action(action) if action in _ACTIONS else Action.RUN,
             micro_batches=max(split, 1),
+            share_number=self.share_number if self.share_number in _NUMBERS else 0,
         )
 
     def set_reached(self, number: int, limit_bytes: float) -> None:

@@ -10,8 +10,9 @@
           10  quantum_s                  f8
           11  work                       f8
           12  operations                 f8
-          13  flags                      i8   spill reason in bits 0-1, left_out in bit 2, phase in bits 8-39
-          14  free
+          13  flags                      i8   spill reason in bits 0-1, left_out in bit 2, phase in bits 8-39,
+                                          returns in bits 40-51, entries in bits 52-62
+          14  ended_s                    f8   CLOCK_MONOTONIC; 0: not reported
 
 A step is in entry `step % STEPS`. A reader copies the ring twice and takes entries that are complete and equal in both
 copies, so it never mixes two steps. A phase is a label that only has to differ from others: the page has its checksum.
@@ -29,17 +30,19 @@ from plait.sharing.directive import SpillReason, StepStats
 
 #: Steps in the ring: enough for steps of 10 ms and an agent that reads ten times a second.
 STEPS = 12
-_ENTRY = struct.Struct("<q12dqq")
+_ENTRY = struct.Struct("<q12dqd")
 ENTRY_BYTES = _ENTRY.size
 RING_BYTES = STEPS * ENTRY_BYTES
 _GUARD = struct.Struct("<q")
 _NAMES = tuple(r.name.lower() for r in Resource)
-_LEFT_OUT, _PHASE_AT = 4, 8
+_LEFT_OUT, _PHASE_AT, _RETURNS_AT, _ENTRIES_AT = 4, 8, 40, 52
+_MOST_RETURNS, _MOST_ENTRIES = (1 << 12) - 1, (1 << 11) - 1
 
 
 def entry_of(stats: StepStats) -> tuple[int, bytes]:
     """Offset of the entry of a step in the ring, in bytes, and the entry without its guard."""
     flags = stats.spill_reason.value | _LEFT_OUT * stats.left_out | zlib.crc32(stats.phase.encode()) << _PHASE_AT
+    flags |= min(stats.returns, _MOST_RETURNS) << _RETURNS_AT | min(stats.entries, _MOST_ENTRIES) << _ENTRIES_AT
     packed = _ENTRY.pack(
         stats.step + 1,
         stats.step_s,
@@ -52,7 +55,7 @@ def entry_of(stats: StepStats) -> tuple[int, bytes]:
         stats.work,
         stats.operations,
         flags,
-        0,
+        stats.ended_s,
     )
     return stats.step % STEPS * ENTRY_BYTES, packed
 
@@ -69,7 +72,7 @@ def steps_in(first: bytes, second: bytes, after: int) -> list[StepStats]:
 
 
 def _stats(entry: bytes) -> StepStats:
-    guard, step_s, *rest, flags, _free = _ENTRY.unpack(entry)
+    guard, step_s, *rest, flags, ended_s = _ENTRY.unpack(entry)
     stages, (peak, persistent, reserved, spilled, quantum_s, work, operations) = rest[:4], rest[4:]
     if any(not 0 <= seconds < float("inf") for seconds in stages):
         raise InputError("seconds of a stage cannot be")
@@ -88,4 +91,7 @@ def _stats(entry: bytes) -> StepStats:
         work=work,
         operations=int(operations),
         left_out=bool(flags & _LEFT_OUT),
+        ended_s=ended_s,
+        returns=flags >> _RETURNS_AT & _MOST_RETURNS,
+        entries=flags >> _ENTRIES_AT & _MOST_ENTRIES,
     )

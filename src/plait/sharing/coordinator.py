@@ -15,15 +15,17 @@ laws are plait's own, see `share_law` and `memory_law`.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.sharing import memory_law, share_law
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, StepStats
 from plait.sharing.memory_state import JobMemory, MemoryState
-from plait.sharing.share_law import ShareState
+from plait.sharing.share_law import DECAY
+from plait.sharing.share_state import Guests, ShareState
 
 #: Writes and reads states, observations and directives; raises `InputError` naming the field for anything else. Fields
 #: that a reader does not know are ignored.
@@ -32,7 +34,7 @@ CODEC = Codec(strict=True, sparse=(Directive, Sharer, StepStats), error=InputErr
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The last step of a job that was processed, and its longest quantum, in seconds."""
+    """The last step of a job that was processed (-1: none), and its longest quantum of late, in seconds."""
 
     step: int
     quantum_s: float
@@ -40,12 +42,19 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of the coordinator of one GPU. `guaranteed`: the job whose speed `share` protects."""
+    """The state of the coordinator of one GPU.
+
+    guaranteed    the job whose speed `share` protects
+    seen          of each job
+    shares        of opportunistic jobs, as they were last; `share_number` counts their changes
+    """
 
     guaranteed: str | None = None
     share: ShareState = field(default_factory=ShareState)
     memory: MemoryState = field(default_factory=MemoryState)
     seen: Mapping[str, Seen] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    share_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,39 +81,40 @@ def decide(
     full share, or it would not reach the boundary at which it can; guaranteed steps meanwhile say nothing about shares.
     """
     fresh = {name: _fresh(state.seen.get(name), stats.get(name, ())) for name in device.jobs}
-    seen = {name: state.seen[name] for name in device.jobs if name in state.seen}
-    for name, steps in fresh.items():
-        if steps:
-            seen[name] = Seen(steps[-1].step, steps[-1].quantum_s)
+    seen = {name: _seen(state.seen.get(name), fresh[name], job) for name, job in device.jobs.items()}
     memory = memory_law.after_steps(state.memory, now_s, fresh, device)
     host, others = device.guaranteed, device.opportunistic
     running = [name for name in others if memory.jobs[name].action is Action.RUN]
-    share = state.share if host == state.guaranteed and running else ShareState()
     owing = [name for name in others if owes(memory, name, device)]
-    if host is not None and running and not owing and not _on_its_way(memory.jobs[host], device.reached.get(host)):
-        quantum_s = max(
-            max(device.jobs[name].quantum_s, seen[name].quantum_s if name in seen else 0.0) for name in running
+    share = state.share if host == state.guaranteed else ShareState(chance=zlib.crc32((host or "").encode()))
+    if host is None or not running:
+        share = replace(share, guests=0)
+        shares = share_law.divided(1.0, {name: device.jobs[name].weight for name in running})
+    else:
+        told = Guests(
+            quanta_s=tuple(seen[name].quantum_s for name in running),
+            weights=tuple(device.jobs[name].weight for name in running),
+            acknowledged=_acknowledged(state.share_number, running, device),
+            gated=device.gated,
+            latency=device.jobs[host].latency,
+            disturbed=bool(owing) or _on_its_way(memory.jobs[host], device.reached.get(host)),
         )
-        for step in fresh[host]:
-            share = share_law.after_step(share, now_s, step, quantum_s)
-    shares = share_law.divided(
-        share.allowed if host is not None else 1.0, {name: device.jobs[name].weight for name in running}
-    )  # fmt: skip
+        share = share_law.decided(share, now_s, fresh[host], told)
+        shares = dict(zip(running, share_law.shares(share, told), strict=True))
     shares |= share_law.divided(1.0, {name: device.jobs[name].weight for name in owing})
-    if host is not None:
-        shares[host] = 1.0
-    unlimited = host if len(device.jobs) == 1 else None
+    number = state.share_number + (shares != state.shares)
     directives = {
         name: Directive(
-            share=shares.get(name, 0.0),
-            memory_limit_bytes=None if name == unlimited else job.cap_bytes,
+            share=1.0 if name == host else shares.get(name, 0.0),
+            memory_limit_bytes=None if len(device.jobs) == 1 and name == host else job.cap_bytes,
             limit_number=job.number,
             action=job.action,
             micro_batches=job.split,
+            share_number=0 if name == host else number,
         )
         for name, job in memory.jobs.items()
     }
-    return State(host, share, memory, seen), directives
+    return State(host, share, memory, seen, shares, number), directives
 
 
 def replay(
@@ -133,5 +143,22 @@ def _on_its_way(job: JobMemory, reached: Reached | None) -> bool:
     return reached is not None and reached.number != job.number
 
 
+def _acknowledged(number: int, running: Sequence[str], device: Device) -> bool | None:
+    """Whether all that run obey the shares with this number; None if one of them does not report that."""
+    known = [device.reached[name].share_number if name in device.reached else None for name in running]
+    if None in known:
+        return None
+    return all(one is not None and one >= number for one in known)
+
+
 def _fresh(seen: Seen | None, steps: Sequence[StepStats]) -> Sequence[StepStats]:
     return steps if seen is None else [step for step in steps if step.step > seen.step]
+
+
+def _seen(before: Seen | None, steps: Sequence[StepStats], job: Sharer) -> Seen:
+    """The last step of a job, and its longest quantum of late: the largest, smaller with each step."""
+    quantum_s = 0.0 if before is None else before.quantum_s
+    for step in steps:
+        quantum_s = max(step.quantum_s, DECAY * quantum_s)
+    number = steps[-1].step if steps else -1 if before is None else before.step
+    return Seen(number, max(quantum_s, job.quantum_s))

@@ -48,6 +48,7 @@ class Directive:
     share                part of the time in which the job may use the GPU, 0 to 1
     memory_limit_bytes   most device memory it may reserve; None: no limit
     limit_number         counts limits and pauses of the job, so that it can report which one it applied
+    share_number         counts changes of the shares on the GPU, so that a guest can report which one it obeys
     micro_batches        into how many micro-batches it splits each step
 
     Raises `InputError` if a value is out of its range.
@@ -58,6 +59,7 @@ class Directive:
     limit_number: int = 0
     action: Action = Action.RUN
     micro_batches: int = 1
+    share_number: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -85,6 +87,9 @@ class StepStats:
     work                     samples or tokens of the step; 0 if the job does not report it
     operations               GPU operations of the step; 0 if unknown, or if it differs from step to step
     left_out                 the step contains a checkpoint, an evaluation or a compilation: judge nothing by it
+    ended_s                  when it ended, by the monotonic clock of the node; 0: not reported
+    returns                  how often it returned to an idle GPU: stages that it entered, and waits for the GPU inside
+    entries                  GPU stages that it entered after more than the linger of the gate; 0: not reported
 
     Raises `InputError` for a negative or undefined number.
     """
@@ -102,6 +107,9 @@ class StepStats:
     work: float = 0.0
     operations: int = 0
     left_out: bool = False
+    ended_s: float = 0.0
+    returns: int = 0
+    entries: int = 0
 
     def __post_init__(self) -> None:
         """Check the statistics."""
@@ -118,7 +126,7 @@ class StepStats:
 
 _NUMBERS = (
     "step", "step_s", "quantum_s", "work", "operations", "device_peak_bytes", "device_persistent_bytes",
-    "device_reserved_bytes", "host_spill_bytes",
+    "device_reserved_bytes", "host_spill_bytes", "ended_s", "returns", "entries",
 )  # fmt: skip
 
 
@@ -130,7 +138,9 @@ class Sharer:
     weight              its part of what opportunistic jobs get together
     persistent_bytes    bytes of parameters and optimiser state, until a step reports them; None: not known
     most_micro_batches  into how many micro-batches a step may be split when memory is short; 1: never
-    quantum_s           of a job that is paced from outside and so reports none: as in `StepStats`; 0: it paces itself
+    latency             a server with an objective for its latency, whose steps are requests
+    quantum_s           longest GPU work without a look at the share: of the unfinished step, or of a job that is paced
+                        from outside; 0: none yet
 
     Raises `InputError` for an invalid weight or number.
     """
@@ -139,6 +149,7 @@ class Sharer:
     weight: float = 1.0
     persistent_bytes: int | None = 0
     most_micro_batches: int = 1
+    latency: bool = False
     quantum_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -157,11 +168,13 @@ class Reached:
     """The number of the last memory limit that a job applied, and the limit in bytes that it reached.
 
     It is above the one it was given after a partial shrink: what is in use cannot be freed before the step that uses it
-    has ended. A job without a limit has reached the capacity of the device.
+    has ended. A job without a limit has reached the capacity of the device. `share_number`: the last change of shares
+    that it obeys; None: it does not report that.
     """
 
     number: int
     limit_bytes: int
+    share_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +185,7 @@ class Device:
     jobs            by name, in order of arrival; a job that is not in it holds no memory there any more
     reached         limits as jobs reported them; a job that has never started is not in it
     refused_bytes   jobs that wait in an allocation which neither the device nor the host could serve, and its size
+    gated           opportunistic jobs start only while the guaranteed one is outside its GPU stage
 
     Raises `InputError` if more than one job is guaranteed.
     """
@@ -180,6 +194,7 @@ class Device:
     jobs: Mapping[str, Sharer]
     reached: Mapping[str, Reached] = field(default_factory=dict)
     refused_bytes: Mapping[str, int] = field(default_factory=dict)
+    gated: bool = False
 
     def __post_init__(self) -> None:
         """Check that at most one job is guaranteed."""

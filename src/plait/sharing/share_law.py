@@ -1,134 +1,107 @@
 """The part of a GPU that opportunistic jobs get together, so that the guaranteed job keeps its speed.
 
-One law a GPU, for the sum of all opportunistic shares: additive increase, multiplicative decrease on the ratio r of the
-mean step of the guaranteed job to b0, its step while opportunistic jobs pause:
+The mechanism grants (`grant`), statistics guard its premises (`contrast`). Guests run in *on* blocks at one level, and
+pause in *off* blocks between them. Each off block gives a contrast: how much longer the steps around it were. As long
+as contrasts agree with what the grant may cost, the level is the grant; where they do not, two CUSUMs raise an alarm,
+and the level becomes what the contrasts say that the job can bear.
 
-    r > 1 + eps      the share is halved; below FLOOR it becomes 0 for PROBE_S, twice as long each time
-    r < 1 + 3/4 eps  the share grows by ADD, more slowly below a level that was too much before
-    between          it stays
+    ramp       returns to the device are not known: from RAMP of the grant on, at most doubled as contrasts allow
+    suspicion  a sum is high: half of the time is off until it is low again
+    alarm      the level is cut; it grows by contrasts that show room, and is tried again after RETRY_S, twice as long
+               each time
 
-The mean counts, not the median: behind long opportunistic kernels most steps are untouched and a few are ruined. The
-median of three steps only closes a window early, so that a change is answered within three steps.
+A step counts only if it began after guests acknowledged the change before it. With Gaussian noise of known size a sum
+raises a false alarm at most once in e^7 = 1,097 contrasts (Lorden's inequality); where the noise of a job is not
+Gaussian that is no guarantee, so an alarm also has to pass a rank test.
 
-The feedback law of AntMan (Xiao et al., OSDI 2020) was never published; this one is plait's own. Its numbers come from
-the micro model of one GPU in virtual time (`plait.sim.gpu`), where simpler ones miss the goal:
-
-* At the quantum rule q = eps b0 / n sharing costs eps / 2. With the quiet limit there, growing would be a coin flip at
-  every window, so it lies at 3/4 eps.
-* Five steps with 1 % noise leave b0 uncertain by half a per cent, a quarter of eps. The first measurement takes 20
-  steps; later ones take 5 and are averaged with it as long as they agree within eps.
-* A window that exceeds the limit by less than eps / 2 becomes twice as long before the share is halved.
-* A window that was closed early is judged by its last three steps: the mean of a long one hides the change.
-* b0 is measured again after 60 s, but not before 100 steps: steps of ten seconds would leave little time to share.
+The feedback law of AntMan (Xiao et al., OSDI 2020) was never published; this one is plait's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
+from plait.sharing.contrast import (
+    AROUND,
+    CONTRAST_VARIANCE,
+    LARGE_SHIFT,
+    PERIOD_VALUES,
+    PLACEBO,
+    Sum,
+    block_steps,
+    contrast,
+    local_variance,
+    mean,
+    median,
+    noise_after,
+    period_of,
+    placebo,
+    small_shift,
+)
 from plait.sharing.directive import StepStats
+from plait.sharing.grant import (
+    EPS,
+    EPS_GATED_SERVER,
+    THETA,
+    Bound,
+    Grant,
+    beside_gated_server,
+    by_work,
+    expected_cost,
+    grant,
+)
+from plait.sharing.share_state import Alarm, Guests, ShareState
 
-#: Allowed slowdown of the guaranteed job.
-EPS = 0.02
-#: Below 1 + QUIET * EPS the share grows; above 1 + SURE * EPS one window is enough to cut it.
-QUIET, SURE = 0.75, 1.5
-ADD, CUT, FLOOR = 0.05, 0.5, 0.02
-#: Growth below a level that was too much: half of the way to CAUTION times it, at least LEAST_ADD.
-LEAST_ADD, CAUTION = 0.005, 0.9
-#: Seconds without opportunistic work after the floor was too much.
-PROBE_S, LONGEST_PROBE_S = 1.0, 64.0
-#: Quiet windows after which the pause is short again, and after which a level that was too much is forgotten.
-CALM, FORGOTTEN = 10, 20
-#: A window: steps, most seconds, opportunistic quanta in it; steps that close it early, by EARLY * EPS.
-WINDOW_STEPS, LONGEST_WINDOW_S, WINDOW_QUANTA, LAST, EARLY = 10, 10.0, 5, 3, 3
-#: Measuring b0: steps at first and later, how often, and how many steps the average keeps.
-FIRST_STEPS, AGAIN_STEPS, AGAIN_S, AGAIN_AFTER_STEPS, KEPT_STEPS = 20, 5, 60.0, 100, 50
-#: Another phase: so many steps in a row that are longer or shorter by this part.
-SHIFT, SHIFTED_STEPS = 0.2, 10
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Counted steps since the last judgement: how many, their seconds (raw, and a unit of work), the last three."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    total_s: float = 0.0
-    last_s: tuple[float, ...] = ()
-
-    def add(self, step_s: float, value_s: float) -> Window:
-        """The window with one step more."""
-        last = (*self.last_s, value_s)[-LAST:]
-        return Window(self.steps + 1, self.seconds + step_s, self.total_s + value_s, last)
-
-
-@dataclass(frozen=True, slots=True)
-class ShareState:
-    """The state of the law. Seconds of a step are a unit of work if the job states its work.
-
-    share        sum of opportunistic shares while b0 is not being measured
-    measuring    whether opportunistic jobs pause so that b0 can be measured
-    settling     the next step still contains the last change and is not counted
-    baseline_s   b0; None before its first measurement
-    samples      steps that b0 is the mean of
-    measured     steps since b0 was measured, and `measured_at_s`
-    kind         phase, operations, and whether work is stated: of the last step
-    shifted      steps in a row that are longer (shorter: negative) than b0 by a fifth
-    bad          share that was too much; None if unknown or forgotten
-    resume_at_s  when the share may leave 0
-    probe_s      how long it stays at 0 next time
-    quiet        windows in which the share could grow, since the last cut
-    """
-
-    share: float = 0.0
-    measuring: bool = True
-    settling: bool = True
-    baseline_s: float | None = None
-    samples: int = 0
-    measured: int = 0
-    measured_at_s: float = 0.0
-    kind: tuple[str, int, bool] | None = None
-    shifted: int = 0
-    window: Window = Window()
-    bad: float | None = None
-    resume_at_s: float = 0.0
-    probe_s: float = PROBE_S
-    quiet: int = 0
-
-    @property
-    def allowed(self) -> float:
-        """The sum of shares that opportunistic jobs have now, 0 to 1."""
-        return 0.0 if self.measuring else self.share
+#: Time of off blocks: in tests, usually, and once K contrasts show that sharing is cheap.
+IN_TEST, USUAL, CALM, CALM_CONTRASTS = 1 / 2, 1 / 8, 1 / 16, 6
+#: On blocks differ in length, so that they do not alias with what a job does every so many steps.
+SHORTEST, LONGEST = 0.8, 1.2
+#: The ramp: its beginning, at which guests cost 5 % whatever happens, as half of the time is off; the most that the
+#: next level may cost by what is known, where a slope above its error counts so many times more; the least step up;
+#: errors of a slope that lowers the level.
+RAMP, RAMP_COST, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 2.0, 1.1, 2.0
+#: After an alarm: the least level; how long growth stops below what was too much; when all is forgotten: once in a
+#: ramp, where little is at stake, at first and at most.
+LEAST_CAP, CAREFUL, BAD_S, MOST_BAD_S = 0.004, 0.8, 60.0, 3840.0
+RETRY_RAMP_S, MOST_RETRY_S = 120.0, 14_400.0
+#: What sharing is expected to cost at most, as a part of eps.
+EXPECTED = 0.75
+#: An alarm below this part of eps is none; contrasts of growth, standard deviations of its upper bound, its limits.
+REAL, GROWTH_CONTRASTS, SURE, ROOM, LEAST_ROOM, GROWTH = 0.9, 2, 2.5, 0.85, 0.4, 2.0
+#: A half contrast makes suspect and cuts above eps and so many standard deviations, each HALF of those of a whole one.
+HALF_SUSPECT, HALF_CUT, HALF = 2.5, 5.0, 1.3
+#: Steps that end an on block early, above the 3B before them by 2 eps or so many standard deviations.
+JUMP_STEPS, JUMP_BLOCKS, JUMP_EPS, JUMP_SIGMA = (5, 10), 3, 2.0, 4.0
+#: b0: how fast it follows off blocks, beyond which change at once. Steps whose mean lowers the grant, and how many at
+#: least.
+FOLLOW, MOVED, RECENT, RECENT_LEAST = 0.3, 0.2, 20, 10
+#: Long steps: values of the median, medians and quanta above which one is left out, most of them, the rate of their
+#: mean.
+LONG_VALUES, LONG_MEDIANS, LONG_QUANTA, LONG_MOST, LONG_RATE = 31, 1.5, 3.0, 0.12, 0.02
+LONG_Z, LONG_SPARE, LONG_LEAST = 4.0, 2.0, 8
+#: Seconds until a change is obeyed by guests that acknowledge nothing, beside their longest quantum.
+OBEY_S = 0.05
+#: The same of guests that do, but have not yet: it may be long until they need the GPU again.
+UNHEARD_S = 5.0
+#: An off block ends after so long without a step; the period is looked for every so many steps and seconds.
+HANGS_S, HANGS_STEPS, LOOK_STEPS, LOOK_S = 30.0, 20.0, 16, 1.0
+#: Contrasts after which a new off block is long if no placebo was seen; contrasts that a mean is made of at most.
+BLIND, REMEMBERED = 24, 64
+#: The weight of a contrast that is noise for sure, as that of a placebo after so many less than the first.
+IMPOSSIBLE = -8
+#: Quanta and returns of a job are the largest of late.
+DECAY = 0.97
+#: The level of an on block is lowered at once if the grant has become so much smaller.
+LOWERED = 0.9
 
 
-def after_step(state: ShareState, now_s: float, step: StepStats, quantum_s: float) -> ShareState:
-    """The state after the step `step` of the guaranteed job at `now_s`.
-
-    `quantum_s`: the longest GPU work that opportunistic jobs start without looking at their share, in seconds.
-    """
-    kind = (step.phase, step.operations, step.work > 0)
-    if kind != state.kind:
-        known = state.kind is not None
-        return replace(_measure_again(state) if known else state, kind=kind, settling=known)
-    if step.left_out or state.settling:
-        return replace(state, settling=False)
-    value_s = step.step_s / step.work if step.work > 0 else step.step_s
-    if state.measuring or state.baseline_s is None:
-        return after_measuring(state, now_s, step.step_s, value_s)
-    shifted = _shifted(state, value_s / state.baseline_s)
-    if abs(shifted) >= SHIFTED_STEPS:
-        return _measure_again(state)
-    window, measured = state.window.add(step.step_s, value_s), state.measured + 1
-    if now_s - state.measured_at_s >= AGAIN_S and measured >= AGAIN_AFTER_STEPS:
-        return replace(state, measuring=True, settling=True, window=Window(), shifted=0)
-    ratio = window_ratio(window, state.baseline_s, quantum_s / max(state.share, FLOOR))
-    if ratio is None:
-        return replace(state, window=window, shifted=shifted, measured=measured)
-    judged = after_window(state, now_s, ratio)
-    return replace(
-        judged, window=Window(), shifted=shifted, measured=measured, settling=judged.share != state.share
-    )  # fmt: skip
+def decided(state: ShareState, now_s: float, steps: Sequence[StepStats], guests: Guests) -> ShareState:
+    """The state after a decision at `now_s`: `steps` of the guaranteed job ended since the last one, oldest first."""
+    law = _Law(state, now_s, guests)
+    law.decide(steps)
+    return law.state()
 
 
 def divided(total: float, weights: Mapping[str, float]) -> dict[str, float]:
@@ -141,65 +114,564 @@ def divided(total: float, weights: Mapping[str, float]) -> dict[str, float]:
     return {name: min(total * weight / whole, 1.0) for name, weight in weights.items()}
 
 
-def _measure_again(state: ShareState) -> ShareState:
-    """Start another phase: b0 and the share that was too much are unknown."""
-    return ShareState(share=state.share, kind=state.kind)
+def shares(state: ShareState, guests: Guests) -> tuple[float, ...]:
+    """The share of each guest now, 0 to 1: its part of the grant, all lowered or raised alike."""
+    allowed = state.allowed
+    if allowed <= 0.0:
+        return (0.0,) * len(guests.weights)
+    given = _grant(state, guests)
+    total = given.total
+    return tuple(min(one * allowed / total, 1.0) if total > 0.0 else 0.0 for one in given.shares)
 
 
-def after_measuring(state: ShareState, now_s: float, step_s: float, value_s: float) -> ShareState:
-    """The state after one more step of a measurement of b0, `step_s` long (`value_s` per unit of work) at `now_s`."""
-    window, old_s = state.window.add(step_s, value_s), state.baseline_s
-    if window.steps < (FIRST_STEPS if old_s is None else AGAIN_STEPS):
-        return replace(state, window=window)
-    steps, baseline_s = window.steps, window.total_s / window.steps
-    if old_s is not None and abs(baseline_s / old_s - 1.0) < EPS:
-        steps += state.samples
-        baseline_s = (old_s * state.samples + window.total_s) / steps
-    return replace(
-        state, measuring=False, settling=True, baseline_s=baseline_s, samples=min(steps, KEPT_STEPS), measured=0,
-        measured_at_s=now_s, window=Window(), shifted=0,
-    )  # fmt: skip
+def described(state: ShareState, now_s: float) -> str:
+    """Where the law is, in words: grant and bound, blocks, what sharing costs, the last alarm and when it is over."""
+    if state.b0_s is None:
+        return f"measures the step without guests ({state.count} steps so far)"
+    base_s = _base_s(state, state.bound is Bound.SERVER)
+    known = f"{state.returns:.0f} counted" if state.returns else "1 assumed"
+    text = f"grant {state.granted:.2f} by {_FORMULAS[state.bound]}, with n = {known} and b = {base_s * 1e3:.1f} ms"
+    part = (state.trust or RAMP) if state.cap is None else state.level / max(state.granted, 1e-9)
+    if abs(part - 1.0) > 0.01:
+        text += f", of which {part:.2f} is used"
+    text += f"; now without guests in every {1 / part_off(state):.0f}th block" if state.on else "; an off block now"
+    if state.contrasts:
+        error = state.last_sigma / math.sqrt(state.contrasts)
+        cost = state.sum_d / state.contrasts
+        text += f"; costs {cost:+.1%} of a step, give or take {error:.1%}"
+    if state.alarm is not None and state.cap is not None:
+        text += (
+            f"; alarm {max(now_s - state.alarm.at_s, 0.0):.0f} s ago, as level {state.alarm.level:.2f} cost "
+            f"{state.alarm.cost:.1%}; tried again in {max(state.retry_at_s - now_s, 0.0):.0f} s"
+        )
+    return text
 
 
-def _shifted(state: ShareState, ratio: float) -> int:
-    if ratio >= 1.0 + SHIFT:
-        return max(state.shifted, 0) + 1
-    return min(state.shifted, 0) - 1 if ratio <= 1.0 - SHIFT else 0
+#: What a grant follows from: q quanta of guests, w their parts by weight, b a step, n returns of it to the device.
+_FORMULAS = {
+    Bound.CERTAIN: f"n sum(q) <= {EPS:g} b",
+    Bound.EXPECTED: f"w min(1, {2 * THETA:g} b / (n q))",
+    Bound.WORK: f"work alone, {EPS:g}",
+    Bound.SERVER: "(b / (4 q))^2, behind the gate",
+    Bound.UNKNOWN: f"{EPS:g}, until a quantum is reported",
+}
 
 
-def window_ratio(window: Window, baseline_s: float, paced_s: float) -> float | None:
-    """How much slower than b0 the window is; None while it is open. `paced_s`: from one quantum to the next."""
-    if window.steps >= LAST and sorted(window.last_s)[1] > (1.0 + EARLY * EPS) * baseline_s:
-        return sum(window.last_s) / LAST / baseline_s
-    if window.steps < WINDOW_STEPS or window.seconds < min(LONGEST_WINDOW_S, WINDOW_QUANTA * paced_s):
-        return None
-    ratio = window.total_s / window.steps / baseline_s
-    unsure = 1.0 + EPS < ratio < 1.0 + SURE * EPS and window.steps < 2 * WINDOW_STEPS
-    return None if unsure else ratio
+def part_off(state: ShareState | _Law) -> float:
+    """The part of the time without guests, as things are."""
+    low = state.cap is not None and state.cap <= state.granted / 2.0
+    if (state.trust or RAMP) < 1.0 or state.suspect or low:
+        return IN_TEST
+    eps = EPS_GATED_SERVER if state.bound is Bound.SERVER else EPS
+    if state.contrasts >= CALM_CONTRASTS and state.variance is not None:
+        cost = state.sum_d / state.contrasts + 2.0 * math.sqrt(state.variance / state.contrasts)
+        return CALM if cost < eps else USUAL
+    return USUAL
 
 
-def after_window(state: ShareState, now_s: float, ratio: float) -> ShareState:
-    """The state after a window with this `ratio` at `now_s`; at share 0 the guaranteed job is alone."""
-    if ratio > 1.0 + EPS and state.share > 0.0:
-        share = state.share * CUT
-        if share >= FLOOR:
-            return replace(state, share=share, bad=state.share, quiet=0)
-        return replace(
-            state, share=0.0, bad=state.share, quiet=0, resume_at_s=now_s + state.probe_s,
-            probe_s=min(2.0 * state.probe_s, LONGEST_PROBE_S),
-        )  # fmt: skip
-    if ratio >= 1.0 + QUIET * EPS:
-        return state
-    if state.share == 0.0:
-        return replace(state, share=FLOOR) if now_s >= state.resume_at_s else state
-    quiet = state.quiet + 1
-    bad = None if quiet >= FORGOTTEN else state.bad
-    probe_s = PROBE_S if quiet >= CALM else state.probe_s
-    return replace(state, share=_grown(state.share, bad), bad=bad, quiet=quiet, probe_s=probe_s)
+def _grant(state: ShareState | _Law, guests: Guests) -> Grant:
+    """By the shorter of b0 and the steps of late."""
+    if state.b0_s is None:
+        return by_work(guests.weights)
+    if guests.latency and not state.gpu0_s:
+        return by_work(guests.weights)
+    base_s = _base_s(state, guests.latency)
+    if guests.latency and guests.gated:
+        return beside_gated_server(base_s, guests.quanta_s, guests.weights)
+    return grant(base_s, max(state.returns, 1.0), guests.quanta_s, guests.weights)
 
 
-def _grown(share: float, bad: float | None) -> float:
-    if bad is None:
-        return min(1.0, share + ADD)
-    room = CAUTION * bad - share
-    return share if room <= 0.0 else min(1.0, share + min(ADD, max(LEAST_ADD, room / 2.0)))
+def _base_s(state: ShareState | _Law, latency: bool) -> float:
+    """Seconds of a step that the grant goes by: of a server's, of the GPU stage."""
+    base_s = state.gpu0_s if latency else state.pace_s
+    return min(base_s, mean(state.recent)) if len(state.recent) >= RECENT_LEAST else base_s
+
+
+def _chance(counter: int) -> float:
+    """A number from 0 to 1 for each number of the counter (SplitMix64)."""
+    mixed = counter * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ mixed >> 31) / 2.0**64
+
+
+_FIELDS = tuple(field.name for field in fields(ShareState))
+
+
+class _Law:
+    """A state while a decision changes it; attributes are those of `ShareState`."""
+
+    __slots__ = (*_FIELDS, "eps", "now_s", "told")
+
+    on: bool
+    since_s: float | None
+    obeyed_s: float | None
+    level: float
+    granted: float
+    bound: Bound
+    whole: bool
+    need: int
+    count: int
+    ring: tuple[float, ...]
+    totals: tuple[float, float, float]
+    tail: tuple[float, ...]
+    tail_level: float
+    off: tuple[float, ...]
+    b0_s: float | None
+    gpu0_s: float
+    pace_s: float
+    variance: float | None
+    placebos: int
+    blind: int
+    to_placebo: int
+    period: int
+    maybe: int
+    unseen: int
+    looked_s: float
+    history: tuple[float, ...]
+    recent: tuple[float, ...]
+    contrasts: float
+    sum_d: float
+    weight: float
+    slope: float
+    small: Sum
+    large: Sum
+    suspect: bool
+    cap: float | None
+    bad: float | None
+    bad_until_s: float
+    retry_at_s: float
+    retry_s: float
+    ramp_failed: bool
+    alarms: int
+    alarm: Alarm | None
+    moved_b0_s: float
+    moved_gpu0_s: float
+    trust: float | None
+    returns: float
+    stamped: bool
+    long: float
+    longs: tuple[int, int, int, int]
+    kind: tuple[str, int, bool] | None
+    guests: int
+    stepped_s: float
+    decided_s: float
+    chance: int
+    last_d: float
+    last_sigma: float
+
+    def __init__(self, state: ShareState, now_s: float, told: Guests) -> None:
+        for name in _FIELDS:
+            setattr(self, name, getattr(state, name))
+        self.now_s, self.told = now_s, told
+        self.eps = EPS_GATED_SERVER if told.latency and told.gated else EPS
+
+    def state(self) -> ShareState:
+        """The result."""
+        return ShareState(**{name: getattr(self, name) for name in _FIELDS})
+
+    # -- a decision ---------------------------------------------------------------------------------------------------
+
+    def decide(self, steps: Sequence[StepStats]) -> None:
+        """One decision."""
+        now_s, told = self.now_s, self.told
+        if self.since_s is None or now_s < self.decided_s:  # the first one, or a clock that went back
+            self.since_s = self.decided_s = self.stepped_s = self.looked_s = now_s
+            self.obeyed_s = None
+            self.bad_until_s = self.retry_at_s = now_s
+        if self.guests != len(told.weights):
+            self._drop()
+            self.guests = len(told.weights)
+        if told.disturbed:
+            self.obeyed_s, self.since_s = None, now_s
+        self._obeyed()
+        begun_s = self.decided_s
+        for number, step in enumerate(steps):
+            stamped = 0.0 < step.ended_s <= now_s + 1.0
+            if stamped:
+                self.stamped = True
+                began_s = step.ended_s - step.step_s
+            else:  # no later than the truth: the first of a batch ended after the last decision
+                began_s = begun_s - step.step_s if number == 0 else begun_s
+                begun_s = began_s + step.step_s
+            self._step(step, began_s)
+        self.decided_s = now_s
+        self._look()
+        self._level()
+
+    def _obeyed(self) -> None:
+        """Note whether guests obey the last change by now."""
+        if self.obeyed_s is not None or self.told.disturbed:
+            return
+        if self.told.acknowledged is None:
+            due_s = (self.since_s or 0.0) + OBEY_S + max(self.told.quanta_s, default=0.0)
+            if self.now_s >= due_s:
+                self.obeyed_s = due_s
+        elif self.told.acknowledged:
+            self.obeyed_s = self.now_s
+        elif self.now_s >= (self.since_s or 0.0) + UNHEARD_S + 2.0 * max(self.told.quanta_s, default=0.0):
+            self.obeyed_s = self.now_s  # busy with something else: a guest looks before each quantum
+
+    def _step(self, step: StepStats, began_s: float) -> None:
+        """Count a step of the guaranteed job, or leave it out."""
+        self.stepped_s = self.now_s
+        kind = (step.phase, step.operations, step.work > 0)
+        if kind != self.kind:
+            if self.kind is not None:
+                self._drop()
+                self.history = self.recent = ()
+            self.kind = kind
+        returns = step.entries if self.told.gated else step.returns
+        if returns:
+            self.returns = max(float(returns), DECAY * self.returns)
+        if step.left_out or self.obeyed_s is None or began_s < self.obeyed_s:
+            return
+        per = step.work if step.work > 0 else 1.0
+        gpu_s = step.stage_s.get("gpu", 0.0) / per
+        value = gpu_s or step.step_s / per
+        if self._long(value):
+            return
+        scale_s = gpu_s if self.told.latency and gpu_s else step.step_s / per
+        self.recent = (*self.recent, scale_s * per)[-RECENT:]
+        scaled_s, whole_s, whole_gpu_s = self.totals
+        self.totals = (scaled_s + scale_s, whole_s + step.step_s, whole_gpu_s + gpu_s * per)
+        self.count += 1
+        block = self._block()
+        self.ring = (*self.ring, value)[-max(PLACEBO * block, 2) :]
+        self.unseen += 1
+        self._placebo(block)
+        if not self.on:
+            if self.count >= (PLACEBO if self.whole else 1) * block:
+                self._end_off()
+            return
+        if self.off and self.count >= AROUND * block:
+            self._contrast(block)
+        if self.on and self.count >= self.need:
+            self._end_on()
+
+    def _block(self) -> int:
+        """B, by the pace in off blocks, or of this one before the first has ended."""
+        return block_steps(self.pace_s or max(self.totals[1] / max(self.count, 1), 1e-9), self.period)
+
+    def _long(self, value: float) -> bool:
+        """Whether a step is left out because it is long, as few are; remembers its value."""
+        history = self.history
+        self.history = (*history, value)[-PERIOD_VALUES:]
+        late = history[-LONG_VALUES:]
+        is_long = False
+        if len(late) >= RECENT_LEAST:
+            middle = sorted(late)[len(late) // 2]
+            most = max((self.guests + LONG_MEDIANS) * middle, middle + LONG_QUANTA * math.fsum(self.told.quanta_s))
+            is_long = value > most
+        self.long += LONG_RATE * (is_long - self.long)
+        counts = list(self.longs)
+        counts[2 * self.on] += is_long
+        counts[2 * self.on + 1] += 1
+        self.longs = (counts[0], counts[1], counts[2], counts[3])
+        return is_long and self.long <= LONG_MOST
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, on: bool) -> None:
+        self.on, self.since_s, self.obeyed_s = on, self.now_s, None
+        self.count, self.ring, self.totals, self.to_placebo = 0, (), (0.0, 0.0, 0.0), 0
+
+    def _drop(self) -> None:
+        """Forget the block and what it was to be compared with: an off block is next."""
+        self.tail, self.off = (), ()
+        self._begin(False)
+
+    def _end_off(self) -> None:
+        """Learn b0 from an off block, and begin an on block."""
+        base_s, step_s, gpu_s = (total / self.count for total in self.totals)
+        if self.b0_s is None or abs(base_s / self.b0_s - 1.0) > MOVED:
+            self.b0_s, self.pace_s, self.gpu0_s = base_s, step_s, gpu_s
+        else:
+            self.b0_s += FOLLOW * (base_s - self.b0_s)
+            self.pace_s += FOLLOW * (step_s - self.pace_s)
+            self.gpu0_s += FOLLOW * (gpu_s - self.gpu0_s)
+        self._moved()
+        if self.whole and self.period == 1 and self.variance is None:
+            self.period = period_of(self.ring)
+        block = self._block()
+        if self.variance is None:
+            self._first_noise(block)
+        self.whole = False
+        half = False
+        if self.tail and self.variance is not None:
+            half = self._half_contrast(block)
+        self.off = () if half or not self.tail else self.ring
+        took = block + max(math.ceil((self.now_s - (self.since_s or 0.0)) / self.pace_s) - self.count, 0)
+        self._begin(True)
+        self._level(begins=True)
+        self._plan(block, took)
+
+    def _moved(self) -> None:
+        """Another job than that of the last alarm: what was too much then may not be now."""
+        if self.bad is None or not self.moved_b0_s or self.b0_s is None:
+            return
+        moved = abs(self.b0_s / self.moved_b0_s - 1.0) > MOVED
+        if self.moved_gpu0_s:
+            moved = moved or abs(self.gpu0_s / self.moved_gpu0_s - 1.0) > MOVED
+        if moved:
+            self.bad_until_s, self.moved_b0_s, self.moved_gpu0_s = self.now_s, self.b0_s, self.gpu0_s
+
+    def _plan(self, block: int, took: int) -> None:
+        """How long the on block that begins is, where an off block takes as long as so many steps."""
+        part = part_off(self)
+        self.chance += 1
+        length = (1.0 / part - 1.0) * took * (SHORTEST + (LONGEST - SHORTEST) * _chance(self.chance))
+        least = block if part == IN_TEST else AROUND * block
+        self.need = -(-max(math.ceil(length), least) // self.period) * self.period
+
+    def _end_on(self) -> None:
+        """Begin an off block, after the contrast of the last one if the on block was short."""
+        block = self._block()
+        if self.off:
+            self._contrast(block)
+            if not self.on:
+                return
+        self._go_off(block)
+
+    def _go_off(self, block: int) -> None:
+        self.tail, self.tail_level, self.off = self.ring[-AROUND * block :], self.level, ()
+        if self.blind >= BLIND:
+            self.whole, self.blind = True, 0
+        self._begin(False)
+
+    def _look(self) -> None:
+        """What is looked at once a decision: the period, a jump of the job, a job that hangs, alarms that are over."""
+        if self.unseen >= LOOK_STEPS and self.now_s - self.looked_s >= LOOK_S:
+            self.unseen, self.looked_s = 0, self.now_s
+            self._period()
+        block = self._block() if self.pace_s else 0
+        if self.on and block and self.period == 1 and self.variance is not None and self._jumped(block):
+            self._end_on()
+        hangs_s = max(HANGS_S, HANGS_STEPS * self.pace_s)
+        if not self.on and self.b0_s is not None and self.now_s - max(self.stepped_s, self.since_s or 0.0) > hangs_s:
+            self.off = self.tail = ()
+            self._begin(True)
+            self._level(begins=True)
+            self._plan(block, block)
+        if self.cap is not None and self.now_s >= self.retry_at_s:
+            self.cap = self.bad = None
+            self.trust, self.contrasts, self.sum_d = RAMP, 0.0, 0.0
+            self.weight = self.slope = 0.0
+            self.small = self.large = Sum()
+            if self.on:
+                self._go_off(block)
+
+    def _period(self) -> None:
+        """Follow the period of the steps, once it was found twice."""
+        found = period_of(self.history)
+        if found == self.period or found != self.maybe:
+            self.maybe = found
+            return
+        self.period = found
+        if self.b0_s is not None:
+            self.whole = True
+            self._drop()
+
+    def _jumped(self, block: int) -> bool:
+        """Whether the last steps of the on block are longer than those before: a contrast is due."""
+        assert self.variance is not None, "there was an off block"
+        assert self.b0_s is not None, "there was an off block"
+        before = JUMP_BLOCKS * block
+        of_step = JUMP_SIGMA * math.sqrt(self.variance * block / CONTRAST_VARIANCE)
+        for steps in JUMP_STEPS:
+            if len(self.ring) >= before + steps and self.count > AROUND * block:
+                more = mean(self.ring[-steps:]) - mean(self.ring[-steps - before : -steps])
+                if more > self.b0_s * max(JUMP_EPS * self.eps, of_step / math.sqrt(steps)):
+                    return True
+        return False
+
+    # -- noise --------------------------------------------------------------------------------------------------------
+
+    def _placebo(self, block: int) -> None:
+        """Every B/3 steps of a stretch without a change: how much a contrast varies by chance."""
+        if self.variance is None or self.b0_s is None or self.count < PLACEBO * block:
+            return
+        self.to_placebo -= 1
+        if self.to_placebo <= 0:
+            self.to_placebo = -(-block // 3)
+            square = (placebo(self.ring[-PLACEBO * block :], block) / self.b0_s) ** 2
+            self.variance, self.blind = noise_after(self.variance, square, self.placebos), 0
+            self.placebos += 1
+
+    def _first_noise(self, block: int) -> None:
+        """Of the first off stretch: its placebo, or what its steps say if that is more."""
+        assert self.b0_s is not None, "an off block has ended"
+        most = (1.0 + LONG_MEDIANS) * median(self.ring)
+        usual = tuple(value for value in self.ring if value <= most)
+        if len(usual) < (1.0 - LONG_MOST) * len(self.ring):
+            usual = self.ring
+        by_steps = local_variance(usual, self.period) * CONTRAST_VARIANCE / block
+        square = placebo(usual[-PLACEBO * block :], block) ** 2 if len(usual) >= PLACEBO * block else 0.0
+        self.variance = max(square, by_steps, (1e-6 * self.b0_s) ** 2) / self.b0_s**2
+
+    def _sigma(self, block: int, around: int, *stretches: Sequence[float]) -> float:
+        """The standard deviation of a contrast with `around` steps on each side: by placebos or its own, the larger."""
+        assert self.variance is not None, "an off block has ended"
+        assert self.b0_s is not None, "an off block has ended"
+        by_placebo = self.variance * (1.0 / block + 0.5 / around) / (CONTRAST_VARIANCE / block)
+        if not stretches:
+            return math.sqrt(by_placebo)
+        pairs = [(local_variance(one, self.period), len(one) - self.period) for one in stretches]
+        count = sum(max(n, 0) for _, n in pairs)
+        of_step = sum(v * n for v, n in pairs if n > 0) / count if count else 0.0
+        off = len(stretches[1])
+        return math.sqrt(max(by_placebo, of_step * (1.0 / off + 0.5 / around) / self.b0_s**2, 1e-12))
+
+    # -- contrasts ----------------------------------------------------------------------------------------------------
+
+    def _half_contrast(self, block: int) -> bool:
+        """At the end of an off block: the steps before it alone make suspect, or cut; whether they cut."""
+        assert self.b0_s is not None, "an off block has ended"
+        d = (mean(self.tail) - mean(self.ring)) / self.b0_s
+        around = max(min(len(self.tail), AROUND * block), 1)
+        sigma = HALF * self._sigma(block, around, self.tail, self.ring)
+        if self.suspect and d > self.eps + HALF_CUT * sigma:
+            self._cut(d, self.tail_level)
+            return True
+        self.suspect = self.suspect or d > self.eps + HALF_SUSPECT * sigma
+        return False
+
+    def _contrast(self, block: int) -> None:
+        """Judge the steps around the last off block."""
+        assert self.b0_s is not None, "an off block has ended"
+        around = min(AROUND * block, len(self.tail), len(self.ring))
+        around = around // self.period * self.period or around
+        before, off, after, self.off = self.tail[-around:], self.off, self.ring[:around], ()
+        usual = self._sigma(block, around)
+        d = contrast(before, off, after) / self.b0_s
+        sigma, level = self._sigma(block, around, before, off, after), (self.tail_level + self.level) / 2.0
+        self.blind, self.last_d, self.last_sigma = self.blind + 1, d, sigma
+        self._impossible(d, level, usual)
+        if self.contrasts >= REMEMBERED:
+            self.contrasts, self.sum_d = self.contrasts / 2.0, self.sum_d / 2.0
+        self.contrasts, self.sum_d = self.contrasts + 1.0, self.sum_d + d
+        self.weight += (level / usual) ** 2
+        self.slope += level * d / usual**2
+        cost = expected_cost(_base_s(self, self.told.latency), max(self.returns, 1.0), self.told.quanta_s, level)
+        z = (d - min(EXPECTED * self.eps, cost)) / sigma
+        self.small = self.small.add(d, z, small_shift(self.eps, sigma))
+        self.large = self.large.add(d, z, LARGE_SHIFT)
+        for one in (self.small, self.large):
+            if one.alarm:
+                cost = mean(one.since)
+                if cost > REAL * self.eps and median(one.since) > REAL * self.eps:
+                    self._cut(cost, level)
+                    self._go_off(block)
+                    return
+        self.small, self.large = _restarted(self.small), _restarted(self.large)
+        self.suspect = self.small.suspect or self.large.suspect
+        self._long_ones(level)
+        self._grow(sigma)
+        if self.suspect:
+            self._go_off(block)
+
+    def _impossible(self, d: float, level: float, sigma: float) -> None:
+        """Learn the noise from a contrast that no guest can cause: below 0, or above the level.
+
+        In tests, where blocks are too short for placebos, nothing else tells of noise that is correlated.
+        """
+        assert self.variance is not None, "there was an off block"
+        excess = max(-d, d - level)
+        if excess > sigma:
+            self.variance = noise_after(self.variance, self.variance * (excess / sigma) ** 2, IMPOSSIBLE)
+            self.blind = 0
+
+    def _long_ones(self, level: float) -> None:
+        """Cut if steps that are left out as long are more frequent beside guests."""
+        off, all_off, on, all_on = self.longs
+        if on >= LONG_LEAST and all_off:
+            expected = max(off, 1) * all_on / all_off
+            if on - LONG_SPARE - expected > LONG_Z * math.sqrt(expected):
+                self._cut(self.eps, level)
+
+    def _cut(self, cost: float, level: float) -> None:
+        """Too much: the level becomes what costs half of eps, at most half of what it was."""
+        self.cap = max(LEAST_CAP, capped(level, cost, self.eps))
+        self.bad, self.alarms = level, self.alarms + 1
+        self.alarm = Alarm(self.now_s, level, cost)
+        self.bad_until_s = self.now_s + min(BAD_S * 2.0**self.alarms, MOST_BAD_S)
+        soon = self.trust is not None and self.trust < 1.0 and not self.ramp_failed
+        self.ramp_failed = self.ramp_failed or soon
+        wait_s = RETRY_RAMP_S if soon else self.retry_s
+        self.retry_at_s = self.now_s + wait_s
+        self.retry_s = self.retry_s if soon else min(2.0 * self.retry_s, MOST_RETRY_S)
+        self.moved_b0_s, self.moved_gpu0_s = self.b0_s or 0.0, self.gpu0_s
+        self.small = self.large = Sum()
+        self.suspect, self.contrasts, self.sum_d = False, 0.0, 0.0
+        self.weight = self.slope = 0.0
+        self.longs = (0, 0, 0, 0)
+        self.trust = min(self.trust or RAMP, 1.0)
+
+    def _grow(self, sigma: float) -> None:
+        """Raise the level after a contrast: in the ramp, below the grant after an alarm, or above the grant."""
+        if self.suspect or self.trust is None:
+            return
+        reach = self.trust * self.granted
+        if self.cap is not None and self.cap < reach:
+            factor = self._room(sigma)
+            if factor > 1.0:
+                self.cap *= factor
+                if self.bad is not None and self.now_s < self.bad_until_s:
+                    self.cap = min(self.cap, max(CAREFUL * self.bad, LEAST_CAP))
+                self.contrasts = self.sum_d = 0.0
+                if self.cap >= reach:
+                    self.cap = self.bad = None
+        elif self.trust < 1.0:
+            slope, error = self.slope / self.weight, 1.0 / math.sqrt(self.weight)
+            most = RAMP_COST / (max(slope, 0.0) + error + RAMP_SLOPE * max(slope - error, 0.0))
+            trust = min(GROWTH * self.trust, most / max(self.granted, 1e-9), 1.0)
+            if slope > RAMP_SURE * error and reach * slope > self.eps:
+                self.trust, self.contrasts, self.sum_d = self.trust * self.eps / (reach * slope), 0.0, 0.0
+            elif trust >= min(RAMP_STEP * self.trust, 1.0):
+                self.trust, self.contrasts, self.sum_d = trust, 0.0, 0.0
+        elif self.granted < 1.0 and reach < 1.0 and (self.stamped or self.told.acknowledged is not None):
+            factor = self._room(sigma)
+            if factor > 1.0:
+                self.trust = min(self.trust * factor, 1.0 / max(self.granted, 1e-9))
+                self.contrasts = self.sum_d = 0.0
+
+    def _room(self, sigma: float) -> float:
+        """By how much the level may grow: the contrasts since it changed show at most so much cost."""
+        if self.contrasts < GROWTH_CONTRASTS:
+            return 1.0
+        most = self.sum_d / self.contrasts + SURE * sigma / math.sqrt(self.contrasts)
+        if most >= ROOM * self.eps:
+            return 1.0
+        return min(GROWTH, ROOM * self.eps / max(most, LEAST_ROOM * self.eps))
+
+    def _level(self, *, begins: bool = False) -> None:
+        """The level by grant, trust and cap: at the beginning of an on block, later only if it has become smaller."""
+        given, before = _grant(self, self.told), self.bound
+        self.granted, self.bound = given.total, given.bound
+        if self.on and not begins and before is Bound.UNKNOWN is not given.bound:  # a quantum was seen
+            self._begin(True)
+            self._plan(self._block(), self._block())
+            begins = True
+        if self.b0_s is None:
+            return
+        if self.trust is None:
+            self.trust = 1.0 if self.returns else RAMP
+        level = min(self.trust * self.granted, 1.0)
+        if self.cap is not None:
+            level = min(level, self.cap)
+        if begins or level < LOWERED * self.level:
+            self.level = level
+
+
+def capped(level: float, cost: float, eps: float = EPS) -> float:
+    """The level after an alarm at which sharing cost this part of a step.
+
+    >>> round(capped(1.0, 0.39), 4), round(capped(0.5, 0.03), 4)
+    (0.0256, 0.1667)
+    """
+    return level * min(0.5, eps / 2.0 / cost)
+
+
+def _restarted(one: Sum) -> Sum:
+    """A sum after an alarm that was none."""
+    return Sum() if one.alarm else one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.sharing.share_law import EPS
+from plait.sharing.grant import EPS
 
 
 def longest_quantum_s(baseline_s: float, gaps: int) -> float:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from plait.core.resources import Resource
+from plait.runtime.host_stages import LINGER_S
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import GateError, GateTimeout, StageGate
 from plait.training.device.cuda import torch_cuda
@@ -57,6 +58,8 @@ class Stages:
         self._lock = threading.Lock()
         self._cuda = CudaSpans()
         self._warned = False
+        self._left_s = -LINGER_S  # when the GPU stage was left last, by the clock of the node
+        self._entries = 0  # of GPU stages, since `returned`
 
     @property
     def idle(self) -> bool:
@@ -103,6 +106,7 @@ class Stages:
             self._exposed_before[resource] = self.exposed_s[resource]
             self._open += 1
         if resource is Resource.GPU:
+            self._entries += time.monotonic() - self._left_s >= LINGER_S
             self._begun()
             self._cuda.begin()
         if self._page is not None:
@@ -123,8 +127,17 @@ class Stages:
             self.busy_s[resource] += busy_s
             self._last[resource] = busy_s, self.exposed_s[resource] - self._exposed_before[resource]
         self.let_go(resource)
+        if resource is Resource.GPU:
+            self._left_s = time.monotonic()
         if self._page is not None:
+            if resource is Resource.GPU:
+                self._page.gpu_left_monotonic = self._left_s
             self._page.in_stage = next((r + 1 for r in range(K) if self._since[r] is not None), 0)
+
+    def returned(self) -> tuple[int, int]:
+        """How often the job returned to an idle GPU since the last call: in all (0: not known), and into a stage."""
+        entries, self._entries = self._entries, 0
+        return 0, entries
 
     @contextmanager
     def stage(self, resource: Resource, *, sync: bool = False) -> Iterator[None]:

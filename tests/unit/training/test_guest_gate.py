@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import math
 import os
 
@@ -66,7 +67,9 @@ def host(tmp_path):
 def gate(page, time):
     def make(*hosts, inner=None, wants_stop=lambda: False, **options):
         neighbours = Neighbours(True, tuple(host.path for host in hosts), **options)
-        return GuestGate(page, neighbours, inner, wants_stop=wants_stop, clock=time.clock, sleep=time.sleep)
+        return GuestGate(
+            page, neighbours, inner, wants_stop=wants_stop, clock=time.clock, sleep=time.sleep, chance=lambda: 0.5
+        )  # pauses do not vary
 
     return make
 
@@ -334,3 +337,51 @@ def test_each_look_at_the_share_is_noted_also_while_the_guest_waits(gate, time, 
     quanta(guest, time, 1, 0.010)
     assert len(seen) == 2
     assert all(0.0 <= late_s <= guest_gate.LOOK_S + 1e-9 for late_s in seen)
+
+
+def test_pauses_vary_by_half_so_that_they_do_not_fall_into_step_with_a_host(page, time):
+    page.share = 0.25
+    numbers = iter([0.0, 1.0, 0.25, 0.5])
+    guest = GuestGate(page, Neighbours(True), clock=time.clock, sleep=time.sleep, chance=lambda: next(numbers))
+    began = quanta(guest, time, 4, 0.004)
+    pauses = [later - earlier - 0.004 for earlier, later in itertools.pairwise(began)]
+    assert pauses == pytest.approx([0.006, 0.018, 0.009])
+
+
+def test_a_guest_acknowledges_a_share_only_between_two_quanta(gate, time, page):
+    guest = gate()
+    guest.enter(GPU)
+    page.share_number = 7
+    time.pass_by(0.004)
+    assert page.share_reached == 0
+    guest.yield_point()
+    assert page.share_reached == 7
+    page.share, page.share_number = 0.0, 8
+    seen = []
+    time.at(0.050, lambda: seen.append(page.share_reached))
+    time.at(0.100, lambda: setattr(page, "share", 1.0))
+    guest.yield_point()
+    assert seen == [8], "also while it waits"
+
+
+def test_a_gate_opens_once_a_host_has_been_outside_for_a_millisecond(gate, time, page, host):
+    host.in_stage = GPU + 1
+    time.at(0.0100, lambda: (setattr(host, "in_stage", 0), setattr(host, "gpu_left_monotonic", 100.0100)))
+    time.at(0.0105, lambda: setattr(host, "in_stage", GPU + 1))  # a gap of half a millisecond is none
+    time.at(0.0200, lambda: (setattr(host, "in_stage", 0), setattr(host, "gpu_left_monotonic", 100.0200)))
+    (began,) = quanta(gate(host), time, 1, 0.004)
+    assert 0.0210 <= began <= 0.0210 + 2 * guest_gate.GATE_LOOK_S
+
+
+def test_a_long_quantum_is_reported_whole_where_no_host_was_met(gate, time, page, host):
+    host.gpu_left_monotonic = 1.0
+    guest = gate(host)
+    for seconds in (0.004, 0.004, 0.030):
+        quanta(guest, time, 1, seconds)
+    assert guest.longest_s == page.longest_quantum_s == pytest.approx(0.030)
+    guest.longest_s = 0.0
+    guest.enter(GPU)
+    time.pass_by(0.030)
+    host.in_stage = GPU + 1  # it waits behind the host's kernel, for all that the guest can know
+    guest.leave(GPU)
+    assert guest.longest_s < 0.010

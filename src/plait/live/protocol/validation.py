@@ -178,6 +178,7 @@ def _sane_sharing(said: Sharing) -> Sharing:
         leaves=sane_text(said.leaves),
         throttled=said.throttled if said.throttled.upper() in Throttled.__members__ else "",
         duty=_or_none(said.duty, 1.0),
+        law=sane_text(said.law),
     )
 
 

@@ -96,7 +96,8 @@ class Sharing:
     `action` a name of `plait.sharing.Action` in small letters; `beside` the jobs with which it shares the GPU.
     `leaves`: why it saves its state and goes, to be resumed elsewhere; "" if it stays. `throttled`: how its runner
     freezes a guest that does not pace itself, a name of `plait.runtime.page.Throttled` in small letters; "" if it does
-    not. `duty`: the part of the last ten seconds in which it was not frozen.
+    not. `duty`: the part of the last ten seconds in which it was not frozen. `law`: what a guest's share beside a
+    guaranteed job follows from; "" without one.
     """
 
     guest: bool = False
@@ -107,6 +108,7 @@ class Sharing:
     leaves: str = ""
     throttled: str = field(default="", metadata=form(omit=True))
     duty: float | None = field(default=None, metadata=form(omit=True))
+    law: str = field(default="", metadata=form(omit=True))
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from plait.sim.gpu.memory import SimDevice
 from plait.sim.gpu.micro_model import run, table_cell
 from plait.sim.gpu.outcome import Mark, Outcome
 from plait.sim.gpu.patterns import PATTERNS, QUANTA_S, Kernel, Pattern, drawn
-from plait.sim.gpu.scenario import Mode, Opportunistic, Phase, Scenario
+from plait.sim.gpu.scenario import Hardware, Mode, Opportunistic, Phase, Reporting, Scenario
+from plait.sim.gpu.variation import Variation
 
 __all__ = [
     "PATTERNS",
     "QUANTA_S",
+    "Hardware",
     "Kernel",
     "Mark",
     "Mode",
@@ -19,8 +21,10 @@ __all__ = [
     "Outcome",
     "Pattern",
     "Phase",
+    "Reporting",
     "Scenario",
     "SimDevice",
+    "Variation",
     "drawn",
     "run",
     "table_cell",

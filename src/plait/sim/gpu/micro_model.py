@@ -1,33 +1,39 @@
 """Kernels of a guaranteed job and of opportunistic jobs on one GPU, in virtual time.
 
-The GPU serves kernels in the order of their launch and never preempts one. Every job has one kernel outstanding, so
-launches in the order of time are all there is to simulate. Packed: opportunistic jobs launch whenever they can. LAW: at
-the shares of `plait.sharing.decide`, called at the end of every guaranteed step (ten times a second without one).
-GATE: in addition only while the guaranteed job is outside its GPU stage.
+The GPU serves kernels in the order of their launch and never preempts one, unless it slices time. Every job has one
+kernel outstanding, so launches in the order of time are all there is to simulate. Packed: opportunistic jobs launch
+whenever they can. LAW: at the shares of `plait.sharing.decide`, called ten times a second as on a node; jobs obey 5 ms
+later. GATE: in addition only once the guaranteed job has been outside its GPU stage for a millisecond.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from plait.sharing import Action, Device, Directive, Observation, Sharer, StepStats, decide
 from plait.sim.gpu.memory import SimDevice
 from plait.sim.gpu.outcome import Mark, Outcome
 from plait.sim.gpu.patterns import Pattern
 from plait.sim.gpu.scenario import NEVER, Mode, Opportunistic, Phase, Scenario
+from plait.sim.gpu.variation import NOISE, STEP_CV, Variation
 
-#: Standard deviation of every duration, as a part of it.
-NOISE = 0.01
 #: From the end of an opportunistic kernel to the launch of the next one.
 LAUNCH_S = 10e-6
-#: How often decisions are made without a guaranteed job.
-TICK_S = 0.1
+#: How often decisions are made, how long until they are obeyed, and how many steps are in a page.
+TICK_S, OBEY_S, RING = 0.1, 0.005, 12
+#: How long the guaranteed job has to be outside its GPU stage before the gate opens.
+LINGER_S = 0.001
+#: How much the pause after a quantum varies, as a part of it.
+JITTER = 0.5
 #: How much longer a step takes whose memory is all on the host, beside 1: each access crosses the bus.
 SPILL_COST = 4.0
+#: Variation of a server's service.
+SERVICE_CV = 0.02
 #: The name of the guaranteed job.
 GUARANTEED = "guaranteed"
-PROMISED = Sharer(guaranteed=True)
 
 
 def run(scenario: Scenario, mode: Mode, seed: int, *, record: bool = False) -> Outcome:
@@ -44,7 +50,8 @@ class _Guest:
     def __init__(self, job: Opportunistic, mode: Mode, seed: int) -> None:
         self.job, self.name = job, job.name
         self.sharer = Sharer(False, job.weight, job.persistent_bytes)
-        self.noise = random.Random(f"{seed} {job.name}").gauss
+        chance = random.Random(f"{seed} {job.name}")
+        self.noise, self.chance = chance.gauss, chance.random
         packed = mode is Mode.PACKED
         self.share = 1.0 if packed else 0.0
         self.directive = Directive() if packed else Directive(0.0, 0, action=Action.PAUSE)
@@ -53,7 +60,23 @@ class _Guest:
         self.at_boundary = True  # between two steps
         self.left, self.step, self.begun_s = job.quanta, 0, job.starts_s
         self.ended_s, self.last_s = -NEVER, 0.0  # of the last kernel: end and duration
+        self.longest_s = 0.0  # of this step
         self.busy_s = self.before_s = 0.0  # on the GPU: in all, and before this step
+        self.obeys: deque[tuple[float, int]] = deque([(-NEVER, 0)])  # when it acknowledged which change of shares
+
+    def kernel_s(self) -> float:
+        """Seconds of its next kernel on a free GPU."""
+        job = self.job
+        if job.rare and self.chance() * job.rare < 1.0:
+            return job.rare_s
+        return job.quantum_s * self.noise(1.0, NOISE)
+
+    def paced_s(self) -> float:
+        """When it launches again at its share."""
+        if self.share >= 1.0:
+            return self.ended_s + LAUNCH_S
+        pause_s = self.last_s * (1.0 / self.share - 1.0)
+        return self.ended_s + LAUNCH_S + pause_s * (1.0 - JITTER + 2.0 * JITTER * self.chance())
 
     def schedule(self, now_s: float) -> None:
         """When it may launch again, at its present share."""
@@ -61,33 +84,56 @@ class _Guest:
         if (self.at_boundary and self.directive.action is not Action.RUN) or self.share <= 0.0:
             self.next_s = NEVER
         else:
-            paced_s = self.ended_s + LAUNCH_S + self.last_s * (1.0 / self.share - 1.0)
-            self.next_s = max(now_s, paced_s, self.job.starts_s)
+            self.next_s = max(now_s, self.paced_s(), self.job.starts_s)
+
+    def acknowledged(self, before_s: float) -> int:
+        """The change of shares that it had acknowledged by this time."""
+        while len(self.obeys) > 1 and self.obeys[1][0] <= before_s:
+            self.obeys.popleft()
+        return self.obeys[0][1]
 
 
 class _Gpu:
     def __init__(self, scenario: Scenario, mode: Mode, seed: int, record: bool) -> None:
-        self.scenario, self.mode, self.record = scenario, mode, record
+        self.scenario, self.mode, self.record, self.seed = scenario, mode, record, seed
+        self.hardware, self.reporting = scenario.hardware, scenario.reporting
         self.memory = SimDevice(scenario.capacity_bytes)
         self.guests = [_Guest(job, mode, seed) for job in scenario.opportunistic]
         self.noise = random.Random(f"{seed} {GUARANTEED}").gauss
+        self.chance = random.Random(f"{seed} reports").random
         self.outcome = Outcome()
         self.stats: dict[str, list[StepStats]] = {}
+        self.reports: deque[StepStats] = deque()  # of the guaranteed job, not seen yet, and when they ended
+        self.ended: deque[float] = deque()
         self.free_s = 0.0  # when the GPU has served all that was launched
         self.closed_until_s = 0.0  # the gate
         self.phase, self.kernel, self.step = 0, 0, 0
         self.present = bool(scenario.phases)
         self.next_s = scenario.starts_s if self.present else NEVER
-        self.tick_s = NEVER if mode is Mode.PACKED or (self.present and scenario.starts_s == 0.0) else 0.0
-        self.begun_s, self.gpu_s, self.spill_bytes, self.stretch = -1.0, 0.0, 0, 1.0
+        self.tick_s = NEVER if mode is Mode.PACKED else 0.0
+        self.orders: dict[str, Directive] = {}  # given, and obeyed at `obeyed_s`
+        self.obeyed_s = NEVER
+        self.begun_s, self.stretch, self.spill_bytes = -1.0, 1.0, 0
+        self.factors: Iterator[tuple[float, float]] | None = None
+        self._new_step()
+        self.kernel_end_s = 0.0  # of the guaranteed job's last kernel
+        self.runner: _Guest | None = None  # who launched last, where time is sliced
+        self.arrivals = random.Random(f"{seed} arrivals").expovariate
+        self.arrived_s, self.waits = 0.0, False  # of the request that is served or next; whether it is next
         self.directive = Directive()
+        self.promised = Sharer(guaranteed=True, latency=scenario.latency)
+
+    def _new_step(self) -> None:
+        self.gpu_s = self.alone_s = self.stage_s = 0.0
+        self.stage_from_s: float | None = None
+        self.gpu_factor, self.host_factor = next(self.factors) if self.factors is not None else (1.0, 1.0)
 
     def run(self) -> Outcome:
         """Process launches in order of time, the guaranteed job's first at equal times."""
         end_s, guests, gated = self.scenario.seconds, self.guests, self.mode is Mode.GATE
         while True:
             guest = guests[0] if len(guests) == 1 else min(guests, key=_next_s, default=None)
-            first_s = min(self.next_s, self.tick_s)
+            first_s = min(self.next_s, self.tick_s, self.obeyed_s)
             if guest is not None and guest.next_s < first_s:
                 if guest.next_s >= end_s:
                     break
@@ -100,8 +146,10 @@ class _Gpu:
                     self._launch(guest)
             elif first_s >= end_s:
                 break
-            elif self.next_s <= self.tick_s:
+            elif self.next_s <= first_s:
                 self._guaranteed(self.next_s)
+            elif self.obeyed_s <= self.tick_s:
+                self._obeyed()
             else:
                 self.tick_s += TICK_S
                 self._decide(self.tick_s - TICK_S)
@@ -111,16 +159,29 @@ class _Gpu:
     # -- opportunistic jobs ----------------------------------------------------------------------------
 
     def _launch(self, guest: _Guest) -> None:
-        start_s = guest.next_s if guest.next_s > self.free_s else self.free_s
-        took_s = guest.job.quantum_s * guest.noise(1.0, NOISE)
-        self.free_s = guest.ended_s = start_s + took_s
+        took_s, now_s = guest.kernel_s(), guest.next_s
+        if self.hardware.slices:
+            guest.ended_s = self._sliced(now_s, took_s)
+            self.runner = guest
+        else:
+            self.free_s = guest.ended_s = max(now_s, self.free_s) + took_s
         guest.last_s, guest.at_boundary = took_s, False
+        guest.longest_s = max(guest.longest_s, took_s)
         guest.busy_s += took_s
         guest.left -= 1
-        if guest.left == 0:
-            guest.next_s = guest.ended_s
-        else:
-            guest.next_s = guest.ended_s + LAUNCH_S + took_s * (1.0 / guest.share - 1.0)
+        guest.next_s = guest.ended_s if guest.left == 0 else guest.paced_s()
+
+    def _sliced(self, now_s: float, took_s: float) -> float:
+        """When a guest's kernel ends that takes turns with that of the guaranteed job, which ends later for it."""
+        left_s = max(self.kernel_end_s - now_s, 0.0)
+        if left_s <= 0.0:
+            return now_s + took_s
+        both_s = min(left_s, took_s)
+        self.kernel_end_s += both_s
+        self.next_s += both_s
+        if self.stage_from_s is None:
+            self.stage_s += both_s
+        return now_s + both_s + took_s
 
     def _boundary(self, guest: _Guest) -> None:
         """Its step has ended: report it, take the last directive."""
@@ -135,14 +196,14 @@ class _Gpu:
                 StepStats(
                     step=guest.step, step_s=now_s - guest.begun_s, stage_s={"gpu": own_s},
                     device_persistent_bytes=job.persistent_bytes, device_reserved_bytes=got.reserved_bytes,
-                    quantum_s=job.quantum_s, work=work,
+                    quantum_s=guest.longest_s, work=work,
                 )
             )  # fmt: skip
-            self._obey(guest)
-        guest.step, guest.begun_s = guest.step + 1, now_s
+            self._apply(guest)
+        guest.step, guest.begun_s, guest.longest_s = guest.step + 1, now_s, 0.0
         guest.schedule(now_s)
 
-    def _obey(self, guest: _Guest) -> None:
+    def _apply(self, guest: _Guest) -> None:
         """At a boundary: apply the limit, and whether to continue."""
         if guest.directive.action in (Action.CHECKPOINT, Action.STOP):
             guest.gone = True
@@ -155,99 +216,177 @@ class _Gpu:
     # -- the guaranteed job ----------------------------------------------------------------------------
 
     def _guaranteed(self, now_s: float) -> None:
-        """Launch its next kernel; between two steps decide first."""
+        """Launch its next kernel; between two steps report first."""
         if self.kernel == 0 and not self._next_step(now_s):
             return
-        pattern = self.scenario.phases[self.phase].pattern
+        phase = self.scenario.phases[self.phase]
+        pattern = phase.pattern
         kernel = pattern.kernels[self.kernel]
-        start_s = now_s if now_s > self.free_s else self.free_s
-        took_s = kernel.gpu_s * self.stretch * self.noise(1.0, NOISE)
-        self.free_s = start_s + took_s
+        noise = NOISE if phase.variation is None else 0.0
+        alone_s = kernel.gpu_s * self.gpu_factor
+        if self.scenario.latency:
+            alone_s *= max(self.noise(1.0, SERVICE_CV), 0.1)
+        elif noise:
+            alone_s *= self.noise(1.0, noise)
+        took_s = alone_s * self.stretch
+        hardware = self.hardware
+        if hardware.interference and now_s >= hardware.interference_s:
+            took_s *= 1.0 + hardware.interference * sum(guest.share for guest in self.guests)
+        if hardware.slices:
+            end_s = self._slices(now_s, took_s)
+        else:
+            end_s = self.free_s = max(now_s, self.free_s) + took_s
+        self.kernel_end_s = end_s
         self.gpu_s += took_s
-        self.next_s = self.free_s + kernel.host_s * self.noise(1.0, NOISE)
+        host_s = kernel.host_s * self.host_factor * (self.noise(1.0, noise) if noise else 1.0)
+        self.alone_s += alone_s + host_s
+        if self.stage_from_s is None:
+            self.stage_from_s = now_s
+        if kernel.ends_stage:
+            self.stage_s, self.stage_from_s = self.stage_s + end_s - self.stage_from_s, None
+        self.next_s = end_s + host_s
         self.kernel = (self.kernel + 1) % len(pattern.kernels)
         if self.mode is Mode.GATE:
-            self.closed_until_s = self.free_s if kernel.ends_stage else NEVER
+            self.closed_until_s = end_s + LINGER_S if kernel.ends_stage else NEVER
             if kernel.ends_stage:
                 for guest in self.guests:
                     if guest.waiting:
-                        guest.schedule(self.free_s)
+                        guest.schedule(self.closed_until_s)
+
+    def _slices(self, now_s: float, took_s: float) -> float:
+        """When its kernel ends that takes turns with that of a guest, which ends later for it."""
+        guest = self.runner
+        if guest is None or guest.ended_s <= now_s:
+            return now_s + took_s
+        both_s = min(guest.ended_s - now_s, took_s)
+        guest.ended_s += both_s
+        if guest.next_s < NEVER:
+            guest.next_s += both_s
+        return now_s + took_s + both_s
 
     def _next_step(self, now_s: float) -> bool:
-        """End a step and begin the next; whether there is one."""
+        """End a step and begin the next; whether there is one now."""
         if self.begun_s < 0:
-            self.tick_s = NEVER
-            self._decide(now_s)
             self.memory.bound(GUARANTEED, self.directive)
         else:
             self._end_step(now_s)
+        if self.scenario.latency and not self._arrived(now_s):
+            return False
+        before, first = self.phase, self.begun_s < 0
         while now_s >= self.scenario.phases[self.phase].until_s:
             self.phase += 1
             if self.phase == len(self.scenario.phases):
                 self.present, self.next_s = False, NEVER
                 self.memory.leave(GUARANTEED)
-                self.tick_s = NEVER if self.mode is Mode.PACKED else now_s
                 return False
-        demand = self.scenario.phases[self.phase].memory_bytes
-        got = self.memory.step(GUARANTEED, demand)
-        self.spill_bytes, self.stretch = got.spill_bytes, 1.0 + SPILL_COST * got.spill_bytes / max(demand, 1)
-        self.begun_s, self.gpu_s = now_s, 0.0
+        self._begin_step(now_s, first or before != self.phase)
         return True
 
+    def _arrived(self, now_s: float) -> bool:
+        """Whether a server has another request; if not, it waits for that."""
+        if self.arrived_s > now_s:
+            self.next_s = self.arrived_s
+            return False
+        return True
+
+    def _begin_step(self, now_s: float, new_phase: bool) -> None:
+        phase = self.scenario.phases[self.phase]
+        if new_phase:
+            varied = phase.variation
+            self.factors = None if varied is None else varied.factors(self.seed, phase.pattern.step_s)
+        got = self.memory.step(GUARANTEED, phase.memory_bytes)
+        self.spill_bytes = got.spill_bytes
+        self.stretch = 1.0 + SPILL_COST * got.spill_bytes / max(phase.memory_bytes, 1)
+        self.begun_s = now_s
+        self._new_step()
+
     def _end_step(self, now_s: float) -> None:
+        if self.scenario.latency and self.waits:
+            self.waits = False
+            return
         phase = self.scenario.phases[self.phase]
         step_s, others_s = now_s - self.begun_s, sum(guest.busy_s for guest in self.guests)
         share = sum(guest.share for guest in self.guests)
-        alone_s = phase.pattern.step_s
-        self.outcome.marks.append(Mark(now_s, step_s, alone_s, self.gpu_s, others_s, share, self.spill_bytes))
+        latency_s = now_s - self.arrived_s if self.scenario.latency else 0.0
+        mark = Mark(now_s, step_s, self.alone_s, self.gpu_s, others_s, share, self.spill_bytes, latency_s)
+        self.outcome.marks.append(mark)
+        if self.scenario.latency:
+            self.arrived_s += self.arrivals(self.scenario.load / phase.pattern.step_s)
+            self.waits = self.arrived_s > now_s
+            self.begun_s = now_s
         if self.mode is Mode.PACKED:
             return
-        self.stats[GUARANTEED] = [
+        said, pattern = self.reporting, phase.pattern
+        self.reports.append(
             StepStats(
-                step=self.step, step_s=step_s, stage_s={"gpu": self.gpu_s},
+                step=self.step, step_s=step_s, stage_s={"gpu": self.stage_s} if said.stages else {},
                 device_reserved_bytes=phase.memory_bytes - self.spill_bytes, host_spill_bytes=self.spill_bytes,
-                phase=phase.label,
+                phase=phase.label, ended_s=now_s if said.stamps else 0.0,
+                returns=pattern.gaps if said.returns else 0, entries=pattern.stages if said.returns else 0,
             )
-        ]  # fmt: skip
+        )  # fmt: skip
+        self.ended.append(now_s)
         self.step += 1
-        self._decide(now_s)
         self.memory.bound(GUARANTEED, self.directive)
 
     # -- decisions -------------------------------------------------------------------------------------
 
+    def _seen(self, now_s: float) -> tuple[StepStats, ...]:
+        """The steps of the guaranteed job that its page has by now, and that were not seen."""
+        seen, before_s = [], now_s - self.reporting.late_s
+        while self.reports and self.ended[0] <= before_s:
+            self.ended.popleft()
+            step = self.reports.popleft()
+            if not self.reporting.lost or self.chance() >= self.reporting.lost:
+                seen.append(step)
+        return tuple(seen[-RING:])
+
     def _decide(self, now_s: float) -> None:
-        if self.mode is Mode.PACKED:
-            return
-        jobs = {GUARANTEED: PROMISED} if self.present and now_s >= self.scenario.starts_s else {}
         here = [guest for guest in self.guests if not guest.gone and now_s >= guest.job.starts_s]
+        jobs = {GUARANTEED: self.promised} if self.present and now_s >= self.scenario.starts_s else {}
+        reached, heard_s = self.memory.reached(), now_s - self.reporting.late_s
         for guest in here:
-            jobs[guest.name] = guest.sharer
-        device = Device(self.scenario.capacity_bytes, jobs, self.memory.reached())
+            new = guest.step == 0 and guest.longest_s > 0.0
+            jobs[guest.name] = replace(guest.sharer, quantum_s=guest.longest_s) if new else guest.sharer
+            if self.reporting.acknowledged and guest.name in reached:
+                reached[guest.name] = replace(reached[guest.name], share_number=guest.acknowledged(heard_s))
+        device = Device(self.scenario.capacity_bytes, jobs, reached, gated=self.mode is Mode.GATE)
         stats, self.stats = {name: tuple(steps) for name, steps in self.stats.items()}, {}
-        outcome, before = self.outcome, self.outcome.state
-        outcome.state, directives = decide(before, now_s, stats, device)
+        if seen := self._seen(now_s):
+            stats[GUARANTEED] = seen
+        outcome = self.outcome
+        outcome.state, directives = decide(outcome.state, now_s, stats, device)
         if self.record:
             outcome.observations.append(Observation(now_s, stats, device))
             outcome.decisions.append((outcome.state, directives))
-        self.directive = directives.get(GUARANTEED, self.directive)
+        if directives != self.orders:
+            self.orders, self.obeyed_s = directives, now_s + OBEY_S
+
+    def _obeyed(self) -> None:
+        """Jobs have read what was decided."""
+        now_s, self.obeyed_s = self.obeyed_s, NEVER
+        self.directive = self.orders.get(GUARANTEED, self.directive)
+        here = [guest for guest in self.guests if not guest.gone and guest.name in self.orders]
         for guest in here:
-            self._tell(guest, directives[guest.name], now_s)
-        share = sum(guest.share for guest in here)
-        if not outcome.shares or outcome.shares[-1][1] != share:
-            outcome.shares.append((now_s, share))
+            self._tell(guest, self.orders[guest.name], now_s)
+        share, shares = sum(guest.share for guest in here), self.outcome.shares
+        if not shares or shares[-1][1] != share:
+            shares.append((now_s, share))
 
     def _tell(self, guest: _Guest, directive: Directive, now_s: float) -> None:
         if directive == guest.directive:
             return
+        changed = directive.share != guest.share
         guest.directive, guest.share = directive, directive.share
+        guest.obeys.append((max(now_s, guest.ended_s), directive.share_number))  # after the kernel that runs
         if not guest.started:
             if directive.action is not Action.RUN:
                 return
             guest.started = True
             guest.begun_s = now_s
         if guest.at_boundary:
-            self._obey(guest)
-        if guest.left > 0:
+            self._apply(guest)
+        if guest.left > 0 and (changed or guest.at_boundary):
             guest.schedule(now_s)
 
 
@@ -260,9 +399,11 @@ def table_cell(
 ) -> tuple[float, float]:
     """Mean over seeds of the guaranteed slowdown, and of the part of the slack that one opportunistic job got.
 
-    The slowdown counts all steps, the part of the slack those that ended after `from_s`.
+    Steps vary by `STEP_CV`. The slowdown counts all of them, the part of the slack those that ended after `from_s`.
     """
-    scenario = Scenario((Phase(pattern),), (Opportunistic("opportunistic", quantum_s),), seconds)
+    scenario = Scenario(
+        (Phase(pattern, variation=Variation(cv=STEP_CV)),), (Opportunistic("opportunistic", quantum_s),), seconds
+    )
     done = [run(scenario, mode, seed) for seed in seeds]
     slowdown = sum(outcome.slowdown() for outcome in done) / len(done)
     return slowdown, sum(outcome.slack_share(from_s) for outcome in done) / len(done)

@@ -146,6 +146,8 @@ class SharedGpu:
         gate, quantum_s = self.gate, 0.0
         if gate is not None:
             quantum_s, gate.longest_s = gate.longest_s, 0.0
+            self._page.longest_quantum_s = 0.0
+        returns, entries = self._stages.returned()
         self.reports.step_ended(
             step,
             now_s,
@@ -154,6 +156,8 @@ class SharedGpu:
             waited_s=waited_s,
             quantum_s=quantum_s,
             spilled_bytes=self.saved_tensors.begin_step(),
+            returns=returns,
+            entries=entries,
         )
         use = self.reports.last_use
         demand = float(use.peak_bytes + use.spilled_bytes)

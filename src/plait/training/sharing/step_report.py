@@ -38,12 +38,15 @@ class StepReports:
         waited_s: float = 0.0,
         quantum_s: float = 0.0,
         spilled_bytes: int = 0,
+        returns: int = 0,
+        entries: int = 0,
     ) -> None:
         """Step number `step` has ended at `now_s`; `busy_s`: seconds by resource since the beginning.
 
         waited_s       of this step, because others had the GPU
         quantum_s      longest quantum of this step
         spilled_bytes  that the script's saved tensors had on the host
+        returns        to an idle GPU within this step, and `entries` of GPU stages of those; 0: not known
         """
         if not shared and now_s < self._next_s:
             self._last_s = None  # the next report has to see a whole step
@@ -79,5 +82,8 @@ class StepReports:
                 work=self.work,
                 phase=self.phase,
                 left_out=left_out,
+                ended_s=max(now_s, 0.0),
+                returns=returns,
+                entries=entries,
             )
         )

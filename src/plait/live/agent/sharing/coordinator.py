@@ -40,6 +40,7 @@ from plait.live.system import procs
 from plait.runtime.page import Page
 from plait.sharing import CODEC, Directive, State, decide
 from plait.sharing.coordinator import owes
+from plait.sharing.share_law import described
 
 #: Seconds of a period; at least between two writes of the state.
 PERIOD_S, WRITE_S = 0.1, 1.0
@@ -154,6 +155,7 @@ class Coordinator:
             told = [process for process in processes if process.gpu not in failed]
             self._tell(told, shared, of_gangs(told, orders), now_s)
             self._states = {gpu: state for gpu, state in states.items() if gpu in shared}
+            self._explain(processes, now_s)
             self._write(now_s)
 
     def _forget(self, processes: Sequence[GpuProcess]) -> None:
@@ -221,6 +223,15 @@ class Coordinator:
                 late_s = owing_s if owing_s >= OBEY_S and not process.stopping else None
                 said[process.key] = as_said(process, here, directive or Directive(), late_s, page)
         self._said_last = said
+
+    def _explain(self, processes: Sequence[GpuProcess], now_s: float) -> None:
+        """Add to what is said of guests what their shares follow from."""
+        texts = {
+            gpu: described(state.share, now_s) for gpu, state in self._states.items() if state.guaranteed is not None
+        }
+        for process in processes:
+            if process.guest and process.gpu in texts and process.key in self._said_last:
+                self._said_last[process.key] = replace(self._said_last[process.key], law=texts[process.gpu])
 
     def _freed(self, process: GpuProcess, page: Page | None) -> Directive | None:
         """For a process that shares with nobody: a directive that undoes the one of an earlier agent, once."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from plait.live.agent.journal import Key
 from plait.live.agent.sharing.gpu_processes import GpuProcess
+from plait.runtime.host_stages import marks_gpu_stages
 from plait.runtime.page import Page, PageError, Throttled
 from plait.sharing import Device, Reached, Sharer, StepStats
 from plait.sharing.memory_state import MemoryState
@@ -15,6 +17,8 @@ from plait.sharing.memory_state import MemoryState
 #: The memory of a device of which nobody knows it: it is not limited.
 UNLIMITED_BYTES = 1 << 60
 _THROTTLED = frozenset(Throttled) - {Throttled.NOT}
+#: The label of steps that are requests to a server, as pages have it.
+SERVING = f"{zlib.crc32(b'serving'):08x}"
 
 
 class Reports:
@@ -25,6 +29,7 @@ class Reports:
         self._capacity = capacity_bytes
         self._pages: dict[Key, Page] = {}
         self._seen: dict[Key, int] = {}
+        self._servers: set[Key] = set()  # whose newest step is labelled as a request
 
     def open(self, processes: Iterable[GpuProcess]) -> None:
         """Open the pages of those who have come, close those of others."""
@@ -32,6 +37,7 @@ class Reports:
         for key in self._pages.keys() - here.keys():
             self._pages.pop(key).close()
             self._seen.pop(key, None)
+            self._servers.discard(key)
         for key in here.keys() - self._pages.keys():
             with contextlib.suppress(PageError, OSError):  # not there yet, or spoilt by its job
                 self._pages[key] = Page.open(here[key].page, mapped=False)
@@ -48,6 +54,7 @@ class Reports:
         steps = page.new_steps(self._seen.get(first, -1))
         if steps:
             self._seen[first] = steps[-1].step
+            (self._servers.add if steps[-1].phase == SERVING else self._servers.discard)(first)
         return steps if count == 1 else [_times(step, count) for step in steps]
 
     def device(self, memory: MemoryState, jobs: Mapping[str, Sequence[GpuProcess]], host: str | None) -> Device:
@@ -75,19 +82,36 @@ class Reports:
                 reached[name] = Reached(known.number, known.cap_bytes)
             if wanted := sum(int(size) for page in pages if (size := page.number("refused_bytes") or 0.0) > 0):
                 refused[name] = wanted
+        for name, one in reached.items():
+            reached[name] = replace(one, share_number=self._obeyed(jobs[name]))
         sharers = {
             name: Sharer(
-                name == host, persistent_bytes=self._kept(processes), quantum_s=self._throttled_quantum_s(processes)
+                name == host,
+                persistent_bytes=self._kept(jobs[name]),
+                latency=jobs[name][0].key in self._servers,
+                quantum_s=self._quantum_s(jobs[name]),
             )
-            for name, processes in jobs.items()
+            for name in jobs
         }
-        return Device(capacity, sharers, reached, refused)
+        return Device(capacity, sharers, reached, refused, self._gated(jobs.get(host, ()) if host else ()))
 
-    def _throttled_quantum_s(self, processes: Sequence[GpuProcess]) -> float:
-        """The longest quantum of those processes of a job that their runners throttle; 0 if none is."""
+    def _obeyed(self, processes: Sequence[GpuProcess]) -> int | None:
+        """The last change of shares that all processes of a job obey; None if one of them does not report it."""
+        pages = [self._pages.get(process.key) for process in processes]
+        least = min((page.share_reached if page is not None else 0 for page in pages), default=0)
+        return least if least > 0 else None
+
+    def _quantum_s(self, processes: Sequence[GpuProcess]) -> float:
+        """The longest quantum of the unfinished steps of a job, in seconds, or of those that their runners throttle."""
         pages = [page for process in processes if (page := self._pages.get(process.key)) is not None]
-        found = [page.number("throttle_quantum_s") or 0.0 for page in pages if process_throttle(page)]
-        return max((seconds for seconds in found if seconds > 0), default=0.0)
+        words = ["throttle_quantum_s" if process_throttle(page) else "longest_quantum_s" for page in pages]
+        found = [page.number(word) or 0.0 for page, word in zip(pages, words, strict=True)]
+        return max((seconds for seconds in found if seconds > 0.0), default=0.0)
+
+    def _gated(self, hosts: Sequence[GpuProcess]) -> bool:
+        """Whether guests can see when the processes of the guaranteed job are in their GPU stage."""
+        pages = [self._pages.get(process.key) for process in hosts]
+        return bool(pages) and all(page is not None and marks_gpu_stages(page) for page in pages)
 
     def _kept(self, processes: Sequence[GpuProcess]) -> int | None:
         """Device memory that a job here keeps from step to step; None if it matters and nobody knows."""

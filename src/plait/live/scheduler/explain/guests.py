@@ -20,7 +20,7 @@ def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
 
     `beside`: each other job there, with the GPU; `share` of the GPUs' time, the least over its processes, as its agents
     said it last (None: not yet, or not lately). `throttled`: how processes that do not pace themselves are frozen, and
-    `duty` the part of the time in which they ran, as measured.
+    `duty` the part of the time in which they ran, as measured. `law`: what the least share follows from.
     """
     groups = ctx.state.groups
     mine = groups.by_job.get(attempt.job)  # none of one that the plan has dropped, but that has not made a step yet
@@ -44,6 +44,7 @@ def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
         "action": max((one.action for one in said), key=_ACTIONS.index, default=None),
         "throttled": throttled[0].throttled if throttled else None,
         "duty": min((one.duty for one in throttled if one.duty is not None), default=None),
+        "law": next((one.law for one in sorted(said, key=lambda one: one.share) if one.law), None),
     }
 
 
@@ -105,6 +106,7 @@ def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: dict[str, Any]
         text = f"{runs} as a guest{share} on {places}, where no guaranteed job is"
     text += f", because {_because(ctx, job, how, list(hosts))}"
     text += f"; beside it: {_listed(others)}" if others else ""
+    text += f"; by the share law: {how['law']}" if hosts and how["law"] else ""
     return f"{text}; {_alone(ctx, attempt)}" if how["beside"] else text
 
 
@@ -140,10 +142,7 @@ def _because(ctx: Context, job: JobRecord, how: dict[str, Any], hosts: Sequence[
     if how["action"] == "pause":
         return f"{_listed(hosts) if hosts else 'the others there'} {'needs' if len(hosts) == 1 else 'need'} the memory"
     if hosts and how["share"] == 0:
-        return (
-            f"the step time of {_listed(hosts)} is being measured without it, or grew beside it; it is tried again "
-            "within about a minute"
-        )
+        return f"the steps of {_listed(hosts)} are being measured without it, which takes some of them now and then"
     if job.request.get("class") == "auto":
         return "its class is auto, and its quota or the GPUs do not let it be guaranteed yet"
     return "its class is opportunistic"

@@ -1,0 +1,246 @@
+"""Hosts, guests and devices that the share law is judged by: what a row is, and what it has to reach.
+
+`rows()` has those of virtual time alone; `recorded` makes one of steps that a real job made.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.sim.gpu.micro_model import run
+from plait.sim.gpu.patterns import MS, PATTERNS, Kernel, Pattern
+from plait.sim.gpu.scenario import Hardware, Mode, Opportunistic, Phase, Reporting, Scenario
+from plait.sim.gpu.variation import Variation
+
+#: The promise: mean slowdown of the guaranteed job, and that of its worst minute; of a server the tail of latencies.
+MEAN, MINUTE, TAIL = 1.02, 1.05, 1.05
+#: Virtual seconds of a row, of a server, and of a drift.
+SECONDS, SERVER_S, DRIFT_S = 900.0, 600.0, 3600.0
+BASE = PATTERNS["100+100"]
+DENSE = PATTERNS["20x5 then 100 host"]
+BURST = Pattern("100+20", (Kernel(100 * MS, 20 * MS),))
+#: Nothing is reported but the seconds of whole steps; nor do guests acknowledge.
+BARE = Reporting(stages=False, stamps=False, returns=False, acknowledged=False)
+COUNTED = Reporting()
+PLAIN = Hardware()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A scenario and what it has to reach.
+
+    least   part of the slack that guests get at least; None: only the host counts
+    tail    for a server: most of p99 over that without guests; None where p99 is not promised
+    """
+
+    name: str
+    scenario: Scenario
+    least: float | None = None
+    mode: Mode = Mode.LAW
+    mean: float = MEAN
+    minute: float = MINUTE
+    tail: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a row gave: slowdown in the mean and the worst minute, p99 over alone (servers), part of the slack."""
+
+    slowdown: float
+    minute: float
+    tail: float
+    share: float
+    alarms: int
+
+    def misses(self, row: Row) -> list[str]:
+        """What it does not reach, in words."""
+        out = []
+        if not row.scenario.latency and self.slowdown > row.mean:
+            out.append(f"slowdown {self.slowdown:.4f} > {row.mean:g}")
+        if not row.scenario.latency and self.minute > row.minute:
+            out.append(f"worst minute {self.minute:.3f} > {row.minute:g}")
+        if row.tail is not None and self.tail > row.tail:
+            out.append(f"p99 {self.tail:.3f} > {row.tail:g}")
+        if row.least is not None and self.share < row.least:
+            out.append(f"share {self.share:.2f} < {row.least:g}")
+        return out
+
+
+def result(row: Row, seed: int) -> Result:
+    """Simulate a row."""
+    outcome = run(row.scenario, row.mode, seed)
+    tail = 1.0
+    if row.scenario.latency:
+        alone = Scenario(row.scenario.phases, (), row.scenario.seconds, load=row.scenario.load)
+        tail = outcome.latency_s() / run(alone, Mode.PACKED, seed).latency_s()
+    return Result(
+        outcome.slowdown(), outcome.worst_minute(), tail, outcome.slack_share(), outcome.state.share.alarms
+    )  # fmt: skip
+
+
+def beside(
+    quanta_ms: Iterable[float],
+    *,
+    pattern: Pattern = BASE,
+    cv: float = 0.01,
+    varied: Variation | None = None,
+    phases: tuple[Phase, ...] = (),
+    seconds: float = SECONDS,
+    hardware: Hardware = PLAIN,
+    reporting: Reporting = BARE,
+    load: float = 0.0,
+) -> Scenario:
+    """A host of this pattern or phases beside a guest for each quantum in milliseconds."""
+    guests = tuple(Opportunistic(f"guest-{i}", quantum_ms * MS) for i, quantum_ms in enumerate(quanta_ms))
+    variation = None if load else varied or Variation(cv=cv)
+    return Scenario(
+        phases or (Phase(pattern, variation=variation),), guests, seconds, hardware=hardware, reporting=reporting,
+        load=load,
+    )  # fmt: skip
+
+
+def rows() -> list[Row]:
+    """All rows that need no data."""
+    return [*_noise(), *_patterns(), *_several(), *_reports(), *_broken(), *_counted(), *_gated(), *_servers()]
+
+
+def _noise() -> Iterator[Row]:
+    for cv in (0.01, 0.02, 0.03):
+        yield Row(f"100+100 CV {cv:.0%} q 2", beside([2], cv=cv), 0.85)
+    for cv, least in ((0.05, 0.85), (0.1, 0.70), (0.2, 0.50)):
+        for q in (1, 2, 5):
+            yield Row(f"100+100 CV {cv:.0%} q {q}", beside([q], cv=cv), least)
+    for cv in (0.2, 0.4):
+        yield Row(f"lognormal {cv:.0%} q 2", beside([2], varied=Variation(cv=cv, lognormal=True)), 0.50)
+    for cv in (0.01, 0.05, 0.1, 0.2):
+        yield Row(f"100+100 CV {cv:.0%} q 20", beside([20], cv=cv), 0.30 if cv <= 0.1 else None)
+    for cv in (0.01, 0.05, 0.1, 0.2):
+        yield Row(f"100+100 CV {cv:.0%} q 300", beside([300], cv=cv))
+    yield Row("25+25 CV 1% q 300", beside([300], pattern=BASE.scaled(0.25)))
+
+
+def _patterns() -> Iterator[Row]:
+    for name, cycle in cycles().items():
+        yield Row(f"{name} q 2", beside([2], varied=Variation(cv=0.01, cycle=cycle)), 0.80)
+    yield Row("warm-up q 2", beside([2], varied=Variation(cv=0.01, warm_up=0.1)), 0.80)
+    for drift in (0.3, -0.3):
+        varied = Variation(cv=0.01, drift_h=drift)
+        yield Row(f"drift {drift:+.0%}/h q 2", beside([2], varied=varied, seconds=DRIFT_S), 0.80)
+    for q, least in ((2, 0.80), (20, 0.15)):
+        yield Row(f"dense bursts q {q}", beside([q], phases=bursts()), least)
+
+
+def cycles() -> dict[str, tuple[tuple[float, float], ...]]:
+    """Hosts whose steps repeat: factors of GPU and host time."""
+    even = (1.0, 1.0)
+    return {
+        "alternating 150/250": ((0.75, 0.75), (1.25, 1.25)),
+        "alternating loader": ((1.0, 0.5), (1.0, 1.5)),
+        "every 4th +400": (even,) * 3 + ((3.0, 3.0),),
+        "every 10th +400": (even,) * 9 + ((3.0, 3.0),),
+        "every 16th +400": (even,) * 15 + ((3.0, 3.0),),
+        "evaluation every 50th": (even,) * 49 + ((11.0, 11.0),),
+        "evaluation 60 of 300": (even,) * 240 + ((0.6, 0.6),) * 60,
+    }
+
+
+def bursts(seed: int = 1, seconds: float = SECONDS) -> tuple[Phase, ...]:
+    """A host that leaves a fifth of its slack for 2 to 20 s now and then; unlabelled."""
+    chance, now_s, out = random.Random(seed), 0.0, list[Phase]()
+    varied = Variation(cv=0.01)
+    while now_s < seconds:
+        now_s += chance.expovariate(1 / 40.0)
+        out.append(Phase(BASE, now_s, variation=varied))
+        now_s += chance.uniform(2.0, 20.0)
+        out.append(Phase(BURST, now_s, variation=varied))
+    return (*out, Phase(BASE, variation=varied))
+
+
+def _several() -> Iterator[Row]:
+    for quanta, cv, least in (((2, 2), 0.01, 0.8), ((2, 20), 0.01, 0.5), ((4, 4, 4), 0.01, 0.8), ((2, 2), 0.1, 0.8)):
+        yield Row(f"{'+'.join(map(str, quanta))} CV {cv:.0%}", beside(quanta, cv=cv), least)
+
+
+def _reports() -> Iterator[Row]:
+    how = {
+        "20 % lost": Reporting(stages=False, stamps=False, returns=False, acknowledged=False, lost=0.2),
+        "2 s late": Reporting(stages=False, stamps=False, returns=False, acknowledged=False, late_s=2.0),
+        "2 s late, stamped": Reporting(stages=False, returns=False, late_s=2.0),
+    }
+    for name, said in how.items():
+        for q, least in ((4, 0.80), (20, 0.15)):
+            yield Row(f"{name} q {q}", beside([q], reporting=said), least)
+    for pattern, inside in (("80+20", 1), ("10+190", 4)):
+        for q in (1, 4, 20):
+            scenario = beside([q], pattern=PATTERNS[pattern])
+            yield Row(f"{pattern} q {q}", scenario, 0.70 if q <= inside else None)
+
+
+def _broken() -> Iterator[Row]:
+    slices = Hardware(slices=True)
+    for cv in (0.01, 0.05, 0.1):
+        for q in (2, 4):
+            yield Row(f"time slices CV {cv:.0%} q {q}", beside([q], cv=cv, hardware=slices))
+    long = Pattern("160+40", (Kernel(160 * MS, 40 * MS),))
+    yield Row("time slices 160+40 q 2", beside([2], pattern=long, hardware=slices))
+    for more in (0.05, 0.1, 0.2):
+        for cv in (0.01, 0.05, 0.1):
+            scenario = beside([2], cv=cv, hardware=Hardware(interference=more))
+            yield Row(f"interference {more:.0%} CV {cv:.0%} q 2", scenario)
+    later = Hardware(interference=0.2, interference_s=300.0)
+    yield Row("interference 20% from 300 s on CV 5% q 2", beside([2], cv=0.05, hardware=later))
+    varied = Variation(cv=0.01)
+    phases = (Phase(BASE, 400.0, variation=varied), Phase(DENSE, variation=varied))
+    yield Row("one gap, from 400 s on 20 gaps q 4", beside([4], phases=phases))
+    five = Pattern("5x(20+20)", (Kernel(20 * MS, 20 * MS),) * 5)
+    for pattern, q in ((DENSE, 4), (PATTERNS["10x(5+5)"], 2), (five, 4)):
+        for cv in (0.1, 0.2):
+            yield Row(f"{pattern.name} CV {cv:.0%} q {q}, not counted", beside([q], pattern=pattern, cv=cv))
+
+
+def _counted() -> Iterator[Row]:
+    five = Pattern("5x(20+20)", (Kernel(20 * MS, 20 * MS),) * 5)
+    for pattern in (PATTERNS["5x(4+3)"], DENSE):
+        for q in (1, 4, 20):
+            yield Row(f"{pattern.name} q {q}, counted", beside([q], pattern=pattern, reporting=COUNTED))
+    for cv in (0.1, 0.2):
+        yield Row(f"5x(20+20) CV {cv:.0%} q 4, counted", beside([4], pattern=five, cv=cv, reporting=COUNTED))
+        yield Row(f"100+100 CV {cv:.0%} q 2, counted", beside([2], cv=cv, reporting=COUNTED), 0.70)
+    yield Row("2+2 (4 ms) q 1, counted", beside([1], pattern=BASE.scaled(0.02), reporting=COUNTED, seconds=120.0))
+
+
+def _gated() -> Iterator[Row]:
+    for q in (1, 4):
+        for cv in (0.01, 0.05, 0.1):
+            scenario = beside([q], pattern=DENSE, cv=cv, reporting=COUNTED)
+            yield Row(f"20x5 then 100 host CV {cv:.0%} q {q}, gate", scenario, 0.80, Mode.GATE)
+
+
+def _servers() -> Iterator[Row]:
+    for service_ms, quanta in ((5, (0.5, 1, 2, 5, 20)), (20, (0.5, 1, 2, 5, 20)), (100, (0.5, 1, 2, 5, 20))):
+        pattern = Pattern(f"{service_ms}", (Kernel(service_ms * MS, 0.0),))
+        for q in quanta:
+            scenario = beside([q], pattern=pattern, load=0.5, seconds=SERVER_S, reporting=COUNTED)
+            least = 0.5 if q <= service_ms / 4 else None
+            yield Row(f"server {service_ms} ms q {q:g}, gate", scenario, least, Mode.GATE, tail=TAIL)
+            tail = TAIL if q <= service_ms / 50 else None
+            yield Row(f"server {service_ms} ms q {q:g}", scenario, None, Mode.LAW, tail=tail)
+
+
+def recorded(path: Path, *, mean_s: float = 0.2) -> dict[str, tuple[float, ...]]:
+    """Steps of each worker of a job by its name, as factors of their mean.
+
+    The file is one of `pai-steps`: columns worker and batch_time_norm. Raises `OSError` if it is missing.
+    """
+    workers: dict[str, list[float]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            workers.setdefault(line["worker"], []).append(float(line["batch_time_norm"]))
+    return {
+        f"{path.stem} worker {name}": tuple(one * len(steps) / sum(steps) for one in steps)
+        for name, steps in workers.items()
+    }
