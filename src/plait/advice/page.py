@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.advice.advise import Advice
-from plait.advice.effects import Change, Effect
+from plait.advice.effects import Change, Effect, losers
 from plait.core.words import counted
 from plait.report.metrics import show
 from plait.report.sections import Section, sections_page
@@ -150,14 +150,14 @@ def summary_rows(advice: Advice) -> list[dict[str, str]]:
     for kind in _TITLES:
         for one in advice.of_kind(kind):
             owners = one.projects if len(one.projects) > 1 else one.users
-            worst = owners[0] if owners else None
+            worst = next(iter(losers(owners)), None)
             rows.append({
                 "kind": kind,
                 "choice": _label(one),
                 **_absolute(one.figures if advice.whole_sample(one) else None),
                 "change": f"{one.change:+.1%}",
                 "interval": "" if math.isnan(one.low) else f"{one.low:+.0%} to {one.high:+.0%}",
-                "worst": "" if worst is None else f"{worst.name or '-'} {worst.ratio:+.0%}",
+                "worst": "nobody" if worst is None else f"{worst.name or '-'} {worst.ratio:+.0%}",
                 "jobs": _jobs(one, advice),
             })  # fmt: skip
     return rows

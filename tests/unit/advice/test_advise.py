@@ -10,7 +10,7 @@ import pytest
 from plait.advice.advise import Asked, advise, quotas, resized, sizes
 from plait.advice.blocks import blocks
 from plait.advice.choices import Choice, in_rounds, mean_jct_s, planned
-from plait.advice.effects import changes, losers, parts
+from plait.advice.effects import Change, changes, losers, parts
 from plait.advice.fit import Unfaithful
 from plait.advice.page import LEFT_EARLY, advice_page, summary_rows
 from plait.advice.past import first_jobs, past_of, past_of_log
@@ -97,6 +97,18 @@ def test_tables_have_what_was_used_and_other_figures_only_of_the_same_jobs(advic
     assert all(row["cost"] for row in rows if row is not last)
     assert LEFT_EARLY in advice_page(cut, "march.txt")
     assert LEFT_EARLY not in advice_page(advice, "march.txt")
+
+
+def test_nobody_loses_most_where_everybody_takes_as_long_as_before(advice):
+    """A change that rounds to 0 %, and one of too few jobs, is no loss."""
+    one = next(each for each in advice.of_kind("policy") if each.final)
+    cases = (
+        ((Change("a", 40, 100.0, 100.4), Change("b", 40, 100.0, 90.0)), "nobody"),
+        ((Change("a", 2, 100.0, 200.0), Change("b", 40, 100.0, 110.0)), "b +10%"),
+    )
+    for projects, shown in cases:
+        changed = replace(advice, effects=(replace(one, projects=projects),))
+        assert summary_rows(changed)[-1]["worst"] == shown
 
 
 def test_who_loses_is_shown_for_the_policy_that_is_recommended(advice):

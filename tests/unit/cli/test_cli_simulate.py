@@ -183,7 +183,7 @@ def bad(text: str) -> str:
         (f"{HEADER},colour\na,0,1,10,exact,completed,red\n", "bad.csv:1: column 'colour': unknown column"),
         (f"{HEADER}\na,0,1,400000000000,exact,completed\n", "are these milliseconds?"),
         (HEADER.replace("duration_kind", "duraton_kind") + "\na,0,1,10,exact,completed\n", "bad.csv:1: column"),
-        ("colour,size\nred,1\n", "no known format fits"),
+        ("colour,size\nred,1\n", "no known format fits; name one with --format, in Python format="),
         ("", "the file is empty"),
     ],
 )

@@ -70,7 +70,8 @@ def sniff(path: Pathish, columns: tuple[str, ...] = ()) -> Format:
     if not fitting:
         _explain_near_miss(path, head)
     problem = f"could be {' or '.join(f.name for f in fitting)}" if fitting else "no known format fits"
-    raise TraceError(problem, file=str(path), hint="name one with format=, one of: " + ", ".join(FORMATS))
+    names = ", ".join(FORMATS)
+    raise TraceError(problem, file=str(path), hint=f"name one with --format, in Python format=, one of: {names}")
 
 
 def _explain_near_miss(path: Pathish, head: Head) -> None:
