@@ -96,9 +96,10 @@ def run(jobs: JobBatch, policy: str, rule: PreemptionRule, cluster: str = "8x8")
     )
 
 
-def philly(count: int, load: float, seed: int = 1) -> JobBatch:
-    """A Philly-like trace with models, on 64 GPUs."""
-    return load_jobs(assign_models(generate("philly", count, 64, load, seed), seed=seed)).jobs
+def philly(count: int | None, load: float, seed: int = 1) -> JobBatch:
+    """The first `count` jobs, None for all, of a Philly-like trace with models, on 64 GPUs."""
+    table = assign_models(generate("philly", COUNT, 64, load, seed), seed=seed)
+    return load_jobs(table.select(np.arange(len(table))[:count])).jobs
 
 
 def traces(data: Path, count: int | None, seed: int, part: str) -> Iterator[tuple[str, JobBatch]]:
@@ -114,9 +115,9 @@ def traces(data: Path, count: int | None, seed: int, part: str) -> Iterator[tupl
         yield name, load_jobs(table.select(np.arange(len(table))[:count])).jobs
     for load in LOADS:
         if part in (name := f"Philly-like, load {load:g}"):
-            yield name, philly(count or COUNT, load, seed)
+            yield name, philly(count, load, seed)
     if part in (name := "Philly-like, all at once"):
-        jobs = philly(count or COUNT, 1.0, seed)
+        jobs = philly(count, 1.0, seed)
         yield name, jobs.replace(submit_s=np.zeros(len(jobs)))
 
 
