@@ -49,12 +49,12 @@ Column = Callable[[Figures], str]
 COLUMNS: Mapping[str, Column] = {
     "mean JCT": lambda f: f"{f.mean_s / 60:,.0f}",
     "p99 JCT": lambda f: f"{f.p99_s / 60:,.0f}",
-    "last end": lambda f: f"{f.last_s / 60:,.0f}",
+    "all done": lambda f: f"{f.last_s / 60:,.0f}",
     "GPUs held": lambda f: f"{f.held:.0%}",
     "guaranteed": lambda f: f"{f.guaranteed_s / 60:,.0f}",
     "opportunistic": lambda f: f"{f.opportunistic_s / 60:,.0f}",
 }
-USUAL = ("mean JCT", "p99 JCT", "last end", "GPUs held")
+USUAL = ("mean JCT", "p99 JCT", "all done", "GPUs held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _turns(f: Mapping[Run, Figures]) -> str:
         new, old = f[policy, JOBS], f[policy, NO_PROFILES]
         mean, p99, last = new.mean_s / old.mean_s, new.p99_s / old.p99_s, new.last_s / old.last_s
         ratios.append(
-            f"under {policy} the mean is {mean:.2f} of that without profiles, p99 {p99:.2f}, last end {last:.2f}"
+            f"under {policy} the mean is {mean:.2f} of that without profiles, p99 {p99:.2f}, all done {last:.2f}"
         )
     return (
         "Interleaving: jobs with stage profiles that need different resources share GPUs and take turns; "
@@ -132,8 +132,8 @@ def _guests(f: Mapping[Run, Figures]) -> str:
         "Guests: opportunistic jobs run on what guaranteed ones leave of their GPUs; the mean job takes "
         f"{guests.mean_s / alone.mean_s:.2f} of its time under fifo-backfill (guaranteed jobs "
         f"{guests.guaranteed_s / alone.guaranteed_s:.2f}, opportunistic ones "
-        f"{guests.opportunistic_s / alone.opportunistic_s:.2f}), and {guests.mean_s / none.mean_s:.2f} of that in "
-        "antman's own queue, which is as strict as fifo's, without guests."
+        f"{guests.opportunistic_s / alone.opportunistic_s:.2f}), and {guests.mean_s / none.mean_s:.2f} of "
+        "its time under antman without guests, whose queue is as strict as fifo's."
     )
 
 
@@ -160,6 +160,6 @@ BLOCKS = (
         "4. The jobs of 1; half of them are opportunistic and may be guests on GPUs of the others",
         (("fifo-backfill", JOBS), ("antman", NO_GUESTS), ("antman", JOBS)),
         _guests,
-        ("mean JCT", "guaranteed", "opportunistic", "last end", "GPUs held"),
+        ("mean JCT", "guaranteed", "opportunistic", "all done", "GPUs held"),
     ),
 )  # fmt: skip
