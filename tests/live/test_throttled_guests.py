@@ -262,10 +262,10 @@ from plait.sharing import StepStats
 page = Page.open(os.environ["PLAIT_RUN_DIR"] + "/page.bin")
 page.library_version, number = 3, 0
 while not page.stop:
-    page.add_step(StepStats(number, 0.02))
-    page.steps, page.step_s = float(number + 1), 0.02
+    page.add_step(StepStats(number, 0.1))
+    page.steps, page.step_s = float(number + 1), 0.1
     number += 1
-    time.sleep(0.02)
+    time.sleep(0.1)
 """
 
 
