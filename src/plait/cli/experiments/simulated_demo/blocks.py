@@ -133,7 +133,7 @@ def _guests(f: Mapping[Run, Figures]) -> str:
         f"{guests.mean_s / alone.mean_s:.2f} of its time under fifo-backfill (guaranteed jobs "
         f"{guests.guaranteed_s / alone.guaranteed_s:.2f}, opportunistic ones "
         f"{guests.opportunistic_s / alone.opportunistic_s:.2f}), and {guests.mean_s / none.mean_s:.2f} of "
-        "its time under antman without guests, whose queue is as strict as fifo's."
+        "its time under antman without guests."
     )
 
 
