@@ -118,12 +118,23 @@ def print_table(figures: list[Figure]) -> None:
         print(f"{line}  ({extra(f)})")
 
 
+def amount(value: float, unit: str) -> str:
+    """A value with three digits or more; small seconds in milliseconds or microseconds.
+
+    >>> amount(0.0123, "CPU s"), amount(0.0000155, "CPU s"), amount(1093.2, "CPU ms"), amount(0.0, "%")
+    ('12.3 CPU ms', '15.5 CPU us', '1,093 CPU ms', '0.000 %')
+    """
+    if unit in ("CPU s", "s") and 0 < value < 0.1:
+        value, prefix = (value * 1e3, "m") if value >= 1e-3 else (value * 1e6, "u")
+        return f"{value:.3g} {unit[:-1]}{prefix}s"
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3f} {unit}"
+
+
 def markdown(figures: list[Figure]) -> list[str]:
     """The figures as rows of a Markdown table, header first."""
     rows = ["| what | measured | ratio | against | how |", "|---|---:|---:|---|---|"]
     for f in figures:
-        value = f"{f.cpu_s:,.0f}" if f.cpu_s >= 1000 else f"{f.cpu_s:.3f}" if f.cpu_s >= 0.01 else f"{f.cpu_s:.2g}"
         ratio = f"{f.ratio:,.2f} x" if f.ratio == f.ratio else ""
-        cells = (f.what, f"{value} {f.unit}", ratio, f.against, extra(f))
+        cells = (f.what, amount(f.cpu_s, f.unit), ratio, f.against, extra(f))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows

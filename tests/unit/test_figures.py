@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
 import shlex
@@ -183,6 +184,11 @@ def test_commands_run_once_and_a_failed_one_changes_nothing(
     assert page.read_text(encoding="utf-8") == before
     assert "python a.py" in capsys.readouterr().out
     assert figures.main(["--list", str(page)]) == 0
+
+
+def test_small_seconds_are_shown_in_smaller_units() -> None:
+    assert doctest.testmod(common).failed == 0
+    assert common.markdown([figure("a", 2.0)])[2] == "| a | 1.000 CPU s | 2.00 x | another | median of 3 |"
 
 
 # -- ratios of make bench ---------------------------------------------------------------------------------------------
