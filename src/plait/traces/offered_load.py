@@ -33,7 +33,7 @@ def busy_period(submit_s: Array) -> tuple[float, float]:
 def offered_load(submit_s: Array, gpus: Array, duration_s: Array, cluster_gpus: int) -> float:
     """Load of these jobs on `cluster_gpus` GPUs, as this module defines it; infinite without a busy period.
 
-    `submit_s`, `duration_s`: seconds (n,), NaN durations count as 0; `gpus`: GPUs of each job (n,), may be fractions.
+    `submit_s`, `duration_s`: seconds (n,), NaN durations count as 0; `gpus`: GPUs of each job (n,).
 
     >>> import numpy as np
     >>> offered_load(np.arange(100.0), np.ones(100), np.full(100, 4.0), 4)

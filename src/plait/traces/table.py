@@ -107,19 +107,17 @@ class TraceTable:
         return float(submit.max() - submit.min()) if len(self) else 0.0
 
     @property
-    def gpu_amounts(self) -> Array:
-        """GPUs of each job; a job that requests part of a GPU has that part."""
-        share: Array = np.nan_to_num(self["gpu_milli"] / 1000.0, nan=1.0)
-        return self["gpus"] * share
-
-    @property
     def gpu_s(self) -> float:
-        """GPU-seconds of work with a known duration."""
-        return float(np.nansum(self.gpu_amounts * self["duration_s"]))
+        """GPU-seconds of work with a known duration; a job that requests part of a GPU counts that part."""
+        share = np.nan_to_num(self["gpu_milli"] / 1000.0, nan=1.0)
+        return float(np.nansum(self["gpus"] * share * self["duration_s"]))
 
     def load(self, cluster_gpus: int) -> float:
-        """Offered load on `cluster_gpus` GPUs, as `plait.traces.offered_load` defines it."""
-        return offered_load(self["submit_s"], self.gpu_amounts, self["duration_s"], cluster_gpus)
+        """Offered load on `cluster_gpus` GPUs, as `plait.traces.offered_load` defines it.
+
+        A job that requests part of a GPU counts a whole one, which simulations give it.
+        """
+        return offered_load(self["submit_s"], self["gpus"], self["duration_s"], cluster_gpus)
 
 
 def column_of(name: str, values: Array, known: Mapping[str, Column] = JOBS) -> Column:

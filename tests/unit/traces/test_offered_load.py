@@ -33,10 +33,14 @@ def test_work_before_and_after_the_busy_period_does_not_count():
     assert offered_load(submit_s, gpus, duration_s, 4) == pytest.approx((20 + 2 * 10) / (4 * 190))
 
 
-def test_a_job_on_part_of_a_gpu_counts_that_part():
-    whole = _table([0, 10, 20, 30], [1] * 4, [10] * 4)
-    part = _table([0, 10, 20, 30], [1] * 4, [10] * 4, gpu_milli=[250] * 4)
-    assert part.load(2) == pytest.approx(whole.load(2) / 4)
+def test_a_job_that_requests_part_of_a_gpu_counts_the_whole_one_that_it_gets():
+    table = _table(np.arange(0.0, 12000.0, 60.0), [1] * 200, [2000] * 200, gpu_milli=[250] * 200)
+    stretched = target_load(table, 8, 0.7)
+    jobs = load_jobs(stretched).jobs
+    series = run_case(Case("parts", jobs, "fifo", Cluster.parse("1x8"), make_world("ideal"))).series
+    first, last = busy_period(stretched["submit_s"])
+    inside = (series["from_s"] >= first) & (series["to_s"] <= last)
+    assert series["gpus_held"][inside].mean() / 8 == pytest.approx(0.7, abs=0.02)
 
 
 def test_no_load_is_reached_without_enough_jobs():

@@ -22,7 +22,7 @@ def target_load(table: TraceTable, gpus: int, load: float) -> TraceTable:
     jobs cannot have.
     """
     submit_s = table["submit_s"]
-    factor = stretch_factor(submit_s, table.gpu_amounts, table["duration_s"], gpus, load)
+    factor = stretch_factor(submit_s, table["gpus"], table["duration_s"], gpus, load)
     first = submit_s.min()
     submit_s = np.round((first + (submit_s - first) * factor) * 1000) / 1000
     filters = [*table.meta.get("filters", []), f"submissions stretched to load {load:g} on {gpus} GPUs"]
