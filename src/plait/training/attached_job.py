@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from plait.core.resources import Resource
 from plait.runtime.page import STOP_NOW, VERSION, JobState, Page, Saves
 from plait.training.device.emulation import make_stages
-from plait.training.device.gpu_stage import GpuStage
+from plait.training.device.gpu_stage import GLANCE_S, GpuStage
 from plait.training.environment import ControlFile, Environment
 from plait.training.iterations import Iterations, saved_loop_step
 from plait.training.job import Job, whole_number
@@ -39,6 +39,7 @@ from plait.training.profiler import Profiler
 from plait.training.rehearsal.order import VARIABLE
 from plait.training.sharing.device_memory import find_device_memory
 from plait.training.sharing.shared_gpu import SharedGpu
+from plait.training.sharing.step_report import ALONE_EVERY_S
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.state.checkpoint_store import CheckpointStore, Commit
 from plait.training.state.resume_advice import ResumeAdvice
@@ -90,6 +91,9 @@ class AttachedJob(Job):
         self._passes_begun = False  # whether a wrapped training loader has been used
         self._epoch_streams: Any = None  # the random streams at the beginning of the epoch that runs
         self._found_epoch_streams: Any = None  # ... of the one that is resumed
+        self._usual: Any = None  # the optimizer each of whose steps ends an iteration
+        self._only_counted = 0  # iterations since the last one with everything that belongs to a count
+        self._reports_next, self._report_s = False, 0.0  # the next step is reported; when the one after it is
         self._counters = {"steps": LoopCounters(), "epochs": LoopCounters()}  # of the script, around the job's loops
         self._save_asked: bool | None = None  # by `checkpoint` in a loop step: whether to wait for the write
         self.total_epochs = 0  # announced by the script, 0 unknown
@@ -368,6 +372,12 @@ class AttachedJob(Job):
         """After `step()` of any optimizer of the process; `GpuStage.stepped` determines which one counts."""
         if os.getpid() != self._pid or self._leaving:
             return
+        now_s = time.monotonic()
+        if optimizer is self._usual and self.compute.glances(now_s) and self.iterations.looping:
+            self.compute.glance(optimizer)
+            self._count_only(now_s)
+            self.iterations.pending = True
+            return
         if self.recorder is not None:
             self.recorder.optimizer_stepped(optimizer)
         self.iterations.optimizer_stepped()
@@ -377,6 +387,7 @@ class AttachedJob(Job):
         if self.iterations.manual:
             return
         self._count()
+        self._usual = optimizer if self._only_counted == 0 and self.compute.usual(optimizer) else None
         if self.iterations.looping:
             self.iterations.pending = True
         else:
@@ -545,13 +556,16 @@ class AttachedJob(Job):
         return self.advice.boundary_missing and not self.counted and not self.had_loop
 
     def _count(self) -> None:
-        """Count an iteration: update the page and the profiler."""
+        """Count an iteration: update the page and the profiler. See `GLANCE_S` for short ones."""
+        now_s = time.monotonic()
+        self._count_only(now_s)
+        if self.compute.glances(now_s):
+            return
+        count, self._only_counted, page = self._only_counted, 0, self.page
+        self.compute.measured = False
         self.stages.publish()
         # An optimizer steps inside a stage, whose time so far belongs to this iteration and the rest to the next one.
-        now_s, busy_s = time.monotonic(), self.stages.busy_so_far()
-        self.step += 1
-        self.iterations.count()
-        page, profiler = self.page, self.profiler
+        busy_s = self.stages.busy_so_far()
         if self.step == 1 or page.state == JobState.STARTING:
             page.state = JobState.RUNNING
         if self.counted == 1:
@@ -560,16 +574,61 @@ class AttachedJob(Job):
                 record_start(self.around.job_dir)
         waited_s = self.shared.waited_since_last()
         idle_s, self._idle_s = self._idle_s + waited_s, 0.0
-        self.shared.step_ended(self.step, now_s, busy_s, waited_s=idle_s)
-        if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s) and profiler.result:
+        self._report(now_s, busy_s, idle_s)
+        profiler = self.profiler
+        if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s, count=count) and profiler.result:
             page.set_profile(*profiler.result)
-        page.step_s, page.last_step_monotonic, page.steps = profiler.step_s, now_s, self.step
-        page.saves = self.saves
+        page.step_s, page.saves = profiler.step_s, self.saves
         if self.recorder is not None:
             self.recorder.iteration_ended()
 
+    def _count_only(self, now_s: float) -> None:
+        self.step += 1
+        self._only_counted += 1
+        self.iterations.count()
+        self.page.last_step_monotonic, self.page.steps = now_s, self.step
+
+    def glanced(self) -> bool:
+        """After a batch: act on its iteration if that was only counted; False if it was not, or more is to be done."""
+        iterations = self.iterations
+        if not (iterations.pending and self._only_counted) or self._save_asked is not None or self.in_steps:
+            return False
+        if self.boundary.stop.level or self.page.stop:
+            return False
+        iterations.pending = False
+        self.compute.stepped_lately.clear()
+        return True
+
+    def _report(self, now_s: float, busy_s: list[float], waited_s: float) -> None:
+        """Report a step where that is due, and find out whether the next steps may be glanced at."""
+        if not self._may_glance:
+            self.compute.glance_until = 0.0
+            self.shared.step_ended(self.step, now_s, busy_s, waited_s=waited_s)
+            return
+        if self._reports_next or now_s >= self._report_s:  # a report is of a whole step between two calls
+            self.shared.step_ended(self.step, now_s, busy_s, waited_s=waited_s)
+            self._report_s = now_s + ALONE_EVERY_S
+            self._reports_next = not self._reports_next
+        self.compute.glance_until = 0.0 if self._reports_next else now_s + GLANCE_S
+
+    @property
+    def _may_glance(self) -> bool:
+        """True if nothing depends on every single step: profiled, and alone in its process and on its GPUs."""
+        return (
+            self.profiler.result is not None
+            and self.stages.samples
+            and self.control.alone
+            and self.shared.neighbours is None
+            and self.around.world_size == 1
+            and self.process.limits_memory
+            and self.recorder is None
+        )
+
     def _act(self, *, save: bool = False) -> None:
         """Between two iterations: save, stop, pause or slow down on request. `save`: make a checkpoint anyway."""
+        if self._only_counted and not (save or self._save_asked is not None or self.boundary.wants_stop):
+            self.compute.stepped_lately.clear()
+            return
         stop, save = self.boundary.decide(save=save)
         if stop == STOP_NOW:
             self.leave()

@@ -61,7 +61,9 @@ def attach_quietly(*, seed: int = 0) -> Job:
 
 def optimizer_stepped(optimizer: Any) -> None:
     """After every optimizer step of the process; the first one attaches a script that has not called `attach`."""
-    job = _job()
+    job = here().job
+    if job is None or job._pid != os.getpid():
+        job = _job()
     if job is not None:
         job.optimizer_stepped(optimizer)
 

@@ -42,16 +42,19 @@ class Profiler:
         """Mean seconds of the last 20 iterations; 0 before the second."""
         return sum(self._recent) / len(self._recent) if self._recent else 0.0
 
-    def step(self, now_s: float, busy_s: Sequence[float], *, alone: bool = True, idle_s: float = 0.0) -> bool:
+    def step(
+        self, now_s: float, busy_s: Sequence[float], *, alone: bool = True, idle_s: float = 0.0, count: int = 1
+    ) -> bool:
         """Note the end of an iteration at `now_s`; returns True if it completed the profile, now in `result`.
 
+        `count`: iterations since the last call; more than one only where `result` is complete.
         `busy_s`: seconds of each resource since the beginning. `alone`: whether the job has its GPUs to itself.
         `idle_s`: seconds of this iteration that are no work of the job (a pause, a reduced share, a checkpoint).
         """
         before, self._last_s = self._last_s, now_s
         if before is None:
             return False
-        took = max(now_s - before - idle_s, 0.0)
+        took = max(now_s - before - idle_s, 0.0) / count
         self._recent.append(took)
         if not alone:
             self._begin_anew()

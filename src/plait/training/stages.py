@@ -31,6 +31,8 @@ class Stages:
 
     #: The memory of an emulated GPU (`training.sharing.device_memory.DeviceMemory`); a real one is found by torch.
     memory: Any = None
+    #: Whether stages may be measured one at a time in place of several; False where each has an effect.
+    may_sample = True
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Stages:
         self._passed = [False] * K  # stages that have entered the gate
         self._asleep = [False] * K  # open, but waiting for something else; their clocks stand still
         self._exposed_before = [0.0] * K
+        self._weight = [1] * K
         self._last = [(0.0, 0.0)] * K  # busy and exposed seconds of the newest closed stage
         self._open = 0
         self._changed_s = 0.0
@@ -88,8 +91,26 @@ class Stages:
         done = self.gate.stats.stages[resource]
         return max(LEAST_LEASE_S, 10 * self.gate.stats.inside_s[resource] / done if done else 0.0)
 
-    def enter(self, resource: Resource, *, gated: bool = True) -> None:
-        """Open a stage; waits for the gate unless it is not `gated`."""
+    @property
+    def samples(self) -> bool:
+        """True if a stage may stand for several that are not marked: nobody waits for its end."""
+        return self.may_sample and self.gate.kind == "none"
+
+    def show(self, resource: Resource) -> None:
+        """Note in the page alone that a stage on this resource begins, which is not measured."""
+        if self._page is not None:
+            self._page.stage_since, self._page.in_stage = time.monotonic(), resource + 1
+
+    def hide(self) -> None:
+        """Note in the page that the stage of `show` has ended."""
+        if self._page is not None:
+            self._page.in_stage = self._in_stage() if self._open else 0
+
+    def _in_stage(self) -> int:
+        return next((r + 1 for r in range(K) if self._since[r] is not None), 0)
+
+    def enter(self, resource: Resource, *, gated: bool = True, weight: int = 1) -> None:
+        """Open a stage; waits for the gate unless it is not `gated`. It counts as `weight` stages."""
         if gated:
             self.refresh()
             try:
@@ -102,7 +123,7 @@ class Stages:
                 self._ungated(error)
         with self._lock:
             now = self._tick()
-            self._since[resource] = now
+            self._since[resource], self._weight[resource] = now, weight
             self._exposed_before[resource] = self.exposed_s[resource]
             self._open += 1
         if resource is Resource.GPU:
@@ -117,22 +138,27 @@ class Stages:
         """Close the stage, if it is open. `sync`: wait for the GPU also without a gate."""
         if self._since[resource] is None:
             return
-        on_device = resource is Resource.GPU and self._cuda.end(wait=sync or self.gate.kind != "none")
+        weight = self._weight[resource]
+        wait = sync or self.gate.kind != "none"
+        on_device = resource is Resource.GPU and self._cuda.end(wait=wait, weight=weight)
         with self._lock:
             now = self._tick()
             began, self._since[resource] = self._since[resource], None
             asleep, self._asleep[resource] = self._asleep[resource], False
             self._open -= not asleep
-            busy_s = now - began if began is not None and not on_device and not asleep else 0.0
+            busy_s = weight * (now - began) if began is not None and not on_device and not asleep else 0.0
+            exposed_s = self.exposed_s[resource] - self._exposed_before[resource]
             self.busy_s[resource] += busy_s
-            self._last[resource] = busy_s, self.exposed_s[resource] - self._exposed_before[resource]
+            if weight > 1:
+                self.exposed_s[resource] += (weight - 1) * exposed_s
+            self._last[resource] = busy_s, weight * exposed_s
         self.let_go(resource)
         if resource is Resource.GPU:
             self._left_s = time.monotonic()
         if self._page is not None:
             if resource is Resource.GPU:
                 self._page.gpu_left_monotonic = self._left_s
-            self._page.in_stage = next((r + 1 for r in range(K) if self._since[r] is not None), 0)
+            self._page.in_stage = self._in_stage()
 
     def returned(self) -> tuple[int, int]:
         """How often the job returned to an idle GPU since the last call: in all (0: not known), and into a stage."""
@@ -140,12 +166,12 @@ class Stages:
         return 0, entries
 
     @contextmanager
-    def stage(self, resource: Resource, *, sync: bool = False) -> Iterator[None]:
-        """A stage around a block; within a stage on the same resource it does nothing."""
+    def stage(self, resource: Resource, *, sync: bool = False, weight: int = 1) -> Iterator[None]:
+        """A stage around a block; within a stage on the same resource it does nothing. `weight` as for `enter`."""
         if self.is_open(resource):
             yield
             return
-        self.enter(resource)
+        self.enter(resource, weight=weight)
         try:
             yield
         finally:
@@ -162,7 +188,7 @@ class Stages:
         finally:
             if page is not None:
                 page.stage_since = self._open_since_s()
-                page.in_stage = next((r + 1 for r in range(K) if self._since[r] is not None), 0)
+                page.in_stage = self._in_stage()
 
     def yield_point(self) -> None:
         """Give way to others if the quantum is used up; their time does not count.
@@ -302,7 +328,7 @@ class CudaSpans:
 
     def __init__(self) -> None:
         """No spans."""
-        self._spans: deque[tuple[Any, Any]] = deque()
+        self._spans: deque[tuple[Any, Any, int]] = deque()  # with the number of spans that each stands for
         self._begun: Any = None
         self._stream: Any = None
         self._marks: deque[Any] = deque()  # at yield points of this span, not yet waited for
@@ -323,15 +349,15 @@ class CudaSpans:
             self._stream, self._begun = cuda.current_stream(), cuda.Event(enable_timing=True)
             self._begun.record(self._stream)
 
-    def end(self, *, wait: bool) -> bool:
-        """It ends; true if there was one."""
+    def end(self, *, wait: bool, weight: int = 1) -> bool:
+        """It ends, and stands for `weight` spans; true if there was one."""
         begun, self._begun = self._begun, None
         cuda = torch_cuda() if begun is not None else None
         if cuda is None:
             return False
         ended = cuda.Event(enable_timing=True, blocking=wait)  # a waiting host sleeps: others need the core
         ended.record(self._stream)
-        self._spans.append((begun, ended))
+        self._spans.append((begun, ended, weight))
         if wait:
             ended.synchronize()
         return True
@@ -364,6 +390,6 @@ class CudaSpans:
         """Seconds of the spans that have ended on the device since the last call."""
         total_s = 0.0
         while self._spans and self._spans[0][1].query():
-            begun, ended = self._spans.popleft()
-            total_s += begun.elapsed_time(ended) / 1e3
+            begun, ended, weight = self._spans.popleft()
+            total_s += weight * begun.elapsed_time(ended) / 1e3
         return total_s

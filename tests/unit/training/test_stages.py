@@ -40,6 +40,23 @@ def test_stages_one_after_the_other(clock):
     assert stages.idle
 
 
+def test_a_stage_may_stand_for_several(clock):
+    stages = Stages(None, NullGate(), clock=clock)
+    stages.enter(GPU, weight=3)
+    clock.now_s += 2
+    stages.enter(NETWORK, gated=False)
+    clock.now_s += 1
+    stages.leave(NETWORK)
+    stages.leave(GPU)
+    assert stages.busy_s == [0.0, 0.0, 9.0, 1.0]
+    assert stages.exposed_s == [0.0, 0.0, 6.0, 0.0]
+    with stages.stage(STORAGE, weight=2):
+        clock.now_s += 1
+    stages.split(STORAGE, {STORAGE: 0.25, CPU: 0.75})
+    assert stages.busy_s[:2] == [0.5, 1.5]
+    assert stages.exposed_s[:2] == [0.5, 1.5]
+
+
 def test_what_two_stages_share_is_exposed_in_neither(clock):
     stages = Stages(None, NullGate(), clock=clock)
     stages.enter(GPU)

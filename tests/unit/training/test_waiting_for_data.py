@@ -56,23 +56,63 @@ def test_a_thread_opens_its_accounting_once() -> None:
     assert WaitTimer().queued_s >= 0
 
 
-@pytest.mark.parametrize(("load_s", "measured"), [(0.0001, 3), (0.1, 20)])
-def test_fast_batches_are_measured_now_and_then(load_s: float, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[float] = []
+class LoadClocks:
+    """The clocks of `prefetch`, moved by what is loaded."""
 
-    class Timer:
+    now_s = cpu_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def thread_time(self) -> float:
+        return self.cpu_s
+
+
+class Items:
+    """Loading an item waits three times as long as it computes."""
+
+    def __init__(self, clocks: LoadClocks, load_s: dict[int, float]) -> None:
+        self.clocks, self.load_s = clocks, load_s
+
+    def __getitem__(self, index: int) -> int:
+        self.clocks.now_s += self.load_s.get(index, self.load_s[0])
+        self.clocks.cpu_s += self.load_s.get(index, self.load_s[0]) / 4
+        return index
+
+
+@pytest.mark.parametrize(("load_s", "measured"), [({0: 0.001}, 2), ({0: 0.025}, 40), ({0: 0.001, 5: 0.4, 9: 0.1}, 4)])
+def test_fast_batches_are_measured_now_and_then(
+    load_s: dict[int, float], measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = LoadClocks()
+    timers: list[prefetch.WaitTimer] = []
+
+    class Timer(prefetch.WaitTimer):
         def __init__(self) -> None:
-            made.append(load_s)
+            timers.append(self)
+            super().__init__()
 
-        def waited_s(self) -> tuple[float, float]:
-            return load_s / 4, load_s
-
-    now = iter(range(1000))
-    stages = Stages(None, NullGate(), clock=lambda: float(next(now)))
+    monkeypatch.setattr(prefetch, "time", clocks)
+    monkeypatch.setattr(Timer, "_queued_s", lambda self: 0.0)
     monkeypatch.setattr(prefetch, "WaitTimer", Timer)
-    marked = prefetch.Marked(list(range(8)), 0, stages)
-    for _ in range(20):
-        assert marked.__getitems__([1, 2]) == [1, 2]
-    assert len(made) == measured
-    assert stages.busy_s[Resource.STORAGE] == pytest.approx(20 / 4), "the parts of a measured batch hold for the next"
-    assert stages.busy_s[Resource.CPU] == pytest.approx(20 * 3 / 4)
+    stages = Stages(None, NullGate(), clock=clocks.perf_counter)
+    marked = prefetch.Marked(Items(clocks, load_s), 0, stages)
+    for number in range(40):
+        assert marked.__getitems__([number]) == [number]
+    assert measured <= len(timers) <= measured + 1  # the sum of the times is rounded
+    loaded_s = sum(load_s.get(number, load_s[0]) for number in range(40))
+    waiting = min(load_s[0], 0.02) * 20  # of batches for which no measured one has stood yet
+    assert stages.busy_s[Resource.STORAGE] == pytest.approx(0.75 * loaded_s, abs=0.75 * waiting)
+    assert stages.busy_s[Resource.CPU] == pytest.approx(0.25 * loaded_s, abs=0.25 * waiting)
+    assert stages.busy_s[Resource.STORAGE] == pytest.approx(3 * stages.busy_s[Resource.CPU])
+
+
+def test_a_batch_in_a_gated_stage_is_always_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = LoadClocks()
+    monkeypatch.setattr(prefetch, "time", clocks)
+    stages = Stages(None, NullGate(), clock=clocks.perf_counter)
+    stages.gate.kind = "tokens"
+    marked = prefetch.Marked(Items(clocks, {0: 0.001}), 0, stages)
+    for number in range(20):
+        assert marked.__getitems__([number]) == [number]
+    assert stages.gate.stats.stages[Resource.STORAGE] + stages.gate.stats.stages[Resource.CPU] == 20

@@ -80,14 +80,16 @@ class SlowDevices:
 class SlowerStages(Stages):
     """Stages that end, pause and give way only when the declared devices would have finished."""
 
+    may_sample = False
+
     def __init__(self, slower: SlowDevices, *args: Any, **options: Any) -> None:
         """`slower`: the declared devices; other arguments are those of `Stages`."""
         super().__init__(*args, **options)
         self._slower = slower
 
-    def enter(self, resource: Resource, *, gated: bool = True) -> None:
+    def enter(self, resource: Resource, *, gated: bool = True, weight: int = 1) -> None:
         """See `Stages.enter`."""
-        super().enter(resource, gated=gated)
+        super().enter(resource, gated=gated, weight=weight)
         self._slower.begin(resource)
 
     def leave(self, resource: Resource, *, sync: bool = False) -> None:

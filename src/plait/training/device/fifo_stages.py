@@ -122,6 +122,8 @@ class FifoMemory:
 class FifoStages(Stages):
     """Stages whose GPU is emulated; `memory` is that of the process."""
 
+    may_sample = False
+
     def __init__(self, declared: Declared, page: Page | None, *args: Any, **options: Any) -> None:
         """`declared` and what `Stages` takes. Opens the device."""
         super().__init__(page, *args, **options)

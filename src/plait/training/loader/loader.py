@@ -72,6 +72,11 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return options
 
 
+def _next(batches: Iterator[Any]) -> Any:
+    """The next batch of a loader without workers, whose data are marked themselves."""
+    return next(batches, _END)
+
+
 class _Passes:
     """Counts passes and batches; between two batches the job may save and stop."""
 
@@ -182,6 +187,8 @@ class _Passes:
                             self.made_in_epoch.take(self)
                         job.batch_begins(self, length, batch)
                     yield batch
+                    if self.train and self.done != length and job.glanced():
+                        continue
                     job.compute.end()
                     if self.train:
                         job.batch_ended()
@@ -320,7 +327,9 @@ class StagedLoader(DataLoader[Any]):
         at = (resume or {}).get("cycled")
         self._passes.origin = at % (length or 1) if at is not None else 0
         first = resume["done"] if resume and at is None else 0
-        load = self._next if at is None else partial(self._next_of_cycle, max((length or 0) - at, 0))
+        load = self._next if stream is not None or self.num_workers else _next
+        if at is not None:
+            load = partial(self._next_of_cycle, max((length or 0) - at, 0))
         return self._passes.run(batches, first, load, length, again=resume is not None, counted=counted)
 
     def _next_of_cycle(self, new: int, batches: Iterator[Any]) -> Any:

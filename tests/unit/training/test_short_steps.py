@@ -1,0 +1,46 @@
+"""Short steps are only counted, and everything else is done once in 20 ms: on a clock that only the steps move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from attempts import PREEMPTED, Forker, steps_saved, the_forker
+
+from plait.training.profiler import MOST, WARM_UP
+
+
+@pytest.fixture(scope="module")
+def forker() -> Forker:
+    return the_forker()
+
+
+def figures(output: str) -> tuple[int, float, float]:
+    """How often everything was done, the seconds on the GPU and the length of a step that the page shows."""
+    words = output.splitlines()[-1].split()
+    assert words[0] == "published", output
+    return int(words[1]), float(words[3]), float(words[5])
+
+
+def test_steps_of_one_millisecond_are_counted_exactly_and_measured_in_samples(forker: Forker, tmp_path: Path) -> None:
+    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "0", "2000").end()
+    assert code == 0, output
+    published, gpu_s, step_s = figures(output)
+    assert WARM_UP + 20 < published < WARM_UP + MOST + 2000 / 10
+    assert gpu_s == pytest.approx(2.0, abs=0.025)  # as if each had been measured
+    assert step_s == pytest.approx(0.001)
+
+
+def test_steps_of_more_than_the_budget_are_all_measured(forker: Forker, tmp_path: Path) -> None:
+    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "21", "0", "150").end()
+    assert code == 0, output
+    assert figures(output) == (150, pytest.approx(150 * 0.021), pytest.approx(0.021))
+
+
+@pytest.mark.parametrize("stop", [3, 333])
+def test_a_stop_is_obeyed_in_the_step_in_which_it_comes(stop: int, forker: Forker, tmp_path: Path) -> None:
+    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", str(stop), "2000").end()
+    assert code == PREEMPTED, output
+    assert steps_saved(tmp_path / "j-1") == [stop]
