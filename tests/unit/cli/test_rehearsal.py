@@ -11,7 +11,7 @@ import pytest
 
 from plait.cli.rehearsal.causes import counters_of
 from plait.cli.rehearsal.comparing import Noise, first_difference
-from plait.cli.rehearsal.rehearsing import Verdict, draw_stops, rehearse
+from plait.cli.rehearsal.rehearsing import Verdict, draw_stops, rehearse, untried
 from plait.cli.rehearsal.traces import Trace
 from plait.core.errors import InputError
 
@@ -226,6 +226,60 @@ def test_stops_are_drawn_in_the_middle_of_epochs() -> None:
         assert all(stop % 4 for stop in drawn)
         assert drawn == draw_stops(trace, 2, seed)
     assert len({tuple(draw_stops(trace, 2, seed)) for seed in range(20)}) > 1
+
+
+def test_stops_show_counters_of_every_period() -> None:
+    trace = Trace({n: {} for n in range(1, 101)}, ends=["finished"])
+    drawn = {stop for seed in range(20) for stop in draw_stops(trace, 1, seed)}
+    assert len(drawn) > 3
+    assert all(stop % period for stop in drawn for period in range(2, stop))
+    assert untried(trace, [53]) == [
+        "counters with a period of 53 steps, which end where the stops are: another --seed, --stops 2"
+    ]
+    assert untried(trace, [53, 60]) == []
+    assert "2, 3, 4, 6 ..." in untried(trace, [12])[0]
+
+    batches = [["loader", 1, 10, ""]]
+    summed = Trace({n: {"batches": batches * (2 if n % 3 == 0 else 4)} for n in range(1, 61)})
+    for seed in range(20):  # 4, 8, 10, 14, 18, 20 batches and so on
+        (stop,) = draw_stops(summed, 1, seed)
+        assert sum(len(summed.steps[n]["batches"]) for n in range(1, stop + 1)) % 4
+    assert untried(summed, [31])[0] == "what happens after step 60: --steps"
+
+
+EVERY_FOURTH = """
+count = 0
+for step in job.steps(40):
+    state["w"] += random.random()
+    count += 1
+    if count % 4 == 0:
+        state["w"] *= 0.5
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_counter_that_begins_again_is_found_whatever_step_is_drawn(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = verdict(tmp_path, monkeypatch, EVERY_FOURTH, seed=seed)
+    assert not result.resumes
+    assert "count (" in result.causes[0]
+
+
+ONE_RANK_FAILS = """
+import os, sys
+for step in job.steps(24):
+    if os.environ["RANK"] == "1" and step == 3:
+        raise RuntimeError("the second GPU is gone")
+    state["w"] += 1
+if os.environ["RANK"] == "0":
+    time.sleep(100000)
+"""
+
+
+def test_the_rank_that_fails_ends_the_rehearsal_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="rank 1 ended with exit code 1: RuntimeError: the second GPU is gone"):
+        verdict(tmp_path, monkeypatch, ONE_RANK_FAILS, ranks=2)
 
 
 def test_counters_are_those_of_enumerate() -> None:

@@ -116,6 +116,8 @@ def _verdict(verdict: Verdict) -> str:
         )
     effect = "without effect in these steps" if verdict.resumes else "also"
     lines += [f"  note, {effect}: {text}" for text in verdict.notes]
+    if verdict.resumes:
+        lines += [f"  not tried: {text}" for text in verdict.untried]
     if verdict.put_back:
         shown = ", ".join(verdict.put_back[:3]) + (" ..." if len(verdict.put_back) > 3 else "")
         lines.append(f"  files that the script wrote, put back as they were: {shown}")

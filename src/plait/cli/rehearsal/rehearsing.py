@@ -16,6 +16,8 @@ from plait.core.errors import InputError
 
 #: Steps that a resumed run may go on after the end of the undisturbed one, which shows that it does.
 BEYOND = 16
+#: The rank of a prime number of steps, and one above the best of other numbers.
+MANY = 8
 
 
 @dataclass
@@ -24,7 +26,7 @@ class Verdict:
 
     `steps` were compared, of a script that `finished` by itself or was cut there; `stops`: the steps after which it
     was stopped. `noise_from`: the first step in which two undisturbed runs differ, None if they are alike. `problem`
-    is empty if the script resumes; `difference` is the first one.
+    is empty if the script resumes; `difference` is the first one. `untried`: what these stops cannot show.
     """
 
     steps: int
@@ -36,6 +38,7 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     noise_from: int | None = None
     repeated: int = 0
+    untried: list[str] = field(default_factory=list)
     put_back: list[str] = field(default_factory=list)
 
     @property
@@ -72,7 +75,7 @@ def rehearse(
     end_at = expected.length + BEYOND if expected.finished else steps
     stopped = rehearsal.run("stopped", places, end_at)
     script = source_of(command)
-    verdict = Verdict(expected.length, expected.finished, places)
+    verdict = Verdict(expected.length, expected.finished, places, untried=untried(expected, places))
     verdict.repeated = sum(trace.repeated for trace in stopped.traces)
     if (failure := _failure(stopped, places)) is not None:
         verdict.problem, verdict.causes = failure[0], [failure[1]]
@@ -89,7 +92,11 @@ def rehearse(
 
 
 def draw_stops(trace: Trace, count: int, seed: int) -> list[int]:
-    """Steps after which to stop: drawn by `seed`, in the middle of an epoch and of a late one if there are several."""
+    """Steps after which to stop: drawn by `seed`, in the middle of an epoch and of a late one if there are several.
+
+    A counter that begins at 0 again differs only if its period does not divide where it stood. So a prime number of
+    steps is preferred, and a number of batches in which the batches of a step do not fit.
+    """
     low, high = (0.5, 0.85) if count == 1 else (0.25, 0.9)
     width = (high - low) / count
     chance = random.Random(seed)
@@ -103,8 +110,49 @@ def draw_stops(trace: Trace, count: int, seed: int) -> list[int]:
                 f"{trace.length} steps are too few for {count} stops: give a script that trains for longer"
             )
         middle = [n for n in inside if _in_epoch(trace, n)] or [n for n in free if _in_epoch(trace, n)][-1:]
-        drawn.append(chance.choice(middle or inside))
+        best = max(_shows(trace, n) for n in middle or inside)
+        drawn.append(chance.choice([n for n in middle or inside if _shows(trace, n) == best]))
     return sorted(drawn)
+
+
+def _shows(trace: Trace, step: int) -> tuple[bool, int]:
+    """How many periods a stop after this step shows: whether that of the batches of a step, and all below a number."""
+    several = _batches_a_step(trace)
+    done = sum(len(trace.steps.get(n, {}).get("batches") or []) for n in range(1, step + 1))
+    factor = _smallest_factor(step)
+    return several > 1 and done % several != 0, MANY if factor == step else min(factor, MANY - 1)
+
+
+def _batches_a_step(trace: Trace) -> int:
+    return max((len(step.get("batches") or []) for step in trace.steps.values()), default=0)
+
+
+def _smallest_factor(number: int) -> int:
+    """The smallest factor above 1 of a number.
+
+    >>> [_smallest_factor(n) for n in (1, 12, 13, 35)]
+    [1, 2, 13, 5]
+    """
+    return next((n for n in range(2, number + 1) if number % n == 0), 1)
+
+
+def untried(trace: Trace, stops: list[int]) -> list[str]:
+    """What a rehearsal with these stops cannot show, each in a line."""
+    found = []
+    if not trace.finished:
+        found.append(f"what happens after step {trace.length}: --steps")
+    periods = [n for n in range(2, min(stops) + 1) if all(stop % n == 0 for stop in stops)]
+    if periods:
+        words = ", ".join(map(str, periods[:4])) + (" ..." if len(periods) > 4 else "")
+        found.append(
+            f"counters with a period of {words} steps, which end where the stops are: another --seed, --stops 2"
+        )
+    middle = [_in_epoch(trace, stop) for stop in stops]
+    if all(middle) and not all(_in_epoch(trace, step) for step in range(1, trace.length)):
+        found.append("a stop at the end of an epoch")
+    elif not any(middle) and trace.batched:
+        found.append("a stop in the middle of an epoch: the steps had none")
+    return found
 
 
 def _in_epoch(trace: Trace, step: int) -> bool:

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 from plait.cli.local_run import next_attempt, start
 from plait.cli.rehearsal.traces import Trace, read_trace
@@ -67,7 +69,10 @@ class Rehearsal:
         return run
 
     def _attempt(self, folder: Path, stop_at: int, end_at: int, run: Run) -> int:
-        """One attempt; returns the worst exit code of its ranks."""
+        """One attempt; returns the worst exit code of its ranks, or that of the first rank that fails.
+
+        Ranks that still run when one has failed may wait for it for ever, so they are killed. Nothing else ends a rank.
+        """
         layout = Layout((folder / "home").resolve())
         epoch = next_attempt(layout)
         order = Order(str(folder.resolve()), stop_at, end_at).write(folder / "order.json")
@@ -90,18 +95,35 @@ class Rehearsal:
                         **options,
                     )
                 children.append(child)
-            codes = [child.wait() for child in children]
+            codes, bad = _wait(children)
         finally:
             for child in children:
                 with contextlib.suppress(OSError):
                     if child.poll() is None:
                         child.send_signal(signal.SIGKILL)
                         child.wait()
-        bad = next((rank for rank, code in enumerate(codes) if code not in (0, PREEMPTED)), None)
-        if bad is not None:
-            run.error = last_line(logs[bad])
-            return codes[bad]
-        return max(codes)
+        if bad is None:
+            return max(codes.values())
+        run.error = last_line(logs[bad])
+        if self.ranks > 1:
+            run.error = f"rank {bad} ended with exit code {codes.pop(bad)}: {run.error}"
+            if early := [str(rank) for rank, code in codes.items() if code == 0]:
+                run.error += f"; before it had ended with exit code 0: rank {', '.join(early)}"
+        return children[bad].returncode
+
+
+def _wait(children: list[subprocess.Popen[bytes]]) -> tuple[dict[int, int], int | None]:
+    """Wait until all ranks have ended, or one has failed: the exit codes in that order, and the rank that failed."""
+    ended: SimpleQueue[tuple[int, int]] = SimpleQueue()
+    for rank, child in enumerate(children):
+        Thread(target=lambda rank=rank, child=child: ended.put((rank, child.wait())), daemon=True).start()
+    codes: dict[int, int] = {}
+    for _ in children:
+        rank, code = ended.get()
+        codes[rank] = code
+        if code not in (0, PREEMPTED):
+            return codes, rank
+    return codes, None
 
 
 def last_line(log: Path) -> str:
