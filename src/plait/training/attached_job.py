@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
@@ -91,7 +91,7 @@ class AttachedJob(Job):
         self._passes_begun = False  # whether a wrapped training loader has been used
         self._epoch_streams: Any = None  # the random streams at the beginning of the epoch that runs
         self._found_epoch_streams: Any = None  # ... of the one that is resumed
-        self._usual: Any = None  # the optimizer each of whose steps ends an iteration
+        self._usual: Callable[[], Any] = _nothing  # the optimizer each of whose steps ends an iteration
         self._only_counted = 0  # iterations since the last one with everything that belongs to a count
         self._reports_next, self._report_s = False, 0.0  # the next step is reported; when the one after it is
         self._counters = {"steps": LoopCounters(), "epochs": LoopCounters()}  # of the script, around the job's loops
@@ -373,7 +373,7 @@ class AttachedJob(Job):
         if os.getpid() != self._pid or self._leaving:
             return
         now_s = time.monotonic()
-        if optimizer is self._usual and self.compute.glances(now_s) and self.iterations.looping:
+        if optimizer is self._usual() and self.compute.glances(now_s) and self.iterations.looping:
             self.compute.glance(optimizer)
             self._count_only(now_s)
             self.iterations.pending = True
@@ -387,7 +387,8 @@ class AttachedJob(Job):
         if self.iterations.manual:
             return
         self._count()
-        self._usual = optimizer if self._only_counted == 0 and self.compute.usual(optimizer) else None
+        if not self._only_counted:
+            self._usual = weakref.ref(optimizer) if self.compute.usual(optimizer) else _nothing
         if self.iterations.looping:
             self.iterations.pending = True
         else:
@@ -674,3 +675,7 @@ class AttachedJob(Job):
 def _forget(given: dict[int, Any], number: int, _: Any) -> None:
     """Drop an entry whose object is gone."""
     given.pop(number, None)
+
+
+def _nothing() -> None:
+    """In place of a weak reference."""

@@ -152,7 +152,8 @@ class _Passes:
         counted: list[int] | None = None,
     ) -> Iterator[Any]:
         """An iterator over batches, each from `load(batches)`; arguments as for `_run`."""
-        made = self._run(batches, first, load, length, again=again, counted=counted)
+        # A script may hold nothing but this iterator, and the checkpoint needs the loader.
+        made = self._run(batches, first, load, length, again=again, counted=counted, _loader=self.loader())
         self._batches = weakref.ref(made)
         return made
 
@@ -165,6 +166,7 @@ class _Passes:
         *,
         again: bool,
         counted: list[int] | None,
+        _loader: Any,
     ) -> Iterator[Any]:
         """Yield batches, each from `load(batches)`. `first`: batches done already; `length`: of a whole pass, if known.
 
