@@ -304,6 +304,21 @@ def test_quotas_of_projects_are_for_guaranteed_jobs(cluster: Make) -> None:
     assert c.state(1) == "running"
 
 
+@pytest.mark.parametrize("policy", ["2d-las:quota=default=2", "antman:quota=default=2", "antman:quota=default@gpu=2"])
+def test_a_job_above_a_quota_of_the_policy_is_refused_when_it_is_submitted(cluster: Make, policy: str) -> None:
+    c = cluster((4,), policy=policy)
+    c.pass_s(60.0)
+    with pytest.raises(InputError, match=r"needs 3 .*GPUs; the quota of project default is 2; raise it to 3, or"):
+        c.submit({**HALF, "gpus": 3})
+    c.submit({**HALF, "gpus": 2})
+    c.pass_s(2.2)
+    assert c.state(0) == "running"
+    if policy.startswith("antman"):
+        c.submit({**HALF, "gpus": 3, "class": "opportunistic"})
+        c.engine.set_project("default", gpu_quota=3, weight=1.0, now_s=c.now)
+        c.submit({**HALF, "gpus": 3})  # the quota of the project overrides the policy's
+
+
 @pytest.mark.parametrize(
     ("policy", "says"),
     [

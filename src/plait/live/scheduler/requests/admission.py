@@ -8,14 +8,13 @@ from typing import Any
 from plait.control.job_store import refusal
 from plait.control.plan_check.grants import never_granted
 from plait.core.errors import InputError, suggest
-from plait.core.jobs import JobClass, JobSpec
-from plait.core.policy import has_grants
-from plait.core.words import counted
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.policy import Policy, has_grants
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import most_gpus
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.notes import Requested
-from plait.policies.quotas import AppliesQuotas
+from plait.policies.quotas import Quotas, never_admitted
 from plait.runtime.network.grant import MOST_WORKERS
 
 
@@ -32,14 +31,24 @@ def take_in(
 
 
 def check_size(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now_s: float) -> None:
-    """Raise `InputError` for a job that could never run here, or never within the quota of its project."""
+    """Raise `InputError` for a job that could never run here, or never within the quotas of its project."""
     if spec.ina.required:
         _check_required(ctx, spec, request)
     _check_room(ctx, spec, request, now_s)
-    quota = ctx.state.projects.get(spec.project, {}).get("gpu_quota")
-    counts = spec.job_class is JobClass.GUARANTEED or not isinstance(ctx.state.policy, AppliesQuotas)
-    if quota is not None and counts and spec.gpus > quota:
-        raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {spec.project} is {quota}")
+    if ctx.state.policy is not None:
+        _check_quotas(ctx, spec, now_s)
+
+
+def _check_quotas(ctx: Context, spec: JobSpec, now_s: float) -> None:
+    """Refuse a job above a quota of its project, be it of `plait project set` or of the policy."""
+    controller = ctx.state.controller
+    kinds = () if controller is None or now_s < ctx.timers.settle_s else controller.cluster.kinds
+    policy: Policy | None = ctx.state.limited_policy()
+    while policy is not None:
+        quotas = getattr(policy, "quotas", None)
+        if isinstance(quotas, Quotas) and (refused := never_admitted(policy, quotas, JobBatch.of([spec]), kinds)):
+            raise InputError(refused[0])
+        policy = getattr(policy, "policy", None)
 
 
 def _check_required(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None:
