@@ -15,7 +15,7 @@ import numpy as np
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.core.jobs import JobClass
+from plait.core.jobs import Checkpoints, JobClass
 from plait.core.plan import GPU_MEMORY_BYTES, NO_GROUPS, Groups, Plan, Reservation, plain_details
 from plait.core.policy import JOB_CLASS, View
 from plait.core.resources import Resource
@@ -48,11 +48,13 @@ from plait.policies.guest_walk.kernels import (
     THERE,
     USE,
 )
+from plait.policies.parts.compose import Ranking
+from plait.policies.parts.orders import by_remaining_service, by_remaining_time
 from plait.policies.quotas import ALL, Quotas
 from plait.policies.tiresias import Queues
 from plait.sharing.memory_state import CONTEXT_BYTES
 
-Order = Literal["fifo", "tiresias", "srtf"]
+Order = Literal["fifo", "tiresias", "srtf", "srsf"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 #: Opportunistic jobs a GPU, at most; controllers refuse more.
@@ -67,14 +69,18 @@ class AntMan:
 
     Guaranteed jobs of a project start in `order`; the project that uses least of its quota is served first. A gang gets
     the best topology: fewest nodes, then one rack, then the fewest guests, the least room left over, lowest numbers. If
-    there are too few GPUs it reserves those that are there, which closes them to guaranteed jobs behind it, and waits;
-    jobs with a reservation go first from then on, so no two gangs wait for each other. Nothing is preempted, and no
-    guaranteed job waits for an opportunistic one.
+    there are too few GPUs it reserves those that are there and waits; jobs with a reservation go first from then on, so
+    no two gangs wait for each other. A guaranteed job behind it starts on reserved GPUs only with `backfill`, and only
+    if by what is known it has ended before they are complete, or leaves enough then; quotas that have no room for the
+    next job are filled alike. `order` "tiresias" preempts: a job whose turn has come takes GPUs back from guaranteed
+    jobs of later queues that may be stopped, and reservations close GPUs only to jobs that may not be. Otherwise
+    nothing is preempted. No guaranteed job waits for an opportunistic one that came less than `guest_age_s` before it.
 
     Opportunistic jobs are guests: on the least used GPUs of which less than `limit` is used, idle, reserved or with a
     host, at most `max_per_gpu` on each, wherever the part `least_memory` of their memory fits, all or nothing. They
     count against no quota. A guest that a host leaves no room for (memory, cores) goes elsewhere or waits; one that got
-    next to nothing for `stall_s` on end is checkpointed and goes elsewhere if there is anything better.
+    next to nothing for `stall_s` on end is checkpointed and goes elsewhere if there is anything better. One that has
+    waited for `guest_age_s` on end counts, until it is stopped, as a guaranteed job submitted so much later than it.
 
     A job of class auto is guaranteed if it can start at once, else after `auto_after_s` a guest, and is promoted where
     it runs once its quota allows it and its GPUs have no host.
@@ -83,13 +89,15 @@ class AntMan:
     `quota`: GPUs by project, or by project and GPU kind as (project, kind); "*" stands for all that are not named.
     """
 
-    order: Order = "fifo"
+    order: Order = "tiresias"
     quota: tuple[tuple[str, str, int], ...] = ()
     limit: float = 0.8
     max_per_gpu: int = 1
     least_memory: float = 1.0
     auto_after_s: float = 0.0
     stall_s: float = 600.0
+    guest_age_s: float = 86_400.0
+    backfill: bool = True
     name: str = "antman"
     guests: ClassVar[bool] = True
     uses: ClassVar[frozenset[str]] = frozenset({JOB_CLASS})
@@ -111,8 +119,8 @@ class AntMan:
             raise InputError(f"limit must be over 0 and at most 1, got {self.limit}")
         if not 0 < self.least_memory <= 1:
             raise InputError(f"least_memory must be over 0 and at most 1, got {self.least_memory}")
-        if self.max_per_gpu < 0 or self.auto_after_s < 0 or not self.stall_s > 0:
-            raise InputError("max_per_gpu and auto_after_s must be >= 0, stall_s > 0")
+        if self.max_per_gpu < 0 or self.auto_after_s < 0 or not self.stall_s > 0 or not self.guest_age_s > 0:
+            raise InputError("max_per_gpu and auto_after_s must be >= 0, stall_s and guest_age_s > 0")
         for project, _, gpus in self.quota:
             if gpus < 0:
                 raise InputError(f"the quota of project {project} must be >= 0 GPUs, got {gpus}")
@@ -123,32 +131,62 @@ class AntMan:
         if not len(jobs):
             return Plan(NO_GROUPS, settled=True)
         runs, opportunistic = jobs.running_group >= 0, jobs.job_class == int(JobClass.OPPORTUNISTIC)
-        guest = runs & opportunistic
+        waited_s = np.where(runs, jobs.last_start_s, view.now_s) - jobs.pending_since_s
+        aged = opportunistic & (waited_s >= self.guest_age_s - 1e-6)
+        guest = runs & opportunistic & ~aged
         if running.guest is not None:
             guest |= runs & running.guest[jobs.running_group]
         lends = (jobs.job_class == int(JobClass.AUTO)) & (view.now_s - jobs.submit_s >= self.auto_after_s - 1e-6)
-        position, slow = self._positions(view), np.flatnonzero(guest & ~np.isnan(jobs.slow_since_s))
+        ranking, slow = self._ranking(view), np.flatnonzero(guest & ~np.isnan(jobs.slow_since_s))
+        position, turn = self._positions(view, ranking, opportunistic, guest)
         stalled = slow[view.now_s - _nothing_since_s(view, slow) >= self.stall_s - 1e-6]
-        found = _table(view, position, lends, stalled)
+        found = _table(view, turn, lends, stalled, ranking.levels)
         if self.least_memory < 1.0:
             found.amounts[opportunistic, START_BYTES] *= self.least_memory
         found.amounts[:, BYTES] = np.where(runs, _held_bytes(view), found.amounts[:, START_BYTES])
-        lists = _lists(
-            view, position, runs & ~guest, guest, ~opportunistic & (~runs | guest), ~runs & (opportunistic | lends)
-        )
+        queue = (~opportunistic | aged) & (~runs | guest)
+        lists = _lists(view, position, turn, runs & ~guest, guest, queue, ~runs & (opportunistic | lends))
+        if self.preempts:
+            none = lists.holders[:0]  # whose turn it is depends on service, not on who waits
+            lists = lists._replace(holders=none, stoppable=_stoppable(view, turn, lists.hosts, queue & ~runs))
         turns = self._walk(view, found, lists)
         status = found.whole[:, STATUS]
         until_s = self._until(view, status, slow, runs, lends)
-        return _plan(view, found, lists, turns, guest, WaitReasons(view, found, self), until_s)
+        young = opportunistic & ~runs & ~aged
+        until_s = min(until_s, float(jobs.pending_since_s[young].min(initial=math.inf)) + self.guest_age_s)
+        reasons = WaitReasons(view, found, self)
+        if self.preempts and len(reasons):
+            on_as_hosts = (status == STARTS) | (status == PROMOTED) | (runs & ~guest & (status == STAYS))
+            until_s = min(until_s, _may_stop_at_s(view, lists.hosts), view.now_s + ranking.changes_in_s(on_as_hosts))
+        return _plan(view, found, lists, turns, guest, reasons, until_s)
 
-    def _positions(self, view: View) -> IntArray:
-        """The position of each job among waiting ones, by `order`."""
-        jobs, n = view.jobs, len(view.jobs)
-        position = np.arange(n)
-        if self.order != "fifo":  # jobs are in the order of their submission
-            keys = (jobs.remaining_s,) if self.order == "srtf" else Queues()(view).keys
-            position[np.lexsort((jobs.number, *reversed(keys)))] = np.arange(n)
-        return position
+    @property
+    def preempts(self) -> bool:
+        """Whether a guaranteed job takes GPUs back from those behind it."""
+        return self.order == "tiresias"
+
+    def _ranking(self, view: View) -> Ranking:
+        """The order of jobs, without ageing."""
+        if self.order == "tiresias":
+            return Queues(within="submit")(view)
+        if self.order == "fifo":
+            return Ranking(())
+        return Ranking((by_remaining_time(view) if self.order == "srtf" else by_remaining_service(view),))
+
+    def _positions(
+        self, view: View, ranking: Ranking, opportunistic: BoolArray, guest: BoolArray
+    ) -> tuple[IntArray, IntArray]:
+        """The position of each job as a guest, by `order`, and among those that want to be hosts, with ageing.
+
+        In a queue of Tiresias those that have run as hosts go first, by their first start. Opportunistic jobs that have
+        left the first queue go last: they had their share of precedence.
+        """
+        jobs, keys = view.jobs, ranking.keys
+        if ranking.levels is not None:
+            began_s = np.where(guest | np.isnan(jobs.first_start_s), math.inf, jobs.first_start_s)
+            keys = (opportunistic & (ranking.levels > 0), *keys, began_s)
+        counted_s = jobs.submit_s + np.where(opportunistic, self.guest_age_s, 0.0)
+        return _ranks((*ranking.keys, jobs.number)), _ranks((*keys, counted_s, jobs.number))
 
     def _projects(self, view: View) -> k.Projects:
         """Quotas of the projects of the view, by their number."""
@@ -172,7 +210,8 @@ class AntMan:
         """Fill in what becomes of the jobs; the rows of guaranteed ones in the order of their turn."""
         cluster = view.cluster
         racks = int(cluster.node_rack.max()) + 1
-        rules = k.Rules(self.limit, self.max_per_gpu, float(CONTEXT_BYTES), len(cluster.kinds), racks)
+        context = float(CONTEXT_BYTES)
+        rules = k.Rules(self.limit, self.max_per_gpu, context, len(cluster.kinds), racks, self.backfill)
         return k.walk(lists, self._projects(view), jobs, _devices(cluster), rules, _measured(view))
 
     def _until(self, view: View, status: IntArray, slow: IntArray, runs: BoolArray, lends: BoolArray) -> float:
@@ -203,7 +242,8 @@ class WaitReasons(Mapping[int, str]):
         status, there = int(found[row, STATUS]), int(found[row, THERE])
         needs = f"needs {counted(int(jobs.gpus[row]), 'GPU')}"
         if status == k.HOLDS:
-            reserved = len(self._given[row])
+            if not (reserved := len(self._given[row])):
+                return f"{needs}; jobs that end before the rest is free use those reserved for it"
             return f"{needs}; {reserved} are reserved for it until the rest is free"
         if status == k.OVER_QUOTA:
             return (
@@ -251,8 +291,16 @@ class WaitReasons(Mapping[int, str]):
 # -- between the view and the walk ---------------------------------------------------------------------------
 
 
-def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray) -> k.Jobs:
-    """The jobs of the view as the walk sees them; `stalled` are rows."""
+def _ranks(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
+    """The position of each row by these keys, the first one first."""
+    order = np.lexsort(keys[::-1])
+    out = np.empty(len(order), dtype=np.int64)
+    out[order] = np.arange(len(order))
+    return out
+
+
+def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray, levels: IntArray | None) -> k.Jobs:
+    """The jobs of the view as the walk sees them; `stalled` are rows, `levels` queues of an order that preempts."""
     jobs, running, n = view.jobs, view.running, len(view.jobs)
     whole, amounts = np.zeros((n, THERE + 1), dtype=np.int64), np.zeros((n, 5))
     whole[:, GPUS], whole[:, PROJECT], whole[:, KINDS] = jobs.gpus, jobs.project_number, allowed_kinds(view)
@@ -266,7 +314,42 @@ def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray) 
     amounts[:, START_BYTES] = jobs.gpu_memory_bytes
     use = np.minimum(jobs.stage_s[:, Resource.GPU] / jobs.iteration_s, 1.0)
     amounts[:, USE] = np.where(np.isnan(use), 1.0, use)
-    return k.Jobs(whole, amounts, running.gpus, {})
+    left_s = _left_s(view)
+    if levels is None:
+        return k.Jobs(whole, amounts, left_s, left_s, np.zeros(n, dtype=np.int64), running.gpus, {})
+    return k.Jobs(whole, amounts, left_s, _room_s(view, left_s), levels, running.gpus, {})
+
+
+def _left_s(view: View) -> FloatArray:
+    """Known seconds until each job has ended if it starts now or runs; infinite if unknown."""
+    jobs, waits = view.jobs, view.jobs.running_group < 0
+    left_s: FloatArray = np.where(np.isnan(jobs.remaining_s), math.inf, np.maximum(jobs.remaining_s, 0.0))
+    left_s[waits] += np.nan_to_num(jobs.restart_s[waits], nan=0.0)
+    return left_s
+
+
+def _room_s(view: View, left_s: FloatArray) -> FloatArray:
+    """Seconds until each job has ended, or may be stopped for a job ahead of it, if it starts now or runs."""
+    jobs, keeps = view.jobs, view.keeps
+    kept_s = view.rule.runs_for * np.nan_to_num(jobs.restart_s, nan=0.0)
+    kept_s[jobs.checkpoints == int(Checkpoints.NEVER)] = math.inf
+    kept_s = np.where(jobs.running_group < 0, kept_s, np.maximum(keeps.until_s - view.now_s, 0.0))
+    return np.minimum(left_s, kept_s)
+
+
+def _stoppable(view: View, turn: IntArray, hosts: IntArray, waits: BoolArray) -> IntArray:
+    """Rows of hosts, alone in their groups, that may be stopped for a waiting job ahead of them, last first."""
+    first, running = int(turn[waits].min(initial=len(turn))), view.running
+    alone = (np.diff(running.first_job) == 1)[view.jobs.running_group[hosts]]
+    some = hosts[alone & view.may_stop[hosts] & (turn[hosts] > first)]
+    rows: IntArray = some[np.argsort(-turn[some], kind="stable")]
+    return rows
+
+
+def _may_stop_at_s(view: View, hosts: IntArray) -> float:
+    """When the next of these hosts may be stopped that may not be now."""
+    until_s = view.keeps.until_s[hosts]
+    return float(until_s[until_s > view.now_s].min(initial=math.inf))
 
 
 def _held_bytes(view: View) -> FloatArray:
@@ -282,9 +365,15 @@ def _held_bytes(view: View) -> FloatArray:
 
 
 def _lists(
-    view: View, position: IntArray, hosts: BoolArray, guests: BoolArray, queue: BoolArray, asking: BoolArray
+    view: View,
+    position: IntArray,
+    turn: IntArray,
+    hosts: BoolArray,
+    guests: BoolArray,
+    queue: BoolArray,
+    asking: BoolArray,
 ) -> k.Lists:
-    """Rows of these jobs in the order in which the walk takes them."""
+    """Rows of these jobs in the order in which the walk takes them: guests by `position`, others by `turn`."""
     number, project = view.jobs.number, view.jobs.project_number
     rows = np.flatnonzero(queue)
     first = np.concatenate([[0], np.cumsum(np.bincount(project[rows], minlength=int(project.max()) + 1))])
@@ -299,9 +388,10 @@ def _lists(
         np.flatnonzero(hosts),
         ranked(guests),
         ranked(asking),
-        rows[np.lexsort((position[rows], project[rows]))],
+        rows[np.lexsort((turn[rows], project[rows]))],
         first.astype(np.int64),
         at[(number[at] == holding) & queue[at]],
+        rows[:0],
     )
 
 
@@ -353,11 +443,13 @@ def _plan(
     reservations = tuple(
         Reservation(int(jobs.number[r]), tuple(found.given[r].tolist()))
         for r in turns[status[turns] == k.HOLDS].tolist()
+        if len(found.given[r])
     )
     rest = np.ones(len(jobs), dtype=bool)
-    rest[lists.hosts] = rest[turns] = False
+    hosts = lists.hosts[status[lists.hosts] == STAYS]
+    rest[hosts] = rest[turns] = False
     others = np.flatnonzero(rest)
-    order = np.concatenate([lists.hosts, turns, others[np.argsort(position[others], kind="stable")]])
+    order = np.concatenate([hosts, turns, others[np.argsort(position[others], kind="stable")]])
     everybody = not len(reasons) and not len(turns)
     return Plan(
         _joined(kept, new), jobs.number[order], reasons=reasons, valid_until_s=until_s, settled=everybody,

@@ -336,8 +336,10 @@ _FITNESS = {
 }  # fmt: skip
 
 _ANTMAN = {
-    "order": choice("order of a project's waiting jobs; guaranteed jobs are not preempted", *ORDERS,
-                    fit=("fifo", "tiresias")),
+    "order": choice("order of a project's guaranteed jobs; tiresias also preempts those of later queues; fifo as "
+                    "published", *ORDERS, fit=("fifo", "tiresias")),
+    "backfill": switch("guaranteed jobs start on GPUs reserved for others if that delays none of these; off = as "
+                       "published", fit=True),
     "quota": free_text("GPUs that guaranteed jobs of a project may hold, e.g. vision=32/speech@v100=16/*=8 "
                        "(* = all other projects); without it there is no limit"),
     "limit": number("opportunistic jobs go on GPUs of which less than this part is used", 0.0, 1.0, over=True,
@@ -349,6 +351,9 @@ _ANTMAN = {
                             infinite=True, fit=Range(10, 3600, "log", also=("0",))),
     "stall_s": seconds("an opportunistic job that got nothing for this long goes elsewhere, seconds; inf = never",
                        LEAST_S, infinite=True, fit=Range(60, 7200, "log")),
+    "guest_age_s": seconds("an opportunistic job that waited this long counts as a guaranteed one submitted so much "
+                           "later, seconds; inf = never, as published", LEAST_S, infinite=True,
+                           fit=Range(3600, 604_800, "log", also=("inf",))),
 }  # fmt: skip
 
 CATALOG: dict[str, Row] = dict(

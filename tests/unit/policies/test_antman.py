@@ -24,9 +24,14 @@ from plait.core.resources import Resource, StageProfile
 from plait.policies.antman import AntMan
 from plait.policies.catalog import make_policy
 from plait.policies.guest_walk import kernels, walk
+from plait.reproduce.antman.workload import Workload, jobs_of
+from plait.sim.run import simulate
+from plait.sim.world import make_world
 from reference import guest_walk as reference
 
 G, O, A = JobClass.GUARANTEED, JobClass.OPPORTUNISTIC, JobClass.AUTO  # noqa: E741 - one letter each
+#: As in the paper: nobody starts on reserved GPUs, no guaranteed job is preempted, guests do not age.
+PUBLISHED: dict[str, Any] = {"order": "fifo", "backfill": False, "guest_age_s": math.inf}
 HALF = StageProfile.of(cpu=0.5, gpu=0.5)  # keeps its GPUs busy half of the time
 
 
@@ -92,7 +97,7 @@ def job(name: str, gpus: int = 1, klass: JobClass = G, profile: StageProfile | N
 
 
 def house(cluster: str = "2x4", **options: Any) -> House:
-    return House(AntMan(**options), Cluster.parse(cluster))
+    return House(AntMan(**{**PUBLISHED, **options}), Cluster.parse(cluster))
 
 
 # -- guaranteed jobs -----------------------------------------------------------------------------------------
@@ -180,11 +185,175 @@ def test_other_orders() -> None:
     here = house("1x1", order="srtf")
     here.submit(job("long"), replace(job("short"), iterations=10.0)).decide()
     assert sorted(here.gpus()) == [1]
+    here = house("1x4", order="srsf")
+    here.submit(job("wide", 4), replace(job("narrow"), iterations=3000.0)).decide()
+    assert sorted(here.gpus()) == [1]
     here = house("1x1", order="tiresias")
     here.submit(job("served"), job("new"))
     here.store.columns["attained_gpu_s"][0] = 1e6
     here.decide()
     assert sorted(here.gpus()) == [1]
+
+
+# -- preemption among guaranteed jobs ------------------------------------------------------------------------
+
+LONG_GPU_S = 1e6  # in the last queue
+
+
+def test_a_job_takes_gpus_back_from_those_of_later_queues_as_few_as_it_needs() -> None:
+    here = house("1x4", order="tiresias")
+    here.submit(job("one"), job("two", 2), job("new one"), job("guest", 1, O)).decide()
+    here.store.columns["attained_gpu_s"][:2] = LONG_GPU_S
+    here.submit(job("late", 2)).decide()
+    assert here.gpus(guests=False) == {0: (0,), 2: (3,), 4: (1, 2)}  # GPUs of "two", which is enough
+    assert 1 in here.plan.reasons
+    here.finish(4).decide()
+    assert here.gpus(guests=False)[1] == (1, 2)
+
+
+def test_equal_queues_preempt_nobody_nor_does_another_order() -> None:
+    here = house("1x2", order="tiresias")
+    here.submit(job("first", 2)).decide()
+    here.submit(job("second", 2)).decide()
+    assert here.gpus() == {0: (0, 1)}
+    here.policy = replace(here.policy, order="srtf")
+    here.submit(replace(job("short", 2), iterations=1.0)).decide()
+    assert here.gpus() == {0: (0, 1)}
+
+
+def test_nobody_is_stopped_for_a_job_that_could_not_start_even_then() -> None:
+    here = house("1x4", order="tiresias")
+    here.submit(job("served", 2), job("new")).decide()
+    here.store.columns["attained_gpu_s"][0] = LONG_GPU_S
+    here.submit(job("wide", 4)).decide()
+    assert here.gpus(guests=False) == {0: (0, 1), 1: (2,)}
+    assert here.reservations == (Reservation(2, (3,)),)
+    here.finish(1).decide()
+    assert here.gpus(guests=False) == {2: (0, 1, 2, 3)}
+
+
+def test_a_job_that_cannot_resume_is_not_preempted() -> None:
+    here = house("1x1", order="tiresias")
+    here.submit(job("plain", checkpoints=Checkpoints.NEVER)).decide()
+    here.store.columns["attained_gpu_s"][0] = LONG_GPU_S
+    here.submit(job("new")).decide()
+    assert here.gpus() == {0: (0,)}
+
+
+def test_a_job_makes_room_in_the_quota_of_its_project_too() -> None:
+    here = house("1x4", order="tiresias", quota=(("a", "", 2),))
+    here.submit(job("a0", 2, project="a"), job("b0", 1, project="b")).decide()
+    here.store.columns["attained_gpu_s"][:2] = LONG_GPU_S
+    here.submit(job("a1", 1, project="a")).decide()
+    assert here.gpus(guests=False) == {1: (2,), 2: (0,)}  # b0 holds none of the quota
+
+
+def test_a_preempted_job_starts_again_in_the_end_and_stops_are_few() -> None:
+    """Ten short jobs beside three long ones: each stops one, and two stop as the long ones change queues."""
+    long = [job(f"long{i}", 4) for i in range(3)]
+    specs = [replace(one, iterations=80_000.0) for one in long]
+    specs += [replace(job(f"short{i}", 4), iterations=300.0, submit_s=60_000.0 + 2_000.0 * i) for i in range(10)]
+    done = simulate(JobBatch.of(specs), Cluster.parse("1x8"), make_policy("antman"), make_world("plait"), check=True)
+    columns = done.controller.job_store.columns
+    assert np.isfinite(columns["end_s"][:13]).all()
+    jct_s = columns["end_s"][3:13] - columns["submit_s"][3:13]
+    assert (jct_s < 1_000.0).all()
+    assert columns["preemptions"][:13].tolist() == [0, 11, 1] + [0] * 10
+
+
+# -- behind reservations -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_ends_before_a_reservation_is_complete_starts_on_its_gpus() -> None:
+    here = house("2x4", backfill=True)
+    here.submit(job("running", 2)).decide()  # ends in 1000 s
+    here.submit(
+        job("wide", 8), replace(job("long"), iterations=1001.0), replace(job("short", 4), iterations=999.0),
+        replace(job("last", 2), iterations=10.0),
+    ).decide()  # fmt: skip
+    assert sorted(here.gpus()) == [0, 3]
+    assert len(here.reservations) == 1
+    assert len(here.reservations[0].gpus) == 2  # the reservation keeps one at least, so "last" does not fit after one
+    assert here.plan.reasons[1] == "needs 8 GPUs; 2 are reserved for it until the rest is free"
+
+
+def test_a_job_may_leave_enough_instead_of_ending_in_time() -> None:
+    here = house("2x4", backfill=True)
+    here.submit(job("four", 4), replace(job("two", 2), iterations=5000.0)).decide()
+    here.submit(job("wide", 5), replace(job("long"), iterations=9e9), replace(job("too"), iterations=9e9)).decide()
+    assert sorted(here.gpus()) == [0, 1, 3]  # in 1000 s there are six, and the wide one needs five
+    here.finish(0).decide()
+    assert len(here.gpus(guests=False)[2]) == 5
+
+
+@pytest.mark.parametrize("unknown", ["running", "short"])
+def test_nothing_starts_on_reserved_gpus_without_known_ends(unknown: str) -> None:
+    here = house("2x4", backfill=True)
+    here.submit(job("running", 2)).decide()
+    here.submit(job("wide", 8), replace(job("short", 2), iterations=10.0))
+    here.store.columns["iterations"][{"running": 0, "short": 2}[unknown]] = math.nan
+    here.decide()
+    assert sorted(here.gpus()) == [0]
+
+
+def test_a_quota_is_filled_behind_the_job_that_waits_for_it() -> None:
+    here = house(quota=(("a", "", 4),), backfill=True)
+    here.submit(job("a0", 2, project="a")).decide()
+    here.submit(
+        job("a1", 4, project="a"), replace(job("a2", 1, project="a"), iterations=2000.0),
+        replace(job("a3", 1, project="a"), iterations=500.0),
+    ).decide()  # fmt: skip
+    assert sorted(here.gpus()) == [0, 3]
+    here.finish(0).finish(3).decide()
+    assert sorted(here.gpus()) == [1]
+
+
+def test_a_job_of_another_kind_leaves_the_quota_that_a_reservation_claims() -> None:
+    here = house("1x4:v100,1x4:a100", quota=(("a", "", 5),), backfill=True)
+    here.submit(job("other", 2, gpu_kinds=("v100",))).decide()
+    here.submit(
+        job("wide", 4, project="a", gpu_kinds=("v100",)),
+        replace(job("long", 2, project="a", gpu_kinds=("a100",)), iterations=2000.0),
+        replace(job("short", 2, project="a", gpu_kinds=("a100",)), iterations=500.0),
+    ).decide()  # fmt: skip
+    assert sorted(here.gpus()) == [0, 3]
+    here.finish(0).finish(3).decide()
+    assert sorted(here.gpus()) == [1]
+
+
+# -- ageing of guests ----------------------------------------------------------------------------------------
+
+
+def test_a_guest_that_waited_long_counts_as_a_guaranteed_job_submitted_later() -> None:
+    full = StageProfile.of(gpu=1.0)
+    here = house("1x2", guest_age_s=100.0)
+    here.submit(job("host", 2, profile=full)).decide(0.0)
+    here.submit(job("guest", 2, O), job("before", 1, profile=full)).decide(0.0)
+    assert here.plan.valid_until_s == 100.0
+    here.submit(job("soon", 1, profile=full)).decide(50.0)
+    here.decide(60.0)
+    here.submit(job("late", 1, profile=full)).finish(0).decide()
+    assert here.gpus() == {2: (0,), 3: (1,)}
+    here.finish(2).decide()
+    assert here.gpus() == {3: (1,)}
+    assert [one.job for one in here.reservations] == [1]
+    here.finish(3).decide()
+    assert here.gpus(guests=False) == {1: (0, 1)}  # a host, ahead of the one that came 110 s after it
+    here.decide(1000.0)
+    assert here.gpus(guests=False) == {1: (0, 1)}
+
+
+def test_an_aged_guest_that_had_its_turn_goes_behind_guaranteed_jobs() -> None:
+    here = house("1x2", guest_age_s=100.0, order="tiresias")
+    here.submit(job("host", 2, profile=StageProfile.of(gpu=1.0)), job("guest", 2, O)).decide(0.0)
+    here.decide(200.0)
+    here.finish(0).decide()
+    assert here.gpus(guests=False) == {1: (0, 1)}
+    here.submit(job("late", 2)).decide()
+    assert here.gpus(guests=False) == {1: (0, 1)}
+    here.store.columns["attained_gpu_s"][1] = LONG_GPU_S
+    here.decide()
+    assert here.gpus(guests=False) == {2: (0, 1)}
 
 
 # -- opportunistic jobs --------------------------------------------------------------------------------------
@@ -222,7 +391,7 @@ def test_several_guests_share_a_gpu_if_asked_to() -> None:
 
 def test_memory_decides_who_fits_and_a_host_takes_it_from_a_guest() -> None:
     cluster = Cluster.of(1, 2, gpu_memory_bytes=16_000_000_000)
-    here = House(AntMan(), cluster)
+    here = House(AntMan(**PUBLISHED), cluster)
     here.submit(job("host", 1, gpu_memory_bytes=10e9), job("guest", 1, O, gpu_memory_bytes=10e9)).decide()
     assert here.gpus() == {0: (0,), 1: (1,)}
     here.submit(job("second", 1, O, gpu_memory_bytes=5e9)).decide()
@@ -235,7 +404,7 @@ def test_memory_decides_who_fits_and_a_host_takes_it_from_a_guest() -> None:
 
 def test_a_guest_that_may_not_be_stopped_keeps_its_memory() -> None:
     cluster = Cluster.of(1, 1, gpu_memory_bytes=16_000_000_000)
-    here = House(AntMan(), cluster)
+    here = House(AntMan(**PUBLISHED), cluster)
     here.submit(job("guest", 1, O, gpu_memory_bytes=10e9, checkpoints=Checkpoints.NEVER)).decide()
     here.submit(job("host", 1, gpu_memory_bytes=8e9)).decide()
     assert here.gpus() == {0: (0,)}
@@ -362,6 +531,7 @@ def test_other_policies_jobs_become_guests_where_they_run() -> None:
 def test_options_by_name() -> None:
     policy = make_policy("antman:order=tiresias,quota=vision=32/speech@v100=16/*=8,max_per_gpu=2,stall_s=inf")
     assert isinstance(policy, AntMan)
+    assert policy.preempts
     assert policy.quota == (("vision", "", 32), ("speech", "v100", 16), ("*", "", 8))
     assert policy.max_per_gpu == 2
 
@@ -372,7 +542,7 @@ def test_options_by_name() -> None:
         ("antman:quota=32", "it takes PROJECT=GPUS"),
         ("antman:quota=a=many", "it takes PROJECT=GPUS"),
         ("antman:limit=0", "limit is 0"),
-        ("antman:order=lifo", "fifo, tiresias or srtf"),
+        ("antman:order=lifo", "fifo, tiresias, srtf or srsf"),
         ("antman:max_per_gpu=-1", "max_per_gpu is -1"),
     ],
 )
@@ -416,8 +586,8 @@ def check(here: House, before: dict[int, tuple[int, ...]], hosts_before: set[int
         assert len(kinds) == 1
         assert spec.gpu_kinds is None or kinds <= set(spec.gpu_kinds)
         assert spec.job_class is not G or number in hosts
-        assert spec.job_class is not O or number not in hosts
-    for number in hosts_before:
+        assert spec.job_class is not O or number not in hosts or here.policy.guest_age_s < math.inf
+    for number in hosts_before if not here.policy.preempts else hosts_before & set(running):
         assert running[number] == before[number], "a guaranteed job was stopped, moved or made a guest"
         assert number in hosts
     for project, _, most in here.policy.quota:
@@ -433,7 +603,8 @@ def test_no_gang_waits_for_ever_and_all_rules_hold(seed: int) -> None:
     gpu_bytes = 16_000_000_000 if chance.random() < 0.5 else 0
     cluster = Cluster(tuple(replace(node, gpu_memory_bytes=gpu_bytes) for node in cluster.nodes))
     quota = (("a", "", chance.choice([4, 8, 12])),) if chance.random() < 0.7 else ()
-    here = House(AntMan(quota=quota, max_per_gpu=chance.choice([1, 2])), cluster)
+    options: dict[str, Any] = chance.choice([PUBLISHED, {}, {"order": "fifo"}, {"order": "srsf", "guest_age_s": 5.0}])
+    here = House(AntMan(quota=quota, max_per_gpu=chance.choice([1, 2]), **options), cluster)
     left, steps = [drawn_job(chance, i) for i in range(40)], 0
     while left or len(here.view().jobs):
         if left and chance.random() < 0.6:
@@ -442,6 +613,7 @@ def test_no_gang_waits_for_ever_and_all_rules_hold(seed: int) -> None:
             here.finish(chance.choice(sorted(here.gpus())))
         before = {n: g for n, g in here.gpus().items() if n in here.view().jobs.number}
         hosts = set(here.gpus(guests=False)) & set(before)
+        here.store.columns["attained_gpu_s"][list(hosts)] += chance.choice([0.0, 30_000.0])
         here.decide()
         check(here, before, hosts)
         jobs, steps = here.view().jobs, steps + 1
@@ -522,7 +694,7 @@ def crowded_house(chance: random.Random, seed: int) -> House:
     return House(
         AntMan(
             quota=tuple(quota), max_per_gpu=chance.choice([1, 2]), order=chance.choice(["fifo", "srtf"]),
-            auto_after_s=chance.choice([0.0, 100.0]),
+            auto_after_s=chance.choice([0.0, 100.0]), backfill=False, guest_age_s=chance.choice([20.0, math.inf]),
         ),
         cluster,
     )  # fmt: skip
@@ -530,3 +702,25 @@ def crowded_house(chance: random.Random, seed: int) -> House:
 
 def test_use_of_the_gpu_is_that_of_the_profile() -> None:
     assert HALF.stage_s[Resource.GPU] / HALF.iteration_s == 0.5
+
+
+# -- classes under load --------------------------------------------------------------------------------------
+
+
+def mean_h(policy: str, load: float, opportunistic: float) -> tuple[float, float]:
+    """Mean completion times of guaranteed and opportunistic jobs on a Philly-like trace of up to 6 h, in hours."""
+    jobs = jobs_of(Workload(jobs=600, load=load, longest_h=6.0, opportunistic=opportunistic, seed=1))
+    done = simulate(jobs, Cluster.parse("8x8"), make_policy(policy), make_world("plait"))
+    jct_h = (done.controller.job_store.columns["end_s"][: len(jobs)] - jobs.submit_s) / 3600
+    high = jobs.column("job_class") == int(G)
+    return float(jct_h[high].mean()), float(jct_h[~high].mean())
+
+
+def test_a_guaranteed_job_is_no_slower_than_without_classes_nor_than_a_guest() -> None:
+    """At load 1.3, half of it guaranteed; the published order inverts the classes."""
+    guaranteed, opportunistic = mean_h("antman", 1.3, 0.5)
+    alike, _ = mean_h("fifo-backfill", 1.3, 0.5)
+    assert guaranteed <= 1.05 * alike
+    assert guaranteed <= 1.05 * opportunistic
+    inverted, others = mean_h("antman:order=fifo,backfill=off,guest_age_s=inf", 1.3, 0.5)
+    assert inverted > 2 * others

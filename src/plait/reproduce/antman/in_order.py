@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -25,7 +26,7 @@ class InOrder:
     those behind the first that waits is the plan of a strict queue.
     """
 
-    policy: AntMan = field(default_factory=AntMan)
+    policy: AntMan
     name: str = "antman, in order"
     guests: ClassVar[bool] = True
     uses: ClassVar[frozenset[str]] = frozenset({JOB_CLASS})
@@ -50,4 +51,5 @@ class InOrder:
 
 def in_order(quota: str = "") -> InOrder:
     """The policy within quotas as text, for `make_policy`."""
-    return InOrder(AntMan(quota=Quotas.parse(quota).rules if quota else ()))
+    rules = Quotas.parse(quota).rules if quota else ()
+    return InOrder(AntMan(order="fifo", backfill=False, guest_age_s=math.inf, quota=rules))

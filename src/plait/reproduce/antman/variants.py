@@ -13,6 +13,8 @@ from plait.reproduce.antman.workload import GPUS, Workload
 
 #: At most half of the GPUs for a tenant. The comparison is without, as queues of YARN may exceed their share, too.
 QUOTA = f"quota=*={GPUS // 2}"
+#: The published global scheduler; plait's default orders jobs by service, fills reservations and ages guests.
+PUBLISHED = "antman:order=fifo,backfill=off,guest_age_s=inf"
 IN_ORDER = "plait.reproduce.antman.in_order:in_order"
 
 
@@ -34,7 +36,7 @@ class Variant:
         return Case(self.policy, workload, self.world, self.classes, self.checkpoint_every_s, self.quantum_s)
 
 
-ANTMAN = Variant("antman", "antman")
+ANTMAN = Variant("antman", PUBLISHED)
 YARN = Variant("yarn-cs", "yarn-cs:shares=1/1")
 PREEMPTING = Variant("yarn-cs, preempting", "yarn-cs:shares=1/1,preempt=on")
 GANDIVA = Variant("gandiva", "gandiva")
@@ -56,10 +58,10 @@ COMPARED = (
 PARTS = (
     ANTMAN,
     Variant("no backfilling: opportunistic jobs in order, too", IN_ORDER),
-    Variant("no sharing at a start: guests only where no host is", "antman:limit=0.01"),
+    Variant("no sharing at a start: guests only where no host is", f"{PUBLISHED},limit=0.01"),
     replace(ANTMAN, name="no guests: all jobs guaranteed", classes="all guaranteed"),
-    Variant("quotas: half of the GPUs for guaranteed jobs of each tenant", f"antman:{QUOTA}"),
-    Variant("up to 3 guests a GPU", "antman:max_per_gpu=3"),
+    Variant("quotas: half of the GPUs for guaranteed jobs of each tenant", f"{PUBLISHED},{QUOTA}"),
+    Variant("up to 3 guests a GPU", f"{PUBLISHED},max_per_gpu=3"),
     replace(ANTMAN, name="guests start 20 ms of GPU work at once", quantum_s=0.02),
     YARN,
     Variant("yarn-cs, gangs may spread as under antman", "yarn-cs:shares=1/1,placement=best-fit"),
