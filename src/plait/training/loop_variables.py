@@ -37,7 +37,7 @@ def unsaved_variables(frame: FrameType | None, registered: Collection[Any]) -> l
     found: dict[str, None] = {}
     while frame is not None:
         file = frame.f_code.co_filename
-        if not _of_library(file) and os.path.exists(file):
+        if not of_library(file) and os.path.exists(file):
             values = frame.f_locals
             for name, line in carried("".join(linecache.getlines(file)), frame.f_lineno):
                 if name in values and id(values[name]) not in known and not _is_code(values[name]):
@@ -48,7 +48,8 @@ def unsaved_variables(frame: FrameType | None, registered: Collection[Any]) -> l
     return list(found)
 
 
-def _of_library(file: str) -> bool:
+def of_library(file: str) -> bool:
+    """True if the file belongs to Python, to plait or to an installed package, not to the script."""
     return file.startswith(_LIBRARIES) or not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,7 @@ pytest.importorskip("torch")
 from attempts import PREEMPTED, Forker, steps_saved, the_forker
 
 from plait.runtime.page import Saves
+from plait.training.loader.consumers import counted_beside
 
 #: By kind: the lines after which the process is stopped, in one attempt each.
 EXACT = {
@@ -114,3 +118,19 @@ def test_a_count_of_steps_that_cannot_go_on_is_reported(forker: Forker, tmp_path
     code, output = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(tmp_path / "t"), kind, "2").end()
     assert code == PREEMPTED
     assert "plait: the script counts the steps of job.steps() by zip() with a counter" in output
+
+
+@pytest.mark.parametrize(("folder", "reported"), [("site-packages/engine", False), ("work", True)])
+def test_a_count_is_reported_in_loops_of_the_script_only(folder: str, reported: bool, tmp_path: Path) -> None:
+    """Engines count by `range(len(loader))`, too, and their adapters let them go on."""
+    names: dict[str, Any] = {}
+    loop = "def loop(batches):\n    return [next(batches) or range(len([]))]\n"
+    exec(compile(loop, str(tmp_path / folder / "loop.py"), "exec"), names)
+    found: list[str] = []
+
+    def batches() -> Iterator[int]:
+        found.append(counted_beside(None, sys._getframe(1)))
+        yield 1
+
+    names["loop"](batches())
+    assert bool(found[0]) == reported

@@ -63,4 +63,4 @@ def test_the_examples_run(script: str, library: str, shorter: list[str], forker:
     assert code == 0, output
     assert attempt.page.steps == attempt.page.total_iterations > 0
     assert 0 < attempt.page.skew <= 1
-    assert output.splitlines()[-1].startswith("done: ")
+    assert any(line.startswith("done: ") for line in output.splitlines())  # torch's profiler may write after it

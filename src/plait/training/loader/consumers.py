@@ -21,6 +21,8 @@ from functools import cache
 from types import FrameType, GeneratorType
 from typing import Any
 
+from plait.training.loop_variables import of_library
+
 #: More objects between a counter and the loader than any loop has.
 MOST_OBJECTS = 1000
 #: Module of `job.steps` and `job.epochs`: they run while they save, and not while their body draws batches.
@@ -94,7 +96,9 @@ def counted_beside(batches: Any, consumer: FrameType | None) -> str:
         parts = pair.__reduce__()[1]
         if any(isinstance(part, _COUNTING) for part in parts) and _distance(pair, batches, stack) is not None:
             return "zip() with a counter"
-    if consumer is not None and {"next", "range", "len"} <= set(consumer.f_code.co_names):
+    if consumer is None or of_library(consumer.f_code.co_filename):
+        return ""
+    if {"next", "range", "len"} <= set(consumer.f_code.co_names):
         return "range(len(loader)) and next()" if asks_for_one(consumer) else ""
     return ""
 
