@@ -17,7 +17,8 @@ import time
 from collections.abc import Sequence
 
 from plait.sharing import estimate
-from plait.sim.gpu import PATTERNS, QUANTA_S, Mode, Opportunistic, Pattern, Phase, Scenario, drawn, run
+from plait.sim.gpu import PATTERNS, QUANTA_S, Mode, Opportunistic, Pattern, Phase, Scenario, Variation, drawn, run
+from plait.sim.gpu.variation import STEP_CV
 
 GOAL = 0.15
 
@@ -42,7 +43,7 @@ def main() -> None:
         begin_s = time.process_time()
         shares, slowdown = _micro(pattern, quantum_s, mode, guests, seconds, seeds)
         micro_s, begin_s = micro_s + time.process_time() - begin_s, time.process_time()
-        macro = estimate(pattern.load, quantum_s, gated=mode is Mode.GATE, guests=guests, seconds=seconds)
+        macro = estimate(pattern.load, quantum_s, gated=mode is Mode.GATE, guests=guests, seconds=seconds, counted=True)
         macro_s += time.process_time() - begin_s
         micro, slack = statistics.fmean(shares), pattern.slack
         off = macro.slack_share / micro - 1.0
@@ -69,7 +70,8 @@ def _micro(
     pattern: Pattern, quantum_s: float, mode: Mode, guests: int, seconds: float, seeds: Sequence[int]
 ) -> tuple[list[float], float]:
     jobs = tuple(Opportunistic(f"o{i}", quantum_s) for i in range(guests))
-    done = [run(Scenario((Phase(pattern),), jobs, seconds), mode, seed) for seed in seeds]
+    phase = Phase(pattern, variation=Variation(cv=STEP_CV))
+    done = [run(Scenario((phase,), jobs, seconds), mode, seed) for seed in seeds]
     return [outcome.slack_share() for outcome in done], statistics.fmean(outcome.slowdown() for outcome in done)
 
 

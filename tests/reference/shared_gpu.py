@@ -35,10 +35,12 @@ def iteration_s(law: GpuSharing, truth: JobBatch, groups: Groups, alone: FloatAr
         crowd = max(guests[gpu] for gpu in row.gpus)
         if row.guest:
             continue
-        out[lo:hi] = (alone[lo:hi] * (1.0 + law.host_slowdown if crowd else 1.0)).tolist()
+        longer = 1.0
         if crowd:
             busy = min(sum(gpu_s[m] / alone[m] for m in range(lo, hi)), 1.0)
-            part.update(dict.fromkeys(row.gpus, _usable(alone[lo:hi].max(), busy, crowd, law.quantum_s, law.gaps)))
+            usable, longer = _usable(alone[lo:hi].max(), busy, crowd, law.quantum_s, law.gaps, law.noise)
+            part.update(dict.fromkeys(row.gpus, usable))
+        out[lo:hi] = (alone[lo:hi] * longer).tolist()
     share = [min(part.get(gpu, 1.0) / max(guests[gpu], 1) for gpu in row.gpus) for row in rows]
     if max(guests.values()) > 1 and any(row.guest and len(row.gpus) > 1 for row in rows):
         usable = np.array([part.get(gpu, 1.0) for gpu in range(max(guests) + 1)])

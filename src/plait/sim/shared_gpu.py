@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from plait.core.jit import kernel
 from plait.core.jobs import JobBatch
 from plait.core.plan import Groups
 from plait.core.resources import Resource
-from plait.sharing import Load, estimate, longest_quantum_s
+from plait.sharing import Load, estimate
+from plait.sharing.macro_model import NOISE
 from plait.sim.guests.memory import Use, use
 from plait.sim.guests.models import GuestModels
 
@@ -90,14 +91,14 @@ def beside_others(
     crowd: IntArray,
     part: FloatArray,
     share: FloatArray,
-    longer: float,
+    longer: FloatArray,
 ) -> FloatArray:
     """Seconds an iteration of each member beside the other groups; arguments up to `crowd` as in `host_loads`.
 
     `part` (groups,): what guests get together of a host's GPUs. `share` (groups,): what each guest gets of its GPUs; if
     it is empty the guests of a GPU share that evenly, and a gang has what it has on its worst one. A guest's GPU work
     takes as long as its share needs for it, the rest goes on beside it if the two overlap when the job is alone. A host
-    with guests takes `longer`, as a factor.
+    with guests takes `longer` (groups,), as a factor.
     """
     usable, out = np.ones(len(guests)), np.empty(len(jobs))
     for g in range(len(guest)):
@@ -115,7 +116,7 @@ def beside_others(
         mine = max(mine, LEAST_SHARE)
         for m in range(first_job[g], first_job[g + 1]):
             if not guest[g]:
-                out[m] = alone[m] * longer if crowd[g] > 0 else alone[m]
+                out[m] = alone[m] * longer[g] if crowd[g] > 0 else alone[m]
                 continue
             stages = 0.0
             for stage in range(stage_s.shape[1]):
@@ -132,26 +133,27 @@ def beside_others(
 class GpuSharing:
     """How hosts and guests share GPUs in a simulation.
 
-    host_slowdown  how much longer a host's iterations take beside guests, as a part; the law keeps it below 0.02
-    quantum_s      GPU work that a guest starts without a look at its share, seconds
-    gaps           times in a step that a host waits for the GPU; 1 with stage marks and the gate
-    models         quanta, gaps, memory and bursts by model; None: all alike, and memory does not matter
+    quantum_s  GPU work that a guest starts without a look at its share, seconds
+    gaps       times in a step that a host waits for the GPU; 1 with stage marks and the gate
+    models     quanta, gaps, memory and bursts by model; None: all alike, and memory does not matter
+    noise      coefficient of variation of a host's steps
 
-    A guest gets the part of a host's slack that the macro model of the law says, all of a GPU without a host. Guests
+    A guest gets the part of a host's slack that the macro model of the law says, all of a GPU without a host; the host
+    takes as much longer as that model says. Guests
     of a GPU share that evenly. A gang gets what it gets on its worst GPU, and others have what it leaves on its other
     GPUs. What it does outside the GPU takes as long as before, beside its GPU work if the two overlap when it is alone.
     A host without a stage profile leaves no slack. Raises `InputError` for invalid values.
     """
 
-    host_slowdown: float = 0.01
     quantum_s: float = 0.002
     gaps: int = 1
     models: GuestModels | None = None
+    noise: float = NOISE
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if not 0 <= self.host_slowdown < math.inf:
-            raise InputError(f"host_slowdown must be a part >= 0, got {self.host_slowdown}")
+        if not 0 <= self.noise < math.inf:
+            raise InputError(f"noise must be a number >= 0, got {self.noise}")
         if not (self.quantum_s > 0 and self.gaps >= 1):
             raise InputError(f"quantum_s must be > 0 and gaps >= 1, got {self.quantum_s} and {self.gaps}")
 
@@ -170,10 +172,11 @@ class GpuSharing:
         work = 1 + len(groups) // GROUPS_A_UNIT
         columns = groups.jobs, groups.first_job, groups.gpus, groups.first_gpu, guest, alone
         gpu_s, guests, crowd, hosts = either(host_loads, work)(*columns, truth.stage_s, truth.iteration_s)
-        part = np.ones(len(groups))
+        part, longer = np.ones(len(groups)), np.ones(len(groups))
         quantum_s, gaps = self._quanta(truth, groups, guest)
         for g in np.flatnonzero(crowd).tolist():
-            part[g] = _usable(float(hosts[g, 0]), float(hosts[g, 1]), int(crowd[g]), quantum_s[g], gaps[g])
+            host = float(hosts[g, 0]), float(hosts[g, 1])
+            part[g], longer[g] = _usable(*host, int(crowd[g]), quantum_s[g], gaps[g], self.noise)
         share = NO_SHARES
         if guests.max(initial=0) > 1 and (guest & (groups.gpu_count() > 1)).any():
             owner, usable = np.repeat(np.arange(len(groups)), groups.gpu_count()), np.ones(len(guests))
@@ -181,7 +184,7 @@ class GpuSharing:
             usable[groups.gpus[paying]] = part[owner[paying]]
             share = fair_shares(guest, owner, groups.gpus, usable)
         out = either(beside_others, work)(
-            *columns, truth.stage_s, truth.iteration_s, gpu_s, guests, crowd, part, share, 1.0 + self.host_slowdown
+            *columns, truth.stage_s, truth.iteration_s, gpu_s, guests, crowd, part, share, longer
         )
         return out if used is None else out * used.slower[groups.group_of_member()]
 
@@ -236,21 +239,10 @@ def fair_shares(guest: BoolArray, owner: IntArray, at: IntArray, usable: FloatAr
 
 
 @lru_cache(maxsize=1 << 16)
-def _usable(step_s: float, busy: float, guests: int, quantum_s: float, gaps: int) -> float:
-    """The part of a GPU that guests get together beside a host whose step keeps it `busy` (0 to 1)."""
+def _usable(step_s: float, busy: float, guests: int, quantum_s: float, gaps: int, noise: float) -> tuple[float, float]:
+    """The part of a GPU that guests get together beside a host whose step keeps it `busy` (0 to 1); its slowdown."""
     if busy >= 1.0:
-        return LEAST_SHARE
-    if quantum_s * guests <= longest_quantum_s(step_s, gaps):
-        return (1.0 - busy) * _part(_rounded(step_s, 1), round(busy, 1), quantum_s, gaps, 1)
-    return (1.0 - busy) * _part(_rounded(step_s, 2), round(busy, 2), quantum_s, gaps, guests)
-
-
-@cache
-def _part(step_s: float, busy: float, quantum_s: float, gaps: int, guests: int) -> float:
-    """The part of the slack that guests get, of a host that is rounded so that few have to be worked out."""
-    load = Load(step_s, min(max(busy, 0.01), 0.99) * step_s, gaps, gaps)
-    return estimate(load, quantum_s, guests=guests, seconds=HORIZON_S).slack_share
-
-
-def _rounded(value: float, digits: int) -> float:
-    return float(f"{value:.{digits}g}")
+        return LEAST_SHARE, 1.0
+    load = Load(step_s, min(max(busy, 0.01), 0.99) * step_s, gaps, gaps, noise)
+    found = estimate(load, quantum_s, guests=guests, seconds=HORIZON_S, counted=True)
+    return (1.0 - busy) * found.slack_share, found.slowdown

@@ -29,7 +29,7 @@ from plait.sim.world import make_world
 
 GB = 1_000_000_000
 HALF = StageProfile.of(cpu=0.5, gpu=0.5)
-HOST_S = 1.01  # of a host with guests
+HOST_S = estimate(Load(1.0, 0.5), 0.002, seconds=3600.0, counted=True).slowdown  # of a host of 1 s with guests
 
 
 def cluster(gpus: int = 1, memory_bytes: float = 16 * GB) -> Cluster:
@@ -52,7 +52,7 @@ def paces(
 
 def beside_host(quantum_s: float = 0.002, gaps: int = 1) -> float:
     """An iteration of a guest beside one host, both of which use half of a GPU."""
-    part = estimate(Load(1.0, 0.5, gaps, gaps), quantum_s, seconds=3600.0).slack_share
+    part = estimate(Load(1.0, 0.5, gaps, gaps), quantum_s, seconds=3600.0, counted=True).slack_share
     return 0.5 + 0.5 / (0.5 * part)
 
 

@@ -35,9 +35,18 @@ MICRO = {
     ("20x5 then 100 host", 20, Mode.GATE): 0.352,
     ("80+20", 1, Mode.LAW): 0.902,
     ("80+20", 4, Mode.LAW): 0.692,
+    ("80+20", 20, Mode.LAW): 0.516,
+    ("10+190", 1, Mode.LAW): 0.896,
+    ("10+190", 4, Mode.LAW): 0.903,
+    ("10+190", 20, Mode.LAW): 0.269,
 }
-#: A few long quanta decide, and seeds of the micro model differ by as much; the second costs just what may not be.
-CHANCE = {("5x(4+3)", 1, Mode.LAW): 0.3, ("5x(4+3)", 4, Mode.LAW): 0.5, ("20x5 then 100 host", 1, Mode.LAW): 0.25}
+#: A few long quanta decide; one of these costs just what the guard cuts at.
+CHANCE = {
+    ("5x(4+3)", 1, Mode.LAW): 0.3,
+    ("5x(4+3)", 4, Mode.LAW): 0.5,
+    ("20x5 then 100 host", 1, Mode.LAW): 0.25,
+    ("10+190", 20, Mode.LAW): 0.25,
+}
 
 
 def macro(name: str, quantum_ms: float, mode: Mode) -> Estimate:
