@@ -21,7 +21,7 @@ ENTRIES = {
     "ls": Entry(JOBS, "jobs:ls", "List jobs that wait or run, newest first."),
     "queue": Entry(JOBS, "jobs:queue", "List what runs and waits in the policy's order."),
     "show": Entry(JOBS, "jobs:show", "Show everything about a job.", BARE),
-    "logs": Entry(JOBS, "jobs:logs", "Print the log of a job's newest attempt.", BARE),
+    "logs": Entry(JOBS, "jobs:logs", "Print the log of a job's newest attempt, or of attempt N.", BARE),
     "wait": Entry(JOBS, "jobs:wait", "Wait until jobs have ended.", BARE),
     "cancel": Entry(JOBS, "jobs:cancel", "Cancel jobs; running ones are stopped.", BARE),
     "requeue": Entry(JOBS, "submit:requeue", "Checkpoint running jobs and send them back to the queue.", BARE),
