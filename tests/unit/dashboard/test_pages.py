@@ -13,6 +13,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
@@ -358,9 +359,18 @@ def test_a_log_is_read_as_text(beating: World, login: Login) -> None:
     answer = login("root").ask("GET", "/web/jobs/j-1/log?rank=0")
     assert answer.text == node.log, "all of it, more than one part"
     assert answer.headers["content-type"].startswith("text/plain")
-    assert "j-1-attempt1-rank0.log" in answer.headers["content-disposition"]
+    assert answer.headers["content-disposition"] == "inline; filename*=utf-8''j-1-attempt1-rank0.log"
     assert login("root").ask("GET", "/web/jobs/j-1/log?rank=0&epoch=1&offset=1199900").text == node.log[1_199_900:]
     assert "no rank 7" in login("root").ask("GET", "/web/jobs/j-1/log?rank=7").text
+
+
+def test_a_log_is_found_by_any_name_of_its_job(beating: World, login: Login) -> None:
+    name = 'réseau "训练"; x=y'
+    beating.submit("ann", name=name, gpus=4)
+    answer = login("root").ask("GET", f"/web/jobs/{quote(name)}/log")
+    file = f"{name}-attempt0-rank0.log"
+    assert (answer.status_code, answer.text) == (200, "")
+    assert answer.headers["content-disposition"] == f"inline; filename*=utf-8''{quote(file, safe='')}"
 
 
 def test_the_end_of_a_log_that_cannot_be_read_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
 
@@ -33,7 +34,7 @@ async def text(viewer: Viewer) -> Response:
     query = viewer.request.query_params
     first = await _part(viewer, query.get("offset"), query.get("epoch"))
     name = f"{viewer.request.path_params['job']}-attempt{first['epoch']}-rank{first['rank']}.log"
-    headers = {"content-disposition": f'inline; filename="{name}"'}
+    headers = {"content-disposition": f"inline; filename*=utf-8''{quote(name, safe='')}"}
     return StreamingResponse(_parts(viewer, first), media_type="text/plain; charset=utf-8", headers=headers)
 
 
