@@ -153,6 +153,21 @@ def test_a_damaged_term_is_not_taken_for_another_leader(tmp_path: Path) -> None:
     store.close()
 
 
+def test_the_documented_statement_raises_the_term_of_a_restored_database(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "fail-over.md"
+    statement = page.read_text(encoding="utf-8").partition("```sql\n")[2].partition("```")[0]
+    store = Store.open(tmp_path / "plait.db")
+    last = store.next_term()
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "plait.db")) as connection:
+        connection.execute(statement)
+        connection.commit()
+    store = Store.open(tmp_path / "plait.db")
+    assert store.next_term() == last + 1_000_001
+    assert not list(store.damaged())
+    store.close()
+
+
 def content(path: Path) -> dict[str, list[Any]]:
     """All rows of a store by table, in order."""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
