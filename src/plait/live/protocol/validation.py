@@ -54,6 +54,9 @@ _CONTROLS = re.compile(r"[\x01-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u
 MOST_STORED = (1 << 63) - 1
 #: What a process cannot end with counts as this exit code.
 NONSENSE = 255
+#: Words of `Sharing`.
+_ACTIONS = frozenset(one.name.lower() for one in Action)
+_THROTTLED = frozenset(one.name.lower() for one in Throttled if one is not Throttled.NOT)
 
 
 def sane_notice(leaving_s: float | None) -> float | None:
@@ -173,10 +176,10 @@ def _sane_sharing(said: Sharing) -> Sharing:
         guest=said.guest,
         share=_or_none(said.share, 1.0) or 0.0,
         limit_bytes=_or_none(said.limit_bytes, MOST_BYTES) or 0.0,
-        action=said.action if said.action.upper() in Action.__members__ else Action.RUN.name.lower(),
+        action=said.action if said.action in _ACTIONS else Action.RUN.name.lower(),
         beside=[job for job in said.beside if 0 <= job <= MOST_STORED][:MOST_NEIGHBOURS],
         leaves=sane_text(said.leaves),
-        throttled=said.throttled if said.throttled.upper() in Throttled.__members__ else "",
+        throttled=said.throttled if said.throttled in _THROTTLED else "",
         duty=_or_none(said.duty, 1.0),
         law=sane_text(said.law),
     )
