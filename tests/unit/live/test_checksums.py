@@ -238,6 +238,22 @@ def test_the_whole_store_is_checked_in_slices_with_a_rest_after_each(
     store.close()
 
 
+def test_a_database_that_sorts_names_as_people_do_is_in_order(
+    postgres: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "SLICE", 1)
+    store = Store.open(postgres())
+    with store._engine.begin() as connection:
+        connection.execute(sa.text('ALTER TABLE projects ALTER COLUMN name TYPE varchar(128) COLLATE "en-x-icu"'))
+        connection.execute(
+            sa.insert(schema.projects),
+            schema.SUMMED["projects"].add([{"name": n, "gpu_quota": 1, "weight": 1.0} for n in "BaDc"]),
+        )
+        connection.execute(sa.text("UPDATE projects SET gpu_quota = 9 WHERE name = 'D'"))
+    assert list(store.damaged()) == ["row name 'D' of table projects does not match its checksum"]
+    store.close()
+
+
 def test_a_table_that_cannot_be_read_is_named_and_the_others_are_checked(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "plait.db")
     store.add_token(Token("ann" * 20, "ann", "ann", "user"))

@@ -407,6 +407,7 @@ class Store:
     def _damaged_rows(self, sums: Checksums) -> Iterator[Iterable[str]]:
         keys = list(sums.table.primary_key.columns)
         last: tuple[Any, ...] | None = None
+        ends: set[tuple[Any, ...]] = set()  # of slices, in the order of the database, which need not be Python's
         query = sa.select(sums.table).order_by(*keys).limit(SLICE)
         while True:
             after = query if last is None else query.where(sa.tuple_(*keys) > last)
@@ -415,10 +416,11 @@ class Store:
             yield filter(None, map(sums.problem, rows))
             if len(rows) < SLICE:
                 return
-            before, last = last, tuple(rows[-1][key.name] for key in keys)
-            if before is not None and last <= before:
+            last = tuple(rows[-1][key.name] for key in keys)
+            if last in ends:
                 yield [f"rows of table {sums.table.name} are out of order at {last}"]
                 return
+            ends.add(last)
 
     def _verify(self, table: sa.Table, row: sa.Row[Any]) -> bool:
         """True; raises `StoreError` for a row that does not match its checksum."""
