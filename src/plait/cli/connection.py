@@ -41,13 +41,6 @@ def client(home: str | None, *, notices: bool = True) -> Client:
     return made
 
 
-def resolved(service: Client, job: str) -> str:
-    """The id of a job that is given by its id or its name: later requests mean the same job, whatever is submitted."""
-    from plait.live.layout import job_number
-
-    return job if job_number(job) is not None else str(service.job(job)["id"])
-
-
 def print_json(value: Any) -> None:
     """Print a value as JSON, for other programs."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))

@@ -60,6 +60,26 @@ def test_a_token_that_went_encrypted_does_not_follow_in_the_clear() -> None:
     assert set(asked) == {"a"}
 
 
+@pytest.mark.parametrize("change", ["cancel", "requeue", "update", "clone"])
+def test_a_change_by_name_means_the_same_job_when_it_is_sent_again(change: str) -> None:
+    named, changed = "j-1", []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal named
+        if request.method == "GET":
+            return httpx.Response(200, json={"id": named})
+        job = request.url.path.split("/")[3]
+        changed.append(named if job == "train" else job)
+        if len(changed) == 1:
+            named = "j-2"  # submitted meanwhile, with the same name
+            raise httpx.ReadError("cut off", request=request)
+        return httpx.Response(200, json={"id": "j-1"})
+
+    with Client(A, "x", transport=httpx.MockTransport(answer)) as client:
+        getattr(client, change)("train", *[{}] * (change == "update"))
+    assert changed == ["j-1", "j-1"]
+
+
 @pytest.mark.parametrize("others", [False, True])
 def test_a_dead_leader_is_looked_for_in_the_home_folder(tmp_path: Path, others: bool) -> None:
     (tmp_path / "service.json").write_text(json.dumps({"url": A, "pid": 1}))

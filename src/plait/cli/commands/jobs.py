@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress, resolved
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
 from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
 from plait.cli.render.adaptive_view import rows as adaptive_rows
@@ -383,7 +383,7 @@ def logs(
 
     with client(home) as service:
         patience = while_it_is_started(home) if follow else lambda: False
-        job = awaited(lambda: resolved(service, job), patience)
+        job = awaited(lambda: service.id_of(job), patience)
         if not follow and attempt is None:
             found = service.job(job)
             if never := _never_ran(found):
@@ -440,7 +440,7 @@ def _print_part(job: str, rank: int, tail: int | None, attempt: int | None, home
         if tail is None:
             print_json(service.logs(job, rank=rank, limit=LOG_MOST, epoch=attempt))
         else:
-            print_json(last_lines(service, resolved(service, job), rank, tail, attempt))
+            print_json(last_lines(service, service.id_of(job), rank, tail, attempt))
 
 
 def last_lines(service: Client, job: str, rank: int, count: int, attempt: int | None = None) -> dict[str, Any]:

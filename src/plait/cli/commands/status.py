@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
-from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, resolved, seconds
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, seconds
 from plait.cli.render.costs_view import cost_text, note_unpriced
 from plait.cli.render.tables import plain
 from plait.core.words import counted, duration, number
@@ -369,7 +369,7 @@ def events(
     """Print the event log: what happened and what was decided."""
     with client(home) as service:
         if job is not None:
-            job = resolved(service, job)
+            job = service.id_of(job)
             if as_json:
                 print_json(service.job_events(job, newest=limit))
                 return

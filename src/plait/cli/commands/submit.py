@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from plait.cli.commands.jobs import JobArgument, JobsArgument, await_ends
-from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, resolved
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
 from plait.cli.declared import command
 from plait.cli.render.forecast_lines import choice_lines, what_if_lines
 from plait.cli.render.panels import TYPED
@@ -252,7 +252,7 @@ def _by_id(service: Client, choice: str) -> str:
     """`train=high` with the id of the job instead of its name."""
     job, equals, value = choice.partition("=")
     known = not equals or not job.strip() or job.strip().removeprefix("j-").isdigit()
-    return choice if known else f"{resolved(service, job.strip())}={value}"
+    return choice if known else f"{service.id_of(job.strip())}={value}"
 
 
 def _priorities(said: Sequence[str]) -> Mapping[str, float]:

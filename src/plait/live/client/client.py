@@ -29,6 +29,7 @@ from plait.live.client.transport import (
     sent_events,
     service_url,
 )
+from plait.live.layout import job_number
 
 __all__ = [
     "FINAL",
@@ -105,16 +106,24 @@ class Client(Caller):
         """Everything about one job."""
         return self._object("GET", f"/v1/jobs/{segment(job)}")
 
+    def id_of(self, job: str) -> str:
+        """The id of a job that is given by its id or its name.
+
+        Later requests, and one that is sent again, mean the same job, whatever is submitted meanwhile.
+        """
+        return job if job_number(job) is not None else str(self.job(job)["id"])
+
     def cancel(self, job: str) -> Json:
         """Cancel a job; doing it twice is the same as once."""
-        return self._object("DELETE", f"/v1/jobs/{segment(job)}", again=True)
+        return self._object("DELETE", f"/v1/jobs/{segment(self.id_of(job))}", again=True)
 
     def requeue(self, job: str, *, may_lose_work: bool = False, key: str | None = None) -> Json:
         """Send a job back to the queue after a checkpoint: {id, state}; `Refused` if it has ended.
 
         `may_lose_work`: also if it would begin at the beginning. Sent again where no answer comes, under its `key`.
         """
-        return self._change("POST", f"/v1/jobs/{segment(job)}/requeue", {"may_lose_work": may_lose_work}, key)
+        body = {"may_lose_work": may_lose_work}
+        return self._change("POST", f"/v1/jobs/{segment(self.id_of(job))}/requeue", body, key)
 
     def update(
         self, job: str, fields: Mapping[str, Any], *, may_lose_work: bool = False, key: str | None = None
@@ -123,11 +132,12 @@ class Client(Caller):
 
         None: as if it had not been given. `may_lose_work`: another size also if the job would begin at the beginning.
         """
-        return self._change("PATCH", f"/v1/jobs/{segment(job)}", {**fields, "may_lose_work": may_lose_work}, key)
+        body = {**fields, "may_lose_work": may_lose_work}
+        return self._change("PATCH", f"/v1/jobs/{segment(self.id_of(job))}", body, key)
 
     def clone(self, job: str, fields: Mapping[str, Any] | None = None, *, key: str | None = None) -> Submitted:
         """Submit a job like this one, but for these `fields`; it begins at the beginning."""
-        found: Any = self._change("POST", f"/v1/jobs/{segment(job)}/clone", fields or {}, key)
+        found: Any = self._change("POST", f"/v1/jobs/{segment(self.id_of(job))}/clone", fields or {}, key)
         answer: Submitted = found
         return answer
 
