@@ -171,7 +171,7 @@ def construct(line: Line, plan: Plan, price: float, grouped: bool, free: IntArra
             if plan.unit_of[lead] >= 0 or about[lead, KEPT] != kept or not (kept or fits(lead, line, free, inside)):
                 continue
             fixed = 0
-            if kept:
+            if kept and about[lead, RUNS] >= 0:
                 for i in range(lead + 1, jobs):
                     if about[i, KEPT] and about[i, RUNS] == about[lead, RUNS]:
                         pool[fixed] = i

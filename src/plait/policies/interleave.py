@@ -272,7 +272,8 @@ class Interleave:
         for part in parts_of(view, rows, fresh):
             fits = gpus_of(jobs, part.groups)
             groups = part.groups
-            if part.moved and sum(map(len, part.units)) * len(part.units) <= MOST_OFFERS:
+            sizes = [len(unit) for unit in part.units]
+            if part.moved and max(sizes) <= self.max_jobs and sum(sizes) * len(sizes) <= MOST_OFFERS:
                 mine = rows[sorted(at[row] for one in groups for row in one.members)]
                 groups = self._joined(view, mine, fits, part.units)
                 when_s = math.inf
@@ -364,12 +365,18 @@ _WIDEST = 1 << 32
 
 
 def buckets(view: View, room: Room, max_jobs: int) -> IntArray:
-    """A number a job: jobs may share GPUs if theirs are equal; -1 for those that must be alone."""
-    jobs = view.jobs
-    unknown = np.isnan(jobs.stage_s[:, 0]) | np.isnan(jobs.iteration_s)
+    """A number a job: jobs may share GPUs if theirs are equal; -1 for those that get no company.
+
+    Of these are more than `max_jobs` jobs that may not be stopped and already share: placement leaves them together.
+    """
+    jobs, kept = view.jobs, view.keeps
+    apart = np.isnan(jobs.stage_s[:, 0]) | np.isnan(jobs.iteration_s)
     if max_jobs == 1:
-        unknown[:] = True
-    return np.where(unknown, -1, room.of * _WIDEST + jobs.gpus)
+        apart[:] = True
+    elif kept.any:
+        mates = np.bincount(jobs.running_group[kept.rows])
+        apart[kept.rows] |= mates[jobs.running_group[kept.rows]] > max_jobs
+    return np.where(apart, -1, room.of * _WIDEST + jobs.gpus)
 
 
 def profiles(view: View, rows: IntArray, max_jobs: int) -> Candidates:

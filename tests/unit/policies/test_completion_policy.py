@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.messages import Command, Event, JobSubmitted, Launch
+from plait.control.messages import Command, Event, JobSubmitted, Launch, ReplanDue
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jit import plain
@@ -96,6 +96,23 @@ def test_nobody_shares_while_all_fit_or_groups_are_off():
     jobs = [job(0, profile=CPU), job(1, profile=GPU), job(2), job(3)]
     assert members(first(jobs, make_policy("plait"), "1x4")[0]) == [[0], [1], [2], [3]]
     assert members(first(jobs * 3, make_policy("plait:group=off"))[0]) == [[0]]
+
+
+@pytest.mark.parametrize("policy", ["plait:max_jobs=1", "plait:max_jobs=2", "muri-s:max_jobs=2", "muri-s:max_jobs=1"])
+def test_running_groups_may_exceed_the_limit_of_another_policy(policy):
+    """Eight jobs share two GPUs, then fewer a GPU may: while a stop costs too much they stay, later they part."""
+    shares = [StageProfile.of(**{name: 0.9, other: 0.1}) for name, other in
+              (("cpu", "gpu"), ("gpu", "cpu"), ("storage", "gpu"), ("network", "gpu"))]  # fmt: skip
+    jobs = [replace(job(i, work_s=1e5, profile=shares[i % 4]), restart_s=30.0) for i in range(8)]
+    controller = Controller(make_policy("muri-s:guard=off,merge=always"), Cluster.parse("1x2"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    controller.handle(ReplanDue(0.0))
+    controller.policy = make_policy(policy)
+    for number, (now_s, most) in enumerate(((5.0, 4), (500.0, int(policy[-1]))), start=8):
+        controller.handle(JobSubmitted(now_s, number, JobBatch.of([job(number, work_s=2e5)])))
+        controller.handle(ReplanDue(now_s))
+        sizes = [len(group.members) for group in controller.running]
+        assert sizes == [4, 4] if now_s == 5.0 else len(sizes) == 2 and max(sizes) <= most
 
 
 @pytest.mark.parametrize(("bound_s", "latest_s"), [(1000.0, 1200.0), (np.inf, 30_000.0)])

@@ -138,7 +138,8 @@ class ByCompletion:
         else:
             rows, packed = np.zeros((1, 1)), Model.of(options, np.ones((1, 4)), np.ones(1), None, None).packed
         about[:, BUCKET], about[:, GPUS], about[:, KINDS] = bucket, jobs.gpus[order], room.of[order]
-        about[:, RUNS] = np.where(kept, jobs.running_group[order], running_groups(view, order))
+        runs = np.where(kept, jobs.running_group[order], running_groups(view, order))
+        about[:, RUNS] = np.where(bucket >= 0, runs, -1)
         about[:, KEPT] = kept
         restart_s = np.nan_to_num(jobs.restart_s[order], nan=UNKNOWN_RESTART_S)
         stay = np.where(about[:, RUNS] >= 0, values * restart_s / self.horizon_s, 0.0)
