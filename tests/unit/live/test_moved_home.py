@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +34,28 @@ def test_an_agent_leaves_with_its_jobs_though_another_folder_is_at_the_path_of_i
             home.mkdir()
         local.agent._look_for_home()
         assert (local.agent._leaving, local.agent._stop_jobs) == (True, True)
+    finally:
+        local.close()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ETIMEDOUT])
+def test_an_agent_stays_with_its_jobs_while_the_storage_of_its_home_does_not_answer(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalAgent(tmp_path)
+    home, stat = local.agent.layout.home, Path.stat
+
+    def silent(path: Path, **options: Any) -> os.stat_result:
+        if path == home:
+            raise OSError(number, os.strerror(number))
+        return stat(path, **options)
+
+    try:
+        monkeypatch.setattr(agents, "HOMELESS_S", 0.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "stat", silent)
+            local.agent._look_for_home()
+        assert not local.agent._leaving
     finally:
         local.close()
 

@@ -329,9 +329,14 @@ class Agent(ProcessManager):
     def _look_for_home(self) -> None:
         """End jobs and agent if the home folder stays deleted or moved: nothing can be stored there.
 
-        Another folder at its path is not the home: whoever ends late may have made it.
+        Another folder at its path is not the home: whoever ends late may have made it. Storage that does not answer
+        may still have the home.
         """
-        if _identity(self.layout.home) == self._home:
+        try:
+            here = _identity(self.layout.home) == self._home
+        except OSError:
+            here = True
+        if here:
             self._homeless_s = math.inf
             return
         self._homeless_s = min(self._homeless_s, procs.boot_s())
@@ -425,10 +430,10 @@ class Agent(ProcessManager):
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Which folder is at a path, whatever its name; None for none."""
+    """Which folder is at a path, whatever its name; None for none. Raises `OSError` if the storage does not answer."""
     try:
         found = folder.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
 
