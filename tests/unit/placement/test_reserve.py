@@ -384,3 +384,13 @@ def test_a_job_for_which_nodes_that_are_up_suffice_waits_for_no_silent_one() -> 
     end(c, 3.0, "a")
     assert len(held(c)["wide"]) == 1
     assert "responds" not in reason(c, "wide")
+
+
+def test_a_job_for_which_silent_nodes_suffice_waits_for_nobody_to_end() -> None:
+    c = on("3x1", "fifo-backfill", job("b", None))
+    (busy,) = where(c)["b"]
+    free = [i for i in range(3) if i != busy]
+    for i in free:
+        c.handle(NodeSuspected(1.0, c.cluster.nodes[i].id, suspect=True))
+    submit(c, 2.0, job("wide", None, gpus=2, priority=5.0))
+    assert reason(c, "wide").startswith(f"needs 2 GPUs; waits until node n{free[0]} and node n{free[1]} respond again")
