@@ -113,6 +113,19 @@ def test_no_share_or_no_lease_freezes_and_a_late_runner_is_no_excuse(page: Page)
     assert drive(throttle, freezer, 10.0) == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_guest_makes_up_for_seconds_at_most_after_a_runner_that_got_no_cpu(page: Page, frozen: bool) -> None:
+    freezer = Recorded()
+    throttle = made(page, freezer)
+    page.share = 0.5
+    drive(throttle, freezer, 5.0)
+    while freezer.frozen is not frozen:
+        freezer.wait(throttle.turn() or 0.0)
+    freezer.wait(30.0)
+    drive(throttle, freezer, 2.1)
+    assert drive(throttle, freezer, 10.0) == pytest.approx(0.5, abs=0.02)
+
+
 def test_signals_are_sent_a_quarter_as_often(page: Page) -> None:
     freezer = Recorded(uses_group=False)
     throttle = made(page, freezer)
