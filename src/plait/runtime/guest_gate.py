@@ -9,9 +9,8 @@ Before a quantum the guest waits until
     gate    no host is in its GPU stage, or was within the last millisecond, if the gate is on
 
 Pauses vary by half, so that equal ones do not fall into step with a host. The gate reports the number of the share that
-it obeys, and the longest quantum of a step. The seconds of a quantum are those that it takes on a free GPU. Behind the
-work of others it takes longer, so at each place in a step the least of recent ones counts, and little more; where no
-host can have been met, all of it does.
+it obeys, and the longest quantum of a step. The seconds of a quantum are those that it takes on a free GPU, without the
+wait for a host whose GPU stage it began in (`plait.sharing.quanta`).
 
 A change of any of them counts at once, also a promotion: a host waits for nothing. Nor does a job that was asked to
 stop, so that it can save its state.
@@ -35,6 +34,7 @@ from plait.runtime.host_stages import HostStages
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, NullGate, StageGate
+from plait.sharing.quanta import Quanta
 
 #: Longest sleep before the page is read again; and while a host is in its GPU stage.
 LOOK_S, GATE_LOOK_S = 0.005, 0.0005
@@ -43,10 +43,8 @@ JITTER = 0.5
 #: Yield points that are closer together than this are passed over: giving way costs tens of microseconds.
 LEAST_QUANTUM_S = 0.001
 MOST_PASSED = 64
-#: A quantum counts as at most so many times the least of its place, the first as at most so many seconds: it compiles.
-MOST_LEAST, FIRST_S = 1.5, 1.0
-#: How fast the mean of quanta and the least of a place follow, and how many places of a step are kept apart.
-_RECENT, _FORGET, _PLACES = 0.1, 0.02, 256
+#: How fast the mean of quanta follows.
+_RECENT = 0.1
 
 
 class GuestGate:
@@ -83,8 +81,8 @@ class GuestGate:
         self._ended_s, self._took_s = -math.inf, 0.0  # of the last quantum
         self._mean_s: float | None = None  # seconds from yield point to yield point
         self._every, self._passed = 1, 0
-        self._place = 0  # of the quantum in its step
-        self._least_s: dict[int, float] = {}
+        self._seconds = Quanta()
+        self._met = False  # a host was in its GPU stage when the quantum began
 
     @property
     def version(self) -> int:
@@ -104,7 +102,8 @@ class GuestGate:
     def enter(self, resource: Resource, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait until GPU work may begin; other resources as in the guest's own group."""
         if resource is Resource.GPU:
-            self.marked, self._place = True, 0
+            self.marked = True
+            self._seconds.step()
             self.wait()
         self.inner.enter(resource, timeout_s)
         if resource is Resource.GPU:
@@ -138,7 +137,7 @@ class GuestGate:
 
     def begin(self) -> None:
         """Where no stages are marked: wait until the script may go on, which begins the first quantum of a step."""
-        self._place = 0
+        self._seconds.step()
         self.wait()
         self._begin()
 
@@ -148,27 +147,19 @@ class GuestGate:
         if began_s is None:
             return
         self._ended_s = self._clock()
-        whole_s, first = self._ended_s - began_s, self._place not in self._least_s
-        self._took_s = self._on_a_free_gpu(whole_s)
+        hosts, left_s = self._hosts, min(self._hosts.left_s, self._ended_s)
+        self._took_s, counts_s = self._seconds.ended(
+            self._ended_s - began_s,
+            max(left_s - began_s, 0.0) if self._met else 0.0,
+            alone=hosts.marked and not (self._met or hosts.busy or left_s > began_s),
+        )
         self._vary = 1.0 - JITTER + 2.0 * JITTER * self._chance()
-        alone = not first and self._hosts.marked and not self._hosts.busy
-        if (longest_s := whole_s if alone else self._took_s) > self.longest_s:
-            self.longest_s = self._page.longest_quantum_s = longest_s
+        if counts_s > self.longest_s:
+            self.longest_s = self._page.longest_quantum_s = counts_s
         self.quanta += 1
         each_s = self._took_s / max(self._passed, 1)
         self._mean_s = each_s if self._mean_s is None else self._mean_s + _RECENT * (each_s - self._mean_s)
         self._every = min(max(math.ceil(LEAST_QUANTUM_S / max(self._mean_s, 1e-9)), 1), MOST_PASSED)
-
-    def _on_a_free_gpu(self, took_s: float) -> float:
-        """Seconds of the quantum at this place of the step, without what it waited for others on the device."""
-        place, self._place = min(self._place, _PLACES), self._place + 1
-        least_s = self._least_s.get(place)
-        if least_s is None:
-            self._least_s[place] = took_s
-            return min(took_s, FIRST_S)
-        least_s = took_s if took_s < least_s else least_s + _FORGET * (took_s - least_s)
-        self._least_s[place] = least_s
-        return min(took_s, MOST_LEAST * least_s)
 
     def wait(self) -> None:
         """Until a quantum may begin, or the job was asked to stop."""
@@ -192,11 +183,11 @@ class GuestGate:
 
     def _follow(self, neighbours: Neighbours | None) -> None:
         self._guest = neighbours is not None and neighbours.guest
-        gated = neighbours is not None and neighbours.gate
-        self._hosts = HostStages(neighbours.hosts if neighbours is not None and gated else (), clock=self._clock)
+        self._gated = neighbours is not None and neighbours.gate
+        self._hosts = HostStages(neighbours.hosts if neighbours is not None else (), clock=self._clock)
 
     def _begin(self) -> None:
-        self._began_s, self._passed = self._clock(), 0
+        self._began_s, self._passed, self._met = self._clock(), 0, self._hosts.busy
 
     def _blocked_s(self, now_s: float) -> float:
         """Seconds until the next check; 0: a quantum may begin."""
@@ -216,4 +207,4 @@ class GuestGate:
         due_s = self._ended_s + self._took_s * (1.0 / min(share, 1.0) - 1.0) * self._vary
         if due_s > now_s:
             return min(due_s - now_s, LOOK_S)
-        return GATE_LOOK_S if self._hosts.busy else 0.0
+        return GATE_LOOK_S if self._gated and self._hosts.busy else 0.0

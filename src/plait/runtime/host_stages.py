@@ -61,6 +61,11 @@ class HostStages:
         """Whether there are hosts, and all of them have marked a GPU stage."""
         return bool(self._pages) and all(marks_gpu_stages(page) for page in self._pages)
 
+    @property
+    def left_s(self) -> float:
+        """When a host last left its GPU stage, on its monotonic clock; 0: none has."""
+        return max((page.gpu_left_monotonic for page in self._pages), default=0.0)
+
     def close(self) -> None:
         """Close the pages; may be called twice."""
         while self._pages:

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import math
 import os
+import random
 
 import pytest
 
@@ -15,6 +16,7 @@ from plait.runtime.gates import GroupMember, make_group, open_gate
 from plait.runtime.guest_gate import GuestGate
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import JobState, Page
+from plait.sharing.quanta import FIRST_S
 
 GPU = Resource.GPU
 
@@ -93,9 +95,9 @@ def test_with_all_of_the_gpu_nothing_waits(gate, time):
     assert time.sleeps == 0
 
 
-def test_a_share_makes_a_pause_after_each_quantum(gate, time, page):
-    page.share = 0.25
-    guest = gate()
+def test_a_share_makes_a_pause_after_each_quantum(gate, time, page, host):
+    page.share, host.gpu_left_monotonic = 0.25, 1.0
+    guest = gate(host)
     assert quanta(guest, time, 3, 0.004) == pytest.approx([0.0, 0.016, 0.032])
     assert (guest.quanta, guest.longest_s) == (3, pytest.approx(0.004))
     assert guest.waited_s == pytest.approx(0.024)
@@ -234,7 +236,7 @@ def test_the_first_quantum_may_compile_a_model(gate, time, page):
     quanta(guest, time, 1, 60.0)
     (after,) = quanta(guest, time, 1, 0.010)
     assert after + 100.0 <= time.now_s - 0.010
-    assert guest.waited_s == pytest.approx(guest_gate.FIRST_S)
+    assert guest.waited_s == pytest.approx(FIRST_S)
 
 
 def test_the_wait_of_a_quantum_is_before_the_next_not_after_the_last(gate, time, page):
@@ -385,3 +387,78 @@ def test_a_long_quantum_is_reported_whole_where_no_host_was_met(gate, time, page
     host.in_stage = GPU + 1  # it waits behind the host's kernel, for all that the guest can know
     guest.leave(GPU)
     assert guest.longest_s < 0.010
+
+
+class Fifo:
+    """A device that serves kernels in the order of their launch, and a host of a 100 ms kernel, then 100 ms of its own.
+
+    Events of the host happen while the time of a guest's kernel is passed.
+    """
+
+    def __init__(self, time, *pages, marks=True, period_s=0.2, gpu_s=0.1):
+        self.time, self.pages, self.marks, self.host_s = time, pages, marks, period_s - gpu_s
+        self.gpu_s, self.free_s = gpu_s, time.now_s
+        self.enter(time.now_s)
+
+    def enter(self, at_s):
+        self.end_s = self.free_s = max(self.free_s, at_s) + self.gpu_s
+        if self.marks:
+            for page in self.pages:
+                page.in_stage = GPU + 1
+        self.time.at(self.end_s - 100.0, self.leave)
+
+    def leave(self):
+        if self.marks:
+            for page in self.pages:
+                page.in_stage, page.gpu_left_monotonic = 0, self.end_s
+        at_s = self.end_s + self.host_s
+        self.time.at(at_s - 100.0, lambda: self.enter(at_s))
+
+    def kernel(self, seconds):
+        self.free_s = end_s = max(self.free_s, self.time.now_s) + seconds
+        self.time.pass_by(end_s - self.time.now_s)
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_quantum_without_the_gate_is_not_its_wait_behind_the_kernel_of_a_host(page, time, host, marks):
+    """Of a guest of many places, each of which waits sooner or later."""
+    device = Fifo(time, host, marks=marks)
+    numbers = random.Random(7)
+    guest = GuestGate(
+        page, Neighbours(True, (host.path,), gate=False), clock=time.clock, sleep=time.sleep, chance=numbers.random
+    )
+    page.share, longest_s, spent_s = 0.3, 0.0, []
+    for step in range(40):
+        before_s = time.now_s
+        guest.enter(GPU)
+        for place in range(10):
+            if place:
+                guest.yield_point()
+            device.kernel(0.004)
+        guest.leave(GPU)
+        longest_s, guest.longest_s = max(longest_s, guest.longest_s), 0.0
+        spent_s.append(time.now_s - before_s)
+    assert longest_s == pytest.approx(0.004, abs=0.0005)
+    assert sum(spent_s[10:]) / 30 < 2.0 * 0.04 / 0.3 + 0.5
+
+
+def test_behind_several_hosts_the_last_stage_that_ended_counts(gate, time, page, host, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = Page.create(tmp_path / "other" / "page.bin")
+    guest = gate(host, other, gate=False)
+    for one, left_s in ((host, 0.040), (other, 0.090)):
+        one.in_stage = GPU + 1
+        time.at(left_s, lambda one=one: (setattr(one, "in_stage", 0), setattr(one, "gpu_left_monotonic", time.now_s)))
+    quanta(guest, time, 1, 0.096)
+    assert guest.longest_s == pytest.approx(0.006, abs=0.001)
+    other.close()
+
+
+def test_what_goes_on_beside_a_host_in_its_stage_says_too_little(gate, time, page, host):
+    """Where time is sliced, or a host launches again before it leaves, less than all of a quantum may be its own."""
+    guest = gate(host, gate=False)
+    host.in_stage, host.gpu_left_monotonic = GPU + 1, 1.0
+    quanta(guest, time, 4, 0.050)
+    assert guest.longest_s == 0.0
+    quanta(guest, time, 13, 0.004)
+    assert guest.longest_s == pytest.approx(0.004)

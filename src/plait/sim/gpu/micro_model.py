@@ -3,7 +3,7 @@
 The GPU serves kernels in the order of their launch and never preempts one, unless it slices time. Every job has one
 kernel outstanding, so launches in the order of time are all there is to simulate. Packed: opportunistic jobs launch
 whenever they can. LAW: at the shares of `plait.sharing.decide`, called ten times a second as on a node; jobs obey 5 ms
-later. GATE: in addition only once the guaranteed job has been outside its GPU stage for a millisecond.
+later, and report their quanta as the gate of a guest does. GATE: in addition only once the guaranteed job has been outside its GPU stage for a millisecond.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from plait.sharing import Action, Device, Directive, Observation, Sharer, StepStats, decide
+from plait.sharing.quanta import Quanta
 from plait.sim.gpu.memory import SimDevice
 from plait.sim.gpu.outcome import Mark, Outcome
 from plait.sim.gpu.patterns import Pattern
@@ -60,7 +61,7 @@ class _Guest:
         self.at_boundary = True  # between two steps
         self.left, self.step, self.begun_s = job.quanta, 0, job.starts_s
         self.ended_s, self.last_s = -NEVER, 0.0  # of the last kernel: end and duration
-        self.longest_s = 0.0  # of this step
+        self.seconds, self.longest_s = Quanta(), 0.0  # of quanta; the longest of this step
         self.busy_s = self.before_s = 0.0  # on the GPU: in all, and before this step
         self.obeys: deque[tuple[float, int]] = deque([(-NEVER, 0)])  # when it acknowledged which change of shares
 
@@ -165,11 +166,20 @@ class _Gpu:
             self.runner = guest
         else:
             self.free_s = guest.ended_s = max(now_s, self.free_s) + took_s
-        guest.last_s, guest.at_boundary = took_s, False
-        guest.longest_s = max(guest.longest_s, took_s)
+        guest.last_s, counts_s = self._seen_by(guest, now_s)
+        guest.at_boundary = False
+        guest.longest_s = max(guest.longest_s, counts_s)
         guest.busy_s += took_s
         guest.left -= 1
         guest.next_s = guest.ended_s if guest.left == 0 else guest.paced_s()
+
+    def _seen_by(self, guest: _Guest, began_s: float) -> tuple[float, float]:
+        """What the last kernel took, and counts as among the longest, by what the guest can see."""
+        whole_s, marked = guest.ended_s - began_s, self.present and self.reporting.stages
+        inside = self.stage_from_s is not None or self.kernel_end_s > began_s
+        left = self.stage_from_s is None and self.kernel_end_s <= guest.ended_s
+        behind_s = self.kernel_end_s - began_s if marked and inside and left else 0.0
+        return guest.seconds.ended(whole_s, behind_s, alone=marked and not inside and self.next_s >= guest.ended_s)
 
     def _sliced(self, now_s: float, took_s: float) -> float:
         """When a guest's kernel ends that takes turns with that of the guaranteed job, which ends later for it."""
@@ -187,6 +197,7 @@ class _Gpu:
         """Its step has ended: report it, take the last directive."""
         now_s, job = guest.next_s, guest.job
         guest.left, guest.at_boundary = job.quanta, True
+        guest.seconds.step()
         own_s, guest.before_s = guest.busy_s - guest.before_s, guest.busy_s
         if self.mode is not Mode.PACKED:
             got = self.memory.step(job.name, job.wants_bytes)

@@ -1,0 +1,57 @@
+"""How long the quanta of a guest take on a free GPU, by what the guest can see of them.
+
+A device serves kernels in the order of their launch, so a quantum that begins during the GPU stage of a host waits for
+the kernels of that stage, and its own time begins when the stage ends. Where that cannot be seen, the least of recent
+quanta at the same place of a step counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+#: Recent quanta that the least is taken of: all of them wait once in 65,536 times beside a host that half fills the GPU.
+RECENT = 16
+#: Where no host was met, a guest pauses for at most so many times the least: it may have waited for other guests.
+MOST_LEAST = 1.5
+#: The first quantum of a place counts as at most so many seconds: it compiles.
+FIRST_S = 1.0
+#: How many places of a step are kept apart.
+_PLACES = 256
+
+
+class Quanta:
+    """See the module."""
+
+    def __init__(self) -> None:
+        """No quantum was seen."""
+        self._place = 0  # of the quantum in its step
+        self._at: dict[int, deque[float]] = {}
+        self._any: deque[float] = deque(maxlen=RECENT)
+
+    def step(self) -> None:
+        """The next quantum is the first of a step."""
+        self._place = 0
+
+    def ended(self, whole_s: float, behind_s: float = 0.0, *, alone: bool) -> tuple[float, float]:
+        """Seconds of a quantum that has ended: what it took on a free GPU, and what it counts as among the longest.
+
+        whole_s   from its beginning to its end
+        behind_s  of these until the stage ended that a host was in when it began; 0: none was, or it goes on
+        alone     no host can have been on the GPU
+
+        The second is 0 where too few quanta were seen. It goes by those of all places until its own has enough.
+        """
+        place, self._place = min(self._place, _PLACES), self._place + 1
+        here = self._at.setdefault(place, deque(maxlen=RECENT))
+        if behind_s > 0.0:  # no sample of the least: on a device that slices time, part of it ran before
+            own_s = min(whole_s - behind_s, FIRST_S)
+            return (max(own_s, min(min(here), whole_s)) if here else own_s), own_s
+        first = not here
+        here.append(whole_s)
+        self._any.append(whole_s)
+        if alone:
+            took_s = min(whole_s, FIRST_S if first else MOST_LEAST * min(here))
+            return took_s, took_s if first else whole_s
+        known = here if len(here) == RECENT else self._any
+        took_s = min(min(known), FIRST_S)
+        return took_s, took_s if len(known) == RECENT else 0.0
