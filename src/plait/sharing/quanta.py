@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-#: Recent quanta that the least is taken of: all of them wait once in 65,536 times beside a host that half fills the GPU.
+#: Recent quanta that the least is taken of: all wait once in 65,536 times beside a host that half fills the GPU.
 RECENT = 16
 #: Where no host was met, a guest pauses for at most so many times the least: it may have waited for other guests.
 MOST_LEAST = 1.5

@@ -62,6 +62,8 @@ SHORTEST, LONGEST = 0.8, 1.2
 #: next level may cost by what is known, where a slope above its error counts so many times more; the least step up;
 #: errors of a slope that lowers the level.
 RAMP, RAMP_COST, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 2.0, 1.1, 2.0
+#: Standard deviations by which a contrast counts as at most beyond what guests can cause.
+SLOPE_SIGMA = 2.0
 #: After an alarm: the least level; how long growth stops below what was too much; when all is forgotten: once in a
 #: ramp, where little is at stake, at first and at most.
 LEAST_CAP, CAREFUL, BAD_S, MOST_BAD_S = 0.004, 0.8, 60.0, 3840.0
@@ -542,22 +544,21 @@ class _Law:
         around = min(AROUND * block, len(self.tail), len(self.ring))
         around = around // self.period * self.period or around
         before, off, after, self.off = self.tail[-around:], self.off, self.ring[:around], ()
-        usual = self._sigma(block, around)
         d = contrast(before, off, after) / self.b0_s
         sigma, level = self._sigma(block, around, before, off, after), (self.tail_level + self.level) / 2.0
         self.blind, self.last_d, self.last_sigma = self.blind + 1, d, sigma
-        self._impossible(d, level, usual)
+        self._noise_of(d, level, self._sigma(block, around))
         if self.contrasts >= REMEMBERED:
             self.contrasts, self.sum_d = self.contrasts / 2.0, self.sum_d / 2.0
         self.contrasts, self.sum_d = self.contrasts + 1.0, self.sum_d + d
-        self.weight += (level / usual) ** 2
-        self.slope += level * d / usual**2
+        self.weight += (level / sigma) ** 2
+        self.slope += level * min(max(d, -SLOPE_SIGMA * sigma), level + SLOPE_SIGMA * sigma) / sigma**2
         cost = expected_cost(_base_s(self, self.told.latency), max(self.returns, 1.0), self.told.quanta_s, level)
         z = (d - min(EXPECTED * self.eps, cost)) / sigma
         self.small = self.small.add(d, z, small_shift(self.eps, sigma))
         self.large = self.large.add(d, z, LARGE_SHIFT)
         for one in (self.small, self.large):
-            if one.alarm:
+            if one.alarm and level > self.eps:  # a share costs at most itself
                 cost = mean(one.since)
                 if cost > REAL * self.eps and median(one.since) > REAL * self.eps:
                     self._cut(cost, level)
@@ -570,16 +571,22 @@ class _Law:
         if self.suspect:
             self._go_off(block)
 
-    def _impossible(self, d: float, level: float, sigma: float) -> None:
-        """Learn the noise from a contrast that no guest can cause: below 0, or above the level.
+    def _noise_of(self, d: float, level: float, sigma: float) -> None:
+        """Learn the noise from a contrast that shows little else: no guest can make it below 0, or above the level.
 
-        In tests, where blocks are too short for placebos, nothing else tells of noise that is correlated.
+        In tests, where blocks are too short for placebos, nothing else tells of noise that is correlated. At a level
+        below the noise all contrasts do, not only those that are large.
         """
         assert self.variance is not None, "there was an off block"
         excess = max(-d, d - level)
-        if excess > sigma:
+        if level <= sigma:
+            self.variance = noise_after(self.variance, self.variance * (d / sigma) ** 2, self.placebos)
+            self.placebos += 1
+        elif excess > sigma:
             self.variance = noise_after(self.variance, self.variance * (excess / sigma) ** 2, IMPOSSIBLE)
-            self.blind = 0
+        else:
+            return
+        self.blind = 0
 
     def _long_ones(self, level: float) -> None:
         """Cut if steps that are left out as long are more frequent beside guests."""
@@ -621,15 +628,20 @@ class _Law:
                 self.contrasts = self.sum_d = 0.0
                 if self.cap >= reach:
                     self.cap = self.bad = None
-        elif self.trust < 1.0:
-            slope, error = self.slope / self.weight, 1.0 / math.sqrt(self.weight)
-            most = RAMP_COST / (max(slope, 0.0) + error + RAMP_SLOPE * max(slope - error, 0.0))
+        elif self.trust < 1.0 and self.weight > 0.0:
+            slope, error = min(self.slope / self.weight, 1.0), 1.0 / math.sqrt(self.weight)
+            most = RAMP_COST / min(max(slope, 0.0) + error + RAMP_SLOPE * max(slope - error, 0.0), 1.0)
             trust = min(GROWTH * self.trust, most / max(self.granted, 1e-9), 1.0)
             if slope > RAMP_SURE * error and reach * slope > self.eps:
                 self.trust, self.contrasts, self.sum_d = self.trust * self.eps / (reach * slope), 0.0, 0.0
             elif trust >= min(RAMP_STEP * self.trust, 1.0):
                 self.trust, self.contrasts, self.sum_d = trust, 0.0, 0.0
-        elif self.granted < 1.0 and reach < 1.0 and (self.stamped or self.told.acknowledged is not None):
+        elif (
+            self.trust >= 1.0
+            and self.granted < 1.0
+            and reach < 1.0
+            and (self.stamped or self.told.acknowledged is not None)
+        ):
             factor = self._room(sigma)
             if factor > 1.0:
                 self.trust = min(self.trust * factor, 1.0 / max(self.granted, 1e-9))
@@ -649,14 +661,15 @@ class _Law:
         given, before = _grant(self, self.told), self.bound
         self.granted, self.bound = given.total, given.bound
         if self.on and not begins and before is Bound.UNKNOWN is not given.bound:  # a quantum was seen
+            self.weight = self.slope = 0.0
             self._begin(True)
             self._plan(self._block(), self._block())
             begins = True
         if self.b0_s is None:
             return
-        if self.trust is None:
+        if self.trust is None and given.bound is not Bound.UNKNOWN:
             self.trust = 1.0 if self.returns else RAMP
-        level = min(self.trust * self.granted, 1.0)
+        level = min((self.trust or 1.0) * self.granted, 1.0)
         if self.cap is not None:
             level = min(level, self.cap)
         if begins or level < LOWERED * self.level:

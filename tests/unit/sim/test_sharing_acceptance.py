@@ -6,6 +6,7 @@ Recorded step times are read from the folder that PLAIT_STEPS names (job_1.csv a
 from __future__ import annotations
 
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,3 +72,16 @@ def test_recorded_steps_of_a_fleet() -> None:
     assert all(one.slowdown <= 1.02 and one.minute <= 1.05 for one in results)
     assert min(one.share for one in results) >= 0.3
     assert sorted(one.share for one in results)[len(results) // 2] >= 0.7
+
+
+def test_what_no_share_can_cost_neither_cuts_nor_holds_the_ramp() -> None:
+    """Bursts of slow steps: contrasts of many times the share of a guest that has a hundredth of the GPU."""
+    chance = random.Random(4)
+    steps: list[float] = []
+    while len(steps) < 4000:
+        steps += [chance.gauss(1.0, 0.02) for _ in range(chance.randrange(20, 120))]
+        steps += [chance.gauss(1.45, 0.1) for _ in range(chance.randrange(3, 12))]
+    outcome = run(beside([2], varied=Variation(series=tuple(steps)), seconds=300.0), Mode.LAW, 1)
+    assert outcome.state.share.alarms == 0
+    assert outcome.slack_share(60.0) >= 0.25
+    assert outcome.slowdown() <= 1.02

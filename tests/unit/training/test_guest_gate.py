@@ -428,7 +428,7 @@ def test_a_quantum_without_the_gate_is_not_its_wait_behind_the_kernel_of_a_host(
         page, Neighbours(True, (host.path,), gate=False), clock=time.clock, sleep=time.sleep, chance=numbers.random
     )
     page.share, longest_s, spent_s = 0.3, 0.0, []
-    for step in range(40):
+    for _ in range(40):
         before_s = time.now_s
         guest.enter(GPU)
         for place in range(10):

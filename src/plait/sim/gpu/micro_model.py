@@ -3,7 +3,8 @@
 The GPU serves kernels in the order of their launch and never preempts one, unless it slices time. Every job has one
 kernel outstanding, so launches in the order of time are all there is to simulate. Packed: opportunistic jobs launch
 whenever they can. LAW: at the shares of `plait.sharing.decide`, called ten times a second as on a node; jobs obey 5 ms
-later, and report their quanta as the gate of a guest does. GATE: in addition only once the guaranteed job has been outside its GPU stage for a millisecond.
+later, and report their quanta as the gate of a guest does. GATE: in addition only once the guaranteed job has been
+outside its GPU stage for a millisecond.
 """
 
 from __future__ import annotations
