@@ -46,6 +46,7 @@ class LocalAgent:
                 self.agent._collect(attempt)
 
     def close(self) -> None:
+        self.agent.coordinator.close()
         self.agent.selector.close()
         self.agent.journal.close()
         for fd in (self.agent._lock_fd, self.agent._wake_read, self.agent._wake_write):

@@ -170,7 +170,9 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "headers": []}
-    limited = BodyLimit(app, cast("Any", SimpleNamespace(requests=count, seconds=count)))
+    limited = BodyLimit(
+        app, cast("Any", SimpleNamespace(requests=count, seconds=count, worker=SimpleNamespace(trouble="")))
+    )
     asyncio.run(limited(cast("Any", scope), receive, send))
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]

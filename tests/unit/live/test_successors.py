@@ -325,6 +325,7 @@ def test_an_attempt_starts_as_any_other_without_a_process_that_fits(local: Local
         run = replace(run, argv=[*run.argv[:-1], "0.31"])
     elif why == "guest":
         run = replace(run, group=GroupInfo("g1", guest=True))
+        local.agent.agent.coordinator.start()  # a guest runs while somebody gives it a share
     else:
         successor.ready = False
     local.want(run)
