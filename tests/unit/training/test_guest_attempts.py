@@ -81,11 +81,14 @@ def test_a_guest_of_no_lines_waits_before_its_first_step_and_trains_as_if_alone(
 
 @pytest.mark.parametrize("kind", ["plain", "marked"])
 def test_a_share_makes_pauses_between_the_quanta_of_a_step(forker, tmp_path, kind):
-    guest = Player(forker, tmp_path / "j-1", kind, "16", "0.02", neighbours=GUEST)
-    guest.page.share = 0.25
-    guest.lease()
-    guest.until(16)
-    assert guest.attempt.end()[0] == 0
+    """Beside a host that marks its stages and is in none: from the first quantum on."""
+    with Page.create(tmp_path / "host.bin") as host:
+        host.gpu_left_monotonic = 1.0
+        guest = Player(forker, tmp_path / "j-1", kind, "16", "0.02", neighbours=Neighbours(True, (host.path,)))
+        guest.page.share = 0.25
+        guest.lease()
+        guest.until(16)
+        assert guest.attempt.end()[0] == 0
     paced = guest.steps[2:]
     assert len(paced) > 8
     ratio = sum(stats.own_s for stats in paced) / sum(stats.step_s for stats in paced)
