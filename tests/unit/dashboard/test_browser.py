@@ -81,6 +81,7 @@ def opened(browser: Any, service: tuple[World, str], **options: Any) -> tuple[An
     page.fill("#token", world.tokens["root"])
     page.click("button.main")
     page.wait_for_selector("#map")
+    page.wait_for_load_state()  # scripts too: a key that is pressed before is lost
     return page, errors
 
 
