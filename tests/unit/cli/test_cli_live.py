@@ -1133,7 +1133,7 @@ def test_a_service_that_its_keeper_starts_again_is_waited_for_and_not_started(pl
         assert plait("ls").err == f"plait: error: {said}{tmp_path}/keeper.log\n"
     finally:
         keeper.kill()
-        keeper.wait()
+        keeper.communicate()
     assert "start it with: plait up" in plait("ls").err
 
 
