@@ -29,7 +29,7 @@ def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:
 
 
 def known_of(state: Mapping[str, Any]) -> Known:
-    """What an answer of `GET /v1/state` says of durations, by its own numbers; nothing in one of an older service."""
+    """The durations in an answer of `GET /v1/state`, by row; none if the service is older."""
     rows = {number: row for row, number in enumerate(state.get("job_numbers") or ())}
 
     def by_row(name: str) -> dict[int, Any]:

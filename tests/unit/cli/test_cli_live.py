@@ -727,6 +727,11 @@ def test_status_nodes_top(plait, fake):
     assert "mnist" in plait("top", "--once").out
 
 
+def test_status_names_the_trouble_of_a_service_that_states_no_time(plait, fake):
+    fake.answers["GET", "/v1/status"] = {**STATUS, "store_error": "its disk is full"}
+    assert "TROUBLE   its disk is full\n" in plait("status").out
+
+
 def test_top_shows_the_jobs_that_run_first_however_many_newer_ones_wait():
     ids = [{"id": f"j-{i}", "state": "waiting" if i > 5 else "running"} for i in range(400, 0, -1)]
 

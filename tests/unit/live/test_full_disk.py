@@ -142,19 +142,25 @@ def test_a_store_that_cannot_be_opened_for_want_of_room_says_so(small_disk: Path
     Store.open(path).close()
 
 
+def filled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Let stores find no room while the first entry of the list is true, as it is at first."""
+    full, commit = [True], Store.commit
+
+    def commits(self: Store, *words: object, **more: object) -> None:
+        if full[0]:
+            raise NoRoom("cannot write to the store: its disk is full")
+        commit(self, *words, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "commit", commits)
+    monkeypatch.setattr(Store, "has_room", lambda self: not full[0])
+    return full
+
+
 def test_a_write_that_fails_for_want_of_room_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(tmp_path)
     try:
         served.submit()
-        full, commit = [True], Store.commit
-
-        def commits(self: Store, *words: object, **more: object) -> None:
-            if full[0]:
-                raise NoRoom("cannot write to the store: its disk is full")
-            commit(self, *words, **more)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Store, "commit", commits)
-        monkeypatch.setattr(Store, "has_room", lambda self: not full[0])
+        full = filled(monkeypatch)
         for _ in range(3):
             with pytest.raises(NoRoom):
                 served.submit()
@@ -190,15 +196,7 @@ def test_a_full_disk_refuses_submissions_and_is_read_all_the_same(
             assert submit() == submit() == 200
             until(lambda: sync()["attempts"], "the first job to start")
             sync(Seen(0, 1, 0, RUNNING, pid=7, steps=3.0))
-            full, commit = [True], Store.commit
-
-            def commits(self: Store, *words: object, **more: object) -> None:
-                if full[0]:
-                    raise NoRoom("cannot write to the store: its disk is full")
-                commit(self, *words, **more)  # type: ignore[arg-type]
-
-            monkeypatch.setattr(Store, "commit", commits)
-            monkeypatch.setattr(Store, "has_room", lambda self: not full[0])
+            full = filled(monkeypatch)
             assert submit() == 507
             for path in ("", "/j-0", "/j-1", "/j-0/explain", "/j-1/explain", "/j-0/events"):
                 answer = http.get(f"/v1/jobs{path}", headers=as_admin)
@@ -255,15 +253,7 @@ def test_a_full_disk_shows_what_is_stored_and_since_when(tmp_path: Path, monkeyp
             assert not_current.HEADER not in read("/v1/jobs").headers
             before = read("/v1/status").json()
             assert before["stored_s"] is None
-            full, commit = [True], Store.commit
-
-            def commits(self: Store, *words: object, **more: object) -> None:
-                if full[0]:
-                    raise NoRoom("cannot write to the store: its disk is full")
-                commit(self, *words, **more)  # type: ignore[arg-type]
-
-            monkeypatch.setattr(Store, "commit", commits)
-            monkeypatch.setattr(Store, "has_room", lambda self: not full[0])
+            full = filled(monkeypatch)
             assert [submit() for _ in range(3)] == [507] * 3
             sync(Seen(0, 1, 0, ENDED, exit_code=0))  # not taken: the agent reports it again when there is room
             status = read("/v1/status").json()

@@ -58,9 +58,10 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     ]
     if lost := lost_text(found.get("lost")):
         lines.append(f"lost      {lost}")
-    if found.get("store_error"):
-        ago_s = max(found["now_s"] - found["stored_s"], 0.0)
-        lines.append(f"TROUBLE   {sentence(found['store_error'], ago_s)}")
+    if trouble := found.get("store_error"):
+        stored_s = found.get("stored_s")  # a service of the version before does not send it
+        text = trouble if stored_s is None else sentence(trouble, max(found["now_s"] - stored_s, 0.0))
+        lines.append(f"TROUBLE   {text}")
     if found.get("policy_error"):
         lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found['policy_error']}")
     return lines

@@ -309,7 +309,7 @@ class _Hosts:
             self._place(row, t, need, allowed)
 
     def _allowed(self, t: int, need: int, kinds: int, claimed: list[float]) -> list[bool]:
-        """Kinds of which the quota of project `t` has room for `need` GPUs beside those used and `claimed`."""
+        """For each GPU kind, whether the quota of project `t` leaves `need` GPUs beside those used and `claimed`."""
         used, quota = self.used[t], self.quota[t]
         in_all = sum(used) + sum(claimed) + need <= self.total[t]
         return [

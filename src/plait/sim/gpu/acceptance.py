@@ -171,9 +171,9 @@ def _reports() -> Iterator[Row]:
         "2 s late": Reporting(stages=False, stamps=False, returns=False, acknowledged=False, late_s=2.0),
         "2 s late, stamped": Reporting(stages=False, returns=False, late_s=2.0),
     }
-    for name, said in how.items():
+    for name, reporting in how.items():
         for q, least in ((4, 0.80), (20, 0.15)):
-            yield Row(f"{name} q {q}", beside([q], reporting=said), least)
+            yield Row(f"{name} q {q}", beside([q], reporting=reporting), least)
     for pattern, inside in (("80+20", 1), ("10+190", 4)):
         for q in (1, 4, 20):
             scenario = beside([q], pattern=PATTERNS[pattern])

@@ -71,7 +71,7 @@ _ACTIONS = ("run", "pause", "checkpoint", "stop")
 
 
 def heard(ctx: Context, attempt: Attempt) -> list[Sharing]:
-    """What agents said last about how its processes share their GPUs; nothing of silent ones, which may be gone."""
+    """The last reports of agents on how its processes share GPUs, without silent agents, which may be gone."""
     silent = _silent(ctx, attempt)
     return [
         rank.seen.sharing
