@@ -79,6 +79,16 @@ def drive(throttle: Throttle, freezer: Recorded, seconds: float, late_s: float =
     return (freezer.ran_s - before_s) / (freezer.now_s - begin_s)
 
 
+def test_what_starts_while_a_guest_without_a_share_stands_still_is_frozen_at_the_next_look(page: Page) -> None:
+    freezer = Recorded()
+    throttle = made(page, freezer)
+    throttle.turn()
+    assert freezer.frozen
+    freezer.frozen = False  # a process that no scan had found
+    throttle.turn()
+    assert freezer.frozen
+
+
 @pytest.mark.parametrize("late_s", [0.0, 0.002, 0.03])
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.35, 0.5, 0.8, 0.9, 0.97, 1.0])
 def test_a_guest_runs_for_its_share(page: Page, share: float, late_s: float) -> None:

@@ -93,9 +93,9 @@ def test_a_share_makes_pauses_between_the_quanta_of_a_step(forker, tmp_path, kin
     assert len(paced) > 8
     ratio = sum(stats.own_s for stats in paced) / sum(stats.step_s for stats in paced)
     assert 0.1 < ratio < 0.35
-    # The sleep of a plain step is one quantum, a marked one has a yield point every 5 ms.
-    quantum_s = sorted(stats.quantum_s for stats in paced)[len(paced) // 2]
-    assert (quantum_s < 0.015) is (kind == "marked")
+    # A plain step of 20 ms is one quantum, a marked one has a yield point every 5 ms.
+    part = sorted(stats.quantum_s / stats.own_s for stats in paced)[len(paced) // 2]
+    assert (part < 0.6) is (kind == "marked")
 
 
 def test_without_its_agent_a_guest_pauses_and_a_host_runs(forker, tmp_path):

@@ -42,7 +42,7 @@ class Freezer:
         return self._group >= 0
 
     def freeze(self) -> None:
-        """Let no process of the attempt run."""
+        """Let no process of the attempt run; call it again while they are frozen, for those found by the next scan."""
         if self._group >= 0 and not _written(self._group, b"1"):
             self._leave_group()
         now_s = self._clock()

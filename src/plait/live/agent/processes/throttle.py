@@ -144,9 +144,9 @@ class Throttle:
         self._balance_s = min(max(self._balance_s, -MOST_OWED_S), MOST_SAVED_QUANTA * self._quantum_s)
 
     def _set(self, *, frozen: bool) -> None:
-        if frozen and not self._frozen:
-            self._freezer.freeze()
-        elif self._frozen and not frozen:
+        if frozen:
+            self._freezer.freeze()  # also again: processes that it did not find yet run on
+        elif self._frozen:
             self._freezer.thaw()
         self._frozen = frozen
 
