@@ -178,9 +178,9 @@ def test_jobs_that_do_not_fit_their_network() -> None:
     cluster = networked(Cluster.parse("4x1@2"), "leaf-spine:aggregators=100")
     with pytest.raises(InputError, match="no node"):
         Scenario((PacketJob(workers=4),), cluster)
-    with pytest.raises(InputError, match="levels is 2"):
-        simulate(Scenario((PacketJob(preset("atp", levels=2), workers=3),), cluster))
-    with pytest.raises(InputError, match="needs aggregators"):
+    with pytest.raises(InputError, match=r"tree leaf\+server needs a server"):
+        simulate(Scenario((PacketJob(preset("switchml", tree="leaf+server"), workers=2),), cluster))
+    with pytest.raises(InputError, match="job 0: no switch answers workers on nodes n0, n1, n2, n3: spine0, where"):
         simulate(Scenario((PacketJob(preset("switchml"), workers=4),), cluster))
     with pytest.raises(InputError, match="payload_bytes"):
         simulate(

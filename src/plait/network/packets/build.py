@@ -11,7 +11,7 @@ from plait.network.packets.links import ENTRY, schedule
 from plait.network.packets.regions import priorities, regions
 from plait.network.packets.scenario import PacketJob, Scenario
 from plait.network.packets.state import DOWN, PS, UP, Ends, Fabric, Links, Net
-from plait.network.packets.wiring import Tree, tree
+from plait.network.packets.wiring import Wiring, wired
 from plait.network.protocol import server, switch, worker
 from plait.network.protocol.addressing import Index, cycle_slots, mix
 from plait.network.protocol.header import Records, make_packets
@@ -35,7 +35,7 @@ def build(scenario: Scenario) -> Net:
     Raises `InputError` for jobs that do not fit the memory or the network.
     """
     trees = [
-        tree(scenario.graph, j, nodes, where, job.options.levels)
+        wired(scenario.graph, j, nodes, where, job.options.adds)
         for j, (job, (nodes, where)) in enumerate(zip(scenario.jobs, scenario.placement, strict=True))
     ]
     jobs, adding = scenario.jobs, _adding(scenario, trees)
@@ -77,31 +77,17 @@ def build(scenario: Scenario) -> Net:
     return net
 
 
-def _adding(scenario: Scenario, trees: list[Tree]) -> list[int]:
-    """The switches, by number, that add up for some job; checks that they can."""
+def _adding(scenario: Scenario, trees: list[Wiring]) -> list[int]:
+    """The switches, by number, that add up for some job; checks that they hold its packets."""
     switches, first = scenario.cluster.network.switches, len(scenario.cluster.nodes)  # type: ignore[union-attr]
-    some = any(one.usable for one in switches)
-    found = set()
     for j, (job, made) in enumerate(zip(scenario.jobs, trees, strict=True)):
-        for at in list(made.adds):
-            one = switches[at - first]
-            if job.dedicated and one.usable == 0:
+        for at in made.adds:
+            if job.options.payload_bytes > (holds := switches[at - first]).payload_bytes:
                 raise InputError(
-                    f"job {j}: protocol {job.options.protocol} needs aggregators, and switch {one.id} has none; "
-                    "give it some, or take a protocol with parameter servers, e.g. atp"
+                    f"job {j}: payload_bytes is {job.options.payload_bytes}; an aggregator of switch {holds.id} holds "
+                    f"{holds.payload_bytes}"
                 )
-            if some and one.usable == 0:
-                del made.adds[at]
-                continue
-            if one.usable and job.options.payload_bytes > one.payload_bytes:
-                raise InputError(
-                    f"job {j}: payload_bytes is {job.options.payload_bytes}; an aggregator of switch {one.id} holds "
-                    f"{one.payload_bytes}"
-                )
-            if job.options.levels > one.levels:
-                raise InputError(f"job {j}: levels is {job.options.levels}; switch {one.id} adds up {one.levels}")
-            found.add(at - first)
-    return sorted(found)
+    return sorted({at - first for made in trees for at in made.adds})
 
 
 def _channels(scenario: Scenario) -> Records:
@@ -125,7 +111,7 @@ def _channels(scenario: Scenario) -> Records:
     return channels
 
 
-def _queues(scenario: Scenario, trees: list[Tree]) -> tuple[Records, Records]:
+def _queues(scenario: Scenario, trees: list[Wiring]) -> tuple[Records, Records]:
     """The rings of both classes of packets of every channel: as large as the jobs that use it may need."""
     graph, network = scenario.graph, scenario.cluster.network
     assert network is not None
@@ -152,7 +138,7 @@ def _queues(scenario: Scenario, trees: list[Tree]) -> tuple[Records, Records]:
     return queues, np.zeros(int(sizes.sum()), dtype=ENTRY)
 
 
-def _server_channel(scenario: Scenario, made: Tree) -> int:
+def _server_channel(scenario: Scenario, made: Wiring) -> int:
     """The channel from the node of a server."""
     return scenario.graph.next_hops(made.root, scenario.graph.leaf(made.root))[0][0]
 
@@ -170,7 +156,7 @@ def _switches(scenario: Scenario) -> tuple[Records, int]:
 
 
 def _routes(
-    scenario: Scenario, trees: list[Tree], adding: list[int], found: list[tuple[int, int]]
+    scenario: Scenario, trees: list[Wiring], adding: list[int], found: list[tuple[int, int]]
 ) -> tuple[Records, Records, Records]:
     """Routes of all jobs at all switches, their children, and the jobs that switches add up for."""
     first, count = len(scenario.graph.nodes), len(scenario.graph.network.switches)
@@ -191,7 +177,7 @@ def _routes(
     return routes, np.array(kids, dtype=state.KID), jobs_at
 
 
-def _set_roots(net: Net, scenario: Scenario, trees: list[Tree]) -> None:
+def _set_roots(net: Net, scenario: Scenario, trees: list[Wiring]) -> None:
     """Tell switches that others with dedicated slots are above them.
 
     A switch is the root of all of its dedicated jobs or of none. Raises `InputError` otherwise.
@@ -240,7 +226,7 @@ def _tensors(scenario: Scenario) -> IntArray:
     return found
 
 
-def _hosts(scenario: Scenario, hosts: list[tuple[int, int]], trees: list[Tree]) -> Records:
+def _hosts(scenario: Scenario, hosts: list[tuple[int, int]], trees: list[Wiring]) -> Records:
     found = np.zeros(len(hosts), dtype=state.HOST)
     slower = {(one.job, one.rank): one.compute for one in scenario.stragglers}
     for row, (j, rank) in zip(found, hosts, strict=True):

@@ -9,7 +9,7 @@ from plait.core.errors import InputError
 from plait.network.memory.inalloc import Inalloc
 from plait.network.memory.records import Memory, Request
 from plait.network.packets.scenario import PacketJob, Scenario
-from plait.network.packets.wiring import tree
+from plait.network.topology.trees import tree
 
 
 def granted(scenario: Scenario, manager: Inalloc | None = None) -> Scenario:
@@ -26,8 +26,8 @@ def granted(scenario: Scenario, manager: Inalloc | None = None) -> Scenario:
     asking = [j for j, job in enumerate(scenario.jobs) if job.options.protocol == "inalloc"]
     for j in asking:
         nodes, server = scenario.placement[j]
-        adds = tree(scenario.graph, j, nodes, server, scenario.jobs[j].options.levels).adds
-        names = tuple(network.switches[at - first].id for at in sorted(adds) if network.switches[at - first].usable)
+        adders = tree(scenario.graph, nodes, server, scenario.jobs[j].options.adds, pick=j).adders
+        names = tuple(network.switches[at - first].id for at in sorted(adders))
         if names:
             memory, _ = manager.admit(memory, _request(scenario, j, names), 0.0)
     memory = manager.settle(memory)

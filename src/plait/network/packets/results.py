@@ -160,7 +160,7 @@ def _job(scenario: Scenario, net: Net, j: int) -> JobFigures:
         start_s=float(times[0, 0]),
         finish_s=finish,
         exchanges_s=times,
-        fallback_share=int(switches["collided"].sum()) / packets,
+        fallback_share=int(switches["collided"].sum()) / packets if adding.any() else 1.0,
         aggregated_share=float(switches["aggregated"][adding].mean()) / sums if adding.any() else 0.0,
         resend_share=int(mine["resent"].sum()) / packets,
         bypass_share=int(mine["bypassed"].sum()) / packets,

@@ -221,8 +221,7 @@ def racks(
     placed = []
     for j, job in enumerate(jobs):
         nodes = tuple(rank // per_rack * size + j * per_rack + rank % per_rack for rank in range(job.workers))
-        options = replace(job.options, levels=levels)
-        placed.append(replace(job, nodes=nodes, server=None if job.dedicated else count * size + j, options=options))
+        placed.append(replace(job, nodes=nodes, server=None if job.dedicated else count * size + j))
     text = (
         f"leaf-spine:aggregators={aggregators},payload={payload},link_gbps={gbps!r},levels={levels},spines={spines},"
         f"oversubscription={oversubscription!r},aggregating=all"

@@ -23,6 +23,7 @@ from plait.network.protocol.addressing import Index, dedicated_window
 from plait.network.protocol.congestion import Congestion
 from plait.network.protocol.switch import AGEING, BYPASS_PASSES, DEDICATED, PREEMPT
 from plait.network.protocol.worker import WORKER, Workers, bit_of
+from plait.network.topology.trees import PUBLISHED, TREES
 
 #: What an option of text may be.
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -33,6 +34,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "slot_change": ("on", "off"),
     "ageing": ("off", "on"),
     "quantise": ("exponent", "fixed"),
+    "tree": ("auto", *TREES),
 }
 
 
@@ -40,7 +42,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 class Options:
     """Options of one job. Numbers of packets where nothing else is said; times in seconds.
 
-    `reminder_s`, `quantise`, `fixed_scale` and `levels` are for callers of the kernels: nothing here reads them.
+    `reminder_s`, `quantise`, `fixed_scale` and `tree` are for callers of the kernels: nothing here reads them.
     """
 
     protocol: str = option("System: switchml, atp, a2tp, esa or inalloc", default="atp")
@@ -91,9 +93,10 @@ class Options:
     )
     quantise: str = option("Fixed point: exponent, one for the packets of all workers, or fixed", default="exponent")
     fixed_scale: float = option("Factor of fixed point with quantise fixed", default=1e6, least=1e-30)
-    levels: int = option(
-        "Switches on the way that aggregate, 1 or 2; two are not sure for ATP", default=1, least=1, most=2
-    )
+    tree: str = option(
+        "Switches that add up, as far as they have aggregators and levels: leaf, server (its leaf), spine, leaf+server "
+        "or leaf+spine", default="auto", unset="that of the system: leaf+spine for switchml, else leaf+server",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Raise `InputError` for values that do not work, or not together."""
@@ -112,6 +115,11 @@ class Options:
         if self.index != "auto":
             return Index[self.index.upper()]
         return {"switchml": Index.DEDICATED, "inalloc": Index.HYBRID_MODULO}.get(self.protocol, Index.SHARED_HASH)
+
+    @property
+    def adds(self) -> str:
+        """Which switches add up: one of `topology.trees.TREES`."""
+        return PUBLISHED[self.protocol] if self.tree == "auto" else self.tree
 
     @property
     def elements(self) -> int:

@@ -59,17 +59,23 @@ class Graph:
         return np.stack([there, there[:, ::-1]], axis=1).reshape(-1, 2)
 
     @cached_property
+    def to(self) -> list[int]:
+        """Where each channel leads."""
+        return [int(end) for end in self.ends[:, 1]]
+
+    @cached_property
     def bundle(self) -> IntArray:
         """The first channel of the bundle of each channel; equal shares load all channels of a bundle equally.
 
         Switches that nothing but their names tells apart have one colour: refined until switches of one colour have
-        links of equal rates to equal colours (an equitable partition), with a colour of its own for every node and for
-        every switch that aggregates, because streams may end there. Streams then visit switches of one colour equally,
-        and so the channels between two colours.
+        links of equal rates to equal colours (an equitable partition), with a colour of its own for every node. Streams
+        then visit switches of one colour equally, and so the channels between two colours. Where a switch aggregates
+        every channel is its own bundle: the packets of an aggregated job take one of several ways.
         """
+        if any(one.usable for one in self.network.switches):
+            return np.arange(len(self.ends), dtype=np.int64)
         first_switch = len(self.nodes)
-        colours = list(range(first_switch))
-        colours += [first_switch + 1 + i if one.usable else first_switch for i, one in enumerate(self.network.switches)]
+        colours = list(range(first_switch)) + [first_switch] * len(self.network.switches)
         rates = self.channel_bits_per_s.tolist()
         count = 0
         while count < len(set(colours)):
