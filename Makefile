@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-simulate test test-engines check format format-check lint types imports doctest chaos bench figures gpu docs docs-serve build clean distclean
+.PHONY: help demo demo-simulate test test-engines check format format-check lint types imports doctest chaos bench figures gauges gpu docs docs-serve build clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench: $(VENV)/.dev ## speed, as ratios to the last ones, into benchmarks/README
 
 figures: $(VENV)/.dev ## renew the measured figures of the pages (hours; PAGE=README.md one page, LIST=1 only the commands)
 	$(BIN)/python benchmarks/figures.py $(if $(LIST),--list) $(PAGE)
+
+gauges: $(VENV)/.dev ## size and plainness of the source (CONTRIBUTING.md has the limits)
+	@$(BIN)/python tests/gauges.py
 
 # The machine's own python3, where PyTorch with CUDA usually is; another: make gpu PYTHON=...
 gpu: ## measure what plait does on a real GPU, into gpu.json and gpu.md (10 minutes; MINUTES=5 leaves rows out)
