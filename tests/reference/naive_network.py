@@ -21,6 +21,14 @@ def add(a: list[int], b: list[int]) -> tuple[list[int], bool]:
     return limited, exact != limited
 
 
+def bitmap_of(packet: Packet) -> int:
+    """What the field `bitmap` of the packet has: for results of a2tp a window, with a slot change the proposal."""
+    if packet["type"] == "result" and ("cwnd" in packet or "slot_change" in packet["flags"]):
+        proposal: int = packet["proposal"] if "slot_change" in packet["flags"] else 0
+        return packet.get("cwnd", 0) << 32 | proposal
+    return sum(1 << rank for rank in packet["workers"])
+
+
 @dataclass
 class Aggregator:
     """What a switch holds of one seq."""
@@ -192,6 +200,45 @@ class Sum:
 
 
 @dataclass
+class TwoWindows:
+    """A2TP's windows of a job, which its server keeps."""
+
+    window: int
+    cwnd: int
+    awnd: int
+    interval: tuple[int, int] = (20_000, 100_000)
+    alpha: float = 0.0
+    beta: float = 0.0
+    gamma: float = 1.0
+    since: int = 0
+    straggling: float | None = None
+    sums: list[set[str]] = field(default_factory=list)  # flags of those that were completed since the last change
+
+    def completed(self, flags: set[str], now: int) -> bool:
+        """Count a sum; whether the packet a window later is to use no aggregator."""
+        self.sums.append(flags)
+        bypasses = len(self.sums) > self.awnd
+        if self.straggling is None and self.interval[0] <= now - self.since <= self.interval[1]:
+            self.straggling = min(1.0, len(self.sums) / self.cwnd)
+        if len(self.sums) >= self.cwnd:
+            self.change(sum("ecn" in one for one in self.sums), sum("owner_col" in one for one in self.sums))
+            self.sums, self.since, self.straggling = [], now, None
+        return bypasses
+
+    def change(self, marks: int, collisions: int) -> None:
+        self.gamma = 63 / 64 * self.gamma + 1 / 64 * (1.0 if self.straggling is None else self.straggling)
+        self.alpha = 7 / 8 * self.alpha + 1 / 8 * marks / self.cwnd
+        self.beta = 7 / 8 * self.beta + 1 / 8 * collisions / self.awnd
+        awnd, cwnd = self.awnd + 1, self.cwnd + 1
+        if collisions and self.beta > 0.1:
+            awnd = int(self.awnd * (1 - (self.beta - 0.1) ** self.gamma / 1.9))
+        if marks:
+            cwnd = int(self.cwnd * (1 - self.alpha / 2))
+        self.cwnd = min(self.window, max(1, cwnd))
+        self.awnd = min(self.cwnd, max(1, awnd))
+
+
+@dataclass
 class NaiveServer:
     """The server of one job. `ring`: how many seqs are kept. `slots`: of the switch, where they may be changed."""
 
@@ -201,6 +248,7 @@ class NaiveServer:
     taken: set[int] = field(default_factory=set)
     moved: dict[int, int] = field(default_factory=dict)
     sums: dict[int, Sum] = field(default_factory=dict)
+    windows: TwoWindows | None = None
 
     def propose(self, old: int) -> int | None:
         if old < 0 or not self.slots:
@@ -234,11 +282,11 @@ class NaiveServer:
             return None
         s = self.sums.setdefault(seq, Sum(value=[0] * len(packet["value"]), born=now))
         s.index = packet["index"]
+        if s.done:
+            return None if packet["type"] == "evict" else self.result(packet, s)
         s.flags |= packet["flags"] & {"ecn", "owner_col", "collided"}
         if "bypass" in packet["flags"]:
             s.flags.add("collided")
-        if s.done:
-            return None if packet["type"] == "evict" else self.result(packet, s)
         if packet["workers"] == self.workers:
             s.value, s.exponent = list(packet["value"]), packet["exponent"]
             s.flags = (s.flags - {"overflow"}) | (packet["flags"] & {"overflow"})
@@ -254,11 +302,15 @@ class NaiveServer:
         s.done = True
         if "collided" in s.flags:
             s.proposal = self.propose(packet["index"])
+        if self.windows and self.windows.completed(set(s.flags), now):
+            s.flags.add("bypass")
         return self.result(packet, s)
 
     def result(self, packet: Packet, s: Sum) -> Packet:
         out = {**packet, "type": "result", "workers": set(self.workers), "value": list(s.value)}
         out["exponent"], out["flags"] = s.exponent, s.flags | {"full"}
+        if self.windows:
+            out["cwnd"], out["flags"] = self.windows.cwnd, out["flags"] - {"ecn"}
         if s.proposal is not None:
             out["flags"] = out["flags"] | {"slot_change"}
             out["proposal"] = s.proposal
@@ -280,17 +332,12 @@ class NaiveWorker:
     cc: str = "none"
     initial_window: int = 0
     increase: int = 4
-    interval: tuple[int, int] = (20_000, 100_000)
     prio: int = 0
     epoch: int = 0
     region: range = range(0)
     mode: int = 0
     slots: list[int] = field(default_factory=list)
     cwnd: int = 0
-    awnd: int = 0
-    alpha: float = 0.0
-    beta: float = 0.0
-    gamma: float = 1.0
 
     def start(self, first: int, end: int, exponents: int, now: int) -> None:
         self.first, self.end, self.next, self.exponents = first, end, first, first + exponents
@@ -302,9 +349,10 @@ class NaiveWorker:
         self.tries: set[int] = set()
         self.deadline = now + self.first_rto if end > first else None
         if not self.cwnd:
-            self.cwnd = self.awnd = min(self.initial_window, self.window) if self.cc != "none" else self.window
-        self.opening, self.straggling = True, 1.0
-        self.new_round(now)
+            self.cwnd = min(self.initial_window, self.window) if self.cc != "none" else self.window
+        self.round_end = self.ack + self.cwnd
+        self.bypassing: set[int] = set()  # a2tp: packets still to be sent that use no aggregator
+        self.echoes = 0  # a2tp: marks of results that the next packets carry back
 
     @property
     def ack(self) -> int:
@@ -318,17 +366,14 @@ class NaiveWorker:
     def finished(self) -> bool:
         return len(self.done) == self.end - self.first
 
-    def new_round(self, now: int) -> None:
-        self.round_start, self.round_end, self.round_sent = self.ack, self.ack + self.cwnd, 0
-        self.marks, self.collisions, self.updated, self.sampled = 0, 0, now, False
-
     def timer(self) -> int:
         return (self.rto if self.heard else self.first_rto) << min(20, self.timeouts // self.backoff_every)
 
     def header(self, seq: int, kind: str, index: int) -> Packet:
         kind = "exponent" if kind == "data" and seq < self.exponents else kind
+        echo, self.echoes = {"ecn"} if self.echoes else set(), max(0, self.echoes - 1)
         return {
-            "type": kind, "job": self.job, "seq": seq, "workers": {self.rank}, "index": index, "flags": set(),
+            "type": kind, "job": self.job, "seq": seq, "workers": {self.rank}, "index": index, "flags": echo,
             "prio": self.prio, "epoch": self.epoch, "exponent": -128,
         }  # fmt: skip
 
@@ -343,9 +388,8 @@ class NaiveWorker:
         if self.next >= min(self.end, self.ack + self.cwnd):
             return None
         out = self.header(self.next, "data", index(self, self.next))
-        if self.cc == "a2tp" and not self.opening and self.round_sent >= self.awnd:
-            out["flags"] = {"bypass"}
-        self.round_sent += 1
+        if self.next in self.bypassing:
+            out["flags"] |= {"bypass"}
         self.next += 1
         return out
 
@@ -395,8 +439,11 @@ class NaiveWorker:
             at = seq % len(self.slots)
             if self.slots[at] == packet["index"] and packet["proposal"] not in self.slots:
                 self.slots[at] = packet["proposal"]
-        self.marks += "ecn" in packet["flags"]
-        self.collisions += "owner_col" in packet["flags"]
+        if self.cc == "a2tp":
+            self.cwnd = min(self.window, max(1, packet["cwnd"]))
+            self.echoes += "ecn" in packet["flags"]
+            if "bypass" in packet["flags"]:
+                self.bypassing.add(seq + self.window)
         beyond = sorted(s for s in self.done if s > self.ack)
         if len(beyond) >= self.gap_threshold:
             start = max(self.ack, self.covered)
@@ -405,31 +452,11 @@ class NaiveWorker:
                     start = min(start, self.again[-1] + 1)
                 self.again += range(start, beyond[0])
                 self.covered = beyond[0]
-        self.congestion("ecn" in packet["flags"], now)
-        return True
-
-    def congestion(self, marked: bool, now: int) -> None:
-        ack, since = self.ack, now - self.updated
-        if self.cc == "a2tp" and not self.sampled and self.interval[0] <= since <= self.interval[1]:
-            self.sampled, self.straggling = True, min(1.0, (ack - self.round_start) / self.cwnd)
-        if ack < self.round_end:
-            return
-        self.opening = False
-        if self.cc == "aimd":
+        if self.cc == "aimd" and self.ack >= self.round_end:
+            marked = "ecn" in packet["flags"]
             self.cwnd = max(1, self.cwnd // 2) if marked else min(self.window, self.cwnd + self.increase)
-        elif self.cc == "a2tp":
-            self.gamma = 63 / 64 * self.gamma + 1 / 64 * self.straggling
-            self.alpha = 7 / 8 * self.alpha + 1 / 8 * self.marks / self.cwnd
-            self.beta = 7 / 8 * self.beta + 1 / 8 * self.collisions / self.awnd
-            awnd, cwnd = self.awnd + 1, self.cwnd + 1
-            if self.collisions and self.beta > 0.1:
-                awnd = int(self.awnd * (1 - (self.beta - 0.1) ** self.gamma / 1.9))
-            if self.marks:
-                cwnd = int(self.cwnd * (1 - self.alpha / 2))
-            self.cwnd = min(self.window, max(1, cwnd))
-            self.awnd = min(self.cwnd, max(1, awnd))
-            self.straggling = 1.0
-        self.new_round(now)
+            self.round_end = self.ack + self.cwnd
+        return True
 
     def timeout(self, now: int) -> None:
         """Queue what is to be sent again."""

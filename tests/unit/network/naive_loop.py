@@ -9,7 +9,7 @@ from lossy_loop import AT_SERVER, AT_SWITCH, AT_WORKER, FLAGS, KINDS, TICK_NS, P
 
 from plait.network.protocol import addressing
 from plait.network.protocol.addressing import mix
-from reference.naive_network import NaiveServer, NaiveSwitch, NaiveWorker, Packet
+from reference.naive_network import NaiveServer, NaiveSwitch, NaiveWorker, Packet, bitmap_of
 
 
 class NaiveNet:
@@ -38,7 +38,7 @@ class NaiveNet:
         check = 0
         for value in p["value"]:
             check = check * 31 + value
-        bitmap = p["proposal"] if "slot_change" in p["flags"] else sum(1 << rank for rank in p["workers"])
+        bitmap = bitmap_of(p)
         flags = sum(FLAGS[name] for name in p["flags"])
         self.log.append([
             tick, to, KINDS[p["type"]], p["job"], p["seq"], bitmap, p["index"], flags, p["prio"], p["exponent"], check,

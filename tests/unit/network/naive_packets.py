@@ -18,7 +18,7 @@ from plait.network.packets.build import build, ps
 from plait.network.packets.scenario import Scenario
 from plait.network.protocol import addressing, switch
 from plait.network.protocol.addressing import mix
-from reference.naive_network import NaiveServer, NaiveSwitch, NaiveWorker, Packet, SwitchJob
+from reference.naive_network import NaiveServer, NaiveSwitch, NaiveWorker, Packet, SwitchJob, TwoWindows, bitmap_of
 
 Place = tuple[str, int]
 
@@ -46,7 +46,12 @@ class NaivePackets:
             order = [(k * int(row["stride"]) + int(row["shift"])) % count for k in range(count)]
             taken = set(np.flatnonzero(self.net.server.taken[j]).tolist())
             slots = order if row["slot_change"] else []
-            self.servers.append(NaiveServer(everybody, self.net.server.entries.shape[1], slots, taken))
+            windows, o = None, job.options
+            if o.cc == "a2tp":
+                interval = (round(o.a2tp_base_rtt_s * 1e9), round(o.a2tp_interval_end_s * 1e9))
+                windows = TwoWindows(o.window, o.first_window, o.first_window, interval)
+            ring = self.net.server.entries.shape[1]
+            self.servers.append(NaiveServer(everybody, ring, slots, taken, windows=windows))
             for rank, node in enumerate(nodes):
                 self.workers.append(self._worker(j, rank))
                 leaves = {self.graph.leaf(other) for other in nodes}
@@ -84,7 +89,7 @@ class NaivePackets:
         return NaiveWorker(
             j, rank, int(row["window"]), round(o.rto_s * 1e9), round(o.first_rto_s * 1e9), o.gap_threshold,
             o.backoff_every, o.mode == addressing.DEDICATED, o.cc, int(row["initial_window"]), int(row["increase"]),
-            (round(o.a2tp_base_rtt_s * 1e9), round(o.a2tp_interval_end_s * 1e9)), mode=int(o.mode),
+            mode=int(o.mode),
             region=range(int(row["offset"]), int(row["offset"] + row["size"])),
             slots=self.net.ends.workers.slots[w].tolist() if row["cycle"] else [],
         )  # fmt: skip
@@ -102,21 +107,20 @@ class NaivePackets:
         row = self.net.links.channels[c]
         begin = max(ready, self.busy[c])
         options = self.scenario.jobs[packet["job"]].options
+        slow = float(row["slow"]) if row["slow_from"] <= begin < row["slow_until"] else 1.0
         took = float(row["ps_per_byte"]) * (options.payload_bytes + options.header_bytes)
-        if row["slow_from"] <= begin < row["slow_until"]:
-            took *= float(row["slow"])
-        self.busy[c] = begin + int(took)
+        self.busy[c] = begin + int(slow * took)
         lose = self.scenario.loss_up if up else self.scenario.loss_down
         if lose and self.draw() < round(lose * 2**30):
             return
         one = deepcopy(packet)
-        if begin - ready >= row["mark_ps"]:
+        if begin - ready >= slow * row["mark_ps"]:
             one["flags"] = one["flags"] | {"ecn"}
         delay = int(self.net.links.queues["delay"][2 * c + (not up)])
         self.at(self.busy[c] + delay, self.arrive, b, one, up)
 
     def arrive(self, node: int, p: Packet, up: bool, now: int) -> None:
-        bitmap = p["proposal"] if "slot_change" in p["flags"] else sum(1 << rank for rank in p["workers"])
+        bitmap = bitmap_of(p)
         flags = sum(FLAGS[name] for name in p["flags"])
         seq = p["seq"] - int(self.net.ends.tensors[p["job"], 0, 0])
         self.log.append([now, node, KINDS[p["type"]], p["job"], seq, bitmap, p["index"], flags, p["prio"]])

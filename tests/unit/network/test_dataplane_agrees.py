@@ -21,6 +21,7 @@ from plait.live.dataplane.server_plane import ServerPlane
 from plait.live.dataplane.switch_plane import SwitchPlane
 from plait.network.protocol import addressing, header, server, switch, worker
 from plait.network.protocol.hello import Hello, pack
+from plait.network.protocol.options import set_windows
 from sampling import sample
 
 ELEMENTS = 4
@@ -79,6 +80,7 @@ class Both:
             slots = self.world.cycles.get(job) if options.slot_change == "on" else None
             # The same row: a server with few places gives them out in order.
             server.register(self.servers, self.server_plane.row_of[job], n, slots)
+            set_windows(self.servers, self.server_plane.row_of[job], options)
 
     def collect(self, address, parts, segment) -> int:
         data = b"".join(bytes(part) for part in parts)

@@ -15,8 +15,8 @@ from naive_loop import NaiveNet
 
 from plait.network.protocol import header, server, switch, worker
 from plait.network.protocol.addressing import Index, cycle_slots
-from plait.network.protocol.options import Options, preset, set_cycle, set_region, set_up
-from reference.naive_network import NaiveServer, NaiveSwitch, NaiveWorker, SwitchJob
+from plait.network.protocol.options import Options, preset, set_cycle, set_region, set_up, set_windows
+from reference.naive_network import NaiveServer, NaiveSwitch, NaiveWorker, SwitchJob, TwoWindows
 from sampling import sample
 
 SYSTEMS = ("switchml", "atp", "a2tp", "esa", "inalloc")
@@ -92,6 +92,7 @@ class World:
             switch.register(sw, job, server.all_bits(self.n_workers[job]), self.n_workers[job], options.rules)
             slots = self.cycles.get(job) if options.slot_change == "on" else None
             server.register(servers, job, self.n_workers[job], slots)
+            set_windows(servers, job, options)
         for w, (job, rank) in enumerate(zip(self.plan.job, self.plan.rank, strict=True)):
             set_up(workers, w, self.options[job], job, rank, self.n_workers[job])
             set_region(workers, w, *self.plan.regions[job, 0].tolist(), 0)
@@ -121,7 +122,9 @@ class World:
             if row["slot_change"]:
                 order = [(k * int(row["stride"]) + int(row["shift"])) % self.shared for k in range(self.shared)]
             taken = set(self.cycles.get(job, np.zeros(0, np.int32)).tolist())
-            naive_servers.append(NaiveServer(everybody, servers.entries.shape[1], order, taken))
+            first = options.first_window
+            windows = TwoWindows(options.window, first, first) if options.cc == "a2tp" else None
+            naive_servers.append(NaiveServer(everybody, servers.entries.shape[1], order, taken, windows=windows))
         for job, rank in zip(self.plan.job.tolist(), self.plan.rank.tolist(), strict=True):
             o = self.options[job]
             workers.append(NaiveWorker(

@@ -12,9 +12,10 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError, SimulationError
 from plait.network.packets.build import build
 from plait.network.packets.regions import regions
-from plait.network.packets.results import state_bytes
+from plait.network.packets.results import PacketResults, state_bytes
 from plait.network.packets.run import simulate
 from plait.network.packets.scenario import MIB, PacketJob, Scenario, Straggler, one_switch, racks
+from plait.network.protocol.header import BYPASS, DATA
 from plait.network.protocol.options import preset
 from plait.network.topology.read import networked
 from sampling import sample
@@ -206,6 +207,50 @@ def test_a_straggler_slows_its_job_alone() -> None:
     slow = simulate(one_switch(jobs, 8192, stragglers=(Straggler(0, 2, share=0.05),))).jobs
     assert slow[0].goodput_bits_per_s < 0.3 * plain[0].goodput_bits_per_s
     assert slow[1].goodput_bits_per_s == pytest.approx(plain[1].goodput_bits_per_s, rel=0.05)
+
+
+def straggling(protocol: str, mib: int = 4, **more: object) -> PacketResults:
+    """Two jobs whose windows do not fit into the switch together; one worker of job 1 has a fifth of its link."""
+    job = PacketJob(preset(protocol, window=200, index="shared_cycle", **more), 4, (mib * MIB,))
+    return simulate(one_switch([job, job], 256, stragglers=(Straggler(1, share=0.2),)))
+
+
+def test_a_straggling_job_leaves_its_memory_to_others_and_takes_it_back() -> None:
+    found = straggling("a2tp", 16, initial_window=200)
+    slow = found.jobs[1]
+    assert slow.goodput_bits_per_s > 13e9  # 16.2 of its slowest link
+    assert (slow.timeouts, slow.aged) == (0, 0)
+    end, last = (int(job.finish_s / found.bin_s) for job in found.jobs)
+    during, after = found.held[1][end // 2 : end].mean(), found.held[1][last - (last - end) // 4 : last].mean()
+    assert during < 0.1 * 256
+    assert after > 0.85 * 200
+
+
+def test_packets_without_aggregators_may_pass_as_well_as_flush() -> None:
+    flush, passing = (straggling("a2tp", bypass=bypass).jobs for bypass in ("flush", "pass"))
+    assert min(job.bypass_share for job in (flush[1], passing[1])) > 0.1
+    for one, other in zip(flush, passing, strict=True):
+        assert one.goodput_bits_per_s == pytest.approx(other.goodput_bits_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("bypass", ["flush", "pass"])
+def test_workers_of_a_job_agree_which_packets_use_no_aggregator(bypass: str) -> None:
+    job = PacketJob(preset("a2tp", window=40, index="shared_cycle", bypass=bypass), 4, (400_000, 300_000))
+    slow = (Straggler(1, 2, share=0.2), Straggler(0, 1, share=0.5, from_s=1e-4, until_s=3e-4))
+    made = one_switch([job, job, job], 48, loss_up=2e-3, loss_down=2e-3, stragglers=slow, seed=3, log=10**6)
+    found = simulate(made)
+    ways: dict[tuple[int, int], set[int]] = {}
+    for _, node, kind, j, seq, _, _, flags, _ in found.log.tolist():
+        if kind == DATA and node >= len(made.graph.nodes):
+            ways.setdefault((j, seq), set()).add(flags & BYPASS)
+    assert all(len(one) == 1 for one in ways.values())
+    assert sum(BYPASS in one for one in ways.values()) > 1000
+
+
+def test_marks_count_packets_on_slow_links_too() -> None:
+    job = PacketJob(preset("atp", window=80), 2, (100_000,), nodes=(0, 1), server=2)
+    slow = one_switch([job], 8192, mark_packets=85, jitter_s=0.0, stragglers=(Straggler(0, share=0.05),))
+    assert simulate(slow).marked == 0  # a window of 80 packets cannot make a queue of 85, however slow the link
 
 
 def test_plain_python_gives_the_same_packets() -> None:

@@ -31,9 +31,10 @@ def test_figures_are_within_what_is_allowed() -> None:
 
 
 def test_a_straggler_leaves_its_memory_to_others_and_takes_it_back() -> None:
-    chosen = [row for row in rows(("straggler",)) if row.what.startswith("a2tp")]
+    chosen = list(rows(("straggler",)))
     done = {case: run_case(case) for case in dict.fromkeys(case for row in chosen for case in row.cases)}
-    assert [row.within for row in compared(chosen, done)] == [True, None, None, True]
+    found = [(row.what, row.ours, row.within) for row in compared(chosen, done)]
+    assert [within for _, _, within in found] == [True] * 7 + [None] * 5, found  # ATP does not keep 95 %
 
 
 def test_every_row_has_what_it_needs() -> None:
@@ -59,7 +60,8 @@ def test_headlines_point_the_right_way() -> None:
 
 def pretended(case: Case) -> Done:
     figures = {"goodput": 10.0, "fallback": 1.0, "aggregated": 0.9, "makespan_ms": 2.0, "mean_jct_ms": 1.0}
-    more = {"holding_us": 5.2, "missed": 2.0, "kept": 1.0, "held_during": 10.0, "held_after": 40.0, "resent": 0.0}
+    more = {"holding_us": 5.2, "missed": 2.0, "kept": 1.0, "held_during": 0.01, "held_after": 0.7, "resent": 0.0}
+    more |= {"held_beside": 0.5, "goodput_0": 15.0, "goodput_1": 50.0}
     return Done(figures | more | {"fullest": 1.0, "fixed": 2.0, "events": 1.0}, 0.1)
 
 

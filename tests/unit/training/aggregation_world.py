@@ -12,6 +12,7 @@ import numpy as np
 
 from plait.network.protocol import header, server, switch
 from plait.network.protocol.addressing import Index, cycle_slots
+from plait.network.protocol.options import set_windows
 from plait.network.protocol.server import TO_SWITCH
 from plait.network.protocol.switch import EVICTED, MULTICAST, TO_SERVER, UNICAST
 from plait.runtime.network.grant import NetworkGrant
@@ -75,6 +76,7 @@ class World:
             cycle_slots(job.job, made.cycle_slots, job.size, job.offset) if made.mode is Index.SHARED_CYCLE else None
         )
         server.register(self.server, job.job, job.n_workers, slots, job.offset)
+        set_windows(self.server, job.job, made)
 
     def restart_switch(self) -> None:
         """Lose all that the switch knows."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from plait.network.protocol import header, server, switch
+from plait.network.protocol.options import set_windows
 from plait.network.protocol.server import TO_SWITCH
 from plait.network.protocol.switch import EVICTED, MULTICAST, TO_SERVER, UNICAST
 from plait.runtime.network.datagrams import SLOT_BYTES, Datagrams
@@ -85,6 +86,7 @@ class InstantSwitch:
         switch.grant(self.table, grant.job, grant.offset, grant.size, grant.epoch)
         self.server = server.make_server(grant.job + 1, 4 * made.window, made.elements)
         server.register(self.server, grant.job, grant.n_workers)
+        set_windows(self.server, grant.job, made)
 
     def move(self, grant: NetworkGrant) -> None:
         """Serve another region, too."""

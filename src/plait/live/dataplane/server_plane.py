@@ -20,6 +20,7 @@ from plait.live.dataplane.switch_plane import Dropped
 from plait.network.protocol.addressing import Index, check_cycle, cycle_slots
 from plait.network.protocol.header import DATA, EVICT, EXPONENT, RESEND
 from plait.network.protocol.hello import Hello, unpack
+from plait.network.protocol.options import set_windows
 from plait.network.protocol.server import make_server, register, server_batch, set_slots
 from plait.runtime.network.datagrams import Address, Buffer
 
@@ -182,6 +183,7 @@ class ServerPlane:
             row = self.row_of[job] = self._free.pop()
             self._job_of[row] = job
             register(self.server, row, n_workers)
+            set_windows(self.server, row, options)
 
     def free(self, job: int) -> int:
         """Forget a job and its sums; returns how many of them were not complete. Raises `InputError`."""
@@ -212,6 +214,7 @@ class ServerPlane:
         if window:
             options = replace(options, window=window)
         member.regions = {epoch: (offset, size)}
+        set_windows(self.server, self.row_of[job], options)
         if options.mode != Index.SHARED_CYCLE or options.slot_change != "on":
             return
         check_cycle(options.cycle_slots, options.window, size)

@@ -15,7 +15,7 @@ from plait.network.packets.wiring import Wiring, wired
 from plait.network.protocol import server, switch, worker
 from plait.network.protocol.addressing import Index, cycle_slots, mix
 from plait.network.protocol.header import Records, make_packets
-from plait.network.protocol.options import set_cycle, set_region, set_up
+from plait.network.protocol.options import set_cycle, set_region, set_up, set_windows
 
 NEVER = 1 << 62
 #: The first packet of a job has a number below this one.
@@ -250,6 +250,7 @@ def _protocol(
     workers = worker.make_workers(len(hosts), window, max(map(len, lists.values()), default=1), pool)
     for j, job in enumerate(jobs):
         server.register(servers, j, job.workers, lists.get(j) if j in movable else None, found[j][0])
+        set_windows(servers, j, job.options)
     for w, (j, rank) in enumerate(hosts):
         set_up(workers, w, jobs[j].options, j, rank, jobs[j].workers)
         set_region(workers, w, *found[j], epoch=0)

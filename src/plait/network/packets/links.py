@@ -88,17 +88,15 @@ def transmit(links: Links, c: int, kind: int, row: int, ready: int) -> None:
     """
     channel = links.channels[c]
     begin = max(ready, channel["busy"])
-    took = channel["ps_per_byte"] * links.jobs[links.packets[row]["job"]]["wire_bytes"]
-    if channel["slow_from"] <= begin < channel["slow_until"]:
-        took *= channel["slow"]
-    end = begin + int64(took)
+    slow = channel["slow"] if channel["slow_from"] <= begin < channel["slow_until"] else 1.0
+    end = begin + int64(slow * channel["ps_per_byte"] * links.jobs[links.packets[row]["job"]]["wire_bytes"])
     channel["busy"] = end
     channel["sent"] += 1
     lose = channel["lose_up"] if kind == UP else channel["lose_down"]
     if lose > 0 and draw(links) < lose:
         channel["lost"] += 1
         return
-    if begin - ready >= channel["mark_ps"]:
+    if begin - ready >= slow * channel["mark_ps"]:  # as many packets, which take longer on a slow link
         channel["marked"] += 1
         row = _marked(links, row, kind)
     q = 2 * c + kind

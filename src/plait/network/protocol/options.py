@@ -21,6 +21,7 @@ from plait.core.errors import InputError
 from plait.core.options import Declared, declared, option
 from plait.network.protocol.addressing import Index, dedicated_window
 from plait.network.protocol.congestion import Congestion
+from plait.network.protocol.server import Server
 from plait.network.protocol.switch import AGEING, BYPASS_PASSES, DEDICATED, PREEMPT
 from plait.network.protocol.worker import WORKER, Workers, bit_of
 from plait.network.topology.trees import PUBLISHED, TREES
@@ -132,6 +133,11 @@ class Options:
         return self.cycle or self.window
 
     @property
+    def first_window(self) -> int:
+        """Packets of the window of a worker that has sent nothing yet."""
+        return self.window if self.cc == "none" else min(self.window, self.initial_window)
+
+    @property
     def max_age_ns(self) -> int:
         """Nanoseconds after which a switch frees an aggregator."""
         return _ns(self.max_age_s or 4 * self.rto_s)
@@ -176,15 +182,24 @@ def set_up(workers: Workers, w: int, options: Options, job: int, rank: int, n_wo
     row = workers.state[w]
     row["job"], row["bit"], row["n_workers"] = job, bit_of(rank), n_workers
     row["mode"], row["cc"], row["window"] = options.mode, Congestion[options.cc.upper()], options.window
-    row["initial_window"] = options.window if options.cc == "none" else min(options.window, options.initial_window)
+    row["initial_window"] = options.first_window
     row["increase"] = max(1, options.aimd_increase_bytes // (options.payload_bytes + options.header_bytes))
     row["decrease"] = options.aimd_decrease
     row["rto"], row["first_rto"] = _ns(options.rto_s), _ns(options.first_rto_s)
+    row["gap_threshold"], row["backoff_every"] = options.gap_threshold, options.backoff_every
+    row["max_timeouts"] = options.max_timeouts
+
+
+def set_windows(server: Server, job: int, options: Options) -> None:
+    """Let the server of a registered job decide on its two windows, if these are A2TP's, from those at its start on."""
+    row = server.jobs[job]
+    row["cc"], row["window"] = Congestion[options.cc.upper()], options.window
+    row["cwnd"] = row["awnd"] = options.first_window
     row["base_rtt"], row["interval_end"] = _ns(options.a2tp_base_rtt_s), _ns(options.a2tp_interval_end_s)
     row["theta"], row["alpha_gain"] = options.a2tp_theta, options.a2tp_alpha_gain
     row["beta_gain"], row["gamma_gain"] = options.a2tp_beta_gain, options.a2tp_gamma_gain
-    row["gap_threshold"], row["backoff_every"] = options.gap_threshold, options.backoff_every
-    row["max_timeouts"] = options.max_timeouts
+    row["alpha"], row["beta"], row["gamma"], row["straggling"] = 0.0, 0.0, 1.0, 1.0
+    row["updated_at"], row["completed"], row["ecn_count"], row["col_count"], row["sampled"] = 0, 0, 0, 0, 0
 
 
 def set_region(workers: Workers, w: int, offset: int, size: int, epoch: int) -> None:

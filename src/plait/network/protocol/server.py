@@ -18,7 +18,8 @@ import numpy.typing as npt
 from plait.core.arrays import IntArray
 from plait.core.errors import InputError
 from plait.core.jit import lean_part, linked
-from plait.network.protocol import header
+from plait.network.protocol import congestion, header
+from plait.network.protocol.congestion import A2TP, WINDOWS, note_sum
 from plait.network.protocol.header import (
     BYPASS,
     COLLIDED,
@@ -57,7 +58,8 @@ ENTRY = np.dtype(
 
 #: A job at its server; `tried`, `stride` and `shift` walk over all slots in an order of the job's own. Then counters:
 #: sums completed, packets added, sums replaced by whole ones, packets dropped since one of their workers is counted,
-#: packets older than what is kept, sums that were given up incomplete (never, or the ring is too small).
+#: packets older than what is kept, sums that were given up incomplete (never, or the ring is too small);
+#: then the two windows of A2TP, see `congestion`.
 SERVER_JOB = np.dtype(
     [
         ("expected", "i8"),
@@ -73,6 +75,7 @@ SERVER_JOB = np.dtype(
         ("dropped", "i8"),
         ("stale", "i8"),
         ("broken", "i8"),
+        *WINDOWS,
     ],
     align=True,
 )
@@ -219,9 +222,14 @@ def _answer(server: Server, packets: Records, values: Values, i: int, at: int) -
     urgent = URGENT if p["type"] == RESEND else 0
     p["type"] = RESULT
     p["bitmap"] = e["bitmap"]
-    p["flags"] = (e["flags"] & (ECN | OWNER_COL | COLLIDED | OVERFLOW)) | FULL
+    p["flags"] = (e["flags"] & (ECN | OWNER_COL | COLLIDED | OVERFLOW | BYPASS)) | FULL
+    row = server.jobs[p["job"]]
+    windows = int64(row["cwnd"]) << 32 if row["cc"] == A2TP else int64(0)
+    if windows != 0:
+        p["bitmap"] = windows
+        p["flags"] &= ~ECN  # counted here: a mark that workers see is of the way to them
     if e["proposal"] >= 0:
-        p["bitmap"] = e["proposal"]
+        p["bitmap"] = windows | e["proposal"]
         p["flags"] |= SLOT_CHANGE
     p["level"] = 0
     p["exponent"] = e["exponent"]
@@ -251,7 +259,7 @@ def _open(server: Server, job: int, seq: int, at: int, now: int) -> bool:
     return True
 
 
-@linked(header)
+@linked(header, congestion)
 def server_step(server: Server, packets: Records, values: Values, i: int, now: int) -> int:
     """One packet, the row `i` of `packets` and `values`, at the server of its job; returns its actions.
 
@@ -268,31 +276,33 @@ def server_step(server: Server, packets: Records, values: Values, i: int, now: i
         return DROP
     e = server.entries[job, at]
     e["index"] = p["index"]
-    e["flags"] |= p["flags"] & (ECN | OWNER_COL | COLLIDED)
-    if p["flags"] & BYPASS:
-        e["flags"] |= COLLIDED
     if e["flags"] & DONE:
         if p["type"] == EVICT:
             return DROP
         row["answered"] += 1
         return _answer(server, packets, values, i, at)
+    e["flags"] |= p["flags"] & (ECN | OWNER_COL | COLLIDED)
+    if p["flags"] & BYPASS:
+        e["flags"] |= COLLIDED
     if not _gather(server, packets, values, i, at) or e["bitmap"] != row["expected"]:
         return DROP
     e["flags"] |= DONE
     row["results"] += 1
     if e["flags"] & COLLIDED:
         e["proposal"] = _propose(server, job, p["index"])
+    if row["cc"] == A2TP and note_sum(server.jobs, job, e["flags"], now):
+        e["flags"] |= BYPASS
     return _answer(server, packets, values, i, at)
 
 
-@linked(header)
+@linked(header, congestion)
 def server_batch(server: Server, packets: Records, values: Values, count: int, now: int, actions: IntArray) -> None:
     """The first `count` packets in order, with the actions of each."""
     for k in range(count):
         actions[k] = server_step(server, packets, values, k, now)
 
 
-@linked(header)
+@linked(header, congestion)
 def server_remind(server: Server, packets: Records, job: int, seq: int, spare: int, now: int, age: int) -> int:
     """Ask the switch for what it holds of a seq that has been incomplete for over `age` ns; off in all systems.
 

@@ -18,7 +18,7 @@ from plait.core.arrays import IntArray
 from plait.core.jit import lean_part, linked
 from plait.network.protocol import addressing, congestion, header
 from plait.network.protocol.addressing import DEDICATED, SHARED_CYCLE, Slots, index_of
-from plait.network.protocol.congestion import A2TP, close_window, open_windows, sample_straggling
+from plait.network.protocol.congestion import A2TP, close_window, open_window
 from plait.network.protocol.header import (
     BYPASS,
     DATA,
@@ -26,7 +26,6 @@ from plait.network.protocol.header import (
     EXPONENT,
     NO_EXPONENT,
     OVERFLOW,
-    OWNER_COL,
     RESEND,
     RESULT,
     SLOT_CHANGE,
@@ -39,6 +38,9 @@ IGNORED, ACCEPTED, FINISHED = 0, 1, 2
 #: Answers of `worker_timeout`: not yet; something is to be sent again; too often without progress.
 WAITING, TIMED_OUT, GIVES_UP = 0, 1, 2
 
+#: Entry of `Workers.received`, see there.
+BYPASSES = 2
+
 #: A time or seq that never comes.
 NEVER = 1 << 62
 
@@ -48,13 +50,7 @@ WORKER = np.dtype(
         ("bit", "i8"),
         ("rto", "i8"),
         ("first_rto", "i8"),
-        ("base_rtt", "i8"),
-        ("interval_end", "i8"),
         ("decrease", "f8"),
-        ("theta", "f8"),
-        ("alpha_gain", "f8"),
-        ("beta_gain", "f8"),
-        ("gamma_gain", "f8"),
         ("job", "i4"),
         ("n_workers", "i4"),
         ("mode", "i4"),
@@ -70,8 +66,6 @@ WORKER = np.dtype(
         ("max_timeouts", "i4"),
         ("epoch", "u1"),
         ("prio", "u1"),
-        ("opening", "u1"),
-        ("sampled", "u1"),
         ("heard", "u1"),
         ("first", "i8"),
         ("end", "i8"),
@@ -84,18 +78,9 @@ WORKER = np.dtype(
         ("resent_until", "i8"),
         ("deadline", "i8"),
         ("round_end", "i8"),
-        ("updated_at", "i8"),
-        ("updated_ack", "i8"),
-        ("alpha", "f8"),
-        ("beta", "f8"),
-        ("gamma", "f8"),
-        ("straggling", "f8"),
         ("cwnd", "i4"),
-        ("awnd", "i4"),
         ("pending", "i4"),
-        ("round_sent", "i4"),
-        ("ecn_count", "i4"),
-        ("col_count", "i4"),
+        ("echoes", "i4"),
         ("queue_head", "i4"),
         ("queued", "i4"),
         ("timeouts", "i4"),
@@ -119,7 +104,8 @@ class Workers(NamedTuple):
     """All state of workers, a row each.
 
     state     WORKER
-    received  uint8, workers x ring: whether the result of seq s, at s % ring, is here out of order
+    received  uint8, workers x ring, of seq s at s % ring: 1 if its result is here out of order, BYPASSES if its packet,
+              which is not sent yet, is to bypass the switch
     slots     int32, workers x cycle: the list of each in shared_cycle
     pool      SLOT, workers x slots: the dedicated slots of each; that of seq s is s % window
     queue     int32, workers x slots: dedicated slots that have something to send, a ring
@@ -165,9 +151,9 @@ def worker_start(workers: Workers, w: int, first: int, end: int, exponents: int,
     me["first_pending"], me["pending"] = NEVER, 0
     me["resend_at"], me["resend_until"], me["resent_until"] = first, first, first
     me["heard"], me["timeouts"], me["all_timeouts"] = 0, 0, 0
-    me["queue_head"], me["queued"] = 0, 0
+    me["queue_head"], me["queued"], me["echoes"] = 0, 0, 0
     me["deadline"] = NEVER if first == end else now + me["first_rto"]
-    open_windows(workers.state, w, now)
+    open_window(workers.state, w)
     if me["mode"] == DEDICATED:
         for slot in range(workers.pool.shape[1]):
             workers.pool[w, slot]["seq"] = -1
@@ -186,6 +172,9 @@ def _fill(workers: Workers, w: int, packets: Records, i: int, seq: int, kind: in
     p["job"] = me["job"]
     p["index"] = index_of(me["mode"], me["job"], seq, me["offset"], me["size"], workers.slots[w], me["cycle"])
     p["flags"] = 0
+    if me["echoes"] > 0:
+        me["echoes"] -= 1
+        p["flags"] = ECN
     p["type"] = EXPONENT if kind == DATA and seq < me["exponents_end"] else kind
     p["level"] = 0
     p["prio"] = me["prio"]
@@ -221,10 +210,10 @@ def worker_send(workers: Workers, w: int, packets: Records, i: int, now: int) ->
     if me["next"] >= me["end"] or me["next"] >= me["ack"] + me["cwnd"]:
         return 0
     _fill(workers, w, packets, i, me["next"], DATA)
-    if me["cc"] == A2TP and me["opening"] == 0 and me["round_sent"] >= me["awnd"]:
-        packets[i]["flags"] = BYPASS
+    if workers.received[w, me["next"] & ring] == BYPASSES:
+        workers.received[w, me["next"] & ring] = 0
+        packets[i]["flags"] |= BYPASS
         me["bypassed"] += 1
-    me["round_sent"] += 1
     me["next"] += 1
     me["sent"] += 1
     return 1
@@ -369,26 +358,31 @@ def worker_receive(workers: Workers, w: int, packets: Records, i: int, now: int)
     elif me["mode"] != DEDICATED:
         me["deadline"] = now + _timer(workers, w)
     if me["mode"] != DEDICATED:
-        _in_window(workers, w, packets, i, now)
+        _in_window(workers, w, packets, i)
     return ACCEPTED | FINISHED if me["ack"] >= me["end"] else ACCEPTED
 
 
 @lean_part
-def _in_window(workers: Workers, w: int, packets: Records, i: int, now: int) -> None:
-    """What a new result changes in a cumulative window: slots, gaps to send again, and the windows themselves."""
+def _in_window(workers: Workers, w: int, packets: Records, i: int) -> None:
+    """What a new result changes in a cumulative window: slots, gaps to send again, and the windows themselves.
+
+    The windows of A2TP are the server's. A mark that a result got on the way to this worker goes there with the next
+    packet.
+    """
     me, p = workers.state[w], packets[i]
     if p["flags"] & SLOT_CHANGE:
-        _change_slot(workers, w, p["seq"], p["index"], p["bitmap"])
-    if p["flags"] & ECN:
-        me["ecn_count"] += 1
-    if p["flags"] & OWNER_COL:
-        me["col_count"] += 1
+        _change_slot(workers, w, p["seq"], p["index"], p["bitmap"] & 0xFFFFFFFF)
+    if me["cc"] == A2TP:
+        me["cwnd"] = min(me["window"], max(1, p["bitmap"] >> 32))
+        if p["flags"] & BYPASS:
+            workers.received[w, (p["seq"] + me["window"]) & (workers.received.shape[1] - 1)] = BYPASSES
+        if p["flags"] & ECN:
+            me["echoes"] += 1
     if me["pending"] >= max(1, me["gap_threshold"]):
         start = max(me["ack"], me["resent_until"])
         if start < me["first_pending"]:
             _resend(workers, w, start, me["first_pending"])
-    sample_straggling(workers.state, w, now)
-    close_window(workers.state, w, p["flags"] & ECN != 0, now)
+    close_window(workers.state, w, p["flags"] & ECN != 0)
 
 
 @linked(header, addressing, congestion)

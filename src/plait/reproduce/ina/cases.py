@@ -29,6 +29,8 @@ from plait.network.topology.read import networked
 from plait.reproduce.store import RunStore
 from plait.sim.studies.cases import over_processes
 
+#: Packets in a queue from which on the released switch of A2TP marks: 1,000 cells of 80 bytes, four to a packet.
+MARKED = 250
 #: Payload of a worker's link, bits/s.
 LINE = 100e9 * 248 / 306
 
@@ -94,7 +96,7 @@ def scenario_of(case: Case) -> Scenario:
         jobs = [replace(one, deadline_s=8 * size / LINE * float(s)) for one, s in zip(jobs, slack, strict=True)]
     made = one_switch(jobs, case.aggregators, seed=case.seed, loss_up=case.loss, loss_down=case.loss)
     if case.study == "straggler":
-        made = replace(made, stragglers=(Straggler(0, 0, share=0.1),))
+        made = replace(made, stragglers=(Straggler(0, 0, share=0.2),), mark_packets=MARKED)
     return granted(made) if case.protocol == "inalloc" else made
 
 
@@ -116,16 +118,21 @@ def _figures(found: PacketResults) -> dict[str, float]:
 
 
 def _straggler(case: Case) -> dict[str, float]:
-    """Job 1 beside a straggling job 0, and alone; aggregators of job 0 while job 1 runs, and after."""
+    """Job 1 beside a straggling job 0, and alone; aggregators of both while job 1 runs, and of job 0 afterwards.
+
+    Shares of all aggregators, each over the second half of its time.
+    """
     made = scenario_of(case)
     both, alone = simulate(made), simulate(replace(made, jobs=made.jobs[1:], stragglers=()))
-    end = min(round(job.finish_s / both.bin_s) for job in both.jobs)
-    last = round(both.jobs[0].finish_s / both.bin_s)
-    held = both.held[0]
+    end, last = (int(job.finish_s / both.bin_s) for job in (both.jobs[1], both.jobs[0]))
+    during, after = slice(end // 2, end), slice(end + (last - end) // 2, last)
     return _figures(both) | {
         "kept": both.jobs[1].goodput_bits_per_s / alone.jobs[0].goodput_bits_per_s,
-        "held_during": float(held[end // 2 : end].mean()),
-        "held_after": float(held[end + (last - end) // 4 : last].mean()),
+        "goodput_0": both.jobs[0].goodput_bits_per_s / 1e9,
+        "goodput_1": both.jobs[1].goodput_bits_per_s / 1e9,
+        "held_during": float(both.held[0][during].mean()) / case.aggregators,
+        "held_beside": float(both.held[1][during].mean()) / case.aggregators,
+        "held_after": float(both.held[0][after].mean()) / case.aggregators,
     }
 
 

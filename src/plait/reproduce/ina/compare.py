@@ -23,7 +23,7 @@ SECTIONS: Mapping[str, str] = {
     "aggregated": "Sums that the switch completes under ATP, share; plait: mean of seeds 1 to 5",
     "spread": "Goodput over seeds 1 to 5, Gb/s",
     "other": "Other figures of the reference",
-    "straggler": "Two jobs of 4 workers, one worker of job 0 with a tenth of its link",
+    "straggler": "Two jobs of 4 workers, one worker of job 0 with a fifth of its link; reference: the released run",
     "deadlines": "Deadlines missed, of 8 jobs and four draws",
     "loss": "Goodput with losses on every hop, Gb/s, 8 jobs, 4096 aggregators",
     "headlines": "Published headlines: paper / plait",
@@ -184,20 +184,25 @@ def _other() -> Iterator[Row]:
 
 def _straggler() -> Iterator[Row]:
     for protocol in ("a2tp", "atp"):
-        # Lists of slots as in the released code of both.
-        cases = (Case(protocol, 1000, "straggler", jobs=2, workers=4, mib=8.0, index="shared_cycle"),)
-        bound = protocol == "a2tp"
+        # Lists of slots as in the released code of both, and less memory than the windows of both jobs.
+        cases = (Case(protocol, 256, "straggler", jobs=2, workers=4, mib=32.0, window=200, index="shared_cycle"),)
+        ours = protocol == "a2tp"
         yield Row(
             "straggler", f"{protocol}: goodput of job 1 over that alone", "", cases, _one("kept"),
-            "at least 0.95" if bound else "", 0.95 if bound else None, 1.05 if bound else None,
+            "at least 0.95" if ours else "less than 0.95", 0.95 if ours else 0.0, 1.05 if ours else 0.95,
         )  # fmt: skip
-        for name, when in (("held_during", "while job 1 runs"), ("held_after", "afterwards")):
-            yield Row("straggler", f"{protocol}: aggregators that job 0 holds {when}", "", cases, _one(name))
-        yield Row(
-            "straggler", f"{protocol}: held while job 1 runs over afterwards", "", cases,
-            lambda figures: figures[0]["held_during"] / figures[0]["held_after"],
-            "drops, and recovers" if bound else "", 0.0 if bound else None, 0.5 if bound else None,
-        )  # fmt: skip
+        for name, what, unit, artifact, low, high in (
+            ("goodput_1", "goodput of job 1", "Gb/s", "49.9", 47.0, 55.0),
+            ("goodput_0", "goodput of job 0", "Gb/s", "15.9", 14.0, 16.2),
+            ("held_beside", "aggregators that job 1 holds", "share", "0.41 to 0.55", 0.41, 0.55),
+            ("held_during", "aggregators that job 0 holds while job 1 runs", "share", "0.01 to 0.04", 0.0, 0.05),
+            ("held_after", "aggregators that job 0 holds afterwards", "share", "0.85 to 0.97", 0.66, 0.8),
+        ):
+            note = "the released run has windows of all aggregators, this one of 78 %" if name == "held_after" else ""
+            yield Row(
+                "straggler", f"{protocol}: {what}", unit, cases, _one(name), artifact if ours else "",
+                low if ours else None, high if ours else None, note if ours else "",
+            )  # fmt: skip
 
 
 def _deadline_cases(protocol: str, aggregators: int) -> tuple[Case, ...]:
