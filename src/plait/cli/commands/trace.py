@@ -56,6 +56,9 @@ def convert(
         str | None,
         typer.Option(help="Only for format philly: `sum` the attempts of a job, keep the `last`, or `split` them."),
     ] = None,
+    processors: Annotated[
+        int | None, typer.Option(help="Only for format swf: processors that count as one GPU; default: 1.")
+    ] = None,
     nodes: Nodes = None,
     throughputs: Throughputs = None,
     models: AssignModels = None,
@@ -69,7 +72,8 @@ def convert(
     from plait.traces.canonical import write_canonical
     from plait.traces.formats.registry import read_trace
 
-    given = {"work": work, "split": split, "attempts": attempts, "nodes": nodes, "throughputs": throughputs}
+    given = {"work": work, "split": split, "attempts": attempts, "nodes": nodes}
+    given |= {"processors": processors, "throughputs": throughputs}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options |= reading(unreadable, columns, time_zone)
     table = read_trace(source, trace_format, strict=strict, **options)

@@ -23,6 +23,7 @@ from plait.traces.formats import (
     philly,  # fmt: skip
     pollux,  # fmt: skip
     spot2026,  # fmt: skip
+    swf,  # fmt: skip
     synergy,  # fmt: skip
     tiresias,  # fmt: skip
 )
@@ -50,6 +51,7 @@ FORMATS: dict[str, Format] = {
         alibaba2025.FORMAT,
         spot2026.FORMAT,
         sacct.FORMAT,
+        swf.FORMAT,
         kueue.FORMAT,
     )
 }
