@@ -23,11 +23,10 @@ from plait.traces.formats import (
     philly,  # fmt: skip
     pollux,  # fmt: skip
     spot2026,  # fmt: skip
-    swf,  # fmt: skip
     synergy,  # fmt: skip
     tiresias,  # fmt: skip
 )
-from plait.traces.formats.managers import kueue, sacct
+from plait.traces.formats.managers import kueue, sacct, swf
 from plait.traces.formats.reader import Format, Head
 from plait.traces.table import TraceTable
 
