@@ -5,8 +5,8 @@ and yield *steps*. A step is an entry for the log (an event of the controller, o
 `records.observations`, which only memory keeps. The `ledger` applies each step to the state before it asks the
 generator for the next one, so code after a `yield` sees the state with that step. The ledger then commits.
 
-Start reading at `engine`, which says what runs when. Nothing here has a socket, thread, clock, file or logger: whoever
-makes an engine passes in the store, the fences and a timer, and logs the `problems` in `engine.counts`.
+Start reading at `engine`, which defines the order of work. Nothing here has a socket, thread, clock, file or logger:
+the caller of an engine passes in the store, the fences and a timer, and logs the `problems` in `engine.counts`.
 
 The path of an agent's report:
 
@@ -14,10 +14,10 @@ The path of an agent's report:
     ingest.report         the node: it joins, comes back, gives notice
     ingest.processes      each process: it starts, runs, ends; its measurements go to `profiles`, `adaptive` and
                           `stop_costs`
-    ledger.take           every step of these: `fold.apply` and `memory.remember` take it into the state
-    engine.step           what follows from all reports of the batch:
-      watch, decide       silent nodes; new jobs for the controller; whether the policy is asked
+    ledger.take           every step of these: `fold.apply` and `memory.remember` apply it to the state
+    engine.step           the consequences of all reports of the batch:
+      watch, decide       silent nodes; new jobs for the controller; whether the policy decides
       reconcile           attempts begin, get stop requests, and end
     ledger.commit         log, rows and snapshot in one transaction; then older attempts are fenced
-    assignments           what each agent should run
+    assignments           the processes that each agent should run
 """

@@ -23,7 +23,7 @@ CONTAINER_VARIABLE = "PLAIT_CONTAINER"
 
 
 class Assigner:
-    """Assignments by node, with versions that grow when what they say changes."""
+    """Assignments by node, with versions that grow when their content changes."""
 
     def __init__(self, ctx: Context) -> None:
         """For this state."""
@@ -58,7 +58,7 @@ class Assigner:
         return self._looks
 
     def versions(self) -> dict[str, int]:
-        """Those of all nodes as of the last commit."""
+        """Versions of the assignments of all nodes as of the last commit."""
         self._refresh()
         return {name: self._versions.get(name, 0) for name in self._ctx.state.nodes}
 
@@ -68,7 +68,7 @@ class Assigner:
         return self._versions.get(node, 0) if node in self._ctx.state.nodes else 0
 
     def assignment(self, node: str, agent: str | None = None) -> Assignment:
-        """What should run on a node; nothing for an agent that was replaced, perhaps by one on another machine."""
+        """The processes that should run on a node; none for a replaced agent, perhaps of another machine."""
         self._refresh()
         ctx = self._ctx
         record = ctx.state.nodes.get(node)
@@ -83,7 +83,7 @@ class Assigner:
         return self._runs.get(node, []), self._orders.get(node), self._successors.get(node, [])
 
     def stopped_at(self, node: str, reached: int) -> list[Key]:
-        """Processes that an agent with this version of its assignment has been asked to stop."""
+        """Processes that an agent with this version of its assignment has a request to stop for."""
         stops, jobs = self._stops.get(node, {}), self._ctx.state.jobs
         for number, epoch, rank in list(stops):
             job = jobs.get(number)
@@ -114,7 +114,7 @@ class Assigner:
 
 
 def runs_by_node(ctx: Context) -> dict[str, list[Run]]:
-    """The processes that should be on each node: those of attempts that are fenced and not over."""
+    """Processes that should be on each node: of attempts that are fenced and not over."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for number in sorted(ctx.state.live - ctx.unfenced.keys()):
         job = ctx.state.jobs.get(number)
@@ -128,7 +128,7 @@ def runs_by_node(ctx: Context) -> dict[str, list[Run]]:
 
 
 def _successors_by_node(ctx: Context) -> dict[str, list[Run]]:
-    """The processes that should start on each node beside an attempt of their job."""
+    """Processes that should start on each node next to the current attempt of their job."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for number, successor in sorted(ctx.successors.items()):
         if (job := ctx.state.jobs.get(number)) is not None:
@@ -173,7 +173,7 @@ def _group(ctx: Context, job: JobRecord, attempt: Attempt) -> GroupInfo:
     groups = ctx.state.groups
     if attempt.stop is None and groups.of_job.get(job.number) == attempt.gpus:
         return groups.by_job[job.number]
-    # It is on its way out: it waits for nobody's turn, and others wait for its GPUs, unless it is a guest there.
+    # It is stopping: it waits for no turn, and others wait for its GPUs, unless it is a guest there.
     mates = [Mate(job.number, 0, len(attempt.ranks))]
     return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=mates, guest=attempt.guest)
 

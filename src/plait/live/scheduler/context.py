@@ -1,4 +1,4 @@
-"""What the functions of this package read. Only the engine changes it, by the steps that they give out."""
+"""The state that the functions of this package read. Only the engine changes it, by the steps that they yield."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from plait.live.scheduler.records.observations import Observation
 from plait.live.scheduler.records.successors import Successor
 from plait.live.scheduler.state import State
 
-#: What a function of this package gives out: an entry for the log, or an observation. Each one is taken into the state
-#: before the next one is asked for, so that what comes later in a function sees it.
+#: A result of a function of this package: an entry for the log, or an observation. Each one is applied to the state
+#: before the next one is requested, so that the rest of the function sees it.
 Step: TypeAlias = Entry | Observation
 #: Why nothing is decided while `Context.ready` is False.
 COMPILING = "what decisions need is being compiled, about 20 s, once after an installation"
@@ -65,11 +65,11 @@ class Context:
     """The state and what goes with it.
 
     `term`: of the service that leads. `port_seed`: where master ports of gangs begin, so that clusters on one machine
-    seldom take the same ones. `now_s`: the newest time that was given. `ready`: False while what decisions need is
-    still being compiled. `unfenced`: jobs whose attempt no agent may start yet. `successors`: by job, what starts
-    beside its attempt. `overlapped`: by job, the attempt that started so; its start is no measure of a cold one.
-    `deferred`: an attempt waits for something that gives no notice, such as its first step or a full disk. `secret`:
-    from which the tokens of jobs for switches are made.
+    seldom take the same ones. `now_s`: the newest time that was given. `ready`: False while code that decisions need is
+    still being compiled. `unfenced`: jobs whose attempt no agent may start yet. `successors`: by job, the processes
+    that start next to its attempt. `overlapped`: by job, the attempt that started so; its start is no measure of a cold
+    one. `deferred`: an attempt waits for something that gives no notice, such as its first step or a full disk.
+    `secret`: the key from which the tokens of jobs for switches are made.
     """
 
     state: State

@@ -1,6 +1,6 @@
-"""When the policy is asked, and which jobs it knows of.
+"""When the policy decides, and for which jobs.
 
-Decisions are made in rounds: at most every `round_s`, and only if something changed or the plan says so. A job that
+Decisions are made in rounds: at most every `round_s`, and only if something changed or the plan requires it. A job that
 arrives while GPUs are free need not wait for the round: one early decision is let through once submissions have paused
 for a moment, and never so often that deciding takes more than a fifth of the time.
 """
@@ -21,7 +21,7 @@ from plait.live.scheduler.network.tell import due_s
 
 #: Nodes are looked at this often at most, seconds.
 WATCH_S = 0.25
-#: Coming so many seconds later than was asked for means that the process stood still.
+#: A call that comes so many seconds later than requested means that the process stood still.
 LATE_S = 0.5
 #: Submissions have paused when none came for so long; an early decision waits so many times this at most.
 QUIET_S, QUIETS = 0.05, 4
@@ -39,7 +39,7 @@ def settled_s(ctx: Context, now_s: float) -> float:
 
 
 def admit(ctx: Context, now_s: float) -> Iterator[Step]:
-    """Tell the controller of new jobs, in order. The first that fits no node yet holds up those behind it."""
+    """Add new jobs to the controller, in order. The first that fits no node yet holds up the jobs behind it."""
     state = ctx.state
     controller = state.controller
     if controller is None:
@@ -75,7 +75,7 @@ def may_start(ctx: Context, first: int) -> bool:
 
 
 def _free_gpus(ctx: Context) -> int:
-    """GPUs of nodes that answer which nobody holds or was given, guests aside."""
+    """GPUs of nodes that answer which no job holds or was given; guests are not counted."""
     state = ctx.state
     held = {gpu for gpus in state.groups.by_gpus for gpu in gpus}
     for number in state.live:

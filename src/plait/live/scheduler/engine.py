@@ -75,13 +75,13 @@ class Engine:
     ) -> None:
         """Go on from the store. `now_s` may be a function of the newest time in it.
 
-        `network`: that of the cluster from now on, None for the one that it had; one without text and switches is none.
-        `secret`: of the home folder, for the tokens of jobs. `fencing` makes older attempts of a job unable to commit a
-        checkpoint; `later` does what need not be done at once; `timer` measures what decisions and commits take,
-        seconds. `shows`: it answers what is stored and writes nothing; see `stored`.
+        `network`: declaration for the cluster from now on, None to keep its current one; one without text and switches
+        removes it. `secret`: of the home folder, for the tokens of jobs. `fencing` makes older attempts of a job unable
+        to commit a checkpoint; `later` runs work that need not be done at once; `timer` measures the seconds that
+        decisions and commits take. `shows`: the engine answers from the store and writes nothing; see `stored`.
         """
         self.store, self.options, self.fencing = store, options or Options(), fencing
-        term = (store.term or 0) if shows else store.next_term()  # before the log is read: nobody else adds to it now
+        term = (store.term or 0) if shows else store.next_term()  # before the log is read: later entries are only ours
         state, tail = restore(store)
         port_seed = zlib.crc32(str(fencing.layout.home).encode())
         self.context = ctx = Context(state, self.options, term, port_seed, secret=secret)
@@ -110,7 +110,7 @@ class Engine:
     def stored(self, now_s: float) -> Engine:
         """An engine of what is stored, to be read only, after a commit of this one failed: this one is ahead of it.
 
-        What was seen of nodes and processes is in no store, and is taken over.
+        Observations of nodes and processes are in no store, and are taken over.
         """
         shown = Engine(
             self.store, self.fencing, now_s=now_s, options=self.options, secret=self.context.secret, shows=True
@@ -213,7 +213,7 @@ class Engine:
     def _advance(self, now_s: float) -> float:
         """Nodes, admission, attempts, decision, in this order; returns when to come again."""
         ctx, timers, ledger = self.context, self.context.timers, self.ledger
-        if (late_s := now_s - timers.due_s) > LATE_S:  # nobody was heard while this process itself stood still
+        if (late_s := now_s - timers.due_s) > LATE_S:  # no report could arrive while this process itself stood still
             ledger.take(iter([SilenceExcused(now_s, late_s)]))
         if now_s >= timers.watched_s + WATCH_S:
             timers.watched_s = now_s
@@ -275,7 +275,7 @@ class Engine:
     ) -> list[int]:
         """New jobs, all or none; returns their numbers. Raises `InputError` for an invalid one.
 
-        The same owner's submission of the same `key` was this one, asked again: it has its jobs already.
+        A repeated submission: the same owner's submission of the same `key` has its jobs already.
         """
         now_s = self.clock(now_s)
         if (before := self.state.submissions.find(owner, key, requests)) is not None:
@@ -288,11 +288,11 @@ class Engine:
         return list(range(note.first, note.first + len(requests)))
 
     def check_project(self, name: str) -> None:
-        """Raise `InputError` for a project that nobody made."""
+        """Raise `InputError` for a project that does not exist."""
         admission.check_project(self.context, name)
 
     def remarks(self, request: Mapping[str, Any]) -> list[str]:
-        """What a request asks for and the policy of now ignores, a sentence each."""
+        """Settings of a request that the current policy ignores, a sentence each."""
         policy = self.state.policy
         priority, deadline_s = float(request.get("priority") or 0.0), request.get("deadline_s")
         job_class = JobClass[str(request.get("class") or "guaranteed").upper()]
@@ -308,8 +308,8 @@ class Engine:
     ) -> None:
         """Let a job leave its GPUs after a checkpoint and wait again; see `plait.live.scheduler.requests.changes`.
 
-        The same user's request of the same `key` was this one, asked again: nothing more is done. Raises `Conflict` if
-        it has ended, or would lose its work and not `may_lose_work`; `LookupError` if it never was.
+        A repeated request, by the same user with the same `key`, does nothing more. Raises `Conflict` if the job has
+        ended, or would lose its work and not `may_lose_work`; `LookupError` if it never existed.
         """
         now_s = self.clock(now_s)
         self._run(changes.requeue(self.context, number, by, now_s, key, may_lose_work), now_s)
@@ -327,7 +327,7 @@ class Engine:
     ) -> None:
         """Keep what a client forecast of a job: early end, middle and late end, seconds from now, None for never.
 
-        The first forecast of a job counts; `start` is None of one that runs. `LookupError` for one that has ended.
+        The first forecast of a job counts; `start` is None for a running job. `LookupError` for a job that has ended.
         """
         now_s = self.clock(now_s)
         if steps := list(operations.foreseen(self.context, number, start, end, now_s)):
@@ -354,7 +354,7 @@ class Engine:
         self._run(operations.drop_project(self.context, name, now_s), now_s)
 
     def drain(self, node: str, now_s: float, *, may_lose_work: bool = False) -> None:
-        """Take a node out: no new work; jobs there stop, those with a checkpoint after it, and go on elsewhere.
+        """Take a node out: no new work; jobs there stop, after a checkpoint if possible, and continue elsewhere.
 
         Raises `Conflict` if one would lose work and not `may_lose_work`; `LookupError` for an unknown node.
         """
@@ -362,7 +362,7 @@ class Engine:
         self._run(operations.drain(self.context, node, may_lose_work, now_s), now_s)
 
     def losses(self, jobs: Sequence[int] = (), nodes: Sequence[str] = (), owner: str | None = None) -> dict[str, Any]:
-        """What running jobs would lose if they were stopped now: of these jobs and nodes, of all if neither is given.
+        """Work that running jobs would lose if stopped now: of these jobs and nodes, of all if neither is given.
 
         {losses: one by one, the largest first; text: the same as a sentence}, of all owners if `owner` is None.
         `LookupError` for an unknown node.
@@ -375,10 +375,10 @@ class Engine:
         self._run(operations.resume(self.context, node, now_s), now_s)
 
     def node_gone(self, node: str, why: str, now_s: float, *, certain: bool = True) -> None:
-        """Its backend says that a node is dead: it is lost at once if it is silent, or as soon as it is.
+        """Take a node as dead on the word of its backend: it is lost at once if it is silent, or as soon as it is.
 
-        What it says itself counts for more: one that is still heard of is not lost. Where it is not `certain` that
-        nothing runs there any more (it may only be out of reach), its lease is waited for all the same.
+        Reports of the node itself count for more: a node that still reports is not lost. Unless it is `certain` that
+        nothing runs there any more (it may only be out of reach), the service waits for its lease to end all the same.
         """
         now_s = self.clock(now_s)
         self._run(operations.node_gone(self.context, node, why, certain), now_s)
@@ -395,8 +395,8 @@ class Engine:
     def observe(self, seen: Observed, now_s: float, address: str = "127.0.0.1") -> Assignment:
         """Take what an agent sees, answer what should be there.
 
-        Inside a `batch` what follows from it is left to `step`, once for all that report, and `assignment` tells after
-        the batch.
+        Inside a `batch`, the consequences are left to `step`, once for all reports, and `assignment` returns the result
+        after the batch.
         """
         now_s = self.clock(now_s)
         told_to_stop = self.ledger.assigner.stopped_at(seen.node.id, seen.reached)
@@ -408,11 +408,11 @@ class Engine:
         return self.assignment(seen.node.id, seen.agent)
 
     def assignment(self, node: str, agent: str | None = None) -> Assignment:
-        """What a node should run as of the last commit; nothing for an agent whose node another one has taken."""
+        """The assignment of a node as of the last commit; empty for an agent that another one has replaced."""
         return self.ledger.assigner.assignment(node, agent)
 
     def versions(self) -> tuple[int, Callable[[], dict[str, int]]]:
-        """A number that grows whenever a version of an assignment may have, and what makes those of all nodes."""
+        """A number that grows whenever a version of an assignment may have, and a function that returns them all."""
         return self.ledger.assigner.looked(), self.ledger.assigner.versions
 
     # -- looking --------------------------------------------------------------------------------------
@@ -444,9 +444,9 @@ class Engine:
         return waiting.explain(self.context, number, self.clock(now_s))
 
     def state_for_forecast(self, now_s: float) -> Callable[[], dict[str, Any]]:
-        """What a forward simulation needs: taken down now, made into JSON values by the function returned."""
+        """State for a forward simulation: copied now, made into JSON values by the function returned."""
         return views.forecast(self.context, self.clock(now_s))
 
     def fields(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """What only memory knows of those of these jobs that have not ended."""
+        """Fields that only memory has of these jobs, for jobs that have not ended."""
         return {n: views.live_fields(self.context, n) for n in numbers if n in self.state.jobs}

@@ -1,4 +1,4 @@
-"""What a request can meet that is well formed and still cannot be."""
+"""Errors of requests that are well formed and still impossible."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from plait.core.errors import InputError
 
 
 class Conflict(InputError):
-    """What was asked for does not go with the state of things, e.g. cancelling a job that has ended."""
+    """The request contradicts the current state, e.g. cancelling a job that has ended."""

@@ -67,7 +67,7 @@ from plait.live.scheduler.records.notes import (
 )
 from plait.live.scheduler.state import State
 
-#: Profiles kept for later jobs; those go that were learnt longest ago.
+#: Maximum profiles kept for later jobs; the oldest are dropped.
 MOST_LEARNT = 10_000
 #: How much the last restart counts in the average of what restarts cost a job.
 NEWEST = 0.5
@@ -93,7 +93,7 @@ def apply(state: State, entry: Entry) -> Sequence[Command]:
     except Exception as error:
         if not isinstance(entry, ReplanDue):
             raise
-        # A policy that fails must not take the cluster with it: what runs goes on, and the status says why.
+        # A policy that fails must not take the cluster with it: running jobs continue, and the status shows the reason.
         text = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
         state.policy_error, commands = text, ()
     else:
@@ -355,7 +355,7 @@ def _numbers_spent(state: State, note: NumbersSpent) -> None:
 
 
 def _as_before(state: State, note: ServiceStarted | AgentRestarted) -> None:
-    """For those who read the log; nothing follows from it."""
+    """For readers of the log; the state does not change."""
 
 
 _NOTES: dict[type[Any], Callable[[State, Any], None]] = {

@@ -1,8 +1,8 @@
 """The one place that takes steps into the state and commits them.
 
-A step is an entry, which goes into the log and into the state, or an observation, which only the state has. What
-follows from it is derived here: open jobs, attempts to fence, rows to show. After a commit, and only then, older
-attempts are fenced and assignments change.
+A step is an entry, which goes into the log and into the state, or an observation, which only the state has. Its
+consequences are derived here: open jobs, attempts to fence, rows to show. After a commit, and only then, older attempts
+are fenced and assignments change.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Ledger:
     # -- steps ----------------------------------------------------------------------------------------
 
     def take(self, steps: Generator[Step, None, T] | Iterator[Step]) -> T | None:
-        """Take each step before the next one is asked for; returns what the generator returns."""
+        """Take each step before the next one is requested; return the value of the generator."""
         steps = iter(steps)
         while True:
             try:
@@ -198,7 +198,7 @@ class Ledger:
         self.stale |= not isinstance(entry, _QUIET)
 
     def _follow(self, entry: Entry, fresh: bool) -> None:
-        """What follows from an entry outside the state; `fresh`: it is of a node that was not known."""
+        """Apply the consequences of an entry outside the state; `fresh`: it is of a node that was not known."""
         ctx = self.ctx
         match entry:
             case NodeJoined(at_s=at_s) if fresh:

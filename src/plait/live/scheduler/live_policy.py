@@ -1,4 +1,4 @@
-"""What a live cluster executes of plans, and policies that it takes."""
+"""The parts of plans that a live cluster executes, and the policies that it accepts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _as_live(policy: Policy) -> Policy:
 
 
 def live_policy(text: str, network: bool) -> Policy:
-    """The same, for a cluster with or without a `network`; `InputError` if it needs one that is not there."""
+    """The same, for a cluster with or without a `network`; `InputError` if the policy needs a missing one."""
     policy = made(text)
     if has_grants(policy) and not network:
         raise InputError(

@@ -38,7 +38,7 @@ from plait.live.scheduler.stops import (
 NextEpoch: TypeAlias = Callable[[int, int], int]
 #: Signals by which programs crash of themselves.
 CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGBUS))
-#: Those that can wait until the attempt has got something out of its start.
+#: Stops that can wait until the attempt has got something out of its start.
 DEFERRABLE = frozenset({"preempted", "moved"})
 
 
@@ -165,9 +165,9 @@ def _before_first_step(ctx: Context, attempt: Attempt) -> bool:
 
 
 def _may_close(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> bool:
-    """All have ended; or some are on lost nodes, and there is a replacement or nobody waits for them.
+    """Whether all ranks have ended; or the rest are on lost nodes, and there is a replacement or no need to wait.
 
-    Nobody waits for a node either that its backend says is dead.
+    There is no need to wait for a node that its backend reports as dead.
     """
     nodes = ctx.state.nodes
     if not all(r.ended or nodes[r.node].lost for r in attempt.ranks):
@@ -181,7 +181,7 @@ def _outcome(attempt: Attempt) -> str:
     if all(r.ended and r.exit_code == 0 for r in attempt.ranks):
         return "finished"
     if not all(r.ended for r in attempt.ranks):
-        return "lost"  # with a node; those of its gang that failed did so for want of it
+        return "lost"  # with a node; ranks of its gang that failed did so because it was gone
     named = {FAILED: "failed", START: "start failed", REQUEUE: "requeued"}
     if attempt.fault:
         return named[attempt.fault]
@@ -243,7 +243,7 @@ def _failed(job: JobRecord, attempt: Attempt, previous: str, now_s: float) -> Jo
 
 
 def _on_unresponsive_node(ctx: Context, gpus: tuple[int, ...]) -> bool:
-    """Whether a node of these GPUs has not been heard of lately."""
+    """Whether a node of these GPUs has not reported lately."""
     controller = ctx.state.controller
     assert controller is not None
     cluster = controller.cluster

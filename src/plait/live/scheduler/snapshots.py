@@ -1,7 +1,7 @@
-"""Snapshots of the state, so that a restart need not read the whole log; made beside the engine, not in its way.
+"""Snapshots of the state, so that a restart need not read the whole log; made outside the engine's thread.
 
-The engine copies what may change, which takes milliseconds; another thread makes JSON of it and compresses it; the next
-commit after that writes it. A snapshot is of use as soon as it is there and missed by nobody before.
+The engine copies the parts that may change, which takes milliseconds; another thread makes JSON of it and compresses
+it; the next commit writes it. A restart uses a snapshot as soon as it exists, and needs none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Snapshots:
         self._made: tuple[int, Future[bytes]] | None = None
 
     def take(self, state: State) -> tuple[int, bytes] | None:
-        """Begin one if it is time, of the state as it is now; returns one that is ready to be written."""
+        """Begin a snapshot of the present state if one is due; return one that is ready to be written."""
         if self._made is None and self.weight >= self._limit:
             plain = state.frozen()
             self._made = state.seq, self._later(lambda: pack(plain()))

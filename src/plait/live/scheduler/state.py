@@ -36,8 +36,8 @@ _RUNNING = int(Phase.RUNNING)
 class State:
     """Jobs, attempts, nodes, projects, the controller and the policy it asks. There is no controller before a node is.
 
-    `live`: jobs with an attempt that is not over. `touched`, `touched_nodes`: jobs and nodes of which something shown
-    has changed; whoever shows them empties these.
+    `live`: jobs with an attempt that is not over. `touched`, `touched_nodes`: jobs and nodes with a change to show; the
+    reader empties these.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class State:
         return self._with_quotas(self.policy)
 
     def policy_again(self) -> Policy:
-        """Another policy like the one that decides, quotas included, for another thread."""
+        """A copy of the current policy, quotas included, for another thread."""
         return self._with_quotas(made(self.policy_text))
 
     def _with_quotas(self, policy: Policy) -> Policy:
@@ -140,7 +140,7 @@ class State:
         return self.record.reserved_idle_gpu_s + gpus * max(at_s - self.now_s, 0.0)
 
     def phase(self, job: JobRecord) -> Phase:
-        """Where the controller sees a job; one that it does not know yet waits, or was cancelled."""
+        """The controller's phase of a job; one that it does not have yet waits, or was cancelled."""
         if not job.admitted or self.controller is None:
             return Phase.CANCELLED if job.cancelled else Phase.WAITING
         return Phase(int(self.controller.job_store.columns["phase"][job.number]))
@@ -196,7 +196,7 @@ class State:
         return lambda: {**facts, "controller": None if controller is None else controller()}
 
     def _kept(self) -> IntArray:
-        """Jobs of which all is kept: those that have not ended, or of which something runs, and the last ones."""
+        """Jobs that are kept whole: unfinished ones, ones of which something runs, and the last ones."""
         assert self.controller is not None
         mine = [number for number, job in self.jobs.items() if job.admitted]
         controller = self.controller
@@ -208,7 +208,7 @@ class State:
         return [
             {
                 "id": n.id, "drained": n.drained, "lost": n.lost, "leaving": n.leaving,
-                "suspect": n.suspect and not (n.drained or n.leaving),  # of such the log does not say it
+                "suspect": n.suspect and not (n.drained or n.leaving),  # the log does not have it for these
             }
             for n in self.nodes.values()
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Telling an attempt to stop, saying for whom, and what starts beside it before it stops.
+"""Requests to stop an attempt, their reasons, and processes that start next to it before it stops.
 
 A job that moves trains on while the processes of its next attempt start on their GPUs: Python begins, imports what the
 job imported last time, and waits. A successor holds no GPU and runs nothing of the job, so whatever happens to it,
@@ -38,7 +38,7 @@ def ask_stop(
     if why == "leaving":
         nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
         left_s = [n.leaving_s for n in nodes if n.leaving and n.leaving_s is not None]
-        grace_s = min(left_s, default=None)  # None after a restart, until the node has said it again
+        grace_s = min(left_s, default=None)  # None after a restart, until the node has reported it again
     return StopAsked(now_s, attempt.job, attempt.epoch, why, grace_s, reason, tuple(takers))
 
 
@@ -54,10 +54,10 @@ def new_holders(ctx: Context) -> dict[int, list[int]]:
 
 
 def preemption_reason(ctx: Context, number: int, takers: Sequence[int]) -> str:
-    """For whom a job is stopped by the last decision, or for which size, and what that decision says of it.
+    """The reason of a preemption: the jobs or the size it serves in the last decision, and the decision's own words.
 
-    Priorities are compared where these differ, else places in the order; where that says nothing, the policy's own
-    words are there.
+    Priorities are compared where these differ, otherwise places in the order; where neither decides, the policy's own
+    words are used.
     """
     state, controller = ctx.state, ctx.state.controller
     assert controller is not None
@@ -91,10 +91,10 @@ def _order(ctx: Context, number: int, takers: Sequence[int]) -> str:
 
 
 def may_overlap(ctx: Context, job: JobRecord, attempt: Attempt) -> bool:
-    """Whether processes for the next attempt of a job that moves may start beside this one.
+    """Whether processes for the next attempt of a job that moves may start next to this one.
 
-    Only those of jobs that save on a stop, and that have their processes and GPUs to themselves. Grants of switches are
-    of one attempt.
+    Only for jobs that save on a stop, and that have their processes and GPUs to themselves. Grants of switches belong
+    to one attempt.
     """
     alone = not attempt.merge and not attempt.guest and job.number not in ctx.state.groups.guests
     return (
@@ -115,7 +115,7 @@ def waits_for(ctx: Context, successor: Successor, now_s: float) -> bool:
 
 
 def end_successors(ctx: Context) -> Iterator[SuccessorOver]:
-    """End those whose attempt has begun, or whose job is to run elsewhere now, or nowhere."""
+    """End successors whose attempt has begun, or whose job is to run elsewhere now, or nowhere."""
     for number, successor in list(ctx.successors.items()):
         job = ctx.state.jobs.get(number)
         begun = job is not None and job.live is not None and job.live.gpus == successor.attempt.gpus

@@ -12,7 +12,7 @@ from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.records.attempts import NodeRecord
 from plait.live.scheduler.records.observations import NodeSilent
 
-#: A silent node on which nothing runs is lost after so many seconds: there is nobody to wait for.
+#: Seconds after which a silent node without processes is lost: there is nothing to wait for.
 IDLE_LOST_S = 15.0
 #: Beyond its notice a node may need so many seconds to end what runs there (`agent.attempt.RUNNER_PATIENCE_S`, twice).
 LEFT_S = 10.0
@@ -32,7 +32,7 @@ def watch(ctx: Context, now_s: float) -> Iterator[Step]:
 
 
 def silence_s(ctx: Context) -> float:
-    """When a node will have been silent for too long if nothing more is heard of it; infinite without nodes."""
+    """When a node will have been silent for too long without a further report; infinite without nodes."""
     suspect_s = ctx.options.suspect_s
     return min(
         (
@@ -66,8 +66,8 @@ def _suspect(ctx: Context, node: NodeRecord, now_s: float) -> Iterator[Step]:
 def _patience_s(ctx: Context, node: NodeRecord) -> float:
     """A silent node is lost after so long: what runs there has ended by itself by then.
 
-    One that is known to be dead is lost as soon as it is suspect. One that gave notice has ended its jobs when it said
-    that it would, or soon after. Where nothing runs, jobs that were given GPUs there are not kept waiting.
+    A node known to be dead is lost as soon as it is suspect. A node that gave notice has ended its jobs by the time it
+    announced, or soon after. Where nothing runs, jobs with GPUs there are not kept waiting.
     """
     options = ctx.options
     if node.gone and node.dead:

@@ -31,9 +31,9 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Choice:
-    """What would be different; all of it together. `nodes` as `+2x8:a100`; `without` names of nodes; `priority` by job.
+    """Changes, applied together. `nodes` as `+2x8:a100`; `without` names of nodes; `priority` by job.
 
-    `policy` is the policy that `text` names, None for the one that decides.
+    `policy` is the policy that `text` names, None for the current one.
     """
 
     text: str = ""
@@ -53,7 +53,7 @@ class Choice:
 def compare(copy: QueueCopy, now: Outlook, choice: Choice) -> dict[str, Any]:
     """Who would end sooner and who later, in hours; raises `InputError` for what is not there or changes nothing.
 
-    `copy` is as it was afterwards.
+    `copy` is unchanged afterwards.
     """
     controller = copy.controller
     if not (choice.text or choice.nodes or choice.without or choice.priority):
@@ -82,7 +82,7 @@ def compare(copy: QueueCopy, now: Outlook, choice: Choice) -> dict[str, Any]:
 
 
 def _changed(controller: Controller, cluster: Cluster, policy: Policy) -> Controller:
-    """The same jobs under another policy, on other nodes; those on nodes that are gone wait."""
+    """The same jobs under another policy, on other nodes; jobs on nodes that are gone wait."""
     then = Controller(
         policy, cluster, controller.rule, controller.max_guests_per_gpu, controller.kills, controller.aggregates
     )
@@ -125,7 +125,7 @@ def _cluster(cluster: Cluster, choice: Choice) -> Cluster:
         for i, node in enumerate(new):
             kind = node.gpu_kind
             if kind == "gpu" and kind not in kinds:
-                kind = kinds[0]  # not said: like those there are
+                kind = kinds[0]  # not given: like the present ones
             if kind not in kinds:
                 raise InputError(f"nodes {choice.nodes!r}: no GPU kind {kind!r}; this cluster has {', '.join(kinds)}")
             like = next(one for one in cluster.nodes if one.gpu_kind == kind)

@@ -19,14 +19,14 @@ from plait.policies.quotas import WithinQuotas
 
 
 class GpuDemand:
-    """GPUs for all jobs within quotas: what they request, or what the policy says that they are worth.
+    """GPUs for all jobs within quotas: as requested, or as valued by the policy.
 
-    The policy is asked once per decision, and again if the jobs differ. `failure` is the exception of the policy at the
-    last question, None if it answered: the jobs' requests count then.
+    The policy values jobs once per decision, and again if the jobs differ. `failure` is the exception of its last call,
+    None if it returned: the jobs' requests count after a failure.
     """
 
     def __init__(self) -> None:
-        """No policy was asked yet."""
+        """-"""
         self.failure: Exception | None = None
         self._asked: tuple[int, tuple[int, ...]] | None = None
         self._said: Wanted | None = None
@@ -50,7 +50,7 @@ class GpuDemand:
 
 
 def _worth(ctx: Context, numbers: tuple[int, ...]) -> Wanted | None:
-    """What the policy says that these jobs are worth; None if it does not say. Raises whatever the policy raises."""
+    """The policy's values of these jobs; None if it gives none. Raises any exception of the policy."""
     state = ctx.state
     policy: object = state.policy.policy if isinstance(state.policy, WithinQuotas) else state.policy
     if state.controller is None or not numbers or not isinstance(policy, Autoscaling):
@@ -73,12 +73,12 @@ def _within_quotas(ctx: Context, jobs: Iterable[JobRecord]) -> list[JobRecord]:
             passed.append(job)
             left[job.project] = left.get(job.project, math.inf) - gpus
         elif gpus <= _quota(state.projects[job.project]):
-            left[job.project] = 0  # those behind it wait for it
+            left[job.project] = 0  # jobs behind it wait for it
     return passed
 
 
 def _room(ctx: Context, job: JobRecord) -> int:
-    """GPUs of nodes like those there are that a gang takes up: more than its own if nodes have too few CPUs for all.
+    """GPUs of nodes like the present ones that a gang takes up: more than its own if nodes have too few CPUs for all.
 
     0 if it fits none of them, however many.
     """

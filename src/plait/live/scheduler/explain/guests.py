@@ -18,12 +18,12 @@ NAMED = 4
 def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
     """How an attempt shares GPUs with guests or as a guest; None if it does not.
 
-    `beside`: each other job there, with the GPU; `share` of the GPUs' time, the least over its processes, as its agents
-    said it last (None: not yet, or not lately). `throttled`: how processes that do not pace themselves are frozen, and
-    `duty` the part of the time in which they ran, as measured. `law`: what the least share follows from.
+    `beside`: each other job there, with the GPU; `share` of the GPUs' time, the minimum over its processes, as its
+    agents last reported it (None: not yet, or not lately). `throttled`: how processes that do not pace themselves are
+    frozen, and `duty` the measured part of the time in which they ran. `law`: the rule that sets the minimum share.
     """
     groups = ctx.state.groups
-    mine = groups.by_job.get(attempt.job)  # none of one that the plan has dropped, but that has not made a step yet
+    mine = groups.by_job.get(attempt.job)  # none for an attempt that the plan dropped before its first step
     if attempt.stop is not None or mine is None or not (attempt.guest or groups.shared):
         return None
     beside = [
@@ -49,7 +49,7 @@ def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
 
 
 def counts(ctx: Context) -> dict[str, int]:
-    """GPUs with a guest beside somebody else, and GPUs that are held for a waiting job and have no host."""
+    """Numbers of GPUs with a guest next to another job, and of GPUs held for a waiting job without a host."""
     groups, controller = ctx.state.groups, ctx.state.controller
     hosted = {gpu for gpus in groups.by_gpus for gpu in gpus}
     reserved = {gpu for one in (() if controller is None else controller.reservations) for gpu in one.gpus}
@@ -66,7 +66,7 @@ def reserved_by_node(ctx: Context) -> dict[str, dict[str, str]]:
     return out
 
 
-#: From the one that lets it run to the one that ends it.
+#: Ordered from letting the guest run to ending it.
 _ACTIONS = ("run", "pause", "checkpoint", "stop")
 
 
@@ -81,7 +81,7 @@ def heard(ctx: Context, attempt: Attempt) -> list[Sharing]:
 
 
 def _silent(ctx: Context, attempt: Attempt) -> list[str]:
-    """Its nodes that have not been heard of lately."""
+    """Nodes of the attempt that have not reported lately."""
     names = dict.fromkeys(rank.node for rank in attempt.ranks if not rank.ended)
     return [name for name in names if (node := ctx.state.nodes.get(name)) is None or node.lost or node.suspect]
 
@@ -115,7 +115,7 @@ _BY = {"cgroup": "the cgroup freezer", "signals": "stop signals"}
 
 
 def _share(how: dict[str, Any]) -> str:
-    """Its share as it is kept, behind "runs as a guest of j-0 on n0:0"."""
+    """The share as it is kept, to follow "runs as a guest of j-0 on n0:0"."""
     if how["share"] is None:
         return ""
     if how["throttled"] is None:

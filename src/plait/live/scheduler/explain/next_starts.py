@@ -26,9 +26,9 @@ from plait.control.snapshot import of_active
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jobs import JobBatch, JobSpec, Phase
 
-#: Jobs that are decided about in all, of a queue and of a job that is not there: a long queue is asked about few times.
+#: Maximum jobs in all decisions, for a queue and for a hypothetical job: a long queue gets few decisions.
 DECIDED, DECIDED_NEW = 10_000, 3_000
-#: Ends that are looked at, and decisions in all: a policy may want to be asked again without anything ending.
+#: Maximum ends, and decisions in all: a policy may want to decide again without any job ending.
 MOST_ENDS, MOST_DECISIONS = 24, 72
 #: The number of a job that is not there.
 NEW = -1
@@ -51,7 +51,7 @@ class Release:
 def started(starts_s: FloatArray, ends_s: FloatArray, releases: Sequence[Release | None]) -> FloatArray:
     """Drawn starts (draws, jobs), seconds from now, moved to where the policy's decisions allow them.
 
-    `ends_s` (draws, all jobs) are those of the queue; None for a job of which no decision is known.
+    `ends_s` (draws, all jobs) are the ends of the queue; None for a job of which no decision is known.
     """
     ordered = np.sort(ends_s, axis=1)
     out = starts_s.copy()
@@ -72,7 +72,7 @@ def started(starts_s: FloatArray, ends_s: FloatArray, releases: Sequence[Release
 def next_starts(controller: Controller, left_s: Mapping[int, float], new: JobSpec | None = None) -> dict[int, Release]:
     """The release of every waiting job by its number, or only of `new`, which is submitted now, as `NEW`.
 
-    `left_s`: seconds that jobs still run. The controller is as it was afterwards.
+    `left_s`: seconds that jobs still run. The controller is unchanged afterwards.
     """
     play = _Play(controller, left_s, new)
     decided = (DECIDED if new is None else DECIDED_NEW) // max(len(play.small.active), 1)
@@ -115,7 +115,7 @@ class _Play:
                 else:
                     break
         except Exception:
-            pass  # a policy that fails here fails in its decisions too, and the status says so
+            pass  # a policy that fails here fails in its decisions too, and the status shows it
         known = {**{job: Release(self.ends + 1) for job in waiting}, **self.releases}
         return {
             job: Release(one.ends, one.due_s, "" if one.now else self.reasons.get(job, ""))

@@ -1,7 +1,7 @@
 """When jobs start and end: the queue as arrays, played forward with drawn durations, as intervals.
 
-The order is that of the policy's last decision and stays as it is; new jobs are not foreseen. What that costs shows in
-what came of earlier forecasts, by which the intervals are corrected (`plait.live.scheduler.records.track_record`).
+The order is that of the policy's last decision and stays fixed; new jobs are not foreseen. The resulting error shows in
+the outcomes of earlier forecasts, by which the intervals are corrected (`plait.live.scheduler.records.track_record`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _plain(seconds: float) -> float | None:
 
 @dataclass(frozen=True)
 class Calibrations:
-    """What starts and ends are corrected by."""
+    """Corrections of starts and ends."""
 
     start: Calibration
     end: Calibration
@@ -85,7 +85,7 @@ class Calibrations:
 
     @property
     def words(self) -> str:
-        """What intervals are as wide as they are by."""
+        """The reasons for the width of the intervals."""
         count = min(self.start.known, self.end.known)
         if count >= ENOUGH:
             return f"intervals are corrected by what came of the last {count} forecasts here"
@@ -144,9 +144,9 @@ def foresee(
     seed: int = 0,
     releases: Callable[[Mapping[int, float]], Mapping[int, Release]] = lambda left_s: {},
 ) -> Outlook:
-    """Play a queue forward with durations like those of `history`; a function of its arguments.
+    """Play a queue forward with durations like the ones of `history`; a function of its arguments.
 
-    `releases` says by what the policy decides when jobs may start, from the seconds that each still runs.
+    `releases` returns by which decision of the policy jobs may start, from the seconds that each job still runs.
     """
     left_s, sources = draw(queue.unknown, history, draws, seed)
     starts_s, ends_s = allowed(queue, left_s, releases(middles(queue, left_s)))
@@ -158,7 +158,7 @@ def allowed(queue: QueueArrays, left_s: FloatArray, releases: Mapping[int, Relea
     """Starts and ends of all jobs (draws, jobs), seconds from now, where the policy's decisions allow them."""
     starts_s, ends_s, _ = played(queue, left_s)
     then_s = started(starts_s, ends_s, [releases.get(number) for number in queue.numbers.tolist()])
-    never = np.isinf(starts_s)  # what does not fit beside what is there may be started by the policy all the same
+    never = np.isinf(starts_s)  # the policy may still start a job that does not fit next to the running ones
     with np.errstate(invalid="ignore"):
         return then_s, np.where(never, then_s + left_s, ends_s + (then_s - starts_s))
 
@@ -169,7 +169,7 @@ def middles(queue: QueueArrays, left_s: FloatArray) -> dict[int, float]:
 
 
 def assumptions(queue: QueueArrays, policy: str, by: Calibrations) -> list[str]:
-    """What a forecast assumes, in words."""
+    """Assumptions of a forecast, in words."""
     how = "jobs ahead may take GPUs of those behind" if queue.how & PREEMPT else "jobs that run stay"
     first = "what starts after the next ends is decided by the policy"
     out = [f"the order of {policy} as it is now, no new jobs, no failures; {how}; {first}", by.words]

@@ -28,7 +28,7 @@ class Who(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """What a running job said last: iterations done, in all, and seconds of one; None for what it did not say."""
+    """Last report of a running job: iterations done, total, and seconds of one; None for values that it lacked."""
 
     done: float | None
     total: float | None
@@ -70,7 +70,7 @@ class QueueArrays:
 
 
 def manner(policy: Policy) -> int:
-    """How a policy treats jobs that run, of `PREEMPT` and `STRICT`; policies that do not say so preempt."""
+    """How a policy treats running jobs, of `PREEMPT` and `STRICT`; a policy without such an attribute preempts."""
     inner: object = policy
     while not isinstance(inner, Composed) and (below := getattr(inner, "policy", None)) is not None:
         inner = below
@@ -92,7 +92,7 @@ def arrays_of(
     reported: Mapping[int, Reported] | None = None,
     order: IntArray | None = None,
 ) -> QueueArrays:
-    """The queue as it is now; `reported` by job number; `order` of job numbers, else that of the last decision."""
+    """The current queue; `reported` by job number; `order` of job numbers, otherwise that of the last decision."""
     columns, cluster, now_s = controller.job_store.columns, controller.cluster, controller.now_s
     active = controller.active
     jobs = active[np.lexsort((active, columns["position"][active]))] if order is None else order
@@ -125,7 +125,7 @@ def arrays_of(
 
 
 def _kept_until(controller: Controller, jobs: IntArray) -> FloatArray:
-    """Until when each running job may not be stopped; infinite for those that never may."""
+    """Until when each running job may not be stopped; infinite for jobs that never may."""
     view = controller.view()
     until_s = np.full(controller.job_store.count, -math.inf)
     until_s[view.jobs.number] = np.where(view.keeps.rows, view.keeps.until_s, -math.inf)
@@ -137,7 +137,7 @@ def _unknown(
     controller: Controller, jobs: IntArray, running: IntArray, gpus: IntArray, who: Callable[[int], Who],
     reported: Mapping[int, Reported], now_s: float,
 ) -> Unknown:  # fmt: skip
-    """What is known of how long each job still takes, at the size that it has."""
+    """Remaining seconds of each job at its present size, as far as they are known."""
     columns = controller.job_store.columns
     done, total = columns["iterations_done"][jobs].copy(), columns["iterations"][jobs].copy()
     run_s = columns["run_s"][jobs]

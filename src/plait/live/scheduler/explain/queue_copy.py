@@ -53,7 +53,7 @@ class QueueCopy:
         small.policy = state.policy_again()  # what a policy remembers is not shared between threads
         small.now_s = max(small.now_s, now_s)
         for node in small.cluster:
-            if node.id in state.nodes and state.nodes[node.id].state == "suspect":  # it will probably be heard of again
+            if node.id in state.nodes and state.nodes[node.id].state == "suspect":  # it will probably report again
                 small.cluster = small.cluster.with_node(node)
         owners: dict[int, Who] = {}
         reported: dict[int, Reported] = {}
@@ -85,11 +85,11 @@ class QueueCopy:
         return self.owners.get(row, Who("", ""))
 
     def name(self, row: int) -> str:
-        """What users call a job."""
+        """Name of a job as users write it."""
         return job_name(int(self.numbers[row]))
 
     def row(self, number: int) -> int | None:
-        """The number of a job in the copy; None for one that it does not have."""
+        """The number of a job in the copy; None for a job that it lacks."""
         at = int(np.searchsorted(self.numbers, number))
         return at if at < len(self.numbers) and self.numbers[at] == number else None
 
@@ -115,8 +115,8 @@ def history_of(rows: Iterable[Mapping[str, object]], stated: Mapping[int, float]
 def order_with(controller: Controller, specs: Sequence[JobSpec], policy: Policy | None = None) -> IntArray:
     """The active jobs and new ones, by number, in the order in which a policy would look at them now.
 
-    New ones have the numbers after those there are. `policy`: another one than the controller's. The controller is as
-    it was afterwards. Jobs that the policy holds back come last. Raises whatever the policy raises.
+    New jobs get the numbers after the present ones. `policy`: another one than the controller's. The controller is
+    unchanged afterwards. Jobs that the policy holds back come last. Raises any exception of the policy.
     """
     store, active, chosen = controller.job_store, controller.active, policy or controller.policy
     first = store.count

@@ -1,7 +1,7 @@
-"""What each running job uses at a moment, from the newest reports of the agents.
+"""Current resource use of each running job, from the newest reports of the agents.
 
-GPUs are as busy as their nodes measure them, whoever uses them; CPU, memory and disk are those of the job's own
-processes. A GPU is *idle* while it is held and known to be less busy than `IDLE`.
+GPUs are as busy as their nodes measure them, for all users together; CPU, memory and disk are measured for the job's
+own processes. A GPU is *idle* while it is held and known to be less busy than `IDLE`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class Place:
 class JobUsage:
     """A job at a moment: `values` by the names of `plait.live.service.usage.series.SERIES`, `ranks` as they are shown.
 
-    GPUs that it holds, of these those that are idle, and of these those of which it is known how busy they are; a GPU
-    of several jobs counts as many parts. `exchanged_bytes` of gradients by its attempt `epoch` so far, None if it
-    reports none.
+    `gpus`: held by the job; of these, the number that is idle, and the number whose use is known; a GPU of several jobs
+    counts as many parts. `exchanged_bytes` of gradients by its attempt `epoch` so far, None if it reports none.
     """
 
     job: int
@@ -54,7 +53,7 @@ class JobUsage:
 
 
 def job_usages(ctx: Context) -> list[JobUsage]:
-    """Every job that has an attempt whose processes were heard of, by number."""
+    """Every job that has an attempt whose processes have reported, by number."""
     live = [(ctx.state.jobs[n], attempt) for n in sorted(ctx.state.live) if (attempt := ctx.state.jobs[n].live)]
     holders = Counter(place for _, attempt in live for place in _places(attempt))
     return [_job_usage(ctx, job, attempt, holders) for job, attempt in live if any(r.seen for r in attempt.ranks)]
@@ -96,7 +95,7 @@ def _job_usage(ctx: Context, job: JobRecord, attempt: Attempt, holders: Counter[
 
 
 def _busy(ctx: Context, place: Place) -> float | None:
-    """Of a node that is not heard of, what it said last is no news."""
+    """The last report of a silent node is out of date."""
     node = ctx.state.nodes.get(place.node)
     return None if node is None or node.lost or node.suspect else utilisation(node.usage, place.gpu)
 
@@ -115,7 +114,7 @@ def _of_processes(seen: Sequence[Seen]) -> dict[str, float]:
 
 
 def _gpu_memory(ctx: Context, seen: Sequence[Seen], places: Sequence[Place]) -> float | None:
-    """Bytes on its GPUs: those of its processes where they say so, else all that is in use there."""
+    """Bytes on its GPUs: of its processes if they report them, otherwise everything in use there."""
     own = [one.memory.peak_bytes for one in seen if one.memory is not None]
     if own:
         return sum(own)
@@ -152,7 +151,7 @@ def _of_batch(ctx: Context, job: JobRecord, attempt: Attempt, lead: Seen) -> dic
 
 
 def _rank(index: int, rank: Rank, busy: dict[Place, float | None]) -> dict[str, Any]:
-    """A rank as it is shown: its place, and what its processes used lately."""
+    """One rank for display: its place, and the recent use of its processes."""
     out: dict[str, Any] = {
         "rank": index, "node": rank.node, "gpu": rank.gpu, "gpu_utilisation": busy[Place(rank.node, rank.gpu)],
     }  # fmt: skip

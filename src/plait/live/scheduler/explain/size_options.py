@@ -1,4 +1,4 @@
-"""What an adaptive job would make of other numbers of GPUs, by its own fit: why it has the size that it has."""
+"""Goodput of an adaptive job on other numbers of GPUs, by its own fit: why it has its size."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MOST_SIZES = 12
 def sizes(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
     """Goodput and batch on each size of the ladder that the job may have, and how far it may grow now.
 
-    `at`: rows of nodes, gpus, batch_size and goodput (examples/s), empty without a fit; `profiled`: the most GPUs it
-    has measured itself on; `cap`: the most that it may be given now; `next_s`: when the policy chooses again, if it
-    says so. None for a job that does not adapt.
+    `at`: rows of nodes, gpus, batch_size and goodput (examples/s), empty without a fit; `profiled`: the maximum GPUs
+    that it has measured itself on; `cap`: the maximum that it may be given now; `next_s`: when the policy chooses
+    again, if known. None for a job that does not adapt.
     """
     limits, controller = limits_of(job.request), ctx.state.controller
     if limits is None or controller is None:

@@ -1,4 +1,4 @@
-"""What a submission would get: start and end as intervals, what blocks it, what would be cheaper or sooner.
+"""Outlook of a submission: start and end as intervals, what blocks it, and cheaper or sooner variants.
 
 Each variant of the job is a probe in the same runs of the queue, so that all see the same durations of the others, and
 a dozen variants cost as much as one.
@@ -33,7 +33,7 @@ SOONER, LONG_S = 0.95, 600.0
 
 @dataclass(frozen=True)
 class Variant:
-    """The job with one thing changed: the option that says so, and by how much longer it would run."""
+    """The job with one thing changed: the option for it, and how much longer the job would run."""
 
     change: str
     option: str
@@ -47,7 +47,7 @@ def what_if(
 ) -> dict[str, Any]:
     """The answer for a job that is not submitted: `spec` with its `name` and `command`, in seconds from now.
 
-    Pure but for `copy`, which is as it was afterwards. Raises whatever the policy raises when it is asked.
+    Pure except for `copy`, which is unchanged afterwards. Raises any exception of the policy.
     """
     controller = copy.controller
     variants = [Variant("none", "", "as asked", spec), *_variants(copy, spec)]
@@ -59,7 +59,7 @@ def what_if(
     queue = now.queue.reordered(np.array([now.row[number] for number in old.tolist()], dtype=np.int64))
     left_s = now.left_s[:, [now.row[number] for number in old.tolist()]]
     before = np.searchsorted(np.sort(place[old]), place[first:])
-    # A new job stands before those of the same place in its own order: probes are asked by growing place.
+    # A new job stands before other jobs of the same place in its own order: probes run by growing place.
     sorted_rows = np.argsort(before, kind="stable")
     gpus = np.array([min(v.spec.min_gpus, v.spec.gpus) for v in variants], dtype=np.int64)
     mask = _masks(copy, variants)
@@ -88,7 +88,7 @@ def what_if(
 
 
 def _variants(copy: QueueCopy, spec: JobSpec) -> list[Variant]:
-    """What may be changed about a job."""
+    """Possible changes of a job."""
     out: list[Variant] = []
     cluster, policy = copy.controller.cluster, copy.controller.policy
     size = spec.gpus
@@ -145,7 +145,7 @@ def _answer(copy: QueueCopy, variant: Variant, starts_s: FloatArray, took_s: Flo
 
 
 def _best(asked: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Up to `SHOWN` that are sooner or cheaper than what is asked, soonest end first."""
+    """Up to `SHOWN` variants that are sooner or cheaper than the request, soonest end first."""
 
     def late(one: dict[str, Any] | None) -> float:
         middle = math.inf if one is None else one["middle_s"]

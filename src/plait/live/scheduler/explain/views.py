@@ -35,7 +35,7 @@ FINAL = STATES[-3:]
 
 
 def shown_state(ctx: Context, job: JobRecord) -> str:
-    """What users see: the controller's phase, and what the processes are really doing."""
+    """The state for users: the controller's phase, refined by what the processes really do."""
     attempt = job.live
     phase = ctx.state.phase(job)
     if attempt is not None:
@@ -201,7 +201,7 @@ def _info(record: NodeRecord) -> dict[str, Any]:
 
 
 def live_fields(ctx: Context, number: int) -> dict[str, Any]:
-    """What only memory knows of an unfinished job: state, steps, pace, place; empty for others."""
+    """Fields of an unfinished job that only memory has: state, steps, pace, place; empty for others."""
     job = ctx.state.jobs.get(number)
     if job is None:
         return {}
@@ -243,7 +243,7 @@ def live_fields(ctx: Context, number: int) -> dict[str, Any]:
 
 
 def nodes(ctx: Context, now_s: float) -> list[dict[str, Any]]:
-    """Nodes with usage and who holds each GPU; `job_states` has those of the jobs that do not simply run.
+    """Nodes with usage and the holder of each GPU; `job_states` has the jobs that do not simply run.
 
     `reserved_for`: GPU number as a text -> the waiting job for which it is held.
     """
@@ -323,11 +323,11 @@ def _finite(value: float) -> float | None:
 
 
 def forecast(ctx: Context, now_s: float) -> Callable[[], dict[str, Any]]:
-    """What a forward simulation needs: jobs that have not ended, and a few that ended last, renumbered.
+    """Input of a forward simulation: unfinished jobs, and a few that ended last, renumbered.
 
-    Taken down now; the function returned makes JSON values of it, in any thread. What jobs run, with which environment,
-    and why they failed, which quotes their logs, is not in it: every user may ask. `job_numbers` has the jobs' own
-    numbers.
+    The state is copied now; the function returned makes JSON values of it, in any thread. Commands and environments of
+    jobs, and reasons of failures, which quote their logs, are left out: every user may request this. `job_numbers` has
+    the jobs' own numbers.
     """
     state = ctx.state
     facts: dict[str, Any] = {
@@ -341,7 +341,7 @@ def forecast(ctx: Context, now_s: float) -> Callable[[], dict[str, Any]]:
     small, numbers = of_active(state.controller, RECENT)
     small.job_store.columns["reason"][:] = ""
     for node in small.cluster:
-        if node.id in state.nodes and state.nodes[node.id].state == "suspect":  # it will probably be heard of again
+        if node.id in state.nodes and state.nodes[node.id].state == "suspect":  # it will probably report again
             small.cluster = small.cluster.with_node(node)
     facts["job_numbers"] = numbers.tolist()
     new = {number: i for i, number in enumerate(facts["job_numbers"])}

@@ -1,7 +1,7 @@
-"""Why a job waits; how a running job fares beside those it shares GPUs with.
+"""Why a job waits; how a running job fares next to the jobs that share its GPUs.
 
-What is known is put together in the engine's thread, quickly. What would start a waiting job is a `Question`, which
-asks the policy itself and is answered elsewhere; see `plait.live.scheduler.explain.what_if`.
+Known facts are collected in the engine's thread, quickly. The changes that would start a waiting job are a `Question`,
+which calls the policy itself and is answered elsewhere; see `plait.live.scheduler.explain.what_if`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCKERS = 8
 def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
     """Everything known about the state of the unfinished job `number`; `LookupError` for one that has ended.
 
-    `would_start` is empty: what to put there is asked by a `plait.live.scheduler.explain.what_if.Question`.
+    `would_start` is empty: a `plait.live.scheduler.explain.what_if.Question` fills it.
     """
     job = ctx.state.jobs.get(number)
     if job is None:
@@ -60,7 +60,7 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
 
 
 def _last_stop(job: JobRecord) -> dict[str, Any] | None:
-    """Why the attempt before was asked to stop, or this one is, and for which jobs; None if none was."""
+    """The last request to stop this attempt or the previous one, why, and for which jobs; None without one."""
     attempt = job.attempt
     if attempt is None or attempt.stop is None or attempt.stop_s is None or not attempt.stop_reason:
         return None
@@ -95,7 +95,7 @@ def _waiting(ctx: Context, job: JobRecord, now_s: float) -> dict[str, Any]:
     out["position"] = 1 + int(((ranks < rank) | ((ranks == rank) & (waiting < job.number))).sum())
     out["waiting"] = len(waiting)
     out["waited_s"] = now_s - float(columns["pending_since_s"][job.number])
-    if views.too_large(ctx, controller, job) is None:  # else it would wait if nobody were ahead of it, too
+    if views.too_large(ctx, controller, job) is None:  # otherwise it would wait in an empty queue, too
         out["blockers"] = _blockers(ctx, controller, job)
     return out
 
@@ -118,7 +118,7 @@ def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict
     columns = controller.job_store.columns
     rank = int(columns["position"][job.number])
     found = []
-    # A guaranteed job waits for no guest, but for the memory and cores of one that cannot move.
+    # A guaranteed job waits for no guest, except for the memory and cores of a guest that cannot move.
     amounts = controller.cluster.limits_gpu_memory or bool(columns["has_demands"][0])
     passes = (job.request.get("class") or "guaranteed") == "guaranteed"
     for number, gpus in ctx.state.groups.of_job.items():

@@ -1,8 +1,8 @@
-"""What would start a waiting job now: the policy is asked about the same cluster with one thing changed.
+"""Changes that would start a waiting job now: the policy decides about the same cluster with one thing changed.
 
-Another size of the job, or somebody gone who holds GPUs: nothing of that is decided or written down. A question over a
-thousand jobs takes a policy up to a third of a second, and there may be a dozen of them: so they are asked of a copy of
-the active jobs, which may be done in another thread (`plait.live.service.what_if`).
+The change is another size of the job, or the absence of one that holds GPUs: nothing of it is decided or recorded. A
+decision about a thousand jobs takes a policy up to a third of a second, and there may be a dozen of them: they use a
+copy of the active jobs, and may run in another thread (`plait.live.service.what_if`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plait.core.arrays import IntArray
 from plait.live.layout import job_name
 from plait.live.scheduler.state import State
 
-#: Changes that the policy is asked about at most.
+#: Maximum number of changes that the policy tries.
 QUESTIONS = 8
 
 
@@ -41,7 +41,7 @@ class Copy:
         return cls(state.decision_seq, small, numbers)
 
     def index(self, number: int) -> int | None:
-        """The number that a job has in the copy; None for one that came later."""
+        """The number of a job in the copy; None for a job that came later."""
         at = int(np.searchsorted(self.numbers, number))
         return at if at < len(self.numbers) and self.numbers[at] == number else None
 
@@ -51,7 +51,7 @@ def would_start(
 ) -> list[dict[str, Any]]:
     """Changes after which the policy would start a job at once; `blockers` hold GPUs, most likely to yield first.
 
-    The policy is not asked again once it is not `in_time` any more.
+    The policy is not called again after `in_time` returns False.
     """
     out: list[dict[str, Any]] = []
     job = copy.index(number)
@@ -94,13 +94,13 @@ def _starts(
     try:
         plan = controller.planned(replace(view, jobs=view.jobs.subset(left, **sized)))
     except Exception:
-        return False  # a policy that fails here fails in its decisions too, and the status says so
+        return False  # a policy that fails here fails in its decisions too, and the status shows it
     return bool(np.isin(job, plan.groups.jobs))
 
 
 @dataclass(frozen=True)
 class Question:
-    """What would start this job."""
+    """The question which changes would start this job."""
 
     copy: Copy
     number: int

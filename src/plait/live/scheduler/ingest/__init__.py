@@ -1,4 +1,4 @@
-"""What agents report, taken in: nodes, processes, measured profiles, estimates of adaptive jobs, costs of stops.
+"""Reports of agents: nodes, processes, measured profiles, estimates of adaptive jobs, costs of stops.
 
 Start at `report.ingest`.
 """

@@ -1,8 +1,8 @@
 """Jobs whose batch adapts (Pollux, OSDI'21) as the service sees them: their work, what they estimate, what is shown.
 
 Policies count the work of such a job in iterations at its first batch size (its progress), whatever its batch is now;
-people see the steps that its optimizer makes. What a job says of itself reaches the job store as `GoodputReported`,
-when it has changed so much that a decision could; the cost of a restart is measured here, not reported.
+users see the steps that its optimizer makes. Estimates of a job reach the job store as `GoodputReported`, when they
+have changed so much that a decision could; the cost of a restart is measured here, not reported.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from plait.live.scheduler.records.observations import EstimateTaken, TotalReport
 
 #: An estimate counts as changed from this share on; numbers below `SMALL` are alike (parameters that are not used).
 DRIFT, SMALL = 0.05, 1e-6
-#: A script that adapts has said so after as many steps.
+#: A script that adapts has reported so after as many steps.
 MANY_STEPS = 10
 _NOBODY = np.full(len(Estimate), math.nan)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is done of a job, what there is in all and the seconds that one takes now, as policies count; None unknown.
+    """Work done by a job, its total, and the current seconds of one iteration, as policies count; None unknown.
 
     In iterations: steps of the optimizer, of an adaptive job such as one at its first batch size is worth.
     """
@@ -47,7 +47,7 @@ class Work:
 
 
 def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> Work:
-    """The work of a job by what its processes have said last."""
+    """The work of a job by the last reports of its processes."""
     lead, limits = attempt.lead, limits_of(job.request)
     if lead is None:
         return Work(None, job.total, None)
@@ -71,7 +71,7 @@ def report_estimate(ctx: Context, job: JobRecord, seen: Seen, now_s: float) -> I
     said = seen.adaptive
     if said is None or not job.request.get("batch"):
         return
-    if said.batch_size:  # it has made a step, and says with each how many there will be, or that it does not know
+    if said.batch_size:  # it has made a step, and reports with each the number of steps to come, or that it is unknown
         yield TotalReported(job.number, said.total or None)
     if said.estimate is None:
         return
@@ -112,10 +112,10 @@ def differs(new: FloatArray, known: FloatArray) -> bool:
 
 
 def shown(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
-    """What is shown of an adaptive job that has not ended; None for others.
+    """Fields of an unfinished adaptive job for display; None for others.
 
     `goodput` is progress in examples a second (examples at the first batch size that would have taught as much),
-    `efficiency` the part of it that an example is worth beside one at that size.
+    `efficiency` the part of it that an example is worth compared to one at that size.
     """
     limits = limits_of(job.request)
     if limits is None:
@@ -153,7 +153,7 @@ def shown(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
 
 
 def difference_of(limits: BatchLimits, said: Adaptive) -> str:
-    """That the script keeps to other bounds than those the job was submitted with; empty if it does not."""
+    """The difference between the bounds of the script and of the submission, in words; empty if there is none."""
     if said.limits is None:
         return ""
     *bounds, accumulation = said.limits
@@ -176,7 +176,7 @@ def _estimate(job: JobRecord, row: FloatArray, now_s: float) -> GoodputReported:
 
 
 def row_of(ctx: Context, job: JobRecord) -> FloatArray:
-    """What the job store knows of a job, by `Estimate`."""
+    """The values of a job in the job store, by `Estimate`."""
     controller = ctx.state.controller
     if controller is None or not job.admitted:
         return _NOBODY

@@ -84,7 +84,7 @@ def _see(ctx: Context, node: NodeRecord, seen: Seen, now_s: float) -> Iterator[S
     rank = attempt.ranks[seen.rank]
     if rank.node != node.id or rank.ended or seen.state not in STATES:
         return
-    if seen.job in ctx.unfenced:  # an agent has it, so it was fenced before a restart, whatever the disk says now
+    if seen.job in ctx.unfenced:  # an agent has it, so it was fenced before a restart, whatever the disk shows now
         yield AttemptKnown(seen.job)
     seen = sane_seen(seen)
     if rank.seen is not None:
@@ -119,7 +119,7 @@ def _see(ctx: Context, node: NodeRecord, seen: Seen, now_s: float) -> Iterator[S
 
 
 def _never_less(seen: Seen, before: Seen) -> Seen:
-    """The same, with no less done than was said before."""
+    """The report with no less work done than in the previous one."""
     seen = replace(seen, held_s=max(seen.held_s, before.held_s), steps=max(seen.steps, before.steps))
     if seen.adaptive is not None and before.adaptive is not None:
         done = max(seen.adaptive.progress, before.adaptive.progress)

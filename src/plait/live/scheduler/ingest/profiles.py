@@ -1,4 +1,4 @@
-"""Profiles for jobs that have not been measured yet: those of earlier jobs of the kind, else of jobs like them.
+"""Profiles for jobs without measurements: from earlier jobs of the kind, otherwise from similar jobs.
 
 A profile is measured while a job has its GPUs for itself, and a job without one stays out of groups. Until it has been
 measured, a job is treated like the newest job of its model, or of its script with other arguments: a provisional
@@ -55,7 +55,7 @@ def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now_s: float) ->
     if profile is None or not sane_profile(profile) or state.phase(job) > Phase.RUNNING:
         return
     if attempt.guest and _beside_guests(ctx, attempt):
-        return  # paced: its iterations say little of what they take alone
+        return  # paced: its iterations do not show their own time
     columns = controller.job_store.columns
     job_store = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
     better = job.measured_beside and not job.profiled
@@ -96,7 +96,7 @@ def _pass_on(ctx: Context, learnt_from: JobRecord, now_s: float) -> Iterator[Ste
 
 
 def as_asked(job: JobRecord, attempt: Attempt, seen: Seen) -> bool:
-    """Whether the job has the size and the batch that it asked for: a profile is of those, whatever a policy chose."""
+    """Whether the job has the requested size and batch: a profile is of these, whatever a policy chose."""
     if len(attempt.gpus) != int(job.request.get("gpus") or 1):
         return False
     initial = (job.request.get("batch") or {}).get("initial")
@@ -112,8 +112,8 @@ def _beside_guests(ctx: Context, attempt: Attempt) -> bool:
 def protect(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen, now_s: float) -> Iterator[Step]:
     """Have policies leave a job where it runs while it measures its profile: `MOST_ITERATIONS`, at most `PROFILE_S`.
 
-    A stop would begin the measurement again, and meanwhile the job stays out of groups. A job is not protected if its
-    iterations are too long for that time, nor beside others, where it measures nothing.
+    A stop would restart the measurement, and meanwhile the job stays out of groups. A job is not protected if its
+    iterations are too long for that time, nor while it shares GPUs, where it measures nothing.
     """
     controller, kept = ctx.state.controller, "kept" in attempt.ranks[0].learnt_s
     if controller is None or kept or seen.state != RUNNING or not seen.step_s or not as_asked(job, attempt, seen):

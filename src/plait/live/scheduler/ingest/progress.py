@@ -1,4 +1,4 @@
-"""What agents have measured about running jobs, as the controller takes it."""
+"""Measured progress of running jobs, as events for the controller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.live.scheduler.ingest.adaptive import work_of
 
 
 def report_progress(ctx: Context, jobs: Iterable[int], now_s: float) -> Iterator[Step]:
-    """One `ProgressReported` about those of these jobs (numbers, ascending) of which something was measured, if any."""
+    """Yield one `ProgressReported` for the measured ones of these jobs (numbers, ascending), if any."""
     controller = ctx.state.controller
     if controller is None:
         return

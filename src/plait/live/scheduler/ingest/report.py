@@ -35,8 +35,8 @@ from plait.live.scheduler.records.observations import (
 def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: float, address: str) -> Iterator[Step]:
     """Process the report `seen` of an agent; `InputError` for an invalid node.
 
-    `told_to_stop`: processes that the agent has been asked to stop, by the assignment that it has. `address`: where
-    other nodes reach this one.
+    `told_to_stop`: processes that the agent has a request to stop for, by its assignment. `address`: where other nodes
+    reach this one.
     """
     seen = replace(seen, leaving_s=sane_notice(seen.leaving_s), usage=sane_usage(seen.usage))
     seen = replace(seen, switch=None if seen.switch is None else sane_switch(seen.switch))
@@ -51,7 +51,7 @@ def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: f
 
 
 def _successors_settled(ctx: Context, seen: Observed) -> Iterator[Step]:
-    """Processes that start beside an attempt are ready, or cannot be; none can at an agent that has no successors."""
+    """Settle processes that start next to an attempt: ready, or impossible, as at an agent without successors."""
     for number, successor in list(ctx.successors.items()):
         for i, rank in enumerate(successor.attempt.ranks):
             known = seen.successors is None or [number, successor.attempt.epoch, i] in seen.successors
@@ -78,8 +78,8 @@ def _register(ctx: Context, seen: Observed, now_s: float, address: str) -> Gener
     if record is None:
         yield NodeJoined(now_s, hardware(info))
     record = state.nodes[info.id]
-    # After a restart nobody is known: words of an earlier term are late once somebody speaks in a later one, and if
-    # the late ones came first, whoever speaks in this term is the node's agent after all.
+    # After a restart no agent is known: a report of an earlier term is late once an agent reports in a later one, and
+    # if the late one came first, the agent of this term is the node's agent after all.
     new = seen.agent not in record.agents and not 0 < seen.term < record.term
     fresh = new or (seen.agent != record.agent and record.term < seen.term == ctx.term)
     if fresh:
@@ -101,7 +101,7 @@ def _register(ctx: Context, seen: Observed, now_s: float, address: str) -> Gener
 
 
 def _back(record: NodeRecord, now_s: float) -> Iterator[Step]:
-    """A node that was lost or silent is heard of."""
+    """Bring back a lost or silent node that reports again."""
     if record.lost:
         assert record.info is not None
         yield NodeDrained(now_s, record.id, True) if record.drained else NodeJoined(now_s, hardware(record.info))
@@ -118,7 +118,7 @@ def _idle_newcomer(record: NodeRecord, seen: Observed) -> bool:
 
 
 def _resized(ctx: Context, record: NodeRecord, had: NodeInfo, seen: Observed, now_s: float) -> Iterator[Step]:
-    """The node with another number of GPUs: a new one that takes the name, once nothing runs on the old one.
+    """Give a node with another number of GPUs the name, as a new one, once nothing runs on the old one.
 
     Raises `Conflict` while the old one runs something, and for late words of an agent that was replaced.
     """
@@ -145,7 +145,7 @@ def _resized(ctx: Context, record: NodeRecord, had: NodeInfo, seen: Observed, no
 def _notice_given(record: NodeRecord, seen: Observed, fresh: bool, now_s: float) -> Iterator[Step]:
     """A node gives notice that it leaves: no new work; its jobs stop after a checkpoint and resume elsewhere.
 
-    Only another agent process withdraws the notice: what the same one said before it is late.
+    Only another agent process withdraws the notice: earlier reports of the same one are late.
     """
     if seen.leaving_s is None:
         if not (record.leaving and fresh):

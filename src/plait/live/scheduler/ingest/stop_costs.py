@@ -1,11 +1,11 @@
-"""What stopping a job costs: whether it can go on from a checkpoint, the work that is lost, and what restarts take.
+"""Cost of a stop: whether the job can resume from a checkpoint, the work that is lost, and the time of restarts.
 
-A job counts as one that cannot resume from a checkpoint until all of its processes have said that they can (`saves`,
-which attached scripts say with their first iteration). From then on it saves when it has to stop, unless its last
+A job counts as unable to resume from a checkpoint until all of its processes have reported that they can (`saves`,
+which attached scripts send with their first iteration). From then on it saves when it has to stop, unless its last
 checkpoint could not be written: then no policy stops it until one is. A guest that waits for its first step loses
-nothing: it might wait for ever where it is. What a restart takes is measured: of the job
-itself if it had any, else its own start and the stops of others, else what starts and stops took on this cluster, else
-what is stated here.
+nothing: it might wait for ever where it is. The cost of a restart is measured: of the job itself if it had any,
+otherwise its own start and the stops of others, otherwise starts and stops on this cluster, otherwise the value stated
+here.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LOSSES = ("preempted", "requeued", "drained", "node lost", "failed")
 def restart_s(record: TrackRecord, job: JobRecord, attempt: Attempt | None) -> float:
     """Seconds that a stop and the start after it keep a job from training.
 
-    The start of a guest says nothing: it may wait long for its host before its first step. Pass None for an attempt
-    whose processes started beside the last one: the next start may be cold.
+    The start of a guest is no measure: it may wait long for its host before its first step. Pass None for an attempt
+    whose processes started next to the previous one: the next start may be cold.
     """
     if job.restart_s is not None:
         return job.restart_s
@@ -72,13 +72,13 @@ def report_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now_s: floa
 
 
 def lost_work_s(attempt: Attempt, held_s: float, never: bool) -> float:
-    """Seconds of work of an attempt that is over and that nobody will go on from; 0 for one that finished.
+    """Seconds of work of a finished attempt from which no job resumes; 0 for one that finished its work.
 
-    What came after its newest checkpoint; all of it, from its start on, for a job that has none. `held_s`: how long it
-    had its GPUs; `never`: the job cannot resume from a checkpoint, as far as was heard before.
+    The work after its newest checkpoint; all of it, from its start on, for a job that has none. `held_s`: how long it
+    had its GPUs; `never`: the job cannot resume from a checkpoint, as far as it has reported.
     """
     lead = attempt.lead
-    if lead is None:  # an earlier service heard of it, and what was saved since is not known
+    if lead is None:  # it reported to an earlier service, and checkpoints since then are unknown
         return held_s if never else 0.0
     if lead.checkpoint_age_s is None or lead.saves in FROM_START:
         return max(attempt.held_s, 0.0)
@@ -113,7 +113,7 @@ def served_s(ctx: Context, job: JobRecord, attempt: Attempt) -> float:
 
 
 def never_saved(ctx: Context, job: JobRecord) -> bool:
-    """Whether the job cannot resume from a checkpoint, as far as its processes have said."""
+    """Whether the job cannot resume from a checkpoint, as far as its processes have reported."""
     controller = ctx.state.controller
     if controller is None or not job.admitted:
         return False
@@ -127,7 +127,7 @@ def kept(controller: Controller, number: int) -> bool:
 
 
 def shown(ctx: Context, job: JobRecord) -> dict[str, Any]:
-    """What is shown of a job that has not ended: whether a policy may stop it, at which cost, what stops have cost."""
+    """Fields of an unfinished job for display: whether a policy may stop it, at which cost, and the costs so far."""
     controller = ctx.state.controller
     out: dict[str, Any] = {"lost_work_s": job.lost_work_s, "restarts": job.restarts, "restart_s": job.restart_s}
     if controller is None or not job.admitted:

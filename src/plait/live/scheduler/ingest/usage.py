@@ -1,4 +1,4 @@
-"""What agents have measured of GPUs and of the jobs on them, as the controller takes it: `view.usage`.
+"""Measured use of GPUs and of the jobs on them, as events for the controller: `view.usage`.
 
 Only for policies that share GPUs with guests: others read nothing of it. A report has what differs from what the
 controller knows by a good deal, so that the log of a cluster at rest does not grow.
@@ -18,7 +18,7 @@ from plait.live.protocol.wire import RUNNING, Seen
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.records.attempts import Attempt
 
-#: What counts as changed: of a utilisation this much, of bytes and seconds this part.
+#: Thresholds of change: a difference of utilisation, a fraction of bytes and seconds.
 DRIFT_UTILISATION, DRIFT = 0.05, 0.1
 #: A guest that its runner throttles runs if it is not frozen for this part of the time.
 RUNS_DUTY = 0.01
@@ -51,7 +51,7 @@ def report_usage(ctx: Context, now_s: float) -> Generator[Step, None, bool]:
 
 
 def _of_gpus(ctx: Context) -> tuple[FloatArray, FloatArray]:
-    """Mean utilisation and bytes in use of each GPU of the cluster; NaN where no agent says."""
+    """Mean utilisation and bytes in use of each GPU of the cluster; NaN where no agent reports."""
     controller = ctx.state.controller
     assert controller is not None
     cluster = controller.cluster

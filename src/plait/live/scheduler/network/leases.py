@@ -1,8 +1,8 @@
-"""What attempts have of switches, from the grants of the controller: functions of the state, called by the fold.
+"""Leases of switches for attempts, from the grants of the controller: functions of the state, called by the fold.
 
 A lease begins when an attempt runs where its grant was planned for, and ends with the grant or the attempt. Another
-region, window, switch, system and attempt have another epoch, so that packets of the former one are recognised. What
-ranks had before stays for them until all of them have left it, at the same boundary of a bucket; one move at a time.
+region, window, switch, system and attempt have another epoch, so that packets of the former one are recognised. The
+former lease of ranks stays until all of them have left it, at the same boundary of a bucket; one move at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from plait.runtime.network.grant import MOST_JOBS, MOST_WORKERS
 
 #: System whose rules go with an addressing mode where neither job nor policy names one.
 _OF_MODE = {"dedicated": "switchml", "hybrid_region": "inalloc", "hybrid_modulo": "inalloc"}
-#: Timeouts of ranks, seconds: those of the systems are for hardware; a software switch may wait for a core that long.
-#: With 28 processes that compute on 2 cores, 10 ms were too short 10 to 79 times in 103 buckets, 30 ms up to 12 times;
-#: but at 1 % loss buckets take 1.7 to 2.1 times as long with 30 ms: the last packets of one are missed by time alone.
+#: Timeouts of ranks, seconds: the defaults of the systems are for hardware; a software switch may wait for a core that
+#: long. With 28 processes that compute on 2 cores, 10 ms were too short 10 to 79 times in 103 buckets, 30 ms up to 12
+#: times; but at 1 % loss buckets take 1.7 to 2.1 times as long with 30 ms: the last packets of one are missed by time
+#: alone.
 RTO_S, FIRST_RTO_S = 10e-3, 50e-3
 #: Timeouts in a row after which a bucket goes by gloo: processes that wait for a core are silent for half a second.
 MOST_TIMEOUTS = 60
@@ -33,7 +34,7 @@ _SYSTEMS = ("switchml", "atp", "a2tp", "esa", "inalloc")
 
 
 def follow_grants(state: State) -> None:
-    """Let the leases of the book be those of the grants in force, and keep what ranks may still use."""
+    """Match the leases of the book to the grants in force, and keep leases that ranks may still use."""
     book, controller = state.network, state.controller
     if controller is None or not (controller.grants or book.leases or book.former or book.epochs):
         return

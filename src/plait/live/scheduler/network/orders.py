@@ -1,4 +1,4 @@
-"""What agents are asked to do for aggregation: the switch that one serves with its leases, and the files of ranks."""
+"""Instructions for agents about aggregation: the switch that one serves with its leases, and the files of ranks."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def switch_orders(ctx: Context) -> dict[str, SwitchOrder]:
 
 
 def served(book: NetworkBook) -> list[Leased]:
-    """What switches are to serve: the leases, and former ones for which a switch knows the job by another number."""
+    """Leases that switches serve: current ones, and former ones for which a switch knows the job by another number."""
     kept = [one for job, one in book.former.items() if job not in book.leases or book.leases[job].wire != one.wire]
     return [*book.leases.values(), *kept]
 
 
 def grant_of_ranks(ctx: Context, job: JobRecord, attempt: Attempt) -> NetworkGrant | None:
-    """What the ranks of an attempt may use, as they know it; None where the cluster has no network."""
+    """The grant that the ranks of an attempt may use, as they know it; None where the cluster has no network."""
     told = ctx.state.network.told.get(job.number)
     if not attempt.networked or told is None or told.epoch != attempt.epoch:
         return None
@@ -59,7 +59,7 @@ def grant_of_ranks(ctx: Context, job: JobRecord, attempt: Attempt) -> NetworkGra
 
 
 def token_of(ctx: Context, attempt: Attempt, since: int) -> str:
-    """The secret of an attempt for its switch: nobody reads it in the log, and every service of a home has the same.
+    """The secret of an attempt for its switch: it is not in the log, and every service of a home derives the same.
 
     Where the job is registered again, its packets are numbered from 0 again. Then it has another secret, so that ranks
     that do not know this yet cannot put packets with their former numbers among the new ones.

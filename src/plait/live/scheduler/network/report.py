@@ -1,4 +1,4 @@
-"""What ranks and switches have measured of exchanges, as the controller takes it: `view.network`.
+"""Measurements of exchanges by ranks and switches, as events for the controller: `view.network`.
 
 A report has the jobs of which something changed by a good deal, so that the log of a cluster at rest does not grow.
 """
@@ -16,7 +16,7 @@ from plait.core.jobs import Phase
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.records.attempts import Attempt
 
-#: What counts as changed: of a share this much, of a rate this part.
+#: Thresholds of change: a difference of shares, a fraction of rates.
 DRIFT_SHARE, DRIFT = 0.02, 0.1
 
 

@@ -37,7 +37,7 @@ def network(ctx: Context) -> dict[str, Any]:
 
 
 def of_attempt(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
-    """What an attempt has of a switch and makes of it, and why; None where nothing can aggregate for it.
+    """Switch of an attempt, its use and the reason; None where nothing can aggregate for it.
 
     `mode_used`: aggregation or gloo, by its ranks; None before they exchanged anything. Shares are 0 to 1 and None
     where nothing is known: of packets that met an occupied aggregator, of bytes that went by gloo, of packets that were
@@ -110,7 +110,7 @@ def _switch(ctx: Context, name: str) -> dict[str, Any]:
 
 
 def _counts(seen: LeaseSeen | None) -> dict[str, Any]:
-    """What the switch has counted of a job."""
+    """Counters of a switch for a job."""
     if seen is None:
         return {"serves": False, "held": 0.0, "received": 0.0, "collided": 0.0, "completed": 0.0}
     return {

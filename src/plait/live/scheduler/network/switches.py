@@ -13,11 +13,11 @@ from plait.live.scheduler.records.notes import SwitchServed
 
 
 def follow(ctx: Context, now_s: float) -> Iterator[Step]:
-    """Elect a node for each switch that nobody serves; report switches that are lost, started or restarted.
+    """Elect a node for each switch without one; report switches that are lost, started or restarted.
 
-    A node is elected that is declared for the switch, or else the first one by name that is attached to it, once the
-    nodes that are expected have joined. It serves until it is lost, drained or leaves. A switch that starts has empty
-    memory, so one that restarted was lost before.
+    Candidates are the node that is declared for the switch, or else the first one by name that is attached to it, once
+    the expected nodes have joined. A node serves until it is lost, drained or leaves. A switch that starts has empty
+    memory, so one that restarted was lost in between.
     """
     for switch in _aggregating(ctx):
         serving = ctx.state.network.serving.get(switch.id)
@@ -27,7 +27,7 @@ def follow(ctx: Context, now_s: float) -> Iterator[Step]:
             continue
         seen = record.switch
         if seen is None:
-            continue  # its agent has not been heard since the service started
+            continue  # its agent has not reported since the service started
         works = seen.name == switch.id and seen.incarnation != ""
         if _up(ctx, switch) and not (works and seen.incarnation == serving.incarnation):
             yield SwitchLost(now_s, switch.id)
@@ -45,7 +45,7 @@ def serving_node(ctx: Context, switch: str) -> NodeRecord | None:
 
 
 def network_of(ctx: Context) -> Network | None:
-    """The network of the cluster as it is now."""
+    """The present network of the cluster."""
     controller = ctx.state.controller
     return None if controller is None or ctx.state.network.declared is None else controller.cluster.network
 

@@ -1,8 +1,8 @@
-"""What the ranks of a job get to know of in-network aggregation: one note for each version of their grant files.
+"""Notes that tell ranks about in-network aggregation: one for each version of their grant files.
 
-They learn of a region once the switch says that it serves it, and keep what they have until then. An attempt is not
-assigned before there is a first version, so what is granted at launch is used from the first step on; a
-switch that does not answer holds it up for `PATIENCE_S` at most.
+They learn of a region once the switch reports that it serves it, and keep their grant until then. An attempt is not
+assigned before there is a first version, so a grant at launch is used from the first step on; a switch that does not
+answer delays it by at most `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _moved(ctx: Context, attempt: Attempt, told: RanksTold, now_s: float) -> Ite
     """Notes that all ranks have left what they had before, and that they need other numbers for packets."""
     book = ctx.state.network
     said = [None if rank.seen is None else rank.seen.exchange or Exchange() for rank in attempt.ranks]
-    # A rank that has found no grant yet uses none; of one that was not heard since the service started nobody knows.
+    # A rank that has found no grant yet uses none; the version of a rank that has not reported since the service
+    # started is unknown.
     if not all(one is not None and (one.version < 0 or one.version >= told.version) for one in said):
         return
     former, lease = book.former.get(attempt.job), book.leases.get(attempt.job)
@@ -83,7 +84,7 @@ def waits_for_word(ctx: Context, attempt: Attempt) -> bool:
 
 
 def _wanted(ctx: Context, number: int, attempt: Attempt, before: RanksTold | None, now_s: float) -> RanksTold | None:
-    """What the ranks are to know, with no version yet; None to leave them with what they know."""
+    """The grant that the ranks should have, with no version yet; None to leave them theirs."""
     lease = ctx.state.network.leases.get(number)
     if lease is None:
         return RanksTold(now_s, number, attempt.epoch, 0, False, _why(ctx, number, attempt))

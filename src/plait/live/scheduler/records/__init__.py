@@ -1,4 +1,4 @@
-"""What the state is made of: jobs, attempts, nodes and groups; notes of the log; observations, which no log has.
+"""Parts of the state: jobs, attempts, nodes and groups; notes of the log; observations, which no log has.
 
 Start at `attempts`; nothing here reads or changes the state as a whole.
 """

@@ -1,6 +1,7 @@
-"""What the service remembers about jobs, their attempts and nodes: plain records that go to JSON and back.
+"""Records of the service about jobs, their attempts and nodes: plain values that go to JSON and back.
 
-Fields marked *seen* are what agents last said. They are not in the log: after a restart the agents say them again.
+Fields marked *seen* are from the last reports of agents. They are not in the log: after a restart agents send them
+again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BYSTANDER = "bystander"
 CAN, FROM_START, FAILS, NO_STEP = "yes", ("nothing", "not_resumed"), "failed", "no_boundary"
 #: For how long a job is not merged any more.
 ONCE, ALWAYS = "once", "always"
-#: What a node may be; `left`: it gave notice and went.
+#: States of a node; `left`: it gave notice and went.
 NODE_STATES = ("ready", "suspect", "lost", "drained", "leaving", "left")
 
 
@@ -61,14 +62,13 @@ _RECORDS = Codec(closed=True, own={Rank: row(Codec(), Rank)})
 class Attempt:
     """One try to run a job on these GPUs (numbers of the cluster).
 
-    `stop`: why it was asked to stop, None if not. `fault` and `cause`: what went wrong first, by itself. `merge`:
+    `stop`: why it has a request to stop, None without one. `fault` and `cause`: the first failure, by itself. `merge`:
     it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint, None if
-    there is no hurry. `stop_s`: when that was asked; `stop_reason`: why, in words; `takers`: jobs that get its GPUs.
-    `batch_size`: the last one that an adaptive job used, once it
-    is over. `lost_work_s`: seconds of its work that are lost, once it is over. `guest`: it uses what
-    others leave on its GPUs; `leaves` (*seen*): why it had to go from there. `networked`: its ranks have grant
-    files of in-network aggregation. `device_bytes` (*seen*): those of its
-    job that were known when it began.
+    there is no hurry. `stop_s`: when the stop was requested; `stop_reason`: why, in words; `takers`: jobs that get its
+    GPUs. `batch_size`: the last one that an adaptive job used, once it is over. `lost_work_s`: seconds of its work that
+    are lost, once it is over. `guest`: it uses the GPU time that others leave; `leaves` (*seen*): why it had to leave.
+    `networked`: its ranks have grant files of in-network aggregation. `device_bytes` (*seen*): of its job, when the
+    attempt began.
     """
 
     job: int
@@ -106,19 +106,19 @@ class Attempt:
 
     @property
     def steps(self) -> float | None:
-        """Iterations since the beginning of the job; None if nobody has said."""
+        """Iterations since the beginning of the job; None before the first report."""
         known = [r.seen.steps for r in self.ranks if r.seen and r.seen.steps > 0]
         return max(known) if known else None
 
     @property
     def progress(self) -> float | None:
-        """Iterations of an adaptive job at its first batch size since its beginning; None if nobody has said."""
+        """Iterations of an adaptive job at its first batch size since its beginning; None before the first report."""
         known = [r.seen.adaptive.progress for r in self.ranks if r.seen and r.seen.adaptive]
         return max(known, default=0.0) or None
 
     @property
     def lead(self) -> Seen | None:
-        """What was last seen of rank 0."""
+        """The last report of rank 0."""
         return self.ranks[0].seen
 
     def end(
@@ -141,10 +141,10 @@ class Attempt:
         self.cause = describe_end(rank, len(self.ranks), exit_code, reason, started)
 
     def _end_asked(self, rank: int, reason: str | None, started: bool) -> None:
-        """A process ended after a stop that was asked for.
+        """Record that a process ended after a requested stop.
 
-        Whoever is killed by it in the middle of something takes down those of its gang that wait for it: whatever their
-        exit codes are then, and whoever is heard first, that is no failure.
+        A rank that is killed in the middle of an exchange takes down the ranks of its gang that wait for it: their exit
+        codes, and the order of the reports, are no failure then.
         """
         codes = [r.exit_code for r in self.ranks if r.ended]
         if any(code is None or code in TOLD_TO_END for code in codes):
@@ -153,7 +153,7 @@ class Attempt:
             self.fault, self.cause = FAILED, describe_end(rank, len(self.ranks), code, reason, started)
 
     def find_cause(self) -> None:
-        """Set the cause of a gang's failure: the process that failed first, and those that had left before it.
+        """Set the cause of a gang's failure: the process that failed first, and the ones that had left before it.
 
         For an attempt that is over: reports on its processes come in any order.
         """
@@ -187,11 +187,11 @@ class JobRecord:
     iteration in between (`mark` is the iteration at the last one). `unmerged`: it is kept from sharing a process, for
     its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down. `first_epoch`: of its first
     attempt, 0 before that. `down_s`: seconds from the request to stop to the end of its last attempt, if it is to
-    go on from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an average
-    in which the last one counts most. `lost_work_s`: of all its attempts. `profiled`: its profile is its own, measured
-    alone; `measured_beside`: measured behind the gate of a group. Of an adaptive job (*seen*): `estimated_s` is when it
-    was last believed what it estimates of itself, `total` the progress that it said it will make in all. `device_bytes`
-    (*seen*) of GPU memory stay from step to step in each of its processes, 0 unknown.
+    resume from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an
+    average in which the last one counts most. `lost_work_s`: of all its attempts. `profiled`: its profile is its own,
+    measured alone; `measured_beside`: measured behind the gate of a group. Of an adaptive job (*seen*): `estimated_s`
+    is when the scheduler last accepted its own estimate, `total` the progress that it plans to make in all.
+    `device_bytes` (*seen*) of GPU memory stay from step to step in each of its processes, 0 unknown.
     """
 
     number: int
@@ -241,11 +241,12 @@ class JobRecord:
 
 @dataclass(slots=True)
 class NodeRecord:
-    """A node: what it has, whether it takes work, and (*seen*) when and by which agent process it was last heard.
+    """A node: its resources, whether it takes work, and (*seen*) when and from which agent process it last reported.
 
-    `term`, `reached`: the last assignment which that agent says it has. `leaving`: it gave notice and takes no work,
-    and has `leaving_s` left as of its last word; `gone`: why the backend says that it is dead; `dead`: nothing can run
-    there any more, so that it is lost sooner. `switch` (*seen*): what it serves, None until it has said so.
+    `term`, `reached`: the last assignment that the agent acknowledged. `leaving`: it gave notice and takes no work, and
+    has `leaving_s` left as of its last report; `gone`: why the backend reports it as dead; `dead`: nothing can run
+    there any more, so that it is lost sooner. `switch` (*seen*): the switch that it serves, None before its first
+    report.
     """
 
     id: str

@@ -18,7 +18,7 @@ _ADVICE = re.compile(
 )
 #: With which torch begins each line of a traceback in a gang.
 _RANK = re.compile(r"^\[rank\d+\]:\s*")
-#: What a process prints whose peer has left.
+#: Output of a process whose peer has left.
 _PEER_GONE = re.compile(
     r"connection (closed|reset|refused)|closed by peer|broken pipe|peer|socket|nccl|gloo|heartbeat|time[d ]*out",
     re.IGNORECASE,

@@ -24,7 +24,7 @@ def in_words(message: Message) -> str:
     return f"{kind} {_jobs(message)}".strip() if words is None else words(message)
 
 
-#: Types of frequent events that people need only to explain a decision; as commands, those that only set an alarm.
+#: Types of frequent events that users need only to explain a decision; as commands, the ones that only set an alarm.
 QUIET = (
     "ProgressReported", "UsageReported", "NetworkReported", "GoodputReported", "ReplanDue", "JobKept", "JobUpdated",
     "JobProfiled", "ForecastRecorded", "ProfileRecorded", "Wake",
@@ -32,7 +32,7 @@ QUIET = (
 
 
 def telling(event: Message, commands: Sequence[Message]) -> bool:
-    """Whether an entry says what somebody did, what happened to a job or node, or what was decided."""
+    """Whether an entry shows an action of a user, a change of a job or node, or a decision."""
     return any(one["type"] not in QUIET for one in (event, *commands))
 
 
@@ -49,7 +49,7 @@ def step_in_words(event: Message, commands: Sequence[Message], *, whole: bool = 
 
 
 def brief(reason: str) -> str:
-    """A reason without the lines of the log that it quotes; those of older logs do not name their cause before.
+    """A reason without the quoted lines of the log; reasons of older logs do not begin with their cause.
 
     >>> brief("KeyError: 'a' (exit code 1); last lines of the log: Traceback: | line 1 | KeyError: 'a'")
     "KeyError: 'a' (exit code 1)"
@@ -60,7 +60,7 @@ def brief(reason: str) -> str:
     return f"{head}: {cause_line(lines)}" if quoted and re.search(r"exit code \d+$", head) else head
 
 
-#: What happens to a job that gets another size from the policy.
+#: Events of a job that gets another size from the policy.
 RESIZED = ("shrunk", "grown")
 
 
@@ -126,7 +126,7 @@ def _stop_costs(message: Message) -> str:
 
 
 def _stop_cost(saves: int, restart_s: float | None) -> str:
-    """What a stop would cost a job, by `plait.core.jobs.Checkpoints`."""
+    """The cost of a stop of a job, by `plait.core.jobs.Checkpoints`."""
     if not saves:
         return "cannot resume from a checkpoint"
     return "can go on from a checkpoint" + ("" if restart_s is None else f"; a restart takes {duration(restart_s)}")

@@ -22,7 +22,7 @@ _WRITE, _READ = row(Codec(own={Mate: row(Codec(), Mate)}), GroupInfo)
 
 
 class GroupBook:
-    """Which group holds which GPUs: `of_job` says where each job is, `by_job` in which group.
+    """Groups by the GPUs that they hold: `of_job` has the place of each job, `by_job` its group.
 
     `by_gpus` has the groups that are no guests, whose GPUs (of the cluster) are theirs alone but for guests; `shared`
     has the jobs on each GPU with guests.
@@ -42,11 +42,11 @@ class GroupBook:
         return {job for job, group in self.by_job.items() if group.guest}
 
     def group_of(self, attempt: Attempt) -> GroupInfo | None:
-        """The group on the GPUs of an attempt: its own if it is a guest there, else the one that holds them."""
+        """The group on the GPUs of an attempt: its own if it is a guest there, otherwise the one that holds them."""
         return self.by_job.get(attempt.job) if attempt.guest else self.by_gpus.get(attempt.gpus)
 
     def update(self, controller: Controller, per_gpu: Callable[[int], int] = lambda job: 1) -> None:
-        """Follow the controller: groups without those who have left them. `per_gpu`: processes of a job on a GPU."""
+        """Follow the controller: groups lose the jobs that have left. `per_gpu`: processes of a job on a GPU."""
         columns, running = controller.job_store.columns, controller.running
         new: dict[tuple[int, ...], GroupInfo] = {}
         of_job: dict[int, tuple[int, ...]] = {}
@@ -79,7 +79,7 @@ class GroupBook:
     def _named(
         self, group: Group, columns: Mapping[str, Any], world_sizes: list[int], names: Collection[str]
     ) -> GroupInfo:
-        """What a group is called; `names` are taken: guests on the same GPUs may part."""
+        """Name a group; `names` are taken: guests on the same GPUs may part."""
         jobs = [m.job for m in group.members]
         before = (self.by_job[job] for job in jobs if self.of_job.get(job) == group.gpus)
         old = next((one for one in before if one.id not in names), None)
@@ -138,5 +138,5 @@ def choose(group: Group, columns: Mapping[str, Any], world_sizes: Sequence[int])
             stage_s.reshape(len(jobs), len(Resource)).tolist(), iteration_s.tolist(), world_sizes=world_sizes
         )
     except PlaitError:
-        return "barrier", turns  # more jobs than resources, or times nobody can have: as planned
+        return "barrier", turns  # more jobs than resources, or unusable times: as planned
     return str(choice.gate), [int(t) for t in choice.turns]

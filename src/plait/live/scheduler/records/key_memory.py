@@ -1,4 +1,4 @@
-"""Changes of jobs by the keys that clients gave their requests: one that is sent again does nothing."""
+"""Changes of jobs by the keys that clients gave their requests: a repeated request does nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOST = 10_000
 
 
 class KeyMemory:
-    """Which change each user asked for under which key. Part of the state: made from the log alone."""
+    """The change that each user requested under each key. Part of the state: made from the log alone."""
 
     def __init__(self, rows: Sequence[Sequence[str]] = ()) -> None:
-        """As `rows` tells."""
+        """-"""
         self._known = {(by, key): what for by, key, what in rows}
 
     def rows(self) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""What the scheduler remembers of the network: declaration, who serves switches, leases, grant files of ranks."""
+"""The scheduler's record of the network: declaration, serving nodes, leases, grant files of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Leased:
-    """What an attempt of a job has of a switch: the grant of the controller, and how packets name it.
+    """The region of a switch that an attempt has: the grant of the controller, and its name in packets.
 
     The epoch is new for every attempt, every other region and every other window, and never used again for the job.
     The switch knows the job by the number `wire` since the epoch `since`, with these `options` of the protocol; another
@@ -47,8 +47,8 @@ class Leased:
 class NetworkBook:
     """See the module. `epochs`: the last epoch of each job that has had a lease and has not ended.
 
-    `former`: by job, the lease before the present one, or before there was none, which ranks may still use;
-    `next_wire`: from where on a free number is looked for, so that one that became free is not the next one.
+    `former`: by job, the lease before the present one, or the last one, which ranks may still use; `next_wire`: where
+    the search for a free number begins, so that one that became free is not the next one.
     """
 
     declared: Declared | None = None

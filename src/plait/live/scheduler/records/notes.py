@@ -1,4 +1,4 @@
-"""What the service itself writes into the log, beside the events of the controller; each note goes to JSON and back.
+"""Entries that the service itself writes into the log, next to the events of the controller, with their JSON form.
 
 A field with a default is left out of the JSON where it has that value. Jobs are named by number.
 """
@@ -20,7 +20,7 @@ Forecast: TypeAlias = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Jobs that a user asked for; they get the numbers `first`, `first + 1`, ... `key`: of the submission, if any."""
+    """Jobs that a user submitted; they get the numbers `first`, `first + 1`, ... `key`: of the submission, if any."""
 
     at_s: float
     first: int
@@ -50,7 +50,7 @@ class RequeueAsked:
 
 @dataclass(frozen=True, slots=True)
 class UpdateAsked:
-    """A user (`by`) changes what is asked for a job: `fields` of the request, `before` their values until then.
+    """A user (`by`) changes the request of a job: new `fields`, and their values `before`.
 
     None stands for a field that is not given. `key`: of the request, if it has one.
     """
@@ -97,7 +97,7 @@ class AttemptBegan:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """An attempt is asked to stop. `grace_s`: seconds for its checkpoint if its node is about to go.
+    """An attempt gets a request to stop. `grace_s`: seconds for its checkpoint if its node is about to go.
 
     `reason`: who wants it, and why, in words; `takers`: jobs that get its GPUs, if others do.
     """
@@ -136,8 +136,8 @@ class AttemptOver:
 
     `held_s`: seconds it had its GPUs; `steps`: iterations since the beginning of the job; `first_step_s`,
     `last_step_s`: seconds from its start to these iterations, the first of them not of a guest; `batch_size`: the last
-    one of an adaptive job, None if it never said one, 0 of other jobs; `lost_work_s`: seconds of work that nobody
-    resumes from, and why.
+    one of an adaptive job, None if it never reported one, 0 of other jobs; `lost_work_s`: seconds of work from which no
+    job resumes, and why.
     """
 
     at_s: float
@@ -156,7 +156,7 @@ class AttemptOver:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The first step after a stop that was asked for: for `cost_s` seconds the job was kept from training."""
+    """The first step after a requested stop: for `cost_s` seconds the job was kept from training."""
 
     at_s: float
     job: int
@@ -168,7 +168,8 @@ class Restarted:
 class ProfileRecorded:
     """A profile for later jobs: stage times and iteration time, seconds, or the skew, kept under `key` and `like`.
 
-    `job`: whose own it is. `beside`: that job measured its profile behind the gate of a group, and nothing is kept.
+    `job`: the job that owns it. `beside`: that job measured its profile behind the gate of a group, and nothing is
+    kept.
     """
 
     at_s: float
@@ -233,7 +234,7 @@ class NetworkSet:
 
 @dataclass(frozen=True, slots=True)
 class SwitchServed:
-    """A node serves a switch from now on ("": nobody does); with `incarnation` it has started, with empty memory."""
+    """A node serves a switch from now on ("": none does); with `incarnation` it has started, with empty memory."""
 
     at_s: float
     switch: str
@@ -243,10 +244,10 @@ class SwitchServed:
 
 @dataclass(frozen=True, slots=True)
 class RanksTold:
-    """What the ranks of an attempt get to know of in-network aggregation: a version of their grant file.
+    """The ranks of an attempt receive a version of their grant file, for in-network aggregation.
 
-    Not `granted`: they exchange gradients without, and `reason` says why. `lease`: epoch of the region; `wire`: the
-    job's number on the wire, which it has had since the epoch `since`; the rest as in
+    Not `granted`: they exchange gradients without a switch, and `reason` is why. `lease`: epoch of the region; `wire`:
+    the job's number on the wire, which it has had since the epoch `since`; the rest as in
     `plait.runtime.network.grant.NetworkGrant`.
     """
 
@@ -358,5 +359,5 @@ def note_from_json(data: Mapping[str, Any]) -> Note:
 
 
 def schemas(prefix: str) -> CodecSchemas:
-    """What `note_to_json` writes as JSON Schema; references begin with `prefix`."""
+    """JSON Schema of the values that `note_to_json` writes; references begin with `prefix`."""
     return CodecSchemas(_NOTES, prefix)

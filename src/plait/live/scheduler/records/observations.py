@@ -1,6 +1,6 @@
-"""What is known of nodes and processes beyond the log: agents say it again after a restart, so it is not written down.
+"""Facts about nodes and processes that no log has: agents report them again after a restart.
 
-The functions of this package give these out beside log entries; `memory.remember` takes them into the state.
+The functions of this package yield these next to log entries; `memory.remember` applies them to the state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NoticeReceived:
 
 @dataclass(frozen=True, slots=True)
 class NodeSilent:
-    """A node on which no work is due is silent, or is heard of again: the controller need not know."""
+    """An idle node stopped or resumed reporting: the controller does not need this."""
 
     node: str
     silent: bool
@@ -59,7 +59,7 @@ class NodeSilent:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """A backend says that a node is dead, and why; `dead`: nothing can run there any more."""
+    """A backend reports a node as dead, and why; `dead`: nothing can run there any more."""
 
     node: str
     why: str
@@ -73,7 +73,7 @@ class NodeCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class SilenceExcused:
-    """The service itself stood still for `late_s` seconds: nobody could be heard meanwhile."""
+    """The service itself stood still for `late_s` seconds: no report could arrive meanwhile."""
 
     at_s: float
     late_s: float
@@ -88,7 +88,7 @@ class AttemptKnown:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSeen:
-    """What an agent said last of a process of the job's attempt; None: that it was waiting, and is no more."""
+    """The last report of an agent about a process of the job's attempt; None: it was waiting, and is gone."""
 
     job: int
     rank: int
@@ -107,7 +107,7 @@ class MeasurementTaken:
 
 @dataclass(frozen=True, slots=True)
 class TotalReported:
-    """How much progress an adaptive job says it will make in all; None: it does not know."""
+    """The progress that an adaptive job plans to make in all; None: unknown to it."""
 
     job: int
     total: float | None
@@ -132,7 +132,7 @@ class ReportRefused:
 
 @dataclass(frozen=True, slots=True)
 class SuccessorAsked:
-    """Processes for the next attempt of a job are to start beside the current one."""
+    """Processes for the next attempt of a job are to start next to the current one."""
 
     at_s: float
     attempt: Attempt
@@ -155,7 +155,7 @@ class SuccessorOver:
 
 @dataclass(frozen=True, slots=True)
 class SwitchObserved:
-    """What a node's agent says of the switch that it serves, or could serve."""
+    """The report of a node's agent about the switch that it serves, or could serve."""
 
     node: str
     seen: SwitchSeen | None

@@ -1,4 +1,4 @@
-"""Submissions by the keys that clients gave them: one that is repeated gets the jobs of the first."""
+"""Submissions by the keys that clients gave them: a repeated one gets the jobs of the first."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.notes import Requested
 
-#: Keys remembered; those of the oldest submissions go.
+#: Maximum number of keys; the oldest submissions are dropped.
 MOST = 10_000
 
 
 class Submissions:
-    """What was asked for under which key, by owner. Part of the state: made from the log alone."""
+    """Submitted requests by key and owner. Part of the state: made from the log alone."""
 
     def __init__(self, rows: Sequence[Sequence[Any]] = ()) -> None:
-        """As `rows` tells."""
+        """-"""
         self._known = {(owner, key): (first, count, what) for owner, key, first, count, what in rows}
 
     def rows(self) -> list[list[Any]]:
-        """Plain values: owner, key, first number, how many jobs, digest of what was asked for."""
+        """Plain values: owner, key, first number, how many jobs, digest of the request."""
         return [[*who, *what] for who, what in self._known.items()]
 
     def add(self, note: Requested) -> None:

@@ -1,4 +1,4 @@
-"""Processes that start beside a running attempt, for the next one of its job.
+"""Processes that start next to a running attempt, for the next one of its job.
 
 They are of this service's life only, and in no log: a successor runs nothing of the job, and an attempt begins without
 one if it is missing.
@@ -13,9 +13,9 @@ from plait.live.scheduler.records.attempts import Attempt
 
 @dataclass(slots=True)
 class Successor:
-    """Processes for `attempt`, which has not begun and may never do so; asked for at `since_s`.
+    """Processes for `attempt`, which has not begun and may never do so; requested at `since_s`.
 
-    `settled`: ranks for which nobody needs to wait, because they are ready or cannot be.
+    `settled`: ranks that need no waiting, because they are ready or impossible.
     """
 
     attempt: Attempt

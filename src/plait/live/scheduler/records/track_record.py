@@ -1,10 +1,11 @@
-"""What was forecast and what came of it, and what starts and ends cost here: from that later forecasts get their width.
+"""Forecasts and their outcomes, and costs of starts and ends here: they set the width of later forecasts.
 
-A client that makes a forecast (`plait explain`) tells the service; the first one of each job is kept until the job
-starts, and ends, and each is then one score. A score is the distance of what came from the middle of the forecast, in
-half widths of its interval, on a logarithmic scale of time: 0 is the middle, 1 the late end. Quantiles of the scores
-turn the interval of the next forecast into one that would have held as often as it says (split conformal prediction:
-Vovk et al., Algorithmic Learning in a Random World, 2005; with normalised scores: Lei et al., JASA 113, 2018).
+A client that makes a forecast (`plait explain`) sends it to the service; the first one of each job is kept until the
+job starts, and ends, and each is then one score. A score is the distance of the outcome from the middle of the
+forecast, in half widths of its interval, on a logarithmic scale of time: 0 is the middle, 1 the late end. Quantiles of
+the scores turn the interval of the next forecast into one that would have held as often as it claims (split conformal
+prediction: Vovk et al., Algorithmic Learning in a Random World, 2005; with normalised scores: Lei et al., JASA 113,
+2018).
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from plait.live.scheduler.records.notes import AttemptOver, ForecastRecorded
 
 #: Scores and costs that are kept: the newest count.
 KEPT = 200
-#: What holds where nothing has been scored yet: quantiles of scores of a forecast that knows less than it thinks, and
-#: mostly that things take longer. It counts as `PRIOR_WEIGHT` scores at first, as none once `ENOUGH` are known.
+#: Default while nothing has been scored yet: quantiles of scores of a forecast that is too confident, and mostly too
+#: early. It counts as `PRIOR_WEIGHT` scores at first, as none once `ENOUGH` are known.
 PRIOR = (-1.2, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.5, 2.5)
 PRIOR_WEIGHT, ENOUGH = 10.0, 40
-#: Seconds up to which the scale of time is linear: nobody plans by fractions of a second.
+#: Seconds up to which the scale of time is linear: fractions of a second do not matter to plans.
 SCALE_S = 1.0
 #: The least half width of an interval on that scale, and the largest score that is believed.
 NARROWEST, MOST = 0.1, 20.0
 #: The part of forecasts that comes before the early end, and the part after the late one: of intervals that hold in
-#: four of five cases, and of those that hold in one of two.
+#: four of five cases, and of intervals that hold in one of two.
 TAIL, QUARTER = 0.1, 0.25
 
 #: Seconds from a decision to the first iteration and from a request to stop to the end, if none was measured: of
@@ -39,7 +40,7 @@ TAIL, QUARTER = 0.1, 0.25
 START_UP_S, STOP_S = 3.0, 1.0
 #: Costs that are kept, see `TrackRecord`.
 COSTS = ("starts_s", "tails_s", "stops_s", "lags_s")
-#: What of a job is forecast, and scored.
+#: Forecast and scored times of a job.
 SCORES = ("start", "end")
 #: Early end, middle and late end of a forecast, seconds from when it was made; infinite for never.
 Said = tuple[float, float, float]
@@ -88,14 +89,15 @@ class Calibration:
     def of(cls, scores: Sequence[float], pending: Sequence[float] = ()) -> Calibration:
         """From earlier forecasts, and from the prior until there are enough.
 
-        `pending`: what the scores of forecasts that have not come yet are at least. Without them a queue that grows
-        would be judged by those of its jobs that were quick (Kaplan and Meier, JASA 53, 1958).
+        `pending`: lower bounds of the scores of open forecasts. Without them a growing queue would be judged by its
+        quick jobs alone (Kaplan and Meier, JASA 53, 1958).
         """
         known = len(scores)
         prior = PRIOR_WEIGHT / len(PRIOR) * max(0.0, 1.0 - known / ENOUGH)
         pairs = [(value, prior) for value in PRIOR if prior] + [(value, 1.0) for value in scores]
         values, weights = (np.array(column) for column in zip(*sorted(pairs), strict=True))
-        # The one to come lies in each of the gaps between those known with the same chance: there is one more of them.
+        # The next one lies in each of the gaps between the known ones with the same chance: there is one more gap than
+        # scores.
         later = np.sort(np.array(pending, dtype=np.float64))
         behind = len(later) - np.searchsorted(later, values, side="left")
         at_risk = weights.sum() + 1.0 - np.concatenate([[0.0], np.cumsum(weights)[:-1]]) + behind
@@ -104,7 +106,7 @@ class Calibration:
         return cls(low, high, known, early, late)
 
     def interval(self, said: Said) -> tuple[float, float]:
-        """The honest interval of a forecast, seconds; one that expected never stays as it is."""
+        """The honest interval of a forecast, seconds; one that expected never is unchanged."""
         return self._between(said, self.low, self.high)
 
     def inner(self, said: Said) -> tuple[float, float]:
@@ -129,7 +131,7 @@ _CODEC = Codec(own={deque: (list, _recent)})
 
 @dataclass
 class TrackRecord:
-    """Forecasts of jobs whose start or end is still to come, scores of those that came, and costs, newest last.
+    """Forecasts of jobs whose start or end is still to come, scores of past ones, and costs, newest last.
 
     `starts_s`: from the decision to the first iteration; `tails_s`: from the last iteration until the end was known;
     `stops_s`: from the request to stop to the end; `lags_s`: before a process began and after it ended.
@@ -183,13 +185,13 @@ class TrackRecord:
             self.lost_gpu_s[why] = self.lost_gpu_s.get(why, 0.0) + gpu_s
 
     def calibration(self, what: str, now_s: float) -> Calibration:
-        """What forecasts of starts or ends (`SCORES`) are corrected by, those included that have not come yet."""
+        """The correction of forecasts of starts or ends (`SCORES`), including open ones."""
         waited = [(_said(one[what]), now_s - one["at_s"]) for one in self.open.values() if one[what] is not None]
         pending = [found for said, seconds in waited if (found := score(said, seconds)) is not None]
         return Calibration.of(list(self.scores[what]), pending)
 
     def forget(self, job: int) -> None:
-        """A job was cancelled, or has failed: its forecast says nothing."""
+        """Drop the forecast of a job that was cancelled or has failed: it cannot be scored."""
         self.open.pop(job, None)
 
     def to_json(self) -> dict[str, Any]:
@@ -198,7 +200,7 @@ class TrackRecord:
         return out
 
     def facts(self) -> dict[str, Any]:
-        """What makers of forecasts need."""
+        """Facts that makers of forecasts need."""
         out: dict[str, Any] = self.to_json()
         return {name: out[name] for name in ("scores", *COSTS)}
 
@@ -211,6 +213,6 @@ class TrackRecord:
 
 
 def _said(values: Sequence[float | None]) -> Said:
-    """A forecast as it is in notes, where null is never."""
+    """A forecast from its form in notes, where null is never."""
     low, middle, high = (math.inf if value is None else float(value) for value in values)
     return low, middle, high

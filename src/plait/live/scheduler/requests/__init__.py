@@ -1,4 +1,4 @@
-"""What users and operators ask for: new jobs, changes of jobs, policies, projects, nodes taken out and back.
+"""Requests of users and operators: new jobs, changes of jobs, policies, projects, nodes taken out and back.
 
 Each request is checked and becomes steps; start at `operations`, for new jobs at `admission`, for what becomes of jobs
 (cancel, requeue, update) at `changes`.

@@ -75,13 +75,13 @@ def project_of(request: Mapping[str, Any]) -> str:
 
 
 def check_project(ctx: Context, name: str) -> None:
-    """Raise `InputError` for a project that nobody made."""
+    """Raise `InputError` for a project that does not exist."""
     if name not in (known := {"default": None, **ctx.state.projects}):
         raise InputError(f"no project {name!r}; {suggest(name, known, f'make it with: plait project set {name}')}")
 
 
 def _check_room(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now_s: float) -> None:
-    """Refuse a job that no node has room for, nor any that may come; while nodes join nobody knows."""
+    """Refuse a job that no present or expected node has room for; while nodes join this is unknown."""
     controller = ctx.state.controller
     if controller is None or now_s < ctx.timers.settle_s:
         return

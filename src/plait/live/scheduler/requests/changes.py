@@ -1,4 +1,4 @@
-"""What users ask of jobs that have not ended: to cancel them, to send them back to the queue, to change what they ask.
+"""Requests of users about unfinished jobs: to cancel them, to requeue them, to change their requests.
 
 A cancelled job stops at once. A requeued one stops after a checkpoint, like one that a policy preempts, and waits again
 by the order of the policy; neither a failure nor a preemption is counted. A changed priority, class or deadline counts
@@ -27,10 +27,10 @@ from plait.live.scheduler.requests.admission import check_size
 from plait.live.scheduler.requests.losses import losses, refuse
 from plait.live.scheduler.stops import ask_stop
 
-#: Fields of a request that say how many GPUs it takes, and all that may change while a job waits or runs.
+#: Fields of a request for its number of GPUs, and all that may change while a job waits or runs.
 SIZES = ("gpus", "min_gpus", "max_gpus")
 CHANGEABLE = ("priority", "class", "deadline_s", *SIZES)
-#: What is meant where a field is not given.
+#: Values of fields that are not given.
 DEFAULTS: Mapping[str, Any] = {"priority": 0.0, "class": "guaranteed", "gpus": 1}
 
 
@@ -43,7 +43,7 @@ def cancel(ctx: Context, number: int, by: str, now_s: float) -> Iterator[Step]:
 def requeue(
     ctx: Context, number: int, by: str, now_s: float, key: str | None = None, may_lose_work: bool = False
 ) -> Iterator[Step]:
-    """Send job `number` back to the queue; one that waits goes on waiting.
+    """Send job `number` back to the queue; a waiting one keeps waiting.
 
     Raises `Conflict` if it has ended, or if it would begin at the beginning and not `may_lose_work`; `LookupError` if
     there is none of this number.
@@ -64,7 +64,7 @@ def update(
     ctx: Context, number: int, fields: Mapping[str, Any], by: str, now_s: float, key: str | None = None,
     may_lose_work: bool = False,
 ) -> Iterator[Step]:  # fmt: skip
-    """Change `fields` of what is asked for job `number`; None: as if it had not been given.
+    """Change `fields` of the request of job `number`; None: as if the field had not been given.
 
     Raises `InputError` for a field or a value that no job can have; `Conflict` if the job has ended, or if it would
     have to begin at the beginning and not `may_lose_work`; `LookupError` if it does not exist.
@@ -94,7 +94,7 @@ def update(
 
 
 def _open(ctx: Context, number: int, instead: str = "") -> JobRecord:
-    """The job of this number; `instead` is what works for one that has ended."""
+    """The job of this number; `instead` names what works for one that has ended."""
     if not 0 <= number < ctx.state.numbers:
         raise LookupError(f"no job {job_name(number)}")
     job = ctx.state.jobs.get(number)
@@ -137,7 +137,7 @@ def _meant(name: str, value: Any) -> Any:
 
 
 def _sizes_in_words(before: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """What changed of the size.
+    """The change of the size, in words.
 
     >>> _sizes_in_words({"gpus": 2, "priority": None}, {"gpus": 4, "priority": 3.0})
     'gpus 2 to 4'

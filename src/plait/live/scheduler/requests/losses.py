@@ -1,4 +1,4 @@
-"""What of running jobs would be lost if they were stopped now, and the refusal of what would lose it without consent.
+"""Work of running jobs that would be lost if they were stopped now, and the refusal to lose it without consent.
 
 Requeue, update, drain, a switch of the policy, nodes that are taken away and `plait down --stop-jobs` use the same rule
 and the same words.
@@ -59,7 +59,7 @@ class Loss:
 
 
 def loss_of(ctx: Context, job: JobRecord) -> Loss | None:
-    """What a stop of the job would lose now; None if it saves when it is stopped, does not run, or is stopping."""
+    """The loss of a stop of the job now; None if it saves when it is stopped, does not run, or is stopping."""
     attempt = job.live
     if attempt is None or attempt.stop is not None or not never_saved(ctx, job):
         return None
@@ -87,7 +87,7 @@ def report(ctx: Context, jobs: Sequence[int], nodes: Sequence[str], owner: str |
 
 
 def losses(ctx: Context, jobs: Iterable[JobRecord]) -> list[Loss]:
-    """What stops of these jobs would lose, the largest loss first."""
+    """Losses of stops of these jobs, the largest loss first."""
     each = (loss_of(ctx, job) for job in jobs)
     return sorted((one for one in each if one is not None), key=lambda one: (-one.gpu_s, one.job))
 

@@ -1,4 +1,4 @@
-"""What users and operators ask for beside jobs and changes of them: each is checked, and becomes steps."""
+"""Requests of users and operators that are not about jobs: each is checked, and becomes steps."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def foreseen(
 def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> Iterator[Step]:
     """Change the policy to `text`; `may_lose_work`: it may stop jobs without checkpoints.
 
-    Raises `InputError` for an unknown policy, one that needs what live clusters lack, or quotas of unknown projects or
-    GPU kinds.
+    Raises `InputError` for an unknown policy, one with needs that live clusters do not meet, or quotas of unknown
+    projects or GPU kinds.
     """
     policy, state = check_policy(ctx, text), ctx.state
     quotas = getattr(policy, "quotas", None)
@@ -56,7 +56,7 @@ def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> It
 def check_policy(ctx: Context, text: str) -> Policy:
     """The policy of this name, which this cluster can run.
 
-    Raises `InputError` for an unknown one, and one that could never run jobs that are there: those that require
+    Raises `InputError` for an unknown one, and for one that could never run the present jobs: jobs that require
     aggregation need one that grants memory of switches.
     """
     policy = live_policy(text, ctx.state.network.declared is not None)
@@ -112,7 +112,7 @@ def resume(ctx: Context, node: str, now_s: float) -> Iterator[Step]:
 
 
 def node_gone(ctx: Context, node: str, why: str, certain: bool) -> Iterator[Step]:
-    """Its backend says that a node is dead; `LookupError` for an unknown one."""
+    """Record that the backend reports a node as dead; `LookupError` for an unknown one."""
     record = _node(ctx, node)
     if not record.gone or (certain and not record.dead):
         yield NodeGone(node, why or "its backend says so", certain)
