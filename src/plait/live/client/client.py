@@ -52,7 +52,7 @@ PAGE = 1000
 
 
 class Submitted(TypedDict):
-    """What a submission answers: the job is stored. `remarks`: what it asks for and the policy ignores."""
+    """The answer to a submission: the job is stored. `remarks`: settings that the policy ignores."""
 
     id: str
     number: int
@@ -60,7 +60,7 @@ class Submitted(TypedDict):
 
 
 class Client(Caller):
-    """What a service can be asked, one method a question."""
+    """Requests to a service, one method each."""
 
     # -- jobs ---------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Client(Caller):
     ) -> list[Json]:
         """Jobs, newest first, as the service lists them.
 
-        `text`: only those that have it in id, name, user, project, model, command or nodes, in any case.
+        `text`: only jobs that have it in id, name, user, project, model, command or nodes, in any case.
         """
         answer = self._ask(
             "GET", "/v1/jobs", state=state, user=user, text=text or None, limit=limit, offset=offset, columns=1
@@ -109,7 +109,7 @@ class Client(Caller):
     def id_of(self, job: str) -> str:
         """The id of a job that is given by its id or its name.
 
-        Later requests, and one that is sent again, mean the same job, whatever is submitted meanwhile.
+        Later requests, and a repeated one, mean the same job, whatever is submitted meanwhile.
         """
         return job if job_number(job) is not None else str(self.job(job)["id"])
 
@@ -151,11 +151,11 @@ class Client(Caller):
         return self._object("GET", f"/v1/jobs/{segment(job)}/explain")
 
     def usage(self, job: str, *, points: int | None = None) -> Json:
-        """What a job uses over time, in at most so many `points`: GPUs, CPU, memory, disk, stages, goodput, batch."""
+        """Use of a job over time, in at most so many `points`: GPUs, CPU, memory, disk, stages, goodput, batch."""
         return self._object("GET", f"/v1/jobs/{segment(job)}/usage", points=points)
 
     def costs(self, *, hours: int = 24, job: str | None = None, limit: int = 100) -> Json:
-        """What the cluster cost in the last `hours`, by user, project and job, or one `job` alone."""
+        """Costs of the cluster in the last `hours`, by user, project and job, or one `job` alone."""
         return self._object("GET", "/v1/costs", hours=hours, job=job, limit=limit)
 
     def tell_forecast(self, job: str, start: Sequence[float | None] | None, end: Sequence[float | None]) -> None:
@@ -164,7 +164,7 @@ class Client(Caller):
         self._object("POST", f"/v1/jobs/{segment(job)}/forecast", body=body, again=True)
 
     def job_events(self, job: str, *, newest: int | None = None) -> list[Json]:
-        """What happened to one job, oldest first: all of it, page by page, or the `newest` so many."""
+        """Events of one job, oldest first: all of them, page by page, or the `newest` so many."""
         path = f"/v1/jobs/{segment(job)}/events"
         if newest is not None and newest <= PAGE:
             return self._list("events", path, newest=True, limit=newest)
@@ -186,7 +186,7 @@ class Client(Caller):
     ) -> Iterator[str]:  # fmt: skip
         """The log as it grows, over all attempts, until the job has ended; reconnects and continues where it was.
 
-        `notice` gets a sentence when an attempt is over and when the next one begins. `waits` says whether to keep
+        `notice` gets a sentence when an attempt is over and when the next one begins. `waits` returns whether to keep
         trying while the service does not answer; without it `NotRunning` is raised after a few tries.
         """
         path = f"/v1/jobs/{segment(job)}/logs"
@@ -265,7 +265,7 @@ class Client(Caller):
         return self._object("POST", f"/v1/nodes/{segment(node)}/drain", body=body, again=True)
 
     def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> Json:
-        """What running jobs would lose if they were stopped now: {losses, text}; all jobs if none is named."""
+        """Work that running jobs would lose if they were stopped now: {losses, text}; all jobs if none is named."""
         return self._object("GET", "/v1/losses", job=list(jobs), node=list(nodes))
 
     def resume(self, node: str) -> Json:
@@ -273,7 +273,7 @@ class Client(Caller):
         return self._object("POST", f"/v1/nodes/{segment(node)}/resume", again=True)
 
     def node_gone(self, node: str, why: str = "", *, certain: bool = True) -> Json:
-        """Say that a node is dead, as its backend knows: once it is silent, nobody waits for it.
+        """Report a node as dead, on the word of its backend: once it is silent, no job waits for it.
 
         Not `certain`: it may only be out of reach, so that its lease is waited for.
         """
@@ -326,7 +326,7 @@ class Client(Caller):
         self, user: str, role: str, project: str | None = None, *, expires_in_s: float | None = None,
         node: str | None = None,
     ) -> Json:  # fmt: skip
-        """A new token; its secret is shown only in this answer. Those of agents (role agent) name their node."""
+        """A new token; its secret is shown only in this answer. Tokens of agents (role agent) name their node."""
         given = {"project": project, "expires_in_s": expires_in_s, "node": node}
         body = {"user": user, "role": role} | {name: value for name, value in given.items() if value}
         return self._object("POST", "/v1/tokens", body=body)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 try:
     import httpx
-except ImportError:  # the extra is not there; say so when somebody wants to talk to a service
+except ImportError:  # the extra is missing; this becomes an error at the first request to a service
     httpx = None  # type: ignore[assignment]
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
@@ -25,8 +25,8 @@ from plait.live.protocol import not_current
 
 #: Seconds to connect, and to wait for an answer.
 CONNECT_S, ANSWER_S = 3.0, 30.0
-#: A service silent for so long is asked, on another connection, whether it leads; one that does not say so in time is
-#: left. Of a log that is quiet something comes each 2 s.
+#: A service silent for so long gets a request, on another connection, whether it leads; without a yes in time it is
+#: left. A quiet log sends something each 2 s.
 SILENT_S, HEALTH_S = 5.0, 2.0
 #: Asked again after these pauses, seconds, with up to as much again at random.
 PAUSES_S = (0.1, 0.3, 1.0)
@@ -35,7 +35,7 @@ LEAD_S, LOOK_S = 10.0, 0.2
 
 Json = dict[str, Any]
 _START = "; start it with: plait up"
-#: What goes wrong on the way.
+#: Errors of the transport.
 Broken: Any = Exception if httpx is None else httpx.HTTPError
 C = TypeVar("C", bound="Caller")
 
@@ -45,10 +45,10 @@ class NotRunning(InputError):
 
 
 class Refused(InputError):
-    """The service answered, and said no; `status` is the HTTP code."""
+    """The service refused the request; `status` is the HTTP code."""
 
     def __init__(self, message: str, status: int) -> None:
-        """Say what the service said."""
+        """-"""
         super().__init__(message)
         self.status = status
 
@@ -70,7 +70,7 @@ class Caller:
         #: Receives a sentence, once each, on answers that are not current.
         self.notices: Callable[[str], object] = lambda sentence: None
         self._noticed = False
-        #: The file that says where the leader is, if that is where the URL came from.
+        #: The file with the address of the leader, if the URL came from there.
         self._found_in: Layout | None = None
         try:
             self._trust = tls.context(home, self.url)
@@ -129,7 +129,7 @@ class Caller:
         self, method: str, path: str, *, body: Json | None = None, again: bool = False,
         headers: Mapping[str, str] | None = None, **query: Any,
     ) -> Any:  # fmt: skip
-        """One question; those that change nothing (or are marked `again`) are repeated when no answer comes."""
+        """One request; requests that change nothing (or are marked `again`) are repeated when no answer comes."""
         repeat = again or method == "GET"
         params = {name: value for name, value in query.items() if value is not None}
         attempt, began = 0, time.monotonic()
@@ -174,7 +174,7 @@ class Caller:
             return found
 
     def alive(self) -> bool:
-        """Whether the service at our URL says, at once, that it leads."""
+        """Whether the service at our URL answers at once that it leads."""
         try:
             said = self._http.get("/v1/health", timeout=HEALTH_S)
         except httpx.HTTPError:
@@ -182,7 +182,7 @@ class Caller:
         return said.status_code == 200
 
     def _follows(self, met: httpx.HTTPError | httpx.Response, began: float, left: bool = False) -> bool:
-        """Go to whoever leads now; whether to ask again. Only what nobody has taken in is asked again.
+        """Go to the current leader; whether to retry. Only requests that no service has executed are retried.
 
         With `left`, also what may have been taken in by a service that fell silent.
         """
@@ -201,7 +201,7 @@ class Caller:
         return True
 
     def _moves(self, named: object = None) -> bool:
-        """Go where the home folder says that the leader is, else where `named` is; whether that is elsewhere."""
+        """Go to the leader named by the home folder, otherwise to `named`; whether that is elsewhere."""
         if self._found_in is not None:
             named = (read_service_file(self._found_in) or {}).get("url") or named
         if not isinstance(named, str) or named.rstrip("/") == self.url or not _no_worse(self.url, named):
@@ -230,7 +230,7 @@ class Caller:
             raise ServiceError(f"{self.url} is not a plait service: it answered {answer.text[:80]!r}") from error
 
     def _notice(self, answer: httpx.Response) -> None:
-        """Pass on, once, that answers are not current; not beside a refusal, which has the cause itself."""
+        """Pass on, once, that answers are not current; not with a refusal, which has the cause itself."""
         sentence = not_current.sentence_of(answer.headers.get(not_current.HEADER))
         if sentence and not self._noticed and answer.status_code < 400:
             self._noticed = True
@@ -258,7 +258,7 @@ class Caller:
         where = "" if self._home is None else f" (home {self._home.home})"
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
             return NotRunning(f"{self.url} does not answer within {SILENT_S:g} s; look at it with: plait status")
-        # A home says nothing of a service elsewhere.
+        # A home does not know a service elsewhere.
         next_step = _START if self._home is None or self._found_in is None else _next_step(self._home)
         return NotRunning(f"no service answers at {self.url}{where}{next_step}")
 
@@ -277,7 +277,7 @@ def service_url(layout: Layout) -> str:
 
 
 def _next_step(layout: Layout) -> str:
-    """What to do where no service answers: the end of the sentence.
+    """The remedy where no service answers: the end of the sentence.
 
     A store that was removed or replaced is named first, for no service begins with it; then a keeper that lives.
     """
@@ -297,7 +297,7 @@ def _next_step(layout: Layout) -> str:
 
 
 def read_service_file(layout: Layout) -> Json | None:
-    """What the service says about itself; None if it is not there or cut off."""
+    """The service's file about itself; None if it is missing or cut off."""
     try:
         data = json.loads(layout.service_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -306,7 +306,7 @@ def read_service_file(layout: Layout) -> Json | None:
 
 
 def _standby(answer: httpx.Response) -> Json | None:
-    """What a service says that does not lead; None for all other answers."""
+    """The answer of a service that does not lead; None for all other answers."""
     if answer.status_code != 503:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a job may say, declared once: schema, check of the service and options of `plait submit` are made of it."""
+"""Fields of a job, declared once: schema, check of the service and options of `plait submit` are made of them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Ina:
-    """What the job asks of in-network aggregation; see `plait.core.aggregation.request.InaRequest`."""
+    """Request for in-network aggregation; see `plait.core.aggregation.request.InaRequest`."""
 
     mode: Mode = said("auto: where it is granted; require: run only with a grant; off: never", default="auto")
     protocol: Protocol | None = said("Aggregate as this system does", unset="as whoever grants decides")
@@ -218,7 +218,7 @@ def schema_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def meaning_of(one: Declared) -> str:
-    """What schemas say of a field."""
+    """Description of a field in schemas."""
     rules = typing.cast("JobField", one.option)
     text = one.text if rules.unset else f"{rules.help}."
     return f"{text} {rules.more}".strip()

@@ -1,7 +1,7 @@
 """Job files: YAML or TOML, checked against the published schema before anything is sent.
 
-The schema (printed by `plait submit --schema`) is made of `plait.live.protocol.job`, the one description of what a job
-may say. The checker here knows the part of JSON Schema that it uses and names the field that is wrong.
+The schema (printed by `plait submit --schema`) is made of `plait.live.protocol.job`, the one declaration of the fields
+of a job. The checker here knows the part of JSON Schema that it uses and names the field that is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "null": (type(None),),
     "boolean": (bool,),
 }
-#: What messages call the types of JSON.
+#: Names of JSON's types in messages.
 _KINDS: Mapping[str, str] = {
     "object": "fields",
     "array": "a list",
@@ -97,7 +97,7 @@ def read_jobs(path: str | Path) -> list[dict[str, Any]]:
 
 
 def jobs_of_text(text: str, name: str) -> list[dict[str, Any]]:
-    """The jobs of the text of a file of this name, whose ending says its format as in `read_jobs`; its errors, too."""
+    """The jobs of the text of a file of this name, whose ending sets the format as in `read_jobs`; its errors, too."""
     data = _parse(text, Path(name))
     several = data.get("jobs") if isinstance(data, dict) and set(data) == {"jobs"} else data
     if isinstance(several, list):
@@ -190,7 +190,7 @@ def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
 
 
 def _said(value: Any) -> str:
-    """A value as it was given, as far as that fits into a message."""
+    """A value as it was given, shortened to fit into a message."""
     try:
         return f"{value!r:.80}"
     except (ValueError, RecursionError):  # more digits than Python writes, or too deep
@@ -239,7 +239,7 @@ def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str,
 
 
 def _form(value: Any, wanted: list[str], rule: Mapping[str, Any]) -> str:
-    """What it would look like: YAML and TOML read 1 and true as they are, a text needs quotes; fields have names."""
+    """The right form: YAML and TOML read 1 and true as they are, a text needs quotes; fields have names."""
     if wanted == ["array"] and isinstance(value, str):
         return f": {json.dumps(value.split())}"
     if wanted == ["object"] and len(rule.get("properties", ())) <= 10:

@@ -1,4 +1,4 @@
-"""What answers carry while the store cannot be written: why, and how old what they show is."""
+"""Headers of answers while the store cannot be written: the reason, and the age of the answer."""
 
 from __future__ import annotations
 

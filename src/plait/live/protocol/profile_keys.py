@@ -1,4 +1,4 @@
-"""What jobs have in common by their requests, so that one can use the profile that another measured."""
+"""Keys of requests that have enough in common for one job to use the profile of another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LearnedProfiles = Mapping[str, Mapping[str, Any]]
 
 
 def profile_key(request: Mapping[str, Any], kind: str) -> str:
-    """What jobs must have in common to share a profile: model (or command and folder), processes, GPU kind."""
+    """Common key of jobs that share a profile: model (or command and folder), processes, GPU kind."""
     model = request.get("model")
     if not model:
         model = "command-" + _hash(request.get("workdir"), request["command"])
@@ -29,7 +29,7 @@ def processes_per_gpu(request: Mapping[str, Any]) -> int:
 
 
 def like_keys(request: Mapping[str, Any]) -> list[str]:
-    """What a job has in common with jobs like it, the best first: its model at any size, its script with any arguments.
+    """Keys of similar jobs, the best first: the same model at any size, the same script with any arguments.
 
     >>> like_keys({"command": ["python", "a.py", "--lr", "1"], "model": "vgg"})[0]
     'like|model|vgg'

@@ -1,4 +1,4 @@
-"""From what a user asked for to the `JobSpec` that the policies see."""
+"""From a user's request to the `JobSpec` that the policies see."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS = BoundNames(
 
 
 def command_of(request: Mapping[str, Any]) -> list[str]:
-    """What is run: the command as it was written, `python` being the interpreter of whoever submitted it.
+    """The command as it was written, `python` being the interpreter of the submitting user.
 
     >>> command_of({"command": ["python", "train.py"], "python": "/venv/bin/python"})
     ['/venv/bin/python', 'train.py']
@@ -41,7 +41,7 @@ def command_of(request: Mapping[str, Any]) -> list[str]:
 
 
 def command_text(request: Mapping[str, Any]) -> str:
-    """What is run as one line, as it is kept of jobs and shown: at most `COMMAND_CHARS` of it."""
+    """The command as one line, for storage and display: at most `COMMAND_CHARS` of it."""
     return shlex.join(request["command"])[:COMMAND_CHARS]
 
 
@@ -60,7 +60,7 @@ def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
 
 
 def ina_of(request: Mapping[str, Any]) -> InaRequest:
-    """What a job asks of in-network aggregation."""
+    """A job's request for in-network aggregation."""
     return InaRequest.of(request.get("ina"))
 
 
@@ -91,7 +91,7 @@ def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
 def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str], command: bool) -> None:
     """Refuse sizes and requests of aggregation that cannot be before anything is sent.
 
-    The error names `where` and the options or fields that say them.
+    The error names `where` and the options or fields that set them.
 
     `options` are the fields (of the batch: `batch.initial`) that were given as options; with `command` what was not
     given is named as an option too. Raises `InputError`.
@@ -133,7 +133,7 @@ def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str]
 
 
 def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:
-    """What jobs must have in common to share a process: owner, project, folder, environment, Python, script's folder.
+    """Common key of jobs that may share a process: owner, project, folder, environment, Python, script's folder.
 
     Raises `InputError` for a job that cannot be a thread of another process.
     """
@@ -159,7 +159,7 @@ def spec_of(
     kinds: Iterable[str] = (),
     learnt: LearnedProfiles | None = None,
 ) -> JobSpec:
-    """The spec of a request. What the user says about profile and skew goes before what was measured earlier.
+    """The spec of a request. The user's own profile and skew take precedence over measured ones.
 
     Raises `InputError` for a job that cannot run anywhere.
     """
@@ -196,5 +196,5 @@ def spec_of(
         ina=ina_of(request),
         gradient_bytes=request.get("gradient_bytes"),
         batch=limits_of(request),
-        checkpoints=Checkpoints.NEVER,  # until it has said that it can go on from one
+        checkpoints=Checkpoints.NEVER,  # until it reports that it can resume from one
     )

@@ -1,4 +1,4 @@
-"""What agents say of processes, without what cannot be: jobs can write to their pages and folders.
+"""Reports about processes, without impossible values: jobs can write to their pages and folders.
 
 An invalid number would get into the log, where every later reader meets it; a profile of 1e308 seconds overflows in
 the policy, whose decisions then fail for everybody.
@@ -48,11 +48,11 @@ LONGEST_REASON = 2000
 MOST_PID, MOST_SECONDS = 1 << 22, 1e10
 #: Times that were read one after the other differ by so much at most, seconds.
 CLOCKS_S = 1.0
-#: What a terminal or page would obey: control characters but tabs and ends of lines, and marks of direction.
+#: Characters that a terminal or page would obey: control characters but tabs and ends of lines, and marks of direction.
 _CONTROLS = re.compile(r"[\x01-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 #: Whole numbers of a store have 64 bits.
 MOST_STORED = (1 << 63) - 1
-#: What a process cannot end with counts as this exit code.
+#: Stands for an impossible exit code.
 NONSENSE = 255
 #: Words of `Sharing`.
 _ACTIONS = frozenset(one.name.lower() for one in Action)

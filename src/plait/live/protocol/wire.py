@@ -1,14 +1,14 @@
-"""What an agent and the service say to each other: one question, one answer, both JSON.
+"""Messages between an agent and the service: one request, one answer, both JSON.
 
-The agent tells what it sees (`Observed`), the service answers what should be (`Assignment`). Both are whole states, not
-changes, so a message that is repeated, lost or late does no harm. An attempt of a job is (job, epoch); each of its
-processes has a rank.
+The agent sends its observations (`Observed`), the service returns the desired state (`Assignment`). Both are whole
+states, not changes, so a message that is repeated, lost or late does no harm. An attempt of a job is (job, epoch); each
+of its processes has a rank.
 
-Messages have a version. Whoever receives one takes its own version and the one before, so that a service and its agents
-can be upgraded one after the other, in any order, while jobs run. The service answers in the version of the question.
-An agent asks in the newest version it has, and in the one before once a service has refused that (see `link`). What a
-version has more than those before is marked `since` and left out for them; a version is never changed once it has been
-released, and examples of each are kept in the tests.
+Messages have a version. A receiver accepts its own version and the previous one, so that a service and its agents can
+be upgraded one after the other, in any order, while jobs run. The service answers in the version of the request. An
+agent sends the newest version it has, and the previous one once a service has refused that (see `link`). Additions of a
+version are marked `since` and left out for earlier ones; a version is never changed once it has been released, and
+examples of each are kept in the tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class WireError(ValueError):
-    """A message that is not one of this version; says which field."""
+    """A message that does not match its version; names the field."""
 
 
 _WIRE = Codec(strict=True, error=WireError)
@@ -63,7 +63,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What a process whose batch adapts says of itself.
+    """Report of a process whose batch adapts.
 
     `progress` iterations at its first batch size done, of `total`; `batch_size` examples of a step now, all ranks
     together; `estimate` by `plait.core.goodput.Estimate`; `limits` the bounds that it keeps to: initial, most,
@@ -90,14 +90,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What the coordinator of its GPU allows a process that shares it.
+    """Limits from the coordinator of its GPU for a process that shares it.
 
-    `guest`: it uses what others leave. `share` of the GPU's time, 0 to 1; `limit_bytes` of its memory, 0 = none;
-    `action` a name of `plait.sharing.Action` in small letters; `beside` the jobs with which it shares the GPU.
+    `guest`: it uses the GPU time that others leave. `share` of the GPU's time, 0 to 1; `limit_bytes` of its memory, 0 =
+    none; `action` a name of `plait.sharing.Action` in small letters; `beside` the jobs with which it shares the GPU.
     `leaves`: why it saves its state and goes, to be resumed elsewhere; "" if it stays. `throttled`: how its runner
     freezes a guest that does not pace itself, a name of `plait.runtime.page.Throttled` in small letters; "" if it does
-    not. `duty`: the part of the last ten seconds in which it was not frozen. `law`: what a guest's share beside a
-    guaranteed job follows from; "" without one.
+    not. `duty`: the part of the last ten seconds in which it was not frozen. `law`: the rule for a guest's share next
+    to a guaranteed job; "" without one.
     """
 
     guest: bool = False
@@ -113,7 +113,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a rank has made of in-network aggregation since it started; see `plait.runtime.network.report`.
+    """A rank's use of in-network aggregation since it started; see `plait.runtime.network.report`.
 
     `mode` is aggregation or gloo, with the `reason` for gloo. Bytes of gradients that the network added up and that
     went by gloo instead, and seconds of both exchanges. Of the sums used a share had a packet whose aggregator was
@@ -135,7 +135,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the processes of a rank used in the last seconds: CPU cores, resident bytes, bytes of disks a second.
+    """Recent use by the processes of a rank: CPU cores, resident bytes, bytes of disks a second.
 
     Disks: None where the kernel does not tell.
     """
@@ -150,15 +150,15 @@ class Resources:
 class Seen:
     """One process of one attempt, as the agent sees it.
 
-    `merged`, of one that shared its process with other jobs and ended with it: culprit, bystander, unknown (who did
-    it), or refused (it cannot run merged).
+    `merged`, of one that shared its process with other jobs and ended with it: culprit, bystander, unknown (which job
+    did it), or refused (it cannot run merged).
 
     `steps` iterations since the beginning of the job; `step_s` mean seconds of the recent ones, `stage_s` mean busy
-    seconds by resource in them; `held_s` seconds since its GPUs were given to it, and `first_step_s` and `last_step_s`
-    what that was at the end of its first and its newest iteration. `saves`: whether it would go on from its newest
-    checkpoint (a name of `plait.runtime.page.Saves` in small letters; "" unknown). An ended one has
-    `exit_code` (-n for signal n, None if nobody knows) and is reported until the service no longer asks to keep it.
-    `resources`: None before two samples, and of one that shares its process with other jobs.
+    seconds by resource in them; `held_s` seconds since its GPUs were given to it, `first_step_s` and `last_step_s` the
+    same at the end of its first and its newest iteration. `saves`: whether it would resume from its newest checkpoint
+    (a name of `plait.runtime.page.Saves` in small letters; "" unknown). An ended one has `exit_code` (-n for signal n,
+    None if unknown) and is reported until the service drops it from the processes to keep. `resources`: None before two
+    samples, and of one that shares its process with other jobs.
     """
 
     job: int
@@ -235,10 +235,10 @@ class LeaseSeen:
 
 @dataclass(frozen=True)
 class SwitchSeen:
-    """The switch that an agent serves, as it is; without a name: none, and the agent can serve one.
+    """The state of the switch that an agent serves; without a name: none, and the agent can serve one.
 
     `declared`: the only switch that it may serve, "" for any. `incarnation` is new whenever the switch starts with
-    empty memory; "" while it does not work, and `trouble` says why. `data_port`, `server_port`: of switch and
+    empty memory; "" while it does not work, and `trouble` has the reason. `data_port`, `server_port`: of switch and
     aggregation server, on the address of the node. `held` of its aggregators are not free.
     """
 
@@ -274,11 +274,10 @@ class Reply:
 class Observed:
     """Everything an agent sees. `agent` is new for each agent process; `reached` the newest assignment carried out.
 
-    The answer may be held back for `wait_s` while there is nothing new to say: 1 in the long poll, 0 when an agent
-    tells of a change on its second connection. `leaving_s`: the node goes in so many seconds at most, and takes no
-    work any more; 0 is its last word, once nothing runs there. None: it stays. `successors`: processes (job, epoch,
-    rank) of `Assignment.successors` that nobody needs to wait for: they are ready, or cannot be; None: the agent has
-    none.
+    The answer may be held back for `wait_s` while there is nothing new to send: 1 in the long poll, 0 when an agent
+    reports a change on its second connection. `leaving_s`: the node goes in so many seconds at most, and takes no work
+    any more; 0 in its last report, once nothing runs there. None: it stays. `successors`: processes (job, epoch, rank)
+    of `Assignment.successors` that need no waiting: they are ready or impossible; None: the agent has none.
     """
 
     node: NodeInfo
@@ -308,7 +307,7 @@ class Mate:
 class GroupInfo:
     """Who shares these GPUs and by which gate; `version` grows with every change of it.
 
-    A `guest` group uses what others leave on its GPUs: it starts whoever else is there.
+    A `guest` group uses the GPU time that others leave: it starts next to any jobs there.
     """
 
     id: str
@@ -323,11 +322,11 @@ class GroupInfo:
 class Run:
     """One process that should run (`stop`: should end, after a checkpoint, within `grace_s`).
 
-    `gpus` are the node's numbers of those given to it; `world` processes in all, `local_rank` among those of the node.
+    `gpus` are the node's numbers of its GPUs; `world` processes in all, `local_rank` among the ranks of the node.
     `memory_bytes` 0 = no limit. `env` comes on top of the node's. Runs of one group on the same GPUs that are started
     at once and have the same `merge` (not "") may share a process. `device_bytes` of GPU memory stay from step to step
-    in each of its processes, as far as known. `network`: what its ranks may use of a switch, and why not; None where
-    the cluster has no network.
+    in each of its processes, as far as known. `network`: the switch that its ranks may use, or the reason for none;
+    None where the cluster has no network.
     """
 
     job: int
@@ -408,7 +407,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Everything that should run on a node. What is not named should not.
+    """Everything that should run on a node. All else should not.
 
     `keep` lists ended processes (job, epoch, rank) to be reported again; others that were reported are noted and may
     be forgotten. Versions of one term never go back; a service that starts again has a higher term. A lower `term` than
@@ -429,7 +428,7 @@ class Assignment:
 
 
 def to_json(message: Any, v: int = VERSION) -> dict[str, Any]:
-    """A message as plain values, for somebody who speaks version `v`.
+    """A message as plain values, for a receiver of version `v`.
 
     >>> "guest" in to_json(GroupInfo("g1", guest=True), 2)
     False
@@ -456,12 +455,12 @@ def from_json(kind: type[T], data: Any) -> T:
 
 
 def schemas(prefix: str) -> CodecSchemas:
-    """What `to_json` writes as JSON Schema; references begin with `prefix`."""
+    """JSON Schema of the values that `to_json` writes; references begin with `prefix`."""
     return CodecSchemas(_WIRE, prefix)
 
 
 def report_from_json(data: Any) -> Observed:
-    """An agent's report; what is said of a process and cannot be read becomes the end of that process, with the reason.
+    """An agent's report; an unreadable report of a process becomes the end of that process, with the reason.
 
     Raises `WireError` for what is no report otherwise.
     """
@@ -479,6 +478,6 @@ def _seen_from_json(item: Any) -> Seen | None:
     except WireError as error:
         job, epoch, rank = (item.get(n) if isinstance(item, Mapping) else None for n in ("job", "epoch", "rank"))
         if not (isinstance(job, int) and isinstance(epoch, int) and isinstance(rank, int)):
-            return None  # of nobody
+            return None  # of no process
         why = f"what its agent says of it cannot be read: {error}"[:500]
         return Seen(job, epoch, rank, ENDED, exit_code=255, reason=why, pid=1)

@@ -1,8 +1,8 @@
 """The service's time: seconds since the store was made, by clocks that may be wrong for a while.
 
-While a service runs its time follows the monotonic clock, whatever happens to the date. What passed while none ran is
-known exactly if the machine was not restarted, by the clock that counts since boot; else only the date can tell, and
-it is believed for at most `MOST_AWAY_S`: a date that was wrong at one start moves the time by no more than that. Time
+While a service runs its time follows the monotonic clock, whatever happens to the date. The time while none ran is
+known exactly if the machine was not restarted, by the clock that counts since boot; otherwise only the date can show
+it, and counts for at most `MOST_AWAY_S`: a date that was wrong at one start moves the time by no more than that. Time
 that got ahead of the date comes back: it goes slower, never backwards, until both agree. See docs/explanation/time.md.
 """
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from plait.core.codec.values import Codec
 from plait.live.system.procs import boot_id, boot_s
 
-#: The store's fact that says how its time and others' went together at the last start.
+#: The store's fact that relates the service's time to the other clocks at the last start.
 FACT = "clock"
-#: What the date alone may add at a start, seconds.
+#: Maximum step by the date alone at a start, seconds.
 MOST_AWAY_S = 86_400.0
 #: How fast time goes that is ahead of the date; by more than `_WRONG_S` it is the date that is wrong.
 SLOW, _AHEAD_S, _WRONG_S = 0.9, 1.0, 30 * 86_400.0
@@ -42,7 +42,7 @@ class Anchor:
 
     @classmethod
     def read(cls, text: str | None) -> Anchor | None:
-        """What `text` of an anchor says; None for none, and for what is none."""
+        """Parse the `text` of an anchor; None for none, and for an invalid one."""
         try:
             return _CODEC.decode(cls, json.loads(text or "{}"))
         except ValueError:
@@ -73,7 +73,7 @@ class Clock:
         self, service_s: float, made_at: float, date: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """Go on from this time. `date` tells the seconds since 1970 as they are believed to be just now."""
+        """Continue from this time. `date` returns the current date in seconds since 1970."""
         self._made_at, self._date, self._steady = made_at, date, steady
         self._now_s, self._seen = service_s, steady()
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Clock:
             return self._now_s
 
     def by_date(self) -> float:
-        """Now, or what the date says if that is later: by this time secrets expire, however long no service ran."""
+        """The current time, or the date if that is later: by this time secrets expire, however long no service ran."""
         return max(self(), self._since_made())
 
     def not_before(self, now_s: float) -> None:

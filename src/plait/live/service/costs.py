@@ -1,4 +1,4 @@
-"""What the GPUs of the live cluster cost: for every GPU, hour by hour, who held it.
+"""Costs of the GPUs of the live cluster: for every GPU, hour by hour, its holder.
 
 Conventions, as in simulations (`plait.control.figures.costs`):
   a node is paid for from the time it joined until it left after a notice, or was forgotten, also while it is lost or
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plait.live.service.usage.recorder import Usages
     from plait.live.store import Store
 
-#: Entries of the log that say which nodes are there.
+#: Entries of the log that change the set of nodes.
 NODE_ENTRIES = ("NodeJoined", "NodeLost", "NodeLeaving", "NodeForgotten")
 #: Answers of the same period are the same for so many seconds.
 FRESH_S = 10.0

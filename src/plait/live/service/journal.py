@@ -1,4 +1,4 @@
-"""The service's own log: one JSON object a line, in service.log and, if somebody looks, on the terminal."""
+"""The service's own log: one JSON object a line, in service.log and, if there is one, on the terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JsonLines(logging.Formatter):
 
 
 class Bounded(logging.Filter):
-    """Lets through so many lines of a kind in some seconds, then one that counts the others."""
+    """Passes so many lines of a kind in some seconds, then one with the number of the others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing was logged yet."""

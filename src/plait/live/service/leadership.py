@@ -1,4 +1,4 @@
-"""What only the service that leads has: the store, open for writing, and the engine that goes on from it."""
+"""Resources of the service that leads: the store, open for writing, and the engine that continues from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Leadership:
     later: Later
 
     def again(self, layout: Layout) -> Engine:
-        """A new engine that goes on from the store, after one that could not write."""
+        """A new engine that continues from the store, after one that could not write."""
         from plait.live.fencing import Fences
         from plait.live.scheduler.engine import Engine
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, InvalidStateError
 
 from plait.live.protocol.wire import Ask, Reply
 
-#: An agent that has not replied by then is asked again; and after so long nobody waits any more.
+#: An agent that has not replied after the first gets the request again; after the second the request is dropped.
 AGAIN_S, PATIENCE_S = 2.0, 6.0
 
 
@@ -27,7 +27,7 @@ class Mailbox:
         """Empty."""
         self._ids = itertools.count(1)
         self._lock, self._closed = threading.Lock(), False
-        # Names come from outside: there is something under one only while somebody waits.
+        # Names come from outside: each entry exists only while a request waits.
         self._open: dict[str, dict[int, tuple[Ask, Future[Reply]]]] = {}
         self._sent: dict[int, float] = {}
         self._bells: dict[str, set[_Bell]] = {}
@@ -52,7 +52,7 @@ class Mailbox:
                     del self._open[node]
 
     def due(self, node: str) -> list[Ask]:
-        """What to ask now; noted as sent."""
+        """The requests to send now; noted as sent."""
         now = time.monotonic()
         with self._lock:
             asks = [
@@ -62,12 +62,12 @@ class Mailbox:
         return asks
 
     def take(self, node: str, replies: Iterable[Reply]) -> None:
-        """Hand replies of a node to those who asked for them."""
+        """Hand replies of a node to the requests that wait for them."""
         for reply in replies:
             with self._lock:
                 _, future = self._open.get(node, {}).get(reply.id, (None, None))
             if future is not None:
-                with contextlib.suppress(InvalidStateError):  # replied before, or nobody waits any more
+                with contextlib.suppress(InvalidStateError):  # replied before, or the request is dropped
                     future.set_result(reply)
 
     def published(self, versions: dict[str, int]) -> None:

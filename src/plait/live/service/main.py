@@ -1,6 +1,6 @@
 """Start the service of a home folder: by default only for this machine, one at a time.
 
-Several services may share a store on PostgreSQL: one leads, and those started with `--standby` follow it.
+Several services may share a store on PostgreSQL: one leads, and services started with `--standby` follow it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run(options: ServiceOptions) -> int:
 
 
 def _leader_lease(options: ServiceOptions, address: str) -> LeaderLease | None:
-    """How this service comes to lead; None on SQLite, where the lock of the file says all."""
+    """The lease by which this service leads; None on SQLite, where the lock of the file suffices."""
     if not (options.db or "").startswith("postgres"):
         return None
     try:
@@ -231,7 +231,7 @@ def _address(options: ServiceOptions, listener: socket.socket) -> str:
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
     elif not _is_number(options.host):
-        name = options.host  # what its certificate says
+        name = options.host  # the name in its certificate
     else:
         name = f"[{host}]" if ":" in host else host
     return f"{'https' if options.tls_cert else 'http'}://{name}:{port}"

@@ -7,12 +7,12 @@ from pathlib import Path
 from plait.core.errors import InputError
 from plait.network.topology.declared import Declared
 
-#: Says that a cluster is to have no network any more.
+#: The value that removes the network of a cluster.
 NONE = "none"
 
 
 def read_network(text: str | None) -> Declared | None:
-    """What `--network` says: a topology, a cluster file in TOML, or `none`; None if it says nothing.
+    """Read `--network`: a topology, a cluster file in TOML, or `none`; None if it is not given.
 
     Raises `InputError` for anything that cannot be read. `none` is a declaration without text and switches.
     """

@@ -15,7 +15,7 @@ from plait.live.protocol.leases import LEAD_S, LEASE_SHARE
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.scheduler.options import Options as EngineOptions
 
-#: The group of options that `plait up` does not have: only those who start a service by hand give them.
+#: The group of options that `plait up` does not have: they are for a service that is started by hand.
 BY_HAND = "by hand"
 
 
@@ -89,7 +89,7 @@ class ServiceOptions:
 
     @property
     def engine(self) -> EngineOptions:
-        """What the scheduler needs of them."""
+        """The scheduler's part of the options."""
         shared = {one.name for one in declared(EngineOptions)} & {one.name for one in declared(ServiceOptions)}
         most_gpus = (0 if self.backend == "local" else ANY_SIZE) if self.most_gpus is None else self.most_gpus
         derived = {"lease_s": self.lease, "most_gpus": most_gpus, "suspect_s": min(3.0, self.lost_s / 2)}
@@ -117,5 +117,5 @@ def read_options(argv: Sequence[str] | None) -> ServiceOptions:
     return replace(found, name=found.name or (SECOND if found.standby else FIRST))
 
 
-#: Options by long name that `plait up` says to a service, whether somebody gave them or it found them out.
+#: Options by long name that `plait up` passes to a service, whether a user gave them or it found them out.
 SERVICE_OPTIONS = tuple(one.word for one in declared(ServiceOptions) if one.option.group != BY_HAND)

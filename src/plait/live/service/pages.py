@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _LOG = logging.getLogger("plait.service")
-#: What `--web` says where there is to be none.
+#: The value of `--web` for no pages.
 NONE = "none"
 
 

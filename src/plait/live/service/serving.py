@@ -39,7 +39,7 @@ GOODBYE_S = 3
 LOOK_S = 1.0
 #: Share of a core that the check of the whole store takes after each start.
 CHECK_SHARE = 0.02
-#: What a service ends with that has lost its lead: it is to stand by from now on.
+#: Exit code of a service that has lost its lead: it should stand by from now on.
 STAND_BY = 75
 
 
@@ -126,7 +126,7 @@ class Service:
     # -- standing by --------------------------------------------------------------------------------
 
     async def _stand_by(self) -> Leadership | None:
-        """Wait until this service can lead; None if it is asked to end before."""
+        """Wait until this service can lead; None if a request to end comes before."""
         from plait.live.store.leader_lease import LOOK_S as look_s
 
         assert self.lease is not None
@@ -141,7 +141,7 @@ class Service:
                     policy = self.options.policy or await asyncio.to_thread(self.lease.policy)
                     threading.Thread(target=self._prepare, args=(policy,), name="prepare", daemon=True).start()
                 said, prepared = "", True
-            except Exception as error:  # the database is away: whoever leads has the same trouble
+            except Exception as error:  # the database is away: the leader has the same trouble
                 if str(error) != said:
                     said = str(error)
                     _LOG.warning("the store does not answer", extra={"facts": {"why": said[:300]}})
@@ -198,7 +198,7 @@ class Service:
         self._api = Api(store, worker, tokens, mailbox, self.begin, self.options.prices, backups)
         self.gateway.app, self.gateway.rank = make_app(self._api, load_pages(self.options.web)), tokens.rank
         self.agents_gateway.app, self.agents_gateway.rank = make_agents_app(self._api), tokens.rank
-        # What is loaded stays; and a long listing need not be stopped to look through it.
+        # Loaded objects stay; and a long listing need not be stopped to look through it.
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         policy = engine.state.policy_text

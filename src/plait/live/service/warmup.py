@@ -16,7 +16,7 @@ def get_ready(worker: Worker, policy: str) -> None:
     """Warm up, and let the engine decide from then on."""
     try:
         warm_up(policy)
-    except Exception:  # the first decision will meet the same trouble, and the status will say so
+    except Exception:  # the first decision will fail in the same way, and the status will show it
         _LOG.warning("the policy failed on an empty cluster", exc_info=True)
 
     def ready(engine: Engine, now_s: float) -> None:

@@ -21,15 +21,15 @@ from plait.queueing.durations import OWN_PROGRESS, History, draw
 
 T = TypeVar("T")
 
-#: Seconds after which the policy is asked no more.
+#: Seconds after which the policy is not called any more.
 BUDGET_S = 2.0
-#: Jobs that may be asked about at a time; others have to ask again.
+#: Maximum waiting questions; further ones are refused and may be retried.
 MOST_WAITING = 16
 #: Forecasts that one user may wait for at a time: there is one thread, and thousands of one would keep out all others.
 MOST_OF_ONE = 8
 #: Ended jobs from which durations are drawn at most, the last ones, and for how long these are not read again, seconds.
 PAST, READ_S = 3000, 10.0
-#: Durations that are drawn of each job for those who simulate the queue themselves.
+#: Durations that are drawn of each job for clients that simulate the queue themselves.
 STATE_DRAWS = 10
 #: Seconds after which the queue is copied again although nothing was decided: forecasts count from the copy.
 QUEUE_S = 10.0
@@ -48,14 +48,14 @@ class WhatIfService:
     """Answers one question at a time, each once per decision."""
 
     def __init__(self, store: Store) -> None:
-        """Nothing was asked. `store` has the jobs that ended."""
+        """`store` has the jobs that ended."""
         self._store = store
         self._queue: QueueCopy | None = None
         self._outlook: tuple[QueueCopy, Outlook, History] | None = None
         self._history: tuple[float, History] | None = None
         self._copy: Copy | None = None
         self._answers: dict[tuple[int, int], Future[list[dict[str, Any]]]] = {}
-        #: Users -> forecasts they wait for. There is something under a name only while somebody waits.
+        #: Users -> forecasts they wait for. Each entry exists only while a request waits.
         self._waiting: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="what-if")
@@ -94,7 +94,7 @@ class WhatIfService:
         return self._queue
 
     def later(self, work: Callable[[], T], user: str) -> Future[T]:
-        """Have it done in the thread of this service, after what was asked before.
+        """Run the work in the thread of this service, after earlier work.
 
         Raises `Busy` if `user` waits for `MOST_OF_ONE` others.
         """

@@ -1,4 +1,4 @@
-"""The one thread that the engine lives in: requests queue up for it, and those that meet share one commit."""
+"""The one thread of the engine: requests queue up for it, and simultaneous ones share one commit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOG = logging.getLogger("plait.service")
 
 
 class Stopped(RuntimeError):
-    """The service is going down, or leads no more: what was asked has not been taken in, and may be asked again."""
+    """The service is going down, or leads no more: the request was not executed, and may be retried."""
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Worker(threading.Thread):
     """Runs an engine. `published` is called after each commit with the versions of all nodes' assignments.
 
     When the engine breaks (the disk is full, the database gone), everything that waits gets the error, `failed` is
-    called and the thread ends: what is true is in the store, and a new service starts from there. Nothing is done while
-    `leads` says no: another service may be at it.
+    called and the thread ends: the truth is in the store, and a new service starts from there. Nothing is done while
+    `leads` returns False: another service may be at work.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Worker(threading.Thread):
     ) -> Future[Any]:
         """Let the engine do something; the result is there once it is stored, passed through `after` if given.
 
-        What only `reads` is answered on a full disk too, from what is stored.
+        A request that only `reads` is answered on a full disk too, from the store.
         """
         item = _Item(work, after, Future(), reads)
         with self._lock:
@@ -102,7 +102,7 @@ class Worker(threading.Thread):
         return await asyncio.wrap_future(self.submit(work, after))
 
     async def look(self, work: Callable[[Engine, float], T]) -> T:
-        """What `work` reads from the engine, of which it changes nothing; also while the disk is full."""
+        """Return the result of `work`, which only reads from the engine; also while the disk is full."""
         found: T = await asyncio.wrap_future(self.submit(work, reads=True))
         return found
 
@@ -145,7 +145,7 @@ class Worker(threading.Thread):
     def _wait_for_room(self, error: NoRoom, items: list[_Item]) -> None:
         """The disk is full: refuse changes and show what is stored, until there is room; then go on from the store.
 
-        `items`: those of the round that could not be stored.
+        `items`: requests of the round that could not be stored.
         """
         assert self._again is not None
         self.trouble = str(error)
@@ -202,7 +202,7 @@ class Worker(threading.Thread):
                         if engine.broken:
                             raise
                 wake_s = engine.step(self.clock())
-        except NoRoom:  # those that only read get an answer all the same
+        except NoRoom:  # requests that only read get an answer all the same
             raise
         except BaseException as error:
             self._fail(items, error)
@@ -226,7 +226,7 @@ class Worker(threading.Thread):
         return wake_s
 
     def _look(self, items: list[_Item]) -> None:
-        """Answer those that only read, outside of a round."""
+        """Answer requests that only read, outside of a round."""
         for item in items:
             try:
                 item.result, item.error = item.work(self.engine, self.clock()), None
@@ -260,11 +260,11 @@ class Worker(threading.Thread):
                 item.future.set_exception(item.error)
             else:
                 item.future.set_result(item.result)
-        except Exception:  # whoever asked has gone in the meantime
+        except Exception:  # the caller has gone in the meantime
             _LOG.debug("an answer nobody waits for")
 
     def _refuse(self, error: BaseException) -> None:
-        """Nothing is taken any more; what waits hears why."""
+        """Accept nothing any more; waiting requests get the reason."""
         with self._lock:
             self._closed = True
         while True:

@@ -46,7 +46,7 @@ def restore_backup(source: str | Path, target: str | Path) -> None:
 
 
 def _put_aside(path: Path) -> None:
-    """Keep an old store, with all that is written beside it, as `<path>.old`."""
+    """Keep an old store, with the files next to it, as `<path>.old`."""
     if path.exists():
         with closing(sqlite3.connect(path)) as old:
             old.execute("PRAGMA wal_checkpoint(TRUNCATE)")

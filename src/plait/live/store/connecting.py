@@ -59,7 +59,7 @@ def sqlite_engines(url: sa.URL) -> tuple[sa.Engine, sa.Engine]:
 
 
 def _prepare(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # plait says BEGIN itself
+    connection.isolation_level = None  # plait begins transactions itself
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={_BUSY_S * 1000}", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
 

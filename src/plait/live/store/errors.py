@@ -1,4 +1,4 @@
-"""What may be wrong with a store."""
+"""Errors of stores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from plait.core.errors import InputError
 
 
 class StoreError(InputError):
-    """The store cannot be opened, read or written; the message says which and what to do."""
+    """The store cannot be opened, read or written; the message has the cause and the remedy."""
 
 
 class NoRoom(StoreError):
@@ -18,6 +18,6 @@ class Replaced(StoreError):
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """The cause in one line."""
     cause = getattr(error, "orig", None) or error
     return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__

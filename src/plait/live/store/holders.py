@@ -29,7 +29,7 @@ def lasts_s(holder: str, usual_s: float) -> float:
 
 
 def is_dead(holder: str) -> bool:
-    """Whether a holder is known to be dead; False for one of another machine or container: nobody here can tell."""
+    """Whether a holder is known to be dead; False for one of another machine or container, where it is unknown."""
     try:
         said = json.loads(holder)
         if said["boot"] != procs.boot_id() or said["space"] != _space() or not said["space"]:
@@ -40,7 +40,7 @@ def is_dead(holder: str) -> bool:
 
 
 def _space() -> str:
-    """The pid namespace: pids of other containers say nothing here."""
+    """The pid namespace: pids of other containers mean nothing here."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

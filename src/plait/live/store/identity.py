@@ -1,7 +1,7 @@
 """Which files a store on SQLite is: noticed when they are removed or replaced, and never followed by an empty store.
 
-SQLite goes on writing to a file that was removed, so what it acknowledges would be lost. Beside the store `plait.db`
-lies `plait.id`, which names it: where that is and the store is not, or is another one, no service begins.
+SQLite continues to write to a file that was removed, so acknowledged writes would be lost. Next to the store `plait.db`
+lies `plait.id`, which names it: where that exists and the store does not, or is another one, no service begins.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _marked(path: Path) -> str:
 def trouble(path: Path) -> str:
     """Why no service begins with a store that was removed or replaced, and what to do; empty if it was neither.
 
-    For those who only look: nothing is locked or written.
+    For readers: nothing is locked or written.
     """
     try:
         refuse_missing(path)

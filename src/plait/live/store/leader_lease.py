@@ -6,11 +6,11 @@
     store = Store.open(url, lease=lease)  # the lease is renewed meanwhile, and `store.next_term()` gives it a term
     lease.holds()                        # checked before anything is answered
 
-The lock names the leader; the lease tells whether it still lives where the lock cannot: a paused process or one behind
-a broken network keeps its session. It is over when a standby, by its own clock, has seen nobody renew it for as long
-as it lasts: dates, the database's too, may be set. Then the standby ends all sessions of its holder and takes the
-lock. The old leader has stopped answering by then, by its own clock, which began to count before the standby's did;
-and its commits are refused, since each checks the term (`Store`).
+The lock names the leader; the lease shows whether it is still alive where the lock cannot: a paused process or one
+behind a broken network keeps its session. It is over when a standby, by its own clock, has seen no renewal for as long
+as it lasts: dates, the database's too, may be set. Then the standby ends all sessions of its holder and takes the lock.
+The old leader has stopped answering by then, by its own clock, which began to count before the standby's did; and its
+commits are refused, since each checks the term (`Store`).
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ class LeaderLease:
         #: By this name the server knows all sessions of this service.
         self.mark = f"plait-{secrets.token_hex(8)}"
         self.term = 0
-        #: The lease as it was seen last.
+        #: The last lease that was read.
         self.seen: Leader | None = None
         self._watched: tuple[Leader, float] | None = None
         self.lost: Callable[[str], object] = lambda why: None
         #: Why it leads no more.
         self.why = ""
-        #: Gives another value each time as long as whoever leads does not hang.
+        #: Returns another value each time as long as the leader does not hang.
         self.pulse: Callable[[], object] = object
-        #: What it is doing, for the log if it hangs.
+        #: Current work of the leader, for the log if it hangs.
         self.doing: Callable[[], str] = str
         self._beat: tuple[object, int] = (None, 0)
         self._hung = False
@@ -148,7 +148,7 @@ class LeaderLease:
             return True
         if lease.holder != self.holder and not is_dead(lease.holder) and not self._is_over(lease):
             return False  # it lost its session, and may live: until the lease is over it may answer
-        # Whoever looks from now on sees somebody at work, not a lease that is over. Renewals of the old one miss it.
+        # From now on readers see a working service, not a lease that is over. Renewals of the old one miss it.
         table = schema.lease
         connection.execute(sa.update(table).values(holder=self.holder, url=self.address, until_s=_NOW + self.lease_s))
         self.keep()
@@ -212,7 +212,7 @@ class LeaderLease:
             self._thread.start()
 
     def holds(self) -> bool:
-        """Whether nobody else can lead yet."""
+        """Whether no other service can lead yet."""
         return self._clock() < self._until_s
 
     def renew(self) -> bool:
@@ -238,7 +238,7 @@ class LeaderLease:
                 return
         except (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error) as error:
             why = f"the session that holds the lock is gone: {str(error).strip().splitlines()[0]}"
-        except BaseException as error:  # whatever it is: nobody renews the lease any more
+        except BaseException as error:  # whatever it is: the lease is not renewed any more
             why = f"the lease cannot be renewed: {type(error).__name__} {error}"
         self._until_s, self.why = 0.0, why
         if not self._closed.is_set():
@@ -255,7 +255,7 @@ class LeaderLease:
         return hung
 
     def _others(self) -> bool:
-        """Whether another service stands ready: where none does, nobody would be better off."""
+        """Whether another service stands ready: without one a change of the leader helps no client."""
         assert self._connection is not None
         return bool(self._connection.execute(_OTHERS, {"mark": self.mark}).scalar())
 

@@ -28,7 +28,7 @@ def version(connection: Connection) -> str | None:
 
 
 def migrate(connection: Connection) -> None:
-    """Make the tables, or bring those that are there to this version."""
+    """Make the tables, or migrate existing ones to this version."""
     if version(connection) == HEAD:
         return
     if inspect(connection).get_table_names():

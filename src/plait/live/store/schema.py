@@ -172,14 +172,14 @@ SUMMED = {
     table.name: Checksums(table) for table in (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects)
 }
 
-#: every table, those first that a restored store needs first
+#: every table, in the order in which a restored store needs them
 ALL = (*(sums.table for sums in SUMMED.values()), lease)
 
 
 def jobs_with(text: str, mine: str | None = None) -> ColumnElement[bool]:
     """That a job has this text in its id (j-12), owner, project, model, nodes, name or command, in any case.
 
-    With `mine`, names and commands are those of this owner alone: what others run is not for everybody.
+    With `mine`, only names and commands of this owner: commands of other users' jobs are private.
     """
     job_id = literal("j-").concat(cast(jobs.c.number, Text))
     known = job_id, jobs.c.owner, jobs.c.project, jobs.c.model, jobs.c.nodes

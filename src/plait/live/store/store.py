@@ -4,10 +4,10 @@
     store.commit(entries, views, snapshot)
     snapshot, tail = store.load()
 
-SQLite runs in WAL mode with `synchronous=NORMAL`: a killed process loses nothing that was committed, and only a
-machine that loses power may lose the last moments. Two services never write to one store: a lock beside the SQLite
-file, an advisory lock in PostgreSQL. From `next_term` on every transaction that writes checks that the term is still
-this store's own: a service that was replaced while it slept changes nothing any more.
+SQLite runs in WAL mode with `synchronous=NORMAL`: a killed process loses nothing that was committed, and only a machine
+that loses power may lose the last moments. Two services never write to one store: a lock file next to SQLite's, an
+advisory lock in PostgreSQL. From `next_term` on every transaction that writes checks that the term is still this
+store's own: a service that was replaced while it slept changes nothing any more.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Store:
         """Take open engines; the tables are there. `identity`: of the files of an SQLite store."""
         self._identity = identity
         self._engine, self._readers, self._lock, self._lease = engine, readers, lock, lease
-        # Tokens are written beside the engine's thread, and SQLite's writer is one connection for all of them.
+        # Tokens are written outside the engine's thread, and SQLite's writer is one connection for all of them.
         self._writes = threading.Lock()
-        #: What became of the content of a store whose file was removed.
+        #: Where the content of a store whose file was removed went.
         self._saved: str | None = None
-        #: The term of whoever writes by this store; None for those who never lead.
+        #: The term of the service that writes by this store; None for one that never leads.
         self.term: int | None = None
         # Rows are taken from the driver itself in places, so its own errors may come too.
         self._errors: tuple[type[Exception], ...] = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
@@ -151,7 +151,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
-        """A transaction; whatever the driver says against it becomes a `StoreError`."""
+        """A transaction; any error of the driver becomes a `StoreError`."""
         try:
             with self._writes, self._engine.begin() as connection:
                 self._check_term(connection)
@@ -164,7 +164,9 @@ class Store:
         self.check()
 
     def check(self) -> None:
-        """Raise `StoreError` if the files of an SQLite store were removed or replaced; its content is saved beside."""
+        """Raise `StoreError` if files of an SQLite store were removed or replaced; the content is saved next to
+        them.
+        """
         if self._identity is None:
             return
         try:
@@ -220,7 +222,7 @@ class Store:
         connection.execute(sa.delete(table).where(table.c.seq < min(newest)))
 
     def next_term(self) -> int:
-        """A number larger than any before it, for a service that begins to lead: to be asked before it loads."""
+        """A number larger than all earlier ones, for a service that begins to lead: take it before loading."""
         self.term = None
         with self._writing() as connection:
             term = int(read_fact(connection, "term", lock={}) or 0) + 1
@@ -268,7 +270,7 @@ class Store:
     def entries(
         self, after: int = 0, limit: int | None = None, job: int | None = None, newest: bool = False
     ) -> Iterator[Entry]:
-        """Entries of the log after a number, in order; of one job only, if asked; the first ones or the `newest`."""
+        """Entries of the log after a number, in order; of one job only, if given; the first ones or the `newest`."""
         table, about = schema.log, schema.log_jobs
         query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq.desc() if newest else table.c.seq)
         if job is not None:
@@ -355,9 +357,9 @@ class Store:
             return tuple(result.keys()), result.cursor.fetchall()
 
     def jobs_named(self, name: str, last: Sequence[str], owner: str | None, limit: int = 20) -> list[dict[str, Any]]:
-        """Number and state of the jobs with this name, newest first, those in the states `last` after all others.
+        """Number and state of the jobs with this name, newest first, jobs in the states `last` after all others.
 
-        `owner`: only those of this user; None: of all.
+        `owner`: only jobs of this user; None: of all.
         """
         table = schema.jobs
         query = sa.select(table.c.number, table.c.state).where(table.c.name == name)
@@ -519,7 +521,7 @@ class Store:
 
 
 def _room_error(path: Path) -> OSError | None:
-    """What stands against writing where the SQLite file `path` is; None if nothing does."""
+    """The error that prevents writing where the SQLite file `path` is; None without one."""
     tried = Path(f"{path}.room")
     try:
         tried.write_bytes(bytes(_ROOM))

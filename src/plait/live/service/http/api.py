@@ -1,4 +1,4 @@
-"""What all handlers of the HTTP API share: who asks, the request's body, rows of jobs, answers as JSON."""
+"""Shared by all handlers of the HTTP API: authentication, the request's body, rows of jobs, answers as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Json(Response):
 
 
 class Api:
-    """What all handlers share."""
+    """State and helpers of all handlers."""
 
     def __init__(
         self, store: Store, worker: Worker, tokens: Tokens, mailbox: Mailbox, begin: float,
@@ -69,9 +69,9 @@ class Api:
             raise Invalid(f"the body is not JSON: {error}", status=400) from None
 
     async def row(self, name: str, token: Token) -> dict[str, Any]:
-        """The job of this id, else the one of this name among those that `token` may see; raises LookupError.
+        """The job of this id, or the one of this name among jobs that `token` may see; raises LookupError.
 
-        Of several with the same name the one that has not ended, else the newest; those of the token's user come first.
+        Of several with the same name the unfinished one, otherwise the newest; jobs of the token's user come first.
         """
         number = job_number(name) if len(name) <= 20 else None
         if number is None and name:
@@ -94,7 +94,7 @@ class Api:
         return found[0]["number"] if found else None
 
     async def live(self, number: int) -> dict[str, Any]:
-        """What memory knows of a job."""
+        """Fields of a job that only memory has."""
         found: dict[int, dict[str, Any]] = await self.worker.look(lambda engine, now_s: engine.fields([number]))
         return found.get(number, {})
 

@@ -1,4 +1,4 @@
-"""The HTTP API as one application: handlers, and every error as JSON that says what would work."""
+"""The HTTP API as one application: handlers, and every error as JSON that names a remedy."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def make_agents_app(api: Api) -> FastAPI:
 
 
 async def _to_pages(request: Request) -> Response:
-    """Whoever opens the address of the service in a browser wants the pages."""
+    """A browser that opens the address of the service gets the pages."""
     return RedirectResponse("/web/", 307)
 
 
 def problem(
     status: int, message: str, field: str | None = None, next_step: str | None = None, role: str | None = None
 ) -> Response:
-    """An error as every client gets it; those of the role `standby` go on to look for the leader."""
+    """An error as every client gets it; a client that gets one of the role `standby` looks for the leader."""
     error: dict[str, Any] = {"message": shortened(message)}
     if field:
         error["field"] = field

@@ -23,9 +23,9 @@ from plait.live.store import Store, Token
 ROLES = ("admin", "user", "viewer", "agent")
 #: Which token is that of the home folder's file.
 HOME_TOKEN = "home_token"
-#: Secrets of nodes are not shorter, so that an empty or cut-off file lets nobody in.
+#: Secrets of nodes are not shorter, so that an empty or cut-off file admits no agent.
 SECRET_LENGTH = 40
-#: The files of nodes are read again after so many times as long as that took: anybody can send secrets nobody knows.
+#: The files of nodes are read again after this many times the last reading: anybody can send unknown secrets.
 REST = 10.0
 
 
@@ -33,13 +33,13 @@ class Denied(Exception):
     """Not allowed: 401 without a valid token, 403 with one."""
 
     def __init__(self, status: int, message: str, next_step: str | None = None) -> None:
-        """Say what is missing and what would work."""
+        """`message` names the missing right, `next_step` the remedy."""
         super().__init__(message)
         self.status, self.next_step = status, next_step
 
 
 def hashed(secret: str) -> str:
-    """What is kept of a token. Tokens are random, so a plain hash is enough."""
+    """The stored form of a token. Tokens are random, so a plain hash is enough."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -47,12 +47,12 @@ class Tokens:
     """The valid tokens, by hash."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = lambda: 0.0, layout: Layout | None = None) -> None:
-        """Read them. `clock` tells the time by which they expire, `now`; `layout` where this machine's nodes are."""
+        """Read the tokens. `clock` returns the time by which they expire, `now`; `layout` has this machine's nodes."""
         self._store, self.now, self._layout = store, clock, layout
         self._known = {token.hash: token for token in store.tokens()}
         self._lock = threading.Lock()  # they are made and revoked in threads
         self._enrolling = threading.Lock()  # an agent asks on two connections at once
-        #: Nodes by the hashes of the secrets in their files, and from when on those may be read again.
+        #: Nodes by the hashes of the secrets in their files, and the time from which the files may be read again.
         self._found: dict[str, str] = {}
         self._look_at = 0.0
 
@@ -83,7 +83,7 @@ class Tokens:
         return True
 
     def all(self) -> list[Token]:
-        """Oldest first; those that have expired are still listed."""
+        """Oldest first; expired tokens are still listed."""
         with self._lock:
             return sorted(self._known.values(), key=lambda t: (t.created_s, t.id))
 
@@ -100,7 +100,7 @@ class Tokens:
     def agent(self, header: str | None) -> Token:
         """An agent's token; raises `Denied`. For which node it may speak is in it: see `speaks_for`.
 
-        One that is not known is looked for in files: call it in a thread unless `knows` says yes.
+        An unknown token is looked up in files: call this in a thread unless `knows` returns True.
         """
         try:
             token = self.who(header)
@@ -113,7 +113,7 @@ class Tokens:
         return token
 
     def rank(self, header: str) -> tuple[int, str]:
-        """What a connection with this header counts among others, and whose token it is; see `connections`."""
+        """The rank of a connection with this header, and the holder of its token; see `connections`."""
         try:
             token = self.who(header)
         except Denied:
@@ -172,7 +172,7 @@ class Tokens:
 
 
 def _secret(header: str | None) -> str:
-    """What comes after Bearer; raises `Denied` where nothing does."""
+    """The text after Bearer; raises `Denied` where it is missing."""
     if not header:
         raise Denied(401, "no token; send it as Authorization: Bearer TOKEN", "plait token new")
     kind, _, secret = header.partition(" ")
@@ -180,7 +180,7 @@ def _secret(header: str | None) -> str:
 
 
 def new_secret() -> str:
-    """A token nobody can guess."""
+    """A token that cannot be guessed."""
     return "plait_" + secrets.token_urlsafe(32)
 
 

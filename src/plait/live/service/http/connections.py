@@ -1,8 +1,8 @@
 """Who may keep a connection to the service open, and how much of the service one user or address may have.
 
-Anybody can open connections, and each costs a descriptor. None is refused while there is room; where there is not, the
-one goes that matters least: strangers before those that have shown a valid token, these before agents, and of each
-kind the one that has been idle longest. Strangers get few seconds to ask something, and only a part of all room.
+Anybody can open connections, and each costs a descriptor. None is refused while there is room; when full, the least
+important connection is closed: strangers before holders of a valid token, these before agents, and of each kind the one
+that has been idle longest. Strangers get few seconds to send a request, and only a part of all room.
 
 The holder of a token, or without one an address, has an eighth of all connections, `REQUESTS` requests at a time (the
 others wait for their turn) and `STREAMS` streams. Agents have a listener, a thread and connections of their own.
@@ -25,16 +25,16 @@ from functools import partial
 from typing import Any
 
 _LOG = logging.getLogger("plait.service")
-#: Seconds from a new connection, or from the last answer, to the end of a request's head; and for all of a request of
-#: somebody without a token.
+#: Seconds from a new connection, or from the last answer, to the end of a request's head; and for a whole request
+#: without a token.
 HEAD_S, REQUEST_S = 10.0, 30.0
-#: Of those who have shown a token: somewhat longer than connections are kept for them.
+#: For holders of a token: somewhat longer than clients keep idle connections.
 IDLE_S = 90.0
 #: Connections at most, of agents and of others each half of that; descriptors that the store, logs and threads need.
 MOST, OWN = 20_000, 64
 #: Requests in flight, and streams, of one holder of a token, or of one address without one.
 REQUESTS, STREAMS = 32, 32
-#: Ranks: nobody knows who it is, somebody with a valid token, an agent.
+#: Ranks: unknown, the holder of a valid token, an agent.
 STRANGER, KNOWN, AGENT = range(3)
 #: Connections accepted at a time at most, and the pause where there is no room at all.
 _AT_ONCE, _PAUSE_S = 64, 0.1
@@ -54,12 +54,12 @@ class Connection:
 
 
 class Surplus(Exception):
-    """The holder of a token has too many connections or streams already; the message says which."""
+    """The holder of a token has too many connections or streams already; the message names the limit."""
 
 
 @dataclass
 class _Line:
-    """Requests of one holder: those that wait for a turn or have one, and turns that are free."""
+    """Requests of one holder: waiting or running ones, and free turns."""
 
     free: asyncio.Semaphore
     many: int = 0
@@ -96,12 +96,12 @@ class Connections:
         # Strangers, all and by address, in the order of `since`: looking for one to close costs nothing.
         self._strange: OrderedDict[Connection, None] = OrderedDict()
         self._of: dict[str, OrderedDict[Connection, None]] = {}
-        # Connections of those who have shown a token, by holder; and by holder or address what they have in flight.
+        # Connections that have shown a token, by holder; and by holder or address their requests in flight.
         self._held: dict[str, set[Connection]] = {}
         self._lines: dict[str, _Line] = {}
         self._streams: Counter[str] = Counter()
         self._said = float("-inf")
-        #: How many were closed since that was last said, by why.
+        #: Closed connections by reason, since the last log line about them.
         self.closed: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class Connections:
         return new
 
     def make_room(self) -> None:
-        """Close the one that matters least, if there is any that may go."""
+        """Close the least important connection, if any may be closed."""
         if self._strange:
             self._close(next(iter(self._strange)), "no room")
         elif idle := [one for one in self._open if not one.busy]:
@@ -202,7 +202,7 @@ class Connections:
                 del self._of[one.address]
 
     def sweep(self) -> None:
-        """Close those that have said nothing for too long."""
+        """Close connections that have been idle for too long."""
         now = self._clock()
         for one in list(self._open):
             silent_s = now - one.since
@@ -249,7 +249,7 @@ class Acceptor:
         self._sweep()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Admit no connection any more."""
         self._open = False
         self._loop.remove_reader(self._listener.fileno())
         if self._timer is not None:

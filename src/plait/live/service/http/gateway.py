@@ -1,4 +1,4 @@
-"""What answers at a service's address: the API while it leads, otherwise the leader's address.
+"""The application at a service's address: the API while it leads, otherwise the leader's address.
 
 A leader whose lease is not renewed answers nothing: the lease is checked just before each answer is sent, since the
 process may have been paused since the request came.
@@ -27,7 +27,7 @@ class Gateway:
     """The application in front of all others."""
 
     def __init__(self, lease: LeaderLease | None) -> None:
-        """Stands by until there is an `app`; without a lease there is nobody to stand by for."""
+        """Stands by until there is an `app`; without a lease there is no leader to stand by for."""
         self.lease, self.app = lease, None
 
     app: ASGIApp | None
@@ -64,7 +64,7 @@ class Gateway:
                 await self._answer(scope, receive, streams.send)
 
     def _known(self, one: Connection, user: str) -> None:
-        """A page was asked for by somebody who is logged in."""
+        """Count the connection as known: a logged-in user requested a page."""
         with contextlib.suppress(Surplus):  # it stays a stranger's
             self.connections.know(one, KNOWN, f"web {user}")  # type: ignore[union-attr]
 

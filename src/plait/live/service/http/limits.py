@@ -1,6 +1,6 @@
 """Requests that are too large, or too slow, are refused before they are read; every answer is counted.
 
-While the store cannot be written, every answer says so in a header.
+While the store cannot be written, every answer has a header with the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TooSlow(Exception):
 
 
 class BodyLimit:
-    """Middleware: bodies are counted as they come, whatever their header says."""
+    """Middleware: bodies are counted as they arrive, whatever their header claims."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         """Before this application."""
@@ -75,7 +75,7 @@ class BodyLimit:
         self._count(scope, status, time.perf_counter() - began, agent)
 
     def _count(self, scope: Scope, status: int, taken_s: float, agent: bool) -> None:
-        # Whoever asks may invent methods; each would be remembered for ever.
+        # Clients may invent methods; each would be remembered for ever.
         self.metrics.requests.labels(scope["method"] if scope["method"] in METHODS else "other", str(status)).inc()
         if agent:
             return

@@ -21,7 +21,7 @@ LONG = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 
 
 
 class Metrics:
-    """Counters of requests, and the cluster as it was when last asked."""
+    """Counters of requests, and the cluster at the last scrape."""
 
     def __init__(self, worker: Worker) -> None:
         """Figures of this worker's engine."""

@@ -1,4 +1,4 @@
-"""What requests must look like."""
+"""Schemas of requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def whole(value: Any) -> Any:
-    """A value that pydantic may take for a whole number; `ValueError` for those that it should not."""
+    """A value that pydantic may take for a whole number; `ValueError` for values that it should not convert."""
     if isinstance(value, (bool, str)):
         raise ValueError("needs a whole number")
     return value
@@ -52,7 +52,7 @@ class Model(BaseModel):
 
 
 def _model_of(kind: type[Any]) -> Any:
-    """A model of `plait.live.protocol.job.Job`, or of a part of it. Flags that are not said, or off, are not kept."""
+    """A model of `plait.live.protocol.job.Job`, or of a part of it. Flags that are missing or off are not kept."""
     made: dict[str, Any] = {}
     for one in declared(kind):
         rules = typing.cast("JobField", one.option)
@@ -70,7 +70,7 @@ def _model_of(kind: type[Any]) -> Any:
     return create_model(f"{kind.__name__}In", __base__=Model, __doc__=kind.__doc__, **made)
 
 
-#: What JSON Schema calls limits of numbers, lists and texts -> what pydantic does.
+#: Limits of numbers, lists and texts: JSON Schema's name -> pydantic's.
 _LIMITS = {
     "minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "minItems": "min_length", "maxItems": "max_length",
     "maxProperties": "max_length", "minLength": "min_length", "maxLength": "max_length", "pattern": "pattern",
@@ -126,7 +126,7 @@ class JobIn(_model_of(Job)):  # type: ignore[misc]
         return profile
 
     def request(self) -> dict[str, Any]:
-        """What is stored: everything that was said."""
+        """The stored form: every field that was given."""
         said: dict[str, Any] = self.model_dump(by_alias=True, exclude_none=True)
         return said
 
@@ -142,7 +142,7 @@ def _changes() -> Any:
 
 
 class UpdateIn(_changes()):  # type: ignore[misc]
-    """What is to change of a job; null: as if it had not been given. What is left out stays."""
+    """Changes of a job; null: as if the field had not been given. A missing field stays."""
 
     may_lose_work: StrictBool = False
     """Whether it may begin at the beginning, as it cannot resume from a checkpoint."""
@@ -154,7 +154,7 @@ class UpdateIn(_changes()):  # type: ignore[misc]
         return self
 
     def fields(self) -> dict[str, Any]:
-        """What is to change, by the names of the fields of a job."""
+        """The changed fields, by the names of the fields of a job."""
         said: dict[str, Any] = self.model_dump(by_alias=True, exclude_unset=True, exclude={"may_lose_work"})
         return said
 
@@ -196,7 +196,7 @@ class ForecastIn(Model):
 
 
 class ChoiceIn(Model):
-    """What would be different: another policy, nodes (`+2x8`), nodes that were not there, priorities by job."""
+    """Changes to assume: another policy, nodes (`+2x8`), nodes that were not there, priorities by job."""
 
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """The policy that would decide; null: the one that does."""
@@ -238,7 +238,7 @@ class TokenIn(Model):
 
 
 class ProjectIn(Model):
-    """A project: GPUs that its jobs may hold together (null: no limit), and its share beside others."""
+    """A project: GPUs that its jobs may hold together (null: no limit), and its share relative to others."""
 
     name: Name
     quota_gpus: Annotated[int, Field(ge=0, le=1_000_000)] | None = None

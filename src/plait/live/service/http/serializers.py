@@ -21,7 +21,7 @@ _LIVE = (
 def job(row: dict[str, Any], live: dict[str, Any], now_s: float, *, mine: bool) -> dict[str, Any]:
     """A row of the table, with what memory knows laid over it.
 
-    What others run is not for everybody; nor is why it failed, which quotes its log.
+    Commands of other users' jobs are private; so are reasons of failures, which quote their logs.
     """
     known = row | live if live else row
     created_s, started_s, ended_s = known["created_s"], known["started_s"], known["ended_s"]
@@ -77,7 +77,7 @@ def table(
 ) -> dict[str, Any]:
     """Many jobs as columns; `jobs_of_table` of the client makes the rows of `job` from them.
 
-    `fields` is what memory knows by number; `only` the user whose jobs are shown in full, None for those of all.
+    `fields` has the facts that only memory has, by number; `only` the user whose jobs are shown in full, None for all.
     """
     columns = {name: list(found[source]) for name, source in _COLUMNS.items()}
     more: dict[int, dict[str, Any]] = {}
@@ -143,7 +143,7 @@ def attempt(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def placement(row: Mapping[str, Any], nodes: Collection[str]) -> dict[str, Any]:
-    """An attempt as those may see it who may not see its job: where it was and how long."""
+    """An attempt for readers who may not see its job: where it was and how long."""
     ranks = json.loads(row["ranks"])
     return {
         "job": job_name(row["job"]),
@@ -157,7 +157,7 @@ def placement(row: Mapping[str, Any], nodes: Collection[str]) -> dict[str, Any]:
 
 
 def entry(row: Entry, *, secrets: bool) -> dict[str, Any]:
-    """An entry of the log; environments only for those who may see them."""
+    """An entry of the log; environments only for readers who may see them."""
     event = json.loads(row.entry)
     if not secrets and event["type"] == "Requested":
         for request in event["requests"]:

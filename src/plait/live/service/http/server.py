@@ -1,4 +1,4 @@
-"""Web servers of a service: one for users, and beside it, in a thread of its own, one for agents.
+"""Web servers of a service: one for users, and, in a thread of its own, one for agents.
 
 A node loses its lease if its reports are not answered in time, so no user and no stranger may keep the event loop from
 them: agents have a listener, an event loop and a limit of connections of their own.
@@ -17,7 +17,7 @@ import uvicorn
 from plait.live.service.http.connections import Acceptor, Connection, Connections, counted, room
 from plait.live.service.http.gateway import Gateway
 
-#: Grace period of open requests when the service is asked to end, seconds.
+#: Grace period of open requests when the service has to end, seconds.
 GOODBYE_S = 3
 #: With more connections than that agents have half of them, else a quarter: each node needs two.
 MANY = 2_000

@@ -14,13 +14,13 @@ from plait.live.layout import job_name
 
 #: Jobs whose series are kept, and hours of all jobs: the oldest go first.
 MOST_JOBS, MOST_HOURS = 2000, 24 * 31
-#: What a file can unpack to, bytes: more is not ours.
+#: Maximum unpacked size of a file, bytes: a larger one is not ours.
 _LARGEST = 4 << 20
 _HOUR = "idle-"
 
 
 class Measured(NamedTuple):
-    """GPU-seconds that a job held idle, and those of which it is known whether they were."""
+    """GPU-seconds that a job held idle, and GPU-seconds for which that is known."""
 
     idle_gpu_s: float = 0.0
     known_gpu_s: float = 0.0
@@ -42,7 +42,7 @@ class UsageFiles:
         self._write(job_name(number), data)
 
     def read_job(self, number: int) -> dict[str, Any] | None:
-        """What is known of a job."""
+        """Stored figures of a job."""
         return self._read(job_name(number))
 
     def write_hour(self, hour: int, measured: Mapping[int, Measured]) -> None:
@@ -51,7 +51,7 @@ class UsageFiles:
         self._write(f"{_HOUR}{hour}", rows)
 
     def hours(self) -> dict[int, dict[int, Measured]]:
-        """What was measured by hour and job, of the newest `MOST_HOURS` hours that have any."""
+        """Measurements by hour and job, of the newest `MOST_HOURS` hours that have any."""
         found: dict[int, dict[int, Measured]] = {}
         for path in self.folder.glob(f"{_HOUR}*") if self.folder.is_dir() else ():
             hour, data = path.name.removeprefix(_HOUR), self._read(path.name)

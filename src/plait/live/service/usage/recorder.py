@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Seconds between two samples. Idle GPUs and new series are written at least every `HOUR_FILE_S` and `JOB_FILE_S`
 #: seconds: so much is lost at most if the service is killed.
 SAMPLE_S, HOUR_FILE_S, JOB_FILE_S = 5.0, 60.0, 300.0
-#: A sample stands for so many seconds at most: what came between it and the one before, nobody knows.
+#: A sample stands for so many seconds at most: a longer gap is unknown.
 LONGEST_S = 3 * SAMPLE_S
 HOUR_S = 3600
 _LOG = logging.getLogger("plait.service")
@@ -42,13 +42,13 @@ class Recorded:
     saved_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """What is kept."""
+        """Stored form."""
         times = {name: round(getattr(self, name), 3) for name in ("held_gpu_s", "known_gpu_s", "idle_gpu_s")}
         return {"version": 1, **times, **self.series.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Recorded:
-        """What `to_json` wrote; raises ValueError, KeyError or TypeError for anything else."""
+        """Read the values of `to_json`; raises ValueError, KeyError or TypeError for anything else."""
         held, known, idle = (float(data[name]) for name in ("held_gpu_s", "known_gpu_s", "idle_gpu_s"))
         return cls(JobSeries.from_json(data), held, known, idle)
 
@@ -102,7 +102,7 @@ class Usages:
             return found
 
     def measured(self, from_s: float) -> dict[int, Measured]:
-        """What was measured of the GPUs that jobs held since the hour of this time began; nothing of other jobs."""
+        """Measurements of GPUs that jobs held since the hour of this time began; nothing of other jobs."""
         with self._lock:
             total: dict[int, Measured] = {}
             for hour, jobs in self._of_hours().items():

@@ -65,9 +65,9 @@ class _Open:
 
 @dataclass
 class JobSeries:
-    """Figures of one job; interval i lasts from `from_s` + i x `interval_s`, and what nobody measured is NaN.
+    """Figures of one job; interval i lasts from `from_s` + i x `interval_s`, and figures without a measurement are NaN.
 
-    All series have the same intervals, and one that was never measured takes no memory.
+    All series have the same intervals, and one without measurements takes no memory.
     """
 
     from_s: float
@@ -119,7 +119,7 @@ class JobSeries:
         self._open = {}
 
     def _halve(self) -> None:
-        """Two intervals become one. A last one without a partner becomes part of the one that is open."""
+        """Merge pairs of intervals. A last one without a partner becomes part of the one that is open."""
         weight = max(self.interval_s / FIRST_INTERVAL_S, 1.0)
         if self._length % 2:
             self._length -= 1
@@ -141,7 +141,7 @@ class JobSeries:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSeries:
-        """What `to_json` wrote; raises ValueError, KeyError or TypeError for anything else."""
+        """Read the values of `to_json`; raises ValueError, KeyError or TypeError for anything else."""
         found = cls(float(data["from_s"]), float(data["interval_s"]))
         if not (math.isfinite(found.from_s) and found.interval_s >= FIRST_INTERVAL_S):
             raise ValueError(f"a series from {found.from_s} in intervals of {found.interval_s} s")

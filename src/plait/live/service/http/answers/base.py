@@ -1,4 +1,4 @@
-"""What the models of answers have in common: attribute docstrings describe fields, and times have one meaning."""
+"""Common parts of the models of answers: attribute docstrings describe fields, and times have one meaning."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Queue(Answer):
 
 
 class Placement(Answer):
-    """An attempt of a job on GPUs of nodes that were asked about."""
+    """An attempt of a job on GPUs of the requested nodes."""
 
     job: str
     user: str
@@ -167,7 +167,7 @@ class GpuTenSeconds(Answer):
 
 
 class NodeUsage(Answer):
-    """What a node uses."""
+    """Resources that a node uses."""
 
     cpu: float
     """0 to 1."""
@@ -228,7 +228,7 @@ class JobLoss(Answer):
 
 
 class Losses(Answer):
-    """What stops would lose; jobs that save when they are stopped lose nothing and are left out."""
+    """Work that stops would lose; jobs that save when they are stopped lose nothing and are left out."""
 
     losses: list[JobLoss]
     text: str
@@ -258,7 +258,7 @@ class PolicyAnswer(Answer):
 class ForecastState(Answer):
     """Everything a forward simulation needs, for `plait.forecast`; jobs are numbered from 0 again.
 
-    What jobs run, their environment and why they failed is not in it.
+    Commands of jobs, their environments and reasons of failures are not in it.
     """
 
     version: int

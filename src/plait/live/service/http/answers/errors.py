@@ -6,7 +6,7 @@ from plait.live.service.http.answers.base import Answer
 
 
 class Problem(Answer):
-    """What went wrong, in which field, and what to do."""
+    """An error: its cause, the field, and the remedy."""
 
     message: str
     """A sentence for people."""

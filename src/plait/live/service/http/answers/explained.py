@@ -60,7 +60,7 @@ class StageTime(Answer):
 
 
 class SizeOption(Answer):
-    """What a size would bring to an adaptive job."""
+    """Goodput of an adaptive job at another size."""
 
     nodes: int
     gpus: int
@@ -83,7 +83,7 @@ class SizeOptions(Answer):
 
 
 class Explanation(Answer):
-    """Why a job waits, with what would start it; or how it runs beside those with which it shares GPUs."""
+    """Why a job waits, and the changes that would start it; or how it runs next to jobs that share its GPUs."""
 
     id: str
     number: int

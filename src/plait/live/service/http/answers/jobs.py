@@ -22,7 +22,7 @@ class SubmittedJob(Answer):
 
 
 class Stops(Answer):
-    """What stopping a job costs, and what stops have cost it."""
+    """The cost of stopping a job, and of its past stops."""
 
     lost_work_s: float
     """Seconds of work that nobody resumed from, so far."""
@@ -101,7 +101,7 @@ class BatchBounds(Answer):
 
 
 class AdaptiveJob(Answer):
-    """What is known of a job whose batch adapts."""
+    """State of a job whose batch adapts."""
 
     min_gpus: int
     max_gpus: int
@@ -126,7 +126,7 @@ class AdaptiveJob(Answer):
 
 
 class Measured(Answer):
-    """What only jobs have that have not ended, as their agents measure it."""
+    """Fields of unfinished jobs only, as their agents measure them."""
 
     step_s: float | None = None
     """Mean seconds of the recent iterations."""
@@ -242,7 +242,7 @@ class JobAttempt(Answer):
 
 
 class WholeJob(JobRow):
-    """Everything about one job: the row, what was asked for where it was given, and all attempts."""
+    """Everything about one job: the row, the fields of its request, and all attempts."""
 
     python: str | None = None
     """Interpreter that runs as `python` in the command."""
@@ -292,7 +292,7 @@ class ChangedJob(Answer):
 
 
 class JobId(Answer):
-    """The job that was asked about."""
+    """The requested job."""
 
     id: str
 

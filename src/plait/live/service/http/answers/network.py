@@ -16,7 +16,7 @@ class Region(Answer):
 
 
 class JobAggregation(Answer):
-    """What a job has of a switch and makes of it. Shares are 0 to 1, and null where nothing is known."""
+    """The switch of a job and its use. Shares are 0 to 1, and null where nothing is known."""
 
     granted: bool
     switch: str | None

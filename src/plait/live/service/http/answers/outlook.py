@@ -47,7 +47,7 @@ class NamedBlocker(Answer):
 
 
 class BlockedBy(Answer):
-    """What a job would wait for."""
+    """The blockers that a job would wait for."""
 
     kind: str
     """nothing, size, queue, placement, held, or compiling (no decision before what it needs is compiled)."""

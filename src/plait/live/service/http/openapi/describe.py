@@ -73,7 +73,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 @cache
 def examples() -> dict[str, Any]:
-    """What a service was asked and has answered: by operation `query`, `request` and `answer`, and `errors`."""
+    """Recorded requests and answers of a service: by operation `query`, `request` and `answer`, and `errors`."""
     found: dict[str, Any] = json.loads(_EXAMPLES.read_text(encoding="utf-8"))
     return found
 
@@ -124,7 +124,7 @@ def _errors(name: str, operation: dict[str, Any]) -> list[int]:
     """Which errors a request of this form can get."""
     method, path = name.split(" ")
     asked = "requestBody" in operation or any(p["in"] != "path" for p in operation.get("parameters", ()))
-    operation["responses"].pop("422", None)  # of another form, and said of names in paths as well
+    operation["responses"].pop("422", None)  # of another form, and declared for names in paths as well
     found = {401, 403, 500, 503, *(int(code) for code in operation["responses"] if int(code) >= 400)}
     found |= {404} if "{" in path else set()
     found |= {422} if asked else set()

@@ -1,4 +1,4 @@
-"""Schemas of messages: entries of the event log, and what agents and service say to each other.
+"""Schemas of messages: entries of the event log, and messages between agents and service.
 
 They are made of the dataclasses that the messages are; see `plait.core.codec.schema`.
 """

@@ -1,4 +1,4 @@
-"""What a route says of itself, beside its docstring and its parameters."""
+"""A route's declaration in the API, in addition to its docstring and its parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 PREFIX = "#/components/schemas/"
-#: Roles that may read what concerns nobody else.
+#: Roles that may read facts about the whole cluster.
 EVERYBODY = ("admin", "user", "viewer")
 #: Models of bodies that handlers parse themselves, by name.
 BODIES: dict[str, type[BaseModel]] = {}
@@ -34,10 +34,9 @@ def answers(
 ) -> Described:  # fmt: skip
     """Keywords for the decorator of a route.
 
-    `answer` is the model of its JSON, or a schema; None for none. `texts` are other media types and what they hold.
-    `body` is the model of what it parses, several models, or a schema; it may be left out
-    unless `body_required`. `roles` may call it, users only for their `own`
-    jobs. `conflict` says when it answers 409.
+    `answer` is the model of its JSON, or a schema; None for none. `texts` are other media types and their contents.
+    `body` is the model that it parses, several models, or a schema; it may be left out unless `body_required`. `roles`
+    may call it, users only for their `own` jobs. `conflict` describes its answer 409.
     """
     extra: dict[str, Any] = {"x-roles": list(roles), "x-own-jobs": own}
     found: Described = {"openapi_extra": extra, "responses": {}}

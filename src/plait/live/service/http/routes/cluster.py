@@ -145,9 +145,9 @@ async def losses(
     job: Annotated[list[str], Query(max_length=1000, description="Id or name of a job; may be repeated.")] = [],  # noqa: B006
     node: Annotated[list[str], Query(max_length=1000, description="Name of a node; may be repeated.")] = [],  # noqa: B006
 ) -> Response:
-    """What running jobs would lose if they were stopped now: these jobs, those on these nodes; all if none is named.
+    """Work that running jobs would lose if they were stopped now: these jobs, all on these nodes; all if none is named.
 
-    Users get those of their own jobs.
+    Users get losses of their own jobs.
     """
     api = api_of(request)
     token = api.who(request)
@@ -166,7 +166,7 @@ async def network(request: Request) -> Response:
 
 @router.post("/v1/nodes/{node}/gone", **answers(NodeRow, body=GoneIn, roles=_ADMIN))
 async def node_gone(request: Request, node: NodeName) -> Response:
-    """The backend says that a node is dead; only speeds up what its silence does."""
+    """The backend reports a node as dead; only speeds up the effect of its silence."""
     api = api_of(request)
     api.who(request, "admin")
     said = parse(GoneIn, await api.body(request))
@@ -188,7 +188,7 @@ async def forget_node(request: Request, node: NodeName) -> Response:
 async def _shown(api: Api, node: str) -> Response:
     found = await api.worker.look(lambda engine, now_s: engine.nodes(now_s))
     shown = next((n for n in found if n["id"] == node), None)
-    if shown is None:  # forgotten in the meantime, by somebody else
+    if shown is None:  # forgotten by another request in the meantime
         raise LookupError(f"no node {node[:40]!r} any more; `plait nodes` shows those there are")
     return Json(shown)
 
@@ -259,7 +259,7 @@ async def events(
 def _try_out(policy: str, modules: Collection[str], folder: FilePath, network: bool) -> None:
     """Load and compile what a policy needs: in the engine's thread all users and agents would wait for that.
 
-    Raises `InputError` for one that there is not, that may not be named over HTTP, or whose options it does not take.
+    Raises `InputError` for a policy that does not exist, that may not be named over HTTP, or with unknown options.
     """
     from plait.live.service.warmup import warm_up
 

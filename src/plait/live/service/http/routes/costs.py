@@ -1,4 +1,4 @@
-"""What the cluster costs, and whose jobs cost how much."""
+"""Costs of the cluster, by job, user and project."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def costs(
     job: str | None = Query(None, max_length=20, description="Only the row of this job."),
     limit: int = Query(100, ge=0, le=MOST_JOBS, description="Jobs at most, the costliest first."),
 ) -> Response:
-    """What the cluster cost in the last `hours`, by user, project and the `limit` costliest jobs, or one `job` alone.
+    """Costs of the cluster in the last `hours`, by user, project and the `limit` costliest jobs, or one `job` alone.
 
     Users see the sums of all, and rows of their own.
     """

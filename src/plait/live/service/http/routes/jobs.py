@@ -36,7 +36,7 @@ from plait.live.store import Token
 
 #: Addresses of this machine for itself.
 _LOOPBACK = ("127.0.0.1", "::1")
-#: What a key may be made of.
+#: Characters of a key.
 KEY = r"^[!-~]+$"
 #: The header that lets a request be sent again.
 Key = Annotated[
@@ -44,7 +44,7 @@ Key = Annotated[
 ]
 _ANOTHER = "A submission with other jobs had this key."
 _REUSED = "The job has ended, or would lose work, or another request had this key."
-#: Some fields of a job, which are checked together with those that it had.
+#: Some fields of a job, which are checked together with its current ones.
 _DIFFERENT = {"type": "object", "description": "Fields of a submission that are to be different."}
 _OVER = "The job has ended."
 router = APIRouter(tags=["jobs"])
@@ -57,7 +57,7 @@ router = APIRouter(tags=["jobs"])
 async def submit(request: Request, key: Key = None) -> Response:
     """Submit one job, or several, all or none; they are stored when the answer comes.
 
-    With an `Idempotency-Key` it may be asked again: the same key of the same user gets the jobs of the first time.
+    With an `Idempotency-Key` it may be repeated: the same key of the same user gets the jobs of the first time.
     """
     api = api_of(request)
     token = api.who(request, "admin", "user")
@@ -202,7 +202,7 @@ async def requeue(request: Request, job: JobName, key: Key = None) -> Response:
     **answers(SubmittedJob, body=_DIFFERENT, body_required=False, roles=("admin", "user"), own=True, conflict=_ANOTHER),
 )
 async def clone(request: Request, job: JobName, key: Key = None) -> Response:
-    """Submit a job like this one, of any state, as a new job of whoever asks; it begins at the beginning.
+    """Submit a job like this one, of any state, as a new job of the caller; it starts from scratch.
 
     The body has the fields that are to be different, as in a submission; null: as if it had not been given.
     """
@@ -224,7 +224,7 @@ async def clone(request: Request, job: JobName, key: Key = None) -> Response:
 
 
 async def _changed(api: Api, number: int, token: Token, remarks: list[str]) -> Response:
-    """A job after a change of it, as it is by now."""
+    """A job after a change of it."""
     state = (await api.live(number)).get("state") or (await api.row(job_name(number), token))["state"]
     return Json({"id": job_name(number), "state": state, **({"remarks": remarks} if remarks else {})})
 
@@ -303,7 +303,7 @@ async def job_events(
 
 
 def _submit(engine: Engine, requests: list[dict[str, Any]], token: Token, now_s: float, key: str | None) -> list[int]:
-    """Store the jobs; `InputError` for one of a project that nobody made."""
+    """Store the jobs; `InputError` for one of a project that does not exist."""
     for project in dict.fromkeys(str(request["project"]) for request in requests):
         if project != token.project:
             engine.check_project(project)
@@ -340,7 +340,7 @@ def in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:
 
 
 def _only(entry: dict[str, Any], number: int, token: Token) -> dict[str, Any]:
-    """Of a submission of several jobs, the one that was asked about."""
+    """The requested job of a submission of several."""
     event = entry["event"]
     if event["type"] == "Requested":
         event["requests"] = [event["requests"][number - event["first"]]]

@@ -1,4 +1,4 @@
-"""What the processes of a job wrote: parts of it, or a stream that goes on."""
+"""Output of the processes of a job: parts of it, or a continuing stream."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ async def _follow(
 ) -> AsyncIterator[str]:
     """The log of the newest attempt, then of the next one, until the job has ended and all of it was sent.
 
-    Between attempts an event `notice` says why the job does not run, and when the next attempt begins. `may` raises
-    `Denied` once the token was revoked: a stream that is open is no way around that.
+    Between attempts an event `notice` explains why the job does not run and when the next attempt begins. `may` raises
+    `Denied` once the token is revoked, for open streams, too.
     """
     epoch, said, patience, noticed = 0, time.monotonic(), 0, 0
     while not api.closing.is_set():
@@ -153,7 +153,7 @@ async def _follow(
 
 
 def _between(attempt: dict[str, Any], noticed: int) -> str:
-    """How an attempt ended, unless that was said."""
+    """How an attempt ended, unless that was in the stream already."""
     if noticed == attempt["epoch"]:
         return ""
     cause = attempt["cause"]

@@ -17,7 +17,7 @@ from plait.live.service.http.answers.reports import ReportList
 from plait.live.service.http.api import Json, api_of
 from plait.live.service.http.openapi.routes import answers
 
-#: What a report may be called, and the bytes it may have; reports that are listed.
+#: Names of reports, their maximum bytes, and the number that is listed.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,120}\.html")
 LARGEST, MOST = 50 * 2**20, 500
 #: Bytes in which the title is searched.

@@ -1,4 +1,4 @@
-"""What jobs use over time."""
+"""Resource use of jobs over time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SeriesOut(BaseModel):
 
 
 class RankUsageOut(BaseModel):
-    """What one process of a job used in the last seconds, its children included."""
+    """Recent use of one process of a job, its children included."""
 
     rank: int
     node: str
@@ -63,7 +63,7 @@ async def job_usage(
     job: JobName,
     points: int = Query(MOST_POINTS, ge=10, le=MOST_POINTS, description="Intervals at most."),
 ) -> Response:
-    """What a job uses over time: GPUs, CPU, memory, disk, network, stages, goodput and batch size.
+    """Use of a job over time: GPUs, CPU, memory, disk, network, stages, goodput and batch size.
 
     At most `points` intervals: where there are more, they get longer.
     """

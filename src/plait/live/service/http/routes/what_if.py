@@ -1,4 +1,4 @@
-"""What would be if: a submission that is not made, and the queue under another choice."""
+"""Outlooks: of a submission that is not made, and of the queue under another choice."""
 
 from __future__ import annotations
 
