@@ -31,12 +31,12 @@ def file_of(layout: Layout, name: str, kind: str) -> Path:
 
 
 def record_file(layout: Layout, name: str) -> Path:
-    """Where a service of this name says that it is there."""
+    """The file in which a service of this name announces itself."""
     return layout.home / f"service-{name}.json"
 
 
 def records(layout: Layout) -> dict[str, dict[str, Any]]:
-    """What services that stand ready say, by name."""
+    """Announcements of ready services, by name."""
     found = {}
     for path in sorted(layout.home.glob("service-*.json")):
         record = procs.read_json(path)
@@ -46,7 +46,7 @@ def records(layout: Layout) -> dict[str, dict[str, Any]]:
 
 
 def own_process() -> dict[str, Any]:
-    """What names the process that asks, and its machine."""
+    """Identity of the calling process and its machine."""
     process = procs.Process.of(os.getpid())
     return {} if process is None else {**vars(process), "host": socket.gethostname()}
 

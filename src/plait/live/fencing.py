@@ -1,8 +1,8 @@
 """Epochs on disk: before a new attempt of a job begins, older ones are made unable to commit a checkpoint.
 
-A job's folder has a file `EPOCH`, the highest attempt whose checkpoints count. It is written, and forced to disk,
-after an attempt is in the log and before any agent hears of it. Whoever leads no more may still come here, late: what
-it finds is of its successor then, and stays.
+A job's folder has a file `EPOCH`, the highest attempt whose checkpoints count. It is written, and forced to disk, after
+an attempt is in the log and before any agent receives it. A former leader may still come here, late: the file it finds
+is of its successor then, and stays.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Fences:
     def next_epoch(self, number: int, epoch: int) -> int:
         """The epoch of a job's next attempt, its last one being `epoch`; raises `OSError` for an error that may pass.
 
-        Above every one that the job's folder has seen, which may be more than a store knows that was put back. A
-        folder that cannot be made accessible counts as one that has seen none, because `write` raises an error for it.
+        Higher than any epoch in the job's folder, which may be more than a restored store knows. A folder that cannot
+        be made accessible counts as empty, because `write` raises an error for it.
         """
         try:
             _mend(self.layout.job(number))
@@ -53,10 +53,10 @@ class Fences:
     def write(self, number: int, epoch: int, first: int) -> None:
         """Only attempts of a job from this epoch on may commit; raises `OSError` where that cannot be written.
 
-        What the folder holds before the `first` attempt is of another job of its number, and is put aside.
+        Contents of the folder from before the `first` attempt are of another job of its number, and are put aside.
         """
         _mend(self.layout.job(number))
-        if self._on_disk(number) >= epoch:  # nothing to do, whoever has the lock, perhaps stopped
+        if self._on_disk(number) >= epoch:  # nothing to do, whichever process has the lock, perhaps stopped
             return
         make_private(self.layout.job(number))
         with self._alone(number):
@@ -69,7 +69,7 @@ class Fences:
 
     @contextmanager
     def _alone(self, number: int) -> Iterator[None]:
-        """Between looking and writing nobody else writes; waiting is left to the caller, who comes again."""
+        """Between looking and writing no other process writes; waiting is left to the caller, who comes again."""
         path = self.layout.epoch_file(number).with_name("EPOCH.lock")
         _plain(path)
         with open(path, "ab") as lock:
@@ -96,14 +96,14 @@ def _mend(folder: Path) -> None:
     """Put aside what a job has put in the place of its folder, and make the folder accessible again."""
     if not os.path.lexists(folder):
         return
-    if not folder.is_dir():  # also a link to nowhere, beside which no folder can be made
+    if not folder.is_dir():  # also a link to nowhere, next to which no folder can be made
         folder.rename(folder.with_name(f"{folder.name}.odd-{time.time_ns()}"))
     elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         folder.chmod(0o700)
 
 
 def _plain(path: Path) -> None:
-    """Put aside what is no plain file: jobs can write there, and a pipe would hold up whoever opens it."""
+    """Put aside anything but a plain file: jobs can write there, and a pipe would hold up its reader."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             path.rename(path.with_name(f"{path.name}.odd-{time.time_ns()}"))

@@ -33,7 +33,7 @@ from plait.core.files import OWNER_ONLY, create_file, replace_file
 DEFAULT_HOME = "~/.plait"
 #: The name of a home's first service, whose log and lock are service.log and service.lock, and that of a standby.
 FIRST, SECOND = "1", "2"
-#: What a node may be called: its name is that of a folder.
+#: Form of a node's name, which is also that of a folder.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Attempts that a job can have had.
 MOST_EPOCHS = 10**9
@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def service_file(self) -> Path:
-        """Where the service says how it is reached."""
+        """The file with the address of the service."""
         return self.home / "service.json"
 
     @property
@@ -95,7 +95,7 @@ class Layout:
         return self.home / "nodes" / node
 
     def job(self, number: int) -> Path:
-        """What a job keeps over its attempts."""
+        """The folder that a job keeps over its attempts."""
         return self.home / "jobs" / job_name(number)
 
     def epoch_file(self, number: int) -> Path:
@@ -116,7 +116,7 @@ class Layout:
         return self._shared / f"lease-{node}" if self._shared else self.node(node) / "lease"
 
     def leases(self) -> list[Path]:
-        """Those of all nodes of this machine."""
+        """Lease files of all nodes of this machine."""
         return sorted(self._shared.glob("lease-*") if self._shared else self.home.glob("nodes/*/lease"))
 
     @property
@@ -147,7 +147,7 @@ def read_epoch(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file (`flock`); one that looks holds it for a moment, too."""
+    """Whether a process holds the lock of a file (`flock`); a check holds it for a moment, too."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -164,12 +164,12 @@ def is_locked(path: Path) -> bool:
 
 
 def may_lead(layout: Layout) -> bool:
-    """Whether a service of this home may be running: it says so in its file, or holds its lock."""
+    """Whether a service of this home may be running, by its file or its lock."""
     return layout.service_file.exists() or any(is_locked(path) for path in layout.home.glob("service*.lock"))
 
 
 def make_private(folder: Path) -> Path:
-    """The folder, made for its owner alone if it is not there, and so are those above it that are not."""
+    """The folder, made for its owner alone if missing, and so are missing folders above it."""
     if not folder.exists():
         if not folder.parent.exists():
             make_private(folder.parent)
@@ -178,7 +178,7 @@ def make_private(folder: Path) -> Path:
 
 
 def network_secret(layout: Layout) -> bytes:
-    """What the tokens of jobs for switches are made of: the same for all services of a home, made when first asked.
+    """The key of the jobs' tokens for switches: the same for all services of a home, made at the first call.
 
     Services that ask at once get the same: the file appears whole, on the disk, and is never replaced. Raises
     `InputError` for a file that holds no secret, as after an interrupted copy of the home.

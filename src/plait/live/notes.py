@@ -1,4 +1,4 @@
-"""For people: lines at a terminal, on standard error, beside results and never among them; and dates."""
+"""Lines for people at a terminal, on standard error and never among the results; and dates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def note(text: str) -> None:
-    """A line for people, beside the results."""
+    """Print a line for people, apart from the results."""
     print(f"plait: {text}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Certificates by which agents and clients verify the service: its own, and those of the usual authorities.
+"""Certificates by which agents and clients verify the service: its own, and the usual authorities'.
 
 The home folder names the service's address and holds the tokens for it, so it also holds its certificate. Nodes need no
 configuration of a private authority, and replacing the certificate takes effect everywhere.
@@ -19,7 +19,7 @@ _PUBLIC = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n
 
 
 def certificates(path: str | Path) -> str:
-    """The certificates in a file, without a key that may be beside them."""
+    """The certificates in a file, without a key that may be there, too."""
     return "".join(_PUBLIC.findall(Path(path).read_text(encoding="ascii", errors="replace")))
 
 
@@ -45,4 +45,4 @@ def trust(made: ssl.SSLContext, layout: Layout | None, url: str) -> None:
     if isinstance(known, str):
         with contextlib.suppress(ssl.SSLError):  # not one: then it is not trusted
             made.load_verify_locations(cadata=known)
-        made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself, whoever signed it
+        made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself, whatever its issuer

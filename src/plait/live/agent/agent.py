@@ -49,7 +49,7 @@ from plait.live.system.procs import Process
 __all__ = ["HELD_BACK", "Agent", "AlreadyRuns", "Settings"]
 
 _TICK_S = 0.5
-#: The end of one of several jobs in a process wakes nobody, and neither do guests that have freed memory.
+#: The end of one of several jobs in a process wakes no waiting call, and neither do guests that have freed memory.
 _SHARED_TICK_S = 0.1
 _LEAVES = "its node is leaving"
 #: Seconds after which a missing home folder counts as deleted.
@@ -81,7 +81,7 @@ class Agent(ProcessManager):
         trust = partial(tls.context, self.layout)
         self.link = Link(self._address, self.observe, self.obey, self._unsent, self.log, trust)
         self._leaving = self._stop_jobs = False
-        #: When the node leaves (monotonic clock), once it was asked to leave with its jobs; whether it has left.
+        #: When the node leaves (monotonic clock), after a request to leave with its jobs; whether it has left.
         self._leave_at, self._left = math.inf, False
         for remembered in self.journal.memory.attempts.values():
             with self._quarantined(attempt := self._new(remembered.run)):
@@ -128,7 +128,7 @@ class Agent(ProcessManager):
             )
 
     def _measure(self) -> None:
-        """Note what each attempt uses; not of those that share a process, whose parts nobody can tell apart."""
+        """Note the resource use of each attempt; not of attempts that share a process, whose parts are inseparable."""
         runners = {
             a.key: a.process for a in self.attempts.values() if a.alive and not a.shares and a.process is not None
         }
@@ -329,8 +329,8 @@ class Agent(ProcessManager):
     def _look_for_home(self) -> None:
         """End jobs and agent if the home folder stays deleted or moved: nothing can be stored there.
 
-        Another folder at its path is not the home: whoever ends late may have made it. Storage that does not answer
-        may still have the home.
+        Another folder at its path is not the home: a process that ends late may have made it. Storage that does not
+        answer may still have the home.
         """
         try:
             here = _identity(self.layout.home) == self._home

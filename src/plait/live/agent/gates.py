@@ -48,7 +48,7 @@ class Gates:
             version += 1
             control = {"version": version, "made_by": VERSION, "oldest": OLDEST} | facts
             procs.write_json(attempt.folder / "control.json", control)
-        if attempt.page is not None:  # also without news: an agent may have died before it said so
+        if attempt.page is not None:  # also without news: an agent may have died before it wrote this
             attempt.page.control(version)
 
     def _entry(self, attempt: LocalAttempt) -> dict[str, Any] | None:

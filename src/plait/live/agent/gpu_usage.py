@@ -54,7 +54,7 @@ class GpuWindow:
         return [GpuMean(_sum([self._share(now_s, one) for one in some]), _memory(some)) for some in here]
 
     def _share(self, now_s: float, one: Busy) -> float | None:
-        """The part of the time that a process marked as GPU work, between ends of steps: a step says nothing before."""
+        """The part of the time that a process marked as GPU work, between ends of steps; open steps do not count."""
         if one.busy_s is None:
             return None
         steps = self._steps.setdefault(one.key, deque())

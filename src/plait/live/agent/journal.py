@@ -1,4 +1,4 @@
-"""What an agent must know after its own death, one JSON line an entry, on the disk before it is acted on.
+"""Facts that an agent must keep after its own death, one JSON line an entry, on the disk before it acts on them.
 
     {"what": "term", "term": 3}                          leaders below it are refused
     {"what": "start", "run": {...}}                      this process is about to be started
@@ -64,7 +64,7 @@ class Journal:
         self._rewrite()
 
     def _rewrite(self) -> None:
-        """Replace the file by one that holds what is remembered, and go on in that."""
+        """Replace the file by one that holds only the present memory, and continue in that."""
         text = "".join(_line(entry) for entry in entries_of(self.memory))
         replace_file(self.path, text, mode=OWNER_ONLY, durable=True)
         old, self._file = self._file, open(self.path, "ab", buffering=0)  # noqa: SIM115
@@ -138,7 +138,7 @@ def _take(memory: Memory, entry: dict[str, Any]) -> None:
 
 
 def entries_of(memory: Memory) -> list[dict[str, Any]]:
-    """The shortest journal that says the same."""
+    """The shortest journal with the same content."""
     entries: list[dict[str, Any]] = [{"what": "term", "term": memory.term}]
     if memory.epochs:
         entries.append({"what": "epochs", "epochs": memory.epochs})

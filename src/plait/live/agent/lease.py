@@ -1,15 +1,15 @@
 """The lease of a node: how long what runs on it may go on without a word from the service. A dead-man clock.
 
-The agent writes down when it asked the question that the service answered last. Each runner reads that, and ends its
-job when the lease is over, whether or not the agent lives: `Deadman`. The service calls a node lost only later than
-that, so no job runs twice at once. Times are of CLOCK_BOOTTIME, which goes on while the machine sleeps.
+The agent writes the time of the request that the service answered last. Each runner reads that, and ends its job when
+the lease is over, whether or not the agent lives: `Deadman`. The service takes a node as lost only later than that, so
+no job runs twice at once. Times are of CLOCK_BOOTTIME, which continues while the machine sleeps.
 
-    asked          stop_s                    kill_s  until_s                 the service calls the node lost
+    request        stop_s                    kill_s  until_s                 the service takes the node as lost
     |--------------|-------------------------|-------|-----------------------|
                    SIGTERM, for a checkpoint SIGKILL the kernel kills the runner, and with it the job
 
-A parked lease has no end: `plait down` has stopped the service, so that nobody can start the job elsewhere. Who starts
-a service ends that first (`unpark`), with a whole lease from then on.
+A parked lease has no end: `plait down` has stopped the service, so that the job cannot start elsewhere. The start of a
+service ends that first (`unpark`), with a whole lease from then on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOK_SHARE, _LONGEST_LOOK_S, _SHORTEST_LOOK_S = 0.1, 5.0, 0.2
 
 @dataclass(frozen=True)
 class Lease:
-    """When the question was asked that the service answered last, and the seconds that counts for; both finite.
+    """Time of the request that the service answered last, and the seconds that it counts for; both finite.
 
     `parked`: it does not end.
     """
@@ -71,13 +71,13 @@ class Lease:
 
 
 def sound_lease_s(lease_s: float) -> float:
-    """The seconds that a service said, if they can be; else so few that nothing relies on them."""
+    """The service's value in seconds, if it is possible; otherwise so few that nothing relies on them."""
     return lease_s if 0 < lease_s < 1e9 else 0.001
 
 
 def read(path: str | os.PathLike[str]) -> Lease | None:
     """The lease in a file; None if there is none, or one of another user, or of another boot."""
-    for _ in range(3):  # whoever reads in the middle of a write reads again
+    for _ in range(3):  # a read in the middle of a write is repeated
         try:
             with procs.open_plain(path) as file:
                 if os.fstat(file.fileno()).st_uid != os.geteuid():
@@ -111,16 +111,16 @@ def write(path: Path, lease: Lease) -> None:
 
 @dataclass
 class NodeLease:
-    """The lease of a node as its agent has it, and the file that says so."""
+    """The lease of a node in its agent's memory, and the file that has it."""
 
     path: Path
     now: Lease
-    #: The last one that was over before it was renewed.
+    #: The last lease that was over before it was renewed.
     over: Lease | None = None
 
     @classmethod
     def of(cls, path: Path, lease_s: float) -> NodeLease:
-        """What an earlier agent wrote down; else one from now on, which counts for nobody who runs already."""
+        """The lease that an earlier agent wrote; otherwise one from now on, which counts for no running job."""
         return cls(path, read(path) or Lease(procs.boot_s(), lease_s))
 
     def renew(self, lease: Lease) -> None:
@@ -145,7 +145,7 @@ class NodeLease:
 
 
 def unpark(paths: list[Path]) -> None:
-    """From now on somebody leads: leases that had no end have one, a whole lease from now."""
+    """From now on a service leads: leases without an end have one, a whole lease from now."""
     for path in paths:
         lease = read(path)
         if lease is not None and lease.parked:

@@ -39,7 +39,7 @@ _MOST_BYTES = 64 << 20
 
 
 class Unreachable(Exception):
-    """The service did not answer, or its answer is invalid; the message says why."""
+    """The service did not answer, or its answer is invalid; the message has the reason."""
 
 
 class _OtherVersion(ValueError):
@@ -230,14 +230,14 @@ class _Connection:
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             raise Unreachable(_why(error)) from None
-        try:  # a kept-open connection may have been closed meanwhile: once more on a new one
+        try:  # a kept-open connection may have been closed meanwhile: retry on a new one
             return self._try(report)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             raise Unreachable(_why(error)) from None
 
     def _try(self, report: Observed) -> Assignment:
-        """Send and read; once more in the previous version if the service does not know this one."""
+        """Send and read; retry in the previous version if the service does not know this one."""
         try:
             return self._send(report)
         except _OtherVersion:

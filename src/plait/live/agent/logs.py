@@ -1,6 +1,6 @@
 """Reading parts of a log that is being written and turned over.
 
-Offsets count bytes since the process started, over all files of its log. `log.json` says by inode where each file
+Offsets count bytes since the process started, over all files of its log. `log.json` has by inode where each file
 begins; it names a new file before names change, so files opened first and looked up afterwards are never mixed up.
 """
 

@@ -1,4 +1,4 @@
-"""What a node has and how much of it is in use, from /proc and, where there is an NVIDIA driver, NVML."""
+"""Resources of a node and their use, from /proc and, where there is an NVIDIA driver, NVML."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Nvml:
             return GpuUsage()
 
     def _memory(self, handle: Any) -> tuple[float, float]:
-        """Bytes of a GPU that processes can have, and those that they use.
+        """Bytes of a GPU that processes can have, and bytes in use.
 
         The total contains what driver and firmware reserve, some hundred MiB of a data-centre GPU. Whether the bytes in
         use contain it too differs between drivers, so they are computed from the free ones.
@@ -63,7 +63,7 @@ class Nvml:
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
             total = float(info.total - info.reserved)
-        except Exception:  # a driver before 510 does not say what it reserves
+        except Exception:  # a driver before 510 does not report its reserved bytes
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
             total = float(info.total)
         return total, max(total - float(info.free), 0.0)
@@ -110,8 +110,8 @@ class Monitor:
     """The hardware of a node and its use, read at most once a second.
 
     `cuda` numbers of the machine's GPUs that are the node's 0, 1, ...; None = slots of CPU, `slots` of them. `rack` and
-    `gpu_kind` are the configured values of the node; without a kind, the driver's. `slot_memory_bytes`: what a
-    slot is said to have, 0: not limited.
+    `gpu_kind` are the configured values of the node; without a kind, the driver's. `slot_memory_bytes`: what a slot is
+    declared to have, 0: not limited.
     """
 
     def __init__(

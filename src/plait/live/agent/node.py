@@ -47,7 +47,7 @@ def take_node(layout: Layout, node: str) -> int:
     """Lock the folder of a node; raises `AlreadyRuns`."""
     folder = make_private(layout.node(node))
     fd = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    for _ in range(_LOCK_TRIES):  # whoever looks whether an agent runs holds the lock for a moment
+    for _ in range(_LOCK_TRIES):  # a process that checks whether an agent runs holds the lock for a moment
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return fd

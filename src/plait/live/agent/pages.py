@@ -1,4 +1,4 @@
-"""What a job's process says of itself, read from its page; nothing in it is trusted to be finite or to make sense."""
+"""Reports of a job's process, read from its page; nothing in it is trusted to be finite or to make sense."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class PageReader:
         self._write("stop", flag)
 
     def control(self, version: int) -> None:
-        """Say that control.json is new."""
+        """Announce a new control.json."""
         self._write("control_version", version)
 
     def _write(self, name: str, value: int) -> None:
@@ -134,10 +134,10 @@ class PageReader:
         return Memory(float(peak), float(last.device_persistent_bytes), float(last.host_spill_bytes))
 
     def stuck(self, least_s: float) -> str | None:
-        """What its job hangs in: a stage that has been open for ten iterations and at least so many seconds.
+        """The stage in which its job hangs: open for ten iterations and at least so many seconds.
 
-        Seconds in which its runner had frozen it do not count. Before the second iteration nobody knows how long one
-        takes (models are compiled in the first).
+        Seconds in which its runner had frozen it do not count. Before the second iteration the usual duration is
+        unknown (models are compiled in the first).
         """
         page = self._page
         if page is None or page.state != JobState.RUNNING:
@@ -181,7 +181,7 @@ class PageReader:
 
 
 def _adaptive(page: Page) -> Adaptive | None:
-    """What a job says whose batch adapts; None for others, and before it has said anything."""
+    """The report of a job whose batch adapts; None for others, and before its first report."""
     progress, batch_size = _above_zero(page.number("progress")), _above_zero(page.number("batch_size"))
     goodput, limits = page.goodput, page.limits
     if progress is None and batch_size is None and goodput is None and limits is None:

@@ -1,7 +1,7 @@
-"""What the processes of each attempt use of the node: CPU, memory and disk, from /proc.
+"""Use of the node by the processes of each attempt: CPU, memory and disk, from /proc.
 
-One pass over /proc serves all attempts of a node. Counters of a process include those of children that have ended and
-were waited for, so that sums over a tree of processes do not lose them.
+One pass over /proc serves all attempts of a node. Counters of a process include ended children that were waited for, so
+that sums over a tree of processes do not lose them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ProcessUsage:
         self._known: dict[Key, Resources] = {}
 
     def read(self, now_s: float, runners: Mapping[Key, Process]) -> Mapping[Key, Resources]:
-        """What each attempt used since the sample before, new if that is old enough.
+        """Use of each attempt since the previous sample, new if that is old enough.
 
         `now_s`: monotonic seconds. `runners`: the process of each attempt from which all others of it descend. An
         attempt is in the answer once it was sampled twice.

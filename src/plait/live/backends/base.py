@@ -1,7 +1,7 @@
-"""What a backend is: it brings agents to nodes, keeps them there, and takes them away. Nothing else.
+"""A backend brings agents to nodes, keeps them there, and takes them away. Nothing else.
 
-Agents talk to the service themselves, whoever started them, so a backend never sees a job: placement, desired state and
-truth stay with the service. All nodes see the home folder under the same path.
+Agents talk to the service themselves, however they were started, so a backend never sees a job: placement, desired
+state and truth stay with the service. All nodes see the home folder under the same path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BackendNode:
 
 
 class NodeBackend(Protocol):
-    """Agents on the nodes of some engine. What it must remember it derives from the engine and the home folder."""
+    """Agents on the nodes of some engine. A backend derives its memory from the engine and the home folder."""
 
     name: str
 
@@ -54,19 +54,19 @@ class NodeBackend(Protocol):
         """All nodes that it knows of."""
 
     def expected(self) -> int:
-        """How many nodes join soon after `start`, for whoever waits for them."""
+        """How many nodes join soon after `start`; callers wait for these."""
 
     def expected_gpus(self) -> int:
-        """How many GPUs those nodes have; 0 if it cannot tell before they join."""
+        """How many GPUs these nodes have; 0 if unknown before they join."""
 
     def most_gpus(self) -> int:
         """How many GPUs its nodes may have one day: jobs that need more are refused, others wait for nodes.
 
-        `ANY_SIZE` if it cannot tell; 0 if there are never more nodes than those that `start` brings.
+        `ANY_SIZE` if unknown; 0 if there are never more nodes than `start` brings.
         """
 
     def stop(self, jobs: bool) -> None:
-        """Take the agents away; with `jobs` their jobs too (gracefully), else those run on for the next agents."""
+        """Take the agents away; with `jobs` their jobs too (gracefully), otherwise jobs run on for the next agents."""
 
 
 def whole(options: Mapping[str, Any], name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Agents of one home folder on the machine where this runs, whoever wanted them there: started, found again, ended."""
+"""Agents of one home folder on this machine, for any caller: started, found again, ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from plait.live.system import procs
 from plait.live.system.procs import Process
 
 _MOST_LOG_BYTES = 5_000_000
-#: Says the pid of what becomes the agent: child of nobody, in a session of its own, so that whoever started it may die,
+#: Prints the pid of the process that becomes the agent: orphaned, in a session of its own, so that its starter may die,
 #: and where that is allowed not as nice as Ray makes its workers (15), which jobs would inherit.
 _DETACH = """
 import os, sys
@@ -54,8 +54,8 @@ class DetachedProcess(subprocess.Popen[bytes]):
 class AgentHost:
     """Starts and ends agents of nodes on this machine.
 
-    `detached` agents are nobody's children and get nothing of the environment of `RAY_`: neither the end of the process
-    that started them nor that of its supervisor reaches them, and jobs do not see the secrets of the engine.
+    `detached` agents are orphans and get nothing of the environment of `RAY_`: neither the end of the process that
+    started them nor that of its supervisor reaches them, and jobs do not see the secrets of the engine.
     """
 
     def __init__(self, layout: Layout, stop_grace_s: float, *, detached: bool = False) -> None:
@@ -65,7 +65,7 @@ class AgentHost:
         self._born: dict[str, Process] = {}
 
     def spawn(self, name: str, size: Mapping[str, object]) -> None:
-        """Start the agent of a node; `size` are its options that say what the node is, by long name."""
+        """Start the agent of a node; `size` are its options for the size of the node, by long name."""
         folder = make_private(self.layout.node(name))
         own, common = folder / "enrol", self.layout.home / "enrol"  # older homes have one token for all nodes
         if not own.exists() or (common.exists() and filecmp.cmp(own, common, shallow=False)):
@@ -97,7 +97,7 @@ class AgentHost:
         return Process.of(pid) or Process(pid, -1, "")
 
     def agent(self, name: str) -> Process | None:
-        """The running agent of a node that has said so."""
+        """The running agent of a node that has reported so."""
         record = procs.read_json(self.layout.node(name) / "agent.json") or {}
         pid, start, boot = record.get("pid"), record.get("start_time"), record.get("boot")
         if not (isinstance(pid, int) and isinstance(start, int) and isinstance(boot, str)):
@@ -106,7 +106,7 @@ class AgentHost:
         return process if process.alive else None
 
     def pid(self, name: str) -> int | None:
-        """The running agent of a node, or one that is being born; None where there is none."""
+        """The pid of a running or starting agent of a node; None where there is none."""
         started, known = self._started.get(name), self.agent(name) or self._born.get(name)
         if known is None and started is not None and started.poll() is None:
             return started.pid
@@ -120,7 +120,7 @@ class AgentHost:
         return is_locked(self.layout.node(name) / "agent.lock")
 
     def end(self, names: Sequence[str], jobs: bool, size_of: Callable[[str], Mapping[str, object]]) -> None:
-        """Signal, wait, and kill those that do not end (their jobs' runners are found by the next agent)."""
+        """Signal, wait, and kill agents that do not end (their jobs' runners are found by the next agent)."""
         until = time.monotonic() + (self.stop_grace_s + RUNNER_PATIENCE_S if jobs else 0.0) + 5.0
         for name in names:
             if jobs and not self.runs(name) and self.has_jobs(name):
@@ -162,7 +162,7 @@ class AgentHost:
         return (known.process is not None and known.process.alive) or bool(procs.marked(mark_of(self.layout, *key)))
 
     def _wait_for(self, name: str, timeout_s: float = 5.0) -> None:
-        """Wait while an agent is being born, until it has said that it runs or has ended."""
+        """Wait while an agent is starting, until it reports that it runs or has ended."""
         until = time.monotonic() + timeout_s
         while self.agent(name) is None and self.runs(name) and time.monotonic() < until:
             time.sleep(0.01)

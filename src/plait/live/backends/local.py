@@ -1,8 +1,7 @@
 """Agents on this machine: one process a node, in sessions of their own, so that they outlive the service.
 
-    backend = LocalBackend(layout, nodes=2, gpus_per_node=4)
-    backend.start()                     # takes over agents that already run, starts the others
-    backend.maintain()                      # each second: starts those that died
+    backend = LocalBackend(layout, nodes=2, gpus_per_node=4) backend.start()                     # takes over agents
+    that already run, starts the others backend.maintain()                  # each second: starts agents that died
     backend.stop(jobs=True)
 
 A node is a share of the machine's GPUs or, where there are none, so many slots of CPU. Several nodes on one machine
@@ -40,7 +39,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine is: its GPUs as the driver names them, CPU cores that may be used, whether agents can run."""
+    """The local machine: its GPUs by the driver's names, CPU cores that may be used, whether agents can run."""
 
     gpus: tuple[Gpu, ...]
     cores: float
@@ -48,7 +47,7 @@ class Machine:
 
 
 def detect() -> Machine:
-    """Look at this machine; `problem` says why agents cannot run on it, if so."""
+    """Look at this machine; `problem` is the reason why agents cannot run on it, if any."""
     if not sys.platform.startswith("linux"):
         return Machine((), float(os.cpu_count() or 1), f"agents need Linux, this is {sys.platform}; use a container")
     problem = None if hasattr(os, "pidfd_open") else "agents need Linux 5.3 or newer (pidfd_open)"
@@ -66,7 +65,7 @@ class LocalNode:
 
 
 def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda: bool | None) -> list[LocalNode]:
-    """The nodes to be: all GPUs in equal parts, or slots (2 nodes of 4 unless said otherwise).
+    """Divide a machine into nodes: all GPUs in equal parts, or slots (2 nodes of 4 unless given).
 
     `cuda` None takes GPUs where there are any. Raises InputError for more GPUs than there are.
 
@@ -110,7 +109,7 @@ class LocalBackend:
     ) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
 
-        `slot_memory_gb`: memory that each CPU slot is said to have, for jobs that share it; None: not limited.
+        `slot_memory_gb`: memory that each CPU slot is declared to have, for jobs that share it; None: not limited.
         `racks`: the rack of each node by its name (others: 0), or by its number and the number of nodes.
 
         Raises InputError if the machine cannot be divided so, or cannot run agents.
@@ -127,7 +126,7 @@ class LocalBackend:
         self._next_s: dict[str, tuple[float, float]] = {}
 
     def start(self) -> list[str]:
-        """Agents for all nodes; those that run already are kept. The names of nodes whose agent was started now.
+        """Start agents for all nodes; running ones are kept. Return the names of nodes whose agent was started now.
 
         Agents of nodes that are no more are ended with their jobs; one of another size is replaced. Raises `InputError`
         for another size of a node that still runs jobs.
@@ -195,7 +194,7 @@ class LocalBackend:
         return len(self.nodes)
 
     def expected_gpus(self) -> int:
-        """Those of all nodes, which are there from the start."""
+        """GPUs of all nodes, which exist from the start."""
         return sum(node.gpus for node in self.nodes.values())
 
     def most_gpus(self) -> int:
@@ -210,7 +209,7 @@ class LocalBackend:
         ]
 
     def stop(self, jobs: bool) -> None:
-        """End all agents of the home; with `jobs` their jobs too (gracefully), else those run on for the next ones."""
+        """End all agents of the home; with `jobs` their jobs too (gracefully), otherwise jobs run on."""
         self._end(sorted({*self.nodes, *self._known()}), jobs)
         if jobs:  # no group is left, and no agent that could make one
             shutil.rmtree(self.layout.gates, ignore_errors=True)

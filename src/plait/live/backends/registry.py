@@ -1,4 +1,4 @@
-"""Backends by name: those of plait, and those that other packages bring as entry points."""
+"""Backends by name: plait's own, and backends that other packages bring as entry points."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Factory = Callable[[Layout, Mapping[str, Any], float], NodeBackend]
 
 
 def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float = STOP_GRACE_S) -> NodeBackend:
-    """The backend that `options["backend"]` names (local, if none); those of others come by entry points.
+    """The backend that `options["backend"]` names (local, if none); backends of other packages come by entry points.
 
     Raises `InputError` for an unknown one or options that it cannot use, `MissingExtra` where its library is missing.
     """
@@ -72,5 +72,5 @@ def _ray(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Nod
     return RayBackend(layout, options, stop_grace_s)
 
 
-#: Those that come with plait, by name.
+#: Backends that come with plait, by name.
 OWN: dict[str, Factory] = {"local": _local, "ray": _ray, "slurm": _slurm}

@@ -1,4 +1,4 @@
-"""What a switch and a server do with a whole batch beside the steps of the protocol: admit packets, sort the results.
+"""Whole-batch work of a switch and a server around the protocol's steps: admit packets, sort the results.
 
 Compiled; start at `admit`.
 """
@@ -64,7 +64,7 @@ def admit_known(packets: Records, values: Values, count: int, kinds: int, jobs: 
 def admit_rows(packets: Records, values: Values, count: int, kinds: int, rows: IntArray, jobs: Records) -> int:
     """Keep the packets of jobs that have a row at a server, as `admit` does; `job` becomes that row.
 
-    `rows`: by number of the job, -1 for those that the sender does not serve; `jobs`: SERVER_JOB, by row.
+    `rows`: by number of the job, -1 for jobs that the sender does not serve; `jobs`: SERVER_JOB, by row.
     """
     kept = 0
     for k in range(count):

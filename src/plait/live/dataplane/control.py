@@ -1,7 +1,7 @@
 """The client of a control socket: a method for each request to a running switch or aggregation server.
 
 Requests and answers are JSON, one a line: {"op": "region", "job": 7, ...} -> {"ok": true, ...}, or {"ok": false,
-"error": "..."}. Whoever may open the socket, which is its owner, may ask for anything. Start at `SwitchControl`.
+"error": "..."}. The owner of the socket may open it and send any request. Start at `SwitchControl`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SwitchControl:
         return found
 
     def status(self) -> dict[str, Any]:
-        """What the process is: name, kind, addresses, memory, jobs in short."""
+        """Description of the process: name, kind, addresses, memory, jobs in short."""
         return self.request("status")
 
     def register(
@@ -90,13 +90,13 @@ class SwitchControl:
         return self.request("register", job=job, **values)
 
     def free(self, job: int) -> dict[str, Any]:
-        """Forget a job and drop all that it holds; `held` of the answer says how much that was."""
+        """Forget a job and drop everything it holds; `held` of the answer is that amount."""
         return self.request("free", job=job)
 
     def region(
         self, job: int, offset: int, size: int, epoch: int, mode: str | None = None, window: int | None = None
     ) -> dict[str, Any]:
-        """Give a job memory for packets of an epoch; those of the epoch before keep theirs.
+        """Give a job memory for packets of an epoch; packets of the previous epoch keep theirs.
 
         `mode`, if given, is checked: how the options of the job choose aggregators. `window`: packets that a worker may
         have outstanding from then on; None: as in the options.
@@ -104,7 +104,7 @@ class SwitchControl:
         return self.request("region", job=job, offset=offset, size=size, epoch=epoch, mode=mode, window=window)
 
     def priority(self, job: int, prio: int | None) -> dict[str, Any]:
-        """Let packets of a job have this priority, 0 to 255; None: those that they carry."""
+        """Give packets of a job this priority, 0 to 255; None: the priority in the packets."""
         return self.request("priority", job=job, prio=-1 if prio is None else prio)
 
     def statistics(self, job: int | None = None) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class ControlSocket:
 
 
 def _listen(path: str) -> socket.socket:
-    """A listening socket with mode 0600, in place of one that a process left that is gone."""
+    """A listening socket with mode 0600; it replaces one that an ended process left."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     made.setblocking(False)
     before = os.umask(0o177)

@@ -1,6 +1,6 @@
 """Faults on purpose: loss, delay, duplication and reordering of datagrams, seeded, by direction and job.
 
-What becomes of the k-th datagram of a job in a direction depends on the seed, the job, the direction and k alone. Our
+The fate of the k-th datagram of a job in a direction depends on the seed, the job, the direction and k alone. Our
 design. Start at `Faults.passing`.
 """
 
@@ -24,7 +24,7 @@ MOST_OVERTAKING, HELD_NS = 8, 5_000_000
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to datagrams: three probabilities, and a delay for all of them.
+    """Faults of datagrams: three probabilities, and a delay for all of them.
 
     `loss`, `duplicate` and `reorder` (1 to `MOST_OVERTAKING` later datagrams overtake it) are from 0 to 1.
     """
@@ -111,7 +111,7 @@ class Faults:
     def passing(
         self, direction: str, job: int, datagrams: Sequence[Buffer], where: Address, now: int
     ) -> list[tuple[Address, bytes]]:
-        """Datagrams of one job: those that go on now, in order, with their addresses. Others may follow, see `due`."""
+        """Datagrams of one job that pass now, in order, with their addresses. Others may follow, see `due`."""
         stream = self._stream(direction, job)
         onward: list[tuple[Address, bytes]] = []
         if stream is None:
@@ -143,7 +143,7 @@ class Faults:
         return onward
 
     def due(self, now: int) -> list[Late]:
-        """What was late or held back and goes on now, in order."""
+        """Late or held-back datagrams that pass now, in order."""
         for (direction, _), stream in self._streams.items():
             for held in stream.held:
                 if held.due_ns <= now:
@@ -167,7 +167,7 @@ class Faults:
         self.active = {way for way, _ in self._rules}
 
     def counters(self) -> list[dict[str, object]]:
-        """What was done, for each direction and job."""
+        """Counts of faults, for each direction and job."""
         return [
             {"direction": way, "job": job, "lost": s.lost, "duplicated": s.doubled, "reordered": s.overtaken}
             for (way, job), s in sorted(self._streams.items())

@@ -49,7 +49,7 @@ class Member:
     regions: dict[int, tuple[int, int]] = field(default_factory=dict)
     addresses: dict[Address, int] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
-    #: When the other side, a server or a switch, was last heard of, in monotonic nanoseconds.
+    #: Last message of the other side, a server or a switch, in monotonic nanoseconds.
     heard_ns: int | None = None
 
     @property

@@ -24,7 +24,7 @@ _REQUIRED = object()
 
 
 class Operations:
-    """What can be asked of one process. `stopping` is set by the request to end."""
+    """Requests that one process can execute. `stopping` is set by the request to end."""
 
     def __init__(self, name: str, plane: Plane, socket: BatchSocket, control: str) -> None:
         """`name` of the switch or server, its `socket` for datagrams and the path of its control socket."""
@@ -33,7 +33,7 @@ class Operations:
         self.stopping = False
 
     def ready(self) -> dict[str, Any]:
-        """What the process prints when it is ready."""
+        """The line that the process prints when it is ready."""
         kind = "switch" if isinstance(self.plane, SwitchPlane) else "server"
         return {kind: self.name, "data": list(self.socket.address[:2]), "control": self.control}
 
@@ -55,7 +55,7 @@ class Operations:
         return {"ok": True, **found}
 
     def do_status(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the process is, and the jobs that it has."""
+        """Description of the process and its jobs."""
         jobs = [
             {"job": one.job, "name": one.name, "workers": one.n_workers, "greeted": one.greeted}
             for one in self.plane.members

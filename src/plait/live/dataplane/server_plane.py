@@ -143,7 +143,7 @@ class ServerPlane:
         mark("send")
 
     def _count(self, count: int, *, came: bool) -> None:
-        """Count the packets that came, whose `job` is a row, or those that went, in the rows `_down`."""
+        """Count the packets that came, whose `job` is a row, or the ones that went, in the rows `_down`."""
         if count == 0:
             return
         jobs = self.rows.packets["job"][:count] if came else self.rows.packets["job"][self._down[:count]]

@@ -19,8 +19,8 @@ NEVER = 1 << 62
 class SwitchMemory:
     """A switch, its jobs and their regions.
 
-    `priorities`: by job, in place of those that packets carry, -1 for none; `shared`: the jobs that share aggregators;
-    `max_age_ns`: the age at which an aggregator that nobody completed is freed.
+    `priorities`: by job, overriding the ones in packets, -1 for none; `shared`: the jobs that share aggregators;
+    `max_age_ns`: the age at which an incomplete aggregator is freed.
     """
 
     def __init__(self, aggregators: int, payload_bytes: int, max_age_s: float = 0.0) -> None:
@@ -60,7 +60,7 @@ class SwitchMemory:
             self.max_age_ns = round(1e9 * self._max_age_s)
 
     def region(self, job: int, offset: int, size: int, epoch: int) -> None:
-        """Let packets of an epoch use `size` aggregators from `offset` on; those of the epoch before keep theirs.
+        """Let packets of an epoch use `size` aggregators from `offset` on; packets of the previous epoch keep theirs.
 
         Raises `InputError` for a region that is not there, or that another job has where one of both has slots of its
         own.
@@ -105,7 +105,7 @@ class SwitchMemory:
         return found
 
     def priority(self, job: int, priority: int | None) -> None:
-        """Let all packets of a job have this priority here; None: those that they carry. Raises `InputError`."""
+        """Give all packets of a job this priority here; None: the priority in the packets. Raises `InputError`."""
         self.members.get(job)
         if priority is not None and not 0 <= priority <= 255:
             raise InputError(f"job {job}: priority {priority}; it takes 0 to 255")

@@ -25,7 +25,7 @@ from plait.runtime.network.datagrams import Address, Buffer
 
 #: Types of packets, a bit each, that workers and servers send.
 _FROM_WORKER, _FROM_SERVER = 1 << DATA | 1 << RESEND | 1 << EXPONENT, 1 << RESULT | 1 << CONTROL
-#: Least time between two sweeps; between two HELLOs to a server that does not, and one that does answer.
+#: Minimum time between two sweeps; between two HELLOs to a silent server, and to one that answers.
 SWEEP_NS, HELLO_NS, ANSWERED_NS = 1_000_000, 50_000_000, 250_000_000
 
 
@@ -50,8 +50,8 @@ class SwitchPlane:
     ) -> None:
         """A switch that knows no job. `send` sends its datagrams; `server`: of the jobs that share aggregators.
 
-        `max_age_s`: of what nobody completes; 0: the least that a job asks for. Raises `InputError` for sizes that do
-        not work.
+        `max_age_s`: of incomplete aggregators; 0: the minimum of the jobs' values. Raises `InputError` for sizes that
+        do not work.
         """
         self.rows = PacketRows(payload_bytes)
         self.memory = SwitchMemory(aggregators, payload_bytes, max_age_s)
@@ -72,7 +72,7 @@ class SwitchPlane:
     def take(self, address: Address, data: Buffer, segment: int, now: int) -> None:
         """Datagrams of one sender, end to end, `segment` bytes each but the last; results are sent before it returns.
 
-        HELLOs are answered, datagrams that nobody here may send are counted and dropped.
+        HELLOs are answered, datagrams of unknown senders are counted and dropped.
         """
         if segment != self.rows.wire:
             for at in range(0, max(1, len(data)), segment):
@@ -167,7 +167,7 @@ class SwitchPlane:
         self.clock.mark("send")
 
     def _unicast(self, member: Member, down: int, back: int, now: int) -> None:
-        """Results of which some are only for the workers that asked again; each worker gets its own in order."""
+        """Results with some that are only for workers that sent again; each worker gets its own in order."""
         asking = self.rows.packets["bitmap"][self._back[:back]]
         for address, bits in list(member.addresses.items()):
             mine = np.sort(np.concatenate((self._down[:down], self._back[:back][asking & bits != 0])))
@@ -186,7 +186,7 @@ class SwitchPlane:
         member.traffic.went(sent, wire)
 
     def _send_each(self, onward: list[tuple[Address, bytes]]) -> int:
-        """Send datagrams that passed the faults, in order, those of one address together; returns how many went."""
+        """Send datagrams that passed the faults, in order, grouped by address; return how many went."""
         at = sent = 0
         while at < len(onward):
             until = at
@@ -289,7 +289,7 @@ class SwitchPlane:
     def drain(self, job: int, epoch: int | None, now: int) -> int:
         """Take back the memory of a job, or of one of its epochs, and free it; returns how many aggregators it holds.
 
-        What is incomplete goes to the server; dedicated slots are dropped. Packets of that epoch claim nothing more.
+        Incomplete aggregators go to the server; dedicated slots are dropped. Packets of that epoch claim nothing more.
         Raises `InputError`.
         """
         for index in self.memory.withdraw(job, epoch):

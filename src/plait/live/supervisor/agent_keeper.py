@@ -35,7 +35,7 @@ class AgentKeeperOptions:
 
 
 def read_options(argv: Sequence[str] | None = None) -> AgentKeeperOptions:
-    """The options of a command line; ends the process for those that there are not."""
+    """The options of a command line; ends the process for unknown ones."""
     about = {"prog": "plait.live.supervisor.agent_keeper", "description": (__doc__ or "").partition("\n")[0]}
     return parse(AgentKeeperOptions, argv, **about)
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: 
 
 
 class Nodes:
-    """Those of one backend, whoever leads."""
+    """Nodes of one backend, under any leader."""
 
     def __init__(self, layout: Layout, backend: NodeBackend) -> None:
         """Nothing is started yet."""
@@ -73,7 +73,7 @@ class Nodes:
     def look(self) -> list[str]:
         """Start agents where none run, then do what the backend does at each look; what was done."""
         with own_client(self.layout) as service:
-            service.status()  # agents without a service would find nobody to report to
+            service.status()  # agents without a service would have no receiver for reports
             first = [] if self.started else [f"started the agent of {name}" for name in self.backend.start()]
             said = first + self.backend.maintain(service)
         self.started = True

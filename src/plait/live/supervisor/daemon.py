@@ -1,6 +1,6 @@
-"""What keepers share: a process of its own, one of a name in a home, that looks every second and mends what is broken.
+"""Common parts of keepers: a process of its own, one of a name in a home, that checks and repairs every second.
 
-The keeper `keeper` of a home has its log, its lock and what says who it is under that name in the home folder.
+The keeper `keeper` of a home has its log, its lock and its identity under that name in the home folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEEPER = "keeper"
 LOOK_S = 1.0
 #: The pause after trouble, seconds; twice as long each time, up to the longest.
 FIRST_S, MOST_S = 1.0, 60.0
-#: So long somebody else may be at work on a home: longer than a service and its nodes get to come up.
+#: Seconds that another process may be at work on a home: longer than a service and its nodes get to come up.
 ALONE_S = 90.0
 _RETRY_S = 0.02
 
@@ -39,9 +39,9 @@ _RETRY_S = 0.02
 def exclusive(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
     """Nobody else starts or ends services of this home meanwhile: `plait up`, `plait down` and keepers take turns.
 
-    Who comes second looks again at what is there. Raises `InputError` if the other one does not come to an end. Each
-    machine has a lock of its own, since what another one keeps is left alone anyway: one that died at work may hold
-    its lock for ever, where the home is on NFS.
+    The second process checks the state again. Raises `InputError` if the other one does not come to an end. Each
+    machine has a lock of its own, since what another one keeps is left alone anyway: a process that died at work may
+    hold its lock for ever, where the home is on NFS.
     """
     with open(layout.home / f"up-{socket.gethostname()}.lock", "w") as lock:
         until = time.monotonic() + patience_s
@@ -117,7 +117,7 @@ def only_one(layout: Layout, name: str) -> Iterator[Claim]:
 
 
 def watch(look: Callable[[], Sequence[str]], until: Callable[[], bool] = lambda: False) -> None:
-    """Look every second, and say what was done; after trouble later, for what a keeper leaves nobody else mends."""
+    """Look every second and log actions; after an error pause, then look again: nothing else repairs a keeper."""
     pause_s = FIRST_S
     while not until():
         try:

@@ -1,4 +1,4 @@
-"""What `plait down` does: the end of a home's services, agents and, if wanted, jobs on this machine."""
+"""Implementation of `plait down`: the end of a home's services, agents and, if wanted, jobs on this machine."""
 
 from __future__ import annotations
 
@@ -109,19 +109,19 @@ def _jobs_of(found: dict[int, str]) -> list[str]:
 
 
 def _agents(layout: Layout) -> list[Process]:
-    """Those that live on this machine."""
+    """Living agents of this machine."""
     records = (procs.read_json(path) or {} for path in layout.home.glob("nodes/*/agent.json"))
     return [agent for record in records if (agent := process_of(record)) is not None]
 
 
 def _end_services(layout: Layout) -> list[str]:
-    """End those of this machine; what there is to say of it."""
+    """End the services of this machine; return messages."""
     ready, process = processes(layout), any_service_process(layout)
-    # Those that follow end first, or they would take over.
+    # Followers end first, or they would take over.
     for name in sorted(ready, key=lambda name: records(layout).get(name, {}).get("role") == "leader"):
         end(ready[name])
         record_file(layout, name).unlink(missing_ok=True)
-    for other in {process, *unnamed_processes(layout)} - {None}:  # also one that is still being started
+    for other in {process, *unnamed_processes(layout)} - {None}:  # also one that is still starting
         if other is not None and other.alive:
             end(other)
             process = other
@@ -148,15 +148,15 @@ def job_processes(layout: Layout) -> dict[int, str]:
 
 
 def _home_mark(layout: Layout) -> str:
-    """What the marks of all attempts of this home begin with."""
+    """The common prefix of the marks of all attempts of this home."""
     return hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
 
 
 def kill_jobs(layout: Layout) -> None:
-    """What an agent would have stopped, had there been one: jobs whose agent is dead.
+    """Kill jobs whose agent is dead, as their agent would have done.
 
-    First what descends from runners, whatever its environment says: orphans come back to a runner while that lives.
-    Where jobs have control groups, whoever is in them ends too, also without a runner.
+    First descendants of runners, whatever their environment contains: orphans come back to a living runner. Processes
+    in control groups of jobs end too, also without a runner.
     """
     runners = {pid for pid in job_processes(layout) if LEASE_VARIABLE in procs.environment(pid)}
     procs.kill_until_none(lambda: {p for r in runners for p in procs.descendants(r)} - runners, lambda: None)

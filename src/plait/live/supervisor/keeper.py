@@ -40,7 +40,7 @@ def spawn(layout: Layout) -> None:
 
 
 def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
-    """Look after the service, and beside that after its nodes; returns at once if the home has a keeper already.
+    """Look after the service and after its nodes; return at once if the home has a keeper already.
 
     A backend may wait long for an engine that does not answer, so the service is another thread's. On a full disk it
     tries again until it can begin. It ends when its lock is removed: another keeper may have the home then.
@@ -87,7 +87,7 @@ class ServiceKeeper:
         if process is not None and not self._silent(process):
             return []
         with keeping.exclusive(self._layout):
-            if any_service_process(self._layout) != process:  # somebody else has been at work meanwhile
+            if any_service_process(self._layout) != process:  # another process has been at work meanwhile
                 return []
             if process is not None:
                 keeping.log_line(f"the service (process {process.pid}) lives and does not answer; it is ended")

@@ -1,4 +1,4 @@
-"""The options of `plait up`: its own, those of backends, and those of a service that it hands on."""
+"""The options of `plait up`: its own, the backends', and the service's, which it passes on."""
 
 from __future__ import annotations
 

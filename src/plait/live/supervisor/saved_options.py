@@ -20,7 +20,7 @@ _DOWN = "--down"
 
 
 def options_file(layout: Layout, name: str = FIRST) -> Path:
-    """Where the options of a service are; those of the first are everybody's."""
+    """The file of the options of a service; the first one's options are shared by all."""
     return layout.home / ("up.json" if name == FIRST else f"up-{name}.json")
 
 
@@ -47,7 +47,7 @@ def remember(layout: Layout, options: dict[str, Any], name: str = FIRST) -> None
 
 
 def was_up(layout: Layout) -> bool:
-    """Whether there may be nodes of a `plait up`: one that came to its end or was killed, and no `plait down` since."""
+    """Whether nodes of a `plait up` may exist: one was completed or killed, and no `plait down` came since."""
     found = procs.read_json(options_file(layout))
     return found is not None and _DOWN not in found
 
@@ -73,7 +73,7 @@ def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> NodeBack
 
 
 def for_backend(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a backend gets of the options: none of the service's, which it may not know.
+    """A backend's part of the options: none of the service's, which it may not know.
 
     >>> for_backend({"backend": "slurm", "port": 8642, "partition": "gpu"})
     {'backend': 'slurm', 'partition': 'gpu'}

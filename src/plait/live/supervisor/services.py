@@ -45,7 +45,7 @@ def process_of(record: dict[str, Any]) -> Process | None:
 
 
 def elsewhere(layout: Layout, name: str = FIRST) -> dict[Path, str]:
-    """Files that say that this service, or its keeper, is on another machine, and which machine that is.
+    """Files that place this service, or its keeper, on another machine, with the name of that machine.
 
     A restarted machine has another boot and the same name: what it ran before is dead.
     """
@@ -58,7 +58,7 @@ def elsewhere(layout: Layout, name: str = FIRST) -> dict[Path, str]:
 
 
 def refuse_elsewhere(layout: Layout, name: str = FIRST) -> None:
-    """`InputError` for a service that another machine has: from here nobody sees whether it lives."""
+    """`InputError` for a service on another machine: from here its state is invisible."""
     found = elsewhere(layout, name)
     if found:
         what = f"the cluster of {layout.home}" if name == FIRST else f"service {name} of {layout.home}"
@@ -87,7 +87,7 @@ def any_service_process(layout: Layout) -> Process | None:
 
 
 def unnamed_processes(layout: Layout, name: str | None = None) -> list[Process]:
-    """Services of this home on this machine, of one name or all, by lock and command line, whatever files say."""
+    """Services of this home on this machine, of one name or all, by lock and command line, whatever files contain."""
     if name is None:
         return modules.of_home(layout.home, modules.SERVICE)
     mine = modules.services(layout.home, name)
@@ -155,7 +155,7 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool], what: st
 
 
 def _answers(layout: Layout, pid: int) -> bool:
-    """Whether this process leads. What another one left, or still says, in service.json is not ours to remove."""
+    """Whether this process leads. Data of another one in service.json is not ours to remove."""
     said = read_service_file(layout) or {}
     return said.get("pid") == pid and process_of(said) is not None
 
@@ -196,7 +196,7 @@ def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subproces
 
 
 def refuse_taken_port(port: int | None, host: str | None) -> None:
-    """`InputError` for a port that somebody has."""
+    """`InputError` for a port that is in use."""
     if not port:
         return
     with socket.socket() as probe:
@@ -208,7 +208,7 @@ def refuse_taken_port(port: int | None, host: str | None) -> None:
 
 
 def last_line(log: Path) -> str:
-    """What a service wrote last."""
+    """Last line of a service's log."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:

@@ -23,9 +23,9 @@ class StandbyOptions:
 
 
 def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:
-    """Start a service that stands by, and one that keeps it up; returns its address. `InputError` if it does not.
+    """Start a service that stands by, and its keeper; return its address. `InputError` if it does not start.
 
-    Options that are not given are those of the last time, else those of the first service.
+    Options that are not given are the previous ones, otherwise the first service's.
     """
     own, here = {**remembered(layout, name), **given}, processes(layout)
     options = _options(layout, own)
@@ -47,7 +47,7 @@ def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:
 
 
 def _options(layout: Layout, own: dict[str, Any]) -> dict[str, Any]:
-    """Those of the first service where it has none of its own; the port only if the first one has another machine."""
+    """Options of the first service where it has none of its own; the port only if the first one has another machine."""
     first = remembered(layout)
     if not elsewhere(layout):
         first.pop("port", None)
@@ -69,7 +69,7 @@ def look(layout: Layout, name: str) -> list[str]:
     if name in processes(layout):
         return []
     with daemon.exclusive(layout):
-        if name in processes(layout):  # by somebody else, meanwhile
+        if name in processes(layout):  # by another process, meanwhile
             return []
         url = start_standby(layout, _options(layout, remembered(layout, name)), name)
     return [f"service {name} was started again at {url}"]

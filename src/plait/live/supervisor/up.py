@@ -1,4 +1,4 @@
-"""What `plait up` does: the service, the agents of its nodes, and the wait until all of them work."""
+"""Implementation of `plait up`: the service, the agents of its nodes, and the wait until all of them work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EXAMPLE = "tiresias-l:ina=inalloc"
 
 
 def start(layout: Layout, given: dict[str, Any]) -> Client:
-    """Start a cluster and wait until all its nodes work; options that are not given are those of the last time.
+    """Start a cluster and wait until all its nodes work; options that are not given keep their previous values.
 
     Raises `InputError` if one runs already or the service does not come up, with the end of its log.
     """
@@ -98,7 +98,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
 
 
 def _network_given(layout: Layout, given: dict[str, Any]) -> Declared | None:
-    """The network that is given, if one is; a cluster file is copied into the home, where it stays as it is now."""
+    """The network that is given, if one is; a cluster file is copied into the home, where it stays unchanged."""
     network = read_network(given.get("network"))
     if network is not None and network.listed is not None:
         kept = make_private(layout.home) / "network.toml"
@@ -169,7 +169,7 @@ def _with_last_port(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept_again(layout: Layout, given: dict[str, Any], pid: int) -> Client:
-    """The service that runs, if nobody keeps it and its nodes, so that this can be made good; else `InputError`."""
+    """The service that runs, if it and its nodes lack only their keeper, which is then started; else `InputError`."""
     # A service that was started by itself has no nodes of ours.
     same = was_up(layout) and given.items() <= remembered(layout).items()
     if not same or daemon.running(layout, daemon.KEEPER) is not None:
@@ -199,7 +199,7 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
     patience, wanted, sizes = Patience(round(IDLE_S / LOOK_S)), backend.expected(), _sizes(backend)
     while True:
         ready = [node for node in service.nodes() if node["state"] in ("ready", "drained")]
-        # Until its agent has reported, an existing node is shown as it was.
+        # Until its agent has reported, an existing node is shown in its previous state.
         there = {node["id"] for node in ready if sizes is None or sizes.get(node["id"]) == node["gpus"]}
         if len(there) >= wanted:
             return
@@ -235,7 +235,7 @@ def _sizes(backend: NodeBackend) -> dict[str, int] | None:
 
 
 def _give_up_others(service: Client, backend: NodeBackend) -> None:
-    """Report local nodes that no longer exist: `start` has ended their agents, so nobody waits for them."""
+    """Report local nodes that no longer exist: `start` has ended their agents, so there is nothing to wait for."""
     for node in _no_longer_started(service, backend):
         service.node_gone(node, "the cluster was started with fewer nodes")
 
@@ -319,7 +319,7 @@ def price_lines(per_gpu_h: Mapping[str, float], kinds: Sequence[str]) -> list[st
 
 
 def _network_lines(service: Client, policy: str) -> list[str]:
-    """What the welcome says of the network, if there is one."""
+    """Lines of the welcome about the network, if there is one."""
     network = service.network()
     if network["network"] is None:
         return []
@@ -334,7 +334,7 @@ def _network_lines(service: Client, policy: str) -> list[str]:
 
 
 def _give_memory(network: Mapping[str, Any]) -> str:
-    """What to write so that switches of a network without aggregators have some."""
+    """Options that give memory to switches of a network without aggregators."""
     text = str(network["network"])
     shape, _, options = text.partition(":")
     if shape not in SHAPES:

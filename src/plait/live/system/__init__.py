@@ -1,4 +1,4 @@
-"""What Linux says of processes and control groups: who runs, whether it is the same one still, how to end all of it.
+"""Processes and control groups of Linux: who runs, whether it is still the same one, how to end all of it.
 
 Standard library only, for agents, backends, the store and the supervisor. Start at `procs.Process`.
 """

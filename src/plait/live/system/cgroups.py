@@ -2,8 +2,8 @@
 
 A daemon that changes its session, its parent and its environment stays in its group. This is no wall: a job has the
 rights of its runner, so one that means to leave its group can. The runner makes the group below its own, the job's
-process enters it before it becomes the job, and whoever ends the attempt finds all of it there. Where no group can be
-made everything here finds nothing: processes are then known by descent, session and mark alone. No controller is
+process enters it before it becomes the job, and the process that ends the attempt finds all of it there. Where no group
+can be made everything here finds nothing: processes are then known by descent, session and mark alone. No controller is
 switched on: limits and accounting stay as they are.
 """
 

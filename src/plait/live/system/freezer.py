@@ -2,8 +2,8 @@
 
 Where the attempt has a control group of its own (cgroup v2), the kernel's freezer does it: children, new sessions and
 daemons are in the group, a parent does not see that its children stand still, and SIGKILL ends frozen processes.
-Elsewhere, and for processes outside the group (those that a container engine started), it is SIGSTOP and SIGCONT. Then
-a process that starts between two scans runs on until the next one, and a process that the job itself has stopped stays
+Elsewhere, and for processes outside the group (started by a container engine), it is SIGSTOP and SIGCONT. Then a
+process that starts between two scans runs on until the next one, and a process that the job itself has stopped stays
 stopped.
 """
 
@@ -32,7 +32,7 @@ class Freezer:
         self._mark, self._find, self._clock = mark, find, clock
         self._group = cgroups.open_freezer(mark)
         self._scan_s = -STRAYS_EVERY_S
-        #: Processes that get signals, with a pidfd each; those among them that stand still because of this object.
+        #: Processes that get signals, with a pidfd each; the ones among them that this object has frozen.
         self._fds: dict[Process, int] = {}
         self._stopped: set[Process] = set()
 
@@ -42,7 +42,7 @@ class Freezer:
         return self._group >= 0
 
     def freeze(self) -> None:
-        """Let no process of the attempt run; call it again while they are frozen, for those found by the next scan."""
+        """Freeze the processes of the attempt; call it again meanwhile, for processes found by the next scan."""
         if self._group >= 0 and not _written(self._group, b"1"):
             self._leave_group()
         now_s = self._clock()

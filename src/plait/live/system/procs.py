@@ -1,7 +1,7 @@
 """Processes as Linux shows them in /proc: who is it, is it still the same one, who descends from it, end them all.
 
-A pid alone names nobody, since the kernel gives it again to others. A process is its pid, its start time (clock ticks
-since boot) and the boot it belongs to; signals go through a pidfd opened before the start time is compared.
+A pid alone identifies no process, since the kernel reuses it. A process is its pid, its start time (clock ticks since
+boot) and the boot it belongs to; signals go through a pidfd opened before the start time is compared.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Process:
         return None
 
     def send(self, number: int) -> bool:
-        """Send a signal to it and to nobody else; False if it has ended."""
+        """Send a signal to this process and no other; False if it has ended."""
         fd = self.open()
         if fd is None:
             return False
@@ -154,7 +154,7 @@ def in_session(session: int) -> set[int]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """What a process was started with; empty if that cannot be read."""
+    """Environment of a process at its start; empty if unreadable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().decode(errors="replace").split("\0")
@@ -164,7 +164,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes of an attempt, whoever their parent is by now: of its environment, and of its control group."""
+    """Processes of an attempt, whatever their parent is by now: of its environment, and of its control group."""
     found = set(with_environment(MARK, mark))
     return sorted(found | {pid for pid in cgroups.members(mark) if start_time(pid) is not None})
 

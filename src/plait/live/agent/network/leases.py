@@ -16,7 +16,7 @@ Region = tuple[int, int, int]
 
 
 class Leases:
-    """What one incarnation of a switch has; it begins with nothing, and only its agent changes it."""
+    """Leases of one incarnation of a switch; it begins with none, and only its agent changes them."""
 
     def __init__(self, processes: PlaneProcesses) -> None:
         """Of processes that have just started."""
@@ -30,8 +30,8 @@ class Leases:
     def settle(self, wanted: Collection[Lease]) -> str:
         """Free, register and move jobs until the switch serves `wanted`; returns the first refusal, "" if none.
 
-        What is freed goes first, so that its memory and its number are there for others. A job whose other region is
-        refused keeps the one that it has. Raises `OSError` if a process does not answer.
+        Freed memory and numbers come first, so that they are available to others. A job whose other region is refused
+        keeps its present one. Raises `OSError` if a process does not answer.
         """
         self._wanted, self._refused = list(wanted), {}
         by_wire = {lease.wire: lease for lease in wanted}
@@ -116,5 +116,5 @@ class Leases:
 
 
 def _member(lease: Lease) -> tuple[object, ...]:
-    """What a job is registered with; another of it is another job."""
+    """The registration of a job; a different one is a different job."""
     return lease.job, lease.token, lease.workers, tuple(sorted(lease.options.items()))

@@ -16,19 +16,19 @@ from plait.live.protocol.wire import SwitchOrder
 from plait.live.system import procs
 from plait.live.system.procs import Process
 
-#: Seconds for a process to say that it is ready (compiling its kernels once takes long), and to end.
+#: Seconds for a process to report that it is ready (compiling its kernels once takes long), and to end.
 READY_S, END_S = 120.0, 3.0
 #: Seconds for an answer of a control socket: a switch that stands still for longer is started again.
 CONTROL_S = 15.0
 
 
 class NotReady(Exception):
-    """A process did not start; the message says why."""
+    """A process did not start; the message has the reason."""
 
 
 @dataclass
 class Running:
-    """A process that has said that it is ready: its data port and a connection to its control socket."""
+    """A process that has reported ready: its data port and a connection to its control socket."""
 
     process: Process
     port: int
@@ -53,7 +53,7 @@ class Running:
 
 
 class Starting:
-    """A process that has not said yet that it is ready."""
+    """A process that has not reported ready yet."""
 
     def __init__(self, kind: str, name: str, control: str, log: Path, child: subprocess.Popen[bytes]) -> None:
         """`kind`: switch or server, of the switch `name`; `control`: path of its control socket."""
@@ -84,7 +84,7 @@ class Starting:
         return Running(self._process, port, SwitchControl(self._control, CONTROL_S), self._child)
 
     def end(self) -> None:
-        """End it by force: it serves nobody."""
+        """End it by force: it has no users."""
         self._child.kill()
         self._child.wait(END_S)
         if self._child.stdout is not None:

@@ -29,7 +29,7 @@ class RankFiles:
         return self._folder / FILE
 
     def write(self, grant: NetworkGrant) -> None:
-        """Write the grant, if it is newer than the one that is there. Raises `OSError`, `InputError`."""
+        """Write the grant, if it is newer than the present one. Raises `OSError`, `InputError`."""
         if self._version is None:
             self._version = 0
             with contextlib.suppress(OSError, InputError):
@@ -39,7 +39,7 @@ class RankFiles:
             self._version = grant.version
 
     def exchange(self) -> Exchange | None:
-        """What the rank has reported last; None before it has."""
+        """The rank's last report; None before the first."""
         try:
             found = os.stat(self._folder / report.FILE)
         except OSError:

@@ -41,7 +41,7 @@ class SwitchHost:
         self._seen = SwitchSeen(declared=declared)
         self._processes: PlaneProcesses | None = None
         self._leases: Leases | None = None
-        #: The pids of its processes; those of processes that have ended may still be in it.
+        #: The pids of its processes; pids of processes that have ended may still be in it.
         self.children: set[int] = set()
         self._starts, self._again_s, self._pause_s = 0, -math.inf, FIRST_PAUSE_S
         self._wake, self._closed = threading.Event(), False
@@ -59,7 +59,7 @@ class SwitchHost:
             self._thread.join(10.0)
 
     def follow(self, order: SwitchOrder | None, asked_s: float, lease_s: float) -> None:
-        """Take the newest order, the answer to what was asked at `asked_s` (CLOCK_BOOTTIME); from any thread.
+        """Take the newest order, from the answer to the request sent at `asked_s` (CLOCK_BOOTTIME); from any thread.
 
         Without another one for `lease_s` seconds, all that jobs have is freed: the service may have given it to others.
         """
@@ -69,7 +69,7 @@ class SwitchHost:
             self._wake.set()
 
     def seen(self) -> SwitchSeen:
-        """What there is to report; from any thread."""
+        """The state to report; from any thread."""
         return self._seen
 
     def _guard(self) -> None:
@@ -155,5 +155,5 @@ def _place(order: SwitchOrder) -> SwitchOrder:
 
 
 def _news(seen: SwitchSeen) -> tuple[Any, ...]:
-    """What is reported at once; counters can wait for the next report."""
+    """The part of a report that is sent at once; counters can wait for the next report."""
     return seen.name, seen.incarnation, seen.trouble, [(one.job, one.epoch, one.refused) for one in seen.leases]

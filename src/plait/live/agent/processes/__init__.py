@@ -1,4 +1,4 @@
-"""Processes of jobs on this node: a runner and a guardian beside each, started, watched, ended.
+"""Processes of jobs on this node, each with a runner and a guardian: started, watched, ended.
 
-Start at `process_manager`; `runner` is the program beside each process and imports nothing that is installed.
+Start at `process_manager`; `runner` is the program next to each process and imports nothing that is installed.
 """

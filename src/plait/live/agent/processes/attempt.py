@@ -33,7 +33,7 @@ from plait.live.system.procs import Process
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW
 
-#: What the runner is given beyond the grace before the agent ends everything itself.
+#: Seconds of the runner beyond the grace before the agent ends everything itself.
 RUNNER_PATIENCE_S = 5.0
 #: A stage that is open for so long and for ten iterations hangs; PLAIT_HANG_S in the job's environment, 0 = never.
 HANG_S = 30.0
@@ -45,11 +45,11 @@ _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + si
 class LocalAttempt:
     """A process and what is known of it. `folder` is that of its rank.
 
-    `claimed`: its runner has said that the job is its own; `runner_ends`: runners in a row that ended before that.
-    `shares`: it is a thread of a process that other jobs share
-    (see `merged_runner`); `merged`: what its end had to do with that. `neighbours`: with whom it shares its GPU (as in
-    control.json); `sharing`: the last directive of the GPU's coordinator. `owed_since_s`: when it began to wait for the
-    memory of guests (monotonic clock). `resources`: what its processes used lately.
+    `claimed`: its runner has claimed the job; `runner_ends`: runners in a row that ended before that. `shares`: it is a
+    thread of a process that other jobs share (see `merged_runner`); `merged`: the role of that in its end.
+    `neighbours`: the jobs that share its GPU (as in control.json); `sharing`: the last directive of the GPU's
+    coordinator. `owed_since_s`: when it began to wait for the memory of guests (monotonic clock). `resources`: recent
+    use by its processes.
     """
 
     run: Run
@@ -110,7 +110,7 @@ class LocalAttempt:
         self.end(known.exit_code, known.reason, end.boot_s if end is not None else None)
 
     def know(self, claim: Claim | None) -> None:
-        """What its runner says in its claim: whether it shares its process, and the mark of that."""
+        """Take over its runner's claim: whether it shares its process, and the mark of that."""
         self.claimed |= claim is not None
         if claim is not None and claim.shared_mark:
             self.shares, self.mark = True, claim.shared_mark
@@ -127,7 +127,7 @@ class LocalAttempt:
         return self.shares and self.alive and (self.folder / "exit.json").exists()
 
     def wait(self, why: str) -> None:
-        """It has no process (any more) and never became the job's: as if it had just been asked for."""
+        """It has no process (any more) and never became the job's: as if it had just been assigned."""
         if self.page is not None:
             self.page.close()
         self.state, self.process, self.page, self.pid, self.reason = STARTING, None, None, 0, why
@@ -223,7 +223,7 @@ class LocalAttempt:
         }
         if lease is not None:  # the kernel ended its runner by it
             record |= {"exit_code": PREEMPTED, "reason": str(lease)}
-        elif self.shares:  # nobody's fault that is known: it begins again, by itself
+        elif self.shares:  # no job is known to be at fault: it restarts, by itself
             record |= {"exit_code": PREEMPTED, "merged": "unknown"}
         with contextlib.suppress(OSError):
             procs.write_json(self.folder / "exit.json", record, durable=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from plait.core.errors import InputError
 
-#: Where a run says the image of its job; agents take it out before the job sees it.
+#: The variable of a run with the image of its job; agents remove it before the job sees it.
 VARIABLE = "PLAIT_CONTAINER"
 #: In this order.
 ENGINES = ("apptainer", "singularity", "podman", "docker")

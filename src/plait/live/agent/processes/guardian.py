@@ -1,4 +1,4 @@
-"""Beside each runner a small process that ends the job when the runner cannot: it was killed, or it stands still.
+"""A small process next to each runner that ends the job when the runner cannot: it was killed, or it stands still.
 
 The process that the runner started dies with the runner (PR_SET_PDEATHSIG), what that one started does not: a shell's
 program would go on alone if the agent were dead too. The guardian is a fork of the runner, has a session of its own,

@@ -1,6 +1,6 @@
-"""Files of a job's folder that an agent reads: the job can write there, too, so nothing in them is taken as it is.
+"""Files of a job's folder that an agent reads: the job can write there, too, so their contents are checked.
 
-What cannot be is left out, and never raises: a job that spoils its own files must not end the agent of everybody.
+Impossible contents are left out, and never raise: a job that spoils its own files must not end the agent of all jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Claim:
 
 
 def read_claim(folder: Path) -> Claim | None:
-    """What runner.json says; None if there is none, or none that makes sense."""
+    """Read runner.json; None if there is none, or an invalid one."""
     data = procs.read_json(folder / "runner.json") or {}
     pid, start_time, boot = (
         _whole(data.get("pid"), _MOST_PID),
@@ -55,7 +55,7 @@ class End:
 
 
 def read_end(folder: Path, began_s: float) -> End | None:
-    """What exit.json says of a process that began then; None if there is none."""
+    """Read the exit.json of a process that began then; None if there is none."""
     data = procs.read_json(folder / "exit.json")
     return None if data is None else end_of(data, began_s)
 

@@ -26,11 +26,11 @@ from plait.runtime.page import Page
 _PLAIT = Path(__file__).resolve().parents[3]
 #: A folder whose sitecustomize hooks torch when a job imports it.
 HOOK = _PLAIT / "training" / "hook"
-#: torch's profiler says when it starts and stops on the job's standard error; this is above all that it says.
+#: torch's profiler logs its starts and stops on the job's standard error; this level is above all of its messages.
 QUIET = "99"
 #: In the environment of a runner: the file of its node's lease, by which an agent without a journal finds it.
 LEASE_VARIABLE = "PLAIT_LEASE"
-#: Of one job among those that share a process.
+#: Variables of one job among the jobs that share a process.
 _OF_ONE = ("PLAIT_JOB", "PLAIT_EPOCH", "PLAIT_RUN_DIR", "PLAIT_JOB_DIR", "PLAIT_CHECKPOINT_S", "MASTER_PORT")
 
 
@@ -52,10 +52,10 @@ def key_of(layout: Layout, mark: str) -> tuple[int, int, int] | None:
 
 
 def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) -> dict[str, str]:
-    """All variables of the job's process: the node's (`node_environment`), the user's, then those nobody may change.
+    """All variables of the job's process: the node's (`node_environment`), the user's, then the fixed ones.
 
     `cuda` maps the node's GPU numbers to the machine's; None = CPU slots, of `threads` threads each unless the user
-    says otherwise.
+    sets another number.
     """
     env = node_environment(os.environ, passed(layout.home, os.environ))
     env |= (
@@ -63,7 +63,7 @@ def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) 
         | ({"OMP_NUM_THREADS": str(threads)} if cuda is None else {})
         | run.env
     )
-    # `python` is found where nobody activated an environment, and nothing of the user's is hidden by it.
+    # `python` is found without an activated environment, and nothing of the user's is hidden by it.
     env["PATH"] = os.pathsep.join([env["PATH"], str(Path(sys.executable).parent)])
     paths = [str(HOOK), *filter(None, [env.get("PYTHONPATH")])]
     visible = "" if cuda is None else ",".join(str(cuda[gpu]) for gpu in run.gpus)
@@ -200,7 +200,7 @@ def spawn_successor(run: Run, layout: Layout, env: dict[str, str], lease: NodeLe
 
 
 def task_of(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> bytes:
-    """What a runner reads from its standard input."""
+    """The text that a runner reads from its standard input."""
     return json.dumps(_task(run, layout, env, lease)).encode()
 
 

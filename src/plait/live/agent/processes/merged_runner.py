@@ -1,16 +1,16 @@
-"""Beside the process that several merged jobs share: a runner with a folder, a log and an end for each of them.
+"""Runner of the process that several merged jobs share, with a folder, a log and an end for each of them.
 
     python -S -P -m plait.live.agent.processes.merged_runner   < {"host": task, "members": [task, ...]}
 
 To the agent each member is an attempt like any other: its folder is claimed by this runner, its output is in its own
-out.log, and exit.json appears when its thread has ended, while the others go on. The process itself (see
-`plait.training.merged.host`) says on a socket who has begun and ended.
+out.log, and exit.json appears when its thread has ended, while the others continue. The process itself (see
+`plait.training.merged.host`) reports on a socket which members have begun and ended.
 
-When the process dies, all members that had not ended are over. Who did it has the exit code of the process; the others
-get 75, so that they begin again from their checkpoints, and `merged` in exit.json says what is known: `culprit`,
-`bystander` (another one did it), `unknown` (nobody knows who), or `refused` (a member that cannot run merged, alone).
-What it was is known from the last words of os._exit and its like, from the thread that a segmentation fault names, and
-from a member that did not end within its grace.
+When the process dies, all members that had not ended are over. The culprit gets the exit code of the process; the
+others get 75, so that they restart from their checkpoints, and `merged` in exit.json has the known role: `culprit`,
+`bystander` (another one did it), `unknown` (the culprit is unknown), or `refused` (a member that cannot run merged,
+alone). The culprit is known from the last words of os._exit and its like, from the thread that a segmentation fault
+names, and from a member that did not end within its grace.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STOP_AT = 2048  # the word of a page that asks its job to stop, see plait.runti
 #: A member whose grace is over is interrupted, and after so long its process is killed.
 _INTERRUPTED_S = 2.0
 _HURRY_S = 0.5
-#: What the process has for leaving after its last member.
+#: Seconds of the process for leaving after its last member.
 _LEAVE_S = 5.0
 _FAULT = re.compile(rb"Current thread 0x([0-9a-f]+)")
 _CHUNK = 1 << 16
@@ -61,7 +61,7 @@ class MergedMember:
 
     @property
     def stopping(self) -> bool:
-        """Whether it was asked to stop."""
+        """Whether it has a request to stop."""
         return self.kill_at is not None
 
     def copy(self) -> bool:
@@ -170,7 +170,7 @@ class HostRunner(Runner):
                         selector.unregister(key.fileobj)
 
     def _keep_time(self, now_s: float) -> None:
-        """Interrupt and kill those whose time is over."""
+        """Interrupt and kill members whose time is over."""
         if self.kill_at is not None and now_s >= self.kill_at:
             self._kill("its last job had ended, it had not")
             self.kill_at = now_s + 1.0
@@ -199,7 +199,7 @@ class HostRunner(Runner):
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
     def _listen_to_host(self) -> bool:
-        """Take in what the process says; False when it says no more."""
+        """Read a message of the process; False when it sends no more."""
         assert self._control is not None
         try:
             data = self._control.recv(_CHUNK)
@@ -228,7 +228,7 @@ class HostRunner(Runner):
             if all(m.ended is not None for m in self.members):
                 self.kill_at = time.monotonic() + _LEAVE_S  # ends are reported when the process has gone
             else:
-                # What it started by itself; children that it forked bear the mark of the process, and end with it.
+                # processes that it started; children that it forked bear the mark of the process, and end with it
                 procs.kill_until_none(
                     lambda: set(procs.marked(member.task.mark)) - {os.getpid(), self.child}
                     if member.task.mark != self.task.mark else set(), self._collect, 1.0
@@ -240,7 +240,7 @@ class HostRunner(Runner):
         return True
 
     def _signalled(self, numbers: bytes) -> None:
-        """Stop those members whose folders or pages ask for it."""
+        """Stop members whose folders or pages request it."""
         if self._deadman is not None:
             self._deadman.look()
         if signal.SIGTERM in numbers or signal.SIGUSR1 in numbers:
@@ -353,7 +353,7 @@ def _page_says_stop(folder: str) -> bool:
 
 
 def _claim_all(tasks: list[Task], mark: str) -> list[Task]:
-    """Those whose folders are ours now; without any claim if the disk refuses one."""
+    """Tasks whose folders are ours now; without any claim if the disk refuses one."""
     ours: list[Task] = []
     try:
         for task in tasks:

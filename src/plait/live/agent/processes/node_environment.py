@@ -1,7 +1,7 @@
-"""What a job gets of the environment of its node, whoever started the agent, and from which shell.
+"""Variables that a job gets from its node, independent of the user and the shell that started the agent.
 
 A job's variables are these, then those of its request, then those that the agent sets (`launch.environment`). Nothing
-else of the agent's own environment reaches it: no keys, no activated environment, no module of somebody's session.
+else of the agent's own environment reaches it: no keys, no activated environment, no module of a user's session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plait.live.system import procs
 BASE = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "HOSTNAME")
 #: Settings of the node's accelerators and of its network.
 DEVICES = ("CUDA_*", "NVIDIA_*", "NCCL_*")
-#: Where programs are found unless the request, or `pass-env`, says otherwise.
+#: Where programs are found unless the request, or `pass-env`, sets another value.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Further names, or patterns such as `SLURM_*`: a variable of the agent, and a file of the home folder, one a line.
 VARIABLE, FILE = "PLAIT_PASS_ENV", "pass-env"
@@ -40,7 +40,7 @@ def passed(home: Path, environ: Mapping[str, str]) -> list[str]:
 def node_environment(environ: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
     """The variables of an agent that its jobs get: those above and, by name or pattern, `more`.
 
-    What the service and its store are reached by (`procs.PRIVATE`) is never among them.
+    The variables by which the service and its store are reached (`procs.PRIVATE`) are never among them.
 
     >>> node_environment({"HOME": "/h", "USER": "u", "LC_TIME": "C", "AWS_SECRET": "s", "VIRTUAL_ENV": "/v"})["LC_TIME"]
     'C'
@@ -54,13 +54,13 @@ def node_environment(environ: Mapping[str, str], more: Iterable[str] = ()) -> di
     }
     if "HOME" not in found or "USER" not in found:
         found = _account() | found
-    # Without a word about it, `python` is the one that plait runs with.
+    # The default `python` is the one that plait runs with.
     found.setdefault("PATH", os.pathsep.join([str(Path(sys.executable).parent), PATH]))
     return found
 
 
 def _account() -> dict[str, str]:
-    """Who runs the agent, where its environment does not say so."""
+    """The account of the agent, where its environment does not name it."""
     try:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:  # a number without a name, as in containers

@@ -42,7 +42,7 @@ from plait.runtime.neighbours import Neighbours
 NOT_RUNNABLE = 126
 #: Seconds that a host waits at most for the memory of guests on its GPUs.
 FREED_S = 60.0
-#: Runners of one attempt that may end before the job begins, apart from those that lack room on the disk.
+#: Runners of one attempt that may end before the job begins, not counting runners without room on the disk.
 RUNNER_TRIES = 5
 #: Errors of the machine, not of the job, that may pass: disk, processes, files, memory.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -70,7 +70,7 @@ class ProcessManager:
         self.coordinator = Coordinator(self.folder / "sharing.json", self.monitor.node.gpu_memory_bytes, self.log)
         self.switch = SwitchHost(layout, settings.node, settings.switch, self.log, changed)
         self.attempts: dict[Key, LocalAttempt] = {}
-        #: What waits for attempts that have not begun; see `successor`.
+        #: Processes that wait for attempts that have not begun; see `successor`.
         self.successors: dict[Key, Successor] = {}
         self.selector = selectors.DefaultSelector()
         self._retry_at = 0.0
@@ -102,9 +102,9 @@ class ProcessManager:
         self._complain(attempt)
 
     def _reattach_unknown(self) -> None:
-        """Runners of this node that the journal does not know, because it was lost: they run, whoever asked for them.
+        """Runners of this node that the journal does not know, because it was lost: they run, whatever their origin.
 
-        All that is known of them is whose they are; the service says the rest, or that they are to end.
+        Only their job is known; the service sends the rest, or the request to end them.
         """
         for pid in procs.with_environment(launch.LEASE_VARIABLE, str(self.lease.path)):
             mark = procs.environment(pid).get(procs.MARK, "")
@@ -125,7 +125,7 @@ class ProcessManager:
             self.log("progress unknown", key=attempt.key, why=attempt.page.trouble)
 
     def _claimed(self, attempt: LocalAttempt) -> Process | None:
-        """The runner that claimed the folder; waits a moment for one that is just being born."""
+        """The runner that claimed the folder; waits a moment for one that is just starting."""
         for _ in range(50):
             if (claim := read_claim(attempt.folder)) is not None:
                 return claim.process
@@ -156,7 +156,7 @@ class ProcessManager:
             if attempt.state == ENDED:
                 continue
             attempt.neighbours = beside.get(attempt.key)
-            if attempt.neighbours is None and attempt.run.group.guest:  # found without a journal: beside whom?
+            if attempt.neighbours is None and attempt.run.group.guest:  # found without a journal: neighbours unknown
                 attempt.neighbours = Neighbours(guest=True)
             if attempt.state != RUNNING:
                 continue
@@ -186,7 +186,7 @@ class ProcessManager:
                 self.log("grant not written", key=attempt.key, why=error)
 
     def _start(self, waiting: list[LocalAttempt]) -> None:
-        """Start those whose GPUs nobody of another group holds, and whose job has no earlier attempt here.
+        """Start attempts whose GPUs no job of another group holds, and whose job has no earlier attempt here.
 
         A host also waits until guests on its GPUs have freed the memory that it is to have.
         """
@@ -210,7 +210,7 @@ class ProcessManager:
         )
 
     def _memory_owed(self, attempt: LocalAttempt) -> bool:
-        """Whether guests still hold memory of a host that is to start; for `FREED_S`, or until those told to go have.
+        """Whether guests still hold memory of a host that is to start; for `FREED_S`, or until leaving ones are gone.
 
         Without a coordinator that decides, it starts all the same then.
         """
@@ -229,7 +229,7 @@ class ProcessManager:
         return False
 
     def _launch(self, attempts: list[LocalAttempt]) -> None:
-        """Start a process for one attempt, or one that several share."""
+        """Start a process for one attempt, or a common one for several."""
         if launch.meeting_port_taken(run := attempts[0].run):  # the next attempt is given another port
             busy = f"port {run.master_port} of node {self.settings.node} is in use by another program"
             self._over(attempts[0], PREEMPTED, busy)
@@ -315,14 +315,14 @@ class ProcessManager:
         self._changed()
 
     def _later(self, attempt: LocalAttempt, why: str) -> None:
-        """Nothing was started: try again in a second, as long as it is assigned."""
+        """Nothing was started: retry in a second, as long as it is assigned."""
         attempt.wait(why)
         self._retry_at = time.monotonic() + 1.0
         self.log("later", key=attempt.key, why=why)
         self._changed()
 
     def _collect(self, attempt: LocalAttempt) -> None:
-        """The runner has ended; one that found the folder claimed by another is not the one to look at."""
+        """The runner has ended; one that found the folder claimed by another does not count."""
         if attempt.pidfd >= 0:
             self.selector.unregister(attempt.pidfd)
             os.close(attempt.pidfd)
@@ -441,7 +441,7 @@ def _lacks_room(folder: Path) -> bool:
 
 
 def _to_launch(ready: list[LocalAttempt]) -> list[list[LocalAttempt]]:
-    """Who gets a process together: those of one group on the same GPUs that may be merged; all others alone."""
+    """Attempts by process: mergeable attempts of one group on the same GPUs share one; all others are alone."""
     found: dict[object, list[LocalAttempt]] = {}
     for attempt in ready:
         run = attempt.run

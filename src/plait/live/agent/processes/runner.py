@@ -1,4 +1,4 @@
-"""Beside each process of a job: starts it, keeps its output, ends it and all it left behind, reports how it ended.
+"""Runner of one process of a job: starts it, keeps its output, ends it and its descendants, reports how it ended.
 
     python -S -P -m plait.live.agent.processes.runner   < the task as JSON
 
@@ -6,7 +6,7 @@ It outlives the agent, and everything that must not depend on the agent's life i
 limit, rotation of the log, the exit code, and the `throttle` of a guest that does not pace itself. It leads no user
 code: the job's process gets a session of its own and dies with the runner (PR_SET_PDEATHSIG); grandchildren that forked
 away come back to it when they are orphaned, because it is their subreaper, and are killed when the job's process has
-ended; where the machine allows it the job has a control group of its own (`cgroups`), in which daemons stay. Beside it
+ended; where the machine allows it the job has a control group of its own (`cgroups`), in which daemons stay. Next to it
 a `guardian` ends the job if the runner itself is killed, and both end it when the `lease` of the node is over.
 
 Files in the folder of the process: `runner.json` is the claim (made by `link`, so that there is one runner whatever
@@ -53,8 +53,8 @@ _NOT_FOUND, _NOT_RUNNABLE, _PREEMPTED = 127, 126, 75
 class Task:
     """The task from the agent. `folder` holds its files; `env` is complete; bytes and seconds.
 
-    `lease`: the file of the node's lease, which was asked for at `asked_s` (of CLOCK_BOOTTIME) when this was said, and
-    counted for `lease_s`; "" = nothing ends it. `guest`: it starts as a guest, which is held to its share.
+    `lease`: the file of the node's lease, requested at `asked_s` (of CLOCK_BOOTTIME) and valid for `lease_s` when this
+    was written; "" = nothing ends it. `guest`: it starts as a guest, which is held to its share.
     """
 
     folder: str
@@ -72,9 +72,9 @@ class Task:
 
 
 class LogWriter:
-    """`out.log`, turned over at a size. The first full file stays, for the beginning says with what a job was started;
-    of the others the newest. Where each file begins in the whole log is kept by inode in `log.json`, written before
-    files change their names, so that readers need no lock.
+    """`out.log`, turned over at a size. The first full file stays, since its beginning shows how a job was started; of
+    the others the newest. Where each file begins in the whole log is kept by inode in `log.json`, written before files
+    change their names, so that readers need no lock.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -342,7 +342,7 @@ class Runner:
     def _ask_to_stop(self, grace_s: float) -> None:
         """Send SIGTERM once, and schedule the kill after the grace period."""
         self._collect()
-        if self.status is None and not self.stopping:  # a second SIGTERM tells a job to leave without a checkpoint
+        if self.status is None and not self.stopping:  # a second SIGTERM makes a job leave without a checkpoint
             self.heeds_stop = procs.heeds(self.child, signal.SIGTERM)
             deaf = self._throttle is not None and not self.heeds_stop  # a guest that uses no grace: it stays throttled
             if not deaf:
@@ -434,7 +434,7 @@ class Runner:
         self._drain()
 
     def _drain(self) -> None:
-        """What the job wrote last is kept."""
+        """Keep the last output of the job."""
         if self._pipe < 0:  # it was never started
             return
         for _ in range(1 << 10):

@@ -1,4 +1,4 @@
-"""Processes that start beside a running attempt, for the next one of their job.
+"""Processes that start next to a running attempt, for the next one of their job.
 
 Python starts, imports what the job imported last time, and waits (`plait.training.successor`). When the attempt begins,
 its process becomes that of the attempt (`successor_runner`). Until then it holds no GPU, runs nothing of the job, is in

@@ -1,4 +1,4 @@
-"""A runner whose job's process starts before the attempt begins: beside another attempt of the job, which still runs.
+"""A runner whose job's process starts before the attempt begins, while another attempt of the job still runs.
 
     python -S -P -m plait.live.agent.processes.successor_runner   < a task, one line, and later the task of the attempt
 

@@ -39,8 +39,8 @@ LOOK_S, PACED_LOOK_S = 0.05, 0.5
 DEVICE_LOOK_S = 0.2
 #: Device files of GPUs of NVIDIA and AMD.
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
-#: A runner that got no CPU wakes up late. Processes that ran too long make up for so many seconds at most; those that
-#: were frozen too long, for so many quanta.
+#: A runner that got no CPU wakes up late. Processes that ran too long make up for so many seconds at most; processes
+#: that were frozen too long, for so many quanta.
 MOST_OWED_S, MOST_SAVED_QUANTA = 1.0, 4
 _ROUNDING_S = 1e-6
 #: Over so many seconds the duty cycle is measured, of which it is published every so many.
@@ -58,7 +58,7 @@ class Throttle:
         *,
         uses_gpu: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Freeze nothing yet. `page`: of the guest; one that cannot be read counts as a share of 0.
+        """`page`: of the guest; an unreadable one counts as a share of 0.
 
         `uses_gpu`: whether its processes have opened the GPU; checked until they have.
         """

@@ -70,7 +70,7 @@ class Coordinator:
         #: Since when guests owe what frees memory for a guaranteed job.
         self._owing_s: dict[Key, float] = {}
         self._written, self._written_s = self._states, -WRITE_S
-        #: What went wrong last, by what it was about, so that it is logged once.
+        #: The last error by its subject, so that it is logged once.
         self._trouble: dict[object, str] = {}
         self._lock, self._news, self._closed = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
@@ -99,7 +99,7 @@ class Coordinator:
     def owed(self, gpu: int) -> bool:
         """Whether guests that run on a GPU still hold memory which its host, that is to start, is to have.
 
-        Also while nobody has told them yet. Where memory is not limited, nobody owes any.
+        This includes guests without a directive yet. Where memory is not limited, none owes any.
         """
         here = shared_gpus(self._processes).get(gpu, ())
         host = next((process.name for process in here if not process.guest), None)
@@ -114,7 +114,7 @@ class Coordinator:
     def _run(self) -> None:
         failed = False
         while not self._closed.is_set():
-            if not self._states and not failed:  # nothing to decide before somebody comes
+            if not self._states and not failed:  # nothing to decide before a process comes
                 self._news.wait()
             self._news.clear()
             try:
@@ -143,7 +143,7 @@ class Coordinator:
             shared = shared_gpus(processes)
             orders: dict[Key, Directive] = {}
             states, failed = {}, set()
-            for gpu in shared.keys() | self._states.keys():  # also those whose last guest has left, or became a host
+            for gpu in shared.keys() | self._states.keys():  # also GPUs whose last guest has left, or became a host
                 here = shared.get(gpu) or [process for process in processes if process.gpu == gpu]
                 try:
                     states[gpu], found = self._decided(gpu, here, now_s)
@@ -225,7 +225,7 @@ class Coordinator:
         self._said_last = said
 
     def _explain(self, processes: Sequence[GpuProcess], now_s: float) -> None:
-        """Add to what is said of guests what their shares follow from."""
+        """Add the reasons of their shares to the reports of guests."""
         texts = {
             gpu: described(state.share, now_s) for gpu, state in self._states.items() if state.guaranteed is not None
         }
@@ -234,7 +234,7 @@ class Coordinator:
                 self._said_last[process.key] = replace(self._said_last[process.key], law=texts[process.gpu])
 
     def _freed(self, process: GpuProcess, page: Page | None) -> Directive | None:
-        """For a process that shares with nobody: a directive that undoes the one of an earlier agent, once."""
+        """For a process that does not share: a directive that undoes the one of an earlier agent, once."""
         if page is None or process.key in self._free:
             return None
         self._free.add(process.key)
@@ -254,7 +254,7 @@ class Coordinator:
 
 
 def _read(file: Path) -> dict[int, State]:
-    """What an earlier agent remembered since this boot, by GPU; nothing of what cannot be read."""
+    """States that an earlier agent saved since this boot, by GPU; nothing from unreadable files."""
     data: Any = procs.read_json(file) or {}
     found: dict[int, State] = {}
     if data.get("boot") != procs.boot_id() or not isinstance(data.get("gpus"), dict):

@@ -14,7 +14,7 @@ from plait.runtime.neighbours import Neighbours
 class GpuProcess:
     """A process on a GPU (the node's number of it): it runs there, or is about to (not `alive`).
 
-    `stopping`: it was asked to end. `persistent_bytes`: device memory that persists between steps, 0 if unknown.
+    `stopping`: it has a request to end. `persistent_bytes`: device memory that persists between steps, 0 if unknown.
     """
 
     key: Key
@@ -40,7 +40,7 @@ def shared_gpus(processes: Iterable[GpuProcess]) -> dict[int, list[GpuProcess]]:
 
 
 def neighbours(processes: Iterable[GpuProcess]) -> dict[Key, Neighbours]:
-    """What control.json says of each process on a GPU with guests."""
+    """The part of control.json about neighbours, for each process on a GPU with guests."""
     return {
         process.key: Neighbours(
             process.guest, tuple(one.page for one in here if not one.guest) if process.guest else ()

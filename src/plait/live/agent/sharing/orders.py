@@ -1,4 +1,4 @@
-"""The directives of the processes on shared GPUs: from those of a GPU's jobs to the words of each page."""
+"""The directives of the processes on shared GPUs: from the decision for a GPU's jobs to the words of each page."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def of_processes(
 def of_gangs(processes: Sequence[GpuProcess], orders: Mapping[Key, Directive]) -> dict[Key, Directive]:
     """The same for gangs: each process gets what the worst GPU of its attempt gives, and leaves if one has to.
 
-    A process that was asked to end finishes its step at full share, so that it reaches its checkpoint.
+    A process with a request to end finishes its step at full share, so that it reaches its checkpoint.
     """
     attempts: dict[str, list[Directive]] = {}
     for process in processes:
@@ -93,7 +93,7 @@ def for_library(page: Page, process: GpuProcess, directive: Directive) -> Direct
 def as_said(
     process: GpuProcess, here: Sequence[GpuProcess], directive: Directive, late_s: float | None, page: Page | None
 ) -> Sharing:
-    """The directive of a process among those `here` on its GPU, as the service hears it.
+    """The directive of a process among the ones `here` on its GPU, in the form for the service.
 
     `late_s`: for so many seconds, too many, it has not done what the guaranteed job waits for; None if it has. `page`:
     of the process, which shows whether its runner throttles it.

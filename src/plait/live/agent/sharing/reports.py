@@ -1,4 +1,4 @@
-"""What the processes on shared GPUs report in their pages, as `plait.sharing.decide` takes it."""
+"""Reports in the pages of processes on shared GPUs, in the form for `plait.sharing.decide`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.runtime.page import Page, PageError, Throttled
 from plait.sharing import Device, Reached, Sharer, StepStats
 from plait.sharing.memory_state import MemoryState
 
-#: The memory of a device of which nobody knows it: it is not limited.
+#: Stands for an unknown memory size of a device: it is not limited.
 UNLIMITED_BYTES = 1 << 60
 _THROTTLED = frozenset(Throttled) - {Throttled.NOT}
 #: The label of steps that are requests to a server, as pages have it.
@@ -32,7 +32,7 @@ class Reports:
         self._servers: set[Key] = set()  # whose newest step is labelled as a request
 
     def open(self, processes: Iterable[GpuProcess]) -> None:
-        """Open the pages of those who have come, close those of others."""
+        """Open the pages of new processes, close the others."""
         here = {process.key: process for process in processes if process.alive}
         for key in self._pages.keys() - here.keys():
             self._pages.pop(key).close()
@@ -102,7 +102,7 @@ class Reports:
         return least if least > 0 else None
 
     def _quantum_s(self, processes: Sequence[GpuProcess]) -> float:
-        """The longest quantum of the unfinished steps of a job, in seconds, or of those that their runners throttle."""
+        """The longest quantum of the unfinished steps of a job, in seconds, or of steps that their runners throttle."""
         pages = [page for process in processes if (page := self._pages.get(process.key)) is not None]
         words = ["throttle_quantum_s" if process_throttle(page) else "longest_quantum_s" for page in pages]
         found = [page.number(word) or 0.0 for page, word in zip(pages, words, strict=True)]
@@ -114,7 +114,7 @@ class Reports:
         return bool(pages) and all(page is not None and marks_gpu_stages(page) for page in pages)
 
     def _kept(self, processes: Sequence[GpuProcess]) -> int | None:
-        """Device memory that a job here keeps from step to step; None if it matters and nobody knows."""
+        """Device memory that a job here keeps from step to step; None if it matters and is unknown."""
         return sum(process.persistent_bytes for process in processes) or (None if self._capacity else 0)
 
 

@@ -2,8 +2,8 @@
 
     plait up --backend ray --address 10.0.0.1:6379
 
-Ray schedules no job, sees no job, and may die: agents are beyond its reach, and the service talks to them itself. What
-Ray says of dead nodes only makes the service believe sooner what it would find out by itself. See `bridge`.
+Ray schedules no job, sees no job, and may die: agents are beyond its reach, and the service talks to them itself. Ray's
+reports of dead nodes only let the service accept sooner what it would find out by itself. See `bridge`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RayBackend:
         self._passed_over: list[str] = []
         self._agents: dict[str, int | None] = {}
         self._problems: dict[str, str] = {}
-        self._attached: set[str] = set()  # those whose executor has answered since the head did
+        self._attached: set[str] = set()  # nodes whose executor has answered since the head did
         self._again_s = 0.0
         self._trouble = ""
 
@@ -106,7 +106,7 @@ class RayBackend:
             raise InputError(str(error)) from None
 
     def maintain(self, service: Client) -> list[str]:
-        """One look. Without a head nothing is done, and jobs go on; that it is gone and back is said once."""
+        """Check the cluster once. Without a head nothing is done, and jobs continue; its loss and return are noted."""
         if time.monotonic() < self._again_s:
             return []
         attached, passed_over = self._attached, self._passed_over
@@ -160,7 +160,7 @@ class RayBackend:
             asked = set(self._nodes)
             orders = [{**self._order(node), "do": "end", "jobs": jobs} for node in self._nodes.values()]
             ended = {name for name, answer in self._tell(orders, jobs).items() if answer.get("agent", 0) is None}
-            # those elsewhere that have not ended their agent stay, for the next who tells them
+            # executors elsewhere that have not ended their agent stay, for the next backend that sends orders
             done = [node.executor for name, node in self._nodes.items() if name in ended or self._on_this_machine(name)]
             self._ask({"do": "remove", "executors": done}, CALL_S)
         except NoHead as error:
@@ -195,7 +195,7 @@ class RayBackend:
         self._agents = {name: pid for name, pid in self._agents.items() if name in self._nodes}
 
     def _look(self) -> list[str]:
-        """Find nodes, keep an executor on each; the names of those whose agent was started now."""
+        """Find nodes, keep an executor on each; the names of nodes whose agent was started now."""
         self._find()
         answers = self._tell([self._order(node) for node in self._nodes.values()], False)
         self._problems = {name: answer["problem"] for name, answer in answers.items() if answer.get("problem")}

@@ -3,8 +3,8 @@
     python -m plait.live.backends.ray.bridge ADDRESS NAMESPACE
 
 reads a request a line from standard input and writes an answer a line, both JSON. It is a process of its own because
-Ray's client blocks for as long as its head is dead, and then ends the process that it is in: whoever waits for an
-answer sets a deadline, kills the bridge, and starts another. Nothing is lost with it: executors are detached actors.
+Ray's client blocks for as long as its head is dead, and then ends the process that it is in: the caller sets a deadline
+for an answer, kills the bridge, and starts another. Nothing is lost with it: executors are detached actors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plait.live.agent.monitor import Nvml
 from plait.live.backends.host import AgentHost
 from plait.live.layout import Layout
 
-#: Most seconds that the bridge waits for executors before it answers; those that are late answer the next time.
+#: Maximum seconds that the bridge waits for executors before it answers; late ones answer the next time.
 _ANSWER_S = 2.0
 _TICK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 0.1, 10.0
 
@@ -31,12 +31,12 @@ _TICK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 0.1, 10.0
 class Executor:
     """Hosts the agent of one node: starts it beyond Ray's reach, keeps it up, ends it. An actor under Ray.
 
-    It acts only while the word of its order is that of the home folder, which proves that both see the same folder,
-    and is taken away when the cluster goes down: an executor that nobody could tell, stops by itself.
+    It acts only while the word of its order is that of the home folder, which proves that both see the same folder, and
+    is taken away when the cluster goes down: an executor out of reach then stops by itself.
     """
 
     def __init__(self, order: str) -> None:
-        """Begin at once, so that an actor that Ray restarted needs nobody's help."""
+        """Begin at once, so that an actor that Ray restarted needs no help."""
         self._lock = threading.Lock()
         self._order: dict[str, Any] = json.loads(order)
         self._host = AgentHost(Layout(Path(self._order["home"])), float(self._order["grace_s"]), detached=True)
@@ -45,7 +45,7 @@ class Executor:
         threading.Thread(target=self._keep, daemon=True).start()
 
     def handle(self, text: str) -> str:
-        """Do what the message says, `keep` or `end`; the answer says what is now."""
+        """Execute a message, `keep` or `end`; the answer is the present state."""
         message: dict[str, Any] = json.loads(text)
         with self._lock:
             self._order = message
@@ -103,7 +103,7 @@ class Executor:
 
 
 def _not_the_same(order: dict[str, Any]) -> str | None:
-    """Why the home folder is not the one that the backend sees."""
+    """The reason why the home folder is not the one that the backend sees."""
     path = Path(order["word_file"])
     try:
         word = path.read_text(encoding="ascii").strip()
@@ -127,7 +127,7 @@ class Bridge:
         self._pending: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What is asked: the nodes, a word to executors, or to take executors away."""
+        """Answer a request: list the nodes, send a word to executors, or take executors away."""
         if request["do"] == "nodes":
             return {"nodes": [self._node(node) for node in self.ray.nodes()]}
         if request["do"] == "tell":
@@ -148,7 +148,7 @@ class Bridge:
         }  # fmt: skip
 
     def _tell(self, orders: list[dict[str, Any]], wait_s: float) -> dict[str, Any]:
-        """One message to each; executors that are not there are made. A question that is open is not asked again."""
+        """Send one message to each; missing executors are made. An open request is not sent again."""
         for order in orders:
             name = order["executor"]
             if name not in self._pending:

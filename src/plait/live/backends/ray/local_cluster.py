@@ -1,7 +1,7 @@
 """A small real Ray cluster on this machine, for trying things out: `plait ray up`, `plait ray down`.
 
 Each node is a session of processes made by `ray start`; it is ended by its session, never by `ray stop`, which would
-end every Ray process of the user. What was started is remembered in `ray/cluster.json` of the home folder.
+end every Ray process of the user. Started nodes are recorded in `ray/cluster.json` of the home folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STORE_BYTES = 80_000_000
 
 @dataclass(frozen=True)
 class RayProcessGroup:
-    """A node of the small cluster: its name, the session of its processes, those that live."""
+    """A node of the small cluster: its name, the session of its processes, the living ones."""
 
     name: str
     session: int
@@ -83,14 +83,14 @@ class RayCluster:
         found = []
         for name, session in self._facts.get("nodes", {}).items():
             pids = tuple(pid for pid in sessions.get(session, ()) if procs.start_time(pid) is not None)
-            ours = any(temp in _command(pid) for pid in pids)  # the number may be that of somebody else by now
+            ours = any(temp in _command(pid) for pid in pids)  # the number may belong to another process by now
             found.append(RayProcessGroup(name, session, pids if ours else ()))
         return found
 
     def up(self, nodes: int | None = None, slots: int | None = None) -> list[str]:
         """Start what does not live; the names of what was started. Raises InputError if it does not come up.
 
-        A head that died comes back at the same address, and the other nodes are started again with it, since those of
+        A head that died comes back at the same address, and the other nodes are started again with it, since nodes of
         the old head cannot join the new one.
         """
         make_private(self.folder)
@@ -111,7 +111,7 @@ class RayCluster:
             self._end(self.members())
             self._facts["nodes"] = {}
             alive = set()
-            # The client's server, which nobody here needs, uses one port for all clusters of a machine by default; and
+            # The client's server, which is not needed here, uses one port for all clusters of a machine by default; and
             # a Ray that was installed without it (no grpc) takes no port for it.
             client = ["--ray-client-server-port", str(self._facts["client_port"])] if _has_client() else []
             self._start({HEAD: ["--head", "--port", str(self._facts["port"]), "--include-dashboard", "false",
@@ -135,7 +135,7 @@ class RayCluster:
         return [member.name for member in members if member.pids]
 
     def _start(self, what: dict[str, list[str]]) -> None:
-        """Start nodes together, and those that fail once more: Ray gives a node 30 s, little on a loaded machine."""
+        """Start all nodes in parallel and retry failures once: Ray allows 30 s, too little under load."""
         failed = self._try(what)
         if failed:
             self._end([member for member in self.members() if member.name in failed])
@@ -146,7 +146,7 @@ class RayCluster:
             )
 
     def _try(self, what: dict[str, list[str]]) -> dict[str, str]:
-        """Start each and wait; what became of those that did not come up."""
+        """Start each and wait; the errors of nodes that did not come up."""
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)}
         environment.setdefault("RAY_worker_niceness", "0")  # executors hold agents up, which hold jobs up
@@ -224,7 +224,7 @@ def _program(pid: int) -> str:
 
 
 def _own_address() -> str:
-    """What Ray makes of 127.0.0.1: the address by which other machines would see this one."""
+    """Ray's replacement of 127.0.0.1: the address by which other machines would see this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent

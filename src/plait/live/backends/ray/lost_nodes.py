@@ -18,12 +18,12 @@ class Gone:
 
     def __init__(self) -> None:
         """Nobody is gone yet."""
-        self._why: dict[str, str] = {}  # why Ray says that they died; empty if it says nothing
+        self._why: dict[str, str] = {}  # Ray's reasons of their deaths; empty without a reason
         self._told: set[str] = set()
         self._dead: set[str] = set()  # ids of Ray's, each of which counts once
 
     def note(self, found: Sequence[Mapping[str, Any]], before: Iterable[str], now: Collection[str]) -> None:
-        """A look at the nodes: `found` as the bridge gives them, and the names of those used before and now.
+        """Compare two looks at the nodes: `found` as the bridge gives them, and the names of nodes used before and now.
 
         A restarted head may not know earlier nodes, which does not prove that they are dead.
         """
@@ -36,9 +36,9 @@ class Gone:
         self._told &= set(self._why)
 
     def tell(self, service: Client) -> list[str]:
-        """What was done. Raises whatever the client does; the next poll reports everything again.
+        """Report lost nodes; return messages. Raises any error of the client; the next poll reports everything again.
 
-        Those that somebody drained stay in the service's list: they would come back without that.
+        Nodes that a user drained stay in the service's list: they would come back without that.
         """
         there: dict[str, Any] = {node["id"]: node for node in service.nodes()} if self._why else {}
         said = []
@@ -48,7 +48,7 @@ class Gone:
             if node is None or (lost and node["drained"]):
                 del self._why[name]
             elif lost and not node["gpus_used"]:
-                with contextlib.suppress(Refused):  # something may still run there: asked again
+                with contextlib.suppress(Refused):  # something may still run there: retried
                     service.forget_node(name)
                     said.append(f"node {name} is gone")
             elif why and not lost and (name not in self._told or node["state"] == "suspect"):

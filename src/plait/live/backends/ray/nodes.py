@@ -25,17 +25,17 @@ class RayNode:
 
     @property
     def executor(self) -> str:
-        """What the actor on it is called; another one when the node comes back as another node of Ray."""
+        """Name of the actor on it; another one when the node comes back as another node of Ray."""
         return f"executor-{self.name}-{self.id[:8]}"
 
 
 def name_nodes(found: Sequence[Mapping[str, Any]], taken: Mapping[str, str], slots: int | None) -> dict[str, RayNode]:
     """The living nodes that have something to give, by name.
 
-    `found` as the bridge gives them, `taken` the names that nodes of Ray (by id) have already, `slots` those of nodes
-    that neither have GPUs nor say how many. Of two that claim one name, the one that has it keeps it until it is dead:
-    so a raylet that was started again takes over once Ray has noticed. The other one is not used: under a name made up
-    for it, which the next look may give differently, there would be two agents on the same GPUs.
+    `found` as the bridge gives them, `taken` the names that nodes of Ray (by id) have already, `slots` of nodes that
+    report neither GPUs nor slots. Of two that claim one name, the one that has it keeps it until it is dead: so a
+    raylet that was started again takes over once Ray has noticed. The other one is not used: under a name made up for
+    it, which the next look may give differently, there would be two agents on the same GPUs.
 
     >>> node = {"id": "ab12cd34ef", "alive": True, "host": "box", "address": "1.2.3.4", "gpus": 2, "kind": None}
     >>> name_nodes([node | {"labels": {}}], {}, None)["box"].executor
@@ -45,7 +45,7 @@ def name_nodes(found: Sequence[Mapping[str, Any]], taken: Mapping[str, str], slo
     ['box-2', 'box']
     """
     named: dict[str, RayNode] = {}
-    # whoever has a name already comes first; then by id, so that every look gives the same
+    # nodes with a name already come first; then by id, so that every look gives the same
     for item in sorted(found, key=lambda item: (item["id"] not in taken, item["id"])):
         name, (gpus, real) = name_of(item), _size(item, slots)
         if name in named or not item["alive"] or gpus == 0:
@@ -73,7 +73,7 @@ def passed_over(found: Sequence[Mapping[str, Any]], named: Mapping[str, RayNode]
 
 
 def name_of(item: Mapping[str, Any]) -> str:
-    """The label plait/node, else the host's name: what a node that comes back is called again, whoever looks.
+    """The label plait/node, otherwise the host's name: a returning node gets the same name from every caller.
 
     >>> name_of({"labels": {"plait/node": "n7"}, "host": "gpu box"}), name_of({"labels": {}, "host": "gpu box"})
     ('n7', 'gpu-box')

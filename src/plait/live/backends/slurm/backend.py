@@ -1,8 +1,8 @@
 """Nodes on loan from Slurm: each is one allocation that holds an agent, and there are as many as jobs want.
 
-An allocation is asked for by sbatch, replaced before its time limit, and given back when idle. Jobs never become jobs
-of Slurm: within the allocations plait places them, round by round. Nothing is remembered here: our allocations are
-those that squeue lists under the name made of the home folder, so another keeper goes on where this one stopped.
+An allocation is requested by sbatch, replaced before its time limit, and given back when idle. Jobs never become jobs
+of Slurm: within the allocations plait places them, round by round. Nothing is remembered here: our allocations are the
+ones that squeue lists under the name made of the home folder, so another keeper continues where this one stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from plait.live.system import procs
 if TYPE_CHECKING:
     from plait.live.client.client import Client
 
-#: After an allocation that failed the next is asked for later, and later each time, up to the second.
+#: Pauses after a failed allocation before the next request: the first one, and the longest.
 FIRST_PAUSE_S, MOST_PAUSE_S = 10.0, 600.0
 #: Longest time that Slurm takes to end a cancelled job, seconds (KillWait is 30 s by default).
 KILL_S = 60.0
@@ -50,7 +50,7 @@ class SlurmBackend:
         cli: SlurmCli | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Nothing is asked for yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`."""
+        """`stop_grace_s`: maximum seconds that jobs get at `stop(jobs=True)`."""
         self.layout, self.options, self.stop_grace_s = layout, SlurmOptions.read(options), stop_grace_s
         self.cli, self.clock = cli or SlurmCli(), clock
         self.job_name = "plait-" + hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
@@ -71,19 +71,19 @@ class SlurmBackend:
         return [f"allocation {self._submit()}" for _ in range(self.options.min_nodes - len(jobs))]
 
     def expected_gpus(self) -> int:
-        """Slurm says when a node joins."""
+        """Zero: Slurm determines when a node joins."""
         return 0
 
     def expected(self) -> int:
-        """None: allocations come when Slurm has room, and nobody should wait for that."""
+        """Zero: allocations come when Slurm has room, and no caller should wait for that."""
         return 0
 
     def most_gpus(self) -> int:
-        """Those of all allocations that there may be."""
+        """GPUs of the maximum number of allocations."""
         return self.options.gpus * self.options.max_nodes
 
     def maintain(self, service: Client) -> list[str]:
-        """Every few seconds: see which allocations there are, bury the dead, and do what the plan says."""
+        """Every few seconds: list the allocations, report dead ones, and execute the plan."""
         if self.clock() < self._looked_s + self.options.look_s:
             return []
         self._looked_s = self.clock()
@@ -148,7 +148,7 @@ class SlurmBackend:
         )
 
     def _worth_less(self, found: Mapping[str, Any], held: Sequence[Held]) -> bool:
-        """Whether the policy has said for long enough that jobs are worth fewer nodes than there are."""
+        """Whether the policy has valued jobs at fewer nodes than present for long enough."""
         staying = sum(not one.drained for one in held)
         wanted = found.get("wanted") or {}  # older services do not report it
         fewer = wanted.get("by") == "policy" and int(wanted["gpus"]) <= (staying - 1) * self.options.gpus
@@ -167,7 +167,7 @@ class SlurmBackend:
             self._idle.pop(number, None)
             why = f"Slurm job {number} is {job.word if job else 'not known any more'}"
             if node["state"] in ("lost", "left") and not node["gpus_used"]:
-                with contextlib.suppress(Refused):  # something may still run there: asked again
+                with contextlib.suppress(Refused):  # something may still run there: retried
                     service.forget_node(node["id"])
                     said.append(f"node {node['id']} is gone")
                 with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ class SlurmBackend:
                     node["id"], may_lose_work=True
                 )  # it is lost in any case; its agent may still speak: Slurm ends it when it can
             with contextlib.suppress(Refused):  # older services do not know this: the lease expires instead
-                # Of a node that failed, or that Slurm has forgotten, nobody knows what still runs there.
+                # On a node that failed, or that Slurm has forgotten, jobs may still run.
                 service.node_gone(node["id"], why, certain=job is not None and "FAIL" not in job.word)
             said += self._once(f"node {node['id']}: {why}")
         return said
@@ -218,7 +218,7 @@ class SlurmBackend:
         return [f"{why}; the next is asked for after {pause_s:.0f} s: look at {where}"]
 
     def _died_early(self, job: Job) -> bool:
-        """Whether an allocation is over whose agent the service never answered; not one that never had a node."""
+        """Whether an allocation ended before its agent reached the service; not one that never had a node."""
         if job.state != OVER or (job.word == "CANCELLED" and not job.node):
             return False
         try:  # the first thing an agent writes there is who answered it
@@ -227,10 +227,11 @@ class SlurmBackend:
             return True
 
     def _ours(self, nodes: Sequence[Mapping[str, Any]], jobs: Sequence[Job]) -> dict[int, Mapping[str, Any]]:
-        """The nodes of our allocations, by these; not those of others, whatever they are called.
+        """The nodes of our allocations, by allocation; not of other ones, whatever their names.
 
-        Of an allocation that Slurm still lists the node's name tells. The mark, which those of an earlier version have
-        not, is for those that Slurm has forgotten: so it can bury the dead, and end nothing that lives.
+        For an allocation that Slurm still lists, the node's name decides. The mark, which nodes of an earlier version
+        lack, is for allocations that Slurm has forgotten: so the backend can report dead ones, and ends nothing that
+        lives.
         """
         names, ours = {_name(job): job.id for job in jobs}, {}
         for node in nodes:
@@ -263,7 +264,7 @@ class SlurmBackend:
         return self.cli.submit(f"#!/bin/sh\nexec {shlex.join(node)}\n", [*asked, *options.sbatch])
 
     def _notify(self, jobs: Sequence[int]) -> None:
-        """Signal agents to leave; those that have already left are skipped."""
+        """Signal agents to leave; agents that have already left are skipped."""
         for number in jobs:
             try:
                 self.cli.notify([number])

@@ -1,7 +1,7 @@
-"""Slurm by its own commands: what they are asked, what they answered, what went wrong.
+"""Slurm's commands: requests, their parsed answers, and errors.
 
-Answers are read as JSON, whose shape differs between releases: 22.05 says `"job_state": "RUNNING"` and
-`"time_limit": 2`, 23.11 and later `"job_state": ["RUNNING"]` and `{"set": true, "infinite": false, "number": 2}`.
+Answers are read as JSON, whose shape differs between releases: 22.05 writes `"job_state": "RUNNING"` and `"time_limit":
+2`, 23.11 and later `"job_state": ["RUNNING"]` and `{"set": true, "infinite": false, "number": 2}`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STATES = {
 
 
 class SlurmError(PlaitError):
-    """A command of Slurm failed, did not answer, or said something that cannot be read."""
+    """A command of Slurm failed, did not answer, or printed something unreadable."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SlurmCli:
     """Asks the Slurm of this machine; `env` replaces the environment of the commands."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        """Nothing is asked yet."""
+        """-"""
         source = os.environ if env is None else env
         # sbatch hands on its environment: passwords are the service's, and an allocation has secrets of its own.
         self._env = {k: v for k, v in source.items() if k not in (*procs.PRIVATE, "PLAIT_HOME")}
@@ -75,7 +75,7 @@ class SlurmCli:
             raise InputError(f"no partition {unknown[0]!r} in this Slurm; there are: {', '.join(there) or 'none'}")
 
     def jobs(self, name: str) -> list[Job]:
-        """Our own jobs of this name, also those that ended a little ago (Slurm's MinJobAge)."""
+        """Our own jobs of this name, including recently ended ones (Slurm's MinJobAge)."""
         return read_jobs(self.ask("squeue", "--json", "--states=all", f"--name={name}"), name, getpass.getuser())
 
     def submit(self, script: str, words: Sequence[str]) -> int:
@@ -87,7 +87,7 @@ class SlurmCli:
         return int(number)
 
     def cancel(self, jobs: Sequence[int]) -> None:
-        """End jobs: those that wait at once, those that run as Slurm does it (TERM, and KILL after KillWait)."""
+        """End jobs: waiting ones at once, running ones in Slurm's way (TERM, and KILL after KillWait)."""
         if jobs:
             self.ask("scancel", *map(str, jobs))
 
@@ -97,7 +97,7 @@ class SlurmCli:
             self.ask("scancel", "--batch", "--signal=TERM", *map(str, jobs))
 
     def ask(self, *words: str, given: str = "") -> str:
-        """Run a command; what it printed. Raises `SlurmError`, which names the command and what it said."""
+        """Run a command; return its output. Raises `SlurmError` with the command and its message."""
         shown = " ".join(words)
         try:
             done = subprocess.run(
@@ -144,7 +144,7 @@ def _job(one: Mapping[str, Any]) -> Job:
 
 
 def _number(value: object) -> float | None:
-    """A number, plain or in the form that says whether it is set."""
+    """A number, plain or in the form that tells whether it is set."""
     if isinstance(value, Mapping):
         if not value.get("set", True) or value.get("infinite"):
             return None

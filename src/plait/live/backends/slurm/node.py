@@ -1,4 +1,4 @@
-"""What the batch script of an allocation runs: makes the node's secret, and keeps an agent for as long as it is wanted.
+"""The program of an allocation's batch script: makes the node's secret, and keeps an agent while it is wanted.
 
 python -m plait.live.backends.slurm.node --home H --stop-grace 60 (--slots 4 | --cuda)
 """
@@ -25,7 +25,7 @@ from plait.live.system import procs
 _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME")
 
 
-#: The file in a node's folder that says that its agent is in an allocation of ours.
+#: The file in a node's folder that marks its agent as in an allocation of ours.
 MARK = "slurm"
 
 
@@ -40,7 +40,7 @@ class NodeOptions:
 
 
 def node_name(host: str, job: int) -> str:
-    """What the node of an allocation is called: the host, so that people know it, and the job, so that it is new.
+    """Name of the node of an allocation: the host, so that users recognise it, and the job, so that it is new.
 
     >>> node_name("gpu-7.example.org", 42)
     'gpu-7-42'

@@ -1,4 +1,4 @@
-"""How allocations of Slurm are asked for: the options of `plait up --backend slurm`, read and checked."""
+"""Options of Slurm allocations: the options of `plait up --backend slurm`, read and checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.live.backends.slurm.plan import Limits
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """How allocations are asked for; `read` makes it of the options of `plait up`."""
+    """Options of requests for allocations; `read` makes it of the options of `plait up`."""
 
     gpus: int = 1
     cuda: bool = True
@@ -65,7 +65,7 @@ class SlurmOptions:
 
     @property
     def limits(self) -> Limits:
-        """What the plan needs of it."""
+        """The limits for the plan."""
         return Limits(self.gpus, self.min_nodes, self.max_nodes, self.idle_s)
 
 
@@ -96,7 +96,7 @@ def _seconds(given: Mapping[str, Any], name: str, default: float) -> float:
     return number
 
 
-#: Options as `-o NAME=VALUE`; those of `plait up` that count here, too; and those for other backends.
+#: Options as `-o NAME=VALUE`; options of `plait up` that count here, too; and options for other backends.
 OWN = tuple(one.word for one in declared(SlurmOptions))
 OPTIONS = frozenset((*OWN, "gpus-per-node", "fake"))
 OTHERS = frozenset(("backend", "nodes", "address"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from plait.live.backends.slurm.commands import PENDING, RUNNING
 
-#: A running allocation whose agent is not heard of for so long is ended, seconds: no blip of a network lasts longer.
+#: A running allocation whose agent is silent for so long is ended, seconds: no blip of a network lasts longer.
 SILENT_S = 120.0
 #: ... and one whose agent never joined.
 UNBORN_S = 300.0
@@ -16,7 +16,7 @@ UNBORN_S = 300.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What the user allows: GPUs an allocation, least and most allocations, seconds that one may be idle."""
+    """The user's limits: GPUs an allocation, minimum and maximum allocations, seconds that one may be idle."""
 
     gpus: int
     min_nodes: int = 0
@@ -29,8 +29,8 @@ class Held:
     """One allocation, as Slurm and the service see it.
 
     `joined`: its agent works. `drained`: its node takes no new work. `used`: GPUs in use. `idle_s`: for how long none
-    was. `silent_s`: for how long its agent was not heard, inf = it never joined. `left_s`: until its time limit;
-    at `replace_s` before that another one is to take its place.
+    was. `silent_s`: for how long its agent has been silent, inf = it never joined. `left_s`: until its time limit; at
+    `replace_s` before that another one is to take its place.
     """
 
     job: int
@@ -46,7 +46,7 @@ class Held:
 
     @property
     def stuck(self) -> bool:
-        """Its agent is not heard of, though Slurm says that it runs."""
+        """Its agent is silent, though Slurm reports it as running."""
         return self.state == RUNNING and (
             SILENT_S <= self.silent_s < math.inf or (self.silent_s == math.inf and self.age_s >= UNBORN_S)
         )
@@ -69,12 +69,12 @@ class Moves:
 
 
 def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits, *, empty: bool = False) -> Moves:
-    """What brings the allocations nearer to what jobs want, within the limits.
+    """Changes that bring the allocations nearer to the jobs' demand, within the limits.
 
-    One that nears its time limit no longer counts, so its successor is asked for while it still works (only then are
-    there more than `max_nodes`); it is drained once the others can do without it. Those that are no longer wanted are
-    withdrawn from the queue first, then drained when idle for long enough; what is drained and empty is released.
-    `empty`: nodes with jobs may be drained too, those with the fewest GPUs in use first; jobs go on elsewhere.
+    One that nears its time limit no longer counts, so its successor is requested while it still works (only then are
+    there more than `max_nodes`); it is drained once the others suffice. Allocations that are no longer wanted are
+    withdrawn from the queue first, then drained when idle for long enough; drained and empty ones are released.
+    `empty`: nodes with jobs may be drained too, nodes with the fewest GPUs in use first; their jobs continue elsewhere.
 
     >>> plan_allocations([], 9, Limits(gpus=4, max_nodes=2))
     Moves(submit=2, cancel=(), drain=(), release=(), end=())
@@ -103,7 +103,7 @@ def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits, *, 
 
 
 def _succeeded(staying: Sequence[Held], target: int) -> list[Held]:
-    """Expiring ones that the others can replace, the one that ends first first."""
+    """Expiring allocations that the others can replace, the earliest end first."""
     ready = sum(one.joined and not one.expiring for one in staying)
     expiring = sorted((one for one in staying if one.expiring and one.joined), key=lambda one: (one.left_s, one.job))
     return expiring[: max(ready + len(expiring) - target, 0)]
