@@ -1,7 +1,6 @@
 """The command line: `plait`.
 
-A command is imported and built when it is asked for, and its module imports little until it runs (`lazy`).
-Start at `app`.
+A command is imported and built when it is called, and its module imports little until it runs (`lazy`). Start at `app`.
 
 Exit codes: 0 done; 1 unexpected; 2 the input or an option is wrong; 4 a plan or a simulation cannot be; 130 Ctrl-C.
 """
@@ -29,7 +28,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt as error:
         _leave(error, "interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; be quiet at exit too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the pipe has no reader; be quiet at exit too
         sys.exit(1)
     except MemoryError as error:
         _leave(error, "out of memory", 1)

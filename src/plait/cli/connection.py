@@ -1,4 +1,4 @@
-"""What all commands that talk to the service share: options, the client, times and tables."""
+"""Shared by all commands that talk to the service: options, the client, times and tables."""
 
 from __future__ import annotations
 

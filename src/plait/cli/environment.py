@@ -36,7 +36,7 @@ def of_submitter(
     """The interpreter (None where there is none) and the variables for a job that is submitted in this environment.
 
     `python`: another interpreter, by path or name, or the folder of its environment. `conda`: the name or folder of a
-    conda environment. Raises `InputError` for one that is not there.
+    conda environment. Raises `InputError` for a missing one.
     """
     env = {name: environ[name] for name in (_exportable(environ) if export_all else CARRIED) if name in environ}
     if conda is not None:
@@ -81,7 +81,7 @@ def _on_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def _behind(shim: Path, environ: Mapping[str, str]) -> Path:
-    """The interpreter that a shim of pyenv, asdf or mise starts in this folder; the shim itself if it does not say."""
+    """The interpreter that a shim of pyenv, asdf or mise starts in this folder; the shim itself if unknown."""
     words = [str(shim), "-c", "import sys; print(sys.executable)"]
     try:
         done = subprocess.run(words, env=dict(environ), capture_output=True, text=True, timeout=10, check=True)
@@ -121,7 +121,7 @@ def _enter(python: Path, env: dict[str, str]) -> None:
 
 
 def conda_prefix(name: str, environ: Mapping[str, str]) -> Path:
-    """The folder of a conda environment, by name or folder; `InputError` naming those that there are."""
+    """The folder of a conda environment, by name or folder; `InputError` naming the existing ones."""
     if "/" in name:
         prefix = Path(os.path.abspath(Path(name).expanduser()))
         if _runs(prefix / "bin" / "python"):
@@ -139,7 +139,7 @@ def conda_prefix(name: str, environ: Mapping[str, str]) -> Path:
 
 
 def _environments(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Conda environments as (name, folder), whether they are there or not; those asked first come first."""
+    """Conda environments as (name, folder), whether they exist or not, in the order of lookup."""
     home = Path(environ.get("HOME") or Path.home())
     roots: list[Path] = []
     for variable, up in (("CONDA_EXE", 2), ("MAMBA_EXE", 2), ("MAMBA_ROOT_PREFIX", 0), ("CONDA_ROOT", 0)):

@@ -13,8 +13,8 @@ from plait.network.topology.read import networked
 def read_cluster(text: str, network: str | None = None) -> Cluster:
     """The cluster of `--cluster`, with the network of `--network` if one is given.
 
-    A text that ends in `.toml` names a file. Raises `InputError` for anything that cannot be read, and for a network
-    beside a file that has one.
+    A text that ends in `.toml` names a file. Raises `InputError` for an unreadable text, and for a network in addition
+    to a file that has one.
     """
     if not text.lower().endswith(".toml"):
         cluster = Cluster.parse(text)

@@ -1,9 +1,9 @@
-"""Commands that are imported and built only when they are asked for, and options that are parsed only if given.
+"""Commands that are imported and built only when they are called, and options that are parsed only if given.
 
 An option that is given twice is a list or an error, in every command: click alone would keep the last value silently.
 
 Typer builds every command of an application before it looks at the first word, and loads pydantic to check values that
-nobody gave: together half of the CPU time of a short command. Names and help lines are all that `plait --help` needs.
+were not given: together half of the CPU time of a short command. `plait --help` needs only names and help lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 class Entry(NamedTuple):
     """A command: the heading it is listed under, `module:name` in `plait.cli.commands`, and its help line.
 
-    The name is that of a function, or of a `typer.Typer` with commands of its own. `settings` are those of
+    The name is that of a function, or of a `typer.Typer` with commands of its own. `settings` are passed to
     `typer.Typer.command`.
     """
 
@@ -81,8 +81,8 @@ def _nothing() -> None:
 
 
 def parse_only_what_is_given(command: Any) -> None:
-    """Let the parameters of a command, and of those below it, take defaults and plain texts as they are."""
-    params = command.get_params  # those of the command, and its --help
+    """Let the parameters of a command, and of commands below it, take defaults and plain texts as they are."""
+    params = command.get_params  # the command's own, and its --help
     command.get_params = lambda ctx: as_they_are(params(ctx))
     for below in getattr(command, "commands", {}).values():
         parse_only_what_is_given(below)
@@ -136,7 +136,7 @@ def _collected(param: Any, value: Any) -> bool:
 
 
 def _process(param: Any, checked: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    """Convert a value by typer, unless that cannot change it: pydantic would be loaded to say so."""
+    """Convert a value by typer, unless that cannot change it: the check would load pydantic."""
     source = ctx.get_parameter_source(param.name)
     if source is not None and source.name == "COMMANDLINE" and _collected(param, value):
         value = _single(param, ctx, value)

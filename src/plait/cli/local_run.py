@@ -39,7 +39,7 @@ def start(
 ) -> tuple[subprocess.Popen[Any], Path]:
     """Start rank `rank` of `world` of the attempt `epoch`; returns the process and the folder of the rank.
 
-    `also`: variables on top of the caller's; `options` are those of `subprocess.Popen`. Raises `InputError` if the
+    `also`: variables on top of the caller's; `options` are passed to `subprocess.Popen`. Raises `InputError` if the
     program cannot be run.
     """
     task = Run(

@@ -67,20 +67,20 @@ USAGE_S = 60.0
 class AntMan:
     """Guaranteed jobs as if they were alone, opportunistic jobs on the GPUs and time that these leave idle.
 
-    Guaranteed jobs of a project start in `order`; the project that uses least of its quota is served first. A gang gets
-    the best topology: fewest nodes, then one rack, then the fewest guests, the least room left over, lowest numbers. If
-    there are too few GPUs it reserves those that are there and waits; jobs with a reservation go first from then on, so
-    no two gangs wait for each other. A guaranteed job behind it starts on reserved GPUs only with `backfill`, and only
-    if by what is known it has ended before they are complete, or leaves enough then; quotas that have no room for the
-    next job are filled alike. `order` "tiresias" preempts: a job whose turn has come takes GPUs back from guaranteed
-    jobs of later queues that may be stopped, and reservations close GPUs only to jobs that may not be. Otherwise
+    Guaranteed jobs of a project start in `order`; the project with the lowest use of its quota is served first. A gang
+    gets the best topology: minimum nodes, then one rack, then minimum guests, minimum room left over, lowest numbers.
+    If there are too few GPUs it reserves the free ones and waits; jobs with a reservation go first from then on, so no
+    two gangs wait for each other. A guaranteed job behind it starts on reserved GPUs only with `backfill`, and only if
+    it is known to have ended before they are complete, or leaves enough then; quotas that have no room for the next job
+    are filled alike. `order` "tiresias" preempts: a job whose turn has come takes GPUs back from guaranteed jobs of
+    later queues that may be stopped, and reservations close GPUs only to jobs that may not be stopped. Otherwise
     nothing is preempted. No guaranteed job waits for an opportunistic one that came less than `guest_age_s` before it.
 
-    Opportunistic jobs are guests: on the least used GPUs of which less than `limit` is used, idle, reserved or with a
-    host, at most `max_per_gpu` on each, wherever the part `least_memory` of their memory fits, all or nothing. They
-    count against no quota. A guest that a host leaves no room for (memory, cores) goes elsewhere or waits; one that got
-    next to nothing for `stall_s` on end is checkpointed and goes elsewhere if there is anything better. One that has
-    waited for `guest_age_s` on end counts, until it is stopped, as a guaranteed job submitted so much later than it.
+    Opportunistic jobs are guests: on the least used GPUs with a use below `limit`, idle, reserved or with a host, at
+    most `max_per_gpu` on each, wherever the part `least_memory` of their memory fits, all or nothing. They count
+    against no quota. A guest without room next to a host (memory, cores) moves or waits; a guest with almost no
+    progress for `stall_s` on end is checkpointed and moves if a better place exists. A guest that has waited for
+    `guest_age_s` on end counts, until it is stopped, as a guaranteed job submitted `guest_age_s` after it.
 
     A job of class auto is guaranteed if it can start at once, else after `auto_after_s` a guest, and is promoted where
     it runs once its quota allows it and its GPUs have no host.
@@ -162,7 +162,7 @@ class AntMan:
 
     @property
     def preempts(self) -> bool:
-        """Whether a guaranteed job takes GPUs back from those behind it."""
+        """Whether a guaranteed job takes GPUs back from jobs behind it."""
         return self.order == "tiresias"
 
     def _ranking(self, view: View) -> Ranking:
@@ -176,9 +176,9 @@ class AntMan:
     def _positions(
         self, view: View, ranking: Ranking, opportunistic: BoolArray, guest: BoolArray
     ) -> tuple[IntArray, IntArray]:
-        """The position of each job as a guest, by `order`, and among those that want to be hosts, with ageing.
+        """The position of each job as a guest, by `order`, and among the candidates for hosts, with ageing.
 
-        In a queue of Tiresias those that have run as hosts go first, by their first start. Opportunistic jobs that have
+        In a queue of Tiresias jobs that have run as hosts go first, by their first start. Opportunistic jobs that have
         left the first queue go last: they had their share of precedence.
         """
         jobs, keys = view.jobs, ranking.keys
@@ -353,7 +353,7 @@ def _may_stop_at_s(view: View, hosts: IntArray) -> float:
 
 
 def _held_bytes(view: View) -> FloatArray:
-    """GPU memory of each running job, (jobs,): what its group allows it, else what it asks for; all else as asked."""
+    """GPU memory of each running job, (jobs,): its group's limit, otherwise its request; other jobs as requested."""
     jobs, running = view.jobs, view.running
     out: FloatArray = jobs.gpu_memory_bytes.copy()
     if running.details is not None:
@@ -476,7 +476,7 @@ def _kept(view: View, rows: IntArray, guest: BoolArray) -> Groups:
 
 
 def _started(view: View, rows: IntArray, found: k.Jobs, guest: BoolArray) -> Groups:
-    """Groups of one member each for these rows; those that start with less memory than they ask for have that."""
+    """Groups of one member each for these rows; jobs that start with less memory than requested have that."""
     gpus = [found.given[r] for r in rows.tolist()]
     first = np.concatenate([[0], np.cumsum([len(one) for one in gpus])]).astype(np.int64)
     details, asked = None, view.jobs.gpu_memory_bytes[rows]
@@ -491,7 +491,7 @@ def _started(view: View, rows: IntArray, found: k.Jobs, guest: BoolArray) -> Gro
 
 
 def _joined(one: Groups, two: Groups) -> Groups:
-    """All groups of both; those of the second have one member each and no gate."""
+    """All groups of both; the second's have one member each and no gate."""
     if not len(two) or not len(one):
         return one if len(one) else two
     gate = None if one.gate is None else np.append(one.gate, np.zeros(len(two), dtype=np.int64))

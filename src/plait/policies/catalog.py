@@ -66,9 +66,9 @@ from plait.policies.tiresias import WITHIN, Queues
 class Row:
     """One policy of the catalog.
 
-    `make(**options)` builds it. `knows` says what it knows about jobs. `cites` are keys of `CITATIONS`. `options`
+    `make(**options)` builds it. `knows` describes its knowledge about jobs. `cites` are keys of `CITATIONS`. `options`
     declares each option. `preempts`: whether it takes GPUs from running jobs, or the option with which it does; None =
-    it does not say. `needs`: what asks for an extra, "" being the policy itself, e.g. {"exact=on": "sim"}.
+    unknown. `needs`: settings that require an extra, "" being the policy itself, e.g. {"exact=on": "sim"}.
     """
 
     summary: str
@@ -105,7 +105,7 @@ _PLACED = {
     "memory_law": choice("placement=netpack: how switch memory is shared; none: rings; auto: as the jobs that run",
                          *MEMORY_LAWS),
 }  # fmt: skip
-#: Options that say where gangs go.
+#: Options that choose where gangs go.
 PLACEMENT_OPTIONS = frozenset(_PLACED)
 _QUANTUM_S = seconds("decide at least this often while jobs wait, seconds", LEAST_S, infinite=True)
 _FITTED_QUANTUM_S = dataclasses.replace(_QUANTUM_S, fit=Range(60, 3600, "log"))
@@ -135,7 +135,7 @@ _QUEUES = {
 
 
 def placement(name: str, **options: Any) -> Scheme | Placement:
-    """A placement by its name on the command line; `options` are fields of one that has some."""
+    """A placement by its name on the command line; `options` are its fields, if it has any."""
     if name in _CHOOSING:
         return _CHOOSING[name](**options)
     if name not in _PLACEMENTS:
@@ -502,8 +502,8 @@ def make_policy(text: str) -> Policy:
 def check_named(text: str, modules: Collection[str], folder: Path) -> None:
     """Refuse a policy named by another user before any of it is imported, called or read.
 
-    Accepted are names of the catalog and of installed packages, and what the allowed `modules` define themselves.
-    Options may name files in `folder` only. Raises `InputError` that says what would work.
+    Accepted are names of the catalog and of installed packages, and definitions of the allowed `modules` themselves.
+    Options may name files in `folder` only. Raises `InputError` that names a remedy.
     """
     name, _, rest = text.partition(":")
     known = rows()
@@ -597,7 +597,7 @@ def _makes_policy(found: object, module: str) -> bool:
 
 
 def split_policies(text: str) -> list[str]:
-    """Split `a,b:x=1,y=2,c` at the commas between policies, not those between options.
+    """Split `a,b:x=1,y=2,c` at the commas between policies, not at commas between options.
 
     >>> split_policies("fifo,tiresias-l:thresholds=3250/7200,knob=8,srsf")
     ['fifo', 'tiresias-l:thresholds=3250/7200,knob=8', 'srsf']

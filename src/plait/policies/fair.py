@@ -92,15 +92,14 @@ class Drf:
 class YarnCapacity:
     """YARN's capacity scheduler as Tiresias used it: FIFO inside a queue, gangs, no preemption.
 
-    The head of a queue waits until it can be consolidated under one switch, and blocks the queue meanwhile; one that
-    no switch could hold, even with all its nodes idle, waits for the fewest nodes that can.
-    `shares` gives queues (the jobs' `project`, in order of appearance) their part of the cluster; without it
-    there is one queue. With several, the queue that uses least of its share is served first, and may exceed
-    it while others leave GPUs idle.
+    The head of a queue waits until it can be consolidated under one switch, and blocks the queue meanwhile; one that no
+    switch could hold, even with all its nodes idle, waits for the minimum nodes that can. `shares` gives queues (the
+    jobs' `project`, in order of appearance) their part of the cluster; without it there is one queue. With several, the
+    queue with the lowest use of its share is served first, and may exceed it while others leave GPUs idle.
 
     With `preempt` guaranteed jobs take GPUs back from opportunistic ones, which have queues of their own behind them.
     If a guaranteed head does not fit, the opportunistic jobs that started last are killed until it does, and of these
-    only those on GPUs that it, or a job that starts with it, gets. No job is killed for a head that would not fit
+    only jobs on GPUs that it, or a job that starts with it, gets. No job is killed for a head that would not fit
     anyway. A killed job saves nothing: it queues again and resumes from the last checkpoint it wrote while it ran, from
     its beginning if there is none. (YARN gives a container 15 s to leave by itself before it kills it; here it has
     none. A live cluster stops jobs after a checkpoint only, so there it saves one first.)
@@ -179,7 +178,7 @@ class YarnCapacity:
 
 
 def _new_gpus(view: View, rows: IntArray, plan: Plan) -> IntArray:
-    """GPUs that those of `rows` that wait now get by `plan`; none unless all of them get theirs."""
+    """GPUs that the waiting ones of `rows` get by `plan`; none unless all of them get theirs."""
     jobs, groups = view.jobs, plan.groups
     starts = jobs.number[rows[~jobs.running[rows]]]
     if not np.isin(starts, groups.jobs).all():
@@ -188,17 +187,17 @@ def _new_gpus(view: View, rows: IntArray, plan: Plan) -> IntArray:
 
 
 def _victims(view: View, rows: IntArray, lowly: BoolArray, scheme: How) -> IntArray:
-    """Running jobs of `rows` that are `lowly` to kill so that those that wait fit, the head last; may be empty.
+    """Running jobs of `rows` that are `lowly` to kill so that the waiting ones fit, the head last; may be empty.
 
     With its GPUs free a victim's node can suit a job ahead of the head better, which then leaves its own to the head.
-    So whoever holds GPUs of any job that starts is a victim.
+    So every holder of GPUs of any job that starts is a victim.
     """
     jobs = view.jobs
     latest = rows[lowly[rows] & jobs.running[rows] & view.may_stop[rows]]
     latest = latest[np.lexsort((-latest, -jobs.last_start_s[latest]))]
 
     def gpus_without(n: int) -> IntArray:
-        """What the jobs that start get without the `n` that started last."""
+        """The GPUs of jobs that start without the `n` jobs that started last."""
         rest = rows[~np.isin(rows, latest[:n])]
         return _new_gpus(view, rest, place(view, rest, scheme=scheme))
 

@@ -19,8 +19,8 @@ from plait.placement import Scheme, place
 class Gandiva:
     """Early feedback for all jobs and high utilisation; mean JCT is not its goal.
 
-    While GPUs last, each job runs alone on one node if it can (affinity), else on several. When more is asked
-    for than there is:
+    While GPUs last, each job runs alone on one node if it can (affinity), otherwise on several. When demand exceeds the
+    cluster:
 
       time slicing  jobs run for a slice of `slice_s` each, the longest not served first, and all change at once;
                     a suspended job stays in host memory and resumes quickly
@@ -66,7 +66,7 @@ class Gandiva:
         return math.floor(now_s / self.slice_s + 1e-9) * self.slice_s
 
     def _by_last_service(self, view: View, leaders: IntArray, mates: dict[int, int]) -> IntArray:
-        """Order units: those inside their slice first, then by the time since their last slice, longest first."""
+        """Order units: units inside their slice first, then by the time since their last slice, longest first."""
         jobs = view.jobs
         served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))
         inside = jobs.running & (view.now_s > self._slice_began(view.now_s) + 1e-6)

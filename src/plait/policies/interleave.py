@@ -38,11 +38,11 @@ from plait.policies.parts.regrouping import (
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What is placed as one: a row of the job table and those that share its GPUs.
+    """The unit of placement: a row of the job table and the jobs that share its GPUs.
 
-    `order` has one row for each of the `count` units, in the order in which to look for GPUs, then jobs that may
-    have what is left. `turns`: one value a row of the job table. `settles`: whether a plan in which every job is alone
-    stays as it is when a job leaves. `until_s`: when other groups become worth it if nothing happens before.
+    `order` has one row for each of the `count` units, in the order in which to look for GPUs, then jobs that may use
+    the rest. `turns`: one value a row of the job table. `settles`: whether a plan in which every job is alone stays
+    valid when a job leaves. `until_s`: when other groups become worth it if nothing happens before.
     """
 
     order: IntArray
@@ -80,13 +80,13 @@ class Room:
         )
 
     def asked(self, gpus: IntArray, rows: IntArray) -> IntArray:
-        """GPUs asked for by these rows, each in all sets that it takes from."""
+        """GPUs requested by these rows, each in all sets that it takes from."""
         by_set = np.bincount(self.of[rows], gpus[rows], minlength=len(self.gpus)).astype(np.int64)
         total: IntArray = by_set @ self.inside
         return total
 
     def fits(self, gpus: IntArray, rows: IntArray) -> BoolArray:
-        """Whether each of these rows still finds so many GPUs after those before it."""
+        """Whether each of these rows still finds so many GPUs after the rows before it."""
         free = self.gpus.copy()
         out = np.zeros(len(rows), dtype=np.bool_)
         for i, row in enumerate(rows.tolist()):
@@ -154,7 +154,7 @@ class Interleave:
     turns         best or worst stage order
     guard         a group is kept only if its members together do more than (1 + guard) of one alone; None = always;
                   auto: by the length of the line (`completion_guard`)
-    merge         need: only while more is asked for than there is, cheapest first; always: whatever matches (paper)
+    merge         need: only while demand exceeds the cluster, cheapest first; always: whatever matches (paper)
     improve       local search after the rounds
     interference  slow-down by group size that is expected on top of the ideal schedule
     sticky        groups continue unless other groups gain more than the restarts cost (`regrouping`); off: each
@@ -288,7 +288,7 @@ class Interleave:
         return sorted(found, key=lambda one: at[one.members[0]]), until_s
 
     def _around(self, view: View, rows: IntArray, gpus: int, stays: list[list[int]]) -> list[RatedGroup]:
-        """Groups made from scratch of all but the units that stay; jobs that find no room beside them join them."""
+        """Groups made from scratch of units that do not stay; jobs without room next to staying ones join them."""
         size = view.jobs.gpus
         free = rows[~np.isin(rows, [row for unit in stays for row in unit])]
         left = gpus - sum(int(size[unit[0]]) for unit in stays)
@@ -365,7 +365,7 @@ _WIDEST = 1 << 32
 
 
 def buckets(view: View, room: Room, max_jobs: int) -> IntArray:
-    """A number a job: jobs may share GPUs if theirs are equal; -1 for those that get no company.
+    """A number a job: jobs may share GPUs if theirs are equal; -1 for jobs that get no company.
 
     Of these are more than `max_jobs` jobs that may not be stopped and already share: placement leaves them together.
     """
@@ -393,7 +393,7 @@ def profiles(view: View, rows: IntArray, max_jobs: int) -> Candidates:
 
 
 def room_taken(view: View) -> tuple[FloatArray, FloatArray]:
-    """What each job takes of its part of a node: (of the GPUs' memory, of the node's cores and memory), 1 = all.
+    """Each job's fraction of its part of a node: (of the GPUs' memory, of the node's cores and memory), 1 = all.
 
     Shapes (jobs,) and (jobs, 2). A group owns as much of a node as it holds of its GPUs. Shares of members are
     added, so a group whose sums stay within 1 fits wherever its first member does.

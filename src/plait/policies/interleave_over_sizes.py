@@ -25,9 +25,9 @@ class PolluxInterleaved(Pollux):
     """Pollux, but while jobs would wait, groups of equal size take turns on the same GPUs.
 
     Sizes are chosen as if there were twice, three times, ... as many GPUs, jobs of equal size are matched as Muri does
-    (`share`), and each speed-up counts by the iteration time of its group. Of these allocations and the one without
-    sharing that with the best mean is applied. Stage times are those a job was profiled with, whatever its size; jobs
-    without a profile, and opportunistic ones, do not share.
+    (`share`), and each speed-up counts by the iteration time of its group. The allocation with the best mean, including
+    the one without sharing, is applied. Stage times are the profiled ones of a job, whatever its size; jobs without a
+    profile, and opportunistic ones, do not share.
     """
 
     share: Interleave = field(default_factory=Interleave)
@@ -142,7 +142,7 @@ def _running(view: View) -> tuple[dict[int, tuple[int, ...]], IntArray]:
 
 
 def _held_by_all(view: View) -> IntArray:
-    """(jobs, nodes): GPUs of each job; those that share some all have them."""
+    """(jobs, nodes): GPUs of each job; jobs that share some all have them."""
     held = held_gpus(view)
     for row, some in _running(view)[0].items():
         held[list(some)] = held[row]
@@ -150,7 +150,7 @@ def _held_by_all(view: View) -> IntArray:
 
 
 def _sized(view: View, pool: Pool, gpus: Mapping[int, int]) -> View:
-    """The view with these rows as large as said, and no nodes but those of the pool."""
+    """The view with these rows in the given sizes, and only nodes of the pool."""
     jobs, cluster = view.jobs, view.cluster
     sized = {name: jobs.columns[name].copy() for name in ("cpus", "memory_bytes", "gpus")}
     numbers = jobs.number[list(gpus)]

@@ -16,7 +16,7 @@ from plait.policies.sizing.rounds import InRounds, Sizes
 
 @dataclass(frozen=True, kw_only=True)
 class Optimus(InRounds):
-    """Every job gets its fewest GPUs, in order of submission; then the job with the largest gain gets more.
+    """Every job gets its minimum GPUs, in order of submission; then the job with the largest gain gets more.
 
     Remaining time is what is left of the iterations over goodput, the gain the difference per GPU granted (as the
     Pollux paper runs it, section 5.1). Jobs whose work is not known count as having as much left as the others have on

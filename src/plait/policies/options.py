@@ -20,14 +20,14 @@ from plait.core.errors import InputError
 SWITCH: Mapping[str, Any] = {"on": True, "off": False}
 #: Other spellings of a switch.
 _SAME = {"true": "on", "yes": "on", "false": "off", "no": "off"}
-#: Seeds are 63 bits; a policy asked more often than each millisecond would never get to run anything.
+#: Seeds are 63 bits; a policy that decides more than once a millisecond would leave no time to run anything.
 MOST_SEED = 2**63 - 1
 LEAST_S = 1e-3
 
 
 @dataclass(frozen=True)
 class Range:
-    """What `plait tune` may choose an option from: `low` to `high`, evenly on `scale`, and the texts of `also`."""
+    """Range of an option for `plait tune`: `low` to `high`, evenly on `scale`, and the texts of `also`."""
 
     low: float = 0.0
     high: float = 0.0
@@ -43,7 +43,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a policy as text: `parse` gives its value or says what works.
+    """One option of a policy as text: `parse` returns its value or an error with a remedy.
 
     help      what it does, with its unit
     kind      number, whole (number), words (only those of `words`), text, or any (a number, a switch or text)
@@ -101,7 +101,7 @@ class Option:
 
     @property
     def takes(self) -> str:
-        """What works, in words."""
+        """Accepted values, in words."""
         if self.kind in ("text", "any"):
             return "text"
         words = [name for name in self.words if name not in ("on", "off")]

@@ -27,7 +27,7 @@ AUTO_GPUS, AUTO_PAIRS = 64, 4000
 #: Gain in mean speed-up over the ladder that `auto` demands of the program, because its sizes change more often.
 GAIN = 0.1
 
-#: What rounding may take from a bound, relatively.
+#: Relative tolerance of a bound for rounding.
 ROUNDING = 1e-9
 
 
@@ -65,7 +65,7 @@ class Pollux(ByFitness):
             raise InputError(f"policy {self.name}: autoscale is {self.autoscale!r}; it takes on or off")
 
     def wanted_gpus(self, view: View, most: int) -> Wanted | None:
-        """GPUs of a cluster that jobs use well, if asked to `autoscale`; None while no job has measured itself."""
+        """GPUs of a cluster that jobs use well, with `autoscale`; None while no job has measured itself."""
         if not self.autoscale:
             return None
         return cluster_size(view, most, p=self.p, floor=self.floor, restart_s=self.restart_s)
@@ -162,7 +162,7 @@ class Pollux(ByFitness):
         return Sizes(placed, "the best of a ladder (dynamic programming)", Chosen(steps, column, placed))
 
     def _asks_program(self, pool: Pool) -> bool:
-        """Whether an integer program is asked about this pool."""
+        """Whether an integer program solves this pool."""
         return patterns_apply(pool) and (self._worth_a_program(pool) if self.exact == "auto" else self.exact)
 
     def _worth_a_program(self, pool: Pool) -> bool:

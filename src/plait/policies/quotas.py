@@ -1,7 +1,7 @@
 """GPU quotas of projects, as a policy around a policy.
 
 A quota limits the GPUs that the *started* jobs of a project asked for, so jobs that share GPUs count in full. Within a
-project jobs pass in order of submission, running ones first; the policy inside decides among those that passed.
+project jobs pass in order of submission, running ones first; the policy inside decides among the jobs that passed.
 Holding jobs back here, and not at submission, keeps every job in the queue under its number.
 """
 
@@ -30,7 +30,7 @@ ALL = "*"
 class Quotas:
     """GPUs that projects may hold: rules (project, GPU kind or "" for all kinds together, GPUs).
 
-    A project that no rule names has those of `ALL`, if there are any; what no rule limits is not limited.
+    A project without a rule has the limits of `ALL`, if there are any; GPUs without a rule are not limited.
 
     >>> quotas = Quotas.parse("vision=32/speech@v100=16/*=8")
     >>> quotas.limit("vision"), quotas.limit("speech", "v100"), quotas.limit("speech", "a100"), quotas.limit("nlp")
@@ -147,7 +147,7 @@ class WithinQuotas:
 
     @property
     def uses(self) -> frozenset[str]:
-        """What the policy inside takes into account."""
+        """The requests that the policy inside takes into account."""
         return self.policy.uses if isinstance(self.policy, UsesRequests) else frozenset()
 
     @property
@@ -157,7 +157,7 @@ class WithinQuotas:
 
     @property
     def preempts(self) -> bool:
-        """Whether the policy inside stops running jobs for those ahead of them."""
+        """Whether the policy inside stops running jobs for jobs ahead of them."""
         return has_preemption(self.policy)
 
     def decide(self, view: View) -> Plan:
@@ -171,10 +171,10 @@ class WithinQuotas:
         table = jobs.subset(jobs.number[keep], **admission.kinds())
         inside = replace(view, jobs=table)
         plan = self.policy.decide(inside) if len(table) else Plan.of([])
-        if plan.order is None:  # else those held back would be in the queue
+        if plan.order is None:  # otherwise held-back jobs would be in the queue
             plan = replace(plan, order=table.number[np.lexsort((table.number, -table.priority, ~table.running))])
         plan = hold_back(inside, plan, self.preempts)  # on GPUs of the kinds that quotas leave
-        # When a job leaves, one of those held back may start: the plan is never settled.
+        # When a job leaves, a held-back one may start: the plan is never settled.
         return replace(plan, reasons={**plan.reasons, **admission.held}, settled=False)
 
 
@@ -214,7 +214,7 @@ class _Admission:
                 self.used[project, kind] = self.used.get((project, kind), 0) + gpus
 
     def _kinds(self, row: int, usable: tuple[str, ...] | None) -> tuple[str, ...]:
-        """The kind that a running job has, else those that it may use, most free GPUs first."""
+        """The kind of a running job, otherwise its usable kinds, most free GPUs first."""
         view, cluster = self.view, self.view.cluster
         group = int(view.jobs.running_group[row])
         kind_of_gpu = cluster.node_kind[cluster.gpu_node]

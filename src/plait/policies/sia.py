@@ -25,9 +25,9 @@ from plait.policies.sizing.steps import Ladder
 class Sia(InRounds):
     """Every job one configuration of nodes, GPUs and kind, so that the sum of goodputs to the power `p` is largest.
 
-    Goodputs count relative to each job's smallest, and `penalty` is what a job without GPUs costs (Sia, section 3.3).
-    Sizes are the ladder of each kind. A job is taken to be as much faster on another kind as `speeds` says: its own
-    estimates on one kind are carried over in proportion (section 3.2); kinds without a speed count 1.
+    Goodputs count relative to each job's smallest, and `penalty` is the cost of a job without GPUs (Sia, section 3.3).
+    Sizes are the ladder of each kind. The speed of a job on another kind follows `speeds`: its own estimates on one
+    kind are carried over in proportion (section 3.2); kinds without a speed count 1.
 
     Raises `InputError` for impossible values, `MissingExtra` without the solver.
     """

@@ -58,11 +58,11 @@ def fair_shares(
 class Themis:
     """Leases go to the jobs furthest below their fair share.
 
-    Each decision computes the time shares that make the worst finish-time fairness rho as good as can be and
-    runs the jobs with the largest share still owed first. GPUs are leased for `lease_s`: a running job keeps
-    its GPUs until its lease is over. rho = T_shared / T_independent, both in seconds; T_independent is the run
-    time on 1/N of the cluster (`independent="share"`), N the time-average number of jobs over its life, or N
-    times the run time on all the GPUs it asked for (`independent="queue"`). Needs remaining work.
+    Each decision computes the time shares that make the worst finish-time fairness rho as good as can be and runs the
+    jobs with the largest share still owed first. GPUs are leased for `lease_s`: a running job keeps its GPUs until its
+    lease is over. rho = T_shared / T_independent, both in seconds; T_independent is the run time on 1/N of the cluster
+    (`independent="share"`), N the time-average number of jobs over its life, or N times the run time on all the GPUs it
+    requested (`independent="queue"`). Needs remaining work.
     """
 
     lease_s: float = 1200.0

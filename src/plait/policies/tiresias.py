@@ -36,12 +36,12 @@ class Queues:
       running_first  as a list: arrivals and demotions at the end, running before pending (released simulator)
       submit         by submission
 
-    `index` orders jobs inside all but the last queue by their Gittins index with the queue's upper bound as
-    quantum. `knob` promotes a waiting job to the first queue when it has waited `knob` times as long as it
-    ran; its service and waiting then count from zero. Plain promotion thrashes under overload, so the wait
-    asked for doubles with each promotion and counts at least `floor_s` of run time; both are plait's guard,
-    off with `guard=False`. A running job whose wait is due already is promoted where it would be stopped: otherwise it
-    would be stopped and started again at once. `dimensions=1` counts seconds instead of GPU-seconds.
+    `index` orders jobs inside all but the last queue by their Gittins index with the queue's upper bound as quantum.
+    `knob` promotes a waiting job to the first queue when it has waited `knob` times as long as it ran; its service and
+    waiting then count from zero. Plain promotion thrashes under overload, so the required wait doubles with each
+    promotion and counts at least `floor_s` of run time; both are plait's guard, off with `guard=False`. A running job
+    whose wait is due already is promoted where it would be stopped: otherwise it would be stopped and started again at
+    once. `dimensions=1` counts seconds instead of GPU-seconds.
     """
 
     thresholds: tuple[float, ...] = DEFAULT_THRESHOLDS_GPU_S
@@ -69,7 +69,7 @@ class Queues:
     def __call__(self, view: View, also: IntArray = NO_JOBS) -> Ranking:
         """Queues, order inside them, promotions, and when each job will leave its place.
 
-        `also` are running rows to promote, beside the waiting ones that are due.
+        `also` are running rows to promote, in addition to the waiting ones that are due.
         """
         jobs = view.jobs
         service = jobs.service_gpu_s if self.dimensions == 2 else jobs.served_s

@@ -14,11 +14,11 @@ def _answer(request: AdviseRequest) -> None:
 
 @command(AdviseRequest, _answer)
 def advise() -> None:
-    """Say what other choices would have changed in a history.
+    """Show what other choices would have changed in a history.
 
-    Without HISTORY it is that of the running service. Choices are policies, cluster sizes and quotas. First the
-    policy that was used is simulated; if its mean completion time is more than 5 % off what happened, it exits with 4
-    and says what may be missing.
+    The default HISTORY is the running service's. Choices are policies, cluster sizes and quotas. First the policy that
+    was used is simulated; if its mean completion time is more than 5 % off what happened, it exits with 4 and lists
+    possible causes.
 
     \b
     sacct -a -X -P -S 2024-03-01 -E 2024-04-01 -o JobID,User,Account,Submit,Start,End,State,AllocTRES,NNodes > march.txt

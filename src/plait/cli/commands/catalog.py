@@ -54,7 +54,7 @@ def _as_json(row: Row) -> dict[str, object]:
 
 
 def preempts(row: Row) -> str:
-    """Whether a policy preempts running jobs: yes, no, with an option, or unknown for external ones that do not say."""
+    """Whether a policy preempts running jobs: yes, no, with an option, or unknown for external ones."""
     if isinstance(row.preempts, str):
         return f"with {row.preempts}"
     return "unknown" if row.preempts is None else "yes" if row.preempts else "no"

@@ -37,7 +37,7 @@ class Finding:
 
 
 def doctor(home: HomeOption = None, as_json: JsonFlag = False) -> None:
-    """Check the set-up and say what to fix.
+    """Check the set-up and suggest repairs.
 
     The exit code is 1 if a cluster cannot run here.
     """
@@ -181,7 +181,7 @@ def switches(home: str | None) -> Iterator[Finding]:
         with Client.at(home) as client:
             found = client.network()
     except PlaitError:
-        return  # `service` says why
+        return  # `service` has the reason
     if not found["switches"]:
         return
     lost = [one for one in found["switches"] if one["state"] != "up"]

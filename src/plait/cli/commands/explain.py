@@ -38,7 +38,7 @@ def explain(
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say why a job waits, how it shares, and when it will end.
+    """Explain why a job waits, how it shares, and when it will end.
 
     For a waiting job, also shows what would start it now. Starts and ends are intervals.
     """
@@ -153,7 +153,7 @@ def _next_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _stop(stops: Mapping[str, Any]) -> str:
-    """What a stop would cost, as a condition.
+    """The cost of a stop, as a condition.
 
     >>> _stop({"resumable": True}), _stop({}), _stop({"unbegun": True})
     ('would go on from a checkpoint', 'would begin at the beginning', 'would lose nothing, as it has made no step yet')

@@ -67,7 +67,7 @@ def ls(
 ) -> None:
     """List jobs that wait or run, newest first.
 
-    --all or --state also list those that have ended.
+    --all or --state also list jobs that have ended.
     """
     states = state or (None if all_jobs else ALIVE)
     with client(home) as service:
@@ -252,7 +252,7 @@ def stop_rows(stops: Mapping[str, Any], state: str | None, *, begun: bool = Fals
 
 
 def stop_text(stops: Mapping[str, Any]) -> str:
-    """What a stop would cost now.
+    """The cost of a stop now.
 
     >>> stop_text({"resumable": True, "kept": False, "stop_costs_s": 4.2})
     'goes on from a checkpoint after about 4.2 s'
@@ -268,7 +268,7 @@ def stop_text(stops: Mapping[str, Any]) -> str:
 
 
 def stopped_text(stops: Mapping[str, Any]) -> str:
-    """What stops have cost a job so far; empty for none.
+    """The cost of a job's stops so far; empty for none.
 
     >>> stopped_text({"restarts": 2, "restart_s": 4.2, "lost_work_s": 30.0})
     '2 restarts of about 4.2 s, 30.0 s of work lost'
@@ -518,7 +518,7 @@ def cancel(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = Fals
 
 
 def _cancelled(before: str, state: str) -> str:
-    """What became of a job by a cancel, from its state before and after it.
+    """The result of a cancel, from the state of the job before and after it.
 
     >>> _cancelled("waiting", "cancelled"), _cancelled("running", "stopping")
     ('cancelled', 'cancelled; its processes are being stopped')
@@ -546,7 +546,7 @@ def wait(
 def await_ends(jobs: list[str], timeout: float | None, home: str | None, *, as_json: bool = False) -> None:
     """Wait until `jobs` have ended and print how; exit code 1 if one failed, or after `timeout` seconds.
 
-    As JSON it prints a list of {id, state, reason, exit_code}: of those that ended in time, in the given order.
+    As JSON it prints a list of {id, state, reason, exit_code}: of jobs that ended in time, in the given order.
     """
     from plait.live.client.client import FINAL
 

@@ -85,8 +85,8 @@ def antman() -> None:
 def ina() -> None:
     """In-network aggregation: reference figures and published headlines.
 
-    Packet simulations of SwitchML, ATP, A2TP, ESA and INAlloc beside the figures of an independent simulator, and what
-    the papers report beside what plait finds.
+    Packet simulations of SwitchML, ATP, A2TP, ESA and INAlloc next to the figures of an independent simulator, and the
+    papers' results next to plait's.
 
     \b
     plait reproduce ina --report ina.html

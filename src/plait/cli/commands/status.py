@@ -68,7 +68,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _lent(gpus: Mapping[str, int]) -> str:
-    """GPUs that guests share, and those that are held for a waiting job, if there are any.
+    """GPUs that guests share, and GPUs held for a waiting job, if there are any.
 
     >>> _lent({"shared": 2, "reserved_idle": 1})
     ', 2 shared with guests, 1 reserved and idle'
@@ -223,7 +223,7 @@ def drain(
 
 
 def _stop_said(service: Client, job: str) -> str:
-    """What a stop will cost a job that is not stopping yet."""
+    """The cost of a coming stop of a job that is not stopping yet."""
     from plait.core.errors import PlaitError
 
     try:
@@ -347,7 +347,7 @@ def _shown_jobs(service: Client, most: int) -> list[dict[str, Any]]:
     from plait.live.client.client import FINAL
 
     found: list[dict[str, Any]] = []
-    for states in (_ACTIVE, "waiting"):  # not in one request: newer jobs that wait would hide those that run
+    for states in (_ACTIVE, "waiting"):  # not in one request: newer waiting jobs would hide running ones
         if len(found) < most:
             found += service.jobs(state=states, limit=most - len(found))
     if len(found) < most:

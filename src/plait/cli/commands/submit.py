@@ -62,7 +62,7 @@ def submit() -> None:
 
 
 def _what_if(ready: Sequence[Mapping[str, Any]], asked: Asked) -> None:
-    """Say what each job would get by itself; nothing is submitted."""
+    """Show the outlook of each job by itself; nothing is submitted."""
     with client(asked.home) as service:
         found = [service.what_if(job) for job in ready]
     if asked.as_json:
@@ -105,7 +105,7 @@ class _Fields:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is to change, by the names of the fields of a job."""
+        """The changes, by the names of the fields of a job."""
         if self.no_deadline and self.deadline_s is not None:
             raise InputError(f"--no-deadline and --deadline {self.deadline_s:g} exclude each other")
         fields = [one for one in declared(type(self)) if isinstance(one.option, JobField)]

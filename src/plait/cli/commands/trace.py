@@ -191,7 +191,7 @@ def export(
 
 
 def _entries(service: Client, jobs: list[str]) -> list[dict[str, Any]]:
-    """Entries of the log in order: of these jobs, else of all, else of those of the user."""
+    """Entries of the log in order: of these jobs; otherwise of all, or of the user's jobs."""
     if not jobs:
         me = service.me()
         if me["role"] != "user":

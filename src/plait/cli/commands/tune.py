@@ -32,7 +32,7 @@ def tune(
 ) -> None:
     """Fit a policy to half of a trace, and judge it on the rest.
 
-    Prints the policy with the fitted options, as --policy takes it, or says that fitting gains nothing.
+    Prints the policy with the fitted options, as --policy takes it, or the message that fitting gains nothing.
     """
     from plait.cli.experiments.outputs import Outputs
     from plait.cli.experiments.request import Request

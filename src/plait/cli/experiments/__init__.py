@@ -1,4 +1,4 @@
-"""What `plait simulate`, `sweep`, `demo` and `reproduce` do: find the runs needed, run them, show the results.
+"""Implementation of `plait simulate`, `sweep`, `demo` and `reproduce`: find the runs needed, run and show them.
 
 Start at `simulation.answer`.
 """

@@ -1,4 +1,4 @@
-"""What `plait advise` does: read a history, simulate what was used and what could have been, and show the advice."""
+"""Implementation of `plait advise`: read a history, simulate its choices and alternatives, and show the advice."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class AdviseRequest:
 
     @property
     def name(self) -> str:
-        """What messages and the page call the history."""
+        """Name of the history in messages and on the page."""
         return SERVICE if self.history is None else self.history.name
 
 
 def answer(request: AdviseRequest) -> None:
-    """Do what was asked."""
+    """Execute the request."""
     import os
 
     from plait.advice.advise import Asked, advise

@@ -107,7 +107,7 @@ def read_speeds(text: str) -> dict[str, float]:
 
 
 def settings(world: World, request: Request) -> dict[str, Value]:
-    """What a result must state so that it can be judged and repeated."""
+    """Settings of a result that are needed to judge and repeat it."""
     physics = world.physics
     network: dict[str, Value] = {}
     if isinstance(physics, NetworkPhysics):

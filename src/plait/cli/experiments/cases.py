@@ -1,4 +1,4 @@
-"""The runs that `plait simulate` is asked for: one case a cluster, trace, policy, world and seed, all checked."""
+"""The requested runs of `plait simulate`: one case a cluster, trace, policy, world and seed, all checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from plait.sim.guests.models import GuestModels
 from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
 from plait.traces.load import cluster_of
 
-#: What plait's own worlds run on when nothing else is asked for.
+#: Default cluster of plait's own worlds.
 DEFAULT_CLUSTER = "8x8"
 
 
@@ -155,7 +155,7 @@ def _say_no_aggregators(policies: Sequence[str], cluster: Cluster) -> None:
 
 
 def _say_unknown_skew(path: Path, policies: Sequence[str], jobs: JobBatch) -> None:
-    """Models whose tensor sizes nobody knows, where a policy places by them."""
+    """Note models with unknown tensor sizes, where a policy places by them."""
     if any(isinstance(getattr(make_policy(text), "place", None), SkewAware) for text in policies):
         remark = unknown_models(jobs.column("model"), jobs.column("skew"), jobs.gpus)
         if remark:

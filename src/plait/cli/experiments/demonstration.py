@@ -33,13 +33,13 @@ from plait.report.files import write_text
 from plait.report.html import write_html
 from plait.report.stages import StageGroup, StageRow, write_stages
 
-#: What `examples/training` calls its list of jobs for the demo.
+#: The demo's list of jobs in `examples/training`.
 JOBS_FILE = "demo.yaml"
 #: One machine with one CPU slot: a core for the CPU's work, and one that plays the GPU.
 SLOTS = 1
-#: The disk and the links that the machine is declared to have; all jobs share them. How long its CPU and GPU take for
-#: an iteration of each job is in the list of jobs: about twice the time of a core, so that two cores have room for
-#: both, and for the programs that run beside the jobs.
+#: The disk and the links that the machine is declared to have; all jobs share them. The seconds of its CPU and GPU for
+#: an iteration of each job are in the list of jobs: about twice the time of a core, so that two cores have room for
+#: both, and for the other programs.
 DISK_MB_S, LINK_MBIT_S = 64, 160
 #: Seconds between decisions, and the longest that one run of the demo may take.
 ROUND_S, RUN_S = 1.0, 600.0
@@ -233,7 +233,7 @@ def _last_words(service: Client, job: dict[str, Any]) -> str:
 
 
 def show(runs: list[DemoRun]) -> None:
-    """Print stages alone, completion times, groups beside their model, and the simulator beside the measurement."""
+    """Print stages alone, completion times, groups next to their model, and the simulator next to the measurement."""
     print("\nMilliseconds of an iteration alone, measured")
     heads = ("", *(f">{r.name.lower()}" for r in Resource), ">iteration")
     known = runs[0].profiles

@@ -14,7 +14,7 @@ from plait.core.words import counted
 if TYPE_CHECKING:
     from plait.advice.past import Past
 
-#: What errors call the log of a service.
+#: Name of the log of a service in errors.
 SERVICE = "the log of the service"
 
 
@@ -57,7 +57,7 @@ def past_of_rows(
 ) -> Past:
     """The past in rows of `GET /v1/events`; `where` names it in errors, `allowed` are modules of policies.
 
-    Work is what jobs were seen to run for. Nodes are those that are up at the end.
+    Work is the observed run time of jobs. Nodes are the ones that are up at the end.
     """
     from dataclasses import replace
 
@@ -102,7 +102,7 @@ def kind_of_log(path: Path) -> str:
         with gzip.open(path, "rb") if start == b"\x1f\x8b" else open(path, "rb") as file:
             head = file.read(4096)
     except (OSError, EOFError):
-        return ""  # the reader of traces says what is wrong
+        return ""  # the reader of traces raises the error
     if head.startswith(b'{"plait_log":'):
         return "simulated"
     return "live" if head.lstrip()[:1] == b"[" and b'"seq"' in head and b'"event"' in head else ""

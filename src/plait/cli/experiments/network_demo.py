@@ -35,7 +35,7 @@ AGGREGATORS, MEGABYTES, STEPS, DEADLINE_S = 48, 1.0, 80, 60.0
 #: Seconds until the switch works, until both jobs have ended, and between two looks.
 READY_S, LONGEST_S, LOOK_S = 60.0, 120.0, 0.25
 NETWORK = f"single-switch:aggregators={AGGREGATORS},payload=1024,link_gbps=1,link_delay_us=50"
-#: What a world is called, and its policy.
+#: Names of worlds, and their policies.
 WORLDS = (
     ("no controller: both hash into all of it", "fifo:ina=atp"),
     ("controller: a region for the deadline", "fifo:ina=inalloc"),
@@ -67,7 +67,7 @@ class Look:
 
 @dataclass
 class World:
-    """What was seen under one policy: all looks, each job at its last look, and how it ended."""
+    """Observations under one policy: all looks, each job at its last look, and how it ended."""
 
     name: str
     policy: str
@@ -214,7 +214,7 @@ def _show(worlds: list[World]) -> None:
 
 
 def _sentences(worlds: list[World]) -> dict[str, str]:
-    """What each world came to."""
+    """Result of each world."""
     return {world.policy: f"{world.name}: {_sentence(world)}" for world in worlds}
 
 

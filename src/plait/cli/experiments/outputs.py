@@ -19,7 +19,7 @@ STDOUT = "-"
 
 @dataclass
 class Outputs:
-    """Files are written beside their targets and renamed by `commit`; leaving without it removes them."""
+    """Files are written next to their targets and renamed by `commit`; leaving without it removes them."""
 
     staged: list[tuple[Path, Path]] = field(default_factory=list)
     made: list[Path] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Outputs:
 
 
 def names_of_runs(path: Path, runs: list[tuple[str, ...]]) -> list[Path]:
-    """One file a run: the name itself for a single run, else with what tells the runs apart.
+    """One file a run: the name itself for a single run, otherwise with the distinguishing settings.
 
     >>> [p.name for p in names_of_runs(Path("log.json.gz"), [("srsf", "0"), ("fifo", "0")])]
     ['log-srsf.json.gz', 'log-fifo.json.gz']

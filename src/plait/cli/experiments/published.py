@@ -1,4 +1,4 @@
-"""What `plait simulate --world NAME` does for a published world: its own policies on its own traces."""
+"""`plait simulate --world NAME` for a published world: its own policies on its own traces."""
 
 from __future__ import annotations
 

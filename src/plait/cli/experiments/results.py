@@ -1,4 +1,4 @@
-"""The files that `plait reproduce` was asked for: their places are taken before hours of runs, and filled after."""
+"""The requested files of `plait reproduce`: their places are taken before hours of runs, and filled after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.report.files import write_text
 
 
 class Results:
-    """The rows as JSON, in a file or on standard output, and the page; each only if asked for."""
+    """The rows as JSON, in a file or on standard output, and the page; each only if requested."""
 
     def __init__(self, outputs: Outputs, report: Path | None, json_to: str | None) -> None:
         """Take the places; refuses what cannot be written."""
@@ -26,7 +26,7 @@ class Results:
         self.rows = None if json_to is None or self.to_stdout else outputs.path(json_to)
 
     def fill(self, outcome: Mapping[str, Any], write_page: Callable[[Path], None]) -> None:
-        """Write what was asked for."""
+        """Write the requested files."""
         text = json.dumps(outcome, indent=1, allow_nan=False) + "\n"
         if self.rows is not None:
             self.outputs.fill(self.rows, partial(write_text, text=text))
@@ -36,7 +36,7 @@ class Results:
             self.outputs.fill(self.page, write_page)
 
     def finish(self, outcome: Any, tables: Iterable[Any], write_page: Callable[[Path], None]) -> None:
-        """Write what was asked for, print `tables` and the remarks on a comparison, then let its files appear.
+        """Write the requested files, print `tables` and the remarks on a comparison, then let its files appear.
 
         `outcome`: a comparison of `plait.reproduce`, with `to_json`, `notes`, `runs` and `cpu_s`.
         """

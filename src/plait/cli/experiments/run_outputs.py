@@ -1,4 +1,4 @@
-"""What `plait simulate` shows and writes of its runs: the comparison, warnings, and the files that were asked for."""
+"""Output of the runs of `plait simulate`: the comparison, warnings, and the requested files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_all(results: Sequence[RunResult], files: Sequence[tuple[str, int, Path
 
 
 def stated(results: Sequence[RunResult]) -> dict[str, str]:
-    """The settings that the report shows, where they say something."""
+    """The settings that the report shows, where they are not empty."""
     names = {
         "load": "Offered load, by GPUs asked for", "placement": "Placement", "round_s": "Round (s)",
         "overheads": "Overheads",

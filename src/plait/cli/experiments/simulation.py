@@ -1,4 +1,4 @@
-"""What `plait simulate` does: make the cases, run them, show and write the results."""
+"""Implementation of `plait simulate`: make the cases, run them, show and write the results."""
 
 from __future__ import annotations
 

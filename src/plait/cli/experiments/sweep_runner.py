@@ -1,4 +1,4 @@
-"""What `plait sweep` does: make the grid, run what is missing, show and write all of it."""
+"""Implementation of `plait sweep`: make the grid, run missing cases, show and write all of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from plait.sim.studies.sweep import sweep as run_grid
 
 
 def run_sweep(request: SweepRequest) -> None:
-    """Do what was asked."""
+    """Execute the request."""
     import_from_here()
     grid = make_grid(request)
     grid.check()
@@ -90,7 +90,7 @@ def make_grid(request: SweepRequest) -> Grid:
 
 
 def _shared(given: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
-    """What all worlds have in common."""
+    """Common settings of all worlds."""
     return {name: value for name, value in given[0].items() if len({str(g[name]) for g in given}) == 1}
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a trace as `plait simulate` and `plait tune` read them, with what was left out said."""
+"""The jobs of a trace for `plait simulate` and `plait tune`, with a note on jobs that are left out."""
 
 from __future__ import annotations
 

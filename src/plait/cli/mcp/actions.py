@@ -52,10 +52,10 @@ class Actions:
         job_file: JobFile = None,
         file_format: Format = "yaml",
     ) -> dict[str, Any]:
-        """Say when a job would start and end, what blocks it, and what would be sooner or cheaper; submit nothing.
+        """Forecast when a job would start and end, what blocks it, and what would be sooner or cheaper; submit nothing.
 
         `start` and `end` are in seconds from now: `middle_s`, `half_s` (holds in one of two cases), `wide_s` (in four
-        of five). `variants` are other sizes, GPU kinds, classes or times. Each job of a file is asked by itself.
+        of five). `variants` are other sizes, GPU kinds, classes or times. Each job of a file is forecast by itself.
         """
         ready = self._jobs(job, job_file, file_format)
         with self.asking.service() as service:
@@ -81,7 +81,7 @@ class Actions:
         """Change priority, class, deadline or size of a job that waits or runs: {id, state, remarks}.
 
         Priority, class and deadline touch no process. A running job whose size no longer fits stops after a checkpoint
-        and goes on at its new size. What is left out stays.
+        and continues at its new size. Fields that are left out stay.
         """
         fields = _fields(priority, job_class, deadline_s, gpus, min_gpus, max_gpus)
         if not fields:
@@ -114,7 +114,7 @@ def _fields(
     priority: float | None, job_class: str | None, deadline_s: float | None, gpus: int | None, min_gpus: int | None,
     max_gpus: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What is to change, by the names of the fields of a job."""
+    """The changes, by the names of the fields of a job."""
     said = {"priority": priority, "class": job_class, "gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus}
     found: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     return found if deadline_s is None else found | {"deadline_s": deadline_s or None}

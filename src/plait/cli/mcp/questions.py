@@ -14,7 +14,7 @@ from plait.live.client.client import FINAL
 
 #: Seconds between two looks at a job that is waited for.
 LOOK_S = 1.0
-#: What of an explanation says when; the rest says why.
+#: Fields of an explanation about times; the rest are reasons.
 _WHEN = ("id", "state", "summary", "position", "waiting", "left_s", "forecast")
 
 
@@ -27,13 +27,13 @@ class Questions:
     def cluster_status(self) -> dict[str, Any]:
         """Show the cluster: policy, GPUs held and free, counts of jobs and nodes by state, and troubles.
 
-        Also says whose token is used: `me.role` is admin, user (own jobs) or viewer (reads only).
+        Also shows whose token is used: `me.role` is admin, user (own jobs) or viewer (reads only).
         """
         with self.asking.service() as service:
             return {**service.status(), "me": service.me()}
 
     def list_nodes(self) -> dict[str, Any]:
-        """List the nodes: state, GPUs, their kind, what they run, and when they were last heard of."""
+        """List the nodes: state, GPUs, their kind, what they run, and when they last reported."""
         with self.asking.service() as service:
             return {"nodes": service.nodes()}
 
@@ -58,7 +58,7 @@ class Questions:
             return {**service.job(job), "would_lose": service.losses(jobs=[job])["text"]}
 
     def explain_job(self, job: Job) -> dict[str, Any]:
-        """Say why a job waits, or how it runs: what is ahead of it, what would start it now, with whom it shares GPUs.
+        """Explain why a job waits, or how it runs: jobs ahead of it, what would start it now, sharers of its GPUs.
 
         Of a job that has ended, how it ended. `summary` is the one sentence to tell a user.
         """
@@ -66,11 +66,11 @@ class Questions:
             return service.explain(job)
 
     def forecast_job(self, job: Job) -> dict[str, Any]:
-        """Say when a job will start and end.
+        """Forecast when a job will start and end.
 
         `forecast.start` (null once it runs) and `forecast.end` are in seconds from now: `middle_s`, the interval
-        `half_s` that holds in one of two cases, and `wide_s` that holds in four of five; null for never. `forecast`
-        is null for a job that has ended, and where nothing can be said; `summary` says why.
+        `half_s` that holds in one of two cases, and `wide_s` that holds in four of five; null for never. `forecast` is
+        null for a job that has ended, and where no forecast is possible; `summary` has the reason.
         """
         with self.asking.service() as service:
             found = service.explain(job)
@@ -82,7 +82,7 @@ class Questions:
             return service.usage(job, points=60)
 
     def job_events(self, job: Job, limit: Limit = 50) -> dict[str, Any]:
-        """List the newest entries of the event log about a job, oldest first: what happened, who asked, who decided."""
+        """List the newest entries of the event log about a job, oldest first: events, requests and decisions."""
         with self.asking.service() as service:
             return {"events": service.job_events(job, newest=limit)}
 

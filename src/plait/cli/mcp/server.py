@@ -1,4 +1,4 @@
-"""The MCP server: its tools, and what it says about them to hosts."""
+"""The MCP server: its tools, and its instructions to hosts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_
 
 
 def make_server(asking: Asking, *, read_only: bool = False) -> MCPServer[Any]:
-    """The server with its tools; with `read_only` only those that change nothing."""
+    """The server with its tools; with `read_only` only tools that change nothing."""
     server: MCPServer[Any] = MCPServer(
         "plait", title="plait, a scheduler of GPU clusters", instructions=INSTRUCTIONS, version=__version__,
         log_level="WARNING",

@@ -24,7 +24,7 @@ class Asking:
 
     @contextmanager
     def service(self) -> Iterator[Client]:
-        """The service. Its errors, and those of input, become errors of the tool: the sentence that users get."""
+        """The service. Its errors, and errors of input, become errors of the tool: the sentence that users get."""
         with readable_errors(), self.connect() as client:
             yield client
 

@@ -83,7 +83,7 @@ def _from_buffers(a: Step, b: Step) -> list[str]:
 
 
 def _from_variables(a: Step, b: Step, noise: Noise, script: str) -> list[str]:
-    """What variables hold when the first step after the resume begins, and the counters of `enumerate` after it."""
+    """Differences of variables at the first step after the resume, and of the counters of `enumerate` after it."""
     found = []
     counted = counters_of(script) & differing(a.get("after"), b.get("after")) - noise.variables
     if counted:

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.cli.rehearsal.traces import Step, Trace
 
-#: What is compared of a step, in the order in which one leads to the next.
+#: Compared parts of a step, in the order in which one leads to the next.
 KINDS = ("batches", "streams", "rates", "losses", "state", "length")
 #: Differences up to so many times that of two undisturbed runs are noise.
 NOISE = 4.0
@@ -43,7 +43,7 @@ class Noise:
         for number in sorted(one.steps.keys() & other.steps.keys()):
             a, b = one.steps[number], other.steps[number]
             found = {kind for kind, _, _ in _differences(a, b, cls())}
-            if found - {"streams"} and noise.first is None:  # streams that nobody seeded harm nothing unless drawn from
+            if found - {"streams"} and noise.first is None:  # unseeded streams harm nothing unless drawn from
                 noise.first = number
             noise.kinds |= found
             noise.names |= differing(a.get("state"), b.get("state"))

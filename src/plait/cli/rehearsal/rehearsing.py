@@ -137,7 +137,7 @@ def _smallest_factor(number: int) -> int:
 
 
 def untried(trace: Trace, stops: list[int]) -> list[str]:
-    """What a rehearsal with these stops cannot show, each in a line."""
+    """Limits of a rehearsal with these stops, each in a line."""
     found = []
     if not trace.finished:
         found.append(f"what happens after step {trace.length}: --steps")

@@ -20,7 +20,7 @@ from plait.training.rehearsal.files import restored
 from plait.training.rehearsal.order import Order
 from plait.training.stopping import PREEMPTED
 
-#: No checkpoints by the clock: those of the stops are the ones that are rehearsed.
+#: No checkpoints by the clock: the checkpoints of the stops are rehearsed.
 NEVER_S = 1e9
 
 
@@ -127,7 +127,7 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> tuple[dict[int, int], int 
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something, at most 400 characters."""
+    """The last line of a log that is not empty, at most 400 characters."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1][:400] if lines else "no output"
 

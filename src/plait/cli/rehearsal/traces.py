@@ -1,4 +1,4 @@
-"""What a rehearsed run recorded."""
+"""The record of a rehearsed run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Trace:
     """The records of one rank over all attempts of one run.
 
     `steps` by their position from 1, the newest where a step was repeated; `resumed`: the position at which each later
-    attempt went on; `ends`: how each attempt ended, "" for one that was killed; `repeated`: steps taken twice.
+    attempt continued; `ends`: how each attempt ended, "" for a killed one; `repeated`: steps taken twice.
     """
 
     steps: dict[int, Step] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is shown of jobs whose batch adapts: their GPUs and how many they may have, batch, goodput, restarts."""
+"""Display of jobs whose batch adapts: their GPUs and how many they may have, batch, goodput, restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gpus_cell(job: Mapping[str, Any]) -> object:
 
 
 def pace_text(job: Mapping[str, Any]) -> str:
-    """Batch and goodput in a few words; empty for a job that has said nothing of them.
+    """Batch and goodput in a few words; empty for a job that has not reported them.
 
     >>> pace_text({"adaptive": {"batch_size": 512.0, "goodput": 1234.5, "efficiency": 0.831}})
     'batch 512, 1,234/s useful (83%)'
@@ -69,7 +69,7 @@ def restarts_text(adaptive: Mapping[str, Any]) -> str:
 
 
 def batch_text(attempt: Mapping[str, Any]) -> str:
-    """The batch that an attempt had last; empty where it did not say.
+    """The last batch of an attempt; empty where it was not reported.
 
     >>> batch_text({"batch_size": 1234.0}), batch_text({"batch_size": None})
     ('1,234', '')

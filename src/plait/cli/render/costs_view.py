@@ -1,4 +1,4 @@
-"""What the cluster cost, as text: by user, project and job."""
+"""The costs of the cluster, as text: by user, project and job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTLY = 0.05
 
 
 def money(part: Mapping[str, Any] | None, currency: str) -> str:
-    """What a part cost, or its GPU-hours where nobody said prices.
+    """The cost of a part, or its GPU-hours where prices are missing.
 
     >>> money({"gpu_h": 2.0, "cost": 5.0}, "EUR"), money({"gpu_h": 2.5, "cost": None}, ""), money(None, "EUR")
     ('5.00 EUR', '2.50 GPU-hours', 'not measured')
@@ -54,7 +54,7 @@ def _of_jobs(row: Mapping[str, Any], held: Mapping[str, Any], currency: str) -> 
 
 
 def note_unpriced(bill: Mapping[str, Any]) -> None:
-    """Say which GPU kinds count as free because nobody said their price."""
+    """Note which GPU kinds count as free because their price is missing."""
     if bill.get("unpriced"):
         note(f"no price for GPU kind {', '.join(bill['unpriced'])}, which counts as free: plait up --price KIND=PRICE")
 

@@ -26,7 +26,7 @@ def fidelity_row(job: Compared, name: str = "") -> list[str]:
 
 
 def fidelity_lines(found: Fidelity) -> list[str]:
-    """Lines that say which values were measured, which were predicted, and which are missing."""
+    """Lines on which values were measured, which were predicted, and which are missing."""
     from plait.forecast.fidelity import PREDICTED, TAKEN
 
     lines = [
@@ -46,7 +46,7 @@ def fidelity_lines(found: Fidelity) -> list[str]:
 
 
 def coverage_lines(shares: Mapping[str, Share]) -> list[str]:
-    """Lines that say how often intervals held, of all forecasts and of those that were corrected by enough others."""
+    """Lines on how often intervals held, of all forecasts and of forecasts that were corrected by enough others."""
     lines = ["each submission is forecast at its first decision, with what was known then"]
     if not any(share.count for share in shares.values()):
         return [*lines, "no job that was forecast has started or finished yet, so nothing can be said"]

@@ -13,7 +13,7 @@ EVERY_S = 0.1
 
 
 class Bar:
-    """Counts towards a total; says nothing unless standard error is a terminal."""
+    """Counts towards a total; is silent unless standard error is a terminal."""
 
     def __init__(self, what: str, total: int | None, done: int = 0) -> None:
         """`what` is the text in front of the bar; without a total it only counts."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def where_text(job: Mapping[str, Any]) -> str:
-    """What a list says behind the nodes of a job; empty for one that shares nothing so.
+    """Text of a list behind the nodes of a job; empty for a job that shares no GPUs as guest or host.
 
     >>> host, guest = {"job": "j-0", "gpu": "n0:1", "guest": False}, {"job": "j-5", "gpu": "n0:1", "guest": True}
     >>> where_text({"sharing": {"guest": True, "share": 0.35, "beside": [host]}})

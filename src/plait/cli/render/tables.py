@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Columns of free text are not made narrower than this while others can be left out; those that can be, than this.
+#: Minimum columns of free text while other columns can be left out; and for free text that can be left out itself.
 LEAST, LEAST_SPARE = 24, 10
-#: Lines of one cell of free text, where the caller does not say otherwise; and characters of one in a file or a pipe.
+#: Lines of one cell of free text, unless the caller sets another number; and characters of a cell in a file or a pipe.
 MOST_LINES, MOST_CHARACTERS = 3, 160
 #: Columns between two columns.
 GAP = 2
@@ -48,7 +48,7 @@ def plain_lines(text: str) -> str:
 
 
 def _printable(text: str, keep: str = "") -> str:
-    """Controls and marks of direction become a space (those of one run: one space)."""
+    """Controls and marks of direction become a space (one run: one space)."""
     if text.isprintable():
         return text
     out = "".join(c if c.isprintable() or c in keep else _instead(c) for c in text)
@@ -151,7 +151,7 @@ def _uncut(columns: Sequence[Column], widths: Sequence[int], most_lines: int) ->
 
 
 def cell_text(cell: object) -> str:
-    """What a cell shows: one printable line, a dash for nothing."""
+    """The text of a cell: one printable line, a dash for nothing."""
     return "-" if cell is None or cell == "" else plain(str(cell)) or "-"
 
 

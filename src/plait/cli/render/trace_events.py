@@ -45,7 +45,7 @@ class _Attempt:
 
 @dataclass
 class _Trace:
-    """What is known of the cluster at one entry of the log, and the events of the trace so far."""
+    """The known state of the cluster at one entry of the log, and the events of the trace so far."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=dict)
@@ -147,8 +147,8 @@ class _Trace:
 def trace_events(entries: Iterable[Row], now_s: float | None = None) -> list[dict[str, Any]]:
     """Events of the Chrome trace format of entries of the log, as `/v1/events` or a saved log has them.
 
-    Times are microseconds on the service's clock. What has not ended, ends at `now_s`, seconds; by default at the
-    last entry.
+    Times are microseconds on the service's clock. Unfinished intervals end at `now_s`, seconds; by default at the last
+    entry.
     """
     trace = _Trace([_meta(QUEUE, "process_name", "queue")])
     for entry in entries:

@@ -1,4 +1,4 @@
-"""What a job uses over time, as lines of text: a small chart a series."""
+"""Use of a job over time, as lines of text: a small chart a series."""
 
 from __future__ import annotations
 

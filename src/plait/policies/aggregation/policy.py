@@ -1,9 +1,9 @@
 """Memory of switches for the jobs of any policy, as a policy around a policy. Start at `WithAggregation`.
 
-The policy inside says who runs where. For each of its jobs on several nodes this one chooses the node of the parameter
+The policy inside assigns GPUs to jobs. For each of its jobs on several nodes this one chooses the node of the parameter
 server and the switches that add up its gradients (`network.routing`), and a manager divides their memory
-(`network.memory`). A job that gets none exchanges gradients without aggregation, and a note says why; one that requires
-it waits. Our design; the managers and routes say what they are after.
+(`network.memory`). A job without a grant exchanges gradients without aggregation, and a note has the reason; one that
+requires it waits. Our design; the managers and routes cite their sources.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class WithAggregation:
 
     @property
     def uses(self) -> frozenset[str]:
-        """What the policy inside takes into account, and deadlines where the manager does."""
+        """The requests that the policy inside uses, and deadlines where the manager does."""
         own = self.policy.uses if isinstance(self.policy, UsesRequests) else frozenset()
         return own | {DEADLINE} if isinstance(self.manager, Inalloc) else own
 
@@ -92,7 +92,7 @@ class WithAggregation:
 
     @property
     def preempts(self) -> bool:
-        """Whether the policy inside stops running jobs for those ahead of them."""
+        """Whether the policy inside stops running jobs for jobs ahead of them."""
         return has_preemption(self.policy)
 
     @property
@@ -133,7 +133,7 @@ class WithAggregation:
         return known
 
     def _wanting(self, view: View, plan: Plan, notes: dict[int, str]) -> Iterable[tuple[JobStatus, tuple[int, ...]]]:
-        """Jobs that may be aggregated and their nodes, by number; `notes` say of the others why not."""
+        """Jobs that may be aggregated and their nodes, by number; `notes` get the reasons for the others."""
         row = {number: i for i, number in enumerate(view.jobs.number.tolist())}
         hosts = plan.groups.hosts
         found: list[tuple[JobStatus, tuple[int, ...]]] = []
@@ -230,7 +230,7 @@ class WithAggregation:
     def _granted(
         self, view: View, graph: Graph, asked: list[Asked], notes: dict[int, str]
     ) -> tuple[Memory, list[NetworkGrant]]:
-        """The memory when this manager has decided, and what it gives these jobs; `notes` say of those without why."""
+        """The memory when this manager has decided, and its grants for these jobs; `notes` get the reasons for none."""
         assert view.cluster.network is not None
         before = by_job(view.grants)
         leases = []
@@ -290,7 +290,7 @@ class WithAggregation:
 
 
 def _candidates(graph: Graph, state: SteadyState, workers: tuple[int, ...], up: list[int]) -> list[int]:
-    """Nodes for the server of a job: of each of its racks the worker and the other node with the fewest users."""
+    """Candidates for a job's server: of each of its racks the worker and the other node with the fewest users."""
     racks = {graph.leaf(worker) for worker in workers}
     best: dict[tuple[int, bool], int] = {}
     for node in up:

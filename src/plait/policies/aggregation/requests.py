@@ -1,4 +1,4 @@
-"""What the manager of switch memory knows of jobs that want aggregation. Start at `Asked` and `request_of`."""
+"""Requests of jobs to the manager of switch memory. Start at `Asked` and `request_of`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Asked:
         return tuple(sorted(node for node, v in placed if v != STRAIGHT and graph.names[v] == switch))
 
     def exchange(self, graph: Graph, alone: bool) -> Exchange:
-        """What it exchanges if all its switches grant it memory, `alone` or shared; a ring if there is none."""
+        """Its exchange if all its switches grant it memory, `alone` or shared; a ring if there is none."""
         switches = self.switches(graph)
         if not switches:
             return Exchange(PlacedJob(self.placed.workers))
@@ -64,7 +64,7 @@ class Asked:
 
 
 def request_of(graph: Graph, one: Asked, switches: tuple[str, ...], seed: int) -> Request:
-    """What the manager knows of a job: estimates, as policies have them."""
+    """Request of a job to the manager: estimates, as policies have them."""
     job, spec, placed = one.job, one.job.spec, one.placed
     assert placed.server is not None
     out = graph.channel_bits_per_s[np.isin(graph.ends[:, 0], placed.workers)]
@@ -104,13 +104,13 @@ def exchange_of(job: JobStatus, link_bits_per_s: float, workers: int, seed: int)
 
 
 def gradient_bits(job: JobStatus, seed: int) -> float:
-    """Bits of one gradient, by its model where the job does not say."""
+    """Bits of one gradient, by its model where the job does not state them."""
     known = job.spec.gradient_bytes
     return 8.0 * (gradient_bytes(job.spec.model or job.spec.id, seed) if known is None else max(known, 4.0))
 
 
 def iteration_s_of(job: JobStatus) -> float:
-    """Seconds of an iteration alone, as far as it is known."""
+    """Seconds of an iteration alone, as far as they are known."""
     return job.profile.iteration_s if job.profile is not None else job.spec.iteration_s or 1.0
 
 

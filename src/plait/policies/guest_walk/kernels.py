@@ -1,4 +1,4 @@
-"""The parts of AntMan's walk that look at many jobs or GPUs; `walk.py` says when.
+"""The parts of AntMan's walk that look at many jobs or GPUs; `walk.py` calls them in order.
 
 Few and small on purpose: compiling a line costs a process more than running it for an hour. All in one file, because
 the compiler's cache notices changes to the file a function is in, not to what it calls.
@@ -11,7 +11,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel, part
 
-#: Among GPUs that are used alike, those with fewer guests go first: each counts as much use.
+#: Among equally used GPUs, the ones with fewer guests go first: each guest counts as much use.
 PER_GUEST = 1e-3
 #: Room for rounding: cores and bytes.
 SLACK = 1e-6
@@ -77,10 +77,10 @@ def rooms(
 def spread(
     need: int, rack: int, room: IntArray, clean: IntArray, nodes: IntArray, from_node: IntArray
 ) -> tuple[int, int]:
-    """Choose `need` GPUs on the fewest nodes of `rack` (-1: all): how many nodes, and on how many guests are.
+    """Choose `need` GPUs on the minimum nodes of `rack` (-1: all): how many nodes, and on how many guests are.
 
-    The roomiest nodes whole, then one for the rest; among equal ones the fewest guests, the least room, the lowest
-    number. A gang that does not fit takes 0 nodes.
+    The roomiest nodes whole, then one for the rest; among equal ones minimum guests, minimum room, the lowest number. A
+    gang that does not fit takes 0 nodes.
     """
     from_node[:] = 0
     missing, count, shared = need, 0, 0
@@ -114,7 +114,7 @@ def name_gpus(
     nodes: IntArray,
     out: IntArray,
 ) -> None:
-    """So many GPUs of each node into `out`: those with fewest guests, the lowest numbers first."""
+    """Write so many GPUs of each node into `out`: fewest guests first, then the lowest numbers."""
     found = 0
     for node in range(len(chosen)):
         crowd, missing = 0, chosen[node]
@@ -156,7 +156,7 @@ def seat_running(
     spare: FloatArray,
     used: FloatArray,
 ) -> tuple[IntArray, IntArray]:
-    """Put the rows `hosts`, and of the rows `guests` those that may not be moved, on their GPUs.
+    """Put the rows `hosts`, and the immovable ones of the rows `guests`, on their GPUs.
 
     The other guests only count: hosts look at how many there are and do not wait for them. `jobs`, `asks`, `held` as
     in `walk.Jobs`; `used` (projects, kinds) gets the GPUs of hosts. Returns the GPUs without hosts on nodes that are
@@ -203,8 +203,8 @@ def keep_guests(
     """Keep guests that `seat_running` counted where hosts leave room for them, first ones first; the rest is DISPLACED.
 
     The load of GPUs becomes `measured` (gpus,), where that is not NaN. Arguments as there and in `start_guests`.
-    Returns the rows that look for other GPUs, those without room or time where they are, and the GPUs open to guests,
-    by kind.
+    Returns the rows without room or time where they are, which look for other GPUs, and the GPUs open to guests, by
+    kind.
     """
     for row in guests:
         if jobs[row, STATUS] != PROMOTED and not jobs[row, KEPT]:
@@ -259,9 +259,9 @@ def start_host(
 ) -> tuple[int, int]:
     """Put a host on the best GPUs of one of `kinds` (a bit mask), if it can have all that it needs.
 
-    Fewest nodes, then one rack, then fewest guests, then least room left, lowest numbers. Fewer GPUs than it needs are
-    the best part of a gang, of the kind that has most; they are only named. `free` (nodes,): GPUs without hosts and
-    reservations, from which those it gets go off. Returns the kind, -1 if there are none, and how many GPUs; `out`
+    Minimum nodes, then one rack, then minimum guests, then minimum room left, lowest numbers. Fewer GPUs than it needs
+    are the best part of a gang, of the kind that has most; they are only named. `free` (nodes,): GPUs without hosts and
+    reservations, from which its GPUs are subtracted. Returns the kind, -1 if there are none, and how many GPUs; `out`
     (need,) has them.
     """
     room, clean = np.empty(len(nodes), dtype=np.int64), np.empty(len(nodes), dtype=np.int64)
@@ -309,7 +309,7 @@ def least_used(
 ) -> tuple[int, float]:
     """The least used GPUs of a kind for a guest into `out`, best first, at most as many as that has room for.
 
-    Those with less use than `limit` and fewer than `most` guests that are not `barred`. Equally used ones go by number.
+    GPUs with less use than `limit` and fewer than `most` guests that are not `barred`. Equally used ones go by number.
     Returns how many, and the sum of their use. Nodes are in the order of their GPUs.
     """
     need, found = len(out), 0
@@ -371,8 +371,8 @@ def start_guests(
 ) -> None:
     """Put each of these jobs, in turn, on the least used GPUs of a kind that are not its present ones, or nowhere.
 
-    `jobs` and `asks` have a row a job (see `walk.Jobs`); `open_gpus` (kinds,) how many GPUs are open to guests.
-    Fills in STATUS, THERE, and into `out` the GPUs of those that start or move, one after the other.
+    `jobs` and `asks` have a row a job (see `walk.Jobs`); `open_gpus` (kinds,) how many GPUs are open to guests. Fills
+    in STATUS, THERE, and into `out` the GPUs of starting and moving guests, one after the other.
     """
     filled, barred = 0, held[:0]
     for row in rows:

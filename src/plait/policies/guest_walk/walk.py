@@ -1,4 +1,4 @@
-"""The walk of AntMan's global scheduler over jobs and GPUs, for thousands of both; `antman.py` says what it decides.
+"""The walk of AntMan's global scheduler over jobs and GPUs, for thousands of both; `antman.py` defines its rules.
 
 Many jobs at once are columns of NumPy; only jobs that may start are looked at one by one. The same walk, a job and a
 GPU at a time, is `tests/reference/guest_walk.py`.
@@ -45,30 +45,30 @@ from plait.policies.guest_walk.kernels import (
     USE,
 )
 
-#: What becomes of a job. It starts as a host; a guest becomes the host of its GPUs; it waits with a reservation; until
-#: its project's quota has room; for more than its project may ever have; because too few GPUs are free of hosts and
-#: reservations; as a guest, because too few GPUs are open to it. Between them, a guest that goes on elsewhere, starts,
-#: and one that a host leaves no room for and that finds none elsewhere: `MOVED`, `GUEST` and `DISPLACED`.
+#: Results for a job. It starts as a host; a guest becomes the host of its GPUs; it waits with a reservation; until its
+#: project's quota has room; for more than its project may ever have; because too few GPUs are free of hosts and
+#: reservations; as a guest, because too few GPUs are open to it. Between them, a guest that continues elsewhere,
+#: starts, and one that loses its room to a host and finds none elsewhere: `MOVED`, `GUEST` and `DISPLACED`.
 HOLDS, OVER_QUOTA, ABOVE_QUOTA, BEHIND, UNSHARED = range(6, 11)
 
 #: GPUs that plain Python looks at for one unit of the work after which a kernel is compiled (`compile_policy`): in
 #: 0.5 ms, five times the unit, because these kernels take several times as long to compile as others.
 GPUS_A_UNIT = 300
-#: What compiling one of the kernels takes, seconds of CPU time.
+#: CPU seconds to compile one of the kernels.
 COMPILE_CPU_S = 3
 
 
 class Jobs(NamedTuple):
     """Jobs, a row each.
 
-    `whole` (n, 11): what a job asks for: GPUS of KINDS (a bit mask) for PROJECT; it holds `held[LO:HI]` if it runs;
-    flags KEPT (may not be moved), STALLED (should be), LENDS (will be a guest if it cannot be a host, so nothing is
-    reserved for it); its POSITION among all. Results: STATUS, and how many GPUs were THERE for it. `amounts` (n, 5):
-    CORES and HOST_BYTES for each of its GPUs, BYTES of GPU memory, USE: the part of the time that it keeps a GPU busy
-    when alone, and START_BYTES: the memory that it would start with elsewhere, in place of BYTES once it has to leave.
-    `left_s` (n,): known seconds until a job that runs or starts now has ended, infinite if unknown; `room_s` (n,):
-    until it has ended or makes room for jobs ahead of it; `level` (n,): its queue: those of later ones stay behind.
-    `given`: GPUs by row that a job starts on, moves to, or that are reserved for it, ascending; a result.
+    `whole` (n, 11): the request: GPUS of KINDS (a bit mask) for PROJECT; it holds `held[LO:HI]` if it runs; flags KEPT
+    (may not be moved), STALLED (should be), LENDS (will be a guest if it cannot be a host, so nothing is reserved for
+    it); its POSITION among all. Results: STATUS, and how many GPUs were THERE for it. `amounts` (n, 5): CORES and
+    HOST_BYTES for each of its GPUs, BYTES of GPU memory, USE: the part of the time that it keeps a GPU busy when alone,
+    and START_BYTES: the memory that it would start with elsewhere, which replaces BYTES once it has to leave. `left_s`
+    (n,): known seconds until a job that runs or starts now has ended, infinite if unknown; `room_s` (n,): until it has
+    ended or makes room for jobs ahead of it; `level` (n,): its queue: jobs of later ones stay behind. `given`: GPUs by
+    row that a job starts on, moves to, or that are reserved for it, ascending; a result.
     """
 
     whole: IntArray
@@ -83,7 +83,7 @@ class Jobs(NamedTuple):
 class Devices(NamedTuple):
     """GPUs and nodes, a row each, at a moment of the walk.
 
-    `whole` (gpus, 4): NODE; CLOSED: has a host, is reserved, or its node is down; JOBS on it, GUESTS of those.
+    `whole` (gpus, 4): NODE; CLOSED: has a host, is reserved, or its node is down; JOBS on it, GUESTS among them.
     `amounts` (gpus, 3): CAPACITY in bytes, infinite where not known; TAKEN bytes of jobs and contexts; LOAD: the parts
     of time that its jobs use. `nodes` (nodes, 5): its GPUs are FIRST to before END, of KIND, in RACK, UP or not.
     `spare` (nodes, 2): CORES and HOST_BYTES.
@@ -111,11 +111,10 @@ class Rules(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Rows of jobs. `hosts` and `guests` run, the latter in their order; `asking` are those that would be guests.
+    """Rows of jobs. `hosts` and `guests` run, the latter in their order; `asking` are waiting candidates for guests.
 
-    `queue[first[t]:first[t + 1]]`: those of project t that want to be hosts, best first; guests among them would be
-    promoted. `holders` have a reservation and go first. `stoppable`: hosts that make room for jobs ahead of them, last
-    first.
+    `queue[first[t]:first[t + 1]]`: candidates of project t for hosts, best first; guests among them would be promoted.
+    `holders` have a reservation and go first. `stoppable`: hosts that make room for jobs ahead of them, last first.
     """
 
     hosts: IntArray
@@ -138,7 +137,7 @@ class Projects(NamedTuple):
 def walk(
     lists: Lists, projects: Projects, jobs: Jobs, devices: Devices, rules: Rules, measured: FloatArray
 ) -> IntArray:  # fmt: skip
-    """Fill in what becomes of the jobs; returns the rows of those who want to be hosts in the order of their turn.
+    """Fill in the results of the jobs; return the rows of candidates for hosts in the order of their turn.
 
     `measured` (gpus,): use of GPUs with jobs whose own use is not known, NaN elsewhere; it counts where no job starts.
     """
@@ -195,7 +194,7 @@ class _Floor:
     def start_host(self, row: int, need: int, kinds: int, free: IntArray) -> tuple[int, IntArray]:
         """The best GPUs of one of `kinds` (a bit mask): that kind and the GPUs. The host starts there if it gets all.
 
-        `free` (nodes,): GPUs without hosts and reservations; those on which the host starts go off.
+        `free` (nodes,): GPUs without hosts and reservations; the host's GPUs are subtracted.
         """
         devices, rules, out = self.devices, self.rules, np.empty(need, dtype=np.int64)
         kind, got = either(k.start_host, _work(len(devices.whole)), COMPILE_CPU_S)(
@@ -208,12 +207,12 @@ class _Floor:
 
 
 class _Hosts:
-    """The turns of those who want to be hosts."""
+    """The turns of the candidates for hosts."""
 
     def __init__(self, floor: _Floor, lists: Lists, projects: Projects) -> None:
         self.floor, self.lists = floor, lists
         self.quota, self.total, self.share = (column.tolist() for column in projects)
-        self.closed = [False] * len(self.total)  # nobody of the project can start any more, whatever it asks for
+        self.closed = [False] * len(self.total)  # no job of the project can start any more, whatever its request
         used = np.zeros((len(self.total), floor.rules.kinds))
         free, self.free_on = floor.seat_running(lists, used)
         self.used, self.free = used.tolist(), free.tolist()
@@ -309,7 +308,7 @@ class _Hosts:
             self._place(row, t, need, allowed)
 
     def _allowed(self, t: int, need: int, kinds: int, claimed: list[float]) -> list[bool]:
-        """For each GPU kind, whether the quota of project `t` leaves `need` GPUs beside those used and `claimed`."""
+        """For each GPU kind, whether the quota of project `t` leaves `need` GPUs after use and `claimed`."""
         used, quota = self.used[t], self.quota[t]
         in_all = sum(used) + sum(claimed) + need <= self.total[t]
         return [
@@ -390,7 +389,7 @@ class _Hosts:
         self._close(kind, gpus)
 
     def _behind_reservation(self, row: int) -> bool:
-        """Whether GPUs are reserved for a job ahead of this one, which needs those of hosts that are stopped."""
+        """Whether GPUs are reserved for a job ahead of this one, which needs GPUs of hosts that are stopped."""
         position = self.floor.jobs.whole[:, POSITION]
         return any(position[other] < position[row] for other in self.holds)
 
@@ -447,8 +446,8 @@ class _Hosts:
         """Start jobs behind reservations and claims where that delays none of these, by what is known.
 
         A job passes if it has ended before the reserved GPUs are complete, or leaves enough for then. One that takes
-        what others of its project claim of the quota passes only if it has ended before they can start. The first
-        reservation of a kind keeps a GPU, because jobs with reservations go first from then on.
+        quota that others of its project claim passes only if it has ended before they can start. The first reservation
+        of a kind keeps a GPU, because jobs with reservations go first from then on.
         """
         floor, jobs, whole = self.floor, self.floor.jobs, self.floor.jobs.whole
         ends = _Ends(floor, np.concatenate([self.lists.hosts, self._new_hosts(turns)]))
@@ -520,12 +519,12 @@ class _Hosts:
 
 
 def _by(left_s: float, at_s: float) -> bool:
-    """Whether something is known to be over in `at_s` seconds; infinite: nobody knows when that is."""
+    """Whether an end is known to come in `at_s` seconds; infinite: unknown."""
     return bool(left_s <= at_s < math.inf)
 
 
 class _Claim(NamedTuple):
-    """GPUs that a job waits for and those ahead of it claim, in all and of its kind; whether there are some ahead."""
+    """GPUs that a waiting job and the jobs ahead of it claim, in all and of its kind; whether there are some ahead."""
 
     kind: int
     in_all: float
@@ -555,7 +554,7 @@ class _Ends:
     """Known ends of hosts."""
 
     def __init__(self, floor: _Floor, rows: IntArray) -> None:
-        """`rows` of hosts; those that were stopped, or whose nodes are down, make no room."""
+        """`rows` of hosts; stopped hosts, and hosts whose nodes are down, make no room."""
         jobs, devices = floor.jobs, floor.devices
         rows = rows[jobs.whole[rows, STATUS] != BEHIND]
         starts = jobs.whole[rows, STATUS] == STARTS
@@ -587,7 +586,7 @@ class _Ends:
 
 
 def admit_guests(floor: _Floor, lists: Lists, measured: FloatArray) -> None:
-    """Guests stay where hosts leave room; those without room or time, then those that wait: on the least used GPUs."""
+    """Guests stay where hosts leave room; guests without room or time, then waiting ones: on the least used GPUs."""
     jobs, devices, rules = floor.jobs, floor.devices, floor.rules
     whole = jobs.whole
     if jobs.given and not np.isnan(measured).all():

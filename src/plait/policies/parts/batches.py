@@ -1,7 +1,7 @@
-"""Batches: of the jobs that wait, those that together fill the most free GPUs. Start at `by_batch`.
+"""Batches: the set of waiting jobs that together fill the most free GPUs. Start at `by_batch`.
 
-The description of NetPack says that jobs are batched and placed periodically. That a batch is chosen by a knapsack over
-GPUs, and what a job is worth there, is our design.
+NetPack batches jobs and places them periodically. The choice of a batch by a knapsack over GPUs, and the value of a job
+there, are our design.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_JOBS = 1000
 
 
 def by_batch(view: View) -> IntArray:
-    """0 for running jobs and those of the batch, 1 for the others.
+    """0 for running jobs and jobs of the batch, 1 for the others.
 
     The batch is the best choice of waiting jobs for the GPUs that are free: a job is worth its GPUs times
     1 + waiting time / `AGE_S`, so that none waits because others always fit better.

@@ -37,17 +37,17 @@ from plait.grouping.model.times import Order
 from plait.policies.interleave import MEMORY_LIMIT, Room, Units, buckets, profiles
 from plait.policies.parts.regrouping import running_groups
 
-#: What a restart costs that no job has measured yet, seconds.
+#: Cost of a restart without a measurement, seconds.
 UNKNOWN_RESTART_S = 60.0
 #: Rounds of exchanging and picking again at most.
 ROUNDS = 4
 
 
 def progress_values(view: View, room: Room, order: IntArray, future: float) -> FloatArray:
-    """What a second of progress of each job of `order` is worth to the sum of completion times.
+    """Value of a second of progress of each job of `order` for the sum of completion times.
 
-    v(r) = 1 + (1 + future) * behind(r) * gpus(r) / G: its own end comes a second earlier, and that of each job which
-    waits behind it by its part of the G GPUs that it may use. `future` counts those that arrive while the queue lasts.
+    v(r) = 1 + (1 + future) * behind(r) * gpus(r) / G: its own end comes a second earlier, and the end of each job which
+    waits behind it by its part of the G GPUs that it may use. `future` counts jobs that arrive while the queue lasts.
     """
     jobs = view.jobs
     waits = ~room.fits(jobs.gpus, order)
@@ -183,6 +183,6 @@ def best_plan(line: Line, gpus: IntArray, inside: BoolArray) -> tuple[list[list[
 
 
 def _price(line: Line, plan: Plan) -> float:
-    """What a GPU is worth to the first job that waits; 0 if none does."""
+    """Value of a GPU to the first waiting job; 0 if none waits."""
     waits = np.flatnonzero(plan.unit_of < 0)
     return float(line.worth[waits[0], V] / line.about[waits[0], GPUS]) if len(waits) else 0.0

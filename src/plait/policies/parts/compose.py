@@ -28,7 +28,7 @@ CLOCK_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What an order says: smaller keys first, ties by submission.
+    """Keys of an order: smaller keys first, ties by submission.
 
     `keys` are compared from first to last. `levels` is each job's queue. `promoted` lists rows that start
     again from zero. `running_s` and `waiting_s`: seconds each job can run, or wait, before its place changes.
@@ -103,7 +103,7 @@ class Composed:
 
     @property
     def uses(self) -> frozenset[str]:
-        """What users ask for that this policy takes into account."""
+        """User requests that this policy takes into account."""
         return self.urgency.uses
 
     @property
@@ -112,7 +112,7 @@ class Composed:
         return self.preempt and not self.min_run_s > 0
 
     def ranked(self, view: View) -> IntArray:
-        """The rows of the view in the order of the next decision, without a decision: nobody is placed."""
+        """The rows of the view in the order of the next decision, without placing any."""
         ranking = self.order(view)
         keys = ranking.keys if isinstance(ranking, Ranking) else (ranking,)
         return sort((*self.urgency(view.jobs)[0], *keys))
@@ -178,7 +178,7 @@ class Composed:
     def _in_groups(self, view: View, order: IntArray, scheme: How, ranking: Ranking) -> Plan:
         """Largest units first, so that gangs find whole nodes; if a better unit loses by that, best first.
 
-        Units that still find too few cores or too little memory beside the others are split.
+        Units that still find too few cores or too little memory next to the others are split.
         """
         assert self.group is not None
         units = self.group(view, order)

@@ -20,7 +20,7 @@ TIE = 1e-6
 def list_schedule(order: IntArray, gpus: IntArray, remaining_s: FloatArray, room: int) -> float:
     """Sum of completion times, seconds, if at each moment the best jobs of `order` that still find GPUs run.
 
-    Jobs are stopped at will and count GPUs only; those wider than `room` never run and count nothing.
+    Jobs are stopped at will and count GPUs only; jobs wider than `room` never run and count nothing.
     """
     left = remaining_s.copy()
     waiting = order.copy()
@@ -54,7 +54,7 @@ class ByListSchedule:
     """Remaining time times GPUs to the power of alpha: 0 is SRTF, 1 is SRSF; the best of `alphas` at each decision.
 
     Neither end is right for every queue: few wide jobs favour one, many narrow ones the other. Where all jobs fit, the
-    last of `alphas` rules. Raises `InputError` without alphas or for one that is not between 0 and 1.
+    last of `alphas` rules. Raises `InputError` without alphas or for one outside 0 to 1.
     """
 
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)

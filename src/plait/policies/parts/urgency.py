@@ -1,4 +1,4 @@
-"""Keys that precede a policy's own order: priority classes, and deadlines if a policy is asked to keep them."""
+"""Keys that precede a policy's own order: priority classes, and deadlines if the policy keeps them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plait.core.jobs import JobTable
 from plait.core.policy import DEADLINE, PRIORITY
 
 #: A waiting job with a deadline takes the place of a running one only if its slack is smaller by this much, seconds.
-#: Without it two jobs of equal slack would stop each other all the time: only the slack of the one that waits shrinks.
+#: Without it two jobs of equal slack would stop each other all the time: only the slack of the waiting one shrinks.
 SWAP_S = 300.0
 
 #: Times closer than this are the same time, seconds; a change of order takes effect this much later at the earliest.
@@ -22,7 +22,7 @@ CLOCK_S, TICK_S = 1e-6, 1e-3
 
 @dataclass(frozen=True)
 class Urgency:
-    """Keys that go before those of an order, smaller first.
+    """Keys that precede the keys of an order, smaller first.
 
     Jobs of a higher `priority` go first. With `age_s` a job rises by one for every `age_s` seconds that it has spent
     waiting in all, so that it starves no longer than that per class. Ageing preempts no job: a job that runs keeps
@@ -45,7 +45,7 @@ class Urgency:
 
     @property
     def uses(self) -> frozenset[str]:
-        """What a policy with these keys takes into account."""
+        """The requests that a policy with these keys takes into account."""
         return frozenset({PRIORITY, DEADLINE} if self.deadlines else {PRIORITY})
 
     def __call__(self, jobs: JobTable) -> tuple[tuple[FloatArray | BoolArray, ...], float]:

@@ -25,8 +25,8 @@ def cluster_size(view: View, most: int, *, p: float, floor: float, restart_s: fl
     """GPUs that a cluster should have for the jobs of a view, of all GPU kinds together, at most `most`.
 
     Sized by utility are jobs with a fit that may grow or shrink, and are not opportunistic: the cluster keeps its nodes
-    while they are used well, or else has as many as bring utility near a half, at most twice those there are, and
-    enough for the fewest GPUs of every job. All other jobs count by what they ask for. None if there are no others.
+    while they are used well, or else has as many as bring utility near a half, at most twice the present ones, and
+    enough for the minimum GPUs of every job. All other jobs count by their requests. None if there are no others.
     """
     asked = view.jobs.gpus
     total, said = 0, []
@@ -45,7 +45,7 @@ def cluster_size(view: View, most: int, *, p: float, floor: float, restart_s: fl
 
 
 def _typical(view: View, pool: Pool) -> Pool:
-    """The jobs of a pool on one empty node like its largest one, those that are down only if all are."""
+    """The jobs of a pool on one empty node like its largest one; nodes that are down count only if all are."""
     gpus = pool.capacity if pool.total else view.cluster.node_gpus[pool.nodes]
     at = int(gpus.argmax())
     return _of_nodes(replace(pool, spare=pool.spare[[at]], kept=np.ones(len(pool.rows))), 1, int(gpus[at]))

@@ -14,7 +14,7 @@ from plait.core.policy import View
 from plait.policies.sizing.free_gpus_kernels import fill_free_gpus, name_gpus
 from plait.policies.sizing.pools import Pool, room, staying
 
-#: What the plain form of a kernel takes for the jobs of a round, tenths of a millisecond.
+#: Cost of the plain form of a kernel for the jobs of a round, tenths of a millisecond.
 WORK = 3
 
 
@@ -43,9 +43,9 @@ class FreeGpus:
     def fill(self, want: IntArray | None = None) -> IntArray:
         """Give waiting jobs, in order, what is free, and return the matrix.
 
-        `want` (J,) is what each should get at most: by default its fair share, and 1 GPU until it has profiled itself.
-        Due jobs take their fewest GPUs from any other job, then fresh jobs from those that are neither; jobs of weight
-        0 come last, share what is left, and give way to all.
+        `want` (J,) is the maximum of each job: by default its fair share, and 1 GPU until it has profiled itself. Due
+        jobs take their minimum GPUs from any other job, then fresh jobs from jobs that are neither; jobs of weight 0
+        come last, share the rest, and give way to all.
         """
         pool = self.pool
         if pool.demanding or not compiled(fill_free_gpus, WORK):
@@ -100,14 +100,14 @@ class FreeGpus:
         return waits
 
     def _fair(self) -> IntArray:
-        """What each job may have before the next round: as much as the rest of the jobs could have too."""
+        """The maximum of each job before the next round: as much as the rest of the jobs could have too."""
         pool = self.pool
         counted = max(int((pool.weights > 0).sum()), 1)
         fair: IntArray = np.clip(-(-pool.total // counted), pool.least, pool.most)
         return fair
 
     def _displace(self, j: int, most: int, others: BoolArray) -> bool:
-        """Place a job, on GPUs of `others` (J,) if necessary; those not in its way stay."""
+        """Place a job, on GPUs of `others` (J,) if necessary; others not in its way stay."""
         if self._back(j) or (self.free.any() and self._fit(j, most)):
             return True
         displaced = np.flatnonzero(others & self.matrix.any(axis=1))
@@ -127,7 +127,7 @@ class FreeGpus:
         return True
 
     def _room(self, j: int) -> IntArray:
-        """(N,): GPUs of a job that fit on each node beside what is there."""
+        """(N,): GPUs of a job that fit on each node next to the present jobs."""
         return room(self.free, self.spare, self.pool.per_gpu[j]) if self.pool.demanding else np.maximum(self.free, 0)
 
     def _back(self, j: int) -> bool:

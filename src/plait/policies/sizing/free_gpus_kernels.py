@@ -1,7 +1,7 @@
 """Free GPUs for jobs that wait, compiled: `free_gpus.FreeGpus` for pools in which nothing but GPUs counts.
 
-`matrix` (J, N) has the GPUs of each job on each node, `free` (N,) what is left, `parts` (J,) on how many nodes each
-job is; `held` (J, N) where each runs now. The rules are those of `FreeGpus`, and a test compares the two.
+`matrix` (J, N) has the GPUs of each job on each node, `free` (N,) the rest, `parts` (J,) on how many nodes each job is;
+`held` (J, N) where each runs now. The rules are the same as in `FreeGpus`, and a test compares the two.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.jit import kernel, part
 
-#: Tiers, the first one first: jobs that are due, that have just begun, the others with a weight, those of weight 0.
+#: Tiers, the first one first: due jobs, jobs that have just begun, the others with a weight, jobs of weight 0.
 DUE, FRESH, WEIGHTED, WEIGHTLESS = range(4)
 
 
@@ -38,7 +38,7 @@ def _meets(parts: IntArray, matrix: IntArray, node: int) -> bool:
 
 @part
 def _put(j: int, row: IntArray, parts: IntArray, matrix: IntArray, free: IntArray) -> bool:
-    """Give a job that has nothing these GPUs, if they are free; those that span nodes meet no others that do."""
+    """Give a job that has nothing these GPUs, if they are free; two jobs that span nodes never share one."""
     nodes = _row(row)[1]
     for n in range(len(row)):
         if row[n] > 0 and (row[n] > free[n] or (nodes > 1 and _meets(parts, matrix, n))):
@@ -52,7 +52,7 @@ def _put(j: int, row: IntArray, parts: IntArray, matrix: IntArray, free: IntArra
 
 @part
 def _find(size: int, apart: bool, parts: IntArray, matrix: IntArray, free: IntArray, row: IntArray) -> bool:
-    """Fill `row` with so many free GPUs: of one node, best fit, or where `apart` of several, those with most first."""
+    """Fill `row` with so many free GPUs: of one node, best fit, or where `apart` of several, most free GPUs first."""
     best, most, total = -1, 1 << 60, 0
     for n in range(len(free)):
         row[n] = 0
@@ -109,7 +109,7 @@ def _displace(
     j: int, least: int, apart_above: int, due: bool, others: BoolArray, held: IntArray, parts: IntArray,
     matrix: IntArray, free: IntArray, row: IntArray,
 ) -> None:  # fmt: skip
-    """Leave a job where it runs or place it on GPUs of `others` (J,); those not in its way stay."""
+    """Leave a job where it runs or place it on GPUs of `others` (J,); others not in its way stay."""
     if _back(j, held, parts, matrix, free):
         return
     there, count = _row(free)[0], 0
@@ -134,7 +134,7 @@ def _displace(
             i += 1
     if not _back(j, held, parts, matrix, free):
         _fit(j, least, least, apart_above, due, parts, matrix, free, row)
-    for changed in range(2):  # first those where nothing has changed
+    for changed in range(2):  # first the jobs where nothing has changed
         for i in range(count):
             near = spans[i] > 1
             for n in range(len(free)):
@@ -165,8 +165,8 @@ def fill_free_gpus(
 ) -> None:
     """Change `matrix` and `free` as `FreeGpus.fill` does; see there.
 
-    `total` is how many GPUs are up, `largest` those of the largest node, `least` and `limit` the fewest (at least 1)
-    and most GPUs of each job, and `counts` whether it has a weight. `want` may be empty.
+    `total` is how many GPUs are up, `largest` the GPUs of the largest node, `least` and `limit` the minimum (at least
+    1) and maximum GPUs of each job, and `counts` whether it has a weight. `want` may be empty.
     """
     jobs, counted = len(least), 0
     parts, row = np.zeros(jobs, dtype=np.int64), np.zeros(len(free), dtype=np.int64)
@@ -222,9 +222,9 @@ def name_gpus(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """(rows, gpus, offsets): which GPUs each row of a view gets that has any, in the order of rows; see `groups_of`.
 
-    `rows` (J,) and `nodes` (N,) are those of the pool, `stays` and `running_group` are of all rows of the view, and
+    `rows` (J,) and `nodes` (N,) are of the pool, `stays` and `running_group` are of all rows of the view, and
     `first_gpu` is the first GPU of each node of the cluster. The last offset is -1 if a node has fewer free GPUs than
-    asked for.
+    requested.
     """
     jobs, taken = len(running_group), np.zeros(first_gpu[-1], dtype=np.bool_)
     place, same = np.full(jobs, -1, dtype=np.int64), np.ones(len(rows), dtype=np.bool_)

@@ -1,7 +1,8 @@
 """The line of due jobs of a policy in rounds, compiled: columns of the job table in, one value per row out.
 
-`number` (jobs,) says which entries of the columns are the rows. `plait.policies.sizing` says the same in NumPy: in
-`rounds` who is due, in `skippable_rounds` when that changes, in `pools` what jobs hold and weigh; a test compares them.
+`number` (jobs,) has the entries of the columns that are the rows. `plait.policies.sizing` has the same rules in NumPy:
+in `rounds` which jobs are due, in `skippable_rounds` when that changes, in `pools` the GPUs and weights of jobs; a test
+compares them.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
 """
@@ -194,8 +195,8 @@ def plain_pool(
 ]:  # fmt: skip
     """(rows, capacity, held, least, most, weights, due, fresh, kept) of the only pool there is; see `Pool`.
 
-    For jobs that run alone on their GPUs, do not adapt, and take no cores or memory along. Those of `stays` (jobs,) are
-    left out, and so is what they hold.
+    For jobs that run alone on their GPUs, do not adapt, and take no cores or memory along. Jobs of `stays` (jobs,) are
+    left out, and so are their GPUs.
     """
     jobs, nodes, count = len(number), len(node_gpus), 0
     capacity = node_gpus * node_up

@@ -1,4 +1,4 @@
-"""What an allocator of sizes sees of a view: a pool a GPU kind, with its jobs, nodes and running allocation as arrays.
+"""The input of an allocator of sizes: a pool a GPU kind, with its jobs, nodes and running allocation as arrays.
 
 Sizes are chosen per pool, since a gang never spans GPU kinds. Within a pool a job is charged whole shares of nodes: the
 largest of its shares of a node's GPUs, cores and memory. Jobs that fit by charge then fit in all three.
@@ -24,7 +24,7 @@ from plait.goodput.model.speedup import fair_share, replica_cap, restart_factor
 from plait.placement.packing import allowed_kinds, demands
 from plait.policies.sizing.line_kernels import CLOCK_S, plain_pool
 
-#: What a pool takes without its kernel, tenths of a millisecond.
+#: Cost of a pool without its kernel, tenths of a millisecond.
 WORK = 2
 
 
@@ -127,7 +127,7 @@ class Pool:
 
     @cached_property
     def some_first(self) -> bool:
-        """Whether some jobs come first: those that are due, or fresh."""
+        """Whether some jobs come first: due or fresh ones."""
         return bool(self.due.any() or self.fresh.any())
 
     @cached_property
@@ -138,7 +138,8 @@ class Pool:
     def goodput(self, nodes: IntArray, gpus: IntArray) -> FloatArray:
         """Useful examples/s of each job on each configuration, shapes (J, C) or what broadcasts to it.
 
-        Jobs whose batch does not adapt, and those whose limits of the batch leave no way to run, are worth their GPUs.
+        Jobs whose batch does not adapt, and jobs that cannot run within their limits of the batch, are worth their
+        GPUs.
         """
         if self.jobs is None and gpus.ndim == 2 and len(gpus) == len(self.rows):
             return gpus.astype(np.float64)
@@ -183,7 +184,7 @@ def none_adapts(view: View) -> bool:
 
 
 def staying(view: View) -> BoolArray:
-    """(jobs,): whether each job continues where it runs: jobs that are kept, and those that share their GPUs."""
+    """(jobs,): whether each job continues where it runs: kept jobs, and jobs that share their GPUs."""
     known, kept, group_of = view.jobs.__dict__, view.keeps, view.jobs.running_group
     if known.get("_staying_for") is not kept:  # called often
         flags = kept.rows
@@ -201,11 +202,11 @@ def pools(
 ) -> Iterator[Pool]:
     """The pools of a view in the order of GPU kinds; every job is in exactly one.
 
-    Jobs that are `staying`, and what they hold, are in none unless `include_staying` is asked for.
+    Jobs that are `staying`, and their GPUs, are in none unless `include_staying`.
 
-    `kinds` says in which; by default a running job stays in its pool, and a waiting one goes where it may run and least
-    is asked for. `due` is one flag a row of `view.jobs`; `restart_s` what a restart costs those that have not measured
-    it, seconds.
+    `kinds` sets the pool of each; by default a running job stays in its pool, and a waiting one goes where it may run
+    and demand is lowest. `due` is one flag a row of `view.jobs`; `restart_s` the cost of a restart for jobs without a
+    measurement, seconds.
     """
     cluster = view.cluster
     if _all_plain(view) and compiled(plain_pool, WORK):
@@ -234,7 +235,7 @@ def _all_plain(view: View) -> bool:
 
 
 def _plain_pool(view: View, due: BoolArray, stays: BoolArray, restart_s: float) -> Pool:
-    """The pool of all jobs but those that stay, in one go."""
+    """The pool of all jobs that do not stay, in one go."""
     jobs, running, cluster, c = view.jobs, view.running, view.cluster, view.jobs.columns
     rows, capacity, held, least, most, weights, line, fresh, kept = run(
         plain_pool, jobs.number, view.now_s, float(restart_s), stays, due, jobs.running_group, running.gpus,
@@ -322,7 +323,7 @@ class _Columns:
         self.most = np.where(adapts, np.clip(cap, jobs.min_gpus, self.limit), self.limit)
 
     def pool(self, rows: IntArray, kind: int, held: IntArray, due: BoolArray) -> Pool:
-        """These rows on the nodes of a kind; `held` and `due` are those of all jobs and nodes."""
+        """These rows on the nodes of a kind; `held` and `due` are of all jobs and nodes."""
         cluster, jobs = self.view.cluster, self.view.jobs
         nodes = np.flatnonzero(cluster.node_kind == kind)
         capacity = np.where(cluster.node_up[nodes], cluster.node_gpus[nodes] - self.taken[nodes], 0)
@@ -340,7 +341,7 @@ class _Columns:
 
 
 def goodput_jobs(jobs: JobTable) -> GoodputJobs:
-    """All jobs as the models of goodput take them; those that do not adapt have no fit and a batch of one a GPU."""
+    """All jobs for the models of goodput; jobs that do not adapt have no fit and a batch of one a GPU."""
     known, adapts = jobs.goodput, jobs.batch_size > 0
     if not adapts.any():
         return GoodputJobs.without_fit(jobs.max_gpus)
@@ -388,7 +389,7 @@ def _able(view: View) -> IntArray:
 
 
 def room(free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> IntArray:
-    """(N,): GPUs of a job that fit on each node beside what is there; `per_gpu` (2,) is what one takes along."""
+    """(N,): GPUs of a job that fit on each node next to the present jobs; `per_gpu` (2,) is the demand of one."""
     if not per_gpu.any():
         return np.maximum(free, 0)
     fits = free.astype(np.float64)

@@ -35,7 +35,7 @@ MARGIN_S = 1e-3
 #: How many rounds ahead are examined one by one.
 LOOK = 240
 
-#: What it takes to tell who is due without the kernel, tenths of a millisecond.
+#: Cost of finding the due jobs without the kernel, tenths of a millisecond.
 WORK = 1
 
 #: The last round of a plan that time alone does not change.
@@ -77,7 +77,7 @@ class PoolAllocation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class InRounds:
-    """What policies that choose sizes have in common; `allocate` makes the difference.
+    """Common part of policies that choose sizes; `allocate` is the specific one.
 
     1. Every `interval_s` seconds all sizes are chosen again. A restart is taken to cost a job `restart_s` seconds until
        it has measured one.
@@ -85,8 +85,8 @@ class InRounds:
        jobs grow in the next round only, as every change of size costs a restart.
     3. Opportunistic jobs have weight 0: they use GPUs that others leave, and give them back at once.
     4. A job (not of weight 0) is due when it has waited for `patience_s`, or when its waits since it was last due add
-       up to that and to more than it ran. Due jobs get their fewest GPUs first, in the order of their waits, and keep
-       at least those until they have run for `patience_s`; where a stop would lose all that work, n times as long at
+       up to that and to more than it ran. Due jobs get their minimum GPUs first, in the order of their waits, and keep
+       at least these until they have run for `patience_s`; where a stop would lose all that work, n times as long at
        the n-th start, or longer jobs would never end.
     5. A job is stopped before it has run for twice `restart_s` only if a due job needs its GPUs.
 
@@ -118,7 +118,7 @@ class InRounds:
 
     @property
     def longest_wait_s(self) -> float:
-        """Longest wait in seconds of a job that fits beside the due ones; `plait policy check` tests it."""
+        """Longest wait in seconds of a job that fits next to the due ones; `plait policy check` tests it."""
         return self.patience_s + self.interval_s
 
     def _require(self, name: str, good: Callable[[float], bool], wanted: str) -> None:
@@ -139,7 +139,7 @@ class InRounds:
         return found
 
     def would_repeat(self, pool: Pool, one: PoolAllocation, chosen: Chosen) -> bool:
-        """Whether a round that moved no job of a pool, as `one` says, would do so again.
+        """Whether a round that moved no job of a pool, as in `one`, would do so again.
 
         `pool` is that of `one` at a later time: jobs all have one size, and only `kept` is another. `chosen` is what
         was found then.
@@ -152,7 +152,7 @@ class InRounds:
         return [PoolAllocation(pool, Sizes(matrix, "kept until the next round")) for pool, matrix in found]
 
     def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
-        """Choose all sizes again, pool by pool, or keep them where `choose` says so."""
+        """Choose all sizes again, pool by pool, or keep them where `choose` returns so."""
         out = []
         for pool, kept, *_ in self.between(view, due):
             found = self.allocate(pool, view)

@@ -20,7 +20,7 @@ from plait.goodput.model.speedup import restart_factor
 from plait.policies.sizing.line_kernels import first_change_s
 from plait.policies.sizing.pools import Pool
 
-#: What looking for the next change takes without its kernel, tenths of a millisecond.
+#: Cost of finding the next change without its kernel, tenths of a millisecond.
 WORK = 3
 
 
@@ -86,7 +86,7 @@ def _overtakes_s(view: View, rows: BoolArray) -> float:
 
 
 def _kept_until(view: View) -> float:
-    """When the first job may be stopped that may not be now, or may not be any more as it is about to end."""
+    """When the first job becomes stoppable, or stops being so because it is about to end."""
     kept, jobs = view.keeps, view.jobs
     out = float(kept.until_s[kept.rows].min(initial=math.inf))
     if not kept.losses:

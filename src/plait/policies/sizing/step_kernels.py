@@ -1,4 +1,4 @@
-"""Steps of a ladder for pools in which nothing but GPUs counts, compiled; `plait.policies.sizing.steps` says the same.
+"""Steps of a ladder for pools in which nothing but GPUs counts, compiled; rules as in `plait.policies.sizing.steps`.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
 """
@@ -15,7 +15,7 @@ from plait.core.jit import kernel, part
 def gpus_on_steps(
     charges: IntArray, charged: IntArray, held: IntArray, capacity: IntArray, stays: BoolArray, wanted: IntArray
 ) -> IntArray:
-    """GPUs (J, N) of jobs that were put where `charges` (J, N) says, one-node jobs back home where that is free.
+    """GPUs (J, N) of jobs placed by `charges` (J, N), one-node jobs back home where that is free.
 
     `charged` and `held` (J, N): what each job is charged and has now; `stays` (J,): whether its step is the same as
     now; `wanted` (J,): the GPUs that it is to get.
@@ -87,7 +87,7 @@ def only_steps(
 def _add_those_that_fit(
     which: BoolArray, but: BoolArray, charge: IntArray, left: int, rows: IntArray, count: int
 ) -> tuple[int, int]:
-    """Append those of `which` and not of `but`, as long as they fit; (GPUs left, how many rows there are)."""
+    """Append jobs of `which` and not of `but`, as long as they fit; (GPUs left, how many rows there are)."""
     asked, fits = 0, left
     for j in range(len(which)):
         if which[j] and not but[j] and charge[j] > 0:

@@ -14,7 +14,7 @@ from plait.placement.elastic import place_sizes
 from plait.policies.sizing.pools import Pool
 from plait.policies.sizing.step_kernels import first_served, gpus_on_steps, only_steps
 
-#: What finding the GPUs of a pool's jobs takes without the kernel, tenths of a millisecond.
+#: Cost of finding the GPUs of a pool's jobs without the kernel, tenths of a millisecond.
 WORK = 2
 
 
@@ -26,7 +26,7 @@ def patterns_apply(pool: Pool) -> bool:
 def guaranteed(pool: Pool, charge: IntArray) -> IntArray:
     """Rows of jobs that get GPUs in any case: due ones from the first on, as many as fit; then fresh ones.
 
-    `charge` (J,) is the least that each takes of the GPUs; 0 for those who cannot be given any.
+    `charge` (J,) is the minimum that each takes of the GPUs; 0 for jobs that cannot be given any.
     """
     if not pool.some_first:
         return NO_JOBS
@@ -43,7 +43,7 @@ def guaranteed(pool: Pool, charge: IntArray) -> IntArray:
 def every_speedup(pool: Pool, *, only_used: bool = False) -> tuple[IntArray, FloatArray]:
     """All configurations (C, 2), nothing first, and the speed-ups of each job (J, C); NaN where it cannot run.
 
-    `only_used` leaves out those on which no job can run.
+    `only_used` leaves out steps on which no job can run.
     """
     nodes = int((pool.capacity > 0).sum())
     configs = every_size(pool.per_node, nodes, int(pool.most.max(initial=1)))
@@ -61,7 +61,7 @@ class Ladder(NamedTuple):
     """The steps of a pool, and what each job would get on each of them; J jobs, C steps.
 
     A step is a charge, in GPUs; most jobs get as many. A job that takes more than its share of a node's cores or memory
-    gets fewer, and one that can only run in sizes between two steps is charged the upper one.
+    gets fewer, and a job that can only run in sizes between two steps is charged the upper one.
     """
 
     configs: IntArray
@@ -114,7 +114,7 @@ class Ladder(NamedTuple):
         return run(gpus_on_steps, found.gpus, self.held, pool.held, pool.capacity, stays, wanted)
 
     def _gpus(self, pool: Pool, column: IntArray, charges: IntArray) -> IntArray:
-        """GPUs (J, N) of jobs on these steps that were put where `charges` (J, N) says."""
+        """GPUs (J, N) of jobs on these steps, placed by `charges` (J, N)."""
         same: BoolArray = (charges == self.held).all(axis=1) & (column == self.running)
         out = np.where(same[:, None], pool.held, 0)
         placed = ~same & charges.any(axis=1)

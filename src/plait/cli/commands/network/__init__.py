@@ -1,6 +1,6 @@
 """`plait network`: networks of clusters, and what they are worth to jobs.
 
-Start at `commands`, which declares the commands; their results are in the modules beside it.
+Start at `commands`, which declares the commands; their results are in its sibling modules.
 """
 
 from plait.cli.commands.network.commands import app

@@ -1,4 +1,4 @@
-"""`plait network bench`: buckets of gradients through a software switch on this machine, beside gloo's all-reduce."""
+"""`plait network bench`: buckets of gradients through a software switch on this machine, or gloo's all-reduce."""
 
 from __future__ import annotations
 

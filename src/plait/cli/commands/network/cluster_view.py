@@ -1,4 +1,4 @@
-"""What `plait network status` prints of a cluster: its switches, and how its jobs exchange gradients."""
+"""Output of `plait network status` for a cluster: its switches, and how its jobs exchange gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def show_cluster(found: Mapping[str, Any]) -> None:
 
 
 def ina_lines(ina: Mapping[str, Any]) -> list[str]:
-    """What `plait explain` says of the exchange of gradients of a running job."""
+    """Lines of `plait explain` on the exchange of gradients of a running job."""
     if ina["granted"]:
         has = f"{region_text(ina['region'])} of {ina['switch']}, {ina['protocol']}, epoch {ina['epoch']}"
     else:

@@ -140,7 +140,7 @@ def switch() -> None:
 @app.command("server")
 @command(ServerOptions, _run)
 def server() -> None:
-    """Run an aggregation server beside a switch.
+    """Run an aggregation server for a switch.
 
     It completes the sums that a switch with shared aggregators did not, and prints a line of JSON with its addresses
     when it is ready. Jobs are registered at its control socket.
@@ -192,10 +192,10 @@ def _bench(request: BenchRequest) -> None:
 @app.command("bench")
 @command(BenchRequest, _bench)
 def bench() -> None:
-    """Measure buckets through a switch, beside gloo.
+    """Measure buckets through a switch, compared to gloo.
 
     Buckets of gradients go through a software switch on this machine, and through gloo's all-reduce. A switch, a server
-    and the ranks are started; the tables say where the time of a bucket goes.
+    and the ranks are started; the tables show where the time of a bucket goes.
 
     \b
     plait network bench

@@ -1,4 +1,4 @@
-"""What `plait network status` prints of one switch or aggregation server, asked at its control socket."""
+"""Output of `plait network status` for one switch or aggregation server, from its control socket."""
 
 from __future__ import annotations
 

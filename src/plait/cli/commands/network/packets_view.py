@@ -1,4 +1,4 @@
-"""What `plait network simulate` prints: a row for each run, the jobs of a single one, and all as JSON values."""
+"""Output of `plait network simulate`: a row for each run, the jobs of a single one, and all as JSON values."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class PacketsRequest:
 
 
 def simulate(request: PacketsRequest) -> None:
-    """Do what was asked: runs, then the table or JSON, then the report."""
+    """Execute the request: runs, then the table or JSON, then the report."""
     from plait.cli.commands.network.packets_view import as_values, show_runs
     from plait.cli.connection import print_json
     from plait.cli.experiments.outputs import Outputs
@@ -104,7 +104,7 @@ def simulate(request: PacketsRequest) -> None:
 
 
 def settings(request: PacketsRequest) -> dict[str, str]:
-    """What a reader of the report should know of the runs."""
+    """Settings of the runs that the report lists."""
     network = "one switch" if not request.racks else f"racks of {request.racks} workers of a job"
     made = {
         "jobs": str(request.jobs), "workers": str(request.workers), "aggregators": f"{request.aggregators:,}",

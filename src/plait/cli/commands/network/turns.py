@@ -28,8 +28,8 @@ def turn_rows(
 
     `alone_s`: on these nodes without any other; `all_at_once_s`: with all others, each using resources whenever it
     wants; `in_turns_s`: with the members of its group in turns, while other groups use the network; `turns_alone_s`:
-    the same without those. `exchange_alone_s` and `exchange_in_turns_s`: of the exchange. Raises `InputError` for a
-    model without a profile at that size, and for groups that overlap.
+    the same without the other groups. `exchange_alone_s` and `exchange_in_turns_s`: of the exchange. Raises
+    `InputError` for a model without a profile at that size, and for groups that overlap.
     """
     specs, nodes = zip(*(_read(cluster, text, i) for i, text in enumerate(jobs)), strict=True)
     truth = with_gradient_bytes(JobBatch.of(specs), 0)

@@ -1,4 +1,4 @@
-"""What `plait network` prints: tables of switches and links by tier, paths, and topologies with their options."""
+"""Output of `plait network`: tables of switches and links by tier, paths, and topologies with their options."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def show_network(cluster: Cluster, paths: list[dict[str, Any]] | None) -> None:
 
 
 def _tier(network: Network, tier: int) -> list[str]:
-    """The row of the switches of a tier; rates are those of one switch."""
+    """The row of the switches of a tier; rates are per switch."""
     tiers = {switch.id: switch.tier for switch in network.switches}
     here = [switch for switch in network.switches if switch.tier == tier]
     rates = {switch.id: [0.0, 0.0, 0.0] for switch in here}  # to nodes, to lower tiers, to higher ones

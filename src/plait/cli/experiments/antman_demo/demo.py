@@ -83,7 +83,7 @@ def demonstrate_sharing(out: Path, examples: Path | None) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """What was seen in the cluster: both jobs while they shared, the burst, the kills, how they ended; the log."""
+    """Observations of the cluster: both jobs while they shared, the burst, the kills, how they ended; the log."""
 
     shared: Pair
     burst: Burst
@@ -94,7 +94,7 @@ class Found:
 
 
 def sentences(found: Found) -> dict[str, str]:
-    """What the burst and the kills came to, by what each is about."""
+    """Results of the burst and the kills, by subject."""
     burst, killed = found.burst, found.killed
     return {
         "memory burst": f"{burst.steps_on_host} guaranteed steps had memory on the host, all later ones were on the "

@@ -21,7 +21,7 @@ GPU_GB, HOST_GB, GUEST_GB, BURST_GB = 32, 8, 3, 27
 
 @dataclass(frozen=True)
 class Sample:
-    """What a job had done at a time: steps, and seconds of kernels; GB that its last step had on the GPU and beside."""
+    """Work of a job until a time: steps, and seconds of kernels; GB of its last step on the GPU and on the host."""
 
     at_s: float
     steps: float
@@ -88,7 +88,7 @@ class Jobs:
         return self.pair(world, at_s, at_s + seconds)
 
     def pair(self, world: str, from_s: float, to_s: float) -> Pair:
-        """What both did in that time, by their records."""
+        """Work of both in that time, by their records."""
         host = ends(read(self.record(world, guest=False)), from_s, to_s)
         guest = ends(read(self.record(world, guest=True)), from_s, to_s)
         step_s = (host[1].at_s - host[0].at_s) / max(host[1].steps - host[0].steps, 1)

@@ -1,4 +1,4 @@
-"""What the demo of classes does to its cluster: a burst of memory, a killed agent, a killed guest."""
+"""Disturbances in the demo of classes: a burst of memory, a killed agent, a killed guest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Burst:
-    """What a burst of the guaranteed job was like: before, in its first step, later; steps partly on the host."""
+    """A burst of the guaranteed job: before, in its first step, later; steps partly on the host."""
 
     looks: tuple[Memory, ...]
     steps_on_host: int
@@ -50,7 +50,7 @@ class Burst:
 
 @dataclass(frozen=True)
 class Killed:
-    """What became of the jobs when the agent, then the guest was killed. Steps of the guest: had made, continued at."""
+    """Jobs after the kill of the agent, then of the guest. Steps of the guest: had made, continued at."""
 
     paused_s: float
     host_step_s: float

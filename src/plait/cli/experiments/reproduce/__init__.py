@@ -1,4 +1,4 @@
-"""What `plait reproduce` does, a module for each paper: it finds out which runs are needed, makes and shows them.
+"""Implementation of `plait reproduce`, a module for each paper: finds, makes and shows the runs needed.
 
 Start at the function of a module that has its name: `reproduce_muri`.
 """

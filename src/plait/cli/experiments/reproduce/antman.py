@@ -1,4 +1,4 @@
-"""What `plait reproduce antman` does: find out which runs are needed, run them, show and write the comparison."""
+"""`plait reproduce antman`: find out which runs are needed, run them, show and write the comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from plait.reproduce.muri.artifact.trace import read
 from plait.reproduce.store import folder_of
 from plait.sim.studies.cases import parse_range
 
-#: What a reader has to know of every ratio.
+#: Unknowns that concern every ratio.
 UNKNOWN = (
     "published: 64 V100 GPUs, another trace; which one, its load and its gangs were not published, so ratios that "
     "differ are no error by themselves"
@@ -34,7 +34,7 @@ UNKNOWN = (
 
 
 def reproduce_antman(request: AntManRequest) -> None:
-    """Do what was asked."""
+    """Execute the request."""
     load = _load(request.load)
     bases(request.jobs, load)  # an invalid workload is refused before anything runs
     if request.processes < 1:

@@ -1,4 +1,4 @@
-"""What `plait reproduce ina` does: find out which runs are needed, make them, show and write the comparison."""
+"""`plait reproduce ina`: find out which runs are needed, make them, show and write the comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plait.reproduce.store import folder_of
 
 
 def reproduce_ina(request: InaRequest) -> None:
-    """Do what was asked."""
+    """Execute the request."""
     sections = _sections(request.section)
     if request.processes < 1:
         raise InputError(f"--processes must be at least 1, got {request.processes}")

@@ -1,4 +1,4 @@
-"""What `plait reproduce muri` does: find out which runs are needed, run them, show and write the comparison."""
+"""`plait reproduce muri`: find out which runs are needed, run them, show and write the comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from plait.reproduce.muri.runs import Case, Done, Store, default_folder, run_all
 
 
 def reproduce_muri(request: MuriRequest) -> None:
-    """Do what was asked."""
+    """Execute the request."""
     asked = _Asked(request)
     with Outputs() as outputs:
         results = Results(outputs, request.report, request.json)
@@ -42,7 +42,7 @@ def _write_page(outcome: Outcome, path: Path) -> None:
 
 
 class _Asked:
-    """The figures asked for, as far as the data folder has their files."""
+    """The requested figures, as far as the data folder has their files."""
 
     def __init__(self, request: MuriRequest) -> None:
         if request.matching not in MATCHINGS:

@@ -1,4 +1,4 @@
-"""What `plait reproduce pollux` does: find out which runs are needed, run them, show and write the comparison."""
+"""`plait reproduce pollux`: find out which runs are needed, run them, show and write the comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from plait.sim.studies.cases import parse_range
 
 
 def reproduce_pollux(request: PolluxRequest) -> None:
-    """Do what was asked."""
+    """Execute the request."""
     seeds, studies = parse_range(request.seeds, "seeds"), chosen(request.study)
     files = list(request.workload or [request.data / "workload-6.csv"])
     asked = [point for file in files for point in points(file, request.data, studies, seeds, request.jobs)]
@@ -51,7 +51,7 @@ def _finish(asked: Sequence[Point], request: PolluxRequest) -> dict[Case, Done]:
         return done
     lengths = {case: count_jobs(case) for case in todo}
     for case in todo:
-        workload_of(case)  # what is wrong in any file is said before anything runs; each is read once
+        workload_of(case)  # errors in any file come before all runs; each is read once
     kept, jobs = len(done), sum(lengths.values())
     work = f"{counted(len(todo), 'run')} of {counted(jobs, 'job')} in all"
     note(f"{work} to make; each is kept in {store.folder} when done")

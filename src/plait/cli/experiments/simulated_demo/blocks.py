@@ -85,7 +85,7 @@ def label(run: Run) -> str:
 
 
 def knowledge(run: Run) -> str:
-    """What the policy knows about these jobs.
+    """The policy's knowledge about these jobs.
 
     >>> knowledge(("muri-s", JOBS)), knowledge(("muri-s", NO_PROFILES)), knowledge(("muri-l", NO_PROFILES))
     ('remaining time, stage profiles', 'remaining time', 'nothing')

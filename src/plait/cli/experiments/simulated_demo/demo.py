@@ -24,7 +24,7 @@ from plait.traces.synthetic.assign import assign_classes, assign_tenants
 from plait.traces.synthetic.generate import generate
 from plait.traces.table import TraceTable
 
-#: Both have 64 GPUs; the second has nodes as those on which the models of adaptive jobs were measured.
+#: Both have 64 GPUs; the second has the nodes on which the models of adaptive jobs were measured.
 CLUSTERS = {JOBS: "8x8", ADAPTIVE: "16x4"}
 SEED, COLUMNS = 1, 100
 #: Jobs are submitted at 1.3 times the capacity, and none outlasts the last submission by more than six hours.
@@ -71,7 +71,7 @@ def traces() -> dict[str, TraceTable]:
 
 
 def batches(tables: dict[str, TraceTable]) -> Iterator[tuple[str, JobBatch]]:
-    """The jobs of every run by name: those of the traces, and those without profiles and without classes."""
+    """The jobs of every run by name: the traces', and jobs without profiles and without classes."""
     jobs = load_jobs(tables[JOBS]).jobs
     yield JOBS, jobs
     yield NO_PROFILES, jobs.replace(stage_s=np.full_like(jobs.stage_s, np.nan))
