@@ -12,7 +12,6 @@ import pytest
 
 from plait.cli import main
 from plait.policies.catalog import CATALOG
-from plait.traces.formats.registry import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -116,10 +115,7 @@ def test_every_how_to_and_explanation_is_in_the_navigation() -> None:
 
 def test_counts_that_documents_state() -> None:
     words = dict(enumerate(["nineteen", "twenty", "twenty-one", "twenty-two", "twenty-three"], 19))
-    words |= {16: "sixteen", 18: "eighteen"}
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"{words[len(CATALOG) - 1]} published ones" in README.replace("\n", " ")
-    assert f"{words[len(CATALOG)].capitalize()} policies" in changes
-    assert f"{words[len(FORMATS)]} trace formats" in changes
     for name in CATALOG:
         assert f"`{name}`" in changes
