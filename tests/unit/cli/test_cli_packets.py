@@ -76,3 +76,12 @@ def test_wrong_options_are_named(plait, words, error):
     base = (*SMALL[:at], *SMALL[at + 2 :]) if "--mib" in words else SMALL
     answer = plait(*base, *words)
     assert (answer.code, error in answer.err) == (2, True), answer.err
+
+
+def test_systems_meet_on_one_switch(plait):
+    (run,) = json.loads(plait(*SMALL, "-p", "switchml+atp", "-a", "100", "--json").out)
+    assert [job["protocol"] for job in run["jobs"]] == ["switchml", "atp"]
+    assert run["jobs"][0]["aggregated_share"] == 1.0 > run["jobs"][1]["aggregated_share"] > 0
+    assert "job 1, atp" in plait(*SMALL, "-p", "switchml+atp", "-a", "100").out
+    refused = plait(*SMALL, "-p", "switchml+atp+esa")
+    assert (refused.code, "3 systems for 2 jobs; give a job for each" in refused.err) == (2, True)

@@ -57,6 +57,25 @@ def test_the_naive_simulator_sees_the_same_packets(protocol: str, loss: float) -
         agree(racks(jobs_of(protocol), 60, 2, levels=1 if loss else 2, oversubscription=2.0, **more))
 
 
+@pytest.mark.parametrize("systems", [("switchml", "atp"), ("esa", "inalloc"), ("a2tp", "switchml", "inalloc")])
+def test_the_naive_simulator_agrees_where_systems_meet_on_a_switch(systems: tuple[str, ...]) -> None:
+    jobs = [jobs_of(systems[j % len(systems)])[j % 3] for j in range(4)]
+    jobs = [replace(job, memory=24 if job.options.protocol == "inalloc" else None) for job in jobs]
+    more: dict[str, object] = {"log": 10**6, "loss_up": 0.01, "loss_down": 0.01, "seed": 5}
+    for scenario in (one_switch(jobs, 120, **more), racks(jobs, 120, 2, levels=1, oversubscription=2.0, **more)):
+        agree(scenario)
+        simulate(replace(scenario, elements=2, log=0))  # raises for a wrong sum
+
+
+def test_jobs_with_dedicated_slots_end_where_others_only_pass() -> None:
+    # The spine answers job 0; packets of jobs 1 and 2 pass there, and job 3 with slots of its own ends at a leaf.
+    names = ("switchml", "atp", "esa", "switchml")
+    jobs = [replace(jobs_of(name)[0], workers=w) for name, w in zip(names, (4, 4, 4, 2), strict=True)]
+    found = simulate(racks(jobs, 200, 2, spines=1, elements=2))
+    assert [job.protocol for job in found.jobs] == list(names)
+    assert [job.aggregated_share for job in (found.jobs[0], found.jobs[3])] == [1.0, 1.0]
+
+
 def test_the_naive_simulator_agrees_on_cycles_and_their_changes() -> None:
     for slot_change in ("on", "off"):
         agree(one_switch(jobs_of("atp", index="shared_cycle", slot_change=slot_change), 20, log=10**6, loss_up=0.01))
@@ -129,7 +148,9 @@ def test_state_of_64_workers_within_64_mib() -> None:
 
 def test_regions_are_disjoint_where_they_are_exclusive() -> None:
     switchml, inalloc, atp = (PacketJob(preset(name, window=8)) for name in ("switchml", "inalloc", "atp"))
-    assert regions([switchml, switchml, replace(switchml, memory=20)], 101) == [(0, 40), (40, 40), (80, 20)]
+    assert regions([switchml, switchml, replace(switchml, memory=20)], 47) == [(0, 13), (13, 13), (26, 20)]
+    assert regions([switchml, atp, switchml], 27) == [(0, 9), (18, 9), (9, 9)]
+    assert regions([switchml, atp, switchml], 200) == [(0, 16), (32, 168), (16, 16)]
     assert regions([replace(inalloc, memory=16), atp, inalloc], 100) == [(0, 16), (16, 84), (16, 84)]
     for jobs, aggregators in (([switchml], 0), ([switchml] * 3, 5), ([replace(inalloc, memory=9)], 8)):
         with pytest.raises(InputError, match=r"aggregators|slots"):

@@ -22,8 +22,8 @@ ELEMENTS = 2
 class Bench:
     """One switch of `size` aggregators with job 0, of three workers, and what steps need."""
 
-    def __init__(self, size: int = 4, rules: int = 0, root: bool = True, jobs: int = 2, expected: int = 7):
-        self.switch = switch.make_switch(size, jobs, ELEMENTS, root=root)
+    def __init__(self, size: int = 4, rules: int = 0, jobs: int = 2, expected: int = 7):
+        self.switch = switch.make_switch(size, jobs, ELEMENTS)
         self.packets, self.values = header.make_packets(8, ELEMENTS)
         for job in range(jobs):
             switch.register(self.switch, job, expected, 3, rules)
@@ -285,7 +285,7 @@ def test_a_reminder_brings_what_a_switch_holds() -> None:
 
 
 def test_two_levels_add_the_sums_of_switches_below() -> None:
-    below, above = Bench(root=False, expected=3), Bench(expected=7)
+    below, above = Bench(expected=3, rules=switch.BELOW), Bench(expected=7)
     assert below.put(9, 1) == DROP
     assert below.put(9, 2) == TO_SERVER
     assert (below.row(), int(below.packets[0]["level"])) == ((DATA, 3, [10, 10]), 1)
@@ -295,7 +295,7 @@ def test_two_levels_add_the_sums_of_switches_below() -> None:
     assert above.row() == (DATA, 6, [5, 5])
     assert above.put(9, 6, RESEND) == TO_SERVER | EVICTED
     assert above.row(1) == (EVICT, 3, [10, 10])
-    dedicated = Bench(root=False, expected=3, rules=switch.DEDICATED)
+    dedicated = Bench(expected=3, rules=switch.DEDICATED | switch.BELOW)
     dedicated.put(9, 1)
     assert dedicated.put(9, 2) == TO_SERVER
     assert dedicated.put(9, 7, RESULT) == MULTICAST

@@ -61,14 +61,13 @@ def build(scenario: Scenario) -> Net:
         _channels(scenario), queues, entries, np.zeros(sources, dtype=heap.EVENT), packets, values, free,
         _jobs(scenario), info,
     )  # fmt: skip
-    roots = np.stack([np.zeros(len(switches), np.int64), np.ones(len(switches), np.int64)], axis=1)
-    fabric = Fabric(routes, kids, switches, table.table, table.value, jobs_at, roots, bins[0])
+    none_held = np.zeros((len(switches), 1), np.int64)
+    fabric = Fabric(routes, kids, switches, table.table, table.value, jobs_at, none_held, bins[0])
     servers, workers = _protocol(scenario, hosts, found)
     ends = Ends(
         _workers_at(scenario, hosts), _tensors(scenario), _hosts(scenario, hosts, trees), bins[1], times, workers
     )
     net = Net(links, fabric, ends, servers, np.zeros((scenario.log, state.COLUMNS), dtype=np.int64))
-    _set_roots(net, scenario, trees)
     for w, (j, _) in enumerate(hosts):
         begin = ps(jobs[j].start_s) + int(ends.hosts[w]["compute"])
         schedule(links, begin, len(queues) + len(hosts) + w)
@@ -171,26 +170,11 @@ def _routes(
             route["first_kid"], route["kids"] = len(kids), len(mine)
             kids += mine
             if at in made.adds:
-                one = switch.Switch(np.zeros(0), np.zeros((0, 0), np.int32), jobs_at[at - first], np.zeros(2, np.int64))
-                switch.register(one, j, made.adds[at], job.workers, job.options.rules)
+                one = switch.Switch(np.zeros(0), np.zeros((0, 0), np.int32), jobs_at[at - first], np.zeros(1, np.int64))
+                rules = job.options.rules | (switch.BELOW if at != made.root else 0)
+                switch.register(one, j, made.adds[at], job.workers, rules)
                 switch.grant(one, j, *found[j], epoch=0)
     return routes, np.array(kids, dtype=state.KID), jobs_at
-
-
-def _set_roots(net: Net, scenario: Scenario, trees: list[Wiring]) -> None:
-    """Tell switches that others with dedicated slots are above them.
-
-    A switch is the root of all of its dedicated jobs or of none. Raises `InputError` otherwise.
-    """
-    first = len(scenario.graph.nodes)
-    for j, (job, made) in enumerate(zip(scenario.jobs, trees, strict=True)):
-        for at in made.adds if job.dedicated else ():
-            if at != made.root:
-                net.fabric.switch_info[at - first, switch.ROOT] = 0
-        if job.dedicated and any(made.root in other.adds and made.root != other.root for other in trees):
-            raise InputError(
-                f"job {j}: dedicated slots end at {scenario.graph.names[made.root]}, where other jobs only pass"
-            )
 
 
 def _workers_at(scenario: Scenario, hosts: list[tuple[int, int]]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:

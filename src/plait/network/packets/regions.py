@@ -13,16 +13,18 @@ from plait.network.protocol.priority import esa_priority
 def regions(jobs: Sequence[PacketJob], aggregators: int) -> list[tuple[int, int]]:
     """(First aggregator, how many) of each job, the same at all of its switches, of which each has so many.
 
-    Jobs with memory of their own come first, one after the other; dedicated jobs without share what is left equally;
-    all others have the rest together. Raises `InputError` where memory is not enough.
+    Jobs with memory of their own come first, one after the other. Of what is left each job has an equal part: those
+    with dedicated slots their own, and not more than their windows use; all others have the rest together. Raises
+    `InputError` where memory is not enough.
     """
     own = [job.memory if _exclusive(job) else None for job in jobs]
     granted = sum(size for size in own if size is not None)
     equal = [j for j, job in enumerate(jobs) if job.dedicated and job.memory is None]
     if granted > aggregators:
         raise InputError(f"jobs want {granted} aggregators of their own; the switch has {aggregators}")
+    part = (aggregators - granted) // max(1, own.count(None))
     for j in equal:
-        own[j] = (aggregators - granted) // len(equal)
+        own[j] = min(part, 2 * jobs[j].options.window)
     check_partitions([size or 0 for size, job in zip(own, jobs, strict=True) if job.dedicated], aggregators)
     at, found = 0, []
     for size in own:

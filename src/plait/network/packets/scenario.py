@@ -28,7 +28,7 @@ class PacketJob:
     tensors     bytes of each tensor of an iteration, in the order in which they are sent: the last layer first
     compute_s   seconds of computation before each exchange
     memory      aggregators of its own region, for dedicated slots and regions. None: an equal part of what no other
-                job has (dedicated slots), or all of that together with others
+                job has (dedicated slots; at most two for each packet of its window), or the rest together with others
     priority    of its packets, 0 to 255; None: after the description of ESA, from layer, times and iterations left
     exponents   packets of each tensor that carry exponents alone (SwitchML as released: a window of them)
     deadline_s  for its last iteration, from the start of the simulation

@@ -40,8 +40,8 @@ _WRITES, _FREES = 16, 32  # first the packet gets the content of the aggregator,
 
 #: Rules of a job at the switch. PREEMPT: packets take aggregators of lower priority (ESA). BYPASS_PASSES: packets that
 #: bypass do not flush an aggregator of their key. AGEING: residents that withstand a preemption lose half of their
-#: priority.
-DEDICATED, PREEMPT, BYPASS_PASSES, AGEING = 1, 2, 4, 8
+#: priority. BELOW: another switch above adds up what is complete here, and answers (dedicated slots).
+DEDICATED, PREEMPT, BYPASS_PASSES, AGEING, BELOW = 1, 2, 4, 8, 16
 
 #: Key of an aggregator that is free.
 FREE = -1
@@ -85,15 +85,15 @@ SWITCH_JOB = np.dtype(
     align=True,
 )
 
-#: Columns of `Switch.info`: aggregators that are not free; 1 if no other switch is above.
-HELD, ROOT = 0, 1
+#: Column of `Switch.info`: aggregators that are not free.
+HELD = 0
 
 
 class Switch(NamedTuple):
     """All state of a switch: `table` (AGGREGATOR, one row each), `value` (int32, aggregators x elements).
 
     jobs   one row of SWITCH_JOB for each number of a job
-    info   int64, HELD and ROOT
+    info   int64, HELD
     """
 
     table: Records
@@ -102,12 +102,12 @@ class Switch(NamedTuple):
     info: IntArray
 
 
-def make_switch(aggregators: int, jobs: int, elements: int = 0, *, root: bool = True) -> Switch:
+def make_switch(aggregators: int, jobs: int, elements: int = 0) -> Switch:
     """A switch whose aggregators, possibly none, are free, and that knows no job."""
     table = np.zeros(aggregators, dtype=AGGREGATOR)
     table["key"] = FREE
-    info = np.array([0, root], dtype=np.int64)
-    return Switch(table, np.zeros((aggregators, elements), np.int32), np.zeros(jobs, SWITCH_JOB), info)
+    value = np.zeros((aggregators, elements), np.int32)
+    return Switch(table, value, np.zeros(jobs, SWITCH_JOB), np.zeros(1, np.int64))
 
 
 def register(switch: Switch, job: int, expected: int, n_workers: int, rules: int) -> None:
@@ -253,12 +253,12 @@ def _dedicated(switch: Switch, packets: Records, values: Values, i: int, now: in
         job["duplicates"] += 1
         if a["flags"] & COMPLETE == 0:
             return DROP
-        return _WRITES | (UNICAST if switch.info[ROOT] else TO_SERVER)
+        return _WRITES | (TO_SERVER if job["rules"] & BELOW else UNICAST)
     else:
         _merge(switch, packets, values, index, i)
     if not _completed(switch, index):
         return DROP
-    return _WRITES | (MULTICAST if switch.info[ROOT] else TO_SERVER)
+    return _WRITES | (TO_SERVER if job["rules"] & BELOW else MULTICAST)
 
 
 @lean_part
@@ -467,7 +467,7 @@ def holds(switch: Switch, job: int, epoch: int) -> int:
 
 
 __all__ = [
-    "AGEING", "AGGREGATOR", "BYPASS_PASSES", "COMPLETE", "DEDICATED", "DROP", "EVICTED", "FREE", "HELD", "MULTICAST",
-    "PREEMPT", "ROOT", "SWITCH_JOB", "TO_SERVER", "UNICAST", "Switch", "grant", "holds", "make_switch", "register",
+    "AGEING", "AGGREGATOR", "BELOW", "BYPASS_PASSES", "COMPLETE", "DEDICATED", "DROP", "EVICTED", "FREE", "HELD",
+    "MULTICAST", "PREEMPT", "SWITCH_JOB", "TO_SERVER", "UNICAST", "Switch", "grant", "holds", "make_switch", "register",
     "release", "retire", "sweep", "switch_batch", "switch_step",
 ]  # fmt: skip

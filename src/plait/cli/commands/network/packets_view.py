@@ -23,7 +23,8 @@ def show_runs(found: Mapping[str, PacketResults]) -> None:
     _print("run", runs)
     if len(found) == 1:
         (one,) = found.values()
-        jobs = {f"job {j}": job_cells(job) for j, job in enumerate(one.jobs)}
+        mixed = len({job.protocol for job in one.jobs}) > 1
+        jobs = {f"job {j}{f', {job.protocol}' * mixed}": job_cells(job) for j, job in enumerate(one.jobs)}
         late = [f"job {j}" for j, job in enumerate(one.jobs) if job.met_deadline is False]
         print()
         _print("job", jobs)

@@ -30,8 +30,8 @@ class PacketsRequest:
     """The options of `plait network simulate`."""
 
     protocol: str = option(
-        "Systems, separated by commas, each in a run of its own: switchml, atp, a2tp, esa, inalloc", default="atp",
-        short="p", metavar="SYSTEM,...",
+        "Systems, separated by commas, each in a run of its own: switchml, atp, a2tp, esa, inalloc; the jobs of a run "
+        "of switchml+atp take them in turn", default="atp", short="p", metavar="SYSTEM[+SYSTEM...],...",
     )  # fmt: skip
     jobs: int = option("Number of equal jobs", default=8, least=1, most=256, short="j")
     workers: int = option("Workers of a job", default=8, least=1, most=64, short="w")
@@ -113,32 +113,26 @@ def settings(request: PacketsRequest) -> dict[str, str]:
     return made | ({"loss": f"{request.loss:g}"} if request.loss else {})
 
 
-def scenario_of(request: PacketsRequest, protocol: str) -> Scenario:
-    """The scenario of one system; raises `InputError` that names the option."""
-    changed = _changed(request.options or ())
-    changed.setdefault("window", request.window)
-    changed.setdefault("payload_bytes", 248)
-    if request.cc:
-        changed["cc"] = request.cc
-    try:
-        options = preset(protocol, **changed)
-    except InputError as error:
-        where = "--cc" if str(error).startswith("cc ") and request.cc else "--option"
-        raise InputError(f"{where if protocol in PRESETS else '--protocol'}: {error}") from error
-    if options.mode == Index.DEDICATED and request.aggregators < 2 * request.jobs:
-        raise InputError(
-            f"--aggregators {request.aggregators}: {protocol} takes 2 or more for each of {request.jobs} jobs"
-        )
+def scenario_of(request: PacketsRequest, run: str) -> Scenario:
+    """The scenario of one system, or of several joined by +; raises `InputError` that names the option."""
+    systems = [name.strip() for name in run.split("+")]
+    if len(systems) > request.jobs:
+        raise InputError(f"--protocol {run}: {len(systems)} systems for {request.jobs} jobs; give a job for each")
+    presets = [_preset(request, name) for name in systems]
+    dedicated = sum(presets[j % len(presets)].mode == Index.DEDICATED for j in range(request.jobs))
+    if dedicated and request.aggregators < 2 * request.jobs:
+        raise InputError(f"--aggregators {request.aggregators}: {run} takes 2 or more for each of {request.jobs} jobs")
     whole = round(request.mib * MIB)
     if whole < request.tensors:
         raise InputError(f"--tensors {request.tensors}: {request.mib:g} MiB have only {whole} bytes; give fewer")
     sizes = tuple(whole * (k + 1) // request.tensors - whole * k // request.tensors for k in range(request.tensors))
-    priorities = _priorities(request, protocol)
+    chosen = [presets[j % len(presets)] for j in range(request.jobs)]
+    priorities = _priorities(request, [options.protocol for options in chosen])
     asked = _numbers("--deadlines-us", request.deadlines_us, request.jobs)
     deadlines = [None if one is None else 1e-6 * one for one in asked]
     jobs = [
         PacketJob(
-            options, request.workers, sizes, request.iterations, 1e-6 * request.compute_us,
+            chosen[j], request.workers, sizes, request.iterations, 1e-6 * request.compute_us,
             1e-6 * request.stagger_us * j, priority=priorities[j],
             deadline_s=deadlines[j],
         )
@@ -154,7 +148,21 @@ def scenario_of(request: PacketsRequest, protocol: str) -> Scenario:
         made = racks(jobs, request.aggregators, request.racks, **more)
     else:
         made = one_switch(jobs, request.aggregators, **more)
-    return granted(made) if protocol == "inalloc" else made
+    return granted(made) if "inalloc" in systems else made
+
+
+def _preset(request: PacketsRequest, protocol: str) -> Options:
+    """The options of a system; raises `InputError` that names the option."""
+    changed = _changed(request.options or ())
+    changed.setdefault("window", request.window)
+    changed.setdefault("payload_bytes", 248)
+    if request.cc:
+        changed["cc"] = request.cc
+    try:
+        return preset(protocol, **changed)
+    except InputError as error:
+        where = "--cc" if str(error).startswith("cc ") and request.cc else "--option"
+        raise InputError(f"{where if protocol in PRESETS else '--protocol'}: {error}") from error
 
 
 def _changed(texts: Sequence[str]) -> dict[str, Any]:
@@ -177,16 +185,14 @@ def _changed(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _priorities(request: PacketsRequest, protocol: str) -> list[int | None]:
+def _priorities(request: PacketsRequest, systems: Sequence[str]) -> list[int | None]:
     """The priority of each job; None: as its protocol has them."""
-    if protocol != "esa" or request.priorities == "auto":
+    if request.priorities == "auto":
         return [None] * request.jobs
-    if not request.priorities:
-        return [1 + j % 255 for j in range(request.jobs)]
-    numbers = _numbers("--priorities", request.priorities, request.jobs)
+    numbers = _numbers("--priorities", request.priorities or ",".join(map(str, range(1, 256))), request.jobs)
     if any(one is None or one != int(one) or not 1 <= one <= 255 for one in numbers):
         raise InputError(f"--priorities {request.priorities!r}: each is a whole number from 1 to 255")
-    return [int(one) for one in numbers if one is not None]
+    return [int(one or 0) if name == "esa" else None for name, one in zip(systems, numbers, strict=True)]
 
 
 def _numbers(flag: str, text: str, count: int) -> list[float | None]:
