@@ -1,7 +1,8 @@
 """Agents on this machine: one process a node, in sessions of their own, so that they outlive the service.
 
-    backend = LocalBackend(layout, nodes=2, gpus_per_node=4) backend.start()                     # takes over agents
-    that already run, starts the others backend.maintain()                  # each second: starts agents that died
+    backend = LocalBackend(layout, nodes=2, gpus_per_node=4)
+    backend.start()      # takes over agents that already run, starts the others
+    backend.maintain()   # each second: starts agents that died
     backend.stop(jobs=True)
 
 A node is a share of the machine's GPUs or, where there are none, so many slots of CPU. Several nodes on one machine
