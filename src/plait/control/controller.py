@@ -1,13 +1,13 @@
 """The scheduler as a state machine: events in, commands out.
 
-The controller keeps the job store, asks the policy when a decision is due, checks the plan, compares it with
-what runs and says what has to change. It has no clock, thread, socket, file or GPU, so a simulation, a live
+The controller keeps the job store, calls the policy when a decision is due, checks the plan, compares it with the
+running jobs and returns the changes as commands. It has no clock, thread, socket, file or GPU, so a simulation, a live
 cluster and the replay of a log all run this very code.
 
 Rules of the job store (one place each):
   a job waits from submission, or from the moment it loses its GPUs           `_to_waiting`
-  what was asked for it may change, and it may be sent back to the queue      `_update`, `_requeue`
-  progress, service and run time are what the backend measured                `_progress`
+  its request may change, and it may be sent back to the queue                `_update`, `_requeue`
+  progress, service and run time are measured by the backend                  `_progress`
   a job's waits count from its first run on, and from zero after a promotion  `_start`, `_promote`
   failures are retried while the spec allows it                               `_fail`
 """
@@ -168,7 +168,7 @@ class Controller:
         kills: bool = True,
         aggregates: bool = True,
     ) -> None:
-        """Start with no jobs. `rule` says which running jobs the policy may stop or move; it may change at any time.
+        """Start with no jobs. `rule` defines which running jobs the policy may stop or move; it may change at any time.
 
         Plans with more than `max_guests_per_gpu` guest groups on a GPU are refused; 0: all with guests.
         Without `kills` the jobs that a plan kills save a checkpoint first, as the other jobs that it stops do.
@@ -217,7 +217,7 @@ class Controller:
         }
 
     def handle(self, event: Event) -> Sequence[Command]:
-        """Take note of what happened and say what to do."""
+        """Apply an event and return the commands that follow from it."""
         at_s = event.at_s
         if not at_s >= self.now_s:
             raise PlaitError(
@@ -231,7 +231,7 @@ class Controller:
         return self._with_releases(commands) if self.grants and isinstance(event, _ENDS_GRANTS) else commands
 
     def view(self, now_s: float | None = None) -> View:
-        """What the policy would see at `now_s`; at the time of the last event by default."""
+        """The policy's view at `now_s`; at the time of the last event by default."""
         at_s = self.now_s if now_s is None else now_s
         table = JobTable(self.job_store.columns, self.active, at_s, self.competing, self.job_store)
         return View(
@@ -245,7 +245,7 @@ class Controller:
         return still_reserved(self.plan.reservations, self.job_store.columns["phase"], self.cluster)
 
     def waiting_reason(self, job: int) -> str | None:
-        """Why a job waits by the last plan, and which GPUs are reserved for it; None if the plan does not say."""
+        """Why a job waits by the last plan, and which GPUs are reserved for it; None without a reason in the plan."""
         held = next((one.gpus for one in self.reservations if one.job == job), ())
         words = f"{counted(len(held), 'GPU')} reserved for it: {', '.join(map(self._gpu_name, held))}" if held else ""
         reason = self.plan.reasons.get(job)
@@ -428,7 +428,7 @@ class Controller:
         return self._leave(event.jobs)
 
     def _leave(self, jobs: IntArray) -> Sequence[Command]:
-        """Let running jobs wait again, after a checkpoint; nobody has preempted them."""
+        """Let running jobs wait again, after a checkpoint; this is no preemption."""
         if not len(jobs):
             return ()
         self._to_waiting(jobs)
@@ -611,7 +611,7 @@ class Controller:
         return [*stops, Stop(self.events, lost, checkpoint=False)] if len(lost) else stops
 
     def _grants(self, plan: Plan) -> list[Command]:
-        """What the plan changes of the grants in force, and whom it newly says to run without."""
+        """Changes of the plan to the grants in force, and jobs that newly run without one."""
         told = self.plan.network_notes
         notes = {job: why for job, why in plan.network_notes.items() if told.get(job) != why}
         changed = grant_changes(self.events, self.grants, plan.grants, notes)

@@ -13,7 +13,7 @@ class Backend(Protocol):
     """A source of events and a sink of commands: a simulator, a live cluster, or a log."""
 
     def events(self) -> Iterable[Event]:
-        """What happens, in order; commands executed so far may change what comes next."""
+        """Events in order; commands executed so far may change the later ones."""
         ...
 
     def execute(self, command: Command) -> None:

@@ -1,4 +1,4 @@
-"""What happened, folded into arrays: who held which GPUs when, who waited, which nodes were down.
+"""Events, folded into arrays: who held which GPUs when, who waited, which nodes were down.
 
 `History` listens to `drive` and sees only events, commands and the controller's job store, so a simulated, a live
 and a replayed run are recorded by the same code. During the run it only keeps references; `timeline`
@@ -87,11 +87,11 @@ class Timeline:
     """A whole run as columns; jobs and nodes by number, times in seconds.
 
     span_*   a job on its GPUs, in order of job, then time: `span_group` is its row in the groups,
-             `span_company` how many jobs shared the GPUs (itself included), `span_continued` whether it went
-             on from the span before without a restart, `span_iterations` the progress made, `span_end` a
+             `span_company` how many jobs shared the GPUs (itself included), `span_continued` whether it continued the
+             previous span without a restart, `span_iterations` the progress made, `span_end` a
              `SpanEnd`
     group_*  jobs on the same GPUs, held from `group_from_s` until the last member left; group `g` has the
-             GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`; `group_guest` says whether as a guest, and
+             GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`; `group_guest` is whether as a guest, and
              is empty if no group ever was
     reserved_*  a GPU held for a waiting job, without a host
     lost_*   a switch that is lost, by its number in the network
@@ -163,7 +163,7 @@ class Intervals(Generic[T]):
         self._past: list[tuple[float, float, T]] = []
 
     def note(self, now: tuple[T, ...], at_s: float) -> None:
-        """These are there at `at_s`: close the intervals of those that are not, and open those that are new."""
+        """These are there at `at_s`: close the intervals of absent ones, and open new ones."""
         if now == self.now:
             return
         self.now = now
@@ -173,7 +173,7 @@ class Intervals(Generic[T]):
             self._since_s.setdefault(one, at_s)
 
     def until(self, last_s: float) -> list[tuple[float, float, T]]:
-        """From, to and what, to `last_s` for those that are there."""
+        """Start, end and value of each interval, to `last_s` for open ones."""
         return [*self._past, *((since_s, last_s, one) for one, since_s in self._since_s.items())]
 
 
@@ -480,7 +480,7 @@ def _down(
 ) -> list[tuple[int, float, float]]:
     """(place, from, to) for each time that no node was up in a place; open ends are infinite.
 
-    A place is down on when its node is forgotten, until another node takes it; `up` has those of the beginning.
+    A place is down on when its node is forgotten, until another node takes it; `up` has the places of the beginning.
     """
     since = {place: -math.inf for place in range(places) if place >= len(up) or not up[place]}
     out: list[tuple[int, float, float]] = []

@@ -110,9 +110,9 @@ class JobStore:
         return np.arange(first, last, dtype=np.int64)
 
     def update(self, jobs: IntArray, batch: JobBatch) -> None:
-        """Replace what users said about these jobs (numbers).
+        """Replace the requests of these jobs (numbers).
 
-        What was measured stays, but for the speed of jobs of another size, which is that of `batch`.
+        Measurements stay, except for the speed of jobs of another size, which is taken from `batch`.
         """
         columns = self.columns
         same = jobs[columns["gpus"][jobs] == batch.gpus]
@@ -125,7 +125,7 @@ class JobStore:
         self._updated.update(zip(jobs.tolist(), batch, strict=True))
 
     def _place(self, rows: slice | IntArray, batch: JobBatch) -> None:
-        """Write what users said about these jobs into their rows."""
+        """Write the requests of these jobs into their rows."""
         columns = self.columns
         self._floats[:, rows] = batch.floats
         self._whole[:, rows] = batch.whole
@@ -191,7 +191,7 @@ class JobStore:
         return np.concatenate([past[first:], service]) if first < len(past) else service
 
     def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
-        """Service of the first `count` jobs that left, ascending, without those that got none; and its running sums."""
+        """Service of the first `count` jobs that left, ascending, without jobs that got none; and its running sums."""
         known, sizes, sums = self._sorted
         if known != count:
             if known > count:
@@ -205,7 +205,7 @@ class JobStore:
         return sizes, sums
 
     def spec(self, number: int) -> JobSpec:
-        """What the user said about a job; raises `LookupError` if it is no longer kept."""
+        """The request of a job; raises `LookupError` if it is no longer kept."""
         if (updated := self._updated.get(number)) is not None:
             return updated
         if number < len(self._chosen):
@@ -251,8 +251,8 @@ class JobStore:
     def frozen(self, keep: IntArray | None = None, recent: int = 0) -> Callable[[], dict[str, Any]]:
         """Copy what may change; the function returned makes plain lists of it, in any thread.
 
-        `keep`: numbers of jobs, growing, that are wanted; those of jobs that have not left, and of the `recent` ones
-        that left last, have to be among them. Of the others their number and service stay. Default: all there are.
+        `keep`: numbers of jobs, growing, to keep; these must include jobs that have not left, and the `recent` ones
+        that left last. Of the others their number and service stay. Default: all.
         """
         from plait.control.messages import spec_to_json
 
@@ -288,7 +288,7 @@ class JobStore:
         return plain
 
     def _known(self) -> IntArray:
-        """Jobs of which what users said is kept."""
+        """Jobs whose request is kept."""
         parts = [np.arange(len(self._chosen))] + [np.arange(first, first + len(b)) for first, b in self.batches]
         return np.concatenate(parts).astype(np.int64)
 
@@ -303,7 +303,7 @@ class JobStore:
         numbers = np.array(data.get("numbers", range(count)), dtype=np.int64)
         job_store._grow(max(count, 1))
         job_store.count = count
-        job_store.columns["phase"][:count] = int(Phase.FINISHED)  # how those ended that are left out is not kept
+        job_store.columns["phase"][:count] = int(Phase.FINISHED)  # ends of left-out jobs are not kept
         if specs:
             batch = JobBatch.of(specs)
             job_store._place(numbers, batch)
@@ -330,7 +330,8 @@ class JobStore:
     def select(self, numbers: IntArray, departed: IntArray) -> JobStore:
         """A separate store with these jobs only (numbers, growing), renumbered from 0 in the same order.
 
-        `departed`: those of them that left last, in order of departure; of all before only the service is known.
+        `departed`: the ones of them that left last, in order of departure; of all earlier ones only the service is
+        known.
         """
         job_store = JobStore()
         job_store._grow(max(len(numbers), 1))

@@ -1,7 +1,7 @@
 """Events (what happened) and commands (what to do); each goes to JSON and back.
 
-Messages are batches: `at_s` is when the controller learns, arrays inside say what happened to each job and,
-where it matters, when. Jobs are named by number; `JobSubmitted` gives the first number of its batch.
+Messages are batches: `at_s` is when the controller learns, arrays inside have the event of each job and, where it
+matters, its time. Jobs are named by number; `JobSubmitted` gives the first number of its batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgressReported:
-    """What the monitors measured, one entry a job.
+    """Measurements of the monitors, one entry a job.
 
     Iterations done, GPU-seconds and seconds held so far (overheads included), and the current seconds an
     iteration (NaN while starting or stopped).
@@ -65,9 +65,9 @@ class JobProfiled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GoodputReported:
-    """What adaptive jobs have fitted and measured themselves, shape (jobs, `Estimate`); NaN unknown.
+    """Fits and measurements of adaptive jobs themselves, shape (jobs, `Estimate`); NaN unknown.
 
-    It does not trigger a decision: policies that use it say when they want to be asked again.
+    It does not trigger a decision: policies that use it set the time of the next one.
     """
 
     at_s: float
@@ -77,11 +77,11 @@ class GoodputReported:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StopCostReported:
-    """What stopping each of these jobs would lose, as far as it was measured.
+    """Losses of a stop of each of these jobs, as far as measured.
 
-    `checkpoints`: `Checkpoints` of each from now on (a job that attaches goes from NEVER to ON_STOP).
-    `saved_run_s`: run seconds (as in `ProgressReported`) whose work its last checkpoint holds; NaN: as said before.
-    `restart_s`: seconds that a stop and the start after it take, until it makes progress again; NaN: as said before.
+    `checkpoints`: `Checkpoints` of each from now on (a job that attaches goes from NEVER to ON_STOP). `saved_run_s`:
+    run seconds (as in `ProgressReported`) whose work its last checkpoint holds; NaN: unchanged. `restart_s`: seconds
+    that a stop and the start after it take, until it makes progress again; NaN: unchanged.
     """
 
     at_s: float
@@ -105,10 +105,10 @@ class JobKept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageReported:
-    """What was measured of GPUs and of running jobs: the fields of `core.policy.Usage`, NaN unknown.
+    """Measurements of GPUs and of running jobs: the fields of `core.policy.Usage`, NaN unknown.
 
-    `gpu_utilisation` and `gpu_memory_bytes` have one entry a GPU of the cluster, or are empty; the others one a job.
-    It does not trigger a decision: policies that use it say when they want to be asked again.
+    `gpu_utilisation` and `gpu_memory_bytes` have one entry a GPU of the cluster, or are empty; the others one a job. It
+    does not trigger a decision: policies that use it set the time of the next one.
     """
 
     at_s: float
@@ -123,9 +123,9 @@ class UsageReported:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkReported:
-    """What was measured of the exchange of gradients, one entry a job: the fields of `NetworkFigures`, NaN unknown.
+    """Measurements of the exchange of gradients, one entry a job: the fields of `NetworkFigures`, NaN unknown.
 
-    It does not trigger a decision: policies that use it say when they want to be asked again.
+    It does not trigger a decision: policies that use it set the time of the next one.
     """
 
     at_s: float
@@ -165,7 +165,7 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobUpdated:
-    """What users say about these jobs from now on: `specs` has an entry for each of `jobs`, in that order.
+    """New requests for these jobs: `specs` has an entry for each of `jobs`, in that order.
 
     A job that runs on fewer or more GPUs than it now takes leaves them after a checkpoint, and waits.
     """
@@ -410,7 +410,7 @@ def network_from_json(data: Mapping[str, Any]) -> Network:
 
 #: Fields of jobs that had another name.
 _NAMES = {"group": "project", "network": "ina"}
-#: What messages are made of. The iteration time of a profile is a field of its job, so a profile is its stages alone.
+#: Parts of messages. The iteration time of a profile is a field of its job, so a profile is its stages alone.
 _PARTS = Codec(
     sparse=(JobSpec, Member, InaRequest),
     closed=True,
@@ -429,7 +429,7 @@ _MESSAGES = Codec(
 
 
 def schemas(prefix: str) -> CodecSchemas:
-    """What `to_json` writes as JSON Schema; references begin with `prefix`."""
+    """JSON Schema of the values that `to_json` writes; references begin with `prefix`."""
     parts = CodecSchemas(_PARTS, prefix, {StageProfile: {"type": "array", "items": {"type": "number"}}})
     found = CodecSchemas(
         _MESSAGES, prefix,
@@ -446,7 +446,7 @@ def schemas(prefix: str) -> CodecSchemas:
 
 
 def _group_schema(member: Mapping[str, Any]) -> dict[str, Any]:
-    """What `group_to_json` writes."""
+    """JSON Schema of the values that `group_to_json` writes."""
     numbers = {"type": "array", "items": {"type": "integer"}}
     jobs = {"type": "array", "items": {"anyOf": [{"type": "integer"}, member]}}
     return {

@@ -8,13 +8,13 @@ Conventions, once for all figures:
   percentiles interpolate between order statistics at (n - 1) q
   time averages run from the first submission to the last end of the counted jobs, over the whole cluster
   GPU time held counts each GPU once, however many jobs share it
-  lost work is what stops and failures threw away, in seconds of the job alone: work that was done and had to be done
-  again; for jobs without progress and checkpoints, their seconds on GPUs
+  lost work is the work that stops and failures threw away, in seconds of the job alone: it had to be done again; for
+  jobs without progress and checkpoints, their seconds on GPUs
   useful work is in GPU-seconds at the speed of a job alone, so jobs that take turns may add up to more
   than the GPU time they hold; `lost_gpu_h` is held minus useful; both are unknown if a job that ran adapts
   its batch, as its work is worth other GPU time at another size
-  spill is what jobs have of their GPU memory on the host, of runs in which usage is reported
-  money is divided as `figures.costs` says, in runs for which prices were given
+  spill is the part of the jobs' GPU memory that is on the host, of runs in which usage is reported
+  money is divided as in `figures.costs`, in runs for which prices were given
   reserved idle is GPU time in which a GPU is held for a waiting job and no host runs there; guests may use it, and
   their time counts each GPU once; runs without reservations and guests do not have these figures
 """
@@ -62,7 +62,7 @@ UTILISATION = {
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which jobs count: those submitted (or numbered) from `start` to before `stop`. All jobs still run."""
+    """Which jobs count: the ones submitted (or numbered) from `start` to before `stop`. All jobs still run."""
 
     start: float
     stop: float

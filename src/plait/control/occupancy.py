@@ -1,4 +1,4 @@
-"""What became of the cluster: GPUs held, resources busy, queues and fragments over time, all exact."""
+"""Use of the cluster over time: GPUs held, resources busy, queues and fragments, all exact."""
 
 from __future__ import annotations
 

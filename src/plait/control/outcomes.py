@@ -1,4 +1,4 @@
-"""What became of each job: one column a figure, one row a job."""
+"""Outcomes of jobs: one column a figure, one row a job."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _FINISHED, _REFUSED = int(Phase.FINISHED), len(Phase)
 class Outcomes:
     """Columns over all jobs of a run.
 
-    `state` indexes `STATES`; `iteration_s` and `stage_s` are those of the job alone; `work_gpu_s` is the
-    useful work: iterations kept, times their time alone, times the GPUs asked for. NaN where unknown, and for
-    jobs that adapt their batch: at another size or batch an iteration is worth other GPU time, maybe less.
+    `state` indexes `STATES`; `iteration_s` and `stage_s` are measured with the job alone; `work_gpu_s` is the useful
+    work: iterations kept, times their time alone, times the requested GPUs. NaN where unknown, and for jobs that adapt
+    their batch: at another size or batch an iteration is worth other GPU time, maybe less.
     """
 
     state: IntArray
@@ -57,7 +57,7 @@ class Outcomes:
         return np.where(self.finished, self.end_s - self.submit_s, math.nan)
 
     def slowdown(self, isolated: Isolated | None = None) -> FloatArray:
-        """Completion time over the time alone on the GPUs asked for, by own throughput where `isolated` knows it."""
+        """Completion time over the time alone on the requested GPUs, by own throughput where `isolated` knows it."""
         ratio = self.jct_s / self.duration_s
         if isolated is None:
             return ratio
@@ -100,8 +100,8 @@ def _sums(job: IntArray, values: FloatArray, n: int) -> FloatArray:
     return np.bincount(job, weights=values, minlength=n).astype(np.float64)
 
 
-#: Seconds (J,) that each job takes alone on so many GPUs (J,), of those whose speed is not in proportion to them; else
-#: NaN. Shares are real numbers, NaN for jobs that are not asked for.
+#: Seconds (J,) that each job takes alone on so many GPUs (J,), for jobs whose speed is not in proportion to them;
+#: otherwise NaN. Shares are real numbers, NaN for jobs that need no value.
 Isolated: TypeAlias = Callable[[FloatArray], FloatArray]
 
 

@@ -65,7 +65,7 @@ class Replay:
 
 
 def replay(run: RecordedRun, policy: Policy) -> tuple[Controller, Difference | None]:
-    """Re-derive every command of a recorded run; the controller is as it was at the end, or at the difference."""
+    """Re-derive every command of a recorded run; the controller is in its state at the end, or at the difference."""
     backend = Replay(run)
     controller = Controller(policy, run.cluster, PreemptionRule.from_json(run.header.get("preemption")))
     drive(controller, backend)

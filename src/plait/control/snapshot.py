@@ -90,8 +90,8 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
 def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntArray]:
     """A separate controller that knows only the jobs that have not left, and the `recent` ones that left last.
 
-    They are renumbered in the same order; the second result has their former numbers. What it decides is what the
-    controller would decide, at a cost that does not grow with the jobs that ever were.
+    They are renumbered in the same order; the second result has their former numbers. Its decisions are the
+    controller's, at a cost that does not grow with the number of past jobs.
     """
     job_store, running, plan = controller.job_store, controller.running, controller.plan
     departed = job_store.last_departed(recent)

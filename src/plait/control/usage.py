@@ -1,6 +1,6 @@
 """Figures of GPUs, jobs and their network: each report replaces the figures of the GPUs and jobs that it names.
 
-Guests below `SLOW_SPEED` are slow. Where the steps of a job are measured they say so, else its mean pace.
+Guests below `SLOW_SPEED` are slow, by their measured steps, otherwise by their mean pace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOTHING_KNOWN = Usage(_NONE, _NONE, NO_JOBS, _NONE, _NONE, _NONE, _NONE)
 
 
 def updated(usage: Usage | None, event: UsageReported, gpus: int, running_group: IntArray) -> Usage:
-    """What is known after a report, of `gpus` GPUs and of the jobs that run.
+    """Usage after a report, for `gpus` GPUs and the running jobs.
 
     A GPU of which the report knows nothing keeps its figures; `running_group` is a column of the job store. Raises
     `PlaitError` for a report whose columns do not fit together or that names more GPUs than there are.
@@ -70,7 +70,7 @@ def of_jobs(usage: Usage, numbers: IntArray) -> Usage:
 
 
 def updated_figures(figures: NetworkFigures | None, event: NetworkReported, running_group: IntArray) -> NetworkFigures:
-    """What is known after a report of the jobs that run: each report replaces the figures of the jobs it names.
+    """Figures of the running jobs after a report: each report replaces the figures of the jobs it names.
 
     Raises `PlaitError` for a report whose columns do not fit together.
     """
@@ -94,9 +94,9 @@ def figures_of_jobs(figures: NetworkFigures, numbers: IntArray) -> NetworkFigure
 
 
 def note_slow_steps(event: UsageReported, columns: Mapping[str, Any], running: Groups) -> bool:
-    """Note in the job store since when guests are slow, by their steps: since the first report that says so.
+    """Note in the job store since when guests are slow, by their steps: since the first report of it.
 
-    Returns whether there is one that was not slow before.
+    Returns whether any became slow.
     """
     guests = _guests(event.jobs, columns, running)
     jobs = event.jobs[guests]
@@ -141,8 +141,8 @@ def note_slow_guests(
 ) -> None:
     """Write into the column `slow_since_s` which of the reported `jobs` (numbers) are slow guests, and since when.
 
-    One entry a job: `done` iterations, `ran_s` and `step_s` as reported at `at_s`, where a step of NaN says nothing,
-    and `told`: jobs to leave out. `guest` by group; the rest are columns of the job store before the report.
+    One entry a job: `done` iterations, `ran_s` and `step_s` as reported at `at_s`, where a step of NaN is unknown, and
+    `told`: jobs to leave out. `guest` by group; the rest are columns of the job store before the report.
     """
     for i in range(len(jobs)):
         job = jobs[i]
@@ -166,7 +166,7 @@ def _guests(jobs: IntArray, columns: Mapping[str, Any], running: Groups) -> Bool
 
 
 def _note_slow(jobs: IntArray, step_s: FloatArray, since_s: float, columns: Mapping[str, Any]) -> None:
-    """Slow ones are so since `since_s`, if they were not before; a step of NaN seconds says nothing."""
+    """Slow ones are so since `since_s`, if they were not before; a step of NaN seconds is unknown."""
     alone_s, before = columns["iteration_s"][jobs], columns["slow_since_s"][jobs]
     speed = np.where(np.isnan(alone_s), UNKNOWN_ITERATION_S, alone_s) / step_s
     slow = np.where(np.isnan(before), since_s, before)

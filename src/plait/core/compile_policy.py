@@ -48,7 +48,7 @@ def run(kernel: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 def either(kernel: Callable[P, R], work: float, cpu_s: int = COMPILE_CPU_S) -> Callable[P, R]:
-    """What to call for a piece of `work` (see `compiled`): the compiled kernel or its plain twin.
+    """The function for a piece of `work` (see `compiled`): the compiled kernel or its plain twin.
 
     `cpu_s`: about how long compiling it takes, for the notice.
     """

@@ -7,7 +7,7 @@
       PlanError        a policy proposed an impossible plan                (exit code 4)
       SimulationError  a run cannot continue: stuck jobs, a broken invariant  (exit code 4)
 
-Other packages define further errors beside the code that raises them. A message names the thing, what was given, and
+Other packages define further errors next to the code that raises them. A message names the thing, the given value, and
 what would work.
 """
 
@@ -49,7 +49,7 @@ def _cut(found: re.Match[str]) -> str:
 class PlaitError(Exception):
     """Base of all errors raised on purpose; `exit_code` is what the command line returns.
 
-    Messages quote values that others gave: they are `shortened`, whoever raises them.
+    Messages quote values that others gave: they are `shortened`, independent of the caller.
     """
 
     exit_code = 1
@@ -103,7 +103,7 @@ class SimulationError(PlaitError):
 
 
 class MissingExtra(InputError):
-    """An optional dependency is needed; says how to install it."""
+    """An optional dependency is needed; the message has the command to install it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         """Name the package, the extra that brings it and what needs it."""

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all: written beside their target, then renamed. Start at `replace_file`.
+"""Files that appear whole or not at all: written next to their target, then renamed. Start at `replace_file`.
 
 Exempt are files that appear under several conditions at once: the outputs of a command, which appear together, a log
-that is turned over, and the file that tells how a job ended, whose room on the disk is taken beforehand.
+that is turned over, and the file with the end of a job, whose room on the disk is taken beforehand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-#: Mode of a file for its owner alone, and of one that the umask alone restricts.
+#: Mode of a file for its owner alone, and of a file that only the umask restricts.
 OWNER_ONLY, SHARED = 0o600, 0o666
 
 
@@ -57,7 +57,7 @@ def create_file(
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, mode: int = SHARED, durable: bool = False) -> Iterator[Path]:
-    """An empty file beside `path` to write to; it takes the place of `path` when the block ends, or goes if it fails.
+    """An empty file next to `path` to write to; it replaces `path` when the block ends, or goes if it fails.
 
     Arguments and errors as for `replace_file`. Writers of the same path do not disturb each other.
     """

@@ -24,7 +24,7 @@ def check_bounds(
 ) -> None:
     """Raise `InputError` for bounds between which there is nothing to choose, in the words of `names`.
 
-    The bounds are those of `BatchLimits`.
+    The bounds are fields of `BatchLimits`.
     """
     if not 1 <= initial <= most:
         raise InputError(f"batch size {initial} to {most}: needs 1 <= {names.initial} <= {names.most}, in examples")

@@ -1,12 +1,12 @@
 """Compilation of kernels; but for `part_compiler` no other module uses the compiler.
 
-`kernel` compiles a function with Numba when the extra `[sim]` is installed and leaves it as plain Python
-otherwise; both give the same results. `part` is for what only kernels call, `linked` and `lean_part` for kernels that
-call those of other files, and `as_part` for kernels that others call as well. Set `NUMBA_DISABLE_JIT=1` to force plain
-Python.
+`kernel` compiles a function with Numba when the extra `[sim]` is installed and leaves it as plain Python otherwise;
+both give the same results. `part` is for functions that only kernels call, `linked` and `lean_part` for kernels that
+call kernels of other files, and `as_part` for kernels that others call as well. Set `NUMBA_DISABLE_JIT=1` to force
+plain Python.
 
-A kernel that takes long to compile is called inside `announced`, which tells the user why it takes long. Where
-the problem is small its `plain` twin answers sooner than a compiler could; `has_machine_code` tells whether one must.
+A slow compilation runs inside `announced`, which informs the user. Where the problem is small its `plain` twin answers
+sooner than a compiler could; `has_machine_code` tells whether one must.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def linked(*modules: ModuleType, nogil: bool = False) -> Callable[[Callable[P, R
 
 
 def lean_part(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a part of `linked` kernels, of the same file or of one that they are linked with. It makes no arrays."""
+    """Mark a part of `linked` kernels, of the same file or of a file that they are linked with. It makes no arrays."""
     if not HAVE_NUMBA:
         return function
     return register_jitable(**_PART)(function)
@@ -129,7 +129,7 @@ def as_part(function: Callable[P, R]) -> Callable[P, R]:
 def announced(what: str, cpu_s: int) -> Iterator[None]:
     """Print once to standard error that `what` is being compiled, if anything in the block has to be.
 
-    Says nothing when the machine code is in memory, on disk, or not wanted. `cpu_s` is about how long it takes.
+    Silent when the machine code is in memory, on disk, or not wanted. `cpu_s` is about how long it takes.
     """
     if not HAVE_NUMBA:
         yield
@@ -145,7 +145,7 @@ def announced(what: str, cpu_s: int) -> Iterator[None]:
             self.said = True
 
         def on_end(self, event: object) -> None:
-            """Nothing to say."""
+            """-"""
 
     collects = gc.isenabled()
     try:
@@ -157,7 +157,7 @@ def announced(what: str, cpu_s: int) -> Iterator[None]:
 
 
 def has_machine_code(function: Callable[P, R]) -> bool:
-    """Whether machine code of a kernel, for any types, is in memory or was on disk when first asked."""
+    """Whether machine code of a kernel, for any types, is in memory or was on disk at the first call."""
     return bool(getattr(function, "overloads", None)) or _on_disk(function)
 
 

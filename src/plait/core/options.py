@@ -60,7 +60,7 @@ def put(said: Option, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True)
 class Declared:
-    """An option with its name, type (bool of a flag, a list of one that may be repeated) and default."""
+    """An option with its name, type (bool of a flag, a list of a repeatable one) and default."""
 
     name: str
     type: Any
@@ -143,7 +143,7 @@ def parse(kind: type[T], argv: Sequence[str] | None, **about: Any) -> T:
 def words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
     """The words of a command line for values by long name; others than options of `kind` are left out.
 
-    None, False and nothing are not said.
+    None, False and empty values give no words.
     """
     out: list[str] = []
     for one in declared(kind):

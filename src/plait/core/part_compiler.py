@@ -15,7 +15,7 @@ from numba.core.compiler_machinery import register_pass
 
 
 class _PartLibrary(codegen.JITCodeLibrary):
-    """Code of a part as it was lowered, which others link."""
+    """Lowered code of a part, which others link."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout

@@ -231,15 +231,15 @@ class Reservation:
 class Plan:
     """The complete plan: a job that it does not name should not run.
 
-    `order` lists jobs best first (place in the queue) and `levels` their queue, both kept in `JobStatus` for
-    the next decision. `promoted` jobs start counting service and waiting from zero (Tiresias, section 3).
-    `reasons` says for jobs that wait why they do. `valid_until_s`: when the policy wants to be asked again if
-    nothing happens before. `suspend`: jobs that lose their GPUs stay in host memory, so that they
-    resume quickly (Gandiva, section 3). `settled`: every active job runs and would continue unchanged if
-    others left, so departures alone are no reason to ask again. `reservations` hold GPUs for waiting jobs. `kills`
-    are jobs that lose their GPUs without a checkpoint: they resume from the last one they wrote while they ran. In a
-    live cluster they save one first, as all others do. `grants` give jobs of the plan memory of switches: a grant that
-    the plan does not repeat ends. `network_notes` says for jobs that want aggregation why they run without.
+    `order` lists jobs best first (place in the queue) and `levels` their queue, both kept in `JobStatus` for the next
+    decision. `promoted` jobs start counting service and waiting from zero (Tiresias, section 3). `reasons`: by waiting
+    job, why it waits. `valid_until_s`: when the policy wants to decide again if nothing happens before. `suspend`: jobs
+    that lose their GPUs stay in host memory, so that they resume quickly (Gandiva, section 3). `settled`: every active
+    job runs and would continue unchanged if others left, so departures alone are no reason to decide again.
+    `reservations` hold GPUs for waiting jobs. `kills` are jobs that lose their GPUs without a checkpoint: they resume
+    from the last one they wrote. In a live cluster they save one first, like all others. `grants` give jobs of the plan
+    memory of switches: a grant that the plan does not repeat ends. `network_notes`: by job that wants aggregation, why
+    it runs without.
     """
 
     groups: Groups

@@ -41,15 +41,15 @@ class Usage:
 class View:
     """All that a policy may see: the time, the hardware, the active jobs, and what runs now.
 
-    `jobs.running_group` says which entry of `running` a job is in. A group may still name a member that has just
-    ended; such a job is no longer in `jobs`. `rule` says which running jobs a policy may stop or move: `may_stop` is
-    one flag a row of `jobs`, and `keeps` says until when the others stay. `plait.placement.place` respects them; a
+    `jobs.running_group` is the entry of `running` that a job is in. A group may still name a member that has just
+    ended; such a job is no longer in `jobs`. `rule` defines which running jobs a policy may stop or move: `may_stop` is
+    one flag a row of `jobs`, and `keeps` has until when the others stay. `plait.placement.place` respects them; a
     policy that names GPUs itself gives them the GPUs they have, in `running`. A job may run on a node that is down in
     `cluster`: the node is silent, and until it is known to be lost the job stays there and nothing new starts.
-    `reservations` are those of the last plan, without jobs that no longer wait and GPUs that are lost. `usage` is what
-    has been measured of GPUs and jobs; None if nothing reports it. `grants` are those of switch memory in force: of
-    jobs that run, on switches that are up. `network` is what has been measured of the exchange of gradients, or None.
-    `silent` are the names of nodes that count as down because they are silent, and may respond again.
+    `reservations` are from the last plan, without jobs that no longer wait and GPUs that are lost. `usage` has
+    measurements of GPUs and jobs; None if nothing reports it. `grants` of switch memory are in force: of jobs that run,
+    on switches that are up. `network` has measurements of the exchange of gradients, or None. `silent` are the names of
+    nodes that count as down because they are silent, and may respond again.
     """
 
     now_s: float
@@ -100,7 +100,7 @@ class View:
 
     @property
     def node_gpus(self) -> IntArray:
-        """GPUs of each node that jobs may have: all of one that is up, of another those that jobs still hold."""
+        """GPUs of each node that jobs may have: all of one that is up, of another only GPUs that jobs still hold."""
         cluster = self.cluster
         if cluster.all_up:
             return cluster.node_gpus
@@ -122,7 +122,7 @@ class View:
 
     @property
     def may_stop(self) -> BoolArray:
-        """Whether a policy may stop or move each job now, one flag a row of `jobs`; True for those that do not run."""
+        """Whether a policy may stop or move each job now, one flag a row of `jobs`; True for jobs that do not run."""
         flags: BoolArray = ~self.keeps.rows
         return flags
 
@@ -136,7 +136,7 @@ class Policy(Protocol):
         ...
 
 
-#: What jobs may ask for beside GPUs and a policy may take into account, as `UsesRequests.uses` names it.
+#: Requests of jobs, other than GPUs, that a policy may take into account, as `UsesRequests.uses` names them.
 PRIORITY, DEADLINE, JOB_CLASS = "priority", "deadline", "job class"
 
 
@@ -146,14 +146,14 @@ class UsesRequests(Protocol):
 
     @property
     def uses(self) -> frozenset[str]:
-        """Those of `PRIORITY`, `DEADLINE` and `JOB_CLASS` that make a difference to the policy."""
+        """The ones of `PRIORITY`, `DEADLINE` and `JOB_CLASS` that make a difference to the policy."""
         ...
 
 
 def ignored_by(
     policy: Policy, priority: float, deadline_s: float | None, job_class: JobClass = JobClass.GUARANTEED
 ) -> list[str]:
-    """Those of `PRIORITY`, `DEADLINE` and `JOB_CLASS` that a job asks for and the policy ignores.
+    """The ones of `PRIORITY`, `DEADLINE` and `JOB_CLASS` that a job requests and the policy ignores.
 
     `priority` 0, `deadline_s` None (or NaN) and the class guaranteed ask for nothing.
     """
@@ -183,19 +183,19 @@ def has_guests(policy: Policy) -> bool:
 
 @runtime_checkable
 class Preempts(Protocol):
-    """A policy that declares whether it stops jobs for those ahead of them. Optional: others do not.
+    """A policy that declares whether it stops jobs for jobs ahead of them. Optional: others do not.
 
     Jobs that may be stopped then use GPUs that are held for the first waiting job (`plait.placement.reserve`).
     """
 
     @property
     def preempts(self) -> bool:
-        """Whether running jobs that may be stopped give up their GPUs at once to those ahead in `Plan.order`."""
+        """Whether running jobs that may be stopped give up their GPUs at once to jobs ahead in `Plan.order`."""
         ...
 
 
 def has_preemption(policy: Policy) -> bool:
-    """Whether the policy stops running jobs for those ahead of them, as far as it declares."""
+    """Whether the policy stops running jobs for jobs ahead of them, as far as it declares."""
     return isinstance(policy, Preempts) and bool(policy.preempts)
 
 
@@ -223,10 +223,10 @@ class Wanted(NamedTuple):
 
 @runtime_checkable
 class Autoscaling(Protocol):
-    """A policy that can say what more GPUs are worth to its jobs. Optional: for others, requested GPUs are counted."""
+    """A policy that can value more GPUs for its jobs. Optional: for others, requested GPUs are counted."""
 
     def wanted_gpus(self, view: View, most: int) -> Wanted | None:
-        """GPUs that the cluster should have for all jobs of the view, at most `most`; None if it cannot say.
+        """GPUs that the cluster should have for all jobs of the view, at most `most`; None if unknown.
 
         A pure function, as `Policy.decide` is. Backends whose nodes come and go ask for nodes by it.
         """

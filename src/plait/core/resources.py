@@ -11,7 +11,7 @@ from plait.core.errors import InputError
 
 
 class Resource(IntEnum):
-    """What a stage of an iteration needs; the order of the members is the order of the stages."""
+    """Resource of a stage of an iteration; the order of the members is the order of the stages."""
 
     STORAGE = 0
     CPU = 1

@@ -31,7 +31,7 @@ def noted(reason: str, note: str) -> str:
 
 
 def arguments(line: str) -> list[str]:
-    """A command line as `shlex.join` writes it, taken apart again; one that was cut inside quotes, at its spaces.
+    """A command line as `shlex.join` writes it, taken apart again; one cut inside quotes, at its spaces.
 
     >>> arguments("python 'my train.py' -x"), arguments("python 'my tr")
     (['python', 'my train.py', '-x'], ['python', "'my", 'tr'])
@@ -68,7 +68,7 @@ def duration(seconds: Any) -> str:
 
 
 def gpu_hours(hours: Any) -> str:
-    """GPU-hours with two decimals, so that those of a column compare.
+    """GPU-hours with two decimals, so that the values of a column compare.
 
     >>> gpu_hours(1234.567), gpu_hours(0.000853), gpu_hours(0), gpu_hours(None)
     ('1,234.57', '< 0.01', '0', '-')
@@ -78,7 +78,7 @@ def gpu_hours(hours: Any) -> str:
 
 
 def in_unit(value: Any, unit: str) -> str:
-    """A value with its unit, short; units are share (0 to 1), bytes, bytes/s, s, and others, which are not said.
+    """A value with its unit, short; units are share (0 to 1), bytes, bytes/s, s, and others, which are left out.
 
     >>> in_unit(0.256, "share"), in_unit(3 * 2**30, "bytes"), in_unit(0.0123, "s"), in_unit(float("nan"), "s")
     ('26 %', '3.0 GiB', '12.3 ms', '-')

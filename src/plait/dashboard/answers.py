@@ -25,7 +25,7 @@ class Answers:
         self._known: dict[tuple[Any, ...], tuple[float, asyncio.Future[Any]]] = {}
 
     async def get(self, client: ApiClient, session: Session, age_s: float, path: str, **query: Any) -> Any:
-        """The API's answer to a GET, `age_s` old at most; those who ask at once share one question.
+        """The API's answer to a GET, `age_s` old at most; simultaneous callers share one request.
 
         Raises `Refused`. Callers change nothing of what they get.
         """
@@ -33,11 +33,11 @@ class Answers:
         return await self.share(key, age_s, lambda: client.get(path, **query))
 
     def forget(self) -> None:
-        """Something was changed: whoever asks next gets what is true now."""
+        """Drop all answers after a change: the next caller gets the present state."""
         self._known = {key: one for key, one in self._known.items() if key[0] == _LONG}
 
     async def share(self, key: tuple[Any, ...], age_s: float, make: Callable[[], Awaitable[Any]]) -> Any:
-        """What `make` makes, kept under `key` for `age_s` seconds; its error is not kept."""
+        """The result of `make`, kept under `key` for `age_s` seconds; its error is not kept."""
         now_s = self._clock()
         at_s, found = self._known.get(key, (0.0, None))
         if found is None or now_s - at_s > age_s or (found.done() and (found.cancelled() or found.exception())):

@@ -1,4 +1,4 @@
-"""The HTTP API asked within its own process: the same requests, checks and answers as over the network."""
+"""Requests to the HTTP API within its own process: the same checks and answers as over the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """What the API refused: its status, its sentence, and what would work."""
+    """The API refused a request: its status, its sentence, and the remedy."""
 
     def __init__(self, status: int, message: str, next_step: str | None = None, field: str | None = None) -> None:
         """From an answer of 400 and above."""
@@ -26,7 +26,7 @@ class ApiClient:
     """Asks the API `app` with the token `secret`."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
-        """Nothing is asked yet."""
+        """-"""
         self._app, self._secret = app, secret
         #: Why the last answer was not current, as a sentence; empty if it was.
         self.not_current = ""
@@ -36,7 +36,7 @@ class ApiClient:
         return await self.ask("GET", path, query=query)
 
     async def ask(self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """The answer to a request as plain values; raises `Refused`. What is None in `query` is left out."""
+        """The answer to a request as plain values; raises `Refused`. Values of None in `query` are left out."""
         content = b"" if body is None else json.dumps(body).encode()
         scope = self._scope(method, path, query or {}, len(content))
         sent, status, parts = False, 500, []
@@ -64,7 +64,7 @@ class ApiClient:
         self.not_current = not_current.sentence_of(value.decode("latin-1"))
 
     async def pass_on(self, path: str, query: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Let the API answer whoever asked for a page, as it comes: for streams."""
+        """Let the API answer the browser's request for a page, as it comes: for streams."""
         await self._app(self._scope("GET", path, query, 0), receive, send)
 
     def _scope(self, method: str, path: str, query: Mapping[str, Any], length: int) -> Scope:

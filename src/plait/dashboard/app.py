@@ -99,7 +99,7 @@ def _assets() -> dict[str, tuple[bytes, str]]:
 
 
 def _with_headers(app: ASGIApp) -> ASGIApp:
-    """Add `HEADERS` to every answer that has none of its own of the same name; pages are kept by nobody."""
+    """Add `HEADERS` to every answer that has none of its own of the same name; no cache keeps pages."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:

@@ -21,7 +21,7 @@ _NAMES = re.compile(r"\bj-\d+\b|\bn\d+\b")
 
 
 class Fields(dict[str, Any]):
-    """An answer of the API whose optional fields may be absent: those are None.
+    """An answer of the API whose optional fields may be absent: they read as None.
 
     >>> Fields({"state": "running"})["left_s"] is None
     True
@@ -61,7 +61,7 @@ def size(count: Any) -> str:
 
 
 def share(job: Mapping[str, Any]) -> float | None:
-    """The done part of a job's work, 0..1; None if nobody said how much there is."""
+    """The done part of a job's work, 0..1; None if its total is unknown."""
     adaptive = job.get("adaptive") or {}
     done, total = number(adaptive.get("progress")), number(adaptive.get("total_progress"))
     if math.isnan(total):
@@ -135,7 +135,7 @@ def holders(running: Iterable[Mapping[str, Any]], waiting: Iterable[str]) -> lis
 
 @dataclass
 class Recent:
-    """What the policy decided within some seconds, from entries of the log."""
+    """Decisions of the policy within some seconds, from entries of the log."""
 
     seconds: float
     decisions: int = 0
@@ -162,7 +162,7 @@ _ENDS = {"JobFinished": "finished", "JobFailed": "failed", "JobCancelled": "canc
 
 
 def recent(entries: Iterable[Mapping[str, Any]], now_s: float, within_s: float) -> Recent:
-    """Count what entries of the log say of the last `within_s` seconds."""
+    """Count the decisions of the last `within_s` seconds in entries of the log."""
     kept = [entry for entry in entries if now_s - entry["at_s"] <= within_s]
     found = Recent(within_s)
     for entry in kept:

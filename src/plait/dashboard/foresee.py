@@ -11,7 +11,7 @@ from plait.core.errors import PlaitError
 
 
 def main() -> int:
-    """Read, simulate, print; what cannot be simulated is said in `missing`."""
+    """Read, simulate, print; `missing` has the reason if the simulation is impossible."""
     print(json.dumps(foreseen(json.load(sys.stdin)), allow_nan=False))
     return 0
 

@@ -1,4 +1,4 @@
-"""The form of a job: its fields are those of a job file, and what is typed becomes a submission."""
+"""The form of a job: its fields are a job file's, and its values become a submission."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.dashboard.api_client import Refused
 from plait.live.protocol.job import BYTES, Ina, Job, JobField, key_of, meaning_of
 from plait.live.protocol.job_file import parse_bytes
 
-#: Fields that everybody sees, and those behind "more"; all others of a job are written as JSON.
+#: Fields that are always visible, and fields behind "more"; all others of a job are written as JSON.
 MAIN = (
     "command", "workdir", "name", "gpus", "class", "priority", "deadline_s", "iterations", "model", "project",
     "gpu_memory",
@@ -38,7 +38,7 @@ _DECLARED: Mapping[str, Declared] = {key_of(one): one for one in declared(Job)}
 
 @dataclass(frozen=True)
 class Field:
-    """One field as it is drawn: `kind` is text, number, select or checkbox, `attributes` those of its number."""
+    """One field of the page: `kind` is text, number, select or checkbox, `attributes` its number's."""
 
     key: str
     label: str
@@ -97,7 +97,7 @@ def typed(job: Mapping[str, Any]) -> dict[str, str]:
 
 
 def job_of(given: Mapping[str, str]) -> dict[str, Any]:
-    """What was typed as the body of a submission; raises `Refused` that names the field.
+    """The form's values as the body of a submission; raises `Refused` that names the field.
 
     >>> job_of({"command": "python 'my train.py'", "gpus": "2", "priority": "", "gpu_memory": "4G", "rest": ""})
     {'command': ['python', 'my train.py'], 'gpus': 2, 'gpu_memory': 4000000000}
@@ -116,7 +116,7 @@ def job_of(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_default(one: Declared, text: str) -> bool:
-    """Whether it is the choice that a list shows by itself: then nothing was said."""
+    """Whether it is the choice that a list shows by itself: then no value was given."""
     return typing.get_origin(one.type) is Literal and text == one.default
 
 
@@ -151,7 +151,7 @@ def _value(one: Declared, key: str, text: str) -> Any:
 
 
 def with_option(given: Mapping[str, str], option: str) -> dict[str, str]:
-    """What was typed with an option of `plait submit` applied, as variants of a job name it.
+    """The form's values with an option of `plait submit` applied, as variants of a job name it.
 
     Raises `Refused` for what is no option of a field in the form.
 

@@ -10,7 +10,7 @@ from plait.core.words import counted, number
 from plait.dashboard.figures import hue
 from plait.live.scheduler.explain.resources import IDLE
 
-#: States of nodes that are not heard of: what they said last of their GPUs is no news.
+#: States of silent nodes: the last reports of their GPUs are out of date.
 UNHEARD = ("suspect", "lost", "left")
 #: The side of a GPU, and from one to the next, in units of the drawing; GPUs in a row.
 SIDE, STEP, ROW = 12, 14, 8
@@ -18,7 +18,7 @@ SIDE, STEP, ROW = 12, 14, 8
 
 @dataclass(frozen=True)
 class NodeDrawing:
-    """One node: `paths` are (class, path of SVG) by colour; `text` says the same in words."""
+    """One node: `paths` are (class, path of SVG) by colour; `text` has the same in words."""
 
     id: str
     state: str
@@ -31,8 +31,8 @@ class NodeDrawing:
 def drawings(nodes: Sequence[Mapping[str, Any]]) -> list[NodeDrawing]:
     """A drawing of each node of an answer of `GET /v1/nodes`; nodes that have left are not in it.
 
-    A GPU that nobody holds is `free`; one whose holder uses less than `IDLE` of it is hollow; of one that is shared
-    the second job has the lower right half.
+    A GPU without a holder is `free`; one whose holder uses less than `IDLE` of it is hollow; on a shared one the second
+    job has the lower right half.
     """
     return [_drawing(node) for node in nodes if not node["gone"]]
 

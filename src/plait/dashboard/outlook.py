@@ -65,14 +65,14 @@ class Outlook:
 
 @dataclass
 class Kept:
-    """The newest simulation, and the one that runs, begun at `begun_s` of the monotonic clock."""
+    """The newest simulation, and the running one, begun at `begun_s` of the monotonic clock."""
 
     newest: Outlook | None = None
     work: asyncio.Future[Outlook] | None = None
     begun_s: float = -math.inf
 
     def take(self, work: asyncio.Future[Outlook]) -> None:
-        """Keep the result of a simulation that has ended, however late; one that failed leaves the former one."""
+        """Keep the result of a simulation that has ended, however late; a failed one leaves the former one."""
         if not work.cancelled() and work.exception() is None:
             self.newest = work.result()
 

@@ -1,6 +1,6 @@
 """Who looks at the pages: sessions of browsers, one-time codes of login links, and tokens of forms.
 
-The cookie of a session names it and is no token of the API: those stay in the memory of the service. A restart of the
+The cookie of a session names it and is no token of the API: tokens stay in the memory of the service. A restart of the
 service therefore ends all sessions, and `plait web` begins the next one.
 """
 

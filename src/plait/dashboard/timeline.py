@@ -1,8 +1,8 @@
-"""Who held GPUs over time, as data for the timelines that pages draw on a canvas, and for the tables beside them.
+"""Holders of GPUs over time, as data for the timelines that pages draw on a canvas, and for their tables.
 
 Each is {from, to, lanes, bars}: seconds of the service; a lane is a GPU, or a node. A bar is [lane, start, end, text,
 look, other]: the look is a state, or the hue of a job as in maps; `other` is true of a neighbour, drawn narrow below
-what the page is about. What runs ends now.
+the job or node of the page. Running attempts end now.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def of_node(gpus: int, placements: Sequence[Placement], now_s: float, most_s: fl
 
 
 def neighbours(job: Mapping[str, Any], others: Sequence[Placement], now_s: float) -> list[tuple[Placement, str, float]]:
-    """Of `others`, those beside an attempt of the job: where, "GPU" if they shared one, and for how many seconds."""
+    """The ones of `others` next to an attempt of the job: where, "GPU" if they shared one, and for how many seconds."""
     found = []
     for other in others:
         begin, end = _span(other, now_s)

@@ -1,4 +1,4 @@
-"""What a job uses over time, as the page of the job shows it."""
+"""Resource use of a job over time, for the page of the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Row:
 
 
 def charts(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """What the charts are drawn from: series as a list, as an order of names would be lost on the way."""
+    """Data of the charts: series as a list, since an order of names would be lost on the way."""
     return {"interval_s": usage["interval_s"], "series": list(usage["series"].values())}
 
 

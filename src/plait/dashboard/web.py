@@ -1,4 +1,4 @@
-"""What all pages share: who looks, the API asked on their behalf, templates, and what forms have to prove."""
+"""Shared by all pages: the viewer, requests to the API on their behalf, templates, and the checks of forms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LARGEST_FORM = 100_000
 
 
 def shown_plainly(value: Any) -> Any:
-    """A text without controls and marks of direction, which would turn round what stands beside it on a page."""
+    """A text without controls and marks of direction, which would reverse its neighbours on a page."""
     return type(value)(_CONTROLS.sub("", value)) if isinstance(value, str) else value
 
 
@@ -44,7 +44,7 @@ class Web:
     def __init__(self, api: ASGIApp) -> None:
         """Nobody is logged in. `api`: the application that answers under `/v1/`."""
         self.api, self.sessions, self.answers = api, Sessions(), Answers()
-        #: What is calculated in processes of their own.
+        #: Calculations in processes of their own.
         self.works = Works()
         #: The newest forecast of the queue; see `outlook`.
         self.outlook: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class Web:
         self.templates.filters.update(linked=linked, duration=duration, brief=brief, unit=in_unit, gpu_hours=gpu_hours)
 
     def client(self, secret: str) -> ApiClient:
-        """The API, asked with this token."""
+        """The API, with this token."""
         return ApiClient(self.api, secret)
 
     async def look_up(self, secret: str) -> Session:
@@ -69,7 +69,7 @@ class Web:
 
 @dataclass
 class Viewer:
-    """One request of somebody who is logged in."""
+    """One request of a logged-in user."""
 
     web: Web
     request: Request
@@ -99,7 +99,7 @@ def web_of(request: Request) -> Web:
 
 
 def cookie_name(request: Request) -> str:
-    """The session's cookie: browsers do not keep those of two ports of a machine apart."""
+    """The session's cookie: browsers share cookies between two ports of a machine."""
     return f"plait_session_{request.url.port or request.url.scheme}"
 
 
@@ -120,7 +120,7 @@ def url_of(request: Request) -> str:
 
 
 def shown(page: Page) -> Handler:
-    """A handler for whoever is logged in; others are sent to the page that asks for a token."""
+    """A handler for logged-in users; others are sent to the page for a token."""
 
     @wraps(page)
     async def handler(request: Request) -> Response:
@@ -148,7 +148,7 @@ def shown(page: Page) -> Handler:
 
 
 def refused(viewer: Viewer, error: Refused) -> Response:
-    """What the API refused, as a page."""
+    """The API's refusal, as a page."""
     return viewer.page("error.html.j2", error.status, error=error, title="That did not work")
 
 
@@ -181,7 +181,7 @@ def page_of(text: str | None) -> int:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form that was sent; raises `Refused` for one that is too large or no form."""
+    """The fields of a form that was sent; raises `Refused` for an invalid or too large one."""
     content = await request.body()
     if len(content) > LARGEST_FORM:
         raise Refused(413, f"the form has more than {LARGEST_FORM:,} bytes")
@@ -192,7 +192,7 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 def from_here(request: Request) -> bool:
-    """Whether a form comes from this site, as far as the browser says."""
+    """Whether a form comes from this site, as far as the browser tells."""
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 

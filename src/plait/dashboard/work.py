@@ -1,4 +1,4 @@
-"""Long calculations for pages: in a process of low priority each, which says how far it is and ends with its answer.
+"""Long calculations for pages: in a process of low priority each, which reports progress and ends with its answer.
 
 Neither decisions nor other pages wait for one. A module that runs there reads JSON from its input, and prints lines:
 `{"progress": [done, of, "words"]}` as often as it wants, then `{"result": ...}` or `{"missing": "why"}`.
@@ -29,7 +29,7 @@ Ask: TypeAlias = Callable[[Note], Awaitable[Any]]
 
 @dataclass
 class Work:
-    """One calculation: how far it is, and what came of it; `missing` says why nothing did."""
+    """One calculation: its progress and its result; `missing` has the reason of a failure."""
 
     begun_s: float
     progress: Progress = (0, 0, "waiting to begin")
@@ -44,7 +44,7 @@ class Work:
 
 
 class Works:
-    """The calculations of one service, by key: who asks for one that runs, or ran lately, gets that."""
+    """The calculations of one service, by key: a running or recent one is shared by its callers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """None yet. `clock`: seconds."""
@@ -58,7 +58,7 @@ class Works:
         return None if found is None or (found.over and self._clock() - found.begun_s > kept_s) else found
 
     def begin(self, key: tuple[Any, ...], module: str, ask: Ask, limit_s: float) -> Work:
-        """Start `module` on what `ask` answers, which may say how far it is; it is ended after `limit_s` seconds."""
+        """Start `module` on the answer of `ask`, which may report progress; it is ended after `limit_s` seconds."""
         work = self._known[key] = Work(self._clock())
         self._known.move_to_end(key)
         for old in [k for k, one in self._known.items() if one.over][: max(len(self._known) - MOST, 0)]:

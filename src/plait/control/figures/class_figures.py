@@ -1,10 +1,10 @@
 """Figures of guaranteed and opportunistic jobs side by side: an average over both hides what was promised to each.
 
-Conventions, beside those of `metrics`:
+Conventions, in addition to the ones of `metrics`:
   a job counts in the class it was submitted with
-  stretch is a job's time on GPUs over its time alone at the size asked for: it includes the cost of sharing,
+  stretch is a job's time on GPUs over its time alone at the requested size: it includes the cost of sharing,
   placement, starts and lost work, but no waiting
-  throttled time is that of guests on their GPUs, starts included, minus what their work takes alone
+  throttled time is the time of guests on their GPUs, starts included, minus the time of their work alone
   a conversion lets a job of class auto run as a guest, once a job
   a promotion makes a guest the host of the GPUs it is on
   a kill stops an opportunistic job without a checkpoint, or one that cannot resume from any
@@ -37,7 +37,7 @@ def class_figures(
 ) -> dict[str, float | int]:
     """Figures by class, of the jobs that count; none if all are guaranteed.
 
-    `columns` are those of the job store. Averages are NaN if a job of the class has not ended, as in `metrics`.
+    `columns` are from the job store. Averages are NaN if a job of the class has not ended, as in `metrics`.
     """
     n = len(jobs.state)
     job_class, checkpoints = columns["job_class"][:n], columns["checkpoints"][:n]

@@ -1,11 +1,11 @@
-"""What a run costs: every GPU for every hour of the run, divided among jobs, idle GPUs and nodes that are down.
+"""Costs of a run: every GPU for every hour of the run, divided among jobs, idle GPUs and nodes that are down.
 
 Conventions:
   all GPUs of the cluster are paid for from the first submission to the last end of the counted jobs, also while their
   node is down: the total is GPUs x hours x price
-  jobs that share a GPU divide its price equally, at every moment; a GPU that nobody has is idle
+  jobs that share a GPU divide its price equally, at every moment; a GPU without a job is idle
   a job's money includes its lost work and restarts, which are also shown apart: the part of its time on GPUs that is
-  lost work (as in `metrics`), and what its restarts cost by the job store (saving and loading a checkpoint)
+  lost work (as in `metrics`), and the cost of its restarts by the job store (saving and loading a checkpoint)
   money of jobs outside the window of a result is `other_jobs`
 """
 
@@ -45,7 +45,7 @@ class Costs:
     counted: BoolArray
 
     def figures(self) -> dict[str, float | str]:
-        """Those of a summary."""
+        """The figures of a summary."""
         values = (
             self.total, float(self.job[self.counted].sum()), self.idle, self.down,
             float(self.lost[self.counted].sum()), float(self.restarts[self.counted].sum()),
@@ -59,7 +59,7 @@ class Costs:
 def costs(
     prices: Prices, timeline: Timeline, columns: Mapping[str, Any], counted: BoolArray, span: tuple[float, float]
 ) -> Costs:
-    """The costs of a run over `span` (seconds). `columns` are those of the job store.
+    """The costs of a run over `span` (seconds). `columns` are from the job store.
 
     Raises `InputError` for a kind of GPU without a price.
     """
@@ -106,7 +106,7 @@ def _divided(gpu: IntArray, from_s: FloatArray, to_s: FloatArray, gpus: int) -> 
     on, at_s = np.concatenate([gpu, gpu]), np.concatenate([from_s, to_s])
     order = np.lexsort((at_s, on))
     present = np.cumsum(np.repeat([1, -1], n)[order])[:-1]
-    lasted = np.where(present > 0, np.diff(at_s[order]), 0.0)  # nobody is left where the next GPU begins
+    lasted = np.where(present > 0, np.diff(at_s[order]), 0.0)  # no job is left where the next GPU begins
     total = np.empty(2 * n)
     total[order] = np.append(0.0, np.cumsum(lasted / np.maximum(present, 1)))
     held_s = np.bincount(on[order][:-1], weights=lasted, minlength=gpus)

@@ -1,11 +1,11 @@
 """Figures of runs on a cluster with a network; other runs do not have them.
 
-Conventions, beside those of `metrics`:
+Conventions, in addition to the ones of `metrics`:
   a deadline is missed by a job that ended after it, or has not ended
   the aggregated share is the mean over time and over jobs that exchange gradients between nodes, of the share of their
-  packets that switches add up; the fallback share, of that whose aggregator belongs to others, so that the server adds
-  them; NaN without such jobs
-  granted time is that in which jobs have memory of switches, added up over jobs
+  packets that switches add up; the fallback share, of packets whose aggregator belongs to others, so that the server
+  adds them; NaN without such jobs
+  granted time is the time in which jobs have memory of switches, added up over jobs
 """
 
 from __future__ import annotations

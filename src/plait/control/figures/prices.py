@@ -1,4 +1,4 @@
-"""What a GPU-hour costs, by GPU kind, as it is given on the command line."""
+"""Prices of a GPU-hour, by GPU kind, as given on the command line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Prices:
         return [kind for kind in self.per_gpu_h if kind not in known]
 
     def missing(self, kinds: Iterable[str]) -> list[str]:
-        """Those of `kinds` that have no price.
+        """The ones of `kinds` that have no price.
 
         >>> Prices.parse(["a100=2.5"]).missing(["v100", "a100"])
         ['v100']

@@ -152,7 +152,7 @@ def refuse_overfull(
 def reference_overfull(groups: Groups, changed: BoolArray, needed: FloatArray, cluster: Cluster) -> set[int]:
     """The plain reference of `overfull`: every overfull GPU with guests.
 
-    `changed` (groups,) says which groups start or change; `needed` (members,) is in bytes, contexts included.
+    `changed` (groups,) marks groups that start or change; `needed` (members,) is in bytes, contexts included.
     """
     found = set()
     for gpu in range(cluster.gpus):
@@ -175,8 +175,8 @@ def refuse_overload(
 ) -> None:
     """Raise `PlanError` if groups ask a node for more than it has; does nothing without limits.
 
-    `changed` (groups,) says which groups start or change; `columns` are those of the job store, by job number; `name`
-    gives a job's name for messages.
+    `changed` (groups,) marks groups that start or change; `columns` are from the job store, by job number; `name` gives
+    a job's name for messages.
     """
     asked = cluster.limits_nodes and bool(columns["has_demands"][0])
     if not (asked or cluster.limits_gpu_memory) or not changed.any():

@@ -108,7 +108,7 @@ def place_guest(
 
 @part
 def not_stamped(jobs: IntArray, running_group: IntArray, stamp: IntArray, mark: int) -> IntArray:
-    """Those of these jobs that run and whose `stamp` is not `mark`."""
+    """The running ones of these jobs whose `stamp` is not `mark`."""
     out = np.empty(len(jobs), dtype=np.int64)
     n = 0
     for job in jobs:
@@ -143,10 +143,10 @@ def compare(
 ) -> tuple[int, int, int, IntArray, IntArray, IntArray]:
     """Validate a plan and find what it changes; `guest` (groups,) flags, or None to compile the code without guests.
 
-    Returns (code, job, gpu, change of each group, jobs that start, jobs that leave their GPUs). A member stays
-    if it runs on the very same GPUs; only running jobs have a `running_group`, so one that stays needs no other check.
-    Change is 0: none, 1: same GPUs but other members, 2: a member starts. `stamp[job]` becomes 2 tag + 1 for
-    those who stay and 2 tag for those who start; `tag` must be new.
+    Returns (code, job, gpu, change of each group, jobs that start, jobs that leave their GPUs). A member stays if it
+    runs on the very same GPUs; only running jobs have a `running_group`, so one that stays needs no other check. Change
+    is 0: none, 1: same GPUs but other members, 2: a member starts. `stamp[job]` becomes 2 tag + 1 for jobs that stay
+    and 2 tag for jobs that start; `tag` must be new.
     """
     groups = len(first_gpu) - 1
     change = np.zeros(groups, dtype=np.int64)
@@ -204,7 +204,7 @@ def assign(jobs: IntArray, first_job: IntArray, order: IntArray, running_group: 
 
 @kernel
 def unfinished(jobs: IntArray, phase: IntArray) -> IntArray:
-    """Those of these jobs that have not ended."""
+    """The unfinished ones of these jobs."""
     out = np.empty(len(jobs), dtype=np.int64)
     n = 0
     for job in jobs:
@@ -219,7 +219,7 @@ NO_CHANGE = np.zeros(0, dtype=np.bool_)
 
 @dataclass(frozen=True, slots=True)
 class PlanChanges:
-    """What a checked plan changes: jobs that start, jobs that leave their GPUs, and how each group changes.
+    """Changes by a checked plan: jobs that start, jobs that leave their GPUs, and how each group changes.
 
     `changed` has one value a group of the plan; the others are numbers of jobs and of groups.
     """
@@ -242,7 +242,7 @@ def check_plan(
 ) -> tuple[int, int, int, PlanChanges]:
     """Check `groups` and compare them with `running`; the first three values are (code, job, gpu) of the first fault.
 
-    `columns` are those of the job store, `count` jobs long; `tag` is new at each call (see `compare`).
+    `columns` are from the job store, `count` jobs long; `tag` is new at each call (see `compare`).
     """
     code, job, gpu, change, starts, leave = compare(
         groups.jobs,

@@ -1,4 +1,4 @@
-"""Grants of switch memory: whether those of a plan are valid, which remain until the next one, and what changes.
+"""Grants of switch memory: their validity in a plan, the ones that remain until the next plan, and the changes.
 
 A grant ends when its job leaves its GPUs, when its switch is lost, and when a plan does not repeat it.
 """
@@ -29,8 +29,8 @@ def refuse_grants(
     """Raise `PlanError` for an invalid grant; the groups of the plan have been checked.
 
     A grant is for a job of the plan that wants aggregation, on a switch that is up; regions are within the aggregators
-    that jobs may use, and those of one job alone are not used by others. The node of a server is up, except for grants
-    that were in force `before`. `spec` and `name` give a job's spec and its name for messages.
+    that jobs may use, and regions of one job alone are not used by others. The node of a server is up, except for
+    grants that were in force `before`. `spec` and `name` give a job's spec and its name for messages.
     """
     runs, seen = set(plan.groups.jobs.tolist()), set[tuple[int, str]]()
 
@@ -64,7 +64,7 @@ def refuse_grants(
 def refuse_missing_grants(
     plan: Plan, required: Collection[int], exempt: Collection[int], name: Callable[[int], str], policy: str
 ) -> None:
-    """Raise `PlanError` if a job of the plan among those that are `required` to have a grant has none.
+    """Raise `PlanError` if a job of the plan that is `required` to have a grant has none.
 
     `exempt`: jobs that had none before and that no policy may stop now.
     """
@@ -112,7 +112,7 @@ def never_granted(spec: JobSpec, cluster: Cluster) -> str | None:
 def still_granted(
     grants: tuple[NetworkGrant, ...], running_group: IntArray, cluster: Cluster
 ) -> tuple[NetworkGrant, ...]:
-    """Those of jobs that run, on switches that are up; `running_group` is a column of the job store."""
+    """Grants of running jobs on switches that are up; `running_group` is a column of the job store."""
     down = () if cluster.network is None else cluster.network.down
     left = tuple(one for one in grants if running_group[one.job] >= 0 and one.switch not in down)
     return grants if len(left) == len(grants) else left
@@ -124,7 +124,7 @@ def grant_changes(
     now: Sequence[NetworkGrant],
     without: Mapping[int, str] = NO_REASONS,
 ) -> Grant | None:
-    """The command after which `now` is in force in place of `before`; None if there is nothing to do.
+    """The command that replaces `before` by `now`; None if there is nothing to do.
 
     `without`: jobs that run without aggregation from now on although they want it, and why.
     """
@@ -157,7 +157,7 @@ def lost_switches(
 
 
 def grants_in_words(grants: Sequence[NetworkGrant], cluster: Cluster) -> str:
-    """What a job has, for people: switches, regions, modes and reasons.
+    """A job's grants in words: switches, regions, modes and reasons.
 
     >>> grants_in_words([NetworkGrant(0, "leaf0", 0, 64, "dedicated", exclusive=True, window=32)], Cluster.of(1, 8))
     'aggregated at leaf0: 64 aggregators of its own from 0 on, dedicated, window 32'

@@ -14,7 +14,7 @@ from plait.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class NetworkGrant:
-    """What a job may use of one switch; a job may have grants on several switches, one on each.
+    """A job's grant on one switch; a job may have grants on several switches, one on each.
 
     switch     its name
     offset     and `size`: the region, aggregators `offset` to `offset + size - 1`; size 0: all that regions of one job
@@ -102,7 +102,7 @@ def clashing(grants: Iterable[NetworkGrant]) -> Iterator[tuple[NetworkGrant, Net
     O(n log n) in the number of grants.
     """
     ordered = sorted((one for one in grants if one.size), key=lambda one: (one.switch, one.offset, one.job))
-    furthest: NetworkGrant | None = None  # of the regions so far on this switch, the one that ends last
+    furthest: NetworkGrant | None = None  # of the regions so far on this switch, the one with the last end
     for one in ordered:
         if furthest is not None and furthest.clashes(one):
             yield furthest, one

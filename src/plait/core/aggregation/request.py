@@ -2,8 +2,8 @@
 
     InaRequest.parse("require:protocol=esa,memory=2048")
 
-The words are those of `plait.network.protocol`, whose options have the rest. This module needs the standard library
-alone, as the command line reads it for its help.
+The words are the same as in `plait.network.protocol`, whose options have the rest. This module needs the standard
+library alone, as the command line reads it for its help.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Mode: TypeAlias = Literal["auto", "require", "off"]
 Protocol: TypeAlias = Literal["switchml", "atp", "a2tp", "esa", "inalloc"]
 Addressing: TypeAlias = Literal["dedicated", "shared_hash", "shared_cycle", "hybrid_region", "hybrid_modulo"]
 
-#: Addressing modes whose region no other job may use; those without a region use what all jobs share.
+#: Addressing modes whose region no other job may use; modes without a region use the memory that all jobs share.
 EXCLUSIVE, WITH_REGION = ("dedicated", "hybrid_modulo"), ("dedicated", "hybrid_modulo", "hybrid_region")
 
 _WORDS: Mapping[str, tuple[str, ...]] = {
@@ -36,14 +36,14 @@ _EXAMPLE = "require:memory=2048"
 
 @dataclass(frozen=True, slots=True)
 class InaRequest:
-    """What a job asks of in-network aggregation.
+    """Request of a job for in-network aggregation.
 
     `mode`: `auto` uses it where it is granted and falls back to the network alone where it is not; `require`: the job
-    runs only with a grant; `off`: never. `protocol` and `index` (addressing mode): None leaves them to whoever grants.
-    `memory`: aggregators of a switch, 0 as many as the memory manager decides. `window`: packets that a worker may have
+    runs only with a grant; `off`: never. `protocol` and `index` (addressing mode): None leaves them to the manager.
+    `memory`: aggregators of a switch, 0 leaves it to the memory manager. `window`: packets that a worker may have
     outstanding, 0 by bandwidth and delay. `priority`: 1 to 255 for systems with priorities, 0 computed while it runs.
-    `ttl_s`: seconds without word of the scheduler after which a live switch takes a grant back; None, and at most: the
-    lease of its agent. A simulated scheduler is never silent. The deadline is that of the job.
+    `ttl_s`: seconds of silence of the scheduler after which a live switch takes a grant back; None, and the maximum:
+    the lease of its agent. A simulated scheduler is never silent. The deadline is the job's.
 
     >>> InaRequest("require", memory=2048)
     InaRequest(mode='require', protocol=None, index=None, memory=2048, window=0, priority=0, ttl_s=None)

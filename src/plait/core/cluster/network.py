@@ -93,7 +93,7 @@ class Link:
 class Network:
     """Switches and links in a fixed order; ends of links that are no switches are nodes.
 
-    `description` says how it was made, for people and results. `down` names switches that are lost, in the order of
+    `description` is how it was made, for people and results. `down` names switches that are lost, in the order of
     `switches`: they aggregate nothing, and nodes that they cut off are reported as lost by themselves.
 
     >>> net = Network((Switch("leaf0"),), (Link("n0", "leaf0", 1e11), Link("n1", "leaf0", 1e11)))
@@ -181,7 +181,7 @@ class Network:
         return replace(self, links=tuple(link for link in self.links if node not in (link.a, link.b)))
 
     def _reached_from(self, node: str) -> set[str]:
-        """What paths from a node lead to; nodes do not forward."""
+        """Nodes and switches that paths from a node reach; nodes do not forward."""
         beside: dict[str, list[str]] = {}
         for link in self.links:
             beside.setdefault(link.a, []).append(link.b)

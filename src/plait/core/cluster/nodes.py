@@ -1,4 +1,4 @@
-"""Hardware only: nodes, GPUs, racks, the network. What is in use is always computed from a plan, never kept here."""
+"""Hardware only: nodes, GPUs, racks, the network. Their use is always computed from a plan, never kept here."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def _free(index: int) -> str:
 class Cluster:
     """Nodes in a fixed order; GPU number `i` of the cluster belongs to `gpu_node[i]`.
 
-    A node that is down keeps its place and its GPU numbers, so plans and logs stay readable. The place of one that was
-    forgotten is taken by the next new node with as many GPUs, so a cluster whose nodes come and go does not keep
-    growing. `network` is None where switches and links are not known; `with_network` checks it.
+    A node that is down keeps its place and its GPU numbers, so plans and logs stay readable. The place of a forgotten
+    node is taken by the next new node with as many GPUs, so a cluster whose nodes come and go does not keep growing.
+    `network` is None where switches and links are not known; `with_network` checks it.
 
     >>> Cluster.parse("2x4").gpus
     8

@@ -93,7 +93,7 @@ class CodecSchemas:
         return not default and "absent" not in f.metadata and not f.metadata.get("omit", False)
 
     def any_of(self, kinds: Sequence[type[Any]]) -> Schema:
-        """Schema of a value that says by `type` which of these dataclasses it is."""
+        """Schema of a value whose `type` names one of these dataclasses."""
         names = {kind.__name__: self.of(kind)["$ref"] for kind in kinds}
         return {
             "oneOf": [{"$ref": reference} for reference in names.values()],

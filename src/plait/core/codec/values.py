@@ -1,6 +1,6 @@
 """Dataclasses as JSON values and back: the one codec of logs, snapshots, messages and small files.
 
-The types of its fields say how a dataclass is written; `form` marks fields that have a rule of their own:
+The types of its fields define how a dataclass is written; `form` marks fields that have a rule of their own:
 
     LIMITS = Codec()
     LIMITS.decode(BatchLimits, LIMITS.encode(limits))     # equal to limits
@@ -69,7 +69,7 @@ class Codec:
     """A format: how the dataclasses in it are written and read.
 
     own     types that are written another way -> their writer and reader
-    kinds   dataclasses of which each object says which it is, by `type`
+    kinds   dataclasses whose objects name their class, by `type`
     sparse  dataclasses whose fields are left out where they have their default
     strict  numbers, texts and flags need the type of their field when read; else they are taken as they are
     closed  fields that a dataclass does not have are refused when read; else they are left out
@@ -113,7 +113,7 @@ class Codec:
         return {"type": type(value).__name__, **self.encode(value)}
 
     def writer(self, hint: Any, version: int = 0) -> Write | None:
-        """What writes values of this type; None where they are written as they are."""
+        """Writer of values of this type; None where they are written unchanged."""
         key = hint, version
         if key not in self._writers:
             self._writers[key] = self._writer(hint, version)
@@ -184,14 +184,14 @@ class Codec:
             raise self.error(f"{kind.__name__}{wrong.path}{wrong.text}") from None
 
     def decode_kind(self, data: Mapping[str, Any]) -> Any:
-        """What `encode_kind` wrote; raises `error` for anything else."""
+        """Read a value of `encode_kind`; raises `error` for anything else."""
         said = data.get("type") if isinstance(data, Mapping) else None
         if said not in self.kinds:
             raise self.error(f"type is {said!r}, needs one of {', '.join(self.kinds)}")
         return self.decode(self.kinds[said], {name: value for name, value in data.items() if name != "type"})
 
     def reader(self, hint: Any) -> Read | None:
-        """What reads values of this type; None where they are taken as they are."""
+        """Reader of values of this type; None where they are taken unchanged."""
         if hint not in self._readers:
             self._readers[hint] = self._reader(hint)
         return self._readers[hint]

@@ -1,10 +1,10 @@
-"""Jobs: what the user said (`JobSpec`, `JobBatch`) and what is known now (`JobStatus`, `JobTable`).
+"""Jobs: the users' requests (`JobSpec`, `JobBatch`) and their present state (`JobStatus`, `JobTable`).
 
-A single job is a frozen object; many jobs are columns. The two say the same: `batch[i]` is a `JobSpec`,
-`table[i]` a `JobStatus`. Jobs have a name (`id`, the user's) and a number (dense, in order of submission),
-and events, commands and plans speak of numbers.
+A single job is a frozen object; many jobs are columns. Both have the same content: `batch[i]` is a `JobSpec`,
+`table[i]` a `JobStatus`. Jobs have a name (`id`, the user's) and a number (dense, in order of submission), and events,
+commands and plans use numbers.
 
-`spec` and `batch` hold what the user said, `table` what is known now. Start at `spec.JobSpec`.
+`spec` and `batch` hold requests, `table` the present state. Start at `spec.JobSpec`.
 """
 
 from plait.core.aggregation.request import InaRequest

@@ -1,4 +1,4 @@
-"""What users said about many jobs, as columns."""
+"""Requests of many jobs, as columns."""
 
 from __future__ import annotations
 

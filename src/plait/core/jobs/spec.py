@@ -1,4 +1,4 @@
-"""What the user said about one job, and the words for what becomes of it."""
+"""The request of one job, and the words for its states."""
 
 from __future__ import annotations
 
@@ -61,26 +61,22 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What the user said about a job. A change of it is another spec (`JobUpdated`).
+    """The request of a job. A change of it is another spec (`JobUpdated`).
 
-    `user` submitted it, and `project` (a virtual cluster, a queue) is what quotas and shares count; "" if unknown.
-    `gpus` is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both `gpus` if not given;
-    `gpu_kinds` are those it can use, None any.
-    `iterations` is the work, `iteration_s` the seconds of one iteration alone at the asked size (from `profile` if not
-    given); either may be unknown (None).
-    `cpus` and `memory_bytes` are for the whole gang and spread evenly over its GPUs, `gpu_memory_bytes` is for each
-    GPU; 0 means no limit.
+    `user` submitted it, and quotas and shares count its `project` (a virtual cluster, a queue); "" if unknown. `gpus`
+    is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both `gpus` if not given;
+    `gpu_kinds` are the usable ones, None any. `iterations` is the work, `iteration_s` the seconds of one iteration
+    alone at the requested size (from `profile` if not given); either may be unknown (None). `cpus` and `memory_bytes`
+    are for the whole gang and spread evenly over its GPUs, `gpu_memory_bytes` is for each GPU; 0 means no limit.
     `tensor_bytes`: sizes of the model's tensors, from which `skew` follows, the largest one's share of all (Tiresias,
-    section 3.3); None unknown.
-    `deadline_s`: seconds from the submission in which the job should end; None for no deadline. `priority`: higher
-    goes first, where the policy uses it. `weight`: the share of a job where the policy is a fair one.
-    `gradient_bytes`: what each worker sends to the others in an iteration, before any reduction (the size of all
-    gradients); None unknown.
-    `retries`: restarts allowed after failures of its own. `ina`: what it asks of in-network aggregation.
-    `batch`: the job adapts its batch size within these limits; then `iterations` are worth one at the initial batch
-    each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is of those.
-    `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are what is assumed
-    until `StopCostReported` says otherwise.
+    section 3.3); None unknown. `deadline_s`: seconds from the submission in which the job should end; None for no
+    deadline. `priority`: higher goes first, where the policy uses it. `weight`: the share of a job where the policy is
+    a fair one. `gradient_bytes`: bytes that each worker sends to the others in an iteration, before any reduction (the
+    size of all gradients); None unknown. `retries`: restarts allowed after failures of its own. `ina`: its request for
+    in-network aggregation. `batch`: the job adapts its batch size within these limits; then `iterations` are worth one
+    at the initial batch each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is the time of one.
+    `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are assumed until a
+    `StopCostReported`.
 
     Raises `InputError`, with the job and the field, for a value that no job can have.
     """
@@ -110,7 +106,7 @@ class JobSpec:
     batch: BatchLimits | None = None
     checkpoints: Checkpoints = Checkpoints.ON_STOP
     restart_s: float | None = None
-    # Last, as logs have them: where they say something.
+    # Last, as in logs: only where they differ.
     min_gpus: int = field(default=0, metadata=form(omit=lambda spec: spec.min_gpus == spec.gpus))
     max_gpus: int = field(default=0, metadata=form(omit=lambda spec: spec.max_gpus == spec.gpus))
 
@@ -154,7 +150,7 @@ class JobSpec:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds of the whole job alone at the asked size, if known."""
+        """Seconds of the whole job alone at the requested size, if known."""
         if self.iterations is None or self.iteration_s is None:
             return None
         return self.iterations * self.iteration_s

@@ -1,4 +1,4 @@
-"""What is known now about jobs: one as an object, many as columns."""
+"""The present state of jobs: one as an object, many as columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plait.core.resources import StageProfile
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What is known now about one job: one row of a `JobTable`.
+    """The present state of one job: one row of a `JobTable`.
 
     Times are seconds; `attained_gpu_s` is service received, `service_gpu_s`, `served_s` and `idled_s` count
     since the last promotion (Tiresias, section 3). `position` and `level` are the job's place in the order and
@@ -58,7 +58,7 @@ class Column(Generic[A]):
     """A column of a `JobTable`: gathered on first use, then an ordinary attribute."""
 
     def __init__(self, doc: str) -> None:
-        """`doc` says what the column holds and in which unit."""
+        """`doc` describes the column and its unit."""
         self.__doc__ = doc
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -79,12 +79,12 @@ class Column(Generic[A]):
 
 
 class JobArchive(Protocol):
-    """What a job table asks its owner about single jobs and about those that have left."""
+    """Lookups of a job table in its owner: single jobs, and jobs that have left."""
 
     departures: int
 
     def spec(self, number: int) -> JobSpec:
-        """What the user said about a job."""
+        """The request of a job."""
         ...
 
     def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
@@ -99,7 +99,7 @@ class JobTable:
     Columns are arrays of `len(table)`. Estimates only: what profiling and monitoring have measured.
     """
 
-    #: what the user said
+    #: the users' requests
     submit_s = Column[FloatArray]("submission, seconds")
     gpus = Column[IntArray]("gang size")
     min_gpus = Column[IntArray]("fewest GPUs an elastic job can use; `gpus` if not elastic")
@@ -170,7 +170,7 @@ class JobTable:
     def subset(self, number: IntArray, **columns: Any) -> JobTable:
         """The jobs of these numbers, in this order, at the same time.
 
-        `columns` replace columns of this table; each holds all jobs ever, as those of the constructor do.
+        `columns` replace columns of this table; each holds all jobs ever, like the columns of the constructor.
 
         >>> table = JobTable({"gpus": np.array([1, 2, 4])}, np.arange(3), 0.0, 0.0)
         >>> table.subset(np.array([2, 0])).gpus.tolist()
@@ -205,7 +205,7 @@ class JobTable:
         return len(self.number)
 
     def spec(self, i: int) -> JobSpec:
-        """What the user said about the job in row `i`; `table[i]` has what became of it, too."""
+        """The request of the job in row `i`; `table[i]` has its state, too."""
         if self._specs is None:
             raise LookupError("this table was built without job specs")
         return self._specs.spec(int(self.number[i]))

@@ -72,7 +72,7 @@ def keep(
     until_s: FloatArray,
     lasting: BoolArray,
 ) -> None:
-    """Fill `rows`, `until_s` and `lasting`, one entry an entry of `number`, as `PreemptionRule.kept` says."""
+    """Fill `rows`, `until_s` and `lasting`, one entry an entry of `number`, by the rule of `PreemptionRule.kept`."""
     for i in range(len(number)):
         j = number[i]
         if running_group[j] < 0:

@@ -51,7 +51,7 @@ class KeptJobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRule:
-    """What a policy may stop. See the module for the rule in words.
+    """The jobs that a policy may stop. See the module for the rule in words.
 
     may_lose_work  jobs that cannot resume from a checkpoint are stopped like others, and lose their work
     runs_for       a job is kept until it has run this many times what a stop loses; 0: no minimum
@@ -72,7 +72,7 @@ class PreemptionRule:
 
     @property
     def free(self) -> bool:
-        """True if the rule keeps no job except those held for a limited time (`keep_until_s`)."""
+        """True if the rule keeps no job except the ones held for a limited time (`keep_until_s`)."""
         return self.may_lose_work and self.runs_for == 0 and not self.finishes
 
     def kept(self, jobs: JobTable) -> KeptJobs:

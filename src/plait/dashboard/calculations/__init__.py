@@ -1,1 +1,1 @@
-"""What pages calculate in processes of their own (`plait.dashboard.work`), one module each. Start at `compare`."""
+"""Calculations of pages in processes of their own (`plait.dashboard.work`), one module each. Start at `compare`."""

@@ -1,4 +1,4 @@
-"""`python -m plait.dashboard.calculations.compare`: another policy beside the one that decides.
+"""`python -m plait.dashboard.calculations.compare`: another policy compared with the current one.
 
 Reads {state: the answer of `GET /v1/state`, policy, seconds}; the calculation uses so many seconds and finishes the
 run that it has begun.

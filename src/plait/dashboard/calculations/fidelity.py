@@ -1,4 +1,4 @@
-"""`python -m plait.dashboard.calculations.fidelity`: the jobs of a log simulated, beside what was measured.
+"""`python -m plait.dashboard.calculations.fidelity`: the jobs of a log simulated, compared with measurements.
 
 Reads {rows: entries of `GET /v1/events` from the first one on, round_s}.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.dashboard.calculations import lines
 
-#: Jobs that are shown, those with the largest errors; reports of progress.
+#: Jobs that are shown, largest errors first; reports of progress.
 ROWS, STEPS = 200, 20
 #: Points of the picture.
 POINTS = 2000

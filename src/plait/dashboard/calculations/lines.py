@@ -1,4 +1,4 @@
-"""How a calculation speaks with the service that started it: JSON in, a line of JSON for each thing it says."""
+"""Protocol between a calculation and the service that started it: JSON in, a line of JSON for each message."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def say(**line: Any) -> None:
 
 
 def note(done: int, of: int, words: str) -> None:
-    """Say how far it is."""
+    """Report the progress."""
     say(progress=[done, of, words])
 
 
 def answer(calculate: Callable[[Any], Any], failed: str) -> int:
-    """Calculate from what was given and say what came of it, or that it `failed` and why; returns the exit code."""
+    """Calculate from the input and print the result, or that it `failed` and why; return the exit code."""
     try:
         result = calculate(json.load(sys.stdin))
     except Exception as error:  # a policy's module may raise anything

@@ -119,7 +119,7 @@ def _text(value: Any) -> str:
 
 
 def _value(name: str, text: str) -> Any:
-    """What was typed, as the API wants it; `Refused` for what is no number."""
+    """The value of a form field for the API; `Refused` for an invalid number."""
     if not text:
         return None
     try:

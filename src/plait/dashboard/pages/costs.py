@@ -1,4 +1,4 @@
-"""What the cluster costs: its parts, and users, projects and jobs by what they held."""
+"""Costs of the cluster: its parts, and users, projects and jobs by the GPUs they held."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from plait.live.scheduler.records.event_words import step_in_words, telling
 
 #: Rows of a page; entries that are searched for them.
 ROWS, SEARCHED = 100, 5000
-#: Kinds that can be asked for -> the types of entries they are.
+#: Kinds of entries to filter by -> their types.
 KINDS = {
     "submissions": ("Requested", "JobSubmitted"),
     "starts": ("AttemptBegan", "LaunchFailed"),

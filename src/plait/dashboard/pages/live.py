@@ -1,4 +1,4 @@
-"""A stream that says when a page is out of date."""
+"""A stream that reports when a page is out of date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from plait.dashboard.api_client import Refused
 from plait.dashboard.web import Viewer, shown
 
-#: Look so often, seconds; say something at least so often, for progress that no entry of the log tells of.
+#: Intervals of checks, seconds, and of messages at least, for progress without an entry in the log.
 LOOK_S, QUIET_S = 1.0, 5.0
 #: Clusters of more nodes than this are drawn again at most every QUIET_S.
 LARGE = 200

@@ -33,7 +33,7 @@ async def log_in(request: Request) -> Response:
 
 
 async def make_code(request: Request) -> Response:
-    """For `plait web`: a code for whoever shows a token as `Authorization: Bearer`."""
+    """For `plait web`: a code for the holder of a token in `Authorization: Bearer`."""
     web = web_of(request)
     kind, _, secret = request.headers.get("authorization", "").partition(" ")
     try:

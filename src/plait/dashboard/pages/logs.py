@@ -1,4 +1,4 @@
-"""What the processes of a job wrote: all of it as text, and a stream that goes on."""
+"""Output of the processes of a job: all of it as text, and a continuing stream."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def tail(viewer: Viewer) -> Response:
 
 @shown
 async def text(viewer: Viewer) -> Response:
-    """The whole log of an attempt, as far as it is kept and was written by now, as a file to keep.
+    """The whole log of an attempt, as far as it is kept and written, as a file to keep.
 
-    Where bytes were dropped a line says so, as in `plait logs`; a later part that cannot be read ends it with a line.
+    A line marks dropped bytes, as in `plait logs`; a later part that cannot be read ends it with a line.
     """
     query = viewer.request.query_params
     first = await _part(viewer, query.get("offset"), query.get("epoch"))

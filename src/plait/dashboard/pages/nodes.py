@@ -13,7 +13,7 @@ from plait.dashboard.web import ROOT, Viewer, done, page_of, shown
 from plait.live.client.client import jobs_of_table
 from plait.live.scheduler.records.event_words import step_in_words
 
-#: Rows of a page of the list; entries of the log that are searched for those of a node.
+#: Rows of a page of the list; entries of the log that are searched for entries of a node.
 ROWS, ENTRIES = 50, 5000
 #: The timeline of a node: seconds, and attempts at most.
 DAY_S, PLACEMENTS = 86_400.0, 300
@@ -57,7 +57,7 @@ async def show_node(viewer: Viewer) -> Response:
 
 
 async def _history(viewer: Viewer, name: str, status: dict[str, Any]) -> list[tuple[int, float, str]] | None:
-    """Entries about a node itself, newest first; None for those who may not read the log of all."""
+    """Entries about a node itself, newest first; None for viewers who may not read the log of all."""
     if viewer.session.role == "user":
         return None
     after = max(status["log_seq"] // 100 * 100 - ENTRIES, 0)

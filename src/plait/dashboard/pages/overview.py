@@ -18,11 +18,11 @@ from plait.live.client.client import jobs_of_table
 
 #: Rows of each list, of that of failed jobs, and the newest failed jobs from which these are taken.
 ROWS, FAILED, NEWEST_FAILED = 10, 5, 50
-#: The policy's doings are those of so many seconds, from so many entries of the log at most.
+#: Decisions of the policy are counted over so many seconds, from so many entries of the log at most.
 WITHIN_S, ENTRIES = 3600.0, 3000
 #: States in which a job has, or is about to have, GPUs.
 RUNNING = "running,starting,stopping,unreachable"
-#: Jobs that are asked for at most, and the age of answers in seconds.
+#: Maximum jobs of a request, and the age of answers in seconds.
 MOST, FRESH_S, CALM_S = 10_000, 1.0, 10.0
 
 
@@ -33,7 +33,7 @@ async def overview(viewer: Viewer) -> Response:
 
 
 async def facts(viewer: Viewer) -> dict[str, Any]:
-    """What the template shows."""
+    """The values of the template."""
     status = await viewer.get(FRESH_S, "/v1/status")
     # A long queue is looked through less often: its reasons hardly change from one second to the next.
     age_s = FRESH_S if status["jobs"]["waiting"] < 1000 else CALM_S
@@ -63,7 +63,7 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
 
 
 async def _done(viewer: Viewer, status: dict[str, Any]) -> Any:
-    """What the policy did lately; None for those who may not read the log of all."""
+    """Recent decisions of the policy; None for viewers who may not read the log of all."""
     try:
         after = max(status["log_seq"] // 100 * 100 - ENTRIES, 0)  # the same for some time, so that answers are shared
         found = await viewer.get(CALM_S, "/v1/events", after=after, limit=ENTRIES + 100)

@@ -15,7 +15,7 @@ from plait.policies.catalog import check_named, rows
 
 #: Seconds that a comparison simulates, after which it is ended, and for which it is shown.
 BUDGET_S, LIMIT_S, KEPT_S = 15.0, 60.0, 60.0
-#: What a decision does with a job, in words.
+#: Changes of a job by a decision, in words.
 WORDS = {
     "start": "starts", "stop": "stops", "resize": "changes its size", "move": "moves", "regroup": "shares otherwise",
     "keep": "runs on", "wait": "waits",
@@ -24,7 +24,7 @@ WORDS = {
 
 @shown
 async def show_policy(viewer: Viewer) -> Response:
-    """The page; with `?with=POLICY` that policy beside the one that decides."""
+    """The page; with `?with=POLICY` that policy is compared with the current one."""
     return await _page(viewer)
 
 

@@ -14,7 +14,7 @@ from plait.report.scatter import Cloud, scatter_svg
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-#: Entries of a log that are simulated again at most, and that are asked for at a time.
+#: Maximum entries of a log for a simulation, and entries of one request.
 MOST_ENTRIES, PART = 100_000, 1000
 #: Seconds after which a comparison is ended, and for which it is shown.
 LIMIT_S, KEPT_S = 300.0, 600.0
@@ -22,7 +22,7 @@ LIMIT_S, KEPT_S = 300.0, 600.0
 
 @shown
 async def list_reports(viewer: Viewer) -> Response:
-    """What is in the folder of reports."""
+    """The list of the folder of reports."""
     found = await viewer.get(1.0, "/v1/reports")
     return viewer.page(
         "reports.html.j2", title="Reports", reports=found["reports"], folder=found.get("folder"), live=False
@@ -62,7 +62,7 @@ class ReportFile(Response):
 
 @shown
 async def fidelity(viewer: Viewer) -> Response:
-    """What the simulator predicts of the jobs in the log, beside what was measured; with `?run=1` it is done."""
+    """The simulator's predictions for the jobs in the log, compared with measurements; with `?run=1` it runs."""
     if viewer.session.role == "user":
         raise Refused(403, "the log of all jobs is for administrators and viewers", "plait fidelity --log FILE")
     status = await viewer.api.get("/v1/status")

@@ -1,4 +1,4 @@
-"""The form of a job: what it would get, and its submission. What was typed stays where the API refuses it."""
+"""The form of a job: its outlook and its submission. The form's values stay where the API refuses them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _form(
 
 
 def drawn(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the drawings of a forecast and of its variants need: how far they reach, and where bands lie."""
+    """Values for the drawings of a forecast and of its variants: how far they reach, and where bands lie."""
     rows = [] if found is None else [found, *(one for one in found["variants"] if one["change"] != "later")]
     most_s = horizon_s([one[name] for one in rows for name in ("start", "end")])
     return {"most_s": most_s, "band": band}

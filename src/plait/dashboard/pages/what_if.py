@@ -14,7 +14,7 @@ from plait.dashboard.web import Viewer, shown
 from plait.live.scheduler.explain.choices import parse_priorities
 from plait.policies.catalog import rows
 
-#: What the form has; and characters of each at most.
+#: Fields of the form; and characters of each at most.
 FIELDS, LONGEST = ("policy", "nodes", "without", "priority"), 500
 #: Names that are offered at most.
 OFFERED = 1000
