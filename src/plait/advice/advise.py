@@ -38,10 +38,10 @@ BUDGET, FIT_SHARE = 200_000, 0.25
 
 @dataclass(frozen=True)
 class Asked:
-    """What to look at: the `policy` that was used ("" to find it), other policies, nodes (`+2`, `-10%`), quotas.
+    """Input of the advice: the `policy` that was used ("" to find it), other policies, nodes (`+2`, `-10%`), quotas.
 
-    `budget` is how many jobs the fit and the rounds simulate; those that are there when a block begins, and the best
-    policy on other sizes, come on top. `prices` are of GPU-hours.
+    `budget` is how many jobs the fit and the rounds simulate; jobs present when a block begins, and the best policy on
+    other sizes, come on top. `prices` are of GPU-hours.
     """
 
     policy: str = ""
@@ -66,7 +66,7 @@ class Advice:
     prices: Prices | None = None
 
     def of_kind(self, kind: str) -> list[Effect]:
-        """Effects of `policy`, `size` or `quota`, best first; those on the jobs of the last round before others."""
+        """Effects of `policy`, `size` or `quota`, best first; effects on the jobs of the last round before others."""
         return [one for one in self.effects if one.choice.kind == kind]
 
     @property
@@ -75,7 +75,7 @@ class Advice:
         return next((one for one in self.effects if one.final), None)
 
     def whole_sample(self, one: Effect) -> bool:
-        """Whether an effect is of the jobs of the last round, so that its figures compare with those of that round."""
+        """Whether an effect is of the jobs of the last round, so that its figures compare with others of that round."""
         return self.whole is not None and one.before == self.whole.before
 
     def to_json(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def advise(past: Past, asked: Asked, ended: Callable[[int], None] | None = None)
 
 
 def _refuse_unknown(prices: Prices, cluster: Cluster) -> None:
-    """Raise `InputError` for prices that do not fit the GPU kinds, and say how a kind is named if nobody named it."""
+    """Raise `InputError` for prices that do not fit the GPU kinds; it explains how to name a kind if none is named."""
     try:
         prices.refuse_unknown(cluster.kinds)
     except InputError as error:
@@ -117,7 +117,7 @@ def _refuse_unknown(prices: Prices, cluster: Cluster) -> None:
 
 
 def _advise(simulations: Simulations, asked: Asked) -> Advice:
-    """The fit, the rounds, the sizes of the best, and what they say."""
+    """The fit, the rounds, the sizes of the best, and the recommendation."""
     past, used = simulations.past, asked.policy or simulations.past.policy
     budget = int(asked.budget * FIT_SHARE)
     fit = fitted(simulations, (used,) if used else COMMON, given=bool(used), budget=budget)
@@ -156,7 +156,7 @@ def _best_on_sizes(
 
 
 def sizes(past: Past, policy: str, nodes: Sequence[str]) -> list[Choice]:
-    """The policy on more or fewer nodes; those that are added are as the last of the cluster.
+    """The policy on more or fewer nodes; added ones are like the last of the cluster.
 
     Raises `InputError` for an invalid change, or one that leaves no node.
     """
@@ -210,7 +210,7 @@ def quotas(past: Past, policy: str, texts: Sequence[str]) -> list[Choice]:
 
 
 def recommendation(past: Past, fit: Fit, effects: Sequence[Effect]) -> tuple[str, str, str]:
-    """What to do, who gains and loses, and how sure that is."""
+    """The recommendation, its gains and losses, and its certainty."""
     able = [one for one in effects if one.choice.kind == "policy" and one.final and not one.choice.oracle]
     best = min(able, key=lambda one: one.change, default=None)
     if best is None or not best.high < 0:

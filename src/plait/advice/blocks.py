@@ -13,15 +13,15 @@ from plait.core.jobs import JobBatch
 
 #: A block has at least so many jobs, and a past at most so many blocks.
 LEAST_JOBS, MOST_BLOCKS = 800, 6
-#: Of the jobs of a block that is not the whole past the last part does not count: nobody came after them.
+#: Part of the jobs of an incomplete block that does not count, from the end: later jobs are missing.
 COOL_DOWN = 0.15
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Jobs to simulate, and which of the past they are: `rows` (jobs,), with those that `counts` (jobs,) marks.
+    """Jobs to simulate, and their place in the past: `rows` (jobs,), `counts` (jobs,) marks the ones compared.
 
-    The first jobs are those that ran or waited when the block begins, at the time left as recorded.
+    The first jobs are the ones that ran or waited when the block begins, with their recorded remaining time.
     """
 
     jobs: JobBatch
@@ -46,7 +46,7 @@ def _block(past: Past, first: int, stop: int) -> Block:
     begin_s = float(submit_s[first])
     before = np.flatnonzero(~(past.end_s[:first] <= begin_s) & ~np.isnan(past.start_s[:first]))
     ran = past.start_s[before] <= begin_s
-    before = np.concatenate([before[ran], before[~ran]])  # those that ran come first, and start at once
+    before = np.concatenate([before[ran], before[~ran]])  # running ones come first, and start at once
     rows = np.concatenate([before, np.arange(first, stop)])
     jobs = past.jobs[rows]
     left = np.ones(len(rows))
@@ -57,7 +57,7 @@ def _block(past: Past, first: int, stop: int) -> Block:
 
 
 def _left(past: Past, rows: IntArray, at_s: float) -> FloatArray:
-    """The part of the work of jobs that run that is left at a time; of an end that nobody saw, all of it."""
+    """The part of the work of running jobs that is left at a time; all of it for an unseen end."""
     whole = past.end_s[rows] - past.start_s[rows]
     part = np.where(whole > 0, (past.end_s[rows] - at_s) / np.where(whole > 0, whole, 1.0), 1.0)
     result: FloatArray = np.clip(np.nan_to_num(part, nan=1.0), 1e-6, 1.0)

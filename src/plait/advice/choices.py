@@ -1,4 +1,4 @@
-"""What could have been chosen, what became of the jobs, and how many choices compete in rounds."""
+"""Possible choices, the outcomes of the jobs, and how many choices compete in rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.policies.catalog import rows
 
 #: Of the policies of a round a third goes on (Jamieson and Talwalkar, AISTATS 2016: successive halving).
 KEEP = 3
-#: What a policy may know that users do not have to say.
+#: Knowledge that a policy may have without the users' help.
 KNOWN_ANYWAY = ("nothing", "GPU count", "demands", "distribution of past sizes")
 
 
@@ -27,7 +27,7 @@ class Choice:
 
     @property
     def oracle(self) -> bool:
-        """Whether the policy knows what users would have to say, as the work of their jobs."""
+        """Whether the policy needs knowledge from users, such as the work of their jobs."""
         row = rows().get(self.policy.partition(":")[0])
         return row is not None and row.knows not in KNOWN_ANYWAY
 
@@ -66,7 +66,7 @@ class Plan:
 
 
 def planned(choices: int, always: int, jobs: int, budget: int) -> Plan:
-    """Rounds in which a third of the `choices` goes on, beside `always` that are in the last one whatever happens.
+    """Rounds in which a third of the `choices` continues, in addition to `always` that are in the last one in any case.
 
     Every round has an equal part of the `budget` of simulated jobs, of a past of so many `jobs`.
 

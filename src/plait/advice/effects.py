@@ -1,4 +1,4 @@
-"""What a choice would have changed for the jobs of a past: for all, in the tail, and for each user and project."""
+"""Effects of a choice on the jobs of a past: for all, in the tail, and for each user and project."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEEK_S = 7 * 86400.0
 #: Weeks that a bootstrap needs; a shorter past is cut into so many parts of equally many jobs.
 LEAST_WEEKS, PARTS = 8, 20
 RESAMPLES = 2000
-#: Owners of fewer jobs are too few to say that they gain or lose.
+#: Owners of fewer jobs are not listed as winners or losers.
 LEAST_JOBS = 5
 
 
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Effect:
-    """A choice beside what was used, on the same jobs.
+    """A choice compared with the policy that was used, on the same jobs.
 
     `figures` and `before` have mean, p95 and p99 of completion and waiting times in seconds, idle GPU-hours and cost.
     `low` and `high` bound the relative change of the mean completion time in 95 % of resampled pasts. `round` is the

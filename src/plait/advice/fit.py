@@ -1,4 +1,4 @@
-"""Whether a past can be simulated: the policy that was used, simulated, beside what happened."""
+"""Whether a past can be simulated: its own policy, simulated, compared with its record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.core.errors import SimulationError
 
 #: Mean completion times that differ by more are no basis for advice.
 TOLERANCE = 0.05
-#: Policies that schedulers of clusters have, among which the one that was used is searched.
+#: Common policies of cluster schedulers, among which the used one is searched.
 COMMON = (
     "fifo", "fifo-backfill", "fifo-backfill:reserve_after_s=3600", "fifo-backfill:reserve_after_s=86400", "sjf",
     "drf", "knapsack",
@@ -27,9 +27,9 @@ class Unfaithful(SimulationError):
 
 @dataclass(frozen=True)
 class Fit:
-    """The policy taken as the one that was used, and how it compares with what happened.
+    """The policy taken as the one that was used, and its difference from the record.
 
-    `given`: whether somebody said so. Times are means over the `jobs` that count, in seconds; `others` are the errors
+    `given`: whether the user named it. Times are means over the `jobs` that count, in seconds; `others` are the errors
     of other policies, by name.
     """
 

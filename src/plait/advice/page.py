@@ -12,7 +12,7 @@ from plait.core.words import counted
 from plait.report.metrics import show
 from plait.report.sections import Section, sections_page
 
-#: Owners in a table; those who gain and lose most.
+#: Owners in a table; the largest gains and losses.
 MOST = 40
 #: Columns of figures; other percentiles are in the JSON, so that a table fits 1,200 pixels.
 _HEADS = {
@@ -22,7 +22,7 @@ _HEADS = {
     "idle_gpu_h": ("Idle", "GPU h", 1.0, "GPU-hours that no job had, from the first submission to the last end."),
     "cost": ("Cost", "", 1.0, "All GPUs, from the first submission to the last end."),
 }
-#: What tables say of choices that were compared on fewer jobs than the others.
+#: Text of tables for choices that were compared on fewer jobs than the others.
 LEFT_EARLY = (
     "Choices of fewer jobs left the comparison early and come last, best first among themselves; of them only changes "
     "are shown, because other figures would be of other jobs."
@@ -98,7 +98,7 @@ def _ranked(heading: str, effects: Sequence[Effect], advice: Advice) -> Section:
 
 
 def _jobs(one: Effect, advice: Advice) -> str:
-    """How many jobs were compared, of those that the choices in the last round have."""
+    """How many jobs were compared, of the jobs of the choices in the last round."""
     whole = advice.whole
     return f"{one.jobs:,}" if whole is None or advice.whole_sample(one) else f"{one.jobs:,} of {whole.jobs:,}"
 
@@ -113,14 +113,14 @@ def _cells(one: Effect, names: Sequence[str], advice: Advice) -> list[dict[str, 
     for name in names:
         value, before = one.figures[name], one.before[name]
         ratio = f"({value / before - 1:+.0%})".replace("%", " %") if before > 0 and math.isfinite(value) else ""
-        # Beside each other they need more than the width of a page.
+        # Next to each other they need more than the width of a page.
         comparable = advice.whole_sample(one)
         cells.append(_cell(show(value, _HEADS[name][2]), ratio) if comparable else _cell(ratio or "–"))
     return [*cells, _cell(_jobs(one, advice))]
 
 
 def _owners(word: str, best: Effect, changes: Sequence[Change]) -> Section:
-    """Everybody, or those who lose most and gain most."""
+    """All owners, or the ones with the largest losses and gains."""
     shown = list(changes) if len(changes) <= MOST else [*changes[: MOST // 2], *changes[-MOST // 2 :]]
     heads = [("Jobs", "", "Jobs compared."), ("As it was", "h", "Mean completion time."),
              (best.choice.label, "h", "Mean completion time."), ("Change", "%", "Longer is more than 0.")]  # fmt: skip
@@ -164,7 +164,7 @@ def summary_rows(advice: Advice) -> list[dict[str, str]]:
 
 
 def _absolute(figures: Mapping[str, float] | None) -> dict[str, str]:
-    """Figures that compare only with those of the same jobs; empty without any."""
+    """Figures that compare only on the same jobs; empty without any."""
     if figures is None:
         return dict.fromkeys(("mean", "p99", "idle", "cost"), "")
     return {

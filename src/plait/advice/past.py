@@ -26,16 +26,16 @@ from plait.traces.table import TraceTable
 #: Nodes of an inferred cluster have at most so many GPUs.
 NODE_GPUS = 8
 
-#: The kind of GPUs of a cluster whose kind nobody named.
+#: The kind of GPUs of a cluster without a named kind.
 UNNAMED = "gpu"
 
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """Jobs in order of submission; `start_s` and `end_s` (jobs,) as recorded, NaN where nobody saw them.
+    """Jobs in order of submission; `start_s` and `end_s` (jobs,) as recorded, NaN if unseen.
 
-    `judged` says which jobs count in comparisons: those whose end was seen. `policy` is the one that was used, "" if
-    the history does not say. `remarks` say what was assumed; `gaps` what the history has that no simulation knows of.
+    `judged` marks the jobs that count in comparisons: their end was seen. `policy` is the one that was used, "" if the
+    history does not name it. `remarks` list assumptions; `gaps` parts of the history that no simulation covers.
     """
 
     jobs: JobBatch
@@ -93,7 +93,7 @@ def past_of(table: TraceTable, cluster: Cluster | None = None, *, seed: int = 0)
 
 
 def named_by_jobs(cluster: Cluster, jobs: JobBatch) -> tuple[Cluster, list[str]]:
-    """A cluster whose GPU kind nobody named, of the one kind that its jobs name, with a remark; else as it is."""
+    """A cluster without a named GPU kind gets the one kind that its jobs name, with a remark; others are unchanged."""
     kinds = {kind for some in jobs.column("gpu_kinds").tolist() for kind in some or ()}
     if cluster.kinds != (UNNAMED,) or len(kinds) != 1:
         return cluster, []
@@ -107,7 +107,7 @@ _USUAL = ("component", "earlier_attempt", "never_started", "step")
 
 
 def _gaps(table: TraceTable, rows: IntArray) -> list[str]:
-    """What may have decided who ran when, and is not simulated."""
+    """Influences on who ran when that are not simulated."""
     states = Counter(str(state) for state in table["state"][rows].tolist())
     found = []
     if states["node_fail"]:
@@ -150,7 +150,7 @@ def _endless(table: TraceTable, rows: IntArray) -> list[str]:
 def inferred_cluster(jobs: JobBatch, nodes: FloatArray, start_s: FloatArray, end_s: FloatArray) -> Cluster:
     """The least cluster of equal nodes a kind on which what was recorded could have run.
 
-    `nodes` (jobs,) are those that each job had, NaN if unknown; they tell how many GPUs a node has.
+    `nodes` (jobs,) are the nodes that each job had, NaN if unknown; they give the GPUs of a node.
     """
     kinds = np.array([one[0] if one and len(one) == 1 else "gpu" for one in jobs.column("gpu_kinds").tolist()])
     parts = []
@@ -174,7 +174,7 @@ def inferred_cluster(jobs: JobBatch, nodes: FloatArray, start_s: FloatArray, end
 
 
 def past_of_log(path: str | Path, make_policy: Callable[[str], Policy]) -> Past:
-    """The past in an event log of plait, replayed. Raises `InputError` for a log of another run than it says."""
+    """The past in an event log of plait, replayed. Raises `InputError` for a log of another run than it claims."""
     run = read_log(path)
     text = str(run.header["policy"])
     controller, difference = replay(run, make_policy(text))
@@ -186,7 +186,7 @@ def past_of_log(path: str | Path, make_policy: Callable[[str], Policy]) -> Past:
 def past_of_controller(controller: Controller, cluster: Cluster, policy: str, *, measured: bool = False) -> Past:
     """The past of a run that a controller has seen, as simulated or live.
 
-    With `measured` the work of a finished job is the time it ran, whatever its file says. Raises `InputError` if none
+    With `measured` the work of a finished job is the time it ran, whatever its file has. Raises `InputError` if none
     finished.
     """
     store = controller.job_store

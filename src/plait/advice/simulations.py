@@ -57,7 +57,7 @@ def round_of(past: Past, budget: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Ground:
-    """What every simulation of a past needs; sent to each process once."""
+    """Common input of all simulations of a past; sent to each process once."""
 
     past: Past
     world: World

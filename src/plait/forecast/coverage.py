@@ -25,7 +25,7 @@ from plait.live.scheduler.records.track_record import ENOUGH, SCORES, TrackRecor
 from plait.live.scheduler.state import State
 from plait.queueing.durations import History
 
-#: A start is one that was waited for if it was to come later than this, seconds.
+#: A start counts as a wait if it was to come later than this, seconds.
 AT_ONCE_S = 1.0
 
 
@@ -154,7 +154,7 @@ class Coverage:
         )  # fmt: skip
 
     def shares(self) -> dict[str, Share]:
-        """Of starts that were waited for and of ends: all, and those made after `ENOUGH` others had come."""
+        """Of starts after a wait and of ends: all, and the ones made after `ENOUGH` others had come."""
         out: dict[str, Share] = {}
         for what in SCORES:
             held = self.held[what]

@@ -1,8 +1,8 @@
 """Unknown properties of queued jobs, drawn for one run of a forecast: pace, work, and the cost of starts and ends.
 
-Costs of starts and ends are drawn from measurements of this cluster. How long a job still takes whose progress does not
-tell it comes from the service, which knows the runs before it of the same script. Where the service has not said it, a
-job that did not state its work runs as long as those that finished here; one that already runs, as long as longer ones.
+Costs of starts and ends are drawn from measurements of this cluster. The remaining time of a job without own progress
+comes from the service, which knows earlier runs of the same script. Otherwise a job without stated work runs as long as
+finished jobs here; a running one, as long as longer ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACE_NOISE = 0.1
 WORK_FACTORS, TYPICAL_S = (0.3, 3.0), 300.0
 #: Number of ended jobs of the same user and model from which their durations count as typical.
 ALIKE = 3
-#: The longest of those known is exceeded by up to this factor.
+#: The longest known one is exceeded by up to this factor.
 BEYOND = 3.0
 #: Seconds from the last iteration to the end, and around a process that reports nothing, where none was measured.
 END_S, LAG_S = 0.5, 0.5
@@ -36,7 +36,7 @@ COST_FACTORS = (0.3, 3.0)
 
 @dataclass(frozen=True)
 class Drawn:
-    """Jobs as they may be; seconds that running ones need beside their iterations; costs of each, shape (jobs, 4)."""
+    """Jobs as drawn; seconds that running ones need in addition to their iterations; costs of each, shape (jobs, 4)."""
 
     truth: JobBatch
     left_s: FloatArray
@@ -49,8 +49,8 @@ def draw(
 ) -> Drawn:  # fmt: skip
     """One possible truth of every job of the job store, at these seconds an iteration (`pace_s`).
 
-    `starting`: those that run and have not made an iteration since their last start. `takes_s`, shape (jobs,): seconds
-    that jobs still take, their start and end included; NaN of those whose work and pace tell it.
+    `starting`: running jobs without an iteration since their last start. `takes_s`, shape (jobs,): seconds that jobs
+    still take, their start and end included; NaN for jobs with known work and pace.
     """
     job_store, now_s = controller.job_store, controller.now_s
     n = job_store.count
@@ -108,7 +108,7 @@ def _durations(c: dict[str, Any], specs: JobBatch, ran_s: FloatArray, wanted: An
 
 
 def _longer(known: FloatArray, than_s: float, rng: Any) -> float:
-    """A duration that is longer, by those known (ascending): in each gap between them with the same chance."""
+    """A duration that is longer, by the known ones (ascending): in each gap between them with the same chance."""
     if len(known) < ALIKE:
         typical = max(float(np.median(known)) if len(known) else TYPICAL_S, 1.0)
         return than_s + max(than_s, typical) * float(np.exp(rng.uniform(*np.log(WORK_FACTORS))))

@@ -34,9 +34,9 @@ from plait.sim.settings import SimulationSettings
 RUNS = 10
 #: The interval: this share of the runs lies below its beginning, and above its end.
 TAIL = 0.1
-#: Sources of durations that are named at most, those of most jobs.
+#: Maximum sources of durations that are named, largest first.
 SOURCES = 3
-#: How much taking turns costs beside the model of it (measured: 1.10 of the bound for tokens, 1.02 for barriers).
+#: Cost of taking turns relative to its model (measured: 1.10 of the bound for tokens, 1.02 for barriers).
 TURNS_COST = (1.0, 1.1, 1.1, 1.1)
 
 
@@ -111,7 +111,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Known:
-    """How long jobs still take whose own progress does not tell it, as the service drew it from those that ended.
+    """Remaining times of jobs without own progress, as the service drew them from ended jobs.
 
     `left_s`: seconds by the number of the job in the controller, as many draws of each job; `sources`: the same
     number -> from what these are, in words.
@@ -173,7 +173,7 @@ def forecast(
 
 
 def calibrated(found: Forecast, record: TrackRecord) -> Forecast:
-    """The forecast with intervals that would have held for four in five of those that were made here before."""
+    """The forecast with intervals that would have held for four in five earlier ones here."""
     start, end = (Calibration.of(list(record.scores[what])) for what in ("start", "end"))
     etas = {
         job: replace(
@@ -215,7 +215,7 @@ def play(controller: Controller, drawn: Drawn, settings: SimulationSettings) -> 
 
 
 def pace_s(columns: dict[str, Any], n: int) -> FloatArray:
-    """Seconds an iteration of each job alone, at the size asked for.
+    """Seconds an iteration of each job alone, at the requested size.
 
     As measured or stated, else from its progress so far (of an elastic job by its GPU-seconds, since it may have had
     other sizes), else from the progress of others.

@@ -187,7 +187,7 @@ def _truth(controller: Controller, finished: list[int], seen: MeasuredCosts) -> 
         if not math.isfinite(pace) or pace <= 0:
             held_s = float(job_store.columns["run_s"][job])
             worked_s = held_s - float(np.nan_to_num(seen.start_s(job)))
-            if spec.min_gpus != spec.max_gpus and held_s > 0:  # it may have run on more GPUs or fewer than it asked for
+            if spec.min_gpus != spec.max_gpus and held_s > 0:  # it may have run on more or fewer GPUs than requested
                 worked_s *= float(job_store.columns["attained_gpu_s"][job]) / held_s / spec.gpus
             pace = max(worked_s, 1e-3) / done
         specs.append(replace(spec, iterations=done, iteration_s=pace, model=f"job-{job}", profile=None))

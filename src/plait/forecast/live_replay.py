@@ -24,14 +24,14 @@ from plait.sim.backend import Simulator
 from plait.sim.settings import SimulationSettings
 from plait.sim.state import to_ms
 
-#: What jobs reported of themselves.
+#: Reports of jobs about themselves.
 ExternalEvent: TypeAlias = JobProfiled | GoodputReported | StopCostReported | JobKept
 
 News = tuple[float, Policy | ExternalEvent]
 
 
 class LiveReplay(Simulator):
-    """A simulator that asks its controller when the live service would have asked it."""
+    """A simulator that calls its controller when the live service would have called it."""
 
     def __init__(
         self,

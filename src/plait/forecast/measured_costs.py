@@ -1,4 +1,4 @@
-"""What a simulation takes from a live log: the cost of starts and stops, and the times of external events.
+"""Input of a simulation from a live log: the cost of starts and stops, and the times of external events.
 
 Every job's seconds are measured by its agent: from the assignment to its first iteration, from its last iteration
 to its end, from the stop request to its end. Where something was not measured, a job counts like the others.

@@ -23,17 +23,17 @@ from plait.sim.training import Training
 class ResumedSimulator(Simulator):
     """A cluster that is in the state of a controller's job store: running jobs and their GPUs, progress, waiting jobs.
 
-    `truth` has every job of the job store by number, with the work and pace that are assumed to be true. What runs
-    needs `left_s` seconds beside its iterations (what is left of its start-up, and its end). `costs_s` (jobs, 4)
-    are costs job by job, in the order of `plait.sim.overheads.FIELDS`, instead of those of `settings`. The first
-    thing that happens is a decision.
+    `truth` has every job of the job store by number, with the work and pace that are assumed to be true. A running job
+    needs `left_s` seconds in addition to its iterations (the rest of its start-up, and its end). `costs_s` (jobs, 4)
+    are costs job by job, in the order of `plait.sim.overheads.FIELDS`, instead of those of `settings`. The first event
+    is a decision.
     """
 
     def __init__(
         self, controller: Controller, truth: JobBatch, settings: SimulationSettings,
         left_s: FloatArray | None = None, costs_s: FloatArray | None = None,
     ) -> None:  # fmt: skip
-        """Take over the state of `controller` as it is now."""
+        """Take over the present state of `controller`."""
         job_store = controller.job_store
         n = job_store.count
         if len(truth) != n:

@@ -1,4 +1,4 @@
-"""What another policy would do with the live queue: its next decision beside the current policy's, and how both end.
+"""The live queue under another policy: its next decision compared with the current policy's, and how both end.
 
 Both decide about the same state. Then both are simulated forward, in pairs of runs with the same durations, so a
 difference between them is one of the policies and not of what was drawn. New jobs are not foreseen.
@@ -24,7 +24,7 @@ from plait.forecast.queue import controller_of, known_of
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.records.track_record import TrackRecord
 
-#: What a decision does with a job, from what changes most to what stays.
+#: Changes of a job by a decision, from the largest to none.
 ACTIONS = ("start", "stop", "resize", "move", "regroup", "keep", "wait")
 _QUIET = ("keep", "wait")
 
@@ -159,7 +159,7 @@ def runs(
 
 
 def outcome(pairs: Sequence[tuple[Run, Run]], most: int = 10) -> dict[str, Any]:
-    """What came of the runs: means and last ends of both, and the jobs that gain and lose most, medians over the runs.
+    """Results of the runs: means and last ends of both, and the jobs that gain and lose most, medians over the runs.
 
     Raises `InputError` without runs.
     """

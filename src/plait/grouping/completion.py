@@ -6,8 +6,8 @@ T(S) makes progress at `rate(s) = iteration_s(s) / T(S)`, so it is worth `sum of
 v. A plan is the better the more its groups are worth together: they are formed where the sum of completion times
 falls, not where summed throughput rises. plait's own; v is the gradient of the order's own sum of completion times.
 
-All functions work on ranks: rank i is the i-th job in the order. A group is also worth the restarts that it avoids: of
-its members, those of one running group may go on where they are.
+All functions work on ranks: rank i is the i-th job in the order. A group is also worth the restarts that it avoids:
+members of one running group may continue where they are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POOL, ALIKE = 16, 3
 SCRATCH_ROWS, SCRATCH = 5, 40
 #: Sweeps of exchanges at most.
 SWEEPS = 4
-#: What a change must gain, relative to what is compared, so that equal jobs are not exchanged without end.
+#: Minimum relative gain of a change, so that equal jobs are not exchanged without end.
 GAIN = 1e-9
 
 
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Units: the one that each rank is in (-1: waits), and members and size of each; the first member leads.
+    """Units: the unit of each rank (-1: waits), and members and size of each; the first member leads.
 
     `scratch` is room for the kernels, which make no arrays: classes, a group to try, the best group, picks, the pool.
     """
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 
 @lean_part
 def group_worth(ranks: IntArray, jobs: int, line: Line, classes: IntArray) -> float:
-    """What the first `jobs` of `ranks` are worth as a group, restarts that it avoids included; -1 if it may not be."""
+    """Value of the first `jobs` of `ranks` as a group, avoided restarts included; -1 if it may not be."""
     about, worth, rows = line.about, line.worth, line.rows
     if jobs == 1:
         alone: float = worth[ranks[0], V] + worth[ranks[0], STAY]
@@ -158,9 +158,9 @@ def in_pool(pool: IntArray, pooled: int, rank: int, line: Line) -> bool:
 def construct(line: Line, plan: Plan, price: float, grouped: bool, free: IntArray, inside: BoolArray) -> int:
     """Make units of all jobs, the best of the order first; their number. `free`: GPUs by set of kinds, used up.
 
-    Jobs that may not be stopped come first, with the mates they have that may not be stopped either. Each unit gets the
-    companions that make it worth most; one that would run on its own costs what that is worth above `price` a GPU.
-    Without `grouped` only jobs that may not be stopped share.
+    Jobs that may not be stopped come first, with their unstoppable mates. Each unit gets the companions that make it
+    worth most; a job that would run on its own costs its value alone above `price` a GPU. Without `grouped` only jobs
+    that may not be stopped share.
     """
     about, jobs, count = line.about, len(line.about), 0
     pool = plan.scratch[4]
@@ -205,7 +205,7 @@ def construct(line: Line, plan: Plan, price: float, grouped: bool, free: IntArra
 
 @lean_part
 def exchanged_worth(plan: Plan, unit: int, leaves: int, joins: int, line: Line) -> float:
-    """What a unit would be worth with `joins` in the place of `leaves`; -1 if it may not be."""
+    """Value of a unit with `joins` instead of `leaves`; -1 if it may not be."""
     trial = plan.scratch[1]
     for i in range(plan.size[unit]):
         trial[i] = joins if plan.members[unit, i] == leaves else plan.members[unit, i]
@@ -228,7 +228,7 @@ def put(plan: Plan, unit: int, leaves: int, joins: int) -> None:
 
 @linked(kernels)
 def exchange(line: Line, plan: Plan) -> None:
-    """Exchange jobs of two units, or of a unit and of those that wait, while the plan gains."""
+    """Exchange jobs of two units, or of a unit and waiting ones, while the plan gains."""
     about, jobs = line.about, len(line.about)
     for _ in range(SWEEPS):
         better = False
@@ -300,7 +300,7 @@ def repick(line: Line, plan: Plan, count: int) -> bool:
 
 @linked(kernels)
 def plan_worth(line: Line, plan: Plan, count: int) -> float:
-    """What all units are worth together."""
+    """Sum of the values of all units."""
     total = 0.0
     for unit in range(count):
         total += exchanged_worth(plan, unit, -1, -1, line)

@@ -18,7 +18,7 @@ from plait.grouping.model.candidates import Candidates
 class Extended:
     """Groups of rows, best priority first inside each, with their turns and summed normalised throughput.
 
-    `short`: GPUs that the groups still ask for beyond those there are; 0 or less if they fit.
+    `short`: GPUs that the groups need beyond the available ones; 0 or less if they fit.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -37,9 +37,9 @@ def extended(
 ) -> Extended:
     """Let jobs that are in none of `units` (groups of rows) join them, cheapest first, while `short` GPUs are missing.
 
-    If GPUs are missing even then, whole units join others, but no two of those that are `fixed` to their GPUs. What a
-    join costs is what Algorithm 1 with known room counts: what the objective loses, times GPUs. No job joins a
-    group in which all together would do no more than one alone (the guard). Existing groups stay, whatever their worth.
+    If GPUs are missing even then, whole units join others, but no two units that are `fixed` to their GPUs. The cost of
+    a join is that of Algorithm 1 with known room: the loss of the objective, times GPUs. No job joins a group in which
+    all together would do no more than one alone (the guard). Existing groups stay, whatever their worth.
     """
     buckets = buckets_of(jobs, options, cache)
     parts = []
@@ -64,7 +64,7 @@ def extended(
 
 
 class _Part:
-    """The groups of one GPU count, by a number each, while one joins another. The first are those that there were."""
+    """The groups of one GPU count, by a number each, while one joins another. The first are the initial ones."""
 
     def __init__(self, bucket: Bucket, units: Sequence[Sequence[int]], fixed: Sequence[bool]) -> None:
         self.bucket = bucket

@@ -55,12 +55,12 @@ def group(
     order           stage order of a group; "worst" is the paper's ablation
     interference    slow-down of a group of 1, 2, ... jobs beyond its schedule; the last counts for larger ones
     guard           split groups whose speedup is <= 1 + guard; None leaves them
-    gpus_available  merge only while the groups ask for more GPUs than that, cheapest merges first (none or
+    gpus_available  merge only while the groups need more GPUs than that, cheapest merges first (none or
                     less than none: as far as it goes); None (the paper) merges whatever is matched
     memory_limit_bytes  most GPU memory on each GPU that members of a group may hold together
     improve         local search after the rounds; None: yes if the method is "auto"
-    now             the group that each job is in at present, -1 for none: of equal jobs, those that share already go
-                    on together. It changes who is in which group, and not how good the groups are
+    now             the group that each job is in at present, -1 for none: of equal jobs, present sharers stay together.
+                    It changes who is in which group, and not how good the groups are
 
     The result depends on the jobs and their order of priority only: equal jobs are interchangeable, and of equal ones
     the one with the better priority joins the group that holds the best priority. Raises `InputError`.
@@ -101,7 +101,7 @@ def group(
 
 
 def _choose(buckets: Sequence[Bucket], method: Method) -> str:
-    """Set the method of each bucket; a sentence that says why."""
+    """Set the method of each bucket; return a sentence with the reason."""
     reasons = []
     for bucket in buckets:
         jobs, classes = len(bucket.jobs), len(bucket.model.counts)
@@ -124,7 +124,7 @@ def _choose(buckets: Sequence[Bucket], method: Method) -> str:
 
 
 def _better(bucket: Bucket, search: bool, cache: GroupingCache) -> None:
-    """Exact grouping, or local search, in place of the groups there are; as many of them."""
+    """Replace the groups by exact grouping or local search; as many of them."""
     if bucket.method == "exact":
         found = exact_groups(bucket.model, bucket.nodes, cache)
         bucket.nodes, bucket.bound = found.nodes, (len(found.nodes), found.bound)

@@ -24,7 +24,7 @@ MOST_TO_IMPROVE = 300
 
 
 def improved(model: Model, nodes: Sequence[Node], cache: GroupingCache) -> list[Node]:
-    """The groups after local search, in canonical order; `nodes` stays as it is."""
+    """The groups after local search, in canonical order; `nodes` is unchanged."""
     start = tuple(sorted(nodes))
     return cache.remember(("improve", model.key, start), lambda: _improved(model, start))
 

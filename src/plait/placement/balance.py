@@ -31,7 +31,7 @@ class FlowBalance:
     """The servers with the fewest flows first, so that links are about equally used.
 
     A flow is a job with GPUs on several servers: it uses the link of each of them, and the uplink of each rack if there
-    are several. A job that one server can hold has no flow, and goes where it leaves the fewest GPUs over.
+    are several. A job that one server can hold has no flow, and goes where it leaves the minimum GPUs over.
     """
 
     def __call__(self, view: View) -> Chooser:
@@ -49,10 +49,10 @@ class FlowBalance:
 
 @dataclass(frozen=True)
 class LeastFragmentation:
-    """The servers that are left with the fewest idle GPUs beside busy ones, in as few racks as possible.
+    """The servers that are left with the fewest idle GPUs next to busy ones, in as few racks as possible.
 
-    One server if that is possible, that with the least room left; else those for which the shares of idle GPUs add up
-    to the least (`servers.best_servers`).
+    One server if possible, the one with the minimum room left; otherwise the servers whose shares of idle GPUs have the
+    smallest sum (`servers.best_servers`).
     """
 
     def __call__(self, view: View) -> Chooser:

@@ -2,8 +2,8 @@
 
 A job whose size is unchanged keeps its GPUs, unless it is on more nodes than its size needs and can now come together;
 one that fits on a node gets one, best fit, the largest first; a larger one gets whole free nodes; where fragments are
-in the way, the fewest small jobs are moved, each of which costs a restart. A node holds GPUs of at most one job that
-is spread over several nodes (Pollux, section 4.2; placement rules of Sia, section 3.4).
+in the way, the minimum number of small jobs is moved, each of which costs a restart. A node holds GPUs of at most one
+job that is spread over several nodes (Pollux, section 4.2; placement rules of Sia, section 3.4).
 
 If no job is in the way of another, the usual case, a kernel does all of it (`elastic_kernels`).
 
@@ -53,9 +53,9 @@ def place_sizes(
     """Put jobs of `sizes` (J,) GPUs on nodes, close to where they are `running` (J, N).
 
     `capacity` (N,): the GPUs that each node has for these jobs, 0 for one that is down. `spread` (J,): jobs that may
-    use several nodes although one would hold them. `pinned` (J,): keep their GPUs even if others find no place.
-    `stay` (J,): with their size unchanged these keep their GPUs however many nodes they are on; the others are brought
-    together on as few as their size needs as soon as possible, those that may spread without moving other jobs.
+    use several nodes although one would hold them. `pinned` (J,): keep their GPUs even if others find no place. `stay`
+    (J,): jobs that keep their GPUs, on any number of nodes, while their size is unchanged; the others are brought
+    together on as few as their size needs as soon as possible, jobs that may spread without moving other jobs.
     `smaller`: sizes to which a job without a place may be cut, e.g. the ladder's. Among equals earlier rows come first.
     """
     jobs, nodes = running.shape
@@ -84,7 +84,7 @@ def place_sizes(
     board, missing = _gathered(fresh, apart & ~loose, needed)
     for kept in (np.flatnonzero(fixed | tidy), np.flatnonzero(fixed)):
         if not missing:
-            break  # else what is kept is in the way: first those spread over parts of nodes, then all
+            break  # otherwise kept jobs are in the way: first the ones spread over parts of nodes, then all
         tried = fresh()
         left = tried.settle(tried.keep(kept))
         if len(left) < len(missing):
@@ -100,7 +100,7 @@ def place_sizes(
 def _gathered(fresh: Callable[[], _Board], apart: BoolArray, needed: IntArray) -> tuple[_Board, list[int]]:
     """A board on which jobs keep their GPUs, except jobs `apart` that now fit on as few nodes as `needed`; the rest.
 
-    A job that would be moved without that stays as it is, and so do all of them if more would be without a place.
+    A job that would be moved by this stays, and so do all of them if more would be without a place.
     """
     board = fresh()
     missing = board.settle(board.keep(np.arange(len(apart))))
@@ -158,7 +158,7 @@ class _Board:
         return bool(fits and (spread.sum(axis=0) + (self.owner >= 0) <= 1).all())
 
     def settle(self, jobs: list[int]) -> list[int]:
-        """Place `jobs`, the largest first; those in their way are placed after them. Return jobs without a place."""
+        """Place `jobs`, the largest first; jobs in their way are placed after them. Return jobs without a place."""
         waiting = sorted(jobs, key=lambda job: (-self.sizes[job], job))
         missing = []
         while waiting:
@@ -214,7 +214,7 @@ class _Board:
         return best[2]
 
     def _fewest(self, node: int, need: int, below: int) -> list[int] | None:
-        """The fewest one-node jobs smaller than `below` whose GPUs on `node` are `need` or more; None if too few."""
+        """The minimum set of one-node jobs smaller than `below` with `need` or more GPUs on `node`; None if too few."""
         here = [j for j in np.flatnonzero(self.gpus[:, node]).tolist() if self._can_go(j) and self.sizes[j] < below]
         here.sort(key=lambda job: (-self.sizes[job], -job))
         out: list[int] = []
@@ -232,7 +232,7 @@ class _Board:
         return out
 
     def _whole_nodes(self, job: int, size: int) -> list[int] | None:
-        """Whole nodes, the free ones first, then those with the fewest jobs to move; the last may be one in part."""
+        """Whole nodes, the free ones first, then the ones with the fewest jobs to move; the last may be one in part."""
         busy = (self.gpus > 0).sum(axis=0)
         stuck = (self.gpus[~self._movable()] > 0).any(axis=0)
         held = self.capacity - self.free

@@ -16,7 +16,7 @@ def _keep(
     sizes: IntArray, running: IntArray, capacity: IntArray, fixed: BoolArray, gpus: IntArray, free: IntArray,
     owned: BoolArray,
 ) -> bool:  # fmt: skip
-    """Leave those on the board whose size is unchanged; False if one of them cannot stay or might come together."""
+    """Leave jobs of unchanged size on the board; False if one of them cannot stay or might come together."""
     largest = 0
     for n in range(len(capacity)):
         largest = max(largest, capacity[n])

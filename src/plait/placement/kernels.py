@@ -1,6 +1,6 @@
 """The placement kernel: walk jobs in order, keep what runs, place what is new, move only when it must.
 
-`placement/reference.py` says the same in plain Python, and a test compares the two.
+`placement/reference.py` is the same in plain Python, and a test compares the two.
 
 From the top: choosing the GPUs of one gang, scheme by scheme, up to `choose`; then the walk, up to `admit`. All
 in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
@@ -26,7 +26,7 @@ OUT, KEPT, SETTLED = 0, 1, 2
 
 
 class Nodes(NamedTuple):
-    """What does not change in a walk: columns of `Cluster`, and each node as if it were empty.
+    """Constants of a walk: columns of `Cluster`, and each node as if it were empty.
 
     `whole` GPUs and `capacity` (cores and bytes) of the nodes that are up. `plain`: all nodes are up and no job
     states cores or memory; `limits`: some job does.
@@ -45,7 +45,7 @@ class Nodes(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left at a moment of the walk.
+    """Resources left at a moment of the walk.
 
     `taken[gpu]`: a job holds it or its node is down. `free[node]`: GPUs; `spare[node]`: CPU cores and bytes.
     """
@@ -56,7 +56,7 @@ class Left(NamedTuple):
 
 
 class Running(NamedTuple):
-    """What the job at each position holds: `gpus[lo[p]:hi[p]]`, as `held[p]` says (OUT, KEPT, SETTLED)."""
+    """Holdings of the job at each position: `gpus[lo[p]:hi[p]]`, by `held[p]` (OUT, KEPT, SETTLED)."""
 
     gpus: IntArray
     lo: IntArray
@@ -65,7 +65,7 @@ class Running(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the walk says of each position: its status, and whether it `stays`, or else gets `gpus[lo[p]:hi[p]]`."""
+    """Result of the walk for each position: its status, and whether it `stays`, or else gets `gpus[lo[p]:hi[p]]`."""
 
     status: IntArray
     stays: BoolArray
@@ -131,7 +131,7 @@ def pick_fewest(
     per_gpu: FloatArray,
     take: IntArray,
 ) -> bool:
-    """Fill `take` (nodes,) with `need` GPUs on `nodes_needed` nodes, those with least room left over."""
+    """Fill `take` (nodes,) with `need` GPUs on `nodes_needed` nodes, minimum room left over first."""
     left = need
     for _ in range(nodes_needed - 1):
         node = roomiest(kind, node_kind, free, spare, per_gpu, take)
@@ -384,7 +384,7 @@ def mark_candidates(
             continue
         left = need
         for k in range(nodes.cap_prefix.shape[1]):
-            # The node that can give most (as much as is needed), and among those the one that is freest.
+            # The node that can give most (up to the need), and among equal ones the freest.
             best = -1
             for node in range(len(free)):
                 if nodes.kind[node] == kind and mark[node] == 0 and could[node] > 0:
@@ -498,8 +498,8 @@ def idle(
 ) -> tuple[BoolArray, IntArray, IntArray, int]:
     """The cluster before the walk, as if no job of `order` ran; arguments as for `admit`.
 
-    Returns (taken GPUs, free GPUs of each node, those of nodes that are up, how many are free). On a node that is down
-    only the GPUs of running jobs of the order are free.
+    Returns (taken GPUs, free GPUs of each node, free GPUs of nodes that are up, how many are free). On a node that is
+    down only the GPUs of running jobs of the order are free.
     """
     taken = np.zeros(len(gpu_node), dtype=np.bool_)
     free = np.zeros(len(node_gpus), dtype=np.int64)
@@ -641,10 +641,9 @@ def admit(
     `now_gpus[now_first[g]:now_first[g + 1]]`. Returns (status of each position, positions placed, their GPUs,
     offsets). Of a node that is down only the GPUs that running jobs of the order hold can be had.
 
-    1. Count: admit in order while GPUs last, so that running jobs outside are known to leave.
-    2. Running jobs that are admitted hold their GPUs.
-    3. In order, place the rest; one that does not fit because of lower-ranked running jobs makes them move.
-    4. In order, use what is left over (backfill), first for jobs that can stay.
+    1. Count: admit in order while GPUs last, so that running jobs outside are known to leave. 2. Running jobs that are
+    admitted hold their GPUs. 3. In order, place the rest; one that does not fit because of lower-ranked running jobs
+    makes them move. 4. In order, use the rest (backfill), first for jobs that can stay.
     """
     n = len(order)
     limits = bool(per_gpu.any())

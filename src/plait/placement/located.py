@@ -2,7 +2,7 @@
 
 Who runs, who stays and who has to move is decided as for any free GPUs (`COUNTING`). Then the gangs that get other GPUs
 than they have choose theirs, one after the other in the order of the walk, and the walk is repeated with each choice
-kept, so that those behind it see what is left.
+kept, so that later ones see the rest.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from plait.placement.pinned import elsewhere
 class Gang:
     """A gang that chooses its nodes.
 
-    row     of `view.jobs`; of GPU sharers, that of the first
+    row     of `view.jobs`; of GPU sharers, the first's
     gpus    how many it needs, all of one kind
-    room    (nodes,) of these that each node can take: free GPUs of the kind, with cores and memory beside them
+    room    (nodes,) of these that each node can take: free GPUs of the kind, with cores and memory for them
     free    (nodes,) free GPUs of each node, whatever they can be used for
     placed  the nodes of each row that has its GPUs by now
     """
@@ -42,7 +42,7 @@ Chooser = Callable[[Gang], IntArray]
 
 
 class Answer(NamedTuple):
-    """What `kernels.admit` returns."""
+    """Result of `kernels.admit`."""
 
     status: IntArray
     positions: IntArray
@@ -64,7 +64,7 @@ class Order:
     per_gpu: FloatArray
 
     def admitted(self, running_group: IntArray, gpus: IntArray, first_gpu: IntArray, cluster: Cluster) -> set[int]:
-        """Rows that are placed before all others: those that fit by their number of GPUs."""
+        """Rows that are placed before all others: the ones that fit by their number of GPUs."""
         budget = cluster.gpus
         if not cluster.all_up:
             *_, budget = kernels.idle(
@@ -117,7 +117,7 @@ def _moves(rows: IntArray, found: Answer, group: IntArray, gpus: IntArray, first
 def _chosen(
     order: Order, found: Answer, rows: IntArray, settled: BoolArray, k: int, cluster: Cluster, choose: Chooser
 ) -> IntArray:
-    """The GPUs that the gang at position `k` of those placed chooses; `settled` ones keep what they have."""
+    """The GPUs that the gang at position `k` of the placed ones chooses; `settled` ones keep theirs."""
     first = found.first_gpu
     lengths = np.diff(first)
     there = np.repeat(settled, lengths)
@@ -159,7 +159,7 @@ def _chosen(
 def _drop_overlapping(
     group: IntArray, row: int, chosen: IntArray, gpus: IntArray, first_gpu: IntArray, total: int
 ) -> None:
-    """Rows whose GPUs are now partly those of `row` hold none: the walk takes groups to share all GPUs or none."""
+    """Rows whose GPUs now overlap with GPUs of `row` hold none: the walk takes groups to share all GPUs or none."""
     mine = np.zeros(total, dtype=np.bool_)
     mine[chosen] = True
     hit = np.logical_or.reduceat(mine[gpus], first_gpu[:-1])

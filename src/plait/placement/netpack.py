@@ -1,6 +1,6 @@
 """Placement by the estimated state of the network, after the description of NetPack. Start at `NetPack`.
 
-The description says: jobs are placed by a steady-state estimate, a valuation of servers by residual bandwidth and free
+In the description, jobs are placed by a steady-state estimate, a valuation of servers by residual bandwidth and free
 GPUs, and a dynamic programme over servers. The valuation, the racks as a further index, the order in which places are
 compared and the choice of a batch are our design.
 """
@@ -121,7 +121,7 @@ class Places:
         return state.exchanges[gang.row], state
 
     def _value(self, gang: Gang) -> FloatArray:
-        """What 0 to all GPUs of the gang on each server are worth, shape (nodes, GPUs + 1)."""
+        """Values of 0 to all GPUs of the gang on each server, shape (nodes, GPUs + 1)."""
         share = np.arange(gang.gpus + 1) / gang.gpus
         idle = left_over(self.view.cluster, gang)
         value: FloatArray = (
@@ -134,7 +134,7 @@ class Places:
         return {row: self._exchange(row, nodes) for row, nodes in placed.items() if len(nodes) > 1}
 
     def _exchange(self, row: int, nodes: tuple[int, ...]) -> Exchange:
-        """How a job exchanges: as chosen in this decision, as its grants say, or as a ring."""
+        """How a job exchanges: as chosen in this decision, by its grants, or as a ring."""
         known = self.chosen.get((row, nodes))
         if known is not None:
             return known

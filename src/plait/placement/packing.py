@@ -36,13 +36,13 @@ KEPT, RESERVED = kernels.BLOCKED + 1, kernels.BLOCKED + 2
 class Scheme(IntEnum):
     """How the GPUs of one gang are chosen.
 
-    CONSOLIDATED: the fewest nodes that can hold the gang, best fit among them; waits if they are not free.
-    CONSOLIDATED_FIRST_FIT: whole idle nodes by number plus one for the rest, under one switch, as in the
-    released Tiresias simulator's `yarn`; waits otherwise. A gang that the nodes that are up cannot hold this way even
-    when idle (nodes of several sizes, racks too small) is placed as CONSOLIDATED instead of never starting.
-    FIRST_FIT and BEST_FIT: one node if possible (lowest number; least room left), else several.
-    SPREAD: the fullest nodes first, filling fragments. COUNTING: any free GPUs by number, so that only the
-    count matters. RANDOM: any free GPUs, drawn by a seeded generator.
+    CONSOLIDATED: the minimum nodes that can hold the gang, best fit among them; waits if they are not free.
+    CONSOLIDATED_FIRST_FIT: whole idle nodes by number plus one for the rest, under one switch, as in the released
+    Tiresias simulator's `yarn`; waits otherwise. A gang that the nodes that are up cannot hold this way even when idle
+    (nodes of several sizes, racks too small) is placed as CONSOLIDATED instead of never starting.
+    FIRST_FIT and BEST_FIT: one node if possible (lowest number; minimum room left), otherwise several.
+    SPREAD: the fullest nodes first, filling fragments. COUNTING: any free GPUs by number, so that only the count
+    matters. RANDOM: any free GPUs, drawn by a seeded generator.
     """
 
     CONSOLIDATED = kernels.CONSOLIDATED
@@ -99,7 +99,7 @@ class WaitReasons(Mapping[int, str]):
 
 
 class LazyReasons(Mapping[int, str]):
-    """`WaitReasons` built on first use: most plans are never asked."""
+    """`WaitReasons` built on first use: most plans' reasons are never read."""
 
     def __init__(self, view: View, order: IntArray, status: IntArray) -> None:
         """Keep what is needed to answer."""
@@ -140,7 +140,7 @@ def demands(jobs: JobTable) -> FloatArray:
 def allowed_kinds(view: View) -> IntArray:
     """Bit mask of the GPU kinds each job may use; one entry if all may use all.
 
-    Those it asks for, whose GPUs have the memory that it needs: all of a kind, where a kind's differ.
+    The requested kinds, whose GPUs have the memory that it needs: all of a kind, where a kind's differ.
     """
     cluster, jobs = view.cluster, view.jobs
     masks = cluster.any_kind
@@ -171,7 +171,7 @@ def _groups_of_units(view: View, order: IntArray, companions: Mapping[int, Seque
 def _groups_of_most(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
     """The group whose GPUs each unit keeps: of a member that must stay, else of most members, if still available.
 
-    Units of which more members could stay choose first, then those ahead in the order.
+    Units of which more members could stay choose first, then units ahead in the order.
     """
     jobs, kept = view.jobs, view.keeps.rows
     counts, held = view.running.gpu_count().tolist(), jobs.running_group.tolist()
@@ -200,7 +200,7 @@ def _groups_of_most(view: View, order: IntArray, companions: Mapping[int, Sequen
 
 
 def _for_units(rows: A, companions: Mapping[int, Sequence[int]] | None, join: np.ufunc) -> A:
-    """One value a row, joined with those of its companions; a single value stands for all."""
+    """One value a row, joined with the values of its companions; a single value stands for all."""
     if not companions or len(rows) == 1:
         return rows
     out = rows.copy()
@@ -264,7 +264,7 @@ class Walk:
         return group
 
     def moved(self, view: View, kept: BoolArray) -> IntArray:
-        """Those of the `kept` rows that would not stay on their GPUs."""
+        """The ones of the `kept` rows that would not stay on their GPUs."""
         return elsewhere(
             np.flatnonzero(kept), self.group_of(view), self.gpus, self.first_gpu, view.jobs.running_group,
             view.running.gpus, view.running.first_gpu,
@@ -347,9 +347,9 @@ class Asked:
 def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
     """A walk in which all kept jobs stay, and when to decide again, seconds.
 
-    `free` is the walk as the policy asked. Kept jobs hold their GPUs first. What they leave goes to jobs that
-    the policy would start anyway: GPUs that a job would have got if temporarily kept jobs were stopped stay free for
-    it; otherwise jobs behind it would take them, be kept as well, and shut it out permanently.
+    `free` is the walk as the policy requested it. Kept jobs hold their GPUs first. The rest goes to jobs that the
+    policy would start anyway: GPUs that a job would have got if temporarily kept jobs were stopped stay free for it;
+    otherwise jobs behind it would take them, be kept as well, and shut it out permanently.
     """
     view, kept = ask.view, ask.view.keeps
     order, companions = free.order, free.companions
@@ -384,7 +384,7 @@ def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
 
 
 def _as_running(view: View, rows: IntArray, turns: IntArray | None, gate: Gate) -> tuple[IntArray | None, Gate]:
-    """Turns and gate with which these rows continue as they are, beside the requested ones."""
+    """Turns and gate with which these rows continue unchanged, in addition to the requested ones."""
     running = view.running
     if not len(rows) or running.single:
         return turns, gate
@@ -414,17 +414,16 @@ def place(
 ) -> Plan:
     """Admit jobs in this order and give each its GPUs; one job a group.
 
-    `order` lists rows of `view.jobs`, best first; jobs left out do not run. `scheme`, `strict`, `gpus` and
-    `levels` are one value a row of `view.jobs` (not of `order`); `scheme` may be a function that picks the nodes of
-    each gang that starts. A `strict` job that does not fit blocks all
-    after it. `promoted` lists rows. `companions` adds rows that share the GPUs of a row in `order` (and are
-    not in `order` themselves), under `gate`; `turns` is one value a row of `view.jobs`, for those that share.
-    `move` lists rows that give up their GPUs and are placed again.
+    `order` lists rows of `view.jobs`, best first; jobs left out do not run. `scheme`, `strict`, `gpus` and `levels` are
+    one value a row of `view.jobs` (not of `order`); `scheme` may be a function that picks the nodes of each gang that
+    starts. A `strict` job that does not fit blocks all after it. `promoted` lists rows. `companions` adds rows that
+    share the GPUs of a row in `order` (and are not in `order` themselves), under `gate`; `turns` is one value a row of
+    `view.jobs`, for sharing jobs. `move` lists rows that give up their GPUs and are placed again.
 
-    Jobs that may not be stopped or moved (`View.keeps`) stay where they are, whatever the order is, those left out
-    too. Kept jobs that share GPUs stay together and may get other company; kept jobs on different GPUs are not brought
-    together. If that changes the plan, it is valid until the first of them may be stopped.
-    Those on a silent node get no other company. Raises no errors: what does not fit waits, with a reason.
+    Jobs that may not be stopped or moved (`View.keeps`) stay where they are, whatever the order is, left-out ones too.
+    Kept jobs that share GPUs stay together and may get other company; kept jobs on different GPUs are not brought
+    together. If that changes the plan, it is valid until the first of them may be stopped. Jobs on a silent node get no
+    other company. Raises no errors: a job that does not fit waits, with a reason.
     """
     order = np.asarray(order, dtype=np.int64)
     ask = Asked(

@@ -1,8 +1,8 @@
 """Running jobs that a policy may not stop or move (`View.keeps`), and plans that respect them.
 
-`place` respects them by itself. `broken` finds those that a plan would stop or move, and `keep_running` repairs such a
-plan, for policies that name GPUs themselves: impossible parts are dropped, so a third-party policy can neither discard
-the work of a job nor stop the cluster.
+`place` respects them by itself. `broken` finds kept jobs that a plan would stop or move, and `keep_running` repairs
+such a plan, for policies that name GPUs themselves: impossible parts are dropped, so a third-party policy can neither
+discard the work of a job nor stop the cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def elsewhere(
     now_gpus: IntArray,
     now_first: IntArray,
 ) -> IntArray:
-    """Those of these running `rows` that are not in a group on the very GPUs they have.
+    """The ones of these running `rows` that are not in a group on exactly their present GPUs.
 
     `group_of[row]` is the row's group in a plan, -1 if it is in none; group g has
     `gpus[first_gpu[g]:first_gpu[g + 1]]`.
@@ -73,11 +73,11 @@ def broken(view: View, plan: Plan) -> IntArray:
 
 
 def keep_running(view: View, plan: Plan) -> Plan:
-    """The plan, or if it stops or moves jobs that are kept, one that does not.
+    """The plan, or if it stops or moves kept jobs, one that does not.
 
-    They stay where they are, with kept jobs only; groups planned on their GPUs wait, except hosts and guests that
-    share these GPUs with them now. Whoever stays on its GPUs stays host or guest as it is, as long as that goes with
-    the others. No job joins those on a silent node. Grants of switch memory follow (`pinned_grants.keep_grants`).
+    They stay where they are, with kept jobs only; groups planned on their GPUs wait, except hosts and guests that share
+    these GPUs with them now. A staying job remains host or guest, as long as that goes with the others. No job joins
+    jobs on a silent node. Grants of switch memory follow (`pinned_grants.keep_grants`).
     """
     kept = _kept_running(view, plan)
     return kept if kept is plan or not (plan.grants or view.grants) else keep_grants(view, plan, kept)
@@ -116,10 +116,10 @@ def _kept_running(view: View, plan: Plan) -> Plan:
 def _beside_kept(
     view: View, plan: Plan, stay: Sequence[Group], names: set[int], held: set[int], kept: set[int]
 ) -> list[Group]:
-    """Groups of the plan that can be beside those that `stay`, without the jobs `names` of these, in the plan's order.
+    """Groups of the plan that are compatible with `stay`, without the jobs `names` of these, in the plan's order.
 
-    `held`: the GPUs of `stay`; `kept`: jobs that may not be stopped. Kept jobs choose first, then all that are on their
-    GPUs now, then those that come.
+    `held`: the GPUs of `stay`; `kept`: jobs that may not be stopped. Kept jobs choose first, then jobs on their present
+    GPUs, then new ones.
     """
     now = _gpus_now(view) if view.running.guest is not None else {}
     taken = _Taken(stay, view, plan)
@@ -211,8 +211,8 @@ def kept_units(
 ) -> tuple[IntArray, Mapping[int, Sequence[int]], IntArray]:
     """Units whose `kept` members all run on the same GPUs: (order, companions, rows taken out of others).
 
-    Units as `place` takes them; `kept` is one flag a row of `view.jobs`. Kept jobs that share GPUs are in one unit,
-    those on other GPUs in others. Where a unit has to be split for that, its kept members stay as they are and the
+    Units in the form for `place`; `kept` is one flag a row of `view.jobs`. Kept jobs that share GPUs are in one unit,
+    kept jobs on other GPUs in others. Where a unit has to be split for that, its kept members stay unchanged and the
     rest stays together. Units with kept jobs come first, then the rest in its order. `alone`: no job joins them.
     """
     running_group, rows = view.jobs.running_group, np.flatnonzero(kept)

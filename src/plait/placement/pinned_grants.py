@@ -50,7 +50,7 @@ def _gpus(groups: Groups) -> dict[int, tuple[int, ...]]:
 
 
 def _requiring(view: View, jobs: Collection[int]) -> set[int]:
-    """Those of these jobs that run only with a grant."""
+    """The ones of these jobs that run only with a grant."""
     rows = {number: row for row, number in enumerate(view.jobs.number.tolist()) if number in jobs}
     return {number for number, row in rows.items() if view.jobs.spec(row).ina.required}
 

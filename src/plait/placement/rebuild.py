@@ -71,7 +71,7 @@ def _kept(busy: IntArray, running: IntArray) -> FloatArray:
 
 
 def _fill_places(one: IntArray, at: IntArray, staying: IntArray, running: IntArray, gpus: IntArray) -> None:
-    """Give the places of one-node jobs to jobs of that size, first to those that run there; fills `gpus` (J, N)."""
+    """Give the places of one-node jobs to jobs of that size, first to jobs that run there; fills `gpus` (J, N)."""
     sizes = one.sum(axis=1)
     for size in np.unique(sizes[sizes > 0]).tolist():
         free = {int(at[i]): int(count) for i, count in enumerate((one == size).sum(axis=0)) if count}

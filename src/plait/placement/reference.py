@@ -17,8 +17,8 @@ from plait.placement.packing import Scheme
 class Gang:
     """One job in the order: its size, its present GPUs, and its constraints.
 
-    `kinds`: GPU kinds it may use. `cpus` and `memory_bytes`: what each of its GPUs needs beside it. `strict`:
-    if it does not fit, no gang after it runs. `seed`: for random placement.
+    `kinds`: GPU kinds it may use. `cpus` and `memory_bytes`: the need of each of its GPUs. `strict`: if it does not
+    fit, no gang after it runs. `seed`: for random placement.
     """
 
     size: int
@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass
 class Hardware:
-    """What is free now: GPUs, and cores and bytes by node."""
+    """Free resources: GPUs, and cores and bytes by node."""
 
     cluster: Cluster
     free: set[int] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Hardware:
 
 
 def choose(hardware: Hardware, gang: Gang) -> tuple[int, ...] | None:
-    """GPUs for one gang among those that are free, all of one kind, or None."""
+    """Free GPUs for one gang, all of one kind, or None."""
     for kind in hardware.cluster.kinds:
         if kind not in gang.kinds:
             continue
@@ -225,7 +225,7 @@ def walk(gangs: Sequence[Gang], cluster: Cluster) -> list[Answer]:
     2. Running gangs that are in keep their GPUs.
     3. In order, gangs that are in and have none yet get GPUs; if only lower-ranked running gangs are in the
        way, these give theirs up, the lowest first, and are placed again when the line reaches them.
-    4. In order, gangs that are not in get what is left, by preference where they run now.
+    4. In order, gangs that are not in get the rest, by preference where they run now.
 
     Of a node that is down only the GPUs that running gangs hold are available.
     """

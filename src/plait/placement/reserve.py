@@ -9,7 +9,7 @@ the first job takes the GPUs back. Otherwise later jobs take each GPU that becom
     can start, or can be stopped by then.
 
 The first job then waits at most for the jobs that were in its way when it became first. A node that is silent for some
-seconds may respond again, so GPUs stay held for a job that would start with those of such a node.
+seconds may respond again, so GPUs stay held for a job that would start with GPUs of such a node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from plait.placement import kernels
 from plait.placement.packing import allowed_kinds, demands
 from plait.placement.pinned_grants import keep_grants
 
-#: Waiting jobs that are looked at, from the first: those ahead may wait for something other than GPUs.
+#: Waiting jobs that are considered, from the first: earlier ones may wait for something other than GPUs.
 CANDIDATES = 16
 #: Jobs in the way that a reason names.
 NAMED = 3
@@ -40,8 +40,8 @@ _SCHEME, _LENIENT = np.array([kernels.CONSOLIDATED], dtype=np.int64), np.zeros(1
 def hold_back(view: View, plan: Plan, preempts: bool) -> Plan:
     """The plan without starts that would keep its first waiting job from starting, and with a reservation for it.
 
-    `preempts`: whether the policy stops running jobs for those ahead of them in `Plan.order`. Plans with reservations
-    of their own or with guests, and plans for jobs that may all be stopped, are returned as they are.
+    `preempts`: whether the policy stops running jobs for jobs ahead of them in `Plan.order`. Plans with reservations of
+    their own or with guests, and plans for jobs that may all be stopped, are returned unchanged.
     """
     if plan.reservations or plan.groups.guest is not None or not _some_stay(view):
         return plan
@@ -158,7 +158,7 @@ class _Planned:
 
     @cached_property
     def room(self) -> _Room:
-        """Where jobs find GPUs beside groups of the plan."""
+        """The search for GPUs next to groups of the plan."""
         return _Room(self, self.view.cluster.node_up)
 
     @cached_property
@@ -173,7 +173,7 @@ class _Planned:
         return out
 
     def hold_for(self, head: int) -> _Hold | None:
-        """What to hold for a waiting row; None if no job that stays is in its way, or it could never start."""
+        """The GPUs to hold for a waiting row; None if no staying job is in its way, or it could never start."""
         ahead = self.rank[self.row] < self.rank[head]
         kept = self.stays | self.view.keeps.rows
         members = np.flatnonzero((self.row >= 0) & (ahead | (~self.starts & kept[self.row])))
@@ -201,7 +201,7 @@ class _Planned:
     def _soonest(self, blockers: IntArray, head: int) -> IntArray | None:
         """GPUs for a row once the least number of `blockers`, first to last, has left; None if it needs none or all.
 
-        A job ahead of which nobody is in the way waits for something else, so nothing is held for it.
+        A job without others in its way waits for something else, so nothing is held for it.
         """
         if self.room.find(blockers, head) is not None:
             return None
@@ -247,7 +247,7 @@ class _Planned:
 
 
 class _Room:
-    """Finds GPUs beside groups of a plan, for jobs of the view or for whole groups."""
+    """Finds GPUs next to groups of a plan, for jobs of the view or for whole groups."""
 
     def __init__(self, planned: _Planned, node_up: BoolArray) -> None:
         view, groups = planned.view, planned.plan.groups
@@ -262,13 +262,13 @@ class _Room:
         self._kinds = kinds if len(kinds) == len(view.jobs) else np.full(len(view.jobs), kinds[0])
 
     def find(self, groups: IntArray, row: int) -> IntArray | None:
-        """GPUs for the job in `row` beside these groups; those of other groups are free. None if it does not fit."""
+        """GPUs for the job in `row` next to these groups; GPUs of other groups are free. None if it does not fit."""
         jobs, up = self._jobs, int(self._cluster.node_gpus[self._node_up].sum())
         size = int(jobs.gpus[row] if jobs.gpus[row] <= up else jobs.min_gpus[row])
         return self._admit(groups, self._gpus, self._first, [(size, [row])])[0]
 
     def find_all(self, held: IntArray, asked: list[tuple[int, list[int]]]) -> list[IntArray | None]:
-        """GPUs beside all groups and those `held`, for several in this order: (how many, rows that share them)."""
+        """GPUs outside all groups and `held`, for several in this order: (how many, rows that share them)."""
         if not len(held):
             return self._admit(np.arange(len(self._first) - 1), self._gpus, self._first, asked)
         gpus = np.concatenate([self._gpus, held])
@@ -277,7 +277,7 @@ class _Room:
     def _admit(
         self, groups: IntArray, gpus: IntArray, first: IntArray, asked: list[tuple[int, list[int]]]
     ) -> list[IntArray | None]:
-        """GPUs beside these `groups`, of which each has `gpus[first[g]:first[g + 1]]`, for all that is `asked`."""
+        """GPUs outside these `groups`, of which each has `gpus[first[g]:first[g + 1]]`, for all of `asked`."""
         cluster, n, more = self._cluster, len(first) - 1, len(asked)
         of_groups = np.vstack([self._of_groups, np.zeros((n - len(self._of_groups), 2))])
         of_asked = np.array([self._per_gpu[rows].sum(axis=0) for _, rows in asked]).reshape(more, 2)
@@ -377,7 +377,7 @@ def _continued(view: View, kept: list[Group], free: set[int]) -> list[Group]:
 
 
 class _HoldReasons(Mapping[int, str]):
-    """Reasons of a plan, where the first waiting job and those that may not take its GPUs have others."""
+    """Reasons of a plan, replaced for the first waiting job and for jobs that may not take its GPUs."""
 
     def __init__(self, base: Mapping[int, str], planned: _Planned, hold: _Hold, shut_out: BoolArray) -> None:
         """`shut_out`: one flag a row of the view."""

@@ -6,14 +6,14 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 
-#: How many more racks than the fewest possible are looked at.
+#: Additional racks to try, beyond the minimum.
 MORE_RACKS = 2
 #: Values that differ by less are equal.
 TIE = 1e-12
 
 
 def best_servers(room: IntArray, rack: IntArray, need: int, value: FloatArray) -> list[IntArray]:
-    """GPUs on each server, shape (nodes,), best by sum of values, for each number of racks from the fewest on.
+    """GPUs on each server, shape (nodes,), best by sum of values, for each number of racks from the minimum on.
 
     `F[i][k] = max over m of F[i - 1][k - m] + v_i(m)` inside a rack, and the same over racks with their number as a
     further index. `room` (nodes,) GPUs that each can give; `rack` (nodes,); `value[i, m]` of m GPUs on server i, shape

@@ -1,8 +1,8 @@
-"""How long jobs may still take, drawn from those that ended: the empirical distribution of what is left.
+"""Remaining run times of jobs, drawn from ended ones: the empirical distribution of the rest.
 
-A job that has run for a while is not like those that ended before: it is drawn from the ones that took longer (the
-conditional residual life of the empirical distribution). The one to come lies in each gap between those known with the
-same chance, so there is a gap beyond the longest. Jobs that still run count as longer than they have run.
+A job that has run for a while is unlike jobs that ended earlier: it is drawn from the ones that took longer (the
+conditional residual life of the empirical distribution). The next value lies in each gap between the known ones with
+the same chance, so there is a gap beyond the longest. Running jobs count as longer than they have run.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from plait.core.arrays import FloatArray, IntArray
 
 #: Ended jobs that are enough to be typical, of the same script fewer, and the most that a pool keeps, the newest.
 ENOUGH, ENOUGH_RUNS, MOST = 5, 3, 400
-#: The longest of those known is exceeded by up to this factor.
+#: The longest known one is exceeded by up to this factor.
 BEYOND = 3.0
-#: What is drawn where nothing has ended: seconds, and the range of the factors of it.
+#: Default where nothing has ended: seconds, and the range of factors of it.
 TYPICAL_S, FACTORS = 300.0, (0.1, 10.0)
 #: Standard deviation of the logarithm of what a stated duration is off by, until `ENOUGH` jobs showed it; and of the
 #: pace of a job that reports its progress, of each job and of all together.
 STATED_NOISE, PACE_NOISE = 0.5, 0.1
-#: The same of what all jobs differ by together from those before them: without it a long queue would look certain, as
-#: the errors of its jobs cancel out.
+#: The same for the common difference of all jobs from earlier ones: without it a long queue would look certain, as the
+#: errors of its jobs cancel out.
 SHARED_NOISE = 0.4
-#: From the closest to the widest; what the words say of jobs that were drawn from.
+#: Pools from the closest to the widest, with their words for the jobs that were drawn from.
 POOLS = (
     "user, command and size", "user, script and size", "user and script", "user, name and size", "user and name",
     "user and size", "user", "size", "cluster",
 )  # fmt: skip
 #: The words of a job that reports its progress.
 OWN_PROGRESS = "its own progress"
-#: Pools of one script, the first so many, and those that are closer than what a job states.
+#: Pools of one script, the first so many, and the ones that are closer than a job's statement.
 OF_SCRIPT, CLOSE = 3, 5
 #: Programs that run a script, which is their first argument that is no option.
 RUNNERS = re.compile(
@@ -79,7 +79,7 @@ class History:
         return len(POOLS) - 1, ("",)
 
     def sorted(self, key: object) -> FloatArray:
-        """What the jobs of a pool took, seconds, ascending."""
+        """Seconds of the jobs of a pool, ascending."""
         assert isinstance(key, tuple)
         mark, found = self._pools.get(key, (-1, np.zeros(0)))
         if mark != self.count:
@@ -89,7 +89,7 @@ class History:
 
 
 def script_of(command: str) -> str:
-    """The script of a command, without its arguments; the whole command where none can be told.
+    """The script of a command, without its arguments; the whole command where none is recognised.
 
     >>> script_of("torchrun --nproc-per-node 2 train.py --lr 0.1"), script_of("python -m lab.train --lr 1")
     ('train.py', '-m lab.train')
@@ -126,8 +126,8 @@ def _keys(user: str, name: str, gpus: int, command: str) -> tuple[tuple[object, 
 class Unknown:
     """Jobs as columns, shape (jobs,): what is known of how long each still takes.
 
-    `ran_s` it has run; `left_s` is what its own progress says, NaN where it reports none; `stated_s` what was stated
-    for the whole job, NaN for nothing.
+    `ran_s` it has run; `left_s` by its own progress, NaN where it reports none; `stated_s` stated for the whole job,
+    NaN for nothing.
     """
 
     user: Sequence[str]
@@ -139,7 +139,7 @@ class Unknown:
     command: Sequence[str] = ()
 
     def command_of(self, i: int) -> str:
-        """What a job runs; "" if that is not known."""
+        """Command of a job; "" if unknown."""
         return self.command[i] if len(self.command) else ""
 
 
@@ -226,7 +226,7 @@ def _drawn(
 def residual(
     known: FloatArray, ran: FloatArray, uniform: FloatArray, censored: FloatArray | None = None, least: float = 0.0
 ) -> FloatArray:
-    """What is left of values that are already past `ran` (jobs,), drawn by `uniform` (draws, jobs) from `known`.
+    """The rest of values that are already past `ran` (jobs,), drawn by `uniform` (draws, jobs) from `known`.
 
     `censored`: values of which only that they are larger is known, so that a young cluster does not take all jobs for
     short (Kaplan and Meier, JASA 53, 1958, with one more observation beyond the largest). `least`: no value is smaller.

@@ -1,4 +1,4 @@
-"""What `plait.queueing.schedule.play` computes, in the plainest words: every end looks at every job. For tests."""
+"""Same results as `plait.queueing.schedule.play`, in the plainest code: every end looks at every job. For tests."""
 
 from __future__ import annotations
 

@@ -5,10 +5,11 @@ With `PREEMPT` a job may also take the GPUs of running ones that come after it, 
 left they do later. With `STRICT` the first job that does not fit keeps all after it waiting. Our design; it leaves out
 nodes within a kind, and changes of the order.
 
-*Probes* are jobs that are not there: each says when it would have started at its place, and takes nothing from others.
+*Probes* are hypothetical jobs: each gets the time when it would have started at its place, and takes nothing from
+others.
 
 Which job fits next is a question to a tree of minima over the order, so that an end costs O(log jobs), not O(jobs).
-`plait.queueing.reference` says the same without trees.
+`plait.queueing.reference` is the same without trees.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _start(
     job: int, k: int, now_s: float, waits: IntArray, held: IntArray, ends: FloatArray, free: IntArray,
     place: IntArray, left_s: FloatArray, stays: IntArray, mask: IntArray, gpus: IntArray, size: int, how: int,
 ) -> None:  # fmt: skip
-    """Start a job on kind `k`; where the free GPUs are too few, those that run after it stop, the last one first."""
+    """Start a job on kind `k`; where the free GPUs are too few, jobs that run after it stop, the last one first."""
     while free[k] < gpus[job]:
         victim = _last(held, k, size)
         free[k] += gpus[victim]
@@ -197,12 +198,12 @@ def play(
     """Play a queue forward, once for each row of `left_s`.
 
     Jobs are in the order of the policy: `gpus` (jobs,), `mask` (jobs,) of the kinds that they may use, `place` (jobs,)
-    the kind on which one runs or -1, `stays` (jobs,) whether nobody may stop it; `left_s` (draws, jobs) seconds of
+    the kind on which one runs or -1, `stays` (jobs,) whether it may not be stopped; `left_s` (draws, jobs) seconds of
     work; `capacity` (kinds,) GPUs; `how` of `PREEMPT` and `STRICT`. A probe stands before the job `probe_at` (probes,),
     growing. Unless `to_the_end`, it is over when all probes have started.
 
-    Returns seconds from now: starts (draws, jobs), 0 of those that run; ends (draws, jobs); starts of the probes
-    (draws, probes). Infinite for never.
+    Returns seconds from now: starts (draws, jobs), 0 of running ones; ends (draws, jobs); starts of the probes (draws,
+    probes). Infinite for never.
     """
     draws, n = left_s.shape
     kinds, size = len(capacity), 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-#: Fill patterns by series; the same order as the columns of the tables beside them.
+#: Fill patterns by series; the same order as the columns of their tables.
 _FILLS = ("#2b83ba", "#e0692a", "#1f9d76", "#a88a1c", "#7a67d0", "#c0609c")
 #: The value above a bar narrower than this is turned, so that it does not run into the next one's.
 ROOM = 20.0

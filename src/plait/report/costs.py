@@ -44,7 +44,7 @@ def by_owner(result: RunResult, owner: str) -> dict[str, dict[str, float | int]]
 def owner_rows(results: Sequence[RunResult], names: Sequence[str], owner: str) -> list[list[str]]:
     """One row an owner, dearest under the first run first, one cell a run: money, and the part of it that was lost.
 
-    The last rows are what nobody used. `names` label the runs, all of which have prices.
+    The last rows are unused GPUs. `names` label the runs, all of which have prices.
     """
     columns = [by_owner(result, owner) for result in results]
     order = list(dict.fromkeys(name for column in columns for name in column))
@@ -71,7 +71,7 @@ def _money(row: Mapping[str, float | int]) -> str:
 
 
 def owners_there(results: Sequence[RunResult]) -> list[str]:
-    """By what the jobs of these runs can be told apart: `project`, `user`; one of them at least."""
+    """Columns that distinguish the jobs of these runs: `project`, `user`; one of them at least."""
     return [owner for owner in OWNERS if len({str(name) for r in results for name in r.jobs[owner]}) > 1] or ["user"]
 
 

@@ -29,7 +29,7 @@ def policy_bars_svg(
 ) -> str:
     """Horizontal bars of one figure, one a policy; the best is starred; whiskers are 95 % intervals over seeds.
 
-    `time`: the unit of times, where the picture stands beside a table that has chosen one.
+    `time`: the unit of times, where a table next to the picture has chosen one.
     """
     known = {m.key: m for m in METRICS}
     if metric not in known:

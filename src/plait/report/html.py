@@ -168,7 +168,7 @@ def _cards(groups: Sequence[Comparison], names: Sequence[str]) -> list[dict[str,
 
 
 def table_columns(groups: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Columns of a comparison: those figures that are known, with unit and meaning."""
+    """Columns of a comparison: the known figures, with unit and meaning."""
     out = []
     for metric in METRICS:
         values = [figure(g, metric) for g in groups]

@@ -104,7 +104,7 @@ def _jobs(jobs: Mapping[str, Any], limit: int, origin: float) -> dict[str, Any]:
 def gantt(t: Timeline, names: Any, limit: int, origin: float, words: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Bars (job, first GPU, GPUs, from, to, member, members, end) of the first spans, in order of start.
 
-    Where there are guests, a flag says which bars are those. `words`: user and model by job number, as `names` are.
+    Where there are guests, a flag marks their bars. `words`: user and model by job number, like `names`.
 
     A span over GPUs that are not neighbours gives several bars. All spans are shown up to `until_s`.
     """
@@ -147,7 +147,7 @@ def gantt(t: Timeline, names: Any, limit: int, origin: float, words: Mapping[str
 
 
 def _member(group: IntArray) -> IntArray:
-    """Place of each span among those of its group."""
+    """Place of each span among the spans of its group."""
     order = np.argsort(group, kind="stable")
     rows = group[order]
     first = np.append(True, rows[1:] != rows[:-1])[: len(rows)]

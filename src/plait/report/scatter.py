@@ -26,8 +26,8 @@ def scatter_svg(
 ) -> str:  # fmt: skip
     """Draw `clouds` over equal axes from 0, in `width` x `height` pixels.
 
-    `band`: beside the line of agreement, lines at 1 - band and 1 + band times x, or band below and above x if not
-    `relative`. Raises `InputError` for points that cannot be drawn.
+    `band`: in addition to the line of agreement, lines at 1 - band and 1 + band times x, or band below and above x if
+    not `relative`. Raises `InputError` for points that cannot be drawn.
     """
     for cloud in clouds:
         values = (*cloud.x, *cloud.y)
@@ -72,7 +72,7 @@ def scatter_svg(
 
 
 def _mark(i: int, x: float, y: float, colour: str) -> str:
-    """A mark at a place; its form says which cloud, also without colours."""
+    """A mark at a place; its form shows its cloud, also without colours."""
     forms = (
         "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
         "M-4-4h8v8h-8z",

@@ -97,7 +97,7 @@ def comparison_table(results: Iterable[RunResult], metrics: Sequence[Metric] | N
 
 
 def known(rows: Sequence[Comparison], metrics: Iterable[Metric]) -> list[Metric]:
-    """Those of the figures that some row has."""
+    """The ones of the figures that some row has."""
     return [metric for metric in metrics if any(math.isfinite(figure(row, metric)) for row in rows)]
 
 

@@ -20,8 +20,8 @@ def write_chrome_trace(result: RunResult, path: str | Path) -> None:
 
     Where there are guests, a second thread a GPU has them.
 
-    Times are microseconds, as the format requires. Jobs that share a GPU begin together, so the one that stays
-    longest is drawn around the others.
+    Times are microseconds, as the format requires. Jobs that share a GPU begin together, so the longest is drawn around
+    the others.
     """
     with whole_file(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')

@@ -37,7 +37,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What is unusual about it."""
+        """Its unusual settings."""
         several = f"{len(self.workers)} jobs of {'/'.join(str(w) for w in sorted(set(self.workers)))}"
         more = [f"window {self.window}"] if self.window != 245 else []
         more += [f"{self.delay_us:g} us"] if self.delay_us != 1 else []

@@ -27,9 +27,9 @@ class PublishedRun:
 
 
 class PublishedWorld(Protocol):
-    """What the command line needs of a published world.
+    """Interface of a published world for the command line.
 
-    `takes` names the options of `plait simulate` that mean something here, beside those for output; `cluster` and
+    `takes` names the options of `plait simulate` that apply here, in addition to options for output; `cluster` and
     `trace_format` may be given as they are (None: none).
     """
 

@@ -2,8 +2,8 @@
 
 Tokens taken rank by rank would deadlock: rank 0 of A holds node 1 and waits in a collective for rank 1, which waits for
 node 2, held by B, whose other rank waits for node 1. So rank 0 takes the token for all: it waits until its peers have
-asked (meanwhile they hold nothing that others need), takes the token, opens, and returns the token when all have left.
-The n-th stage of a peer belongs to the n-th opening; a peer that comes late finds it open and enters.
+arrived (meanwhile they hold nothing that others need), takes the token, opens, and returns the token when all have
+left. The n-th stage of a peer belongs to the n-th opening; a peer that comes late finds it open and enters.
 
 Gates only pace, so every wait here is limited: a rank that waits longer than its patience for another one, which may be
 in a different part of the program (evaluation on rank 0 only), continues and counts from the newest opening.
@@ -26,7 +26,7 @@ class Gang:
     """One process of a job with several, by the job's words in the group's page."""
 
     def __init__(self, page: GroupPage, files: LockFiles, index: int, rank: int, world_size: int) -> None:
-        """Join as rank `rank` of `world_size` of member `index`; `page` and `files` are those of the group."""
+        """Join as rank `rank` of `world_size` of member `index`; `page` and `files` are the group's."""
         self._page, self._files, self._index, self._rank = page, files, index, rank
         self._opened = page.at.member(index) + OPENED
         self._ranks = [page.at.rank(index, r) for r in range(world_size)]
@@ -61,7 +61,7 @@ class Gang:
         ]
 
     def gather(self, r: int, until_s: float) -> bool:
-        """On rank 0, before it takes the token: wait until all peers have asked, at most for its patience."""
+        """On rank 0, before it takes the token: wait until all peers have arrived, at most for its patience."""
         words, peers = self._page.words, self._peers()
 
         def asked() -> bool:
@@ -70,7 +70,7 @@ class Gang:
 
         begin = time.monotonic()
         while not self._until(asked, min(until_s, time.monotonic() + 5 * _LOOK_S, begin + self._patience[r])):
-            peers = self._peers()  # without those that died meanwhile
+            peers = self._peers()  # without peers that died meanwhile
             if time.monotonic() >= min(until_s, begin + self._patience[r]) or self._page.stale:
                 self._patience[r] /= 2  # they may never come; the full patience returns when they do
                 return False

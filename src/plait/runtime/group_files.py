@@ -12,10 +12,10 @@ that still follows the old plan notices it at its next stage and continues witho
 **Death.** Locks are flocks: the kernel frees them when the process dies, however it dies. A forked child closes the
 inherited descriptors, or it would keep the locks of its dead parent.
 
-**Words of the page** (8 bytes each, one writer a word unless said otherwise):
+**Words of the page** (8 bytes each, one writer a word unless noted):
 
     0 magic "PLAITG1"  1 layout  2 version (agent)  3 members  4 largest world size  5 rows
-    8..11 when the resource was last freed, ns (whoever freed it)
+    8..11 when the resource was last freed, ns (written by any holder)
     then by slot of each resource: pid * 2**16 + member of its holder
     then by member: slot, target, state, in_stage, bell, pid, 2 spare, opened[4]
     then by member and rank: bell, pid, 2 spare, asked[4], inside[4]
@@ -59,7 +59,7 @@ ABSENT, ACTIVE, AWAY, GONE = 0, 1, 2, 3
 
 
 class GroupError(InputError):
-    """The files of a group cannot be used; the message says why."""
+    """The files of a group cannot be used; the message has the reason."""
 
 
 @dataclass(frozen=True)

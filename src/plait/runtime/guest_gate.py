@@ -9,17 +9,17 @@ Before a quantum the guest waits until
     gate    no host is in its GPU stage, or was within the last millisecond, if the gate is on
 
 Pauses vary by half, so that equal ones do not fall into step with a host. The gate reports the number of the share that
-it obeys, and the longest quantum of a step. The seconds of a quantum are those that it takes on a free GPU, without the
-wait for a host whose GPU stage it began in (`plait.sharing.quanta`).
+it obeys, and the longest quantum of a step. The seconds of a quantum are its time on a free GPU, without the wait for a
+host whose GPU stage it began in (`plait.sharing.quanta`).
 
-A change of any of them counts at once, also a promotion: a host waits for nothing. Nor does a job that was asked to
+A change of any of them counts at once, also a promotion: a host waits for nothing. Nor does a job with a request to
 stop, so that it can save its state.
 
 Each check of the share is noted in the page: a guest without recent checks is throttled from outside (`throttle` of
 its runner).
 
-After AntMan (Xiao et al., OSDI 2020), section 3: compute scaling. What is plait's own is that the pause follows each
-quantum, not each step, and the stage gate.
+After AntMan (Xiao et al., OSDI 2020), section 3: compute scaling. plait's own parts are the pause after each quantum,
+not each step, and the stage gate.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class GuestGate:
         self.stats, self.kind, self.reason = self.inner.stats, "guest", self.inner.reason
         self.marked = False  # whether GPU stages are marked; without, all between two waits is a quantum
         self.quanta = 0  # that have ended
-        self.longest_s = 0.0  # since somebody set it to 0
+        self.longest_s = 0.0  # since it was last set to 0
         self._page, self._wants_stop = page, wants_stop
         self._look, self._version = look, page.control_version
         self._clock, self._sleep = clock, sleep
@@ -162,7 +162,7 @@ class GuestGate:
         self._every = min(max(math.ceil(LEAST_QUANTUM_S / max(self._mean_s, 1e-9)), 1), MOST_PASSED)
 
     def wait(self) -> None:
-        """Until a quantum may begin, or the job was asked to stop."""
+        """Wait until a quantum may begin, or the job has a request to stop."""
         begin_s, pause_s = self._clock(), self._blocked_s(self._clock())
         if not pause_s:
             return

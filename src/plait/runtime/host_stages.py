@@ -21,9 +21,9 @@ _GONE = frozenset((JobState.PREEMPTED, JobState.FINISHED, JobState.FAILED))
 
 
 class HostStages:
-    """The hosts of a guest. One that marks no stages, has no page, or has ended is never in its GPU stage.
+    """The hosts of a guest. A host without stages or page, or an ended one, is never in its GPU stage.
 
-    Nor is one that waits in its stage for memory: the guest must reach its boundary to give that back.
+    Nor is a host that waits in its stage for memory: the guest must reach its boundary to give memory back.
     """
 
     def __init__(self, paths: Iterable[Path], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,13 +78,13 @@ def marks_gpu_stages(page: Page) -> bool:
 
 
 def _has_ended(page: Page) -> bool:
-    """True if the process of a page has ended: while it lives, it holds a lock beside its page."""
+    """True if the process of a page has ended: while it lives, it holds a lock next to its page."""
     if page.state in _GONE:
         return True
     try:
         fd = os.open(page.path.parent / "speaker.lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return False  # nobody can say
+        return False  # unknown
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

@@ -7,13 +7,13 @@ writer is killed in between. The facts of several words, profile and goodput, ha
 fact is written; an entry of the steps begins with a number that is 0 meanwhile.
 
     offset  field                               written by the job
-         0  magic "PLAIT1", two zero bytes         (whoever makes the page)
-         8  oldest version that can read it     (whoever makes the page)
-        16  version of who made it, 0 means 1   (whoever makes the page)
+         0  magic "PLAIT1", two zero bytes         (maker of the page)
+         8  oldest version that can read it     (maker of the page)
+        16  version of its maker, 0 means 1      (maker of the page)
         64  steps                      f8       iterations since the beginning of the job
         72  step_s                     f8       mean seconds of the last 20 iterations, 0 unknown
         80  last_step_monotonic        f8       CLOCK_MONOTONIC at the end of the last iteration
-        88  total_iterations           f8       iterations the script says it will do, 0 unknown
+        88  total_iterations           f8       iterations that the script announced, 0 unknown
         96  state                      i8       `JobState`
        104  in_stage                   i8       resource + 1, 0 between stages
        112  skew                       f8       tensor-size skew of the model, NaN unknown
@@ -21,7 +21,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        128  checkpoint_time            f8       Unix time of its commit, 0 none
        136  pid                        i8       the process that maps the page
        144  blocking_s                 f8       cumulative seconds that training stood still for checkpoints
-       152  stage_since                f8       CLOCK_MONOTONIC when it entered `in_stage`, 0 when that says nothing
+       152  stage_since                f8       CLOCK_MONOTONIC when it entered `in_stage`, 0 unknown
        160  busy_s[4]                  f8       cumulative seconds by resource
        192  exposed_s[4]               f8       ... of them not hidden behind another stage
        224  waited_s[4]                f8       cumulative seconds at the gate
@@ -29,8 +29,8 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        264  gate_version               i8       version of the group's plan it belongs to
        272  gate_timeouts              i8       waits that ran out of time
        280  first_step_monotonic       f8       CLOCK_MONOTONIC at the end of this process's first iteration, 0 none
-       288  saves                      i8       whether it can go on from a checkpoint (`Saves`), 0 unknown
-       296  share_reached              i8       number of the share that a guest obeys, 0: not said
+       288  saves                      i8       whether it can resume from a checkpoint (`Saves`), 0 unknown
+       296  share_reached              i8       number of the share that a guest obeys, 0: unknown
        304  longest_quantum_s          f8       of a guest's unfinished step, 0: none yet
        312  paced_monotonic            f8       CLOCK_MONOTONIC when it last checked its share as a guest, 0 never
        320  profile guard              i8       even: whole, odd: being written, 0: none yet
@@ -46,8 +46,8 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        536  not_finite                 f8       newest steps in a row whose gradients were not finite (a loss of NaN)
        544  library_version            i8       version of the training library, 0 means 2 or older: it reports no steps
        552  limit_reached_number       i8       number of the memory limit that the job last acted on
-       560  limit_reached_bytes        f8       ... the limit it keeps to since; infinite: none, 0: not said yet
-       568  refused_bytes              f8       the job waits in an allocation that nobody could serve
+       560  limit_reached_bytes        f8       ... the limit it keeps to since; infinite: none, 0: unknown
+       568  refused_bytes              f8       the job waits in an allocation that failed
        576  steps[12]                           the newest steps, 120 bytes each (`step_ring`)
       2016  gpu_left_monotonic         f8       CLOCK_MONOTONIC when it left its GPU stage last, 0 never
                                                 written by the agent
@@ -59,7 +59,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
       2088  limit_number               i8       counts limits and pauses, so that the job can say what it acted on
       2096  micro_batches              i8       into how many micro-batches a step is split; 0 means 1
       2104  action                     i8       `sharing.Action`
-      2112  share_until                f8       CLOCK_MONOTONIC until which a guest may run; 0: not said yet
+      2112  share_until                f8       CLOCK_MONOTONIC until which a guest may run; 0: unknown
       2120  share_number               i8       counts changes of `share`
                                                 written by the runner, of a guest (`throttle`)
       2176  throttle                   i8       how the runner throttles it (`Throttled`), 0: it paces itself
@@ -71,7 +71,7 @@ An agent and the training library of a job may differ by one version, either way
 places that were 0 before, and a reader takes 0 for not known. control.json follows the same rule.
 
 The process maps the file; the agent uses plain reads and writes of the same words (`mapped=False`), because a mapping
-of a file that somebody cuts short kills the reader.
+of a file that is truncated kills the reader.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _GOODPUT_AT = 408 // WORD
 _LIMITS_AT = 496 // WORD
 _ACTIONS = frozenset(action.value for action in Action)
 _STEPS_AT = 576
-#: Numbers that a limit may have: those that a double holds, as which words are read from a file.
+#: Possible numbers of a limit: integers that a double holds, since words of a file are read as doubles.
 _NUMBERS = range(1 << 53)
 
 
@@ -116,7 +116,7 @@ class PageError(InputError):
 class Saves(IntEnum):
     """Whether a job that is stopped now goes on from its newest checkpoint."""
 
-    UNKNOWN = 0  # not attached, or attached by a plait that does not say
+    UNKNOWN = 0  # not attached, or attached by a plait that does not report it
     NOTHING = 1  # nothing registered, or not enough: it begins again at step 0
     NO_BOUNDARY = 2  # no iteration has ended yet: it can be neither stopped nor saved
     NOT_RESUMED = 3  # it saves, but its loop begins at step 0 whatever was saved
@@ -125,7 +125,7 @@ class Saves(IntEnum):
 
 
 class JobState(IntEnum):
-    """What a training process says it is doing."""
+    """State of a training process, as reported by itself."""
 
     STARTING = 0
     RUNNING = 1
@@ -229,7 +229,7 @@ class Page:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, mapped: bool = False) -> Page:
-        """A new page in place of whatever is there; it appears whole or not at all."""
+        """A new page that replaces any present one; it appears whole or not at all."""
         path = Path(path)
         content = bytearray(SIZE)
         content[:24] = MAGIC + struct.pack("<qq", OLDEST, VERSION)
@@ -358,7 +358,7 @@ class Page:
         self.limit_reached_number = number
 
     def reached(self, capacity_bytes: int) -> Reached | None:
-        """The limit as the job reported it, on a device of so many bytes; None before it has said anything valid."""
+        """The limit as the job reported it, on a device of so many bytes; None before its first valid report."""
         number, limit = self.limit_reached_number, self.limit_reached_bytes
         return Reached(number, int(min(limit, capacity_bytes))) if limit > 0 and number in _NUMBERS else None
 
@@ -373,7 +373,7 @@ class Page:
         return value if math.isfinite(value) else None
 
     def _bytes(self, at: int, size: int) -> bytes:
-        """A part of the page as it is now; shorter if the file was cut short."""
+        """A part of the present page; shorter if the file was truncated."""
         return bytes(self._view[at : at + size]) if self._map is not None else os.pread(self._fd, size, at)
 
     def _put(self, at: int, data: bytes) -> None:

@@ -15,7 +15,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class GateError(PlaitError):
-    """A gate was used in a way that could deadlock jobs; the message says how."""
+    """A gate was used in a way that could deadlock jobs; the message explains it."""
 
 
 class GateTimeout(PlaitError, TimeoutError):
@@ -100,10 +100,10 @@ class NullGate:
             self.stats.inside_s[resource] += time.perf_counter() - began
 
     def yield_point(self, before: Callable[[], None] | None = None) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: there are no waiters."""
 
     def drop(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: there are no waiters."""
 
     def close(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: there are no waiters."""

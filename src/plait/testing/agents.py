@@ -4,9 +4,9 @@
     fleet.engine.submit([{"command": ["train"]}], owner="ann", now_s=fleet.now_s)
     fleet.pass_s(10.0)
 
-Time is given to every call, so a day of a thousand nodes takes as long as the scheduler needs for it. What an agent
-refuses (lower terms, lower epochs, old versions), keeps when it dies (its journal) and loses with its machine is as in
-`plait.live.agent`; the contract suite runs the same script against both.
+Time is given to every call, so a day of a thousand nodes takes as long as the scheduler needs for it. An agent's
+refusals (lower terms, lower epochs, old versions), its journal, which survives its death, and its losses with its
+machine are as in `plait.live.agent`; the contract suite runs the same script against both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SimulatedAgent:
     """A node with its agent. Agent and node may die or stop responding; processes survive only the agent's death."""
 
     def __init__(self, node: NodeInfo, program: Callable[[Run], Program], disk: Disk | None = None) -> None:
-        """`program` says what the process of a run does; `disk` is shared by the nodes of a cluster."""
+        """`program` returns the program of a run's process; `disk` is shared by the nodes of a cluster."""
         self.node, self.program, self.disk = node, program, disk or MemoryDisk()
         #: The journal of a real agent, which survives its death.
         self.term, self.epochs = 0, dict[int, int]()
@@ -45,7 +45,7 @@ class SimulatedAgent:
         self.alive, self.frozen = False, False
         self._births = self._pids = 0
         self.refused: list[str] = []
-        #: The lease of the runners, which survives the agent's death; and when each question was asked.
+        #: The lease of the runners, which survives the agent's death; and the time of each request.
         self.lease = Lease(-math.inf, LEASE_SHARE * LOST_S)
         self._asked: deque[tuple[Observed, float]] = deque(maxlen=64)
         self.start()
@@ -228,7 +228,7 @@ class Fleet:
         #: Questions for the agents of nodes, and what they replied by number.
         self.asks: dict[str, list[Ask]] = {}
         self.replies: dict[int, Reply] = {}
-        #: Answers that an agent gets in place of its own: older ones, in any order.
+        #: Replacement of an agent's answer: older ones, in any order.
         self.deliver: Callable[[SimulatedAgent, Assignment], list[Assignment]] = lambda agent, answer: [answer]
 
     def _engine(self, policy: str | None) -> Engine:

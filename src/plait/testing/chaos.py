@@ -39,7 +39,7 @@ class Done:
 
 
 class Chaos:
-    """One plan against one cluster. A fault for which there is no target yet waits, and those behind it with it."""
+    """One plan against one cluster. A fault without a target yet waits, and later ones with it."""
 
     def __init__(self, cluster: Cluster, faults: Sequence[Fault], record: Path | None = None) -> None:
         """`record`: a file that gets one JSON line a fault."""
@@ -66,7 +66,7 @@ class Chaos:
         return not self._left and not self._undo
 
     def step(self) -> None:
-        """What is due now: faults that end, dead services and agents started again, the next fault."""
+        """Execute due actions: faults that end, dead services and agents started again, the next fault."""
         now = time.monotonic()
         for at, undo in [entry for entry in self._undo if entry[0] <= now]:
             self._undo.remove((at, undo))

@@ -90,7 +90,7 @@ class Cluster:
         return None if self._service is None or self._service.poll() is not None else Process.of(self._service.pid)
 
     def agent(self, node: str) -> Process | None:
-        """The process of a node's agent, if it has said that it runs."""
+        """The process of a node's agent, if it has reported that it runs."""
         pid = next((n.pid for n in self.backend.list_nodes() if n.name == node and n.state == UP), None)
         return None if pid is None else Process.of(pid)
 
@@ -121,7 +121,7 @@ class Cluster:
 
     def _spawn(self) -> None:
         self.starts += 1
-        self.layout.service_file.unlink(missing_ok=True)  # of one that died
+        self.layout.service_file.unlink(missing_ok=True)  # of a dead one
         words = [word for name, value in self.options.items() for word in (f"--{name}", str(value))]
         with open(self.layout.home / "service.log", "ab") as log:
             self._service = subprocess.Popen(

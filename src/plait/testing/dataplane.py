@@ -39,7 +39,7 @@ class Dataplane:
         """Start a switch or server (`kind`) with these options and wait until it is ready.
 
         `folder`: of the control socket; a new one in the folder of temporary files unless given. Raises `RuntimeError`
-        with what the process said if it ends, or is not ready in time.
+        with the process's output if it ends, or is not ready in time.
         """
         own = None
         if folder is None:

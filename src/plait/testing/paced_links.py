@@ -112,7 +112,7 @@ class PacedSocket:
         return sent
 
     def receive(self, timeout_s: float = 0.0) -> list[Datagrams]:
-        """What has passed the link, as much as a buffer takes; never waits, and all is of one sender and size."""
+        """Datagrams that have passed the link, at most a buffer of them, of one sender and size; never waits."""
         if not self._arrived:
             return []
         size = len(self._arrived[0])

@@ -1,6 +1,6 @@
 """The same jobs through the software switch over paced links, and through the packet simulator: goodput and fallback.
 
-Two calibrations say what rate and delay the links really have, with all that sockets, processes and a busy machine add;
+Two calibrations measure the real rate and delay of the links, with all that sockets, processes and a busy machine add;
 the simulator gets these. Our design. Start at `PacedDataplane.measure` and `simulations`.
 """
 
@@ -38,7 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """What runs: `jobs` equal jobs that start together, each the sum of one tensor of so many packets.
+    """One run: `jobs` equal jobs that start together, each the sum of one tensor of so many packets.
 
     aggregators  of all jobs together; each has an equal part of its own with dedicated and hybrid_region
     loss         probability that a packet is lost, on each hop and either way
@@ -75,7 +75,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a point.
+    """Result of a point.
 
     goodput_bits_per_s  payload of a worker over the time from first packet to last result of its job, mean over jobs
     fallback_share      packets that found no aggregator, of all packets of workers
@@ -89,7 +89,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """What was measured of the links: rate, and one-way delay without the time of the packet itself.
+    """Measurements of the links: rate, and one-way delay without the time of the packet itself.
 
     jitter_s  spread of that delay between the workers of a job; what makes all of them late together is not in it
     """
@@ -146,7 +146,7 @@ class PacedDataplane:
         return self._run(point, seed, timeout_s)[0]
 
     def calibrate(self, packets: int = 300, window: int = 16) -> LinkFigures:
-        """What the links do: a run of one job with window 1 for the round trip, then one with a large window.
+        """Measure the links: a run of one job with window 1 for the round trip, then one with a large window.
 
         With window 1 a result comes a round trip after the one before: two packets on links, and two delays. Both
         workers wait for the same result, so the distance between the quartiles of how much later one has it stands for
@@ -238,7 +238,7 @@ def scenario(point: Point, links: LinkFigures, seed: int) -> Scenario:
 
 
 def simulations(point: Point, links: LinkFigures, seeds: Sequence[int]) -> list[Outcome]:
-    """What the packet simulator says of a point, seed by seed."""
+    """The packet simulator's results for a point, seed by seed."""
     found = []
     for seed in seeds:
         one = simulate(scenario(point, links, seed))

@@ -17,7 +17,7 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Program:
-    """What a process does: so many `steps`, one each `pace_s`, then it ends with `exit_code`.
+    """Work of a process: so many `steps`, one each `pace_s`, then it ends with `exit_code`.
 
     It makes a checkpoint `every` so many steps (0 = never) and at a stop request, which takes `stop_s`; a `stubborn`
     one ignores the request and is killed after the grace period. From step `hangs_at` on it makes no more steps.

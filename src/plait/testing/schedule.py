@@ -24,7 +24,7 @@ class Kind(enum.StrEnum):
     KILL_SERVER = "kill the aggregation server of a switch"
 
 
-#: How often each kind comes, beside the others.
+#: Relative frequency of each kind.
 WEIGHTS: Mapping[Kind, float] = {
     Kind.KILL_SERVICE: 2.0,
     Kind.STOP_SERVICE: 1.0,
@@ -40,7 +40,7 @@ NETWORK_WEIGHTS: Mapping[Kind, float] = {**WEIGHTS, Kind.KILL_SWITCH: 3.0, Kind.
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: `after_s` seconds after the one before, on the target at `pick` (0 to 1) of those there are then.
+    """One fault: `after_s` seconds after the previous one, on the target at `pick` (0 to 1) of those at that time.
 
     `length_s`: until the service is started again, the stopped one goes on, there is room again.
     """

@@ -40,7 +40,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 class RankSocket(Protocol):
-    """What a rank needs of a socket: `BatchSocket` has it."""
+    """The part of a socket that a rank needs: `BatchSocket` has it."""
 
     buffers: list[memoryview]
 
@@ -101,7 +101,7 @@ class SmallRank:
             set_cycle(self.workers, 0, cycle_slots(self.job, self.options.cycle_slots, size, offset), epoch)
 
     def total(self, tensor: Int32, timeout_s: float = 30.0) -> Int32:
-        """The sum of the tensors of all ranks, packets x elements; raises `GaveUp` as the protocol says, or in time."""
+        """The sum of the tensors of all ranks, packets x elements; raises `GaveUp` by the protocol, or in time."""
         self.begin(tensor, timeout_s)
         while not self.advance(0.1):
             pass

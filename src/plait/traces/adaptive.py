@@ -1,6 +1,6 @@
 """Jobs of a trace that adapt their batch: traces of Pollux give a model and no duration, which follows from the GPUs.
 
-Work and batch limits are those of the models that ship with plait (`plait.goodput.model.shipped`).
+Work and batch limits are from the models that ship with plait (`plait.goodput.model.shipped`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _largest_gangs(jobs: JobBatch, cluster: Cluster) -> IntArray:
 
 
 def _slower(name: str, asked: int, gpus: int) -> float:
-    """How many times as long an iteration takes on `gpus` as on the GPUs asked for."""
+    """How many times as long an iteration takes on `gpus` as on the requested GPUs."""
     model = shipped().get(name)
     if model is None or asked > model.most_gpus:
         return asked / gpus
@@ -69,15 +69,15 @@ def _slower(name: str, asked: int, gpus: int) -> float:
 
 @cache
 def _iteration_s(name: str, gpus: int) -> float:
-    """Mean seconds of an iteration of a shipped model, on as few nodes as those of the measurements."""
+    """Mean seconds of an iteration of a shipped model, on as few nodes as in the measurements."""
     return shipped()[name].iteration_s(-(-gpus // measured_node()), gpus)
 
 
 def made_adaptive(jobs: JobBatch, rows: BoolArray) -> JobBatch:
-    """The same jobs, those of `rows` adaptive and elastic from one GPU to `MOST_GPUS` or as many as have work.
+    """The same jobs, with `rows` adaptive and elastic from one GPU to `MOST_GPUS` or as many as have work.
 
-    A job that asks for more GPUs than that gets fewer. `iteration_s` is its mean at the size it asks for, on as few
-    nodes as those of the measurements.
+    A job that requests more GPUs than that gets fewer. `iteration_s` is its mean at the requested size, on as few nodes
+    as in the measurements.
     """
     if not rows.any():
         return jobs

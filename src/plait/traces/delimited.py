@@ -57,7 +57,7 @@ _USUAL = (*(Dialect(mark) for mark in ",;\t|"), Dialect(" ", spaced=True))
 
 @lru_cache(maxsize=4)
 def _sniffed(lines: tuple[str, ...]) -> Dialect | None:
-    """What `csv.Sniffer` takes the lines for."""
+    """The dialect of the lines by `csv.Sniffer`."""
     try:
         found = csv.Sniffer().sniff("".join(lines)[:4096])
     except csv.Error:
@@ -87,7 +87,7 @@ def find_header(lines: Sequence[str], wanted: Sequence[str], native: Dialect = C
 
 
 class TextRow:
-    """One line of a delimited file: cells by column name, as the type asked for, or a TraceError."""
+    """One line of a delimited file: cells by column name, as the requested type, or a TraceError."""
 
     __slots__ = ("_at", "_nulls", "cells", "decimal_comma", "source")
 
@@ -154,7 +154,7 @@ class TextRow:
         return gpus
 
     def choice(self, name: str, meanings: dict[str, str]) -> str:
-        """What the cell means, or an error with the nearest known spelling."""
+        """The meaning of the cell, or an error with the nearest known spelling."""
         cell = self.text(name)
         if cell not in meanings:
             raise self.source.error("unknown value", column=name, value=cell, hint=suggest(cell, meanings))
@@ -167,7 +167,7 @@ class TextRow:
 
 
 def with_point(cell: str) -> str:
-    """The cell with a decimal point if it is a number with a decimal comma, else as it is."""
+    """The cell with a decimal point if it is a number with a decimal comma, otherwise unchanged."""
     return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
 
 
@@ -195,9 +195,9 @@ def read_rows(
     """The rows of a delimited file, one reused cursor; `names` replaces a header the file does not have.
 
     The header is the first line with all `required` columns, in any dialect; without such a line, `headerless` may name
-    the columns from the cells of the first line. Columns beyond `required` may or may not be there; with `optional`
-    only those. Columns without a name, blank lines and repeated headers are skipped. `seen` is called with the header,
-    `bad` with the error of each row that does not fit, which is raised without it.
+    the columns from the cells of the first line. Columns beyond `required` may or may not be present; with `optional`
+    only columns of `optional`. Columns without a name, blank lines and repeated headers are skipped. `seen` is called
+    with the header, `bad` with the error of each row that does not fit, which is raised without it.
     """
     with source.open() as text:
         start = list(islice(text, HEAD_LINES))

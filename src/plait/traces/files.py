@@ -32,7 +32,7 @@ UNREADABLE = 0.01
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How a file is read: `strict` makes warnings errors; at most the share `unreadable` of its rows is left out
-    because they cannot be read; `columns` are those of a file without header.
+    because they cannot be read; `columns` name the columns of a file without header.
     """
 
     strict: bool = False
@@ -52,7 +52,7 @@ class Unreadable:
     first: TraceError | None = None
 
     def add(self, error: TraceError, rows: int = 1) -> None:
-        """Count rows with this error, of which the first is where the error says."""
+        """Count rows with this error, which names the place of the first."""
         self.count += rows
         if self.first is None or (error.line or 0) < (self.first.line or 0):
             self.first = error
@@ -176,7 +176,7 @@ class Source:
         self.notes: dict[str, str] = {}
 
     def note(self, text: str, *, key: str = "") -> None:
-        """Remember a remark, once; of those with the same `key` the first."""
+        """Remember a remark, once; of several with the same `key` the first."""
         self.notes.setdefault(key or text, text)
 
     def error(
@@ -287,9 +287,7 @@ class _Window:
 
 @contextlib.contextmanager
 def writing(path: Pathish) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when the block ends well, and is removed
-    otherwise.
-    """
+    """A temporary file next to `path` that replaces it when the block ends well, and is removed otherwise."""
     try:
         with replacing(path) as temporary:
             yield temporary

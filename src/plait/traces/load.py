@@ -32,7 +32,7 @@ class Workload:
     first_dropped: Mapping[str, str] = field(default_factory=dict)
 
 
-#: What the reasons mean for which jobs are left out of a simulation.
+#: Explanations of the reasons for which jobs are left out of a simulation.
 WITHOUT = {
     "cpu_only": "without GPUs",
     "no_duration": "without a duration, and without a model from which it follows",
@@ -169,7 +169,7 @@ _CHECKPOINTS[None] = Checkpoints.ON_STOP
 
 
 def _requests(column: Array) -> list[InaRequest]:
-    """What each job asks of in-network aggregation; one object for all that ask the same."""
+    """Each job's request for in-network aggregation; one object for equal requests."""
     known: dict[str | None, InaRequest] = {text: InaRequest.of(text) for text in set(column.tolist())}
     return [known[text] for text in column.tolist()]
 

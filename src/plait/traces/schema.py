@@ -138,5 +138,5 @@ NODES = {column.name: column for column in NODE_COLUMNS}
 
 
 def extra_column(name: str, kind: Literal["string", "float"]) -> Column:
-    """The column of an `x_` name: kept as it is, never interpreted."""
+    """The column of an `x_` name: kept unchanged, never interpreted."""
     return Column(name, kind, "kept from the source")

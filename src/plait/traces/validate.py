@@ -1,4 +1,4 @@
-"""Checks of a canonical table: each error names file, line, column and value, and says what would work."""
+"""Checks of a canonical table: each error names file, line, column and value, and the remedy."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ _WORK = ("duration_s", "iterations", "iteration_s", *STAGES)
 def checked_nodes(
     columns: Mapping[str, Array], *, file: str = "<memory>", lines: Array | None = None
 ) -> dict[str, Array]:
-    """Check the `columns` of a nodes table like those of jobs; rows keep their order.
+    """Check the `columns` of a nodes table like the columns of jobs; rows keep their order.
 
     `file` and the source line of each row (`lines`) are for messages.
     """

@@ -40,8 +40,8 @@ def resize(
 ) -> int:
     """Target size of a cluster of `nodes`: the same while its utility is from `low` to `high`, else by bisection.
 
-    `utility_of(n)` falls with n, in the main. The size whose utility is nearest to `target` among those tried, between
-    `least` and the smaller of `most` and twice as many as now; of equals the smaller.
+    `utility_of(n)` falls with n, in the main. The tried size whose utility is nearest to `target`, between `least` and
+    the smaller of `most` and twice as many as now; of equals the smaller.
     """
     top = max(least, 2 * nodes if most is None else min(most, 2 * nodes))
     if least < 1 or not low <= target <= high:

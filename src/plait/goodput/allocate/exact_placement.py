@@ -1,9 +1,8 @@
 """Sizes and placements of all jobs on named nodes, exactly, with jobs that stay and jobs that restart.
 
-The integer program of `ilp` counts an unchanged size as unmoved, but sometimes no placement keeps all of those. Here
-staying is a separate choice, on the same GPUs, and any other allocation costs a restart, also one of equal size.
-Nodes may differ, be down, or be taken in part. Only configurations that can beat a known
-allocation are offered.
+The integer program of `ilp` counts an unchanged size as unmoved, but sometimes no placement keeps all of these. Here
+staying is a separate choice, on the same GPUs, and any other allocation costs a restart, also one of equal size. Nodes
+may differ, be down, or be taken in part. Only configurations that can beat a known allocation are offered.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class ExactPlacement:
 def realised(
     gpus: IntArray, speedup: FloatArray, configs: IntArray, running: IntArray, factor: FloatArray
 ) -> FloatArray:
-    """(J,) speed-ups of an allocation (J, N), those of jobs whose GPUs differ from the running ones discounted.
+    """(J,) speed-ups of an allocation (J, N), discounted for jobs whose GPUs differ from the running ones.
 
     A combination that is not among `configs` is worth 0.
     """

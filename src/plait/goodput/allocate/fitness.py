@@ -20,8 +20,8 @@ from plait.core.errors import InputError
 #: The published default exponent: the harmonic mean.
 HARMONIC = -1.0
 
-#: What a job without GPUs counts as, for p <= 0, so that its term is finite: 1 / FLOOR for p = -1. The published
-#: simulator adds 1e-3 to SPEEDUP / (GPUs a node), which is 4e-3 on SPEEDUP with four of them.
+#: Value of a job without GPUs, for p <= 0, so that its term is finite: 1 / FLOOR for p = -1. The published simulator
+#: adds 1e-3 to SPEEDUP / (GPUs a node), which is 4e-3 on SPEEDUP with four of them.
 FLOOR = 1e-3
 
 #: Limit of the magnitude of a term: a million of them have a finite sum.
@@ -63,7 +63,7 @@ def _limited(sums: FloatArray) -> FloatArray:
 def check(p: float, floor: float = FLOOR) -> None:
     """Raise `InputError` unless a job without GPUs counts something that sums can hold.
 
-    For p <= 0 that needs a floor above 0, and for p < 0 one that raised to p stays below `MOST`.
+    For p <= 0 that needs a floor above 0, and for p < 0 a floor that raised to p stays below `MOST`.
     """
     _check(p, floor)
     if p <= 0 and floor == 0:

@@ -29,7 +29,7 @@ PENALTY, POWER = 1.1, -0.5
 #: The largest exponent, either way: goodputs that differ by a million to this power are numbers that sums can hold.
 MOST_POWER = math.floor(math.log(MOST) / math.log(1e6))
 
-#: The largest cost in an integer program beside a typical one of 1; larger ones hide the others in rounding.
+#: The largest cost in an integer program relative to a typical one of 1; larger ones hide the others in rounding.
 MOST_COST = 1e7
 
 
@@ -131,10 +131,10 @@ def best_of_one_kind(
 ) -> IntArray:
     """`best_configurations` where each job has one, of one kind of GPU, of which there are `total`: a knapsack.
 
-    `gpus` (C,) is what a column takes, rising, the first 0 for nothing. Each job may have its `column` (J,), worth
-    `goodput` (J,), at most 1, or nothing; what it gets comes back, (J,). Of choices that differ by less than the gap of
-    the program that with most jobs of `stay` (J,) is taken, of those one with the fewest GPUs, and of those earlier
-    rows come first. Raises `InputError` as `best_configurations` does.
+    `gpus` (C,) are the GPUs of a column, rising, the first 0. Each job may have its `column` (J,), worth `goodput`
+    (J,), at most 1, or nothing; the choices are returned, (J,). Among choices that differ by less than the gap of the
+    program, most jobs of `stay` (J,) win, then minimum GPUs, then earlier rows. Raises `InputError` as
+    `best_configurations` does.
     """
     _check_power(p)
     jobs = len(goodput)

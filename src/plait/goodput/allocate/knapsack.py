@@ -29,9 +29,9 @@ def best_sizes(
 ) -> IntArray:
     """The column of `speedup` (J, C) for each job that makes FITNESS_p largest with at most `total` GPUs.
 
-    `gpus` (C,) is what a column takes, rising, the first 0; NaN in `speedup` marks what a job cannot have (a pinned
-    job has one column that is not NaN). Jobs of weight 0 share what the others leave, by the same rule. Of equally
-    good choices one with the fewest GPUs is taken. Raises `InputError` if no choice fits.
+    `gpus` (C,) are the GPUs of a column, rising, the first 0; NaN in `speedup` marks columns that a job cannot have (a
+    pinned job has one column that is not NaN). Jobs of weight 0 share the rest, by the same rule. Of equally good
+    choices one with minimum GPUs is taken. Raises `InputError` if no choice fits.
     """
     jobs = len(speedup)
     if weights is None or (np.asarray(weights) > 0).all():
@@ -86,9 +86,9 @@ def _column(values: FloatArray) -> FloatArray:
 
 
 def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
-    """The column of `gain` (J, C) for each job with the largest sum among those that take at most `total` GPUs.
+    """The column of `gain` (J, C) for each job with the largest sum among columns with at most `total` GPUs together.
 
-    The fewest GPUs among equals. NaN and -inf mark impossible columns. Raises `InputError` if nothing fits.
+    Minimum GPUs among equals. NaN and -inf mark impossible columns. Raises `InputError` if nothing fits.
     """
     jobs, columns = gain.shape
     if columns != len(gpus) or columns == 0 or gpus[0] < 0 or (gpus[1:] < gpus[:-1]).any():
@@ -114,7 +114,7 @@ def _fill(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -> boo
 
 
 def _work(choices: int, total: int) -> int:
-    """What plain Python takes, tenths of a millisecond: 30 us a choice, and more the longer its row is."""
+    """Cost of plain Python, tenths of a millisecond: 30 us a choice, and more the longer its row is."""
     return choices // 3 + choices * total // 1000
 
 

@@ -18,8 +18,8 @@ from plait.core.errors import InputError
 def ladder(gpus_per_node: int, nodes: int, most: int | None = None) -> IntArray:
     """(C, 2) rows (nodes, GPUs), from (0, 0) upwards: powers of two within a node, then 1, 2, 3, ... whole nodes.
 
-    Where a node does not have a power of two of GPUs only those powers are taken that divide it, and the node itself:
-    three jobs of 4 GPUs are 12, yet two nodes of 6 hold only two of them. `most` caps the GPUs of a job.
+    Where a node does not have a power of two of GPUs only powers that divide it are taken, and the node itself: three
+    jobs of 4 GPUs are 12, yet two nodes of 6 hold only two of them. `most` caps the GPUs of a job.
 
     >>> ladder(4, 3).tolist()
     [[0, 0], [1, 1], [1, 2], [1, 4], [2, 8], [3, 12]]

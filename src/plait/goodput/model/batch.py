@@ -21,7 +21,7 @@ from plait.goodput.model.throughput import throughput
 CANDIDATES = 50
 PART = np.linspace(0.0, 1.0, CANDIDATES)
 
-#: What a quotient may exceed a whole number by and still count as that number.
+#: Tolerance of a quotient that counts as a whole number.
 SLACK = 1e-8
 
 #: Pairs of job and configuration looked at together: temporary arrays stay in the processor's cache.
@@ -75,8 +75,8 @@ def fixed_batch(
 ) -> tuple[IntArray, IntArray]:
     """Split a total batch over `gpus` GPUs: (m, s), arguments broadcast.
 
-    One GPU with more than M0 examples accumulates at least once, since one sample of the gradient tells little about
-    its noise. m is moved between m_min and m_max, never takes the total beyond M_max, and is 0 where m_min would.
+    One GPU with more than M0 examples accumulates at least once, since one sample of the gradient shows little of its
+    noise. m is moved between m_min and m_max, never takes the total beyond M_max, and is 0 where m_min would.
     """
     batch, gpus, accumulates = np.asarray(batch), np.asarray(gpus), np.asarray(accumulates)
     local = np.ceil(batch / gpus - SLACK)

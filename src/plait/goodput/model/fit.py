@@ -42,9 +42,9 @@ def fit_many(
 ) -> FloatArray:
     """Theta (J, 7) with the least loss found for each of many jobs.
 
-    Searches begin at the published start and at the job's row of `starts` (J, 7), its last optimum; a row with a NaN
-    says nothing. The lower end is taken. `artifact`: SciPy's L-BFGS-B from the published start alone, as the
-    published code does. Raises `InputError` for an empty profile, and in `artifact` mode `MissingExtra` without SciPy.
+    Searches begin at the published start and at the job's row of `starts` (J, 7), its last optimum; a row with a NaN is
+    skipped. The lower end is taken. `artifact`: SciPy's L-BFGS-B from the published start alone, as the published code
+    does. Raises `InputError` for an empty profile, and in `artifact` mode `MissingExtra` without SciPy.
     """
     if not profiles:
         return np.zeros((0, THETA))

@@ -5,8 +5,8 @@ are root mean squares of residuals whose slopes are analytic. A term e = |r| / s
 (J'J / n - h h') / e, h = J'r / (n e), up to the curvature of the residuals; without h h' it is an upper bound that
 also leads into the kink at e = 0, which few measurements reach. Both are tried, and the better step is taken.
 
-A search can end beside the optimum where a synchronisation that was measured takes no time: with alpha and beta at 0
-and gamma at 1 each of them gains only if the others do. From there one more search begins (`again`).
+A search can end next to the optimum where a measured synchronisation takes no time: with alpha and beta at 0 and gamma
+at 1 each of them gains only if the others do. From there another search begins (`again`).
 
 The two parts that go over all measurements are loops for the compiler, and array expressions where there is none.
 """
@@ -226,7 +226,7 @@ def search(seen, start, lower, upper, theta):  # type: ignore[no-untyped-def]
 
 @part
 def again(seen, theta, lower, upper, start):  # type: ignore[no-untyped-def]
-    """Whether `theta` says that a synchronisation which was measured is free; writes a start where it is not."""
+    """Whether `theta` has a measured synchronisation for free; writes a start where it is not."""
     keys = seen.shape[1]
     pass_s = 0.0
     for key in range(keys):
@@ -248,9 +248,9 @@ def search_many(
 ) -> tuple[FloatArray, FloatArray]:
     """The best ends (J, 7) of searches from S starts a job (J, S, 7), and their losses (J,).
 
-    `seen` (7, keys) holds the observations of all jobs one behind another, those of job j from first[j] to
-    first[j + 1]; bounds are (J, 7). Starts with a NaN are passed over. Where the best end has a synchronisation for
-    nothing, one more search begins beside it.
+    `seen` (7, keys) holds the observations of all jobs one behind another, job j's from first[j] to first[j + 1];
+    bounds are (J, 7). Starts with a NaN are passed over. Where the best end has a synchronisation for free, another
+    search begins next to it.
     """
     jobs = len(lower)
     ends, losses = np.zeros((jobs, COLUMNS)), np.zeros(jobs)

@@ -20,7 +20,7 @@ from plait.goodput.model.throughput import TINY
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurements:
-    """What one job has measured: a row for each distinct (nodes, gpus, local batch), all of the same weight."""
+    """Measurements of one job: a row for each distinct (nodes, gpus, local batch), all of the same weight."""
 
     nodes: IntArray
     """N, nodes with at least one GPU of the job."""
@@ -95,7 +95,7 @@ def evaluate(theta: FloatArray, seen: FloatArray, gradient: FloatArray) -> float
     errors, slopes = np.empty((2, keys)), np.empty((2 + THETA, keys))
     residuals(theta, seen, errors, slopes)
     sizes = np.sqrt((errors * errors).mean(axis=1))
-    # Where a term is 0 its gradient is not defined; 0 is one of those that fit.
+    # Where a term is 0 its gradient is not defined; 0 is a valid one.
     pull = errors / (keys * np.maximum(sizes, TINY**2))[:, None]
     gradient[:] = (slopes[2:] * pull[1]).sum(axis=1)
     gradient[: Estimate.ALPHA_N] += (slopes[:2] * pull[0]).sum(axis=1)

@@ -21,10 +21,10 @@ def goodput_table(
 ) -> FloatArray:
     """Useful examples per second at the best batch, (J, C); `configs` holds a row (nodes, gpus) for each.
 
-    0 where a job cannot run: no GPUs, more than leave each its smallest batch, or more than its `most_gpus` (J,), for
-    instance its exploration cap. A job without a fit is worth K. Configurations that the model cannot tell apart (same
-    K, and one node or several) are computed once. `artifact` and `speed` are those of `best_batch`; a model other than
-    `throughput` is called for every (nodes, gpus).
+    0 where a job cannot run: no GPUs, so many that not each has its smallest batch, or more than its `most_gpus` (J,),
+    for instance its exploration cap. A job without a fit is worth K. Configurations that the model cannot tell apart
+    (same K, and one node or several) are computed once. `artifact` and `speed` are as in `best_batch`; a model other
+    than `throughput` is called for every (nodes, gpus).
     """
     nodes, gpus = np.asarray(configs, dtype=np.int64).reshape(-1, 2).T
     if speed is throughput:

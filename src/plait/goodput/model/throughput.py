@@ -54,7 +54,7 @@ def step_s(theta: FloatArray, nodes: npt.ArrayLike, gpus: npt.ArrayLike, local: 
 def iteration_s(
     theta: FloatArray, nodes: npt.ArrayLike, gpus: npt.ArrayLike, local: npt.ArrayLike, passes: npt.ArrayLike
 ) -> FloatArray:
-    """T_iter: seconds of `passes` accumulation-only passes and the one that synchronises."""
+    """T_iter: seconds of `passes` accumulation-only passes and a synchronising one."""
     time: FloatArray = np.asarray(passes) * grad_s(theta, local) + step_s(theta, nodes, gpus, local)
     return time
 

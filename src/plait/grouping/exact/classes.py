@@ -59,7 +59,7 @@ def exact_groups(model: Model, start: Sequence[Node], cache: GroupingCache) -> E
     """The best way to put the jobs of a bucket into as many groups as `start` has; never worse than `start`.
 
     Exact up to a part `GAP` of the bound if there are at most `WHOLE` groups and `MOST_COLUMNS` kinds of groups that
-    can matter; otherwise as near as `Exact.bound` says. Raises `MissingExtra` without HiGHS.
+    can matter; otherwise within `Exact.bound`. Raises `MissingExtra` without HiGHS.
     """
     need_highs()
     given = tuple(sorted(start))
@@ -84,7 +84,7 @@ def _exact_groups(model: Model, start: Sequence[Node], cache: GroupingCache) -> 
 
 
 def fewest_is_known(model: Model) -> bool:
-    """Whether any jobs may be together, so that ceil(jobs / max_jobs) groups are the fewest."""
+    """Whether any jobs may be together, so that ceil(jobs / max_jobs) groups are the minimum."""
     most_memory = float(model.rows[:, 3 * model.resources + kernels.MEMORY].max())
     if model.shared or model.options.max_jobs > model.resources:
         return False
@@ -167,7 +167,7 @@ def _whole(
 ) -> tuple[list[Node] | None, float]:
     """Whole numbers near the linear solution, and a bound on all groupings better than `reached`.
 
-    No groups if those left over after rounding down cannot be placed; the bound is inf if something was left out.
+    No groups if the rest after rounding down cannot be placed; the bound is inf if something was left out.
     """
     taken = np.floor(x + 1e-9).astype(np.int64) if groups > WHOLE else np.zeros(len(x), dtype=np.int64)
     sure = [node for node, often in zip(program.nodes, taken.tolist(), strict=True) for _ in range(often)]

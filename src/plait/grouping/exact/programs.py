@@ -77,10 +77,10 @@ class LinearProgram:
 def integer_program(
     nodes: Sequence[Node], values: Sequence[float], counts: IntArray, groups: int, gap: float, most_nodes: int
 ) -> tuple[list[Node] | None, float]:
-    """The best groups out of those offered, within an absolute `gap` of the best, and a bound on the best.
+    """The best of the offered groups, within an absolute `gap` of the best, and a bound on the best.
 
-    No groups if the jobs cannot be placed in those offered.
-    The search stops after `most_nodes` branchings (not after a time, which would not be repeatable).
+    No groups if the jobs cannot be placed in the offered ones. The search stops after `most_nodes` branchings (not
+    after a time, which would not be repeatable).
     """
     highs = _quiet()
     highs.setOptionValue("mip_abs_gap", gap)

@@ -13,7 +13,7 @@ complete graph is a best matching; pairs of weight 0 are dropped from it.
 Ties: which of several best matchings is returned depends on the numbering of the vertices and on nothing else. In an
 odd cycle the lowest vertex is left over, and among events that are due together the lowest vertex comes first.
 
-`reference.py` says the same in plain Python, and the tests compare the two.
+`reference.py` is the same in plain Python, and the tests compare the two.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def matching_with_bound(weights: FloatArray) -> Matching:
 
 
 def _whole(worth: FloatArray) -> tuple[IntArray, int]:
-    """What the kernels take, for an even number of vertices, and the power of two that made weights whole."""
+    """Input of the kernels, for an even number of vertices, and the power of two that made weights whole."""
     n = len(worth)
     shift = BITS - int(np.frexp(worth.max(initial=0.0))[1])  # a power of two keeps whole numbers and ties exact
     scaled = worth * 2.0 ** (shift // 2)  # in two steps: 2^shift alone may be out of range

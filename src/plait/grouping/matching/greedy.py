@@ -7,7 +7,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel
 
-#: What an exchange must gain, so that rounding cannot make the search go round in circles.
+#: Minimum gain of an exchange, so that rounding cannot make the search go round in circles.
 GAIN = 1e-12
 
 

@@ -1,16 +1,16 @@
 """The kernels of exact matching: dense assignment, then blossom phases from the few vertices it leaves free.
 
-All work on integers. `cost` is -W for even symmetric weights W, with a prohibitive diagonal; n is even and every
-pair is an edge, so a best *perfect* matching is sought. `matching.py` prepares this and says why it is exact.
+All work on integers. `cost` is -W for even symmetric weights W, with a prohibitive diagonal; n is even and every pair
+is an edge, so a best *perfect* matching is sought. `matching.py` prepares this and explains why it is exact.
 
 State of the blossom part: one array `state[field, node]`. Nodes 0..n-1 are vertices, n..n+n/2-1 are blossoms. A
 *surface* is a vertex or blossom that is inside no other. Duals change with time (a phase starts at 0) but are not
 touched at every step: at time `now` a vertex has y = Y + SIGN * now, a surface blossom z = Y - 2 * SIGN * now.
 
 The compiler's time grows with functions times arguments, so there are few of both; with how deep they call each other;
-and with NumPy functions and tuples, so there are hardly any. A part that a kernel calls is compiled once more if other
-parts call it too. All in one file on purpose: the
-compiler's cache notices changes to the file a function is in, not to what it calls.
+and with NumPy functions and tuples, so there are hardly any. A part that a kernel calls is compiled again if other
+parts call it too. All in one file on purpose: the compiler's cache notices changes to the file of a function, not of
+its callees.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NEXT, HERE, THERE = 12, 13, 14  # of a child: next child around the odd cycle, a
 MARK = 15  # scratch
 JOB, AIM = 16, 17  # scratch of `rotate`: blossoms still to do and their new bases
 LEAST = 18  # scratch of `shrink`
-NEAREST = 19  # this row and those after it, one a blossom: its vertex that is nearest to each vertex
+NEAREST = 19  # this row and later ones, one a blossom: its vertex that is nearest to each vertex
 
 
 @part
@@ -497,8 +497,8 @@ def phase(cost: IntArray, state: IntArray) -> None:
 def match(cost: IntArray, column_of: IntArray, dual: IntArray, state: IntArray) -> None:
     """Best perfect matching and its duals, into `state` as `room` makes it, from what `assign` gives.
 
-    The cycles of the permutation are matched along; in an odd one the lowest vertex stays free, and every phase
-    matches two of those.
+    The cycles of the permutation are matched along; in an odd one the lowest vertex stays free, and every phase matches
+    two of these.
     """
     free = 0
     for i in range(len(cost)):

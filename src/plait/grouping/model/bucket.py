@@ -26,7 +26,7 @@ Node = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Options:
-    """What decides the value of a group; hashable, so that it can be part of a cache's key."""
+    """Settings for the value of a group; hashable, so that it can be part of a cache's key."""
 
     max_jobs: int = 4
     objective: Objective = "efficiency"
@@ -52,7 +52,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What some groups are worth; rows as asked. Groups that may not be have value and speedup 0."""
+    """Values of the requested groups, in their order. Groups that may not be have value and speedup 0."""
 
     iteration_s: FloatArray
     turn_row: IntArray
@@ -200,7 +200,7 @@ class Model:
 def _some_may_share(shares: FloatArray) -> bool:
     """Whether two jobs could have the same turn: not if every job needs most of one and the same resource.
 
-    If not, groups are those of formula (3), which has ten times fewer turns to try.
+    If not, groups follow formula (3), which has ten times fewer turns to try.
     """
     return not bool((2.0 * shares.min(axis=0) > 1.0 + kernels.SLACK).any())
 

@@ -58,7 +58,7 @@ def apply_guard(bucket: Bucket) -> int:
 
 
 def _parts(known: Known, floor: float, classes: Node) -> list[tuple[int, ...]]:
-    """The best way to split a group, as positions: every part passes, fewest parts, then the highest objective."""
+    """The best way to split a group, as positions: every part passes, minimum parts, then the highest objective."""
     jobs = len(classes)
     alone: list[tuple[int, ...]] = [(i,) for i in range(jobs)]
     if not 2 < jobs <= MOST_TO_TRY:

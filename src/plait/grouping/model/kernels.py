@@ -6,14 +6,14 @@ All take the same packed description of a bucket, made by `model.Model`, so that
   numbers     interference factor of 1, 2, ... max_jobs jobs, then the memory limit
   shape       k, max_jobs, 1 for the worst order, 1 where shares count, 1 if a group takes at least as long as
               each part of it (not so where a part has fewer orders)
-  table       all turn vectors to try; those of p jobs are rows first[p] to first[p + 1]
+  table       all turn vectors to try; for p jobs rows first[p] to first[p + 1]
 A group is a sorted list of class numbers, and is always evaluated in that order: the same jobs always give the same
 bits. `interleave.py` and `improve.py` hold the plain references.
 An iteration of a group takes formula (3), and at least as long as each member's takes alone (a job may have gaps that
-belong to no stage): `together_s` says so plainly. Interference comes on top.
+belong to no stage): see `together_s`. Interference comes on top.
 
-All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it
-calls. A part that a kernel calls is compiled once more if other parts call it too, so kernels call parts of their own.
+All in one file on purpose: the compiler's cache notices changes to the file of a function, not of its callees. A part
+that a kernel calls is compiled again if other parts call it too, so kernels call parts of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plait.core.jit import kernel, part
 WORTH, ALONE, MEMORY, SOLO, LEAST = 0, 1, 2, 3, 4
 EXTRAS = 5
 
-#: What a swap must gain, so that rounding cannot make the search go round in circles.
+#: Minimum gain of a swap, so that rounding cannot make the search go round in circles.
 GAIN = 1e-9
 #: Room for rounding in sums of shares.
 SLACK = 1e-9
@@ -176,7 +176,7 @@ def fill_weights(
 ) -> None:
     """Objective of the union of every two nodes, also of a node with its like; 0 where they may not join.
 
-    Nor may those whose summed normalised throughput does not exceed `floor`.
+    Nor may groups whose summed normalised throughput does not exceed `floor`.
     """
     group = np.empty(2 * nodes.shape[1], dtype=np.int64)
     for u in range(len(nodes)):

@@ -29,7 +29,7 @@ class Known:
         self._arranged: dict[Node, tuple[tuple[int, ...], float]] = {}
 
     def worth(self, nodes: Sequence[Node]) -> list[Worth]:
-        """What each of some groups is worth; those not seen before are computed together."""
+        """Value of each of some groups; new ones are computed together."""
         known = self._worth
         unknown = [node for node in dict.fromkeys(nodes) if node not in known]
         if unknown:

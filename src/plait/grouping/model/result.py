@@ -18,10 +18,10 @@ class Grouping:
     """A grouping; columns by group, groups in order of their best job.
 
     `groups` rows of the candidates, best priority first; `turns` the turn of each member, the first's is 0;
-    `iteration_s` T with interference (solo time for a job alone); `efficiency` gamma, formula (4), and `speedup`
-    summed normalised throughput. `total` is the objective over all groups and `bound` no grouping into as many
-    groups can exceed, by `bound_kind`. `method` is what was used, `why` says so in a sentence, `split` counts groups
-    that the guard took apart.
+    `iteration_s` T with interference (solo time for a job alone); `efficiency` gamma, formula (4), and `speedup` summed
+    normalised throughput. `total` is the objective over all groups and `bound` no grouping into as many groups can
+    exceed, by `bound_kind`. `method` is the method used, `why` the reason in a sentence, `split` counts groups that the
+    guard took apart.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -79,9 +79,9 @@ def assembled(
 def expand(bucket: Bucket, now: Sequence[int] | None = None) -> list[tuple[int, ...]]:
     """Positions of the jobs in each node, in the order of its classes.
 
-    `now[row]` is the group that a candidate is in at present, -1 for none: of equal jobs, those that are together stay
-    together (`stayed`). The others, in priority order, take a place of their class in the group that was opened first,
-    and open one only if no open group wants them, so that the best priorities come together.
+    `now[row]` is the present group of a candidate, -1 for none: of equal jobs, members of one group stay together
+    (`stayed`). The others, in priority order, take a place of their class in the group that was opened first, and open
+    one only if no open group wants them, so that the best priorities come together.
     """
     if bucket.rows is not None:
         of_job = bucket.model.of_job
@@ -116,7 +116,7 @@ def expand(bucket: Bucket, now: Sequence[int] | None = None) -> list[tuple[int, 
 
 
 def _want(wanted: Sequence[deque[int]], node: Node, there: Sequence[int], g: int) -> None:
-    """Note the free places of group `g` beside these classes."""
+    """Note the free places of group `g` next to these classes."""
     others = list(node)
     for c in there:
         others.remove(c)
@@ -125,10 +125,10 @@ def _want(wanted: Sequence[deque[int]], node: Node, there: Sequence[int], g: int
 
 
 def stayed(bucket: Bucket, of_job: Sequence[int], now: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Jobs (positions) that stay together in a node: those of one present group, as many as its classes allow.
+    """Jobs (positions) that stay together in a node: members of one present group, as many as its classes allow.
 
     `of_job` are the classes of the bucket's jobs; `now` as for `expand`. First present groups that are among the nodes
-    as they are, then those that keep most members.
+    unchanged, then groups that keep most members.
     """
     present: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for position, row in enumerate(bucket.jobs.tolist()):

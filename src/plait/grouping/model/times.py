@@ -37,7 +37,7 @@ ORDERS = ("best", "worst")
 
 @lru_cache(maxsize=64)
 def packed_turns(resources: int, most: int, idle_slots: bool, shared: bool) -> tuple[IntArray, IntArray]:
-    """`turn_vectors` of 1 to `most` jobs under each other, and where those of p jobs begin (`first[p]`)."""
+    """`turn_vectors` of 1 to `most` jobs under each other, and where the rows of p jobs begin (`first[p]`)."""
     blocks = [turn_vectors(resources, p, idle_slots, shared) for p in range(1, most + 1)]
     first = np.zeros(most + 2, dtype=np.int64)
     first[2:] = np.cumsum([len(b) for b in blocks])
@@ -199,7 +199,7 @@ def packed_rows(stage_s: FloatArray, shares: FloatArray | None = None, more: int
 def times_by_columns(
     rows: FloatArray, members: IntArray, shape: IntArray, table: IntArray, first: IntArray
 ) -> tuple[FloatArray, IntArray]:
-    """What `kernels.group_time` gives, for many groups by NumPy: slower, but nothing has to be compiled.
+    """The result of `kernels.group_time`, for many groups by NumPy: slower, but nothing has to be compiled.
 
     T (m,) and the row of `table` (m,). Additions are in the same order, so the bits are the same.
     """

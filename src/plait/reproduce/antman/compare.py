@@ -1,4 +1,4 @@
-"""Which runs each table takes, and our figures beside the published ones. Start at `points`."""
+"""Runs of each table, and our figures next to the published ones. Start at `points`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plait.reproduce.antman.runs import Case, Done
 from plait.reproduce.antman.variants import COMPARED, PARTS, Variant, bases, shapes, variants_of
 from plait.reproduce.antman.workload import with_seed
 
-#: What ratios are of.
+#: Figures with ratios.
 RATED = ("avg_jct_s", "makespan_s")
 
 

@@ -20,10 +20,10 @@ BEHIND = "waits behind an opportunistic job that came before it and does not fit
 
 @dataclass(frozen=True)
 class InOrder:
-    """AntMan, in which no opportunistic job starts while one that came before it waits.
+    """AntMan, in which no opportunistic job starts while an earlier one waits.
 
-    AntMan places these jobs in the order of submission, each where the ones before it left room. So its plan without
-    those behind the first that waits is the plan of a strict queue.
+    AntMan places these jobs in the order of submission, each where the earlier ones left room. So its plan without the
+    jobs behind the first that waits is the plan of a strict queue.
     """
 
     policy: AntMan

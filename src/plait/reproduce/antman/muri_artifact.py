@@ -1,4 +1,4 @@
-"""The unfinished AntMan of Muri's artifact, run exactly, beside the values of its authors."""
+"""The unfinished AntMan of Muri's artifact, run exactly, next to the values of its authors."""
 
 from __future__ import annotations
 

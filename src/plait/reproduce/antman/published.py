@@ -1,4 +1,4 @@
-"""What was published of AntMan's experiments: ratios, not times. The trace and the simulator were not released."""
+"""Published results of AntMan's experiments: ratios, not times. The trace and the simulator were not released."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KILLED: Mapping[str, float] = {"yarn-cs, preempting": 0.46, "antman": 0.0}
 #: Guaranteed completion time of AntMan over that of YARN with preemption.
 GUARANTEED = 1.0
 
-#: Production, December 2019 to April 2020, thousands of GPUs: context, which no simulation here stands beside.
+#: Production, December 2019 to April 2020, thousands of GPUs: context, without a comparable simulation here.
 PRODUCTION: Mapping[str, str] = {
     "GPUs for opportunistic jobs": "+17.1 %",
     "GPU memory in use": "+42 %",

@@ -1,4 +1,4 @@
-"""Runs as values, and the folder that keeps those that are done."""
+"""Runs as values, and the folder of finished ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from plait.sim.world import World, make_world
 PRESENTATION = {f"{name}.py" for name in ("compare", "page", "published", "tables", "variants")}
 #: Whose jobs run: all, with their classes; only the guaranteed ones; all, as if each were guaranteed.
 Classes = Literal["as drawn", "guaranteed alone", "all guaranteed"]
-#: What of a run's summary is kept, beside what is worked out by class.
+#: Kept figures of a run's summary, in addition to figures by class.
 KEPT = (
     "avg_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "preemptions", "lost_work_gpu_h", "gpu_utilisation",
     "gpu_busy", "opportunistic_kills", "opportunistic_killed_share", "guest_gpu_h", "throttled_h",
@@ -41,7 +41,7 @@ KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: a policy of plait's on a workload, in a world of plait's with these values in place of its own.
+    """One run: a policy of plait's on a workload, in a world of plait's with these values changed.
 
     `checkpoint_every_s`: seconds of work between the checkpoints that survive a kill; infinite: none does.
     `quantum_s`: GPU work that a guest starts without a look at its share.
@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run gave: figures (seconds, GPU-hours, shares), how many jobs it had, and the CPU seconds it took."""
+    """Result of a run: figures (seconds, GPU-hours, shares), how many jobs it had, and the CPU seconds it took."""
 
     figures: dict[str, float]
     jobs: int
@@ -85,7 +85,7 @@ def guaranteed(jobs: JobBatch) -> BoolArray:
 
 
 def world_of(case: Case) -> World:
-    """What is true in the run. Policies may stop any job, as published."""
+    """The world of the run. Policies may stop any job, as published."""
     world = replace(make_world(case.world), checkpoint_every_s=case.checkpoint_every_s)
     physics = world.physics
     assert isinstance(physics, StandardPhysics) and physics.sharing is not None  # noqa: PT018
@@ -127,7 +127,7 @@ class Store(RunStore[Done]):
 def run_all(
     todo: Sequence[Case], store: Store, processes: int = 1, ended: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Case, Done]]:
-    """Run them and keep each as soon as it is done; `ended(n)` is called as jobs end; with processes, as runs end."""
+    """Run them and keep each as soon as it is done; call `ended(n)` as jobs end; with processes, as runs end."""
     here = processes == 1 or len(todo) == 1
     work = partial(run_case, ended=ended if here else None)
     for i, done in over_processes(work, todo, processes):
@@ -151,7 +151,7 @@ def code_hash() -> str:
 
 
 def _parts(folder: Traversable) -> Iterator[Traversable]:
-    """Code and tables in a folder and those inside it, by name."""
+    """Code and tables in a folder and its subfolders, by name."""
     for part in sorted(folder.iterdir(), key=lambda one: one.name):
         if part.is_dir() and part.name != "__pycache__":
             yield from _parts(part)

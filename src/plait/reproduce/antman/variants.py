@@ -42,7 +42,7 @@ PREEMPTING = Variant("yarn-cs, preempting", "yarn-cs:shares=1/1,preempt=on")
 GANDIVA = Variant("gandiva", "gandiva")
 BACKFILL = Variant("fifo-backfill", "fifo-backfill")
 
-#: The published comparison, and what belongs beside it.
+#: The published comparison, and its context.
 COMPARED = (
     ANTMAN,
     YARN,

@@ -1,7 +1,7 @@
 """The nine-model mix on 64 GPUs for two tenants: seeded traces of the experiment's shape.
 
-What is known of the published one: 64 V100 GPUs, nine workloads, two tenants, guaranteed and opportunistic jobs. Its
-trace, its models by name, its load and its gangs are not. Here eight models are those of `plait.traces.profiles`
+Known facts of the published one: 64 V100 GPUs, nine workloads, two tenants, guaranteed and opportunistic jobs. Its
+trace, its models by name, its load and its gangs are unknown. Here eight models are from `plait.traces.profiles`
 (measured on V100, Muri, SIGCOMM'22). The ninth is a speech model, as the paper has one (ESPnet): DeepSpeech2, with the
 step times that plait ships for Pollux's models (measured on T4). Only the parts of a step in which a job uses its
 resources matter here, as durations come from the trace. Its data time was not measured apart and counts as GPU time, so

@@ -1,4 +1,4 @@
-"""Runs as values, and the folder that keeps those that are done."""
+"""Runs as values, and the folder of finished ones."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _figures(found: PacketResults) -> dict[str, float]:
 
 
 def _straggler(case: Case) -> dict[str, float]:
-    """Job 1 beside a straggling job 0, and alone; aggregators of both while job 1 runs, and of job 0 afterwards.
+    """Job 1 with a straggling job 0, and alone; aggregators of both while job 1 runs, and of job 0 afterwards.
 
     Shares of all aggregators, each over the second half of its time.
     """
@@ -162,7 +162,7 @@ class Store(RunStore[Done]):
 def run_all(
     todo: Sequence[Case], store: Store, processes: int = 1, ended: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Case, Done]]:
-    """Run them and keep each as soon as it is done; `ended(1)` is called as runs end."""
+    """Run them and keep each as soon as it is done; call `ended(1)` as runs end."""
     for i, done in over_processes(run_case, todo, processes):
         store.put(todo[i], done)
         if ended is not None:
@@ -181,7 +181,7 @@ def code_hash() -> str:
 
 
 def _parts(folder: Traversable) -> Iterator[Traversable]:
-    """Code in a folder and those inside it, by name."""
+    """Code in a folder and its subfolders, by name."""
     for part in sorted(folder.iterdir(), key=lambda one: one.name):
         if part.is_dir() and part.name != "__pycache__":
             yield from _parts(part)

@@ -1,9 +1,9 @@
-"""Figures to compare with: those of an independent packet simulator, and headlines of papers.
+"""Figures to compare with: results of an independent packet simulator, and headlines of papers.
 
-Reference set-up: one switch; each worker and server on a link of 100 Gb/s; 8 workers a job; 248 of 306 bytes payload;
-1 us of propagation a hop, of a switch and of a server; jitter of 0 to 0.2 us; window of 245 packets; gap threshold 3;
-timeout 200 us; 2 MiB for each worker; all start together; priorities of ESA static and distinct. One seed where nothing
-else is said.
+Reference set-up: one switch; each worker and server on a link of 100 Gb/s; 8 workers a job; 248 of 306 bytes payload; 1
+us of propagation a hop, of a switch and of a server; jitter of 0 to 0.2 us; window of 245 packets; gap threshold 3;
+timeout 200 us; 2 MiB for each worker; all start together; priorities of ESA static and distinct. One seed unless
+stated.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ FALLBACK_TOLERANCE, AGGREGATED_TOLERANCE = 3.0, 0.03
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What a paper reports, and why a figure here is not the same."""
+    """A paper's result, and why a figure here is not the same."""
 
     system: str
     paper: str
     caveat: str
 
 
-#: Headline by the name of the row that stands beside it.
+#: Headline by the name of its row.
 HEADLINES: Mapping[str, Headline] = {
     "switchml": Headline(
         "SwitchML", "training up to 5.5 times as fast",

@@ -1,4 +1,4 @@
-"""Muri's released simulator as a world of its own, and the published numbers beside ours.
+"""Muri's released simulator as a world of its own, and the published numbers next to ours.
 
 Why not plait's own simulator with a few options? The released one is a closed set of rules that hang together:
 no scheduling interval, an overhead that every event takes from every running job, placement from nothing at each

@@ -1,4 +1,4 @@
-"""Our runs beside the published values, one row a bar and metric, and which runs that takes."""
+"""Our runs next to the published values, one row a bar and metric, and the runs needed for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from plait.reproduce.muri.runs import Case, Done
 class Comparison:
     """One bar under one metric. Seconds; None where something is not known.
 
-    `ours_s` is under the setting behind the published bar (`policy`), `consistent_s` with the guard on and
-    continuous order. A `ratio` is over the figure's Muri in the same setting. `paper_low` and `paper_high` are
-    equal where the paper's ratio on this trace is known, else the range over the figure's traces. `mark` and
-    `source` say where the published value is from.
+    `ours_s` is under the setting behind the published bar (`policy`), `consistent_s` with the guard on and continuous
+    order. A `ratio` is over the figure's Muri in the same setting. `paper_low` and `paper_high` are equal where the
+    paper's ratio on this trace is known, else the range over the figure's traces. `mark` and `source` name the origin
+    of the published value.
     """
 
     figure: str
@@ -77,7 +77,7 @@ class Folder:
         return Case(self._file(trace), policy, self.jobs, **more)
 
     def own_case(self, trace: str, bar: Bar) -> Case | None:
-        """The run of a bar in plait's own world, if it is asked for and plait has the policy."""
+        """The run of a bar in plait's own world, if requested and if plait has the policy."""
         policy = POLICIES.get(bar.name)
         if not self.own or policy is None or unreadable(self._file(trace)):
             return None
@@ -160,5 +160,5 @@ def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done
 
 
 def figures(keys: Sequence[str]) -> list[Figure]:
-    """Those of the keys that are bars over traces."""
+    """The ones of the keys that are bars over traces."""
     return [FIGURES[key] for key in keys if key in FIGURES]

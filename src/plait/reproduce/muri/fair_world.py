@@ -1,12 +1,12 @@
 """The same experiments in plait's own world: one placement for all, rounds of 360 s, overheads at starts only.
 
-What differs from the artifact's world (`engine`), for every policy alike:
+Differences from the artifact's world (`engine`), for every policy alike:
   * decisions every 360 s, as on the authors' testbed, and not at each event
   * start-up time is charged once, to the job that starts or moves
-  * gangs are consolidated on the fewest nodes; the artifact gives Tiresias GPUs without nodes
+  * gangs are consolidated on the minimum nodes; the artifact gives Tiresias GPUs without nodes
   * policies stop and move any job, as published (`plait.core.preemption.FREELY`)
   * four stages by formula (3); the artifact has three, and spreads the first over two of four slots
-  * the first stage is storage for models that read from disk and CPU for those that simulate (an assumption)
+  * the first stage is storage for models that read from disk and CPU for models that simulate (an assumption)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The paper's figures as data: which traces, which bars, under which settings (Muri, SIGCOMM 2022, section 6).
 
 The published figures mix settings of the guard. Each bar has the setting behind the published one (a cell of
-`published.csv` may say otherwise for a trace and metric) and the consistent one: guard on everywhere, continuous
-order, which is what the released code does by default.
+`published.csv` may have another one for a trace and metric) and the consistent one: guard on everywhere, continuous
+order, which is the default of the released code.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ KINDS = (*FIGURES, "14", "tables", "testbed")
 
 
 def chosen(text: str | None) -> tuple[str, ...]:
-    """The figures asked for, separated by commas; all if None.
+    """The requested figures, separated by commas; all if None.
 
     >>> chosen("13,9")
     ('9', '13')

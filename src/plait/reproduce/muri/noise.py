@@ -22,7 +22,7 @@ SEEDS = (0, 1, 2, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class NoiseRow:
-    """One policy at one noise: figures over those without noise, means over the seeds."""
+    """One policy at one noise: figures relative to no noise, means over the seeds."""
 
     policy: str
     noise: float

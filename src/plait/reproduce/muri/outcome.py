@@ -20,7 +20,7 @@ TABLE_METRICS = {**METRICS, "queue_length": "mean queue (figure 8)"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """Rows by kind; `notes` say what was left out; `cpu_s` is what the runs took when they were made."""
+    """Rows by kind; `notes` name omissions; `cpu_s` is the cost of the runs when they were made."""
 
     bars: Sequence[Comparison] = ()
     noise: Sequence[NoiseRow] = ()
@@ -108,7 +108,7 @@ def _figure_table(title: str, rows: Sequence[Comparison], note: str, fits: Calla
 
 
 OWN = "plait's world,\nover Muri"
-#: Columns of a figure's table, and their text, given the largest value beside it.
+#: Columns of a figure's table, and their text, given the row's largest value.
 COLUMNS: dict[str, Callable[[Comparison, float], str]] = {
     "ours": lambda row, largest: seconds(row.ours_s, largest),
     "authors'": lambda row, largest: "" if row.published_s is None else seconds(row.published_s, largest),
@@ -124,7 +124,7 @@ LEAST_NEEDED = ("guard on", "authors'", "ours", "guard on,\nover Muri", "off by"
 
 
 def noise_table(rows: Sequence[NoiseRow]) -> Table:
-    """Figure 14: mean JCT and makespan at each level of profile noise, over those without noise."""
+    """Figure 14: mean JCT and makespan at each level of profile noise, relative to no noise."""
     title = "Figure 14: profile noise (no published data, only the claim)"
     grid = _grid(
         title, ("policy", "noise"), ("mean JCT over none", "lowest seed", "highest seed", "makespan over none")

@@ -21,7 +21,7 @@ from plait.reproduce.pages import render
 
 @dataclass(frozen=True)
 class Section:
-    """Charts, `across` of them beside each other, then a table whose first `texts` columns are text."""
+    """Charts, `across` of them in a row, then a table whose first `texts` columns are text."""
 
     id: str
     short: str

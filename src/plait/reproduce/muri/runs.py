@@ -1,4 +1,4 @@
-"""Runs of the artifact's world as values, and a folder that keeps those that are done.
+"""Runs of the artifact's world as values, and a folder of finished ones.
 
 A run is named by what decides its result: the bytes of the trace, the setting, and the code of this package. So a
 kept run is found again only if it would come out the same.
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run gave: figures in seconds, one entry a job in the columns, in the order of the trace."""
+    """Result of a run: figures in seconds, one entry a job in the columns, in the order of the trace."""
 
     avg_jct_s: float
     makespan_s: float
@@ -179,7 +179,7 @@ def default_folder() -> Path:
 def run_all(
     cases: Sequence[Case], store: Store, processes: int = 1, ended: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Case, Done]]:
-    """Run those that are not in the store, and keep each as soon as it is done.
+    """Run cases that are not in the store, and keep each as soon as it is done.
 
     `ended(n)` is called as jobs end; with several processes, as runs end.
     """

@@ -52,7 +52,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """Simulated against logged: relative differences of the averages, and the spread of those of single jobs."""
+    """Simulated against logged: relative differences of the averages, and the spread over single jobs."""
 
     policy: str
     avg_jct: float

@@ -1,4 +1,4 @@
-"""Pollux's published simulation as a world of its own, and the published numbers beside ours (Qiao et al., OSDI'21).
+"""Pollux's published simulation as a world of its own, with the published numbers next to ours (Qiao et al., OSDI'21).
 
 Like Muri's (see `plait.reproduce.muri`), it is a closed set of interdependent rules: a clock of 60 s steps, jobs
 that choose their batch after every segment of a step, whole seconds, a restart whose delay is set and not added, and

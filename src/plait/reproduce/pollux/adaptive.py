@@ -20,7 +20,7 @@ NOT_FITTED = np.full(7, math.nan)
 
 
 class AdaptiveJob(Job):
-    """A job whose batch is its own choice; what the workload says of it is ignored."""
+    """A job that chooses its own batch; the workload's batch is ignored."""
 
     def __init__(self, number: int, submitted: Submitted, measured: Measured) -> None:
         """Start without measurements."""
@@ -51,7 +51,7 @@ class AdaptiveJob(Job):
 
     @property
     def state(self) -> tuple[int, float, float]:
-        """What its goodput depends on; equal states have equal goodputs."""
+        """The inputs of its goodput; equal states have equal goodputs."""
         return len(self.profile), self.sqr, self.var
 
     @property

@@ -47,7 +47,7 @@ APPLICATIONS: Mapping[str, Application] = {
 
 
 def application(name: str) -> Application:
-    """The model of this name; raises `InputError` for one that was not measured."""
+    """The model of this name; raises `InputError` for one without measurements."""
     if name not in APPLICATIONS:
         raise InputError(f"unknown application {name!r}; {suggest(name, APPLICATIONS)}")
     return APPLICATIONS[name]

@@ -1,4 +1,4 @@
-"""The artifact's loop: every `interval_s` all jobs advance, then the policy decides for those that are there."""
+"""The artifact's loop: every `interval_s` all jobs advance, then the policy decides about the present ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rule(Protocol):
     ) -> Mapping[int, Allocation]:
         """Allocations by job number, for jobs that are submitted and not complete, in the order of the file.
 
-        `allocations` has those of `jobs` that hold GPUs now; jobs missing in the result hold none from now on.
+        `allocations` has the ones of `jobs` that hold GPUs now; jobs missing in the result hold none from now on.
         """
 
 

@@ -1,4 +1,4 @@
-"""Which runs each study takes, and our figures beside the published ones."""
+"""Runs of each study, and our figures next to the published ones."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Point:
 
 
 def chosen(text: str | None) -> tuple[str, ...]:
-    """The studies named, with commas; none unless asked for.
+    """The studies named, with commas; none by default.
 
     >>> chosen("load,interval")
     ('load', 'interval')

@@ -69,7 +69,7 @@ class Job:
         return fixed_batch(self.model, self.submitted.batch, self.gpus)
 
     def seen(self, step_s: float, sync_s: float, sqr: float, var: float) -> None:
-        """What it measured in this segment; a job with a fixed batch has no use for it."""
+        """Record a measurement of this segment; a job with a fixed batch has no use for it."""
 
     def advance(self, now_s: float, seconds: float, slowdown: float) -> None:
         """Run from `now_s` for `seconds`, by a share of `slowdown` slower than alone."""

@@ -33,7 +33,7 @@ Base = Literal["artifact", "corrected"]
 
 @dataclass(frozen=True)
 class Round:
-    """What a round decides on: jobs by attained service, their speed-ups (J, C) on `configs`, and what runs now."""
+    """Input of a round: jobs by attained service, their speed-ups (J, C) on `configs`, and the running allocation."""
 
     jobs: Sequence[AdaptiveJob]
     speedup: FloatArray
@@ -42,7 +42,7 @@ class Round:
 
 
 class Pollux:
-    """Sizes from the ladder, optimal among those, close to where the jobs are."""
+    """Sizes from the ladder, optimal among these, close to where the jobs are."""
 
     kind: type[Job] = AdaptiveJob
 

@@ -1,4 +1,4 @@
-"""What was published about the artifact's own workload: results of the released simulator and files."""
+"""Published results on the artifact's own workload, from the released simulator and files."""
 
 from __future__ import annotations
 

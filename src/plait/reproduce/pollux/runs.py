@@ -1,4 +1,4 @@
-"""Runs of the artifact's world as values, and the folder that keeps those that are done."""
+"""Runs of the artifact's world as values, and the folder of finished ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run gave: its figures, completion times in the order of the file, and the CPU seconds it took."""
+    """Result of a run: its figures, completion times in the order of the file, and the CPU seconds it took."""
 
     figures: dict[str, Any]
     jct_s: list[float]
@@ -109,7 +109,7 @@ def _whole(done: Done) -> bool:
 def run_all(
     cases: Sequence[Case], store: Store, processes: int = 1, ended: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Case, Done]]:
-    """Run them and keep each as soon as it is done; `ended(n)` is called as jobs end; with processes, as runs end."""
+    """Run them and keep each as soon as it is done; call `ended(n)` as jobs end; with processes, as runs end."""
     here = processes == 1 or len(cases) == 1
     work = partial(run_case, ended=ended if here else None)
     for i, done in over_processes(work, cases, processes):

@@ -1,7 +1,7 @@
-"""What the authors measured, as functions: step times by placement, gradient noise by batch and epoch.
+"""The authors' measurements, as functions: step times by placement, gradient noise by batch and epoch.
 
-The files are those of the released simulator (`simulator/traces` of petuum/adaptdl, branch osdi21-artifact): for each
-model `placements.csv`, `scalability.csv` and one `validation-<batch>.csv` for each batch size.
+The files are from the released simulator (`simulator/traces` of petuum/adaptdl, branch osdi21-artifact): for each model
+`placements.csv`, `scalability.csv` and one `validation-<batch>.csv` for each batch size.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def simulate(workload: Workload, setting: Setting, ended: Callable[[int], None] 
 
 
 def figures(jobs: tuple[Submitted, ...], done: PolluxRun) -> dict[str, Value]:
-    """What a run comes to; times in seconds, percentiles interpolated, no figure rounded.
+    """Figures of a run; times in seconds, percentiles interpolated, no figure rounded.
 
     `last_completion_s` counts from time 0, `makespan_s` from the first submission; `restarts` counts every start but
     the first of each job.

@@ -1,8 +1,8 @@
 """UDP in batches: many datagrams of one size in one system call, where the kernel can, and one by one elsewhere.
 
-`UDP_SEGMENT` lets one send carry up to 64 datagrams, `UDP_GRO` lets one receive return those of one sender (Linux 5.0
-or newer). Without them the same calls work, and a receive still packs datagrams of one sender into one buffer. Our
-design. Start at `BatchSocket`.
+`UDP_SEGMENT` lets one send carry up to 64 datagrams, `UDP_GRO` lets one receive return many datagrams of one sender
+(Linux 5.0 or newer). Without them the same calls work, and a receive still packs datagrams of one sender into one
+buffer. Our design. Start at `BatchSocket`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BatchSocket:
     ) -> None:
         """Bind to an address; port 0 lets the kernel choose.
 
-        `segments=False` sends and receives datagrams one by one. `buffer_bytes` are asked of the kernel for each
+        `segments=False` sends and receives datagrams one by one. `buffer_bytes` are requested from the kernel for each
         direction; it gives less to users without privileges. Raises `OSError` if the address cannot be had.
         """
         family, _, _, _, where = socket.getaddrinfo(
@@ -112,7 +112,7 @@ class BatchSocket:
         self.socket.close()
 
     def kernel_drops(self) -> int:
-        """Datagrams that arrived but found the buffer of the kernel full; 0 where it does not say."""
+        """Datagrams that arrived but found the buffer of the kernel full; 0 where it is unknown."""
         try:
             words = self.socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
         except OSError:
@@ -126,7 +126,7 @@ class BatchSocket:
         return bool(poll.poll(max(0, 1000 * timeout_s)))
 
     def receive(self, timeout_s: float = 0.0) -> list[Datagrams]:
-        """What has arrived, at most a buffer for each slot, in order; waits for a first one at most `timeout_s`."""
+        """Arrived datagrams, at most a buffer for each slot, in order; waits for a first one at most `timeout_s`."""
         found: list[Datagrams] = []
         while len(found) < len(self.buffers):
             one = self._receive_one(len(found))
@@ -154,7 +154,7 @@ class BatchSocket:
         return Datagrams(address, slot, length, segment)
 
     def _joins(self, last: Datagrams, one: Datagrams) -> bool:
-        """Copy a single datagram behind those of the same sender and size before it, where receives bring only one."""
+        """Copy a single datagram behind earlier ones of the same sender and size, where receives bring only one."""
         if self.receives_segments or one.address != last.address or not 0 < one.length <= last.segment:
             return False
         if last.length % last.segment or last.length + one.length > SLOT_BYTES:

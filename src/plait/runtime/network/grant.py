@@ -32,8 +32,8 @@ TOKEN_BYTES = 8
 #: Numbers of jobs on the wire are below this, ranks of a job at most so many.
 MOST_JOBS, MOST_WORKERS = 1 << 16, 64
 
-#: Options of the protocol, beside `protocol`, for a software switch: packets that its system calls carry well, and
-#: timers above the time for which processes of a busy machine stand still.
+#: Options of the protocol, in addition to `protocol`, for a software switch: packets that its system calls carry well,
+#: and timers above the time for which processes of a busy machine stand still.
 SOFTWARE_SWITCH: Mapping[str, Any] = {
     "payload_bytes": 1024,
     "window": 512,
@@ -46,10 +46,10 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class NetworkGrant:
-    """What the ranks of a job may use now.
+    """The current grant of the ranks of a job.
 
     version      of this file: later ones are higher
-    granted      False: gradients go by gloo, and `reason` says why
+    granted      False: gradients go by gloo, and `reason` is why
     job, token   number of the job on the wire, and its secret as 16 hexadecimal digits
     n_workers    ranks that take part, all of the job; rank r has bit r
     switch       host and port to which the ranks send
@@ -87,12 +87,12 @@ class NetworkGrant:
 
     @property
     def membership(self) -> tuple[Any, ...]:
-        """What a rank must introduce itself for again if it changes; numbers of packets start at 0 then."""
+        """Identity for the switch: after a change a rank introduces itself again, and packet numbers start at 0."""
         return self.switch, self.job, self.token, self.n_workers, tuple(sorted(self.options.items()))
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What makes it another region: failures in a former one say nothing about it. Not so another priority."""
+        """Identity of the region: failures in another one do not count for this one. The priority is not part of it."""
         return self.membership, self.epoch, self.offset, self.size, self.slots, self.window
 
 
@@ -144,7 +144,7 @@ def _check(grant: NetworkGrant, where: str) -> None:
         raise InputError(f"{where}: a grant without the address of a switch; give switch, [host, port]")
 
 
-#: What has been claimed in this process: paths of grant files, with the rank.
+#: Claimed grants in this process: paths of grant files, with the rank.
 _claimed: set[tuple[str, int]] = set()
 
 
@@ -184,11 +184,11 @@ class GrantFile:
         return self._grant
 
     def claim(self, rank: int) -> bool:
-        """Whether this object is the one that may use the grants for a rank: the first that asks, for good.
+        """Whether this object is the one that may use the grants for a rank: the first caller, for good.
 
-        Packets are numbered from 0 for each user, and the switch answers a number that it has seen with the sum that it
-        had then. So neither a second model of a script nor a process that is started again in the same attempt may go
-        on with the grant: the claim is a file beside it, and where none can be written holds within the process.
+        Packets are numbered from 0 for each user, and the switch answers a repeated number with its former sum. So
+        neither a second model of a script nor a process that is started again in the same attempt may continue with the
+        grant: the claim is a file next to it, and without a writable file it holds within the process.
         """
         key = str(self.path), rank
         if self._mine or key in _claimed:

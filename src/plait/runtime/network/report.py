@@ -1,9 +1,9 @@
-"""What a rank reports of in-network aggregation to its agent: one small file, replaced at most once a second.
+"""A rank's report about in-network aggregation for its agent: one small file, replaced at most once a second.
 
     write_report(run_dir, report)        # in the rank, into its own folder (PLAIT_RUN_DIR)
     read_report(run_dir)                 # in the agent; None if there is none
 
-All numbers count from the start of the process, so the newest report says everything.
+All numbers count from the start of the process, so the newest report is complete.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class NetworkEvent:
 class NetworkReport:
     """Counters of one rank.
 
-    mode           "aggregation" or "gloo": how the last bucket went; `reason`: why by gloo
-    grant_version  of the newest grant that all ranks have found: none of them uses an older one; -1 for none
+    mode           "aggregation" or "gloo": the way of the last bucket; `reason`: why by gloo
+    grant_version  of the newest grant that all ranks have: none of them uses an older one; -1 for none
     switch_name    of the grant in use
     numbers        of packets that the job has used under its number on the wire, of 2^32
     aggregated     buckets that the network added up; `aggregated_bytes`: of gradients in them
     fallback       reason -> buckets that went by gloo for it; `fallback_bytes`: of gradients in them
     sent, resent   packets sent for the first time, and sent again
-    results        packets with sums that were used; `collided`: of them, those with a packet that found its
+    results        packets with sums that were used; `collided`: the ones with a packet that found its
                    aggregator occupied
     timeouts       of the timers of packets
     *_s            seconds in: agreement before a bucket, fixed point and packing, sending and receiving (with waiting
@@ -75,18 +75,18 @@ class NetworkReport:
 
     @property
     def fallback_share(self) -> float:
-        """Of all bytes of gradients, those that went by gloo; 0 before there are any."""
+        """Fraction of all bytes of gradients that went by gloo; 0 before there are any."""
         total = self.aggregated_bytes + self.fallback_bytes
         return self.fallback_bytes / total if total else 0.0
 
     @property
     def collided_share(self) -> float:
-        """Of all sums, those with a collision."""
+        """Fraction of all sums with a collision."""
         return self.collided / self.results if self.results else 0.0
 
     @property
     def resend_share(self) -> float:
-        """Of all packets sent, those that were sent again."""
+        """Fraction of all packets sent that were sent again."""
         total = self.sent + self.resent
         return self.resent / total if total else 0.0
 

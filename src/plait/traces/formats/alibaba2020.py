@@ -68,7 +68,7 @@ class _Tasks:
 
 
 def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
-    """Reads the folder of a PAI trace (or its job table, the others lying beside).
+    """Reads the folder of a PAI trace (or its job table, with the others next to it).
 
     Gang = sum over tasks of instances x share of a GPU. Less than one GPU becomes `gpus` 1 with `gpu_milli`;
     a gang with a fraction is rounded up, its true size kept in `x_gpu_share`. Run time = latest task end -

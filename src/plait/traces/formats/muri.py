@@ -2,7 +2,7 @@
 
 `resource_time_0` is storage reading and CPU preprocessing in one number; the option `split` divides it. The stage times
 do not add up to `iteration_time` (stages overlap inside the job). `iterations` was floored (and re-drawn with noise in
-cluster_trace), so iterations x iteration time is not the duration: the option `work` says which counts.
+cluster_trace), so iterations x iteration time is not the duration: the option `work` chooses.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ TYPO = ("resnet18", 32, 0.103, 0.017, 0.013)
 def storage_share(model: str, split: str) -> float:
     """The part of data time that is storage reading, the rest being CPU, under the option `split`.
 
-    `by_model`: all for the models that read from disk, none for those that simulate; `storage`: all; `cpu`:
-    none.
+    `by_model`: all for the models that read from disk, none for models that simulate; `storage`: all; `cpu`: none.
 
     >>> storage_share("vgg16", "by_model"), storage_share("dqn", "by_model"), storage_share("any", "storage")
     (1.0, 0.0, 1.0)
@@ -47,10 +46,10 @@ def storage_share(model: str, split: str) -> float:
 def read(path: Pathish, *, work: str = "duration", split: str = "by_model", rules: Rules = RULES) -> TraceTable:
     """Reads a Muri trace.
 
-    work: `duration` takes `duration_s` from the trace; `iterations` makes it iterations x iteration time and
-    keeps the trace's in `x_duration_trace_s`. Either way `iterations` and `iteration_s` are those of the
-    file; where they disagree with `duration_s` by more than 1 %, `duration_kind` is derived.
-    split: `by_model`, `storage` or `cpu`, where `resource_time_0` goes.
+    work: `duration` takes `duration_s` from the trace; `iterations` makes it iterations x iteration time and keeps the
+    trace's in `x_duration_trace_s`. Either way `iterations` and `iteration_s` are the file's; where they disagree with
+    `duration_s` by more than 1 %, `duration_kind` is derived. split: `by_model`, `storage` or `cpu`, where
+    `resource_time_0` goes.
     """
     pick("work", work, ("duration", "iterations"))
     pick("split", split, ("by_model", "storage", "cpu"))

@@ -16,8 +16,7 @@ HEADER = ("name", "time", "application", "num_replicas", "batch_size")
 
 
 def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
-    """Reads a workload; `gpus` and `batch_size` (total) are those of the tuned configuration, durations are
-    null.
+    """Reads a workload; `gpus` and `batch_size` (total) are from the tuned configuration, durations are null.
 
     An application with nearly the name of a known one is a `TraceError`: a typing mistake would lose the job.
     """
@@ -25,7 +24,7 @@ def read(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
 
 
 def read_sia(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
-    """Reads a Sia workload, which has the columns of Pollux and maybe more; those are ignored."""
+    """Reads a Sia workload, which has the columns of Pollux; further ones are ignored."""
     return _read(SIA, path, rules)
 
 

@@ -55,7 +55,7 @@ class Head:
 class Format:
     """A trace format: how to read it, how to recognise it, what its numbers mean and where it was published.
 
-    `no_gpus` says why no job of such a file may have GPUs.
+    `no_gpus` is the reason why no job of such a file may have GPUs.
     """
 
     name: str
@@ -145,7 +145,7 @@ class TableBuilder:
         self._rows.clear()
 
     def columns(self) -> dict[str, Array]:
-        """What was kept, as columns; empties the builder piece by piece, to hold each column once."""
+        """The kept values as columns; empties the builder piece by piece, to hold each column once."""
         self._flush()
         names = dict.fromkeys(name for chunk in self._chunks for name in chunk)
         for name in ("job_id", "submit_s", "gpus"):
@@ -207,7 +207,7 @@ def readable_table(
     meta: dict[str, Any],
     nodes: Mapping[str, Array] | None,
 ) -> TraceTable:
-    """The checked table of what was read from the `rows` of `source`; its sidecar says what could not be read.
+    """The checked table of the `rows` read from `source`; its sidecar lists unreadable ones.
 
     Raises `TraceError` if that is more than the rules of the source allow.
     """

@@ -138,10 +138,10 @@ def read_trace(
 ) -> TraceTable:
     """Reads a trace in any known format into the canonical table.
 
-    `auto` tells the format by its header. Rows that cannot be read are left out, counted and reported in the sidecar,
-    up to the share `unreadable` of all rows; beyond it the first one raises TraceError, naming the place. `strict`
-    turns warnings into errors. `columns` name those of a file without header. `options` are those of the format's
-    reader, e.g. `work="iterations"` for muri.
+    `auto` recognises the format by its header. Rows that cannot be read are left out, counted and reported in the
+    sidecar, up to the share `unreadable` of all rows; beyond it the first one raises TraceError, naming the place.
+    `strict` turns warnings into errors. `columns` name the columns of a file without header. `options` go to the
+    format's reader, e.g. `work="iterations"` for muri.
     """
     if format != "auto" and format not in FORMATS:
         raise InputError(f"unknown trace format {format!r}; {suggest(format, ['auto', *FORMATS])}")

@@ -1,8 +1,8 @@
 """Models, classes, tenants and deadlines for traces that have none.
 
-What a job gets is a function of (seed, key, job id, catalogue version) alone, drawn from a keyed hash:
-filtering, sorting or splitting a trace never changes it, and each kind of assignment has its own key, so
-adding one never changes another.
+The values of a job are a function of (seed, key, job id, catalogue version) alone, drawn from a keyed hash: filtering,
+sorting or splitting a trace never changes it, and each kind of assignment has its own key, so adding one never changes
+another.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def assign_tenants(table: TraceTable, *, seed: int, tenants: int) -> TraceTable:
 
 
 def assign_deadlines(table: TraceTable, *, seed: int, factors: Sequence[float] = (1.2, 2.0, 10.0)) -> TraceTable:
-    """Gives each job a deadline of one of `factors` times its duration, each as likely (default: those of Gavel).
+    """Give each job a deadline of one of `factors` times its duration, each as likely (default: as in Gavel).
 
     `deadline_s` counts from the submission; it stays empty where there is no duration. Raises `InputError` for
     factors that are not finite and above 0, and for a trace without any duration.

@@ -232,7 +232,7 @@ def _sizes(kind: Preset, rng: np.random.Generator, jobs: int, gpus: int) -> Arra
 
 
 def _durations(kind: Preset, rng: np.random.Generator, sizes: Array, max_duration_s: float | None) -> Array:
-    """Durations of whole milliseconds; those above the limit are drawn again."""
+    """Durations of whole milliseconds; values above the limit are drawn again."""
     durations = kind.durations(rng, sizes)
     for _ in range(1000):
         long = np.flatnonzero(durations > (np.inf if max_duration_s is None else max_duration_s))

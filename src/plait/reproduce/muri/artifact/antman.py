@@ -1,9 +1,9 @@
 """AntMan as in the artifact, whose authors mark it as unfinished.
 
-No job is preempted. Guaranteed jobs (priority 0) hoard GPUs until they have all they need; opportunistic ones
-(1) run beside at most one guaranteed job a GPU, which slows only them. Which GPU an opportunistic job gets
-depends on `util`, a sum of tenths with accumulated rounding errors: they are part of the world, so every
-addition is made in the original order.
+No job is preempted. Guaranteed jobs (priority 0) hoard GPUs until they have all they need; opportunistic ones (1) run
+with at most one guaranteed job a GPU, which slows only them. Which GPU an opportunistic job gets depends on `util`, a
+sum of tenths with accumulated rounding errors: they are part of the world, so every addition is made in the original
+order.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def admit(
     running: BoolArray,
     where: IntArray,
 ) -> None:
-    """Try the waiting jobs `pending` in order; one that cannot start does not block the next.
+    """Start the waiting jobs `pending` in order; one that cannot start does not block the next.
 
     `gpus` and `priority` are by job; the rest are columns and matrices that this updates.
     """

@@ -29,9 +29,9 @@ Overhead = Literal["every_event", "at_start"]
 class ArtifactRun:
     """One finished run. Columns over the jobs of the trace, in its order, and samples over the events.
 
-    `attained_s` is the wall time a job ran, `starts` how often it went from waiting to running. `event_s`,
-    `queue` and `blocking` are the time of each event and, after its decision, how many jobs wait and the mean
-    over those of time waited / remaining solo run time (0 if none waits).
+    `attained_s` is the wall time a job ran, `starts` how often it went from waiting to running. `event_s`, `queue` and
+    `blocking` are the time of each event and, after its decision, how many jobs wait and their mean of time waited /
+    remaining solo run time (0 if none waits).
     """
 
     submit_s: FloatArray
@@ -117,7 +117,7 @@ def run(
 
 @dataclass(frozen=True, eq=False)
 class _Event:
-    """What happens next: jobs up to `arrived` (exclusive) have been submitted, `done` have ended at `done_s`."""
+    """The next event: jobs up to `arrived` (exclusive) have been submitted, `done` have ended at `done_s`."""
 
     at_s: float
     arrived: int

@@ -33,13 +33,13 @@ REMEMBERED = 20_000
 
 @dataclass(frozen=True)
 class MuriOptions:
-    """Options of the artifact's Muri; the defaults are those of the released commit.
+    """Options of the artifact's Muri; the defaults are the released commit's.
 
-    unpack: split groups that run slower than their members one after another (the flag `autopack`).
-    max_jobs: most jobs in a group. ordering: the best or the worst arrangement of a group's jobs.
-    blossom: group by matching; off takes jobs in priority order. order: muri-l by attained service, continuous
-    or in Tiresias' three queues. matching: with the artifact's tie rules, or plait's own exact one, which has the
-    same weight. interference: groups run slower than their stages say.
+    unpack: split groups that run slower than their members one after another (the flag `autopack`). max_jobs: maximum
+    jobs in a group. ordering: the best or the worst arrangement of a group's jobs. blossom: group by matching; off
+    takes jobs in priority order. order: muri-l by attained service, continuous or in Tiresias' three queues. matching:
+    with the artifact's tie rules, or plait's own exact one, which has the same weight. interference: groups run slower
+    than their stages predict.
     """
 
     unpack: bool = True
@@ -52,7 +52,7 @@ class MuriOptions:
 
 
 class Muri(Rule):
-    """Jobs of equal GPU count take turns on the same GPUs; matching says which."""
+    """Jobs of equal GPU count take turns on the same GPUs, by matching."""
 
     joint = 1e-9
     joint_s = 1e-4

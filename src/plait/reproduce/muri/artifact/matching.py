@@ -369,7 +369,7 @@ def tied_matching(weights: FloatArray) -> IntArray:
     """Maximum-weight matching with the tie rules of Muri's released simulator.
 
     Args:
-        weights: n x n doubles, C order. An edge is used as its directed value says, so that `weights[u, v]` and
+        weights: n x n doubles, C order. An edge has its directed value, so that `weights[u, v]` and
             `weights[v, u]` may differ in the last bit. Zero, negative and diagonal entries are no edges.
 
     Returns:

@@ -69,7 +69,7 @@ def split_slow(
 ) -> tuple[IntArray, IntArray]:
     """The groups `members` (groups, 4) of `size` jobs, in order; a group slower than its jobs in sequence is split.
 
-    `times_s` (groups,) are seconds of an iteration, `iteration_s` (jobs,) those alone.
+    `times_s` (groups,) are seconds of an iteration, `iteration_s` (jobs,) seconds alone.
     """
     total = 0
     for u in range(len(size)):

@@ -71,7 +71,7 @@ class Queues:
             self._settle()
 
     def running_first(self, running: BoolArray) -> None:
-        """Within each queue, those that run before those that wait."""
+        """Sort running jobs before waiting ones within each queue."""
         self._settle(running)
 
     def _settle(self, running: BoolArray | None = None) -> None:

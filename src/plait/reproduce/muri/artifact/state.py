@@ -58,8 +58,8 @@ class State:
 class Rule(ABC):
     """A policy of the artifact with the tolerances of its event loop.
 
-    Completions whose times differ by a part `bucket` are one event; so are those within `near_s`. An arrival
-    and a completion are one event if they differ by at most a part `joint` of the later or `joint_s`.
+    Completions whose times differ by a part `bucket` are one event; so are completions within `near_s`. An arrival and
+    a completion are one event if they differ by at most a part `joint` of the later or `joint_s`.
     """
 
     bucket = 1e-9

@@ -93,8 +93,8 @@ def fair_shares(
 ) -> FloatArray:
     """Time shares x <= 1, gpus x <= capacity in sum, that make rho = (elapsed + remaining / x) / own_life fair.
 
-    The largest rho is as small as can be, then the next largest: all jobs have the same rho, except those that
-    run all the time and do not reach it. `elapsed_s`, `remaining_s`, `own_life` and `gpus` have shape (jobs,).
+    The largest rho is as small as can be, then the next largest: all jobs have the same rho, except jobs that run all
+    the time and do not reach it. `elapsed_s`, `remaining_s`, `own_life` and `gpus` have shape (jobs,).
     """
     x = np.ones(len(gpus))
     if gpus.sum() <= capacity:

@@ -76,7 +76,7 @@ class ArtifactTrace:
 
     @property
     def overhead_s(self) -> FloatArray:
-        """What starting each job costs, seconds; 10 for a model that is not in the table."""
+        """Seconds to start each job; 10 for a model that is not in the table."""
         costs = table()
         return np.array([costs.get((m, int(g)), costs["*", 1]) for m, g in zip(self.model, self.gpus, strict=True)])
 

@@ -1,8 +1,8 @@
 """The artifact's placement "yarn": 8 nodes of 8 GPUs, first node that fits, whole nodes for large jobs.
 
-A job of up to 8 GPUs takes the first node with enough free ones; a larger one the first completely free nodes,
-all or nothing. What does not fit is skipped. The place of a job is one number with a bit per node. Moving is free in
-the artifact, so the GPUs of a job within a node are not recorded.
+A job of up to 8 GPUs takes the first node with enough free ones; a larger one the first completely free nodes, all or
+nothing. A job that does not fit is skipped. The place of a job is one number with a bit per node. Moving is free in the
+artifact, so the GPUs of a job within a node are not recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def take(gpus: int, free: IntArray) -> int:
 
 @kernel
 def lay_out(order: IntArray, group: IntArray, gpus: IntArray, running: BoolArray, where: IntArray) -> None:
-    """Place jobs in order; those with the same `group` share GPUs, those with -1 do not run.
+    """Place jobs in order; jobs with the same `group` share GPUs, jobs with -1 do not run.
 
     Writes `running` and `where` of the jobs in `order`.
     """

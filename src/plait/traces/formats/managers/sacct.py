@@ -16,18 +16,18 @@ from plait.traces.table import TraceTable
 from plait.traces.times import stamp_s, utc_text, zone_named
 
 REQUIRED = ("JobID", "Submit", "Start", "End", "State")
-#: What prints such a file; the columns beyond the required ones and `AllocTRES` are used where they are there.
+#: The command that prints such a file; the columns beyond the required ones and `AllocTRES` are used if present.
 COMMAND = (
     "sacct -a -X -P -S START -E END "
     "-o JobID,User,Account,Partition,QOS,Submit,Eligible,Start,End,State,AllocTRES,ReqTRES,NNodes,Timelimit,Reservation"
 )
 NULLS = ("", "None", "None assigned", "Unknown", "N/A", "NONE", "Partition_Limit", "UNLIMITED", "INVALID")
-#: What the documented commands print, for files without header.
+#: Columns of the documented commands, for files without header.
 LAYOUTS = (
     tuple(COMMAND.rpartition(" ")[2].split(",")),
     ("JobID", "User", "Account", "Submit", "Start", "End", "State", "AllocTRES", "NNodes"),
 )
-#: Where GPUs are looked for, in this order; the columns of GRES are those of older versions.
+#: Columns with GPUs, in order of preference; columns of GRES are from older versions.
 GPU_COLUMNS = ("AllocTRES", "AllocGRES", "ReqTRES", "ReqGRES")
 #: Columns in which users write what they like, also `|` and line breaks.
 FREE = ("JobName", "Comment", "SubmitLine", "WorkDir", "AdminComment", "SystemComment", "Extra", "Reason")
@@ -74,11 +74,11 @@ _TEXTS = {"x_partition": "Partition", "x_qos": "QOS", "x_reservation": "Reservat
 def read(path: Pathish, *, time_zone: str | None = None, rules: Rules = RULES) -> TraceTable:
     """Reads what `sacct -P` prints.
 
-    GPUs are those of `AllocTRES`, else of `ReqTRES`; a job that names a kind (`gres/gpu:a100=4`) keeps to it. The
-    account is the project. A job counts as submitted when it became eligible, if that is known: nobody schedules a job
-    that is held, or waits for another. `time_zone` is that of stamps without one (default: UTC); they may be seconds
-    since 1970. Jobs differ by cluster, id and submission: a requeued one, or one with an id that was given out
-    again, is a job of its own (`12#2`). A file without header has the columns of `COMMAND`, or those of the rules.
+    GPUs come from `AllocTRES`, otherwise from `ReqTRES`; a job that names a kind (`gres/gpu:a100=4`) keeps to it. The
+    account is the project. A job counts as submitted when it became eligible, if that is known: held jobs, and jobs
+    that wait for others, are not scheduled. `time_zone` is for stamps without one (default: UTC); they may be seconds
+    since 1970. Jobs differ by cluster, id and submission: a requeued one, or one with an id that was given out again,
+    is a job of its own (`12#2`). A file without header has the columns of `COMMAND`, or of the rules.
 
     Dropped, counted: step (`-X` leaves them out), never_started, negative, earlier_attempt (all but the last row of a
     job), runaway (no end, though the time limit is long past), component (of a heterogeneous job, `12+0` and `12+1`,

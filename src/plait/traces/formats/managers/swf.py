@@ -28,7 +28,7 @@ TEXTS = {"x_executable": "string", "x_queue": "string", "x_preceding_job": "stri
 def read(path: Pathish, *, processors: int = 1, rules: Rules = RULES) -> TraceTable:
     """Reads a log; times count from the first submission.
 
-    `processors`: those of a job that count as one GPU, rounded up; the requested ones where they are known. Raises
+    `processors`: how many of a job count as one GPU, rounded up; requested ones where they are known. Raises
     `InputError` if it is below 1. `x_requested_s` is the time limit that a user gave.
     """
     if processors < 1:
