@@ -41,7 +41,7 @@ def advice_page(advice: Advice, title: str) -> str:
     best = next((one for one in finals if not one.choice.oracle), next(iter(finals), None))  # as in the recommendation
     for word, changes in () if best is None else (("project", best.projects), ("user", best.users)):
         if best is not None and len(changes) > 1:
-            sections.append(_owners(word, best, changes))
+            sections.append(change_section(word, changes, ("As it was", best.choice.label)))
     facts = [f"{len(advice.past.jobs):,} jobs", f"{advice.past.cluster.gpus} GPUs",
              f"{advice.simulated:,} jobs simulated"]  # fmt: skip
     return sections_page(sections, title=f"Advice from {title}", brand="advice", facts=facts,
@@ -119,21 +119,21 @@ def _cells(one: Effect, names: Sequence[str], advice: Advice) -> list[dict[str, 
     return [*cells, _cell(_jobs(one, advice))]
 
 
-def _owners(word: str, best: Effect, changes: Sequence[Change]) -> Section:
-    """All owners, or the ones with the largest losses and gains."""
+def change_section(word: str, changes: Sequence[Change], names: tuple[str, str], title: str = "") -> Section:
+    """All changes, or the largest losses and gains. `names`: of the two sides; `word`: what a row is."""
     shown = list(changes) if len(changes) <= MOST else [*changes[: MOST // 2], *changes[-MOST // 2 :]]
-    heads = [("Jobs", "", "Jobs compared."), ("As it was", "h", "Mean completion time."),
-             (best.choice.label, "h", "Mean completion time."), ("Change", "%", "Longer is more than 0.")]  # fmt: skip
+    heads = [("Jobs", "", "Jobs compared."), (names[0], "h", "Mean completion time."),
+             (names[1], "h", "Mean completion time."), ("Change", "%", "Longer is more than 0.")]  # fmt: skip
     rows = [{"label": one.name or f"no {word}", "cells": [
         _cell(f"{one.jobs:,}"), _cell(show(one.before_s, 3600.0)), _cell(show(one.after_s, 3600.0)),
         _cell(f"{100 * one.ratio:+.1f}" if math.isfinite(one.ratio) else "–"),
     ]} for one in shown]  # fmt: skip
     left = len(changes) - len(shown)
     notes = [f"{left} between them are left out; the JSON has all."] if left else []
-    title = f"Who loses and who gains, by {word}"
     return Section(
-        title, columns=_columns(heads), rows=rows, notes=notes, heads=(word.capitalize(),), short=f"By {word}"
-    )
+        title or f"Who loses and who gains, by {word}", columns=_columns(heads), rows=rows, notes=notes,
+        heads=(word.capitalize(),), short=title or f"By {word}",
+    )  # fmt: skip
 
 
 def summary_rows(advice: Advice) -> list[dict[str, str]]:

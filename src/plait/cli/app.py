@@ -54,6 +54,7 @@ ENTRIES = {
     "simulate": Entry(
         SIMULATE, "simulate:simulate", "Simulate traces under one or more policies and compare them.", BARE
     ),
+    "compare": Entry(SIMULATE, "simulate:compare", "Compare two runs of the same jobs: who gained, who lost.", BARE),
     "sweep": Entry(SIMULATE, "simulate:sweep", "Run a grid of policies, loads, seeds and clusters.", BARE),
     "advise": Entry(SIMULATE, "advise:advise", "Say what other choices would have changed in a history.", BARE),
     "tune": Entry(SIMULATE, "tune:tune", "Fit a policy to half of a trace, and judge it on the rest.", BARE),
