@@ -103,6 +103,7 @@ def specs(draw: st.DrawFn, name: str = "job") -> JobSpec:
         skew=draw(st.none() | st.floats(0, 1)),
         tensor_bytes=draw(st.none() | st.just((4.0, 1.5))),
         deadline_s=draw(st.none() | positive),
+        time_limit_s=draw(st.none() | positive),
         priority=draw(st.integers(-2, 2).map(float)),
         weight=draw(st.sampled_from([1.0, 2.5])),
         retries=draw(st.integers(0, 5)),

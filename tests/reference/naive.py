@@ -506,7 +506,7 @@ class Naive:
 
 SPEC_FLOATS = (
     "submit_s", "iterations", "iteration_s", "gpu_memory_bytes", "cpus", "memory_bytes", "skew", "deadline_s",
-    "priority", "weight",
+    "priority", "weight", "time_limit_s",
 )  # fmt: skip
 #: none of these jobs adapts its batch
 ADAPTIVE = ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch", "accumulates")

@@ -16,8 +16,8 @@ from plait.cli.environment import of_submitter
 from plait.core.errors import InputError
 from plait.core.options import declared, option, same
 from plait.live.agent.processes.node_environment import node_environment
-from plait.live.protocol.job import BYTES, Batch, Job, JobField, key_of
-from plait.live.protocol.job_file import check, ina_fields, parse_bytes, read_jobs
+from plait.live.protocol.job import Batch, Job, JobField, key_of
+from plait.live.protocol.job_file import check, ina_fields, read_jobs, read_text
 
 #: The group of options that are bounds of the batch of a job.
 _BATCH = "batch"
@@ -60,6 +60,8 @@ class Asked:
     cpus: float | None = same(Job, "cpus")
     memory: str | None = same(Job, "memory")
     deadline_s: float | None = same(Job, "deadline_s")
+    time_limit_s: str | None = same(Job, "time_limit_s")
+    signal_s: str | None = same(Job, "signal_s")
     ina: str | None = same(Job, "ina")
     gradient_bytes: str | None = same(Job, "gradient_bytes")
     checkpoint_s: float | None = same(Job, "checkpoint_s")
@@ -93,13 +95,13 @@ class Asked:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The fields of a job that the options set; sizes in bytes."""
+        """The fields of a job that the options set; sizes in bytes, durations in seconds."""
         said: dict[str, Any] = {}
         for one in _FIELDS:
             value = getattr(self, one.name)
             if value is not None and value is not False:
                 key = key_of(one)
-                said[key] = parse_bytes(value, f"--{one.word}") if key in BYTES else value
+                said[key] = read_text(key, value, f"--{one.word}") if isinstance(value, str) else value
         if self.ina is not None:
             said["ina"] = ina_fields(self.ina, "--ina: ")
         return said
@@ -220,8 +222,9 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
 
 #: Options of `plait submit` that training scripts rarely have, and whether a value follows.
 _RARE = (
-    "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "job_class", "priority", "project",
-    "ina", "gradient_bytes", "conda", "container", "node_env", "export_all", "wait_for_nodes", "merge",
+    "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "time_limit_s", "job_class",
+    "priority", "project", "ina", "gradient_bytes", "conda", "container", "node_env", "export_all", "wait_for_nodes",
+    "merge",
 )  # fmt: skip
 _OWN = {"-g": True} | {f"--{one.word}": one.type is not bool for one in declared(Asked) if one.name in _RARE}
 

@@ -12,16 +12,16 @@ from typing import Any, Literal
 from plait.core.errors import InputError
 from plait.core.options import Declared, declared
 from plait.dashboard.api_client import Refused
-from plait.live.protocol.job import BYTES, Ina, Job, JobField, key_of, meaning_of
-from plait.live.protocol.job_file import parse_bytes
+from plait.live.protocol.job import BYTES, DURATIONS, Ina, Job, JobField, key_of, meaning_of
+from plait.live.protocol.job_file import read_text
 
 #: Fields that are always visible, and fields behind "more"; all others of a job are written as JSON.
 MAIN = (
-    "command", "workdir", "name", "gpus", "class", "priority", "deadline_s", "iterations", "model", "project",
-    "gpu_memory",
+    "command", "workdir", "name", "gpus", "class", "priority", "deadline_s", "time_limit_s", "iterations", "model",
+    "project", "gpu_memory",
 )  # fmt: skip
 MORE = (
-    "min_gpus", "max_gpus", "cpus", "memory", "python", "container", "retries", "checkpoint_s", "ina",
+    "min_gpus", "max_gpus", "cpus", "memory", "python", "container", "retries", "checkpoint_s", "signal_s", "ina",
     "wait_for_nodes", "merge",
 )  # fmt: skip
 #: Notes of fields whose default is another one here than for `plait submit`.
@@ -69,7 +69,7 @@ def _field(one: Declared, key: str, value: str) -> Field:
         kind, choices = "select", typing.get_args(one.type)
     elif one.type is bool:
         kind = "checkbox"
-    elif one.type in (int, float) and key not in BYTES:
+    elif one.type in (int, float) and key not in BYTES + DURATIONS:
         kind = "number"
     return Field(
         key, label, note, kind, value, choices, rule.get("minimum", rule.get("exclusiveMinimum")), rule.get("maximum"),
@@ -91,6 +91,7 @@ def typed(job: Mapping[str, Any]) -> dict[str, str]:
             out[key] = shlex.join(value)
         elif value is not False:
             out[key] = "on" if value is True else f"{value:.15g}" if isinstance(value, float) else str(value)
+            out[key] += "s" * (key in DURATIONS)
     if rest:
         out[REST] = json.dumps(rest, indent=2, ensure_ascii=False)
     return out
@@ -136,8 +137,8 @@ def _value(one: Declared, key: str, text: str) -> Any:
     try:
         if key == "command":
             return shlex.split(text)
-        if key in BYTES:
-            return parse_bytes(text, key)
+        if key in BYTES + DURATIONS:
+            return read_text(key, text, key)
         if one.type is bool:
             return text == "on"
         return text if one.type in (str, Ina) or typing.get_origin(one.type) is Literal else one.type(text)

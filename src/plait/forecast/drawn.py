@@ -69,7 +69,8 @@ def draw(
     ran_s = np.where(running & (done <= 0), held_s, c["run_s"])
     work_s = _durations(c, specs, ran_s, silent & ~ended & ~given, rng)
     left = np.maximum(np.where(given, takes_s, work_s - ran_s) / iteration_s, 1.0)
-    iterations = np.where(silent, done + left, c["iterations"])
+    most = np.maximum((c["time_limit_s"] - ran_s) / iteration_s, 1.0)
+    iterations = np.fmin(np.where(silent, done + left, c["iterations"]), done + most)
     truth = specs.replace(
         iterations=np.where(ended, np.maximum(done, 1.0), iterations),
         iteration_s=iteration_s,

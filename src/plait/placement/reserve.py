@@ -138,12 +138,6 @@ class _Planned:
         return free
 
     @cached_property
-    def remaining_s(self) -> FloatArray:
-        """Known seconds left of each row; infinite where unknown."""
-        left = self.view.jobs.remaining_s
-        return np.where(np.isnan(left), math.inf, np.maximum(left, 0.0))
-
-    @cached_property
     def stays(self) -> BoolArray:
         """Whether each row, once it runs, is not stopped for a job ahead of it."""
         plain = self.view.jobs.checkpoints == int(Checkpoints.NEVER)
@@ -153,8 +147,8 @@ class _Planned:
     @cached_property
     def stays_s(self) -> FloatArray:
         """Known seconds until each running row ends or may be stopped; infinite where unknown."""
-        kept_s = np.maximum(self.view.keeps.until_s - self.view.now_s, 0.0)
-        return np.where(self.stays, self.remaining_s, np.minimum(self.remaining_s, kept_s))
+        kept_s, left_s = np.maximum(self.view.keeps.until_s - self.view.now_s, 0.0), self.view.jobs.most_left_s
+        return np.where(self.stays, left_s, np.minimum(left_s, kept_s))
 
     @cached_property
     def room(self) -> _Room:
@@ -179,7 +173,7 @@ class _Planned:
         members = np.flatnonzero((self.row >= 0) & (ahead | (~self.starts & kept[self.row])))
         rows = self.row[members]
         since_s = np.where(self.starts[members], self.view.now_s, self.view.jobs.last_start_s[rows])
-        left_s = np.where(ahead[members], self.remaining_s[rows], self.stays_s[rows])
+        left_s = np.where(ahead[members], self.view.jobs.most_left_s[rows], self.stays_s[rows])
         ends_s = self._of_groups(members, left_s, -1.0)
         begun_s = self._of_groups(members, np.nan_to_num(since_s, nan=self.view.now_s), -math.inf)
         staying = self._of_groups(members, kept[rows].astype(np.float64), 0.0) > 0
@@ -238,7 +232,7 @@ class _Planned:
         jobs, groups, rows = self.view.jobs, self.plan.groups, self.row
         restart_s = np.nan_to_num(jobs.restart_s[rows], nan=0.0)
         alone = (np.diff(groups.first_job) == 1)[self.group] & (groups.gpu_count()[self.group] >= jobs.gpus[rows])
-        ends_s = self.remaining_s[rows] + restart_s
+        ends_s = jobs.most_left_s[rows] + restart_s
         makes_room_s = np.where(self.stays[rows], math.inf, self.view.rule.runs_for * restart_s)
         in_time = alone & (self.view.now_s + ends_s <= hold.at_s) & math.isfinite(hold.at_s)
         in_time |= np.isfinite(makes_room_s) & (self.view.now_s + makes_room_s <= hold.at_s)

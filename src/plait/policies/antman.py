@@ -323,7 +323,7 @@ def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray, 
 def _left_s(view: View) -> FloatArray:
     """Known seconds until each job has ended if it starts now or runs; infinite if unknown."""
     jobs, waits = view.jobs, view.jobs.running_group < 0
-    left_s: FloatArray = np.where(np.isnan(jobs.remaining_s), math.inf, np.maximum(jobs.remaining_s, 0.0))
+    left_s = jobs.most_left_s.copy()
     left_s[waits] += np.nan_to_num(jobs.restart_s[waits], nan=0.0)
     return left_s
 

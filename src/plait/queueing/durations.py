@@ -127,7 +127,7 @@ class Unknown:
     """Jobs as columns, shape (jobs,): what is known of how long each still takes.
 
     `ran_s` it has run; `left_s` by its own progress, NaN where it reports none; `stated_s` stated for the whole job,
-    NaN for nothing.
+    NaN for nothing; `limit_s` of running time in all, NaN for no limit.
     """
 
     user: Sequence[str]
@@ -136,6 +136,7 @@ class Unknown:
     ran_s: FloatArray
     left_s: FloatArray
     stated_s: FloatArray
+    limit_s: FloatArray
     command: Sequence[str] = ()
 
     def command_of(self, i: int) -> str:
@@ -175,7 +176,7 @@ def draw(jobs: Unknown, history: History, draws: int, seed: int = 0) -> tuple[Fl
         for i in members:
             words[i] = text
     out[:, ~known] *= shared
-    return np.maximum(out, 1e-3), words
+    return np.maximum(np.fmin(out, jobs.limit_s - jobs.ran_s), 1e-3), words
 
 
 def _ran_so_far(jobs: Unknown) -> dict[tuple[object, ...], list[float]]:

@@ -9,8 +9,8 @@ from plait.queueing.durations import ENOUGH, POOLS, History, Unknown, draw, resi
 
 
 def unknown(user: str = "ann", name: str = "net", gpus: int = 1, **values: float) -> Unknown:
-    given = {"ran_s": 0.0, "left_s": np.nan, "stated_s": np.nan, **values}
-    return Unknown([user], [name], np.array([gpus]), *(np.array([given[k]]) for k in ("ran_s", "left_s", "stated_s")))
+    given = {"ran_s": 0.0, "left_s": np.nan, "stated_s": np.nan, "limit_s": np.nan, **values}
+    return Unknown([user], [name], np.array([gpus]), *(np.array([one]) for one in given.values()))
 
 
 def history(*rows: tuple[str, str, int, float]) -> History:
@@ -88,7 +88,8 @@ def test_three_runs_of_a_script_say_more_than_many_other_jobs(
     for other in ("python a.py", "python b.py", "python -c pass"):
         known.add("ann", "net", 2, 900.0, command=other)
         known.add("ben", "net", 2, 900.0, command="python net.py --lr 1")
-    job = Unknown(["ann"], ["net"], np.array([gpus]), np.zeros(1), np.full(1, np.nan), np.full(1, np.nan), [command])
+    nothing = np.full(1, np.nan)
+    job = Unknown(["ann"], ["net"], np.array([gpus]), np.zeros(1), nothing, nothing, nothing, [command])
     left, said = draw(job, known, 400)
     assert said == [words]
     low, middle, high = np.quantile(left, [0.1, 0.5, 0.9])

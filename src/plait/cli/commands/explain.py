@@ -131,6 +131,8 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"  about {duration(found['left_s'])} left at this pace")
     if last := found.get("last_stop"):
         lines.append(f"  attempt {last['attempt']} was stopped: {last['why']}")
+    if found.get("limit_left_s") is not None:
+        lines.append(f"  {duration(found['limit_left_s'])} left until its time limit (--time)")
     if found.get("last_trouble"):
         lines.append(f"  last trouble: {found['last_trouble']}")
     return lines + _next_lines(found)

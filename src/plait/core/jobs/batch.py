@@ -28,6 +28,7 @@ _FLOATS = {
     "priority": 0.0,
     "weight": 1.0,
     "restart_s": math.nan,
+    "time_limit_s": math.nan,
 }
 #: columns of `JobSpec.batch`, all 0 for jobs that do not adapt -> its fields
 _BATCH = {

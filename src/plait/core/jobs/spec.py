@@ -70,7 +70,8 @@ class JobSpec:
     are for the whole gang and spread evenly over its GPUs, `gpu_memory_bytes` is for each GPU; 0 means no limit.
     `tensor_bytes`: sizes of the model's tensors, from which `skew` follows, the largest one's share of all (Tiresias,
     section 3.3); None unknown. `deadline_s`: seconds from the submission in which the job should end; None for no
-    deadline. `priority`: higher goes first, where the policy uses it. `weight`: the share of a job where the policy is
+    deadline. `time_limit_s`: seconds on GPUs, of all attempts together, after which the job is ended; None for no
+    limit. `priority`: higher goes first, where the policy uses it. `weight`: the share of a job where the policy is
     a fair one. `gradient_bytes`: bytes that each worker sends to the others in an iteration, before any reduction (the
     size of all gradients); None unknown. `retries`: restarts allowed after failures of its own. `ina`: its request for
     in-network aggregation. `batch`: the job adapts its batch size within these limits; then `iterations` are worth one
@@ -99,6 +100,7 @@ class JobSpec:
     tensor_bytes: tuple[float, ...] | None = None
     gradient_bytes: float | None = None
     deadline_s: float | None = None
+    time_limit_s: float | None = None
     priority: float = 0.0
     weight: float = 1.0
     retries: int = 3
@@ -115,7 +117,7 @@ class JobSpec:
         self._require(bool(self.id), "id", self.id, "a non-empty name")
         self._require(math.isfinite(self.submit_s), "submit_s", self.submit_s, "a finite number of seconds")
         self._require(self.gpus >= 1, "gpus", self.gpus, "at least 1 GPU")
-        for name in ("iterations", "iteration_s"):
+        for name in ("iterations", "iteration_s", "time_limit_s"):
             value = getattr(self, name)
             ok = value is None or (math.isfinite(value) and value > 0)
             self._require(ok, name, value, "a positive number, or None if unknown")

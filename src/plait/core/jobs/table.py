@@ -114,6 +114,7 @@ class JobTable:
     skew = Column[FloatArray]("share of the largest tensor in all tensor bytes; NaN if unknown")
     gradient_bytes = Column[FloatArray]("bytes that each worker exchanges in an iteration; NaN if unknown")
     deadline_s = Column[FloatArray]("seconds after submission; NaN if none")
+    time_limit_s = Column[FloatArray]("seconds on GPUs after which it is ended; NaN if none")
     priority = Column[FloatArray]("larger is more important")
     weight = Column[FloatArray]("share in fair policies")
     batch_size = Column[IntArray]("total batch the user tuned, examples; 0 if the job does not adapt its batch")
@@ -242,6 +243,8 @@ class JobTable:
     """derived: whether each job holds GPUs"""
     remaining_s: FloatArray
     """derived: seconds left alone at the asked size, on the clock's whole milliseconds; NaN if unknown"""
+    most_left_s: FloatArray
+    """derived: seconds on GPUs that each job still has at most, by its work or its time limit; inf if unknown"""
     duration_s: FloatArray
     """derived: seconds of the whole job alone; NaN if unknown"""
     service_gpu_s: FloatArray
@@ -280,6 +283,12 @@ def _remaining(t: JobTable) -> FloatArray:
     return work_left_s(t.number, c["iterations"], c["iterations_done"], c["iteration_s"])
 
 
+def _most_left(t: JobTable) -> FloatArray:
+    """See `JobTable.most_left_s`; a time limit is of all attempts together."""
+    left = np.fmin(t.remaining_s, t.time_limit_s - t.run_s)
+    return np.where(np.isnan(left), math.inf, np.maximum(left, 0.0))
+
+
 def _stop_loss(t: JobTable) -> FloatArray:
     c = t.columns
     return stop_losses(t.number, c["running_group"], c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"])
@@ -299,6 +308,7 @@ def _mean_competitors(t: JobTable) -> FloatArray:
 _DERIVED: Mapping[str, Any] = {
     "running": lambda t: t.phase == int(Phase.RUNNING),
     "remaining_s": _remaining,
+    "most_left_s": _most_left,
     "duration_s": lambda t: np.rint(t.iterations * t.iteration_s * 1e3) / 1e3,
     "service_gpu_s": lambda t: t.attained_gpu_s - t.attained_base_gpu_s,
     "served_s": lambda t: t.run_s - t.run_base_s,

@@ -92,8 +92,8 @@ def _stages(why: dict[str, Any]) -> list[tuple[str, float, float]]:
 #: Fields of a job that its submission had, too, in the order of a file.
 _FILE = (
     "name", "command", "python", "container", "workdir", "gpus", "min_gpus", "max_gpus", "batch", "iterations", "model",
-    "project", "class", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "checkpoint_s", "priority",
-    "wait_for_nodes", "profile", "skew", "merge", "ina", "env",
+    "project", "class", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "time_limit_s", "signal_s",
+    "checkpoint_s", "priority", "wait_for_nodes", "profile", "skew", "merge", "ina", "env",
 )  # fmt: skip
 
 

@@ -163,6 +163,15 @@ class Job:
     deadline_s: float | None = said(
         "Deadline in seconds from the submission, for policies with deadlines=on", exclusiveMinimum=0, maximum=1e12
     )
+    time_limit_s: float | None = said(
+        "End the job after so long on GPUs, all its attempts together, e.g. 90m, 2h or 1d12h", flag="time",
+        exclusiveMinimum=0, maximum=1e9, more="In seconds, or a text with units.",
+    )  # fmt: skip
+    signal_s: float | None = said(
+        "Request the last checkpoint so long before the time limit, e.g. 120s; the job may run on until the limit",
+        unset="at the limit, with the usual time for a checkpoint", minimum=0, maximum=1e6,
+        more="In seconds, or a text with units.",
+    )  # fmt: skip
     ina: Ina | None = said(
         "In-network aggregation: auto, require or off, then fields, e.g. require:memory=2048", unset="auto",
         more="A text in the form of the option --ina stands for the fields.",
@@ -196,6 +205,8 @@ class Job:
 
 #: Fields that hold bytes; files and options may write 4G or 512Mi.
 BYTES = ("gpu_memory", "memory", "gradient_bytes")
+#: Fields that hold durations in seconds; files and options may write 90m or 1d12h.
+DURATIONS = ("time_limit_s", "signal_s")
 
 
 def key_of(one: Declared) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from plait.core.aggregation.request import fields_of
 from plait.core.errors import InputError, MissingExtra, suggest
-from plait.live.protocol.job import BYTES, Job, schema_of
+from plait.live.protocol.job import BYTES, DURATIONS, Job, schema_of
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -68,13 +68,15 @@ def _as_text(value: Any) -> Any:
 
 
 def check(job: Any, where: str) -> dict[str, Any]:
-    """The job, with sizes in bytes; raises `InputError` naming `where` and the field that does not fit the schema.
+    """The job, with sizes in bytes and durations in seconds.
+
+    Raises `InputError` naming `where` and the field that does not fit the schema.
 
     >>> check({"command": ["python", "train.py"], "memory": "4G"}, "job.yaml")["memory"]
     4000000000
     """
     if isinstance(job, dict):
-        job = {k: _bytes(v, f"{where}: {k}") if k in BYTES and isinstance(v, str) else v for k, v in job.items()}
+        job = {k: read_text(k, v, f"{where}: {k}") if isinstance(v, str) else v for k, v in job.items()}
         if isinstance(job.get("ina"), str):
             job["ina"] = ina_fields(job["ina"], f"{where}: ")
     _check(job, schema(), where, "")
@@ -134,8 +136,24 @@ def ina_fields(text: str, where: str) -> dict[str, Any]:
         raise InputError(f"{where}{error}") from None
 
 
-def _bytes(value: str, where: str) -> int:
-    return parse_bytes(value, where)
+def read_text(key: str, text: str, what: str) -> Any:
+    """The value of a field of a job that a text stands for: bytes, seconds, or the text itself."""
+    if key in BYTES:
+        return parse_bytes(text, what)
+    return parse_seconds(text, what) if key in DURATIONS else text
+
+
+def parse_seconds(text: str, what: str) -> float:
+    """Seconds of `90m`, `1d12h`, `2:00:00` or `1-12:00:00`; a number needs a unit, as it is minutes elsewhere.
+
+    >>> parse_seconds("1d12h", "--time"), parse_seconds("1-12:00:00", "--time"), parse_seconds("90s", "--time")
+    (129600.0, 129600.0, 90.0)
+    """
+    units = r"(?:(\d{1,6})d)?(?:(\d{1,8})h)?(?:(\d{1,9})m(?:in)?)?(?:(\d{1,10}(?:\.\d+)?)s)?"
+    match = re.fullmatch(units, text.strip()) or re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,8}):(\d\d):(\d\d)", text.strip())
+    if match is None or not any(match.groups()):
+        raise InputError(f"{what} is {text[:80]!r}; write a duration with units, e.g. 90m, 2h, 1d12h or 2:00:00")
+    return sum(float(part or 0) * unit_s for part, unit_s in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
 
 
 def _parse(text: str, file: Path) -> Any:

@@ -173,6 +173,10 @@ def spec_of(
     name = str(request.get("class") or "guaranteed").upper()
     if name not in JobClass.__members__:
         raise InputError(f"class is {request['class']!r}, needs guaranteed, opportunistic or auto")
+    limit_s, signal_s = request.get("time_limit_s"), request.get("signal_s")
+    if signal_s and (limit_s is None or signal_s >= limit_s):
+        than = "a time limit (--time)" if limit_s is None else f"a longer time limit than {limit_s:g} s (--time)"
+        raise InputError(f"signal_s is {signal_s:g} s before the time limit (--signal), needs {than}")
     return JobSpec(
         id=job_name(number),
         submit_s=submit_s,
@@ -190,6 +194,7 @@ def spec_of(
         memory_bytes=float(request.get("memory") or 0.0),
         skew=found.get("skew") if skew is None else skew,
         deadline_s=request.get("deadline_s"),
+        time_limit_s=request.get("time_limit_s"),
         priority=float(request.get("priority") or 0.0),
         weight=weight,
         retries=int(request["retries"]) if request.get("retries") is not None else 3,

@@ -14,7 +14,7 @@ from plait.live.scheduler.context import Context
 from plait.live.scheduler.network.orders import grant_of_ranks, switch_orders
 from plait.live.scheduler.network.tell import waits_for_word
 from plait.live.scheduler.records.attempts import Attempt, JobRecord, Key, Rank
-from plait.live.scheduler.stops import GRACEFUL
+from plait.live.scheduler.stops import GRACEFUL, TIME_LIMIT
 
 #: Where a job finds the bounds of its batch that were given when it was submitted: `BatchLimits` as JSON.
 BATCH_VARIABLE = "PLAIT_BATCH"
@@ -191,4 +191,6 @@ def _batch_env(request: Mapping[str, Any]) -> dict[str, str]:
 
 def _grace_s(attempt: Attempt, usual_s: float) -> float:
     """Grace period for the checkpoint of an attempt that has to stop; shorter if its node leaves before."""
-    return usual_s if attempt.grace_s is None else min(usual_s, attempt.grace_s)
+    if attempt.grace_s is None:
+        return usual_s
+    return attempt.grace_s if attempt.stop == TIME_LIMIT else min(usual_s, attempt.grace_s)

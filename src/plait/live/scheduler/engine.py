@@ -44,6 +44,7 @@ from plait.live.scheduler.records.observations import SilenceExcused
 from plait.live.scheduler.requests import admission, changes, losses, operations
 from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
+from plait.live.scheduler.stops import stop_at_limits
 from plait.live.scheduler.watch import silence_s, watch
 from plait.live.store import Store
 from plait.network.topology.declared import Declared
@@ -218,6 +219,7 @@ class Engine:
         if now_s >= timers.watched_s + WATCH_S:
             timers.watched_s = now_s
             ledger.take(watch(ctx, now_s))
+            ledger.take(stop_at_limits(ctx, now_s))
             timers.silence_s = silence_s(ctx)
         if self.state.network.declared is not None:
             ledger.take(switches.follow(ctx, now_s))

@@ -25,12 +25,16 @@ from plait.live.scheduler.records.end_words import same_end
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, RankEnded
 from plait.live.scheduler.records.observations import SuccessorAsked
 from plait.live.scheduler.stops import (
+    TIME_LIMIT,
     YIELDS,
     ask_stop,
     end_successors,
+    limit_in_words,
     may_overlap,
     new_holders,
+    out_of_time,
     preemption_reason,
+    time_left_s,
     waits_for,
 )
 
@@ -177,11 +181,14 @@ def _may_close(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int
     return attempt.fault != "" or (wanted is not None and not _on_unresponsive_node(ctx, wanted))
 
 
-def _outcome(attempt: Attempt) -> str:
-    if all(r.ended and r.exit_code == 0 for r in attempt.ranks):
+def _outcome(job: JobRecord, attempt: Attempt) -> str:
+    limited = attempt.stop == TIME_LIMIT
+    if all(r.ended and r.exit_code == 0 for r in attempt.ranks) and not (limited and time_left_s(job) <= 0):
         return "finished"
     if not all(r.ended for r in attempt.ranks):
         return "lost"  # with a node; ranks of its gang that failed did so because it was gone
+    if limited:
+        return TIME_LIMIT
     named = {FAILED: "failed", START: "start failed", REQUEUE: "requeued"}
     if attempt.fault:
         return named[attempt.fault]
@@ -198,6 +205,8 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iter
         return
     if over.outcome == "finished":
         yield JobFinished(now_s, jobs, np.array([over.ended_s]))
+    elif out_of_time(job):
+        yield JobFailed(now_s, jobs, f"time limit {limit_in_words(job)} reached", again=False)
     elif over.outcome == "failed":
         yield _failed(job, attempt, previous, now_s)
     elif over.outcome in ("start failed", "requeued"):
@@ -212,7 +221,7 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iter
 
 def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> AttemptOver:
     """How an attempt ended, what it had, and what of its work is lost."""
-    outcome, lead = _outcome(attempt), attempt.lead
+    outcome, lead = _outcome(job, attempt), attempt.lead
     ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
     held_s, never = served_s(ctx, job, attempt), never_saved(ctx, job)
     lost_s = 0.0 if outcome in ("finished", "cancelled") else lost_work_s(attempt, held_s, never)

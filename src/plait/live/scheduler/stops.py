@@ -7,10 +7,11 @@ the next attempt begins without it. The scheduler waits for it for `Options.over
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from plait.core.words import counted
+from plait.core.words import counted, duration
 from plait.live.layout import job_name
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import CAN, Attempt, JobRecord
@@ -20,9 +21,11 @@ from plait.live.scheduler.records.observations import SuccessorOver
 from plait.live.scheduler.records.successors import Successor
 
 #: Reasons for stopping an attempt that could have continued.
-GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving", "yields", "requeued", "resized"})
+GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving", "yields", "requeued", "resized", "time limit"})
 #: ... by the coordinator of its GPU: there is no room for a guest, which goes back to the queue.
 YIELDS = "yields"
+#: ... at the time limit of its job, which then fails.
+TIME_LIMIT = "time limit"
 #: Jobs that are named at most, and the place in the order of a job that no order has.
 NAMED, UNPLACED = 4, 1 << 60
 
@@ -32,14 +35,39 @@ def ask_stop(
 ) -> StopAsked:
     """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has.
 
-    `reason`: who wants it, in words; `takers`: jobs that get its GPUs.
+    `reason`: who wants it, in words; `takers`: jobs that get its GPUs. At a time limit it has the seconds
+    of the warning.
     """
-    grace_s = None
+    grace_s = ctx.state.jobs[attempt.job].request.get("signal_s") if why == TIME_LIMIT else None
     if why == "leaving":
         nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
         left_s = [n.leaving_s for n in nodes if n.leaving and n.leaving_s is not None]
         grace_s = min(left_s, default=None)  # None after a restart, until the node has reported it again
     return StopAsked(now_s, attempt.job, attempt.epoch, why, grace_s, reason, tuple(takers))
+
+
+def time_left_s(job: JobRecord) -> float:
+    """Seconds on GPUs until an unfinished job reaches its time limit; infinite without one."""
+    limit_s = job.request.get("time_limit_s")
+    return math.inf if limit_s is None else float(limit_s) - job.held_s - (job.live.held_s if job.live else 0.0)
+
+
+def out_of_time(job: JobRecord) -> bool:
+    """Whether an unfinished job has to stop for its time limit, or for the warning before it."""
+    return time_left_s(job) <= float(job.request.get("signal_s") or 0.0)
+
+
+def limit_in_words(job: JobRecord) -> str:
+    """The time limit of a job that has one, and the option that sets it."""
+    return f"of {duration(job.request['time_limit_s'])} (--time)"
+
+
+def stop_at_limits(ctx: Context, now_s: float) -> Iterator[StopAsked]:
+    """Tell attempts to stop whose jobs are out of time."""
+    for number in sorted(ctx.state.live):
+        job = ctx.state.jobs[number]
+        if (attempt := job.live) is not None and attempt.stop is None and out_of_time(job):
+            yield ask_stop(ctx, attempt, TIME_LIMIT, now_s, limit_in_words(job))
 
 
 def new_holders(ctx: Context) -> dict[int, list[int]]:

@@ -63,7 +63,7 @@ class QueueArrays:
         u = self.unknown
         unknown = Unknown(
             [u.user[i] for i in rows], [u.name[i] for i in rows], u.gpus[rows], u.ran_s[rows], u.left_s[rows],
-            u.stated_s[rows], [u.command_of(i) for i in rows],
+            u.stated_s[rows], u.limit_s[rows], [u.command_of(i) for i in rows],
         )  # fmt: skip
         columns = {name: getattr(self, name)[rows] for name in ("numbers", "gpus", "mask", "place", "stays")}
         return replace(self, **columns, unknown=unknown)
@@ -156,5 +156,5 @@ def _unknown(
     owners = [who(number) for number in jobs.tolist()]
     return Unknown(
         [one.user for one in owners], [one.name for one in owners], columns["gpus"][jobs], np.nan_to_num(ran_s),
-        np.maximum(left_s, 0.0), stated_s, [one.command for one in owners],
+        np.maximum(left_s, 0.0), stated_s, columns["time_limit_s"][jobs], [one.command for one in owners],
     )  # fmt: skip

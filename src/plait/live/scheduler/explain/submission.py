@@ -122,10 +122,10 @@ def _masks(copy: QueueCopy, variants: Sequence[Variant]) -> Any:
 
 
 def _durations(history: History, spec: JobSpec, who: Who, draws: int) -> tuple[FloatArray, str]:
-    stated_s = spec.duration_s
+    stated_s, limit_s = (np.array([math.nan if s is None else s]) for s in (spec.duration_s, spec.time_limit_s))
     one = Unknown(
-        [who.user], [who.name], np.array([spec.gpus]), np.zeros(1), np.full(1, math.nan),
-        np.array([math.nan if stated_s is None else stated_s]), [who.command],
+        [who.user], [who.name], np.array([spec.gpus]), np.zeros(1), np.full(1, math.nan), stated_s, limit_s,
+        [who.command],
     )  # fmt: skip
     took_s, words = draw(one, history, draws, seed=1)
     return took_s[:, 0], words[0]

@@ -24,6 +24,7 @@ from plait.live.scheduler.ingest.adaptive import shown, work_of
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
+from plait.live.scheduler.stops import time_left_s
 
 #: Blockers that are named at most.
 BLOCKERS = 8
@@ -198,9 +199,11 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
         out.setdefault("summary", guests.sentence(ctx, job, attempt, how))
     if adaptive := shown(ctx, job):
         out["adaptive"], out["sizes"] = adaptive, sizes(ctx, job)
-    left = _seconds_left(ctx, job)
+    left, limit_left_s = _seconds_left(ctx, job), time_left_s(job)
     if left is not None:
         out["left_s"] = left
+    if math.isfinite(limit_left_s):
+        out["limit_left_s"] = max(limit_left_s, 0.0)
     return out
 
 

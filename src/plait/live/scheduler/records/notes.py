@@ -97,7 +97,8 @@ class AttemptBegan:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """An attempt gets a request to stop. `grace_s`: seconds for its checkpoint if its node is about to go.
+    """An attempt gets a request to stop. `grace_s`: seconds for its checkpoint if its node is about to go, or
+    until its time limit.
 
     `reason`: who wants it, and why, in words; `takers`: jobs that get its GPUs, if others do.
     """
@@ -106,7 +107,9 @@ class StopAsked:
     job: int
     epoch: int
     why: str
-    grace_s: float | None = field(default=None, metadata=form(omit=lambda note: note.why != "leaving"))
+    grace_s: float | None = field(
+        default=None, metadata=form(omit=lambda note: note.grace_s is None and note.why != "leaving")
+    )
     reason: str = ""
     takers: Sequence[int] = ()
 

@@ -115,6 +115,8 @@ class Explanation(Answer):
     """The stage that grew most beside others."""
     left_s: float | None = None
     """Seconds that it still runs at its pace of now."""
+    limit_left_s: float | None = None
+    """Seconds on GPUs until its time limit."""
     sharing: SharingOfJob | None = None
     adaptive: AdaptiveJob | None = None
     sizes: SizeOptions | None = None

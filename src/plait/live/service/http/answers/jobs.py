@@ -257,6 +257,10 @@ class WholeJob(JobRow):
     """Bytes of memory of the whole job."""
     deadline_s: float | None = None
     """Seconds from the submission."""
+    time_limit_s: float | None = None
+    """Seconds on GPUs, of all attempts together, after which the job is ended."""
+    signal_s: float | None = None
+    """Seconds before the time limit at which the last checkpoint is requested."""
     checkpoint_s: float | None = None
     """Seconds between checkpoints."""
     priority: float | None = None

@@ -1,0 +1,153 @@
+"""Time limits of jobs: the request to save before the end, the end, and what reservations and forecasts make of them.
+
+The log of every cluster here is replayed at the end of its test, decision by decision.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.live.protocol.job_file import check, parse_seconds
+from plait.live.protocol.requests import spec_of
+from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
+from plait.live.scheduler.records.event_words import in_words
+from plait.queueing.durations import History, draw
+
+Make = Callable[..., Cluster]
+REACHED = "time limit of 10.0 s (--time) reached"
+
+
+def run(c: Cluster, seconds: float, job: int = 0, before_s: float = 0.0) -> None:
+    """Time passes, in which the job holds its GPUs; `before_s`: what its attempt has held them so far."""
+    for tenth in range(1, round(seconds * 2) + 1):
+        for node in c.nodes:
+            node.report(job, held_s=before_s + tenth / 2)
+        c.pass_s(0.5)
+
+
+def row(c: Cluster, job: int) -> dict[str, Any]:
+    found = c.store.job(job)
+    assert found is not None
+    return found
+
+
+def stops(c: Cluster) -> list[dict[str, Any]]:
+    return [json.loads(one.entry) for one in c.store.entries() if one.type == "StopAsked"]
+
+
+def test_a_job_fails_at_its_time_limit_with_a_reason_that_names_the_option(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit({"time_limit_s": 10.0}, {})
+    c.pass_s(2.2)
+    run(c, 9.5)
+    assert c.state(0) == "running"
+    assert c.engine.explain(0, c.now)["limit_left_s"] == pytest.approx(0.5)
+    run(c, 2.0, before_s=9.5)
+    assert (c.state(0), row(c, 0)["reason"]) == ("failed", REACHED)
+    (attempt,) = row(c, 0)["attempts"]
+    assert (attempt["outcome"], attempt["cause"]) == ("time limit", "time limit of 10.0 s (--time)")
+    c.pass_s(2.2)
+    assert c.state(1) == "running"  # its GPU is free again
+
+
+def test_attempts_count_together_also_after_a_restart_of_the_service(cluster: Make) -> None:
+    c = cluster((1,), snapshot_weight=0.0)
+    c.submit({"time_limit_s": 10.0})
+    c.pass_s(2.2)
+    run(c, 6.0)
+    c.engine.requeue(0, c.now, by="ann")
+    c.pass_s(3.3)
+    c.restart()
+    c.pass_s(3.3)
+    assert (c.state(0), row(c, 0)["epoch"]) == ("running", 2)
+    run(c, 3.5)
+    assert c.state(0) == "running"
+    run(c, 2.0, before_s=3.5)
+    assert (c.state(0), row(c, 0)["reason"]) == ("failed", REACHED)
+
+
+def test_a_job_that_is_preempted_when_its_time_is_over_does_not_start_again(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit({"time_limit_s": 10.0})
+    c.pass_s(2.2)
+    run(c, 9.5)
+    c.nodes[0].obeys = False
+    c.engine.requeue(0, c.now, by="ann")  # it saves its checkpoint until after its limit
+    run(c, 2.0, before_s=9.5)
+    c.nodes[0].obeys = True
+    c.pass_s(2.2)
+    assert (c.state(0), row(c, 0)["epoch"], row(c, 0)["reason"]) == ("failed", 1, REACHED)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "late", "state"), [(0, False, "finished"), (0, True, "failed"), (1, False, "failed")]
+)
+def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int, late: bool, state: str) -> None:
+    c = cluster((1,), grace_s=2.0)
+    c.submit({"time_limit_s": 10.0, "signal_s": 4.0})
+    c.pass_s(2.2)
+    c.nodes[0].obeys = False
+    run(c, 7.0)
+    (asked,) = stops(c)
+    assert (asked["why"], asked["grace_s"]) == ("time limit", 4.0)  # longer than the usual time for a checkpoint
+    assert in_words(asked) == "j-0 was asked to stop: time limit of 10.0 s (--time)"
+    assert next(one for one in c.nodes[0].sync().attempts if one.job == 0).grace_s == 4.0
+    run(c, 4.0 if late else 1.0, before_s=7.0)
+    c.nodes[0].obeys = True
+    c.nodes[0].end(0, exit_code)
+    c.pass_s(2.2)
+    assert c.state(0) == state
+    assert row(c, 0)["reason"] == ("" if state == "finished" else REACHED)
+
+
+@pytest.mark.parametrize(("limit_s", "state"), [(None, "waiting"), (1000.0, "waiting"), (50.0, "running")])
+def test_a_time_limit_lets_a_job_start_on_gpus_that_are_held_for_the_first_of_the_queue(
+    cluster: Make, limit_s: float | None, state: str
+) -> None:
+    c = cluster((2,))
+    c.submit({"time_limit_s": 100.0})
+    c.pass_s(2.2)
+    c.submit({"gpus": 2, "priority": 1.0}, {} if limit_s is None else {"time_limit_s": limit_s})
+    c.pass_s(2.2)
+    assert [c.state(job) for job in range(3)] == ["running", "waiting", state]
+
+
+def test_forecasts_end_jobs_at_their_time_limit(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit({"time_limit_s": 100.0})
+    c.pass_s(2.2)
+    c.submit({})
+    run(c, 5.0)
+    queue = arrays_of(c.engine.state.controller, lambda number: Who("ann", "net"))
+    left_s, _ = draw(queue.unknown, History(), 100)
+    assert left_s[:, 0].max() < 100.0
+    assert left_s[:, 1].max() > 100.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"signal_s": 5.0}, r"signal_s is 5 s before the time limit \(--signal\), needs a time limit \(--time\)"),
+        ({"time_limit_s": 60.0, "signal_s": 60.0}, r"needs a longer time limit than 60 s \(--time\)"),
+    ],
+)
+def test_a_warning_needs_a_time_limit_that_is_longer(fields: dict[str, float], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        spec_of(0, {"command": ["true"], **fields}, owner="ann", project="", submit_s=0.0)
+
+
+@pytest.mark.parametrize("text", ["60", "", "2 hours", "h", "1:30", "-1h", "1e3s"])
+def test_a_duration_without_units_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--time is .*; write a duration with units, e.g. 90m, 2h, 1d12h or 2:00:00"):
+        parse_seconds(text, "--time")
+
+
+def test_job_files_have_durations_as_numbers_and_texts() -> None:
+    job = check({"command": ["true"], "time_limit_s": "2h30m", "signal_s": 120}, "job.yaml")
+    assert (job["time_limit_s"], job["signal_s"]) == (9000.0, 120)
