@@ -152,7 +152,9 @@ def _one(name: str, found: PacketResults) -> Section:
     rows = [_row(f"job {j}, {job.protocol}", job_cells(job)) for j, job in enumerate(found.jobs)]
     drawn = min(len(found.jobs), 5)
     notes = [f"Pictures show the first {drawn} of {len(found.jobs)} jobs."] if drawn < len(found.jobs) else []
-    notes.append(f"{found.events:,} events; {found.lost:,} packets lost, {found.marked:,} marked as congested.")
+    notes.append(
+        f"{found.events:,} events; {found.lost:,} packets lost, {found.dropped:,} dropped, {found.marked:,} marked."
+    )
     return Section(name, figures, columns=_columns(), rows=rows, heads=("Job",), notes=notes)
 
 

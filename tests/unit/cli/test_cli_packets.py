@@ -1,6 +1,7 @@
 """`plait network simulate`: the table, JSON, the report, and what is said of wrong options."""
 
 import json
+import re
 
 import pytest
 
@@ -76,6 +77,25 @@ def test_wrong_options_are_named(plait, words, error):
     base = (*SMALL[:at], *SMALL[at + 2 :]) if "--mib" in words else SMALL
     answer = plait(*base, *words)
     assert (answer.code, error in answer.err) == (2, True), answer.err
+
+
+def test_several_seeds_give_means_with_intervals(plait):
+    words = (*SMALL, "-p", "atp", "-a", "64", "--loss", "0.02")
+    runs = json.loads(plait(*words, "--seeds", "3", "--seed", "5", "--json").out)
+    assert [run["seed"] for run in runs] == [5, 6, 7]
+    assert runs[1]["goodput_gbps"] == json.loads(plait(*words, "--seed", "6", "--json").out)[0]["goodput_gbps"]
+    text = plait(*words, "--seeds", "3").out
+    assert "Means of 3 seeds, with 95 % bootstrap intervals." in text
+    assert re.search(r"atp +[\d.]+ \([\d.]+ to [\d.]+\)", text)
+
+
+def test_queues_may_drop_or_pause(plait):
+    words = (*SMALL, "-p", "atp", "-a", "0", "--queue-packets", "10", "--json")
+    (drops,), (pauses,) = (json.loads(plait(*words, "--overflow", how).out) for how in ("drop", "pause"))
+    assert drops["dropped"] > 0 == pauses["dropped"]
+    assert pauses["paused_s"] > 0
+    refused = plait(*words, "--overflow", "stop")
+    assert (refused.code, "overflow is 'stop'; it takes drop or pause" in refused.err) == (2, True)
 
 
 def test_systems_meet_on_one_switch(plait):

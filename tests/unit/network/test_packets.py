@@ -169,7 +169,6 @@ def test_regions_are_disjoint_where_they_are_exclusive() -> None:
         (lambda: PacketJob(memory=-1), "memory"),
         (lambda: PacketJob(start_s=2.0, deadline_s=1.0), "deadline"),
         (lambda: PacketJob(nodes=(0, 1)), "2 nodes for 8 workers"),
-        (lambda: PacketJob(preset("atp", reminder_s=1.0)), "reminder_s"),
         (lambda: PacketJob(exponents=10**6), "exponents"),
         (lambda: PacketJob(iterations=10**6), r"2\^31"),
     ],

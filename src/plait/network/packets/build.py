@@ -47,7 +47,7 @@ def build(scenario: Scenario) -> Net:
     rows = sum(WINDOWS * job.workers * job.options.window for job in jobs) + 1024
     packets, values = make_packets(rows, scenario.elements)
     queues, entries = _queues(scenario, trees)
-    sources = len(queues) + 2 * len(hosts) + len(switches)
+    sources = len(queues) + 2 * len(hosts) + len(switches) + len(jobs)
     table = switch.make_switch(aggregators, 0, scenario.elements)
     free = np.arange(1, rows + 1, dtype=np.int32)
     free[-1] = -1
@@ -73,6 +73,9 @@ def build(scenario: Scenario) -> Net:
         schedule(links, begin, len(queues) + len(hosts) + w)
     for s in range(len(switches)):
         schedule(links, PS * int(switches[s]["max_age"]), len(queues) + 2 * len(hosts) + s)
+    for j, job in enumerate(jobs):
+        if job.options.reminder_s and not job.dedicated:
+            schedule(links, ps(job.start_s + job.options.reminder_s), sources - len(jobs) + j)
     return net
 
 
@@ -99,6 +102,10 @@ def _channels(scenario: Scenario) -> Records:
     from_switch = graph.ends[:, 0] >= len(graph.nodes)
     marks = (scenario.mark_packets * wire * channels["ps_per_byte"]).astype(np.int64)
     channels["mark_ps"] = np.where(from_switch & (scenario.mark_packets > 0), marks, NEVER)
+    channels["full_ps"], channels["pauses"] = NEVER, scenario.overflow == "pause"
+    if scenario.queue_packets:
+        full = scenario.queue_packets * wire * channels["ps_per_byte"]
+        channels["full_ps"] = np.where(from_switch, full.astype(np.int64), NEVER)
     channels["lose_up"], channels["lose_down"] = round(scenario.loss_up * 2**30), round(scenario.loss_down * 2**30)
     channels["slow"] = 1.0
     for one in scenario.stragglers:
@@ -151,6 +158,7 @@ def _switches(scenario: Scenario) -> tuple[Records, int]:
     found["first"], found["last"] = np.cumsum(usable) - usable, np.cumsum(usable)
     found["latency"] = [ps(one.delay_s) for one in network.switches]
     found["max_age"] = min(job.options.max_age_ns for job in scenario.jobs)
+    found["ps_per_byte"] = 8e12 / scenario.graph.channel_bits_per_s.max()
     return found, int(usable.sum())
 
 
@@ -191,6 +199,7 @@ def _jobs(scenario: Scenario) -> Records:
         row["server_ps"], row["n_workers"], row["busy"] = ps(scenario.server_s), job.workers, job.workers
         row["tensors"], row["per_iteration"] = len(job.tensors) * job.iterations, len(job.tensors)
         row["exponents"], row["dedicated"] = job.exponents, job.dedicated
+        row["passes"], row["reminder"] = scenario.passes(job), ps(job.options.reminder_s)
         if where is not None:
             row["server_channel"] = scenario.graph.next_hops(where, scenario.graph.leaf(where))[0][0]
     return found

@@ -26,7 +26,7 @@ from plait.network.packets.state import (
 from plait.network.protocol.addressing import mix
 from plait.network.protocol.header import ECN, int64
 
-__all__ = ["ENTRY", "draw", "new_row", "schedule", "settle", "take", "transmit"]
+__all__ = ["ENTRY", "copied", "draw", "new_row", "schedule", "settle", "take", "transmit"]
 
 
 @lean_part
@@ -68,27 +68,57 @@ def settle(links: Links, row: int) -> None:
 
 
 @lean_part
-def _marked(links: Links, row: int, kind: int) -> int:
-    """The row with the mark of congestion; a result may be on its way to others, so it gets a copy."""
-    if kind == DOWN:
-        copy = new_row(links)
-        links.packets[copy] = links.packets[row]
-        for e in range(links.values.shape[1]):
-            links.values[copy, e] = links.values[row, e]
-        row = copy
-    links.packets[row]["flags"] |= ECN
-    return row
+def copied(links: Links, row: int) -> int:
+    """A row with the same packet, which may be changed although the first one is on its way to others."""
+    copy = new_row(links)
+    links.packets[copy] = links.packets[row]
+    for e in range(links.values.shape[1]):
+        links.values[copy, e] = links.values[row, e]
+    return copy
 
 
 @lean_part
-def transmit(links: Links, c: int, kind: int, row: int, ready: int) -> None:
-    """Send a packet of class `kind` through a channel, not before `ready`; it may be marked or lost.
+def _pause(links: Links, c: int, begin: int, until: int) -> None:
+    """Let a channel start no packet from `begin` to `until`: those that have not started by then move back together."""
+    channel = links.channels[c]
+    delay = links.queues[2 * c + UP]["delay"]
+    begin, until = begin + delay, until + delay
+    if until <= channel["paused"]:
+        return
+    first = max(begin, channel["paused"])
+    channel["paused"] = until
+    channel["stopped"] += until - first
+    waits = False
+    for q in range(2 * c, 2 * c + 2):
+        queue = links.queues[q]
+        for back in range(queue["count"]):
+            at = queue["first"] + ((queue["head"] + queue["count"] - 1 - back) & queue["mask"])
+            entry = links.entries[at]
+            took = int64(channel["ps_per_byte"] * links.jobs[links.packets[entry["row"]]["job"]]["wire_bytes"])
+            if entry["time"] - queue["delay"] - took < first:
+                break
+            entry["time"] += until - first
+            waits = True
+    if waits:
+        channel["busy"] += until - first
 
-    A packet that is lost takes its time on the link all the same.
+
+@lean_part
+def transmit(links: Links, c: int, kind: int, row: int, ready: int, came: int) -> None:
+    """Send a packet of class `kind` through a channel, not before `ready`; it may be marked, dropped or lost.
+
+    `came`: the channel over which it came to the switch, -1 for none; it stops where queues that are full pause links.
+    A packet that is lost takes its time on the link all the same, one that is dropped takes none.
     """
     channel = links.channels[c]
-    begin = max(ready, channel["busy"])
+    begin = max(ready, max(channel["busy"], channel["paused"]))
     slow = channel["slow"] if channel["slow_from"] <= begin < channel["slow_until"] else 1.0
+    if begin - ready >= slow * channel["full_ps"]:
+        if channel["pauses"] == 0:
+            channel["dropped"] += 1
+            return
+        if came >= 0:
+            _pause(links, came, ready, begin - int64(slow * channel["full_ps"]) // 2)
     end = begin + int64(slow * channel["ps_per_byte"] * links.jobs[links.packets[row]["job"]]["wire_bytes"])
     channel["busy"] = end
     channel["sent"] += 1
@@ -98,7 +128,8 @@ def transmit(links: Links, c: int, kind: int, row: int, ready: int) -> None:
         return
     if begin - ready >= slow * channel["mark_ps"]:  # as many packets, which take longer on a slow link
         channel["marked"] += 1
-        row = _marked(links, row, kind)
+        row = copied(links, row) if kind == DOWN else row  # a result may be on its way to others
+        links.packets[row]["flags"] |= ECN
     q = 2 * c + kind
     queue = links.queues[q]
     if queue["count"] > queue["mask"]:

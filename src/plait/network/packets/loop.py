@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from plait.core.jit import linked
 from plait.network.packets import heap, links, measure, state, steps
-from plait.network.packets.heap import remove_first
+from plait.network.packets.heap import remove_first, replace_first
 from plait.network.packets.links import settle, take
 from plait.network.packets.measure import note_packet, widen
-from plait.network.packets.state import BINS, EVENTS, FAULT, FINE, HEAP, NOW, TOO_LATE, UP, WIDTH, Net
-from plait.network.packets.steps import at_server, at_switch, at_worker, finish, free_slots, send, start, tidy, timer
+from plait.network.packets.state import BINS, EVENTS, FAULT, FINE, HEAP, NOW, ORDER, TOO_LATE, UP, WIDTH, Net
+from plait.network.packets.steps import (
+    at_server,
+    at_switch,
+    at_worker,
+    finish,
+    free_slots,
+    remind,
+    send,
+    start,
+    tidy,
+    timer,
+)
 from plait.network.protocol import addressing, congestion, header, server, switch, worker
 from plait.network.protocol.header import int64
 from plait.network.protocol.switch import HELD
@@ -20,27 +31,35 @@ def run(net: Net, until: int) -> int:
     """Take events until none is left: all workers are finished, no packet is on its way. Returns what went wrong.
 
     TOO_LATE: an event after `until`, in ps. Sources of events are, in this order: queues, the timers of workers, starts
-    of their tensors, sweeps of switches.
+    of their tensors, sweeps of switches, reminders of servers.
     """
     lines, ends, info, held = net.links, net.ends, net.links.info, net.fabric.switch_info
     nodes, workers, timers = len(ends.worker_at), len(ends.hosts), len(lines.queues)
+    sweeps, reminders = 2 * workers, 2 * workers + len(net.fabric.switches)
     while info[HEAP] > 0 and info[FAULT] == FINE:
         now, source = lines.heap[0]["time"], lines.heap[0]["source"]
         if now > until:
             info[FAULT] = TOO_LATE
             break
+        if source < timers:
+            queue = lines.queues[source]
+            due = lines.entries[queue["first"] + queue["head"]]["time"]
+            if due > now:  # its link was paused
+                replace_first(lines.heap, info[HEAP], due, info[ORDER], source)
+                info[ORDER] += 1
+                continue
         info[NOW] = now
         info[EVENTS] += 1
         w, sends = source - timers, False  # a worker, and whether it may have something to send
         # Timers may come long after the last packet; only what may be measured needs a bin.
-        if now >= BINS * info[WIDTH] and (w < 0 or (w >= 2 * workers and held[w - 2 * workers, HELD] > 0)):
+        if now >= BINS * info[WIDTH] and (w < 0 or (sweeps <= w < reminders and held[w - sweeps, HELD] > 0)):
             widen(info, net.fabric.held, ends.delivered, now)
         if source < timers:
             row = take(lines, source)
             node, kind = lines.channels[source >> 1]["to"], source & 1
             note_packet(lines, net.log, row, node, now)
             if node >= nodes:
-                at_switch(lines, net.fabric, node - nodes, kind, row, now)
+                row = at_switch(lines, net.fabric, node - nodes, kind, row, now, source >> 1)
             elif kind == UP:
                 at_server(lines, net.server, row, now)
             else:
@@ -60,8 +79,10 @@ def run(net: Net, until: int) -> int:
                 w -= workers
                 start(lines, ends, w, now)
                 sends = True
+            elif w < reminders:
+                tidy(lines, net.fabric, w - sweeps, now, source)
             else:
-                tidy(lines, net.fabric, w - 2 * workers, now, source)
+                remind(lines, net.server, w - reminders, now, source)
         if sends:
             send(lines, ends, w, now)
     fault: int = info[FAULT]

@@ -64,6 +64,8 @@ class PacketResults:
     held           jobs x bins: time mean of aggregators held, all switches
     gbps           jobs x bins: payload that one worker receives, Gb/s
     lost, marked   packets lost on links, and marked as congested
+    dropped        packets that found the queue of a switch full
+    paused_s       time for which full queues paused links, summed over links
     log            of the first packets: time (ps), node, type, job, seq (from 0), bitmap, index, flags, priority
     """
 
@@ -75,6 +77,8 @@ class PacketResults:
     gbps: FloatArray
     lost: int
     marked: int
+    dropped: int
+    paused_s: float
     state_bytes: int
     log: IntArray
 
@@ -122,6 +126,8 @@ def results(scenario: Scenario, net: Net) -> PacketResults:
         net.ends.delivered * bits[:, None] / (width / 1e12) / 1e9,
         int(net.links.channels["lost"].sum()),
         int(net.links.channels["marked"].sum()),
+        int(net.links.channels["dropped"].sum()),
+        float(net.links.channels["stopped"].sum()) / 1e12,
         state_bytes(net),
         _log(net),
     )

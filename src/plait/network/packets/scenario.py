@@ -19,6 +19,13 @@ from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 
 MIB = 1 << 20
+#: What becomes of a packet that finds the queue of a switch full: it is dropped, or the link over which it came is
+#: paused until half of the queue has left (priority flow control).
+OVERFLOWS = ("drop", "pause")
+#: Limits of switches: none, or those of a Tofino in the released systems: bitmaps of 32 workers, and 256 bytes of
+#: payload in a pass; a packet with more recirculates through a port of the switch, at the rate of its fastest link.
+PIPELINES = ("none", "tofino")
+TOFINO_WORKERS, TOFINO_BYTES = 32, 256
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,6 @@ class PacketJob:
             raise InputError(f"job {j}: deadline {self.deadline_s:g} s; it takes more than its start, {self.start_s:g}")
         if self.nodes and len(self.nodes) != self.workers:
             raise InputError(f"job {j}: {len(self.nodes)} nodes for {self.workers} workers; it takes one each")
-        if self.options.reminder_s > 0:
-            raise InputError(f"job {j}: reminder_s is {self.options.reminder_s:g}; simulations take 0, no reminders")
         if sum(self.packets) * self.iterations + self.exponents * len(self.tensors) * self.iterations >= 1 << 31:
             raise InputError(f"job {j}: more packets than the 2^31 numbers of one job; take fewer iterations")
 
@@ -125,6 +130,8 @@ class Scenario:
     jitter_s      most delay of a packet in its host, before the link: uniform from 0
     server_s      time of a packet in a parameter server
     mark_packets  packets in the queue of a switch from which on packets are marked as congested
+    queue_packets packets that a queue of a switch has room for, 0: any number; `overflow`: see `OVERFLOWS`
+    pipeline      limits of switches, see `PIPELINES`
     loss_up       probability that a packet to a server is lost on one hop; `loss_down`: one from there
     until_s       a simulation that takes longer is an error
     log           how many packets are logged, from the start
@@ -137,6 +144,9 @@ class Scenario:
     jitter_s: float = 0.2e-6
     server_s: float = 1e-6
     mark_packets: int = 100
+    queue_packets: int = 0
+    overflow: str = "drop"
+    pipeline: str = "none"
     loss_up: float = 0.0
     loss_down: float = 0.0
     stragglers: tuple[Straggler, ...] = ()
@@ -158,10 +168,29 @@ class Scenario:
         for name in ("jitter_s", "server_s", "until_s"):
             if not 0 <= getattr(self, name) < 9e5:
                 raise InputError(f"{name} is {getattr(self, name):g}; it takes 0 to 900,000 seconds")
-        for name, most in (("mark_packets", 1 << 31), ("log", 10**7), ("elements", 1024), ("seed", 1 << 31)):
+        for name, known in (("overflow", OVERFLOWS), ("pipeline", PIPELINES)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} is {getattr(self, name)!r}; it takes {' or '.join(known)}")
+        for j, job in enumerate(self.jobs):
+            if self.pipeline == "tofino" and job.workers > TOFINO_WORKERS:
+                raise InputError(
+                    f"job {j}: {job.workers} workers; switches of pipeline tofino have bitmaps of {TOFINO_WORKERS}, "
+                    "take fewer workers or pipeline none"
+                )
+        for name, most in (
+            ("mark_packets", 1 << 31),
+            ("queue_packets", 1 << 31),
+            ("log", 10**7),
+            ("elements", 1024),
+            ("seed", 1 << 31),
+        ):
             if not 0 <= getattr(self, name) <= most:
                 raise InputError(f"{name} is {getattr(self, name)}; it takes 0 to {most:,}")
         self.placement  # noqa: B018  (raises where jobs do not fit)
+
+    def passes(self, job: PacketJob) -> int:
+        """How often a packet of a job goes through a switch that adds it up."""
+        return 1 if self.pipeline == "none" else math.ceil(job.options.payload_bytes / TOFINO_BYTES)
 
     @cached_property
     def graph(self) -> Graph:

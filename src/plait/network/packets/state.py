@@ -23,22 +23,28 @@ PS = 1000  # picoseconds of a nanosecond
 UP, DOWN = 0, 1
 
 #: One direction of a link. `to`: the node, or the number of nodes plus the switch, that it leads to; `mark_ps`: backlog
-#: at which packets are marked; `lose_up`, `lose_down`: probabilities times 2^30, by class; from `slow_from` to
-#: `slow_until` packets take `slow` times as long. Then counters.
+#: at which packets are marked; `full_ps`: backlog at which packets are dropped, or with `pauses` stop the links over
+#: which they came; `lose_up`, `lose_down`: probabilities times 2^30, by class; from `slow_from` to `slow_until` packets
+#: take `slow` times as long; `paused`: until when nothing starts. Then counters.
 CHANNEL = np.dtype(
     [
         ("ps_per_byte", "f8"),
         ("busy", "i8"),
         ("mark_ps", "i8"),
+        ("full_ps", "i8"),
+        ("pauses", "i8"),
         ("to", "i8"),
         ("lose_up", "i8"),
         ("lose_down", "i8"),
         ("slow", "f8"),
         ("slow_from", "i8"),
         ("slow_until", "i8"),
+        ("paused", "i8"),
         ("sent", "i8"),
         ("lost", "i8"),
+        ("dropped", "i8"),
         ("marked", "i8"),
+        ("stopped", "i8"),
     ]
 )
 #: Packets of a class on their way through a channel, a ring of `mask` + 1 entries from `first` on. `delay`: from the
@@ -53,11 +59,15 @@ ROUTE = np.dtype(
 )
 #: A child: a channel, and the workers that it leads to.
 KID = np.dtype([("channel", "i8"), ("bits", "i8")])
-#: A switch: its aggregators are those from `first` to `last`, `latency` of a pass in ps.
-SWITCH = np.dtype([("first", "i8"), ("last", "i8"), ("latency", "i8"), ("max_age", "i8")])
+#: A switch: its aggregators are those from `first` to `last`, `latency` of a pass in ps; until when its port for
+#: packets that recirculate is `busy`, at `ps_per_byte`.
+SWITCH = np.dtype(
+    [("first", "i8"), ("last", "i8"), ("latency", "i8"), ("max_age", "i8"), ("busy", "i8"), ("ps_per_byte", "f8")]
+)
 #: A job: bytes of a packet on the wire, the channel from the node of its server, tensors in all, those of an iteration,
-#: packets of exponents, workers, whether it has dedicated slots, workers that are not finished; then packets that came
-#: to its server.
+#: packets of exponents, workers, whether it has dedicated slots, workers that are not finished, passes of a packet
+#: through a switch that adds it up, time after which its server asks for what is missing (ps; 0: never); then packets
+#: that came to its server.
 JOB = np.dtype(
     [
         ("wire_bytes", "i8"),
@@ -69,6 +79,8 @@ JOB = np.dtype(
         ("n_workers", "i8"),
         ("dedicated", "i8"),
         ("busy", "i8"),
+        ("passes", "i8"),
+        ("reminder", "i8"),
         ("arrived", "i8"),
     ]
 )

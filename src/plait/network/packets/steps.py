@@ -6,14 +6,15 @@ The steps of the protocol decide; here their packets are sent on. Start at `at_s
 from __future__ import annotations
 
 from plait.core.jit import as_part, lean_part
-from plait.network.packets.links import draw, new_row, schedule, settle, transmit
+from plait.network.packets.links import copied, draw, new_row, schedule, settle, transmit
 from plait.network.packets.measure import note_held
 from plait.network.packets.state import ACTIVE, DOWN, FREE_ROW, PS, ROWS, UP, WIDTH, Ends, Fabric, Links, switch_at
 from plait.network.protocol import server, switch, worker
 from plait.network.protocol.addressing import mix
-from plait.network.protocol.header import int64
+from plait.network.protocol.header import COLLIDED, CONTROL, int64
 from plait.network.protocol.server import Server
 from plait.network.protocol.switch import (
+    DROP,
     EVICTED,
     FREE,
     HELD,
@@ -28,7 +29,8 @@ from plait.network.protocol.worker import (
 )
 
 #: The steps of the protocol, as parts of the loop.
-_server_step, _switch_step = as_part(server.server_step), as_part(switch.switch_step)
+_server_step, _server_remind = as_part(server.server_step), as_part(server.server_remind)
+_switch_step = as_part(switch.switch_step)
 _release, _sweep = as_part(switch.release), as_part(switch.sweep)
 _worker_receive, _worker_send = as_part(worker.worker_receive), as_part(worker.worker_send)
 _worker_start, _worker_timeout = as_part(worker.worker_start), as_part(worker.worker_timeout)
@@ -41,8 +43,13 @@ def gradient(job: int, rank: int, seq: int, element: int) -> int:
 
 
 @lean_part
-def at_switch(links: Links, fabric: Fabric, s: int, kind: int, row: int, now: int) -> None:
-    """A packet at a switch: an aggregator is claimed as it comes in, and freed as its result leaves."""
+def at_switch(links: Links, fabric: Fabric, s: int, kind: int, row: int, now: int, came: int) -> int:
+    """A packet that came over a channel to a switch; returns its row, a copy of it where others have it, too.
+
+    An aggregator is claimed as the packet comes in, and freed as its result leaves.
+    """
+    if links.refs[row] > 0 and links.packets[row]["type"] == CONTROL:
+        row = copied(links, row)  # the same request is on its way to other switches
     p = links.packets[row]
     j = int64(p["job"])
     sw = switch_at(fabric, s)
@@ -55,26 +62,40 @@ def at_switch(links: Links, fabric: Fabric, s: int, kind: int, row: int, now: in
         spare = links.info[FREE_ROW]
         action = _switch_step(sw, links.packets, links.values, row, spare, now // PS)
         note_held(fabric, sw.jobs, s, j, now, links.info[WIDTH])
+        if kind == UP and links.jobs[j]["passes"] > 1 and p["flags"] & COLLIDED == 0:
+            ready = _recirculated(links, fabric, s, j, now, ready)
         if action & EVICTED:
-            _evicted(links, fabric, s, now, ready)
+            _evicted(links, fabric, s, now, ready, came)
+        if p["type"] == CONTROL and action == DROP:
+            action = MULTICAST  # a switch below may hold what the server asks for
     if action & TO_SERVER and route["up"] >= 0:
-        transmit(links, route["up"], UP, row, ready)
+        transmit(links, route["up"], UP, row, ready, came)
     if action & (MULTICAST | UNICAST) == 0:
-        return
+        return row
     # Results of dedicated jobs go to the workers in their bitmap, others to all.
     asks = p["bitmap"] if links.jobs[j]["dedicated"] != 0 else int64(-1)
     for k in range(route["first_kid"], route["first_kid"] + route["kids"]):
         if fabric.kids[k]["bits"] & asks != 0:
-            transmit(links, fabric.kids[k]["channel"], DOWN, row, ready)
+            transmit(links, fabric.kids[k]["channel"], DOWN, row, ready, came)
+    return row
 
 
 @lean_part
-def _evicted(links: Links, fabric: Fabric, s: int, now: int, ready: int) -> None:
+def _recirculated(links: Links, fabric: Fabric, s: int, j: int, now: int, ready: int) -> int:
+    """When a packet has been through a switch as often as its payload takes; all passes but one share a port."""
+    mine, more = fabric.switches[s], links.jobs[j]["passes"] - 1
+    mine["busy"] = max(now, mine["busy"]) + int64(more * links.jobs[j]["wire_bytes"] * mine["ps_per_byte"])
+    done: int = ready + mine["busy"] - now + more * mine["latency"]
+    return done
+
+
+@lean_part
+def _evicted(links: Links, fabric: Fabric, s: int, now: int, ready: int, came: int) -> None:
     """Send what a switch has written to the first free row."""
     row = new_row(links)
     j = int64(links.packets[row]["job"])
     note_held(fabric, fabric.jobs_at[s], s, j, now, links.info[WIDTH])
-    transmit(links, fabric.routes[s, j]["up"], UP, row, ready)
+    transmit(links, fabric.routes[s, j]["up"], UP, row, ready, came)
     settle(links, row)
 
 
@@ -88,7 +109,7 @@ def tidy(links: Links, fabric: Fabric, s: int, now: int, source: int) -> None:
             continue
         written, _ = _sweep(sw, links.packets, links.values, index, 1, links.info[FREE_ROW], now // PS, max_age)
         if written:
-            _evicted(links, fabric, s, now, now + fabric.switches[s]["latency"])
+            _evicted(links, fabric, s, now, now + fabric.switches[s]["latency"], -1)
     if links.info[ACTIVE] > 0 or links.info[ROWS] > 0 or sw.info[HELD] > 0:
         schedule(links, now + PS * max(1, max_age // 2), source)
 
@@ -109,7 +130,22 @@ def at_server(links: Links, servers: Server, row: int, now: int) -> None:
     job = links.jobs[links.packets[row]["job"]]
     job["arrived"] += 1
     if _server_step(servers, links.packets, links.values, row, now // PS):
-        transmit(links, job["server_channel"], DOWN, row, now + job["server_ps"])
+        transmit(links, job["server_channel"], DOWN, row, now + job["server_ps"], -1)
+
+
+@lean_part
+def remind(links: Links, servers: Server, j: int, now: int, source: int) -> None:
+    """Let the server of a job ask for what has been missing for too long, and again while the job is busy."""
+    job = links.jobs[j]
+    for k in range(servers.entries.shape[1]):
+        seq = int64(servers.entries[j, k]["seq"])
+        age = job["reminder"] // PS
+        if seq >= 0 and _server_remind(servers, links.packets, j, seq, links.info[FREE_ROW], now // PS, age):
+            row = new_row(links)
+            transmit(links, job["server_channel"], DOWN, row, now + job["server_ps"], -1)
+            settle(links, row)
+    if job["busy"] > 0:
+        schedule(links, now + job["reminder"], source)
 
 
 @lean_part
@@ -144,7 +180,7 @@ def send(links: Links, ends: Ends, w: int, now: int) -> None:
         p = links.packets[row]
         for e in range(links.values.shape[1]):
             links.values[row, e] = gradient(int64(p["job"]), host["rank"], p["seq"], e)
-        transmit(links, host["channel"], UP, row, ready)
+        transmit(links, host["channel"], UP, row, ready, -1)
         settle(links, row)
 
 

@@ -43,7 +43,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 class Options:
     """Options of one job. Numbers of packets where nothing else is said; times in seconds.
 
-    `reminder_s`, `quantise`, `fixed_scale` and `tree` are for callers of the kernels: nothing here reads them.
+    `quantise`, `fixed_scale` and `tree` are for callers of the kernels: nothing here reads them.
     """
 
     protocol: str = option("System: switchml, atp, a2tp, esa or inalloc", default="atp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +71,22 @@ class PacketsRequest:
         "With racks, rate of a rack's nodes over that of its links to spines", default=1.0, least=0.01, most=1000
     )
     gbps: float = option("Rate of links, Gb/s", default=100.0, least=0.001, most=1e5)
+    mark_packets: int = option(
+        "Packets in the queue of a switch from which on packets are marked as congested; 0: never", default=100,
+        least=0, most=2**31,
+    )  # fmt: skip
+    queue_packets: int = option("Packets for which a queue of a switch has room; 0: any number", default=0, least=0)
+    overflow: str = option(
+        "What becomes of packets that find a queue full: drop, or pause (priority flow control)", default="drop"
+    )
+    pipeline: str = option(
+        "Limits of switches: none, or tofino: bitmaps of 32 workers, and packets with over 256 bytes of payload "
+        "recirculate", default="none",
+    )  # fmt: skip
     seed: int = option("Random seed", default=0, least=0, most=2**31 - 1)
+    seeds: int = option(
+        "Runs of each system, with seeds from --seed on: means and intervals", default=1, least=1, most=1000
+    )
     out: Annotated[Path | None, typer.Option(help="Write an HTML report with pictures.")] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
@@ -91,12 +106,16 @@ def simulate(request: PacketsRequest) -> None:
         raise InputError("--protocol names no system; give e.g. atp or switchml,atp,esa")
     with Outputs() as outputs:
         page = None if request.out is None else outputs.path(request.out)
-        found: dict[str, PacketResults] = {name: run(scenario) for name, scenario in scenarios.items()}
+        found: dict[str, list[PacketResults]] = {
+            name: [run(replace(scenario, seed=request.seed + k)) for k in range(request.seeds)]
+            for name, scenario in scenarios.items()
+        }
         if page is not None:
+            first = {name: seeds[0] for name, seeds in found.items()}
             nodes = len(next(iter(scenarios.values())).cluster.nodes)
-            outputs.fill(page, lambda path: write_packets_page(found, path, nodes=nodes, settings=settings(request)))
+            outputs.fill(page, lambda path: write_packets_page(first, path, nodes=nodes, settings=settings(request)))
         if request.as_json:
-            print_json(as_values(found))
+            print_json(as_values(found, request.seed))
         else:
             show_runs(found)
         for path in outputs.commit():
@@ -141,7 +160,8 @@ def scenario_of(request: PacketsRequest, run: str) -> Scenario:
     more: dict[str, Any] = {
         "seed": request.seed, "jitter_s": 1e-6 * request.jitter_us, "loss_up": request.loss, "loss_down": request.loss,
         "stragglers": tuple(read_straggler(text) for text in request.straggler or ()),
-        "log": LOGGED if request.out is not None else 0, "gbps": request.gbps,
+        "mark_packets": request.mark_packets, "queue_packets": request.queue_packets, "overflow": request.overflow,
+        "pipeline": request.pipeline, "log": LOGGED if request.out is not None else 0, "gbps": request.gbps,
     }  # fmt: skip
     if request.racks:
         more |= {"levels": request.levels, "spines": request.spines, "oversubscription": request.oversubscription}
