@@ -33,8 +33,8 @@ Written from the catalog; `plait policies` prints the same. An option follows th
 Every policy takes `quota`, too: GPUs of projects, in all or by kind, such as `fifo:quota=vision=32/speech@v100=16/*=8`.
 """
 OPTIONS_INTRO = """
-Written from the declarations of which the parsers are made. `plait submit --schema` prints what a job file may say as
-JSON Schema; [submit jobs](../how-to/submit-jobs.md) has examples.
+Written from the declarations of which the parsers are made. `plait submit --schema` prints the JSON Schema of
+a job file; [submit jobs](../how-to/submit-jobs.md) has examples.
 """
 CLUSTER_FILE_INTRO = """
 Written from the declarations of which the reader is made. [Describe a network](../how-to/describe-a-network.md) has
@@ -170,7 +170,7 @@ def _meaning(column: Any) -> str:
 
 
 def worlds() -> str:
-    """What is true in each world."""
+    """The truth of each world."""
     out = [
         "# Worlds",
         "",
@@ -214,7 +214,7 @@ def cli() -> str:
 
 
 def options() -> str:
-    """What a job file may say, and the options of a service that is started by hand."""
+    """The fields of a job file, and the options of a service that is started by hand."""
     head = ("name", "meaning", "unit", "default")
     out = ["# Job files and services", "", OPTIONS_INTRO, ""]
     for title, kind, name in (
@@ -229,7 +229,7 @@ def options() -> str:
 
 
 def cluster_file() -> str:
-    """What a cluster file may say, and the topologies of `--network`."""
+    """The tables of a cluster file, and the topologies of `--network`."""
     head = ("name", "meaning", "default")
     out = ["# Cluster files and topologies", "", CLUSTER_FILE_INTRO, ""]
     kinds = {"`[[nodes]]`": NodesTable, "`[[network.switches]]`": SwitchTable, "`[[network.links]]`": LinkTable}

@@ -1,9 +1,9 @@
 """Draw the pictures of the README and the documentation again, from real runs.
 
-python docs/pictures.py                  those of `make demo-simulate`; the screenshot only where there is a Chromium
-python docs/pictures.py goodput          those of goodput, from plait's fit of ResNet18 on CIFAR-10
-python docs/pictures.py DATA rows.json   those about Muri, from its traces and `plait reproduce muri --json rows.json`
-python docs/pictures.py antman rows.json those about AntMan, from `plait reproduce antman --json rows.json`
+python docs/pictures.py                  pictures of `make demo-simulate`; the screenshot only where there is a Chromium
+python docs/pictures.py goodput          pictures of goodput, from plait's fit of ResNet18 on CIFAR-10
+python docs/pictures.py DATA rows.json   pictures of Muri, from its traces and `plait reproduce muri --json rows.json`
+python docs/pictures.py antman rows.json pictures of AntMan, from `plait reproduce antman --json rows.json`
 
 Needs the package with [sim].
 """
@@ -71,7 +71,7 @@ def muri(data: Path, rows: Path) -> None:
 
 
 def antman(rows: Path) -> None:
-    """What others take over AntMan's time by the offered load, and the published ratios."""
+    """Times of other policies relative to AntMan's by the offered load, and the published ratios."""
     found = [row for row in json.loads(rows.read_text(encoding="utf-8"))["rows"] if row["section"] == "load"]
     for what, title in (("jct", "Mean JCT over AntMan's"), ("makespan", "Makespan over AntMan's")):
         bars = []
