@@ -25,6 +25,8 @@ ENTRIES = {
     "wait": Entry(JOBS, "jobs:wait", "Wait until jobs have ended.", BARE),
     "cancel": Entry(JOBS, "jobs:cancel", "Cancel jobs; running ones are stopped.", BARE),
     "requeue": Entry(JOBS, "submit:requeue", "Checkpoint running jobs and send them back to the queue.", BARE),
+    "hold": Entry(JOBS, "submit:hold", "Hold waiting jobs until they are released.", BARE),
+    "release": Entry(JOBS, "submit:release", "Release held jobs.", BARE),
     "update": Entry(JOBS, "submit:update", "Change priority, class, deadline or size of jobs.", BARE),
     "clone": Entry(JOBS, "submit:clone", "Submit a job like another one, which may have ended.", BARE),
     "history": Entry(JOBS, "jobs:history", "List jobs that have ended: how they waited, ran and moved."),

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from plait.core.errors import InputError
 from plait.core.options import declared, option, same
 from plait.live.agent.processes.node_environment import node_environment
 from plait.live.protocol.job import Batch, Job, JobField, key_of
-from plait.live.protocol.job_file import check, ina_fields, read_jobs, read_text
+from plait.live.protocol.job_file import check, ina_fields, parse_seconds, read_jobs, read_text
 
 #: The group of options that are bounds of the batch of a job.
 _BATCH = "batch"
@@ -62,6 +63,11 @@ class Asked:
     deadline_s: float | None = same(Job, "deadline_s")
     time_limit_s: str | None = same(Job, "time_limit_s")
     signal_s: str | None = same(Job, "signal_s")
+    hold: bool = same(Job, "hold")
+    begin_s: str | None = same(Job, "begin_s")
+    after: list[str] | None = same(Job, "after")
+    after_any: list[str] | None = same(Job, "after_any")
+    after_fail: list[str] | None = same(Job, "after_fail")
     ina: str | None = same(Job, "ina")
     gradient_bytes: str | None = same(Job, "gradient_bytes")
     checkpoint_s: float | None = same(Job, "checkpoint_s")
@@ -99,9 +105,15 @@ class Asked:
         said: dict[str, Any] = {}
         for one in _FIELDS:
             value = getattr(self, one.name)
-            if value is not None and value is not False:
+            if value is not None and value is not False and value != ():
                 key = key_of(one)
-                said[key] = read_text(key, value, f"--{one.word}") if isinstance(value, str) else value
+                said[key] = (
+                    parse_begin(value)
+                    if key == "begin_s"
+                    else read_text(key, value, f"--{one.word}")
+                    if isinstance(value, str)
+                    else value
+                )
         if self.ina is not None:
             said["ina"] = ina_fields(self.ina, "--ina: ")
         return said
@@ -118,6 +130,29 @@ _FIELDS = tuple(
     for one in declared(Asked)
     if isinstance(one.option, JobField) and one.option.group != _BATCH and one.name not in _SETTLED
 )
+
+
+def parse_begin(text: str, now: datetime | None = None) -> float:
+    """Seconds until a time of day, a date with time, or the end of a duration; `InputError` for anything else.
+
+    >>> parse_begin("18:00", datetime(2026, 11, 27, 19, 0)), parse_begin("2h")
+    (82800.0, 7200.0)
+    """
+    now = now or datetime.now()
+    try:
+        if re.fullmatch(r"\d{1,2}:\d\d(:\d\d)?", text):
+            at = datetime.combine(now.date(), time.fromisoformat(text.rjust(5 if len(text) < 6 else 8, "0")))
+            at += timedelta(days=at <= now)
+        elif "T" in text:
+            at = datetime.fromisoformat(text)
+            now = now.astimezone(at.tzinfo) if at.tzinfo else now
+        else:
+            return parse_seconds(text, "--begin")
+    except (ValueError, InputError):
+        at = now - timedelta(seconds=1)
+    if at <= now:
+        raise InputError(f"--begin is {text[:80]!r}; write a time to come, e.g. 18:00, 2026-12-24T18:00 or 2h")
+    return (at - now).total_seconds()
 
 
 def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from plait.control.messages import (
     JobCancelled,
     JobFailed,
     JobFinished,
+    JobHeld,
     JobKept,
     JobProfiled,
     JobRequeued,
@@ -182,6 +183,8 @@ class Controller:
         self.aggregates = aggregates
         self.job_store = JobStore()
         self.active: IntArray = NO_JOBS
+        #: Waiting jobs that the policy does not see.
+        self.held: IntArray = NO_JOBS
         self.running: Groups = NO_GROUPS
         self.plan: Plan = Plan(NO_GROUPS)
         self.usage: Usage | None = None
@@ -200,6 +203,7 @@ class Controller:
             GoodputReported: self._estimate,
             StopCostReported: self._stop_cost,
             JobKept: self._keep,
+            JobHeld: self._hold,
             UsageReported: self._use,
             NetworkReported: self._exchange,
             JobFinished: self._finish,
@@ -368,6 +372,16 @@ class Controller:
         self._may_release()
         return ()
 
+    def _hold(self, event: JobHeld) -> Sequence[Command]:
+        phase = self.job_store.columns["phase"]
+        away = event.jobs[(event.held > 0) & (phase[event.jobs] == _WAITING)]
+        back = np.intersect1d(event.jobs[event.held == 0], self.held)
+        self.job_store.columns["pending_since_s"][back] = event.at_s
+        self.active = np.setdiff1d(np.union1d(self.active, back), away)
+        self.held = np.setdiff1d(np.union1d(self.held, away), back)
+        self.changed = True
+        return ()
+
     def _use(self, event: UsageReported) -> Sequence[Command]:
         columns = self.job_store.columns
         self.usage = updated(self.usage, event, self.cluster.gpus, columns["running_group"])
@@ -525,7 +539,7 @@ class Controller:
         columns["end_s"][jobs] = end_s
         columns["running_group"][jobs] = -1
         self.job_store.depart(jobs)
-        self.active = unfinished(self.active, columns["phase"])
+        self.active, self.held = (unfinished(some, columns["phase"]) for some in (self.active, self.held))
         if not self.plan.settled:
             self.changed = True
 

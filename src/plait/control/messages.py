@@ -104,6 +104,15 @@ class JobKept:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class JobHeld:
+    """Waiting jobs that the policy does not see (`held` 1), or sees again (0); jobs that run are left alone."""
+
+    at_s: float
+    jobs: IntArray
+    held: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class UsageReported:
     """Measurements of GPUs and of running jobs: the fields of `core.policy.Usage`, NaN unknown.
 
@@ -247,6 +256,7 @@ Event: TypeAlias = (
     | GoodputReported
     | StopCostReported
     | JobKept
+    | JobHeld
     | UsageReported
     | NetworkReported
     | JobFinished

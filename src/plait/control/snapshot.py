@@ -61,6 +61,8 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
     usage = controller.usage
     if plan.reservations:
         facts["reservations"] = [_FORM.encode(one) for one in plan.reservations]
+    if len(controller.held):
+        facts["held"] = controller.held.tolist()
     if controller.silent:
         facts["silent"] = sorted(controller.silent)
     if controller.grants:
@@ -152,6 +154,7 @@ def restore(
     controller.changed = bool(data["changed"])
     controller.competing = float(data["competing"])
     controller.active = np.array(data["active"], dtype=np.int64)
+    controller.held = np.array(data.get("held", ()), dtype=np.int64)
     controller.running = Groups.of(group_from_json(g) for g in data["running"])
     controller.plan = Plan(
         controller.running,

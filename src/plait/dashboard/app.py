@@ -59,7 +59,7 @@ ACTIONS = {
     "/login": login.log_in, "/logout": login.log_out, "/codes": login.make_code, "/submit": submission.submit,
     "/submit/what-if": submission.what_if,
     "/jobs/several": changes.several, "/jobs/{job}/cancel": changes.cancel, "/jobs/{job}/requeue": changes.requeue,
-    "/jobs/{job}/clone": changes.clone, "/jobs/{job}/change": changes.change,
+    "/jobs/{job}/clone": changes.clone, "/jobs/{job}/hold": changes.hold, "/jobs/{job}/change": changes.change,
     "/nodes/{node}/drain": nodes.drain, "/nodes/{node}/resume": nodes.resume,
     "/policy": policy.set_policy,
 }  # fmt: skip

@@ -15,7 +15,16 @@ from typing import TypeAlias
 import numpy as np
 
 from plait.control.controller import Controller
-from plait.control.messages import Command, Event, GoodputReported, JobKept, JobProfiled, Launch, StopCostReported
+from plait.control.messages import (
+    Command,
+    Event,
+    GoodputReported,
+    JobHeld,
+    JobKept,
+    JobProfiled,
+    Launch,
+    StopCostReported,
+)
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
@@ -25,7 +34,7 @@ from plait.sim.settings import SimulationSettings
 from plait.sim.state import to_ms
 
 #: Reports of jobs about themselves.
-ExternalEvent: TypeAlias = JobProfiled | GoodputReported | StopCostReported | JobKept
+ExternalEvent: TypeAlias = JobProfiled | GoodputReported | StopCostReported | JobKept | JobHeld
 
 News = tuple[float, Policy | ExternalEvent]
 
@@ -101,7 +110,7 @@ class LiveReplay(Simulator):
         assert self.controller is not None
         while self.news and to_ms(self.news[0][0]) <= now_ms:
             what = self.news.pop(0)[1]
-            if isinstance(what, (JobProfiled, GoodputReported, StopCostReported, JobKept)):
+            if isinstance(what, (JobProfiled, GoodputReported, StopCostReported, JobKept, JobHeld)):
                 known = np.flatnonzero(what.jobs < self.controller.job_store.count)
                 if len(known):
                     yield _rows(what, known, what.jobs[known], now_ms / 1000)

@@ -15,6 +15,7 @@ import numpy as np
 from plait.control.messages import (
     GoodputReported,
     JobFailed,
+    JobHeld,
     JobKept,
     JobProfiled,
     LaunchFailed,
@@ -58,7 +59,7 @@ class MeasuredCosts:
         self.policy_texts: list[tuple[float, str]] = []
         self.profiles: list[JobProfiled] = []
         self.estimates: list[GoodputReported] = []
-        self.stop_costs: list[StopCostReported | JobKept] = []
+        self.stop_costs: list[StopCostReported | JobKept | JobHeld] = []
         self.reports: dict[int, list[Report]] = {}  # of each job that adapts its batch
         self.silent_s: dict[int, float] = {}  # seconds that it held its GPUs until the first report
         self.first_decision_s = math.nan
@@ -80,7 +81,7 @@ class MeasuredCosts:
         elif isinstance(event, GoodputReported):
             self.estimates.append(event)
             self._report(state, event)
-        elif isinstance(event, (StopCostReported, JobKept)):
+        elif isinstance(event, (StopCostReported, JobKept, JobHeld)):
             self.stop_costs.append(event)
         elif isinstance(event, (JobFailed, LaunchFailed)):
             self.failures += len(event.jobs)

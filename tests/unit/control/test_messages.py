@@ -83,6 +83,7 @@ def any_message(draw: st.DrawFn) -> Any:
         m.GoodputReported: lambda: m.GoodputReported(at, jobs, draw(matrices(n, len(Estimate)))),
         m.StopCostReported: lambda: m.StopCostReported(at, jobs, draw(ints(n)), draw(floats(n)), draw(floats(n))),
         m.JobKept: lambda: m.JobKept(at, jobs, draw(floats(n))),
+        m.JobHeld: lambda: m.JobHeld(at, jobs, draw(ints(n))),
         m.UsageReported: lambda: m.UsageReported(
             at, *(draw(floats(draw(counts))) for _ in range(2)), jobs, *(draw(floats(n)) for _ in range(4))
         ),

@@ -200,7 +200,10 @@ def test_the_speed_of_another_size_is_measured_again(cluster: Make) -> None:
         ({"gpus": 1.5}, "job j-0: gpus 1.5: needs a whole number of GPUs, 1 or more"),
         ({"max_gpus": True}, "job j-0: max_gpus True: needs a whole number"),
         ({"gpus": 0}, "job j-0: gpus 0: needs a whole number"),
-        ({"command": ["false"]}, "command of a job cannot be changed; these can: priority, class, deadline_s, gpus"),
+        (
+            {"command": ["false"]},
+            "command of a job cannot be changed; these can: priority, class, deadline_s, hold, gpus",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_would_work(cluster: Make, fields: dict[str, Any], why: str) -> None:

@@ -145,6 +145,18 @@ def requeue(
     _print(answers, as_json)
 
 
+def hold(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """Hold waiting jobs: they do not start until `plait release`."""
+    with client(home) as service:
+        _print([service.update(job, {"hold": True}) for job in jobs], as_json)
+
+
+def release(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """Release held jobs: they wait for GPUs like others."""
+    with client(home) as service:
+        _print([service.update(job, {"hold": False}) for job in jobs], as_json)
+
+
 def _update(asked: UpdateRequest) -> None:
     fields = asked.given
     if not fields:

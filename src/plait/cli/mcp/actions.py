@@ -19,6 +19,9 @@ JobClass = Annotated[Literal["guaranteed", "opportunistic", "auto"] | None, Fiel
 Deadline = Annotated[
     float | None, Field(description="Seconds from submission until it should have ended; 0 removes the deadline.", ge=0)
 ]
+Hold = Annotated[
+    bool | None, Field(description="true: a waiting job does not start until it is released; false: release it.")
+]
 Gpus = Annotated[int | None, Field(description="Number of GPUs.", ge=1, le=100_000)]
 LeastGpus = Annotated[int | None, Field(description="Fewest GPUs of an elastic job.", ge=1, le=100_000)]
 MostGpus = Annotated[int | None, Field(description="Most GPUs of an elastic job.", ge=1, le=100_000)]
@@ -75,17 +78,21 @@ class Actions:
 
     def update_job(
         self, job: Job, priority: Priority = None, job_class: JobClass = None, deadline_s: Deadline = None,
-        gpus: Gpus = None, min_gpus: LeastGpus = None, max_gpus: MostGpus = None, may_lose_work: LoseWork = False,
-        key: Key = None,
+        gpus: Gpus = None, min_gpus: LeastGpus = None, max_gpus: MostGpus = None, hold: Hold = None,
+        may_lose_work: LoseWork = False, key: Key = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Change priority, class, deadline or size of a job that waits or runs: {id, state, remarks}.
+        """Change priority, class, deadline or size of an unfinished job, hold or release it: {id, state, remarks}.
 
         Priority, class and deadline touch no process. A running job whose size no longer fits stops after a checkpoint
         and continues at its new size. Fields that are left out stay.
         """
         fields = _fields(priority, job_class, deadline_s, gpus, min_gpus, max_gpus)
+        if hold is not None:
+            fields["hold"] = hold
         if not fields:
-            raise ToolError("nothing is to change; give priority, job_class, deadline_s, gpus, min_gpus or max_gpus")
+            raise ToolError(
+                "nothing is to change; give priority, job_class, deadline_s, hold, gpus, min_gpus or max_gpus"
+            )
         with self.asking.service() as service:
             return service.update(job, fields, may_lose_work=may_lose_work, key=key)
 

@@ -36,6 +36,14 @@ async def requeue(viewer: Viewer, form: dict[str, str]) -> str:
 
 
 @done
+async def hold(viewer: Viewer, form: dict[str, str]) -> str:
+    """Hold a waiting job, or release it."""
+    name = segment(viewer.request.path_params["job"])
+    await viewer.api.ask("PATCH", f"/v1/jobs/{name}", body={"hold": form.get("hold") == "on"})
+    return f"{ROOT}/jobs/{name}"
+
+
+@done
 async def clone(viewer: Viewer, form: dict[str, str]) -> str:
     """Submit the same job again, and show the new one."""
     name = segment(viewer.request.path_params["job"])

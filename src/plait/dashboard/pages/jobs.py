@@ -93,6 +93,7 @@ def _stages(why: dict[str, Any]) -> list[tuple[str, float, float]]:
 _FILE = (
     "name", "command", "python", "container", "workdir", "gpus", "min_gpus", "max_gpus", "batch", "iterations", "model",
     "project", "class", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "time_limit_s", "signal_s",
+    "hold", "begin_s", "after", "after_any", "after_fail",
     "checkpoint_s", "priority", "wait_for_nodes", "profile", "skew", "merge", "ina", "env",
 )  # fmt: skip
 

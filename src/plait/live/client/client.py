@@ -128,7 +128,7 @@ class Client(Caller):
     def update(
         self, job: str, fields: Mapping[str, Any], *, may_lose_work: bool = False, key: str | None = None
     ) -> Json:
-        """Change `priority`, `class`, `deadline_s`, `gpus`, `min_gpus` or `max_gpus` of a job: {id, state, remarks}.
+        """Change `priority`, `class`, `deadline_s`, `hold` or the size of a job: {id, state, remarks}.
 
         None: as if it had not been given. `may_lose_work`: another size also if the job would begin at the beginning.
         """

@@ -42,6 +42,7 @@ _TEXT = {"maxLength": 65536, "pattern": r"^[^\x00]*$"}
 _GPUS = {"minimum": 1, "maximum": 100_000}
 _EXAMPLES = {"minimum": 1, "maximum": 1_000_000_000}
 _SIZE = {"minimum": 0, "maximum": 1e18}
+_JOBS: dict[str, Any] = {"items": {"minLength": 1, **LINE}, "maxItems": 1000}
 _SECONDS = {"minimum": 0, "maximum": 1e6}
 
 
@@ -172,6 +173,17 @@ class Job:
         unset="at the limit, with the usual time for a checkpoint", minimum=0, maximum=1e6,
         more="In seconds, or a text with units.",
     )  # fmt: skip
+    hold: bool = said("Let the job wait until `plait release`", default=False)
+    begin_s: float | None = said(
+        "Start the job no earlier, e.g. 18:00, 2h or 2026-12-24T18:00", minimum=0, maximum=1e9,
+        more="Seconds from the submission, or a text with units.",
+    )  # fmt: skip
+    after: list[str] | None = said(
+        "Start the job once this job has finished, e.g. j-3", **_JOBS,
+        more="If that fails or is cancelled, this job fails. In job files also the name of another job of the file.",
+    )  # fmt: skip
+    after_any: list[str] | None = said("Start the job once this job has ended, in whatever way, e.g. j-3", **_JOBS)
+    after_fail: list[str] | None = said("Start the job once this job has failed, e.g. j-3", **_JOBS)
     ina: Ina | None = said(
         "In-network aggregation: auto, require or off, then fields, e.g. require:memory=2048", unset="auto",
         more="A text in the form of the option --ina stands for the fields.",
@@ -206,7 +218,7 @@ class Job:
 #: Fields that hold bytes; files and options may write 4G or 512Mi.
 BYTES = ("gpu_memory", "memory", "gradient_bytes")
 #: Fields that hold durations in seconds; files and options may write 90m or 1d12h.
-DURATIONS = ("time_limit_s", "signal_s")
+DURATIONS = ("time_limit_s", "signal_s", "begin_s")
 
 
 def key_of(one: Declared) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from plait.core.errors import InputError
@@ -21,6 +24,8 @@ from plait.runtime.command_line import parse_script
 
 #: Characters of a command that are kept of a job that has ended, and shown.
 COMMAND_CHARS = 200
+#: Fields that name jobs to wait for, and how these have to end.
+AFTER = {"after": ("finished",), "after_any": ("finished", "failed", "cancelled"), "after_fail": ("failed",)}
 _FLAGS = {one.name: f"--{one.word}" for one in declared(Batch)}
 #: Options of `plait submit` for fields that are bounds of the batch.
 OPTIONS = BoundNames(
@@ -43,6 +48,50 @@ def command_of(request: Mapping[str, Any]) -> list[str]:
 def command_text(request: Mapping[str, Any]) -> str:
     """The command as one line, for storage and display: at most `COMMAND_CHARS` of it."""
     return shlex.join(request["command"])[:COMMAND_CHARS]
+
+
+def dependencies(requests: Sequence[Mapping[str, Any]], first: int) -> list[dict[int, str]]:
+    """The jobs that each of these new jobs waits for, with the field that names them: one of `AFTER`.
+
+    The jobs get the numbers `first`, `first + 1`, ... They may name each other by `name`; others are named as j-3.
+    Raises `InputError` for an unknown name, a job that is named twice, and for a cycle.
+    """
+    names = Counter(request.get("name") for request in requests)
+    mine = {name: first + i for i, request in enumerate(requests) if names[name := request.get("name")] == 1 and name}
+    found: list[dict[int, str]] = []
+    for request in requests:
+        waits: dict[int, str] = {}
+        for field in AFTER:
+            for name in request.get(field) or ():
+                number = mine.get(name)
+                if number is None:
+                    match = re.fullmatch(r"j-([0-9]{1,15})", name)
+                    if match is None or int(match[1]) >= first:
+                        what = "there are several of this name" if names[name] > 1 else "there is none of this name"
+                        raise InputError(f"{field} is {name[:80]!r}, needs a job such as j-3; {what}")
+                    number = int(match[1])
+                if number in waits:
+                    raise InputError(f"{field} names {name[:80]} twice, or beside {waits[number]}; name each job once")
+                waits[number] = field
+        found.append(waits)
+    try:
+        TopologicalSorter({first + i: waits for i, waits in enumerate(found)}).prepare()
+    except CycleError as error:
+        names_ = " -> ".join(requests[number - first]["name"] for number in reversed(error.args[1]))
+        raise InputError(f"jobs wait for each other in a circle: {names_}; leave one of these out") from None
+    return found
+
+
+def never_met(name: str, state: str, field: str) -> str:
+    """The reason why a job cannot start that waits by `field` for the job `name`, which ended in this state.
+
+    >>> never_met("j-3", "cancelled", "after")
+    'j-3 was cancelled, so this job can never start (--after j-3)'
+    """
+    return (
+        f"{name} {'was' if state == 'cancelled' else 'has'} {state}, so this job can never start "
+        f"(--{field.replace('_', '-')} {name})"
+    )
 
 
 def most_gpus(request: Mapping[str, Any]) -> int:

@@ -8,16 +8,17 @@ for a moment, and never so often that deciding takes more than a fifth of the ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import numpy as np
 
 from plait.control.job_store import refusal
-from plait.control.messages import JobCancelled, JobSubmitted
+from plait.control.messages import JobCancelled, JobFailed, JobHeld, JobSubmitted
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.network.tell import due_s
+from plait.live.scheduler.records.obstacles import begin_s, obstacle
 
 #: Nodes are looked at this often at most, seconds.
 WATCH_S = 0.25
@@ -58,11 +59,43 @@ def admit(ctx: Context, now_s: float) -> Iterator[Step]:
     for room, batch in groupby(zip(rooms, specs, strict=True), key=lambda pair: pair[0]):
         several = [spec for _, spec in batch]
         yield JobSubmitted(now_s, number, JobBatch.of(several), room)
+        yield from withhold(ctx, range(number, number + len(several)), now_s)
         number += len(several)
     for number in range(first, first + len(specs)):
         job = state.jobs[number]
         if job.cancelled and state.phase(job) <= Phase.RUNNING:
             yield JobCancelled(now_s, np.array([number]))
+
+
+def withhold(ctx: Context, numbers: Iterable[int], now_s: float) -> Iterator[JobHeld]:
+    """Hide those of these waiting jobs from the policy that may not run yet."""
+    controller = ctx.state.controller
+    known = set() if controller is None else set(controller.held.tolist())
+    jobs = (ctx.state.jobs[number] for number in numbers if number not in known)
+    away = [job.number for job in jobs if ctx.state.phase(job) is Phase.WAITING and obstacle(job, now_s)]
+    if away:
+        yield JobHeld(now_s, np.array(away), np.ones(len(away), dtype=np.int64))
+
+
+def release(ctx: Context, now_s: float) -> Iterator[JobHeld | JobFailed]:
+    """Let jobs run whose last obstacle is gone, and end those that never may."""
+    controller = ctx.state.controller
+    if controller is None or not len(controller.held):
+        return
+    held = [ctx.state.jobs[number] for number in controller.held.tolist()]
+    back = [job.number for job in held if not obstacle(job, now_s)]
+    if back:
+        yield JobHeld(now_s, np.array(back), np.zeros(len(back), dtype=np.int64))
+    for job in held:
+        if job.unmet:
+            yield JobFailed(now_s, np.array([job.number]), job.unmet, again=False)
+
+
+def _begins_s(ctx: Context) -> float:
+    """When the next job may run because its time has come; infinite if none waits for that."""
+    controller = ctx.state.controller
+    held = [] if controller is None else [ctx.state.jobs[number] for number in controller.held.tolist()]
+    return min((begin_s(job) for job in held if not (job.request.get("hold") or job.waits_for)), default=math.inf)
 
 
 def may_start(ctx: Context, first: int) -> bool:
@@ -117,6 +150,7 @@ def wake_s(ctx: Context, now_s: float) -> float:
         times.append(timers.settle_s)
     if ctx.state.live:
         times.append(timers.reported_s + ctx.options.progress_s)
+    times.append(_begins_s(ctx))
     if ctx.unfenced or ctx.deferred:
         times.append(now_s + 1.0)
     if ctx.state.network.declared is not None:

@@ -23,7 +23,7 @@ from plait.core.policy import has_grants
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler.context import Context, Step, Unfenced
-from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, settled_s, wake_s
+from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, release, settled_s, wake_s
 from plait.live.scheduler.explain import views, waiting
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
 from plait.live.scheduler.explain.queue import queue
@@ -225,6 +225,7 @@ class Engine:
             ledger.take(switches.follow(ctx, now_s))
         if self.state.pending:
             self._admit(now_s)
+        ledger.take(release(ctx, now_s))
         ledger.stale |= ctx.deferred
         self._settle(now_s)
         if now_s >= decision_s(ctx):
@@ -284,10 +285,16 @@ class Engine:
             return before
         projects = [admission.project_of(request) for request in requests]
         self.ledger.open_jobs.check(owner, projects, self.options)
-        note = admission.take_in(self.context, requests, owner, key, now_s)
+        note = admission.take_in(self.context, requests, owner, key, now_s, self.final_state)
         if requests:
             self._run(iter([note]), now_s)
         return list(range(note.first, note.first + len(requests)))
+
+    def final_state(self, number: int) -> str:
+        """How a job ended that memory no longer has."""
+        row = self.store.job(number)
+        assert row is not None, "a job is forgotten once it is stored"
+        return str(row["state"])
 
     def check_project(self, name: str) -> None:
         """Raise `InputError` for a project that does not exist."""

@@ -26,13 +26,16 @@ from plait.control.messages import (
     NodeLost,
     NodeSuspected,
     ProgressReported,
+    Refuse,
     ReplanDue,
     UsageReported,
 )
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
+from plait.core.jobs import Phase
+from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
-from plait.live.protocol.requests import ina_of
+from plait.live.protocol.requests import AFTER, dependencies, ina_of, never_met
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
 from plait.live.scheduler.network.leases import follow_grants
@@ -129,10 +132,14 @@ def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
             state.record.forget(number)
     elif isinstance(entry, ProgressReported):
         _note_losses(state, entry.jobs.tolist())
+    if isinstance(entry, (JobFinished, JobCancelled)):
+        _settle_waits(state, entry.jobs.tolist())
     if not isinstance(entry, (ProgressReported, UsageReported, NetworkReported, ReplanDue)):
         state.touched.update(jobs_of(entry))
     for command in commands:
         state.touched.update(jobs_of(command))
+        if isinstance(command, Refuse):
+            _settle_waits(state, command.jobs.tolist())
     follow_grants(state)
 
 
@@ -157,10 +164,28 @@ def _node_joined(state: State, event: NodeJoined) -> None:
         )  # fmt: skip
 
 
+def _settle_waits(state: State, numbers: Iterable[int]) -> None:
+    """Note for jobs that wait for these, which have ended, whether they ended as they have to."""
+    assert state.controller is not None
+    phases = state.controller.job_store.columns["phase"]
+    for number in numbers:
+        name, phase = job_name(number), Phase(int(phases[number])).name.lower()
+        for waiting in state.dependents.pop(name, ()):
+            if (job := state.jobs.get(waiting)) is None or name not in job.waits_for:
+                continue
+            field = job.waits_for.pop(name)
+            if phase not in AFTER[field] and not job.unmet:
+                job.unmet = never_met(name, phase, field)
+            state.touched.add(waiting)
+
+
 def _requested(state: State, note: Requested) -> None:
     first = note.first
-    for i, request in enumerate(note.requests):
+    for i, (request, waits) in enumerate(zip(note.requests, dependencies(note.requests, first), strict=True)):
         record = JobRecord(first + i, dict(request), note.owner, request.get("project") or "default", note.at_s)
+        record.waits_for = {job_name(number): field for number, field in waits.items() if number not in note.met}
+        for name in record.waits_for:
+            state.dependents.setdefault(name, []).append(record.number)
         state.jobs[record.number] = record
         state.pending.append(record.number)
         state.touched.add(record.number)

@@ -65,6 +65,8 @@ class State:
         self.decision_s = -math.inf
         self.policy_error = ""
         self.live: set[int] = set()
+        #: Jobs that wait for a job, by its name.
+        self.dependents: dict[str, list[int]] = {}
         self.touched: set[int] = set()
         self.touched_nodes: set[str] = set()
 
@@ -230,6 +232,9 @@ class State:
         state.keys = KeyMemory(data.get("keys", ()))
         state.jobs = {job["number"]: JobRecord.from_json(job) for job in data["jobs"]}
         state.live = {number for number, job in state.jobs.items() if job.live}
+        for number, job in state.jobs.items():
+            for name in job.waits_for:
+                state.dependents.setdefault(name, []).append(number)
         state.pending = deque(data["pending"])
         state.groups = GroupBook.from_json(data["groups"])
         state.learnt, state.ports_given = dict(data["learnt"]), data["ports_given"]

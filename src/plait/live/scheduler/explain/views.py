@@ -26,6 +26,7 @@ from plait.live.scheduler.ingest.profiles import profile_source
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.scheduler.records.event_words import stop_in_words
+from plait.live.scheduler.records.obstacles import obstacle
 from plait.live.scheduler.state import RECENT, State
 from plait.live.store.schema import Views
 
@@ -56,6 +57,8 @@ def waiting_reason(ctx: Context, job: JobRecord) -> str:
     controller = ctx.state.controller
     if controller is None:
         return "no node has joined yet"
+    if reason := obstacle(job, ctx.now_s):
+        return reason
     if not job.admitted:
         return f"does not fit the nodes there are; more may join until {ctx.options.settle_s:.0f} s after the last"
     reason = too_large(ctx, controller, job) or controller.waiting_reason(job.number)
@@ -288,7 +291,7 @@ def status(ctx: Context, demand: GpuDemand, now_s: float) -> dict[str, Any]:
     for job in state.jobs.values():
         shown = shown_state(ctx, job)
         counts[shown] += 1
-        if shown not in FINAL:
+        if shown not in FINAL and not obstacle(job, now_s):
             open_jobs.append(job)
     wanted = demand.of(ctx, open_jobs)
     alive = [n for n in state.nodes.values() if not n.lost]

@@ -90,6 +90,8 @@ def _waiting(ctx: Context, job: JobRecord, now_s: float) -> dict[str, Any]:
     if columns["phase"][job.number] == int(Phase.RUNNING):
         out["summary"] = _starting(ctx, job)
         return out
+    if job.number in controller.held:
+        return out
     active, rank = controller.active, columns["position"][job.number]
     waiting = active[columns["phase"][active] == int(Phase.WAITING)]
     ranks = columns["position"][waiting]

@@ -164,12 +164,21 @@ def _by(message: Message) -> str:
 
 def _updated(message: Message) -> str:
     before, fields = message["before"], message["fields"]
+    if list(fields) == ["hold"]:
+        return f"{message['by']} {'held' if fields['hold'] else 'released'} {_jobs(message)}"
     said = [f"{name} from {_value(before.get(name))} to {_value(value)}" for name, value in fields.items()]
     return f"{message['by']} changed {_jobs(message)}: {', '.join(said)}"
 
 
 def _value(value: object) -> str:
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _held(message: Message) -> str:
+    """Which jobs may not run yet, and which may from now on."""
+    pairs = list(zip(message["jobs"], message["held"], strict=True))
+    said = [(", ".join(f"j-{job}" for job, flag in pairs if bool(flag) is held), held) for held in (True, False)]
+    return "; ".join(f"{names} {'may not run yet' if held else 'may run now'}" for names, held in said if names)
 
 
 #: Why the rest of an attempt stops after one of its processes went wrong by itself.
@@ -239,6 +248,7 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "JobProfiled": _sentence("the stages of {jobs} were measured"),
     "ProfileRecorded": lambda m: "a measurement was kept for later jobs" + (f", from {_jobs(m)}" if "job" in m else ""),
     "StopCostReported": _stop_costs,
+    "JobHeld": _held,
     "JobKept": _sentence("how long {jobs} keeps its GPUs was set"),
     "ForecastRecorded": _sentence("a forecast for {jobs} was kept"),
     "ServiceStarted": lambda m: f"the service went on from its store, {duration(m['away_s'])} after the entry before",

@@ -20,13 +20,17 @@ Forecast: TypeAlias = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Jobs that a user submitted; they get the numbers `first`, `first + 1`, ... `key`: of the submission, if any."""
+    """Jobs that a user submitted; they get the numbers `first`, `first + 1`, ... `key`: of the submission, if any.
+
+    `met`: jobs that they name to wait for, and that had ended as they have to.
+    """
 
     at_s: float
     first: int
     owner: str
     requests: Sequence[Request]
     key: str | None = None
+    met: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

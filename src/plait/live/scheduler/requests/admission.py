@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plait.control.job_store import refusal
@@ -10,8 +10,9 @@ from plait.control.plan_check.grants import never_granted
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy, has_grants
+from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
-from plait.live.protocol.requests import most_gpus
+from plait.live.protocol.requests import AFTER, dependencies, most_gpus, never_met
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.notes import Requested
 from plait.policies.quotas import Quotas, never_admitted
@@ -19,15 +20,33 @@ from plait.runtime.network.grant import MOST_WORKERS
 
 
 def take_in(
-    ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, now_s: float
-) -> Requested:
-    """The note of new jobs; raises `InputError` for an invalid one. `key`: see `Submissions`."""
+    ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, now_s: float,
+    final_state: Callable[[int], str],
+) -> Requested:  # fmt: skip
+    """The note of new jobs; raises `InputError` for an invalid one.
+
+    `key`: see `Submissions`. `final_state`: how a job ended that is no longer in the state.
+    """
     first = ctx.state.numbers
     for i, request in enumerate(requests):
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
         check_size(ctx, ctx.spec(first + i, request, owner, project_of(request), now_s), request, now_s)
-    return Requested(now_s, first, owner, [dict(r) for r in requests], key)
+    met = {number for waits in dependencies(requests, first) for number in _met(ctx, waits, first, final_state)}
+    return Requested(now_s, first, owner, [dict(r) for r in requests], key, sorted(met))
+
+
+def _met(ctx: Context, waits: Mapping[int, str], first: int, final_state: Callable[[int], str]) -> Iterator[int]:
+    """Jobs to wait for that have ended as they have to; `InputError` for one that ended in another way."""
+    for number, field in waits.items():
+        if number >= first:
+            continue
+        job = ctx.state.jobs.get(number)
+        state = final_state(number) if job is None else ctx.state.phase(job).name.lower()
+        if state in AFTER["after_any"]:
+            if state not in AFTER[field]:
+                raise InputError(never_met(job_name(number), state, field))
+            yield number
 
 
 def check_size(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now_s: float) -> None:

@@ -20,6 +20,7 @@ from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.layout import job_name
 from plait.live.protocol.requests import check_sizes
 from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.decide import withhold
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.attempts import JobRecord
 from plait.live.scheduler.records.notes import CancelAsked, RequeueAsked, UpdateAsked
@@ -29,9 +30,9 @@ from plait.live.scheduler.stops import ask_stop
 
 #: Fields of a request for its number of GPUs, and all that may change while a job waits or runs.
 SIZES = ("gpus", "min_gpus", "max_gpus")
-CHANGEABLE = ("priority", "class", "deadline_s", *SIZES)
+CHANGEABLE = ("priority", "class", "deadline_s", "hold", *SIZES)
 #: Values of fields that are not given.
-DEFAULTS: Mapping[str, Any] = {"priority": 0.0, "class": "guaranteed", "gpus": 1}
+DEFAULTS: Mapping[str, Any] = {"priority": 0.0, "class": "guaranteed", "gpus": 1, "hold": False}
 
 
 def cancel(ctx: Context, number: int, by: str, now_s: float) -> Iterator[Step]:
@@ -83,12 +84,16 @@ def update(
         return
     request = {name: value for name, value in {**job.request, **fields}.items() if value is not None}
     spec = _spec(ctx, job, request, fields, now_s)
+    if fields.get("hold") and ctx.state.phase(job) is Phase.RUNNING:
+        name = job_name(number)
+        raise Conflict(f"job {name} is running and cannot be held; send it to the queue first: plait requeue {name}")
     leaves = job.live is not None and job.live.stop is None and _resized(ctx, job, spec)
     if leaves and not may_lose_work:
         refuse(losses(ctx, [job]))
     yield UpdateAsked(now_s, number, by, dict(fields), before, key)
     if job.admitted:
         yield JobUpdated(now_s, np.array([number]), JobBatch.of([spec]))
+        yield from withhold(ctx, [number], now_s)
     if leaves and job.live is not None:
         yield ask_stop(ctx, job.live, "resized", now_s, f"by {by}, {_sizes_in_words(before, fields)}")
 

@@ -109,7 +109,7 @@ def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, sec
     out["command"] = request["command"]
     for name in (
         "python", "container", "workdir", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "checkpoint_s",
-        "time_limit_s", "signal_s", "priority", "wait_for_nodes",
+        "time_limit_s", "signal_s", "hold", "begin_s", "after", "after_any", "after_fail", "priority", "wait_for_nodes",
     ):  # fmt: skip
         if request.get(name) is not None:
             out[name] = request[name]

@@ -261,6 +261,16 @@ class WholeJob(JobRow):
     """Seconds on GPUs, of all attempts together, after which the job is ended."""
     signal_s: float | None = None
     """Seconds before the time limit at which the last checkpoint is requested."""
+    hold: bool | None = None
+    """Whether it waits until it is released."""
+    begin_s: float | None = None
+    """Seconds from the submission before which it does not start."""
+    after: list[str] | None = None
+    """Jobs that have to finish before it starts."""
+    after_any: list[str] | None = None
+    """Jobs that have to end before it starts, in whatever way."""
+    after_fail: list[str] | None = None
+    """Jobs that have to fail before it starts."""
     checkpoint_s: float | None = None
     """Seconds between checkpoints."""
     priority: float | None = None

@@ -44,7 +44,7 @@ async def submission(request: Request) -> Response:
         ctx, project = engine.context, project_of(asked)
         if project != token.project:
             check_project(ctx, project)
-        take_in(ctx, [asked], token.user, None, engine.clock(now_s))
+        take_in(ctx, [asked], token.user, None, engine.clock(now_s), engine.final_state)
         spec = ctx.spec(ctx.state.numbers, asked, token.user, project, engine.clock(now_s))
         return api.what_if.queue(engine, now_s), spec, engine.remarks(asked)
 
