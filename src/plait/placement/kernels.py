@@ -4,6 +4,9 @@
 
 From the top: choosing the GPUs of one gang, scheme by scheme, up to `choose`; then the walk, up to `admit`. All
 in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
+
+All but `admit` and what only that calls are parts without arrays of their own: the simulator's compiled stretches
+(`plait.sim.stretch`) call the same ones.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import kernel, part
+from plait.core.jit import kernel, lean_part, part
 
 # schemes
 CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RANDOM = 0, 1, 2, 3, 4, 5, 6
@@ -29,13 +32,14 @@ class Nodes(NamedTuple):
     """Constants of a walk: columns of `Cluster`, and each node as if it were empty.
 
     `whole` GPUs and `capacity` (cores and bytes) of the nodes that are up. `plain`: all nodes are up and no job
-    states cores or memory; `limits`: some job does.
+    states cores or memory; `limits`: some job does. `first_gpu[node]`: its first GPU.
     """
 
     cap_prefix: IntArray
     kind: IntArray
     rack: IntArray
     gpus: IntArray
+    first_gpu: IntArray
     gpu_node: IntArray
     racks: int
     plain: bool
@@ -53,6 +57,16 @@ class Left(NamedTuple):
     taken: BoolArray
     free: IntArray
     spare: FloatArray
+
+
+class Work(NamedTuple):
+    """Scratch: GPUs `take`n of each node by one gang, and what single steps count; (nodes,), and `pool` (gpus,)."""
+
+    take: IntArray
+    could: IntArray
+    mark: IntArray
+    counted: IntArray
+    pool: IntArray
 
 
 class Running(NamedTuple):
@@ -74,7 +88,23 @@ class Found(NamedTuple):
     hi: IntArray
 
 
-@kernel
+@lean_part
+def clear(values: IntArray) -> None:
+    """Set all to 0."""
+    for i in range(len(values)):
+        values[i] = 0
+
+
+@lean_part
+def total(values: IntArray) -> int:
+    """Their sum."""
+    out = 0
+    for i in range(len(values)):
+        out += values[i]
+    return out
+
+
+@lean_part
 def room(node: int, free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> int:
     """GPUs of a job, each with `per_gpu` cores and bytes, that fit into what is `free` and `spare` on `node`."""
     fits = free[node]
@@ -84,7 +114,7 @@ def room(node: int, free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> i
     return fits if fits > 0 else 0
 
 
-@kernel
+@lean_part
 def best_node(
     need: int,
     kind: int,
@@ -106,7 +136,7 @@ def best_node(
     return best
 
 
-@kernel
+@lean_part
 def roomiest(
     kind: int, node_kind: IntArray, free: IntArray, spare: FloatArray, per_gpu: FloatArray, taken: IntArray
 ) -> int:
@@ -120,7 +150,7 @@ def roomiest(
     return best
 
 
-@kernel
+@lean_part
 def pick_fewest(
     need: int,
     kind: int,
@@ -148,7 +178,7 @@ def pick_fewest(
     return True
 
 
-@kernel
+@lean_part
 def pick_first(
     need: int,
     kind: int,
@@ -170,7 +200,7 @@ def pick_first(
     if need == size:
         whole, rest = 0, need
     for rack in range(racks):
-        take[:] = 0
+        clear(take)
         left = whole
         for node in range(len(free)):
             idle = node_kind[node] == kind and node_rack[node] == rack and free[node] == size
@@ -186,11 +216,11 @@ def pick_first(
             if ok and room(node, free, spare, per_gpu) >= rest:
                 take[node] = rest
                 return True
-    take[:] = 0
+    clear(take)
     return False
 
 
-@part
+@lean_part
 def pick_anywhere(
     need: int,
     kind: int,
@@ -234,7 +264,7 @@ def pick_anywhere(
     return True
 
 
-@part
+@lean_part
 def pick_random(
     need: int,
     kind: int,
@@ -246,10 +276,10 @@ def pick_random(
     spare: FloatArray,
     per_gpu: FloatArray,
     take: IntArray,
+    pool: IntArray,
 ) -> bool:
     """Fill `take` (nodes,) with `need` free GPUs of `kind` drawn without replacement; a function of `seed`."""
     state = seed % 2147483646 + 1
-    pool = np.empty(len(taken), dtype=np.int64)
     n = 0
     for gpu in range(len(taken)):
         if not taken[gpu] and node_kind[gpu_node[gpu]] == kind:
@@ -268,15 +298,15 @@ def pick_random(
     return left == 0
 
 
-@kernel
-def fewest_nodes(need: int, kind: int, nodes: Nodes, per_gpu: FloatArray) -> int:
+@lean_part
+def fewest_nodes(need: int, kind: int, nodes: Nodes, per_gpu: FloatArray, counted: IntArray) -> int:
     """How many empty nodes that are up can hold a gang of `need` GPUs of `kind`; 0 if all together cannot."""
     if nodes.plain:  # the sums tell
         for k in range(nodes.cap_prefix.shape[1]):
             if nodes.cap_prefix[kind, k] >= need:
                 return k + 1
         return 0
-    counted = np.zeros(len(nodes.whole), dtype=np.int64)
+    clear(counted)
     left, number = need, 0
     while left > 0:
         node = roomiest(kind, nodes.kind, nodes.whole, nodes.capacity, per_gpu, counted)
@@ -288,7 +318,7 @@ def fewest_nodes(need: int, kind: int, nodes: Nodes, per_gpu: FloatArray) -> int
     return number
 
 
-@kernel
+@lean_part
 def choose(
     need: int,
     scheme: int,
@@ -297,27 +327,32 @@ def choose(
     per_gpu: FloatArray,
     nodes: Nodes,
     left: Left,
-    take: IntArray,
+    work: Work,
 ) -> bool:
-    """Fill `take[node]` with GPUs a node for one gang, all of one kind; False if it does not fit."""
-    free, spare = left.free, left.spare
+    """Fill `work.take` with GPUs a node for one gang, all of one kind; False if it does not fit.
+
+    `per_gpu` (2,): its cores and bytes a GPU.
+    """
+    free, spare, take = left.free, left.spare, work.take
     for kind in range(len(nodes.cap_prefix)):
         if (kinds_allowed >> kind) & 1 == 0:
             continue
-        take[:] = 0
+        clear(take)
         if scheme == CONSOLIDATED:
-            number = fewest_nodes(need, kind, nodes, per_gpu)
+            number = fewest_nodes(need, kind, nodes, per_gpu, work.counted)
             ok = number > 0 and pick_fewest(need, kind, number, nodes.kind, free, spare, per_gpu, take)
         elif scheme == CONSOLIDATED_FIRST_FIT:
             ok = pick_first(need, kind, nodes.racks, nodes.kind, nodes.rack, nodes.gpus, free, spare, per_gpu, take)
             if not ok and not pick_first(
                 need, kind, nodes.racks, nodes.kind, nodes.rack, nodes.gpus, nodes.whole, nodes.capacity, per_gpu, take
             ):  # not even on idle nodes: it would never start
-                take[:] = 0
-                number = fewest_nodes(need, kind, nodes, per_gpu)
+                clear(take)
+                number = fewest_nodes(need, kind, nodes, per_gpu, work.counted)
                 ok = number > 0 and pick_fewest(need, kind, number, nodes.kind, free, spare, per_gpu, take)
         elif scheme == RANDOM:
-            ok = pick_random(need, kind, seed, nodes.kind, nodes.gpu_node, left.taken, free, spare, per_gpu, take)
+            ok = pick_random(
+                need, kind, seed, nodes.kind, nodes.gpu_node, left.taken, free, spare, per_gpu, take, work.pool
+            )
         else:
             ok = pick_anywhere(need, kind, scheme, nodes.kind, free, spare, per_gpu, take)
         if ok:
@@ -325,7 +360,7 @@ def choose(
     return False
 
 
-@kernel
+@lean_part
 def hold(take: bool, gpus: IntArray, lo: int, hi: int, per_gpu: FloatArray, row: int, nodes: Nodes, left: Left) -> None:
     """Take the GPUs `gpus[lo:hi]` for a job, or give them back."""
     sign = 1 if take else -1
@@ -338,7 +373,13 @@ def hold(take: bool, gpus: IntArray, lo: int, hi: int, per_gpu: FloatArray, row:
             left.spare[node, 1] -= sign * per_gpu[row, 1]
 
 
-@kernel
+@lean_part
+def one_of(values: FloatArray, row: int) -> int:
+    """The entry for `row` of some with one entry a row, or one for all."""
+    return min(row, len(values) - 1)
+
+
+@lean_part
 def all_free(gpus: IntArray, lo: int, hi: int, per_gpu: FloatArray, row: int, nodes: Nodes, left: Left) -> bool:
     """Whether a job can take exactly the GPUs `gpus[lo:hi]`."""
     for i in range(lo, hi):
@@ -355,32 +396,39 @@ def all_free(gpus: IntArray, lo: int, hi: int, per_gpu: FloatArray, row: int, no
     return True
 
 
-@part
+@lean_part
 def mark_candidates(
     p: int,
+    n: int,
     need: int,
     everywhere: bool,
     kinds_allowed: int,
     running: Running,
     nodes: Nodes,
     free: IntArray,
-) -> IntArray:
-    """Nodes from which lower-ranked running jobs could make room for the job at position `p`.
+    work: Work,
+) -> bool:
+    """Set `work.mark` of nodes where running jobs after position `p` of `n` could make room for it; False if of none.
 
     `everywhere` means all of the kinds allowed; otherwise as few as can give enough GPUs.
     """
-    could = free.copy()
-    for q in range(p + 1, len(running.held)):
+    could, mark = work.could, work.mark
+    clear(mark)
+    for node in range(len(free)):
+        could[node] = free[node]
+    for q in range(p + 1, n):
         if running.held[q] == KEPT:
             for i in range(running.lo[q], running.hi[q]):
                 could[nodes.gpu_node[running.gpus[i]]] += 1
-    mark = np.zeros(len(free), dtype=np.int64)
+    some = False
     for kind in range(len(nodes.cap_prefix)):
         if (kinds_allowed >> kind) & 1 == 0:
             continue
         if everywhere:
             for node in range(len(free)):
-                mark[node] = 1 if nodes.kind[node] == kind else mark[node]
+                if nodes.kind[node] == kind:
+                    mark[node] = 1
+                    some = True
             continue
         left = need
         for k in range(nodes.cap_prefix.shape[1]):
@@ -401,31 +449,32 @@ def mark_candidates(
             if left <= 0 or nodes.cap_prefix[kind, k] >= need:
                 break
         if left <= 0:
-            return mark
-        mark[:] = 0
-    return mark
+            return True
+        clear(mark)
+    return some
 
 
-@part
+@lean_part
 def make_room(
     p: int,
+    n: int,
     need: int,
     scheme: int,
     kinds: int,
     seed: int,
     per_gpu: FloatArray,
-    demand: IntArray,
+    order: IntArray,
     running: Running,
     nodes: Nodes,
     left: Left,
-    take: IntArray,
+    work: Work,
 ) -> bool:
-    """Take GPUs back from lower-ranked running jobs, the lowest first, until the job at `p` fits."""
+    """Take GPUs back from running jobs after position `p` of `n`, the last first, until the job at `p` fits."""
     everywhere = not nodes.plain or scheme != CONSOLIDATED  # where cores, memory, racks or lost nodes decide
-    mark = mark_candidates(p, need, everywhere, kinds, running, nodes, left.free)
-    if not mark.any():
+    if not mark_candidates(p, n, need, everywhere, kinds, running, nodes, left.free, work):
         return False
-    for q in range(len(running.held) - 1, p, -1):
+    mark = work.mark
+    for q in range(n - 1, p, -1):
         if running.held[q] != KEPT:
             continue
         touches = False
@@ -433,44 +482,46 @@ def make_room(
             touches = touches or mark[nodes.gpu_node[running.gpus[i]]] == 1
         if not touches:
             continue
-        hold(False, running.gpus, running.lo[q], running.hi[q], per_gpu, demand[q], nodes, left)
+        hold(False, running.gpus, running.lo[q], running.hi[q], per_gpu, one_of(per_gpu, order[q]), nodes, left)
         running.held[q] = OUT
-        if choose(need, scheme, kinds, seed, per_gpu[demand[p]], nodes, left, take):
+        if choose(need, scheme, kinds, seed, per_gpu[one_of(per_gpu, order[p])], nodes, left, work):
             return True
     return False
 
 
-@part
+@lean_part
 def count(
     order: IntArray,
+    n: int,
     size: IntArray,
     running_group: IntArray,
     strict: BoolArray,
     now_first: IntArray,
     budget: int,
-) -> tuple[BoolArray, IntArray, IntArray, int]:
-    """Admit in order while `budget` GPUs last.
+    admitted: BoolArray,
+    lo: IntArray,
+    hi: IntArray,
+) -> int:
+    """Admit the first `n` of `order` while `budget` GPUs last; returns where a strict job stops it all.
 
-    Returns (admitted, first and last + 1 of the GPUs each position holds now, where a strict job stops it all).
+    Fills one entry a position: `admitted`, and `lo` and `hi`, the first and last + 1 of the GPUs it holds now.
     """
-    n = len(order)
-    admitted = np.zeros(n, dtype=np.bool_)
-    now_lo, now_hi = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     stop = n
     for p in range(n):
         row = order[p]
+        admitted[p], lo[p], hi[p] = False, 0, 0
         if running_group[row] >= 0:
-            now_lo[p], now_hi[p] = now_first[running_group[row]], now_first[running_group[row] + 1]
+            lo[p], hi[p] = now_first[running_group[row]], now_first[running_group[row] + 1]
         if p < stop:
             if size[row] <= budget:
                 budget -= size[row]
                 admitted[p] = True
             elif strict[min(row, len(strict) - 1)]:
                 stop = p
-    return admitted, now_lo, now_hi, stop
+    return stop
 
 
-@part
+@lean_part
 def name_gpus(take: IntArray, first_gpu: IntArray, taken: BoolArray, out: IntArray, used: int) -> int:
     """Write the lowest free GPUs of each node of `take` to `out[used:]`; returns where the next may be written."""
     for node in range(len(take)):
@@ -529,7 +580,6 @@ def keep(
     admitted: BoolArray,
     stop: int,
     per_gpu: FloatArray,
-    demand: IntArray,
     running: Running,
     nodes: Nodes,
     left: Left,
@@ -539,17 +589,18 @@ def keep(
     for p in range(stop):
         if admitted[p] and hi[p] > lo[p] and hi[p] - lo[p] == size[order[p]]:
             # Running groups share all their GPUs or none: until something is placed, one GPU decides for all.
-            ok = not left.taken[gpus[lo[p]]]
+            ok, row = not left.taken[gpus[lo[p]]], one_of(per_gpu, order[p])
             if nodes.limits:
-                ok = all_free(gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
+                ok = all_free(gpus, lo[p], hi[p], per_gpu, row, nodes, left)
             if ok:
-                hold(True, gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
+                hold(True, gpus, lo[p], hi[p], per_gpu, row, nodes, left)
                 running.held[p] = KEPT
 
 
-@part
+@lean_part
 def place_in_order(
     backfill: bool,
+    n: int,
     stop: int,
     used: int,
     order: IntArray,
@@ -559,57 +610,90 @@ def place_in_order(
     kinds_allowed: IntArray,
     seed: int,
     per_gpu: FloatArray,
-    demand: IntArray,
     admitted: BoolArray,
-    first_gpu: IntArray,
     running: Running,
     nodes: Nodes,
     left: Left,
+    work: Work,
     found: Found,
 ) -> tuple[int, int]:
     """Place jobs that are admitted or, to `backfill`, all others.
 
     Returns where the walk stops, and how much of `found.gpus` is used.
     """
-    gpus, lo, hi, held = running
-    take = np.zeros(len(left.free), dtype=np.int64)
-    rest = left.free.sum()
+    gpus, lo, hi, held = running.gpus, running.lo, running.hi, running.held
+    rest = total(left.free)
     for p in range(stop):
         if held[p] == SETTLED or not (backfill or admitted[p]):
             continue
         row = order[p]
-        need = size[row]
+        need, demand = size[row], one_of(per_gpu, row)
         stays = held[p] == KEPT
         if not stays and hi[p] > lo[p] and hi[p] - lo[p] == need:
-            stays = all_free(gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
+            stays = all_free(gpus, lo[p], hi[p], per_gpu, demand, nodes, left)
             if stays:
-                hold(True, gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
+                hold(True, gpus, lo[p], hi[p], per_gpu, demand, nodes, left)
                 rest -= need
         if stays:
             held[p], found.stays[p], found.status[p] = SETTLED, True, PLACED
             continue
         how = scheme[min(row, len(scheme) - 1)]
         kinds = kinds_allowed[min(row, len(kinds_allowed) - 1)]
-        ok = need <= rest and choose(need, how, kinds, seed + p, per_gpu[demand[p]], nodes, left, take)
+        ok = need <= rest and choose(need, how, kinds, seed + p, per_gpu[demand], nodes, left, work)
         if not ok and not backfill:
-            ok = make_room(p, need, how, kinds, seed + p, per_gpu, demand, running, nodes, left, take)
-            rest = left.free.sum()
+            ok = make_room(p, n, need, how, kinds, seed + p, per_gpu, order, running, nodes, left, work)
+            rest = total(left.free)
         if not ok:
             found.status[p] = FRAGMENTED if rest >= need else TOO_FEW
             if strict[min(row, len(strict) - 1)]:
                 stop = p
                 break
             continue
-        found.lo[p], used = used, name_gpus(take, first_gpu, left.taken, found.gpus, used)
+        found.lo[p], used = used, name_gpus(work.take, nodes.first_gpu, left.taken, found.gpus, used)
         found.hi[p] = used
-        hold(True, found.gpus, found.lo[p], used, per_gpu, demand[p], nodes, left)
+        hold(True, found.gpus, found.lo[p], used, per_gpu, demand, nodes, left)
         held[p], found.status[p] = SETTLED, PLACED
         rest -= need
-    for q in range(stop, len(order)):
+    for q in range(stop, n):
         if held[q] == KEPT:  # after a strict job that does not fit no job runs
-            hold(False, gpus, lo[q], hi[q], per_gpu, demand[q], nodes, left)
+            hold(False, gpus, lo[q], hi[q], per_gpu, one_of(per_gpu, order[q]), nodes, left)
             held[q] = OUT
     return stop, used
+
+
+@lean_part
+def walk(
+    order: IntArray,
+    n: int,
+    stop: int,
+    size: IntArray,
+    scheme: IntArray,
+    strict: BoolArray,
+    kinds_allowed: IntArray,
+    seed: int,
+    per_gpu: FloatArray,
+    admitted: BoolArray,
+    running: Running,
+    nodes: Nodes,
+    left: Left,
+    work: Work,
+    found: Found,
+) -> None:
+    """Place the first `n` of `order` into what is `left`, where running jobs that are kept hold their GPUs.
+
+    Fills `found`; afterwards `left` is what the placed jobs leave. A strict job that does not fit stops it all.
+    """
+    for p in range(n):
+        found.status[p], found.stays[p] = TOO_FEW, False
+    used = 0
+    for backfill in (False, True):
+        stop, used = place_in_order(
+            backfill, n, stop, used, order, size, scheme, strict, kinds_allowed, seed, per_gpu, admitted, running,
+            nodes, left, work, found,
+        )  # fmt: skip
+    for p in range(stop + 1, n):
+        if found.status[p] != PLACED:
+            found.status[p] = BLOCKED
 
 
 @kernel
@@ -645,7 +729,7 @@ def admit(
     admitted hold their GPUs. 3. In order, place the rest; one that does not fit because of lower-ranked running jobs
     makes them move. 4. In order, use the rest (backfill), first for jobs that can stay.
     """
-    n = len(order)
+    n, places = len(order), len(node_gpus)
     limits = bool(per_gpu.any())
     taken, free, whole, budget = idle(
         order, running_group, now_gpus, now_first, node_gpus, first_gpu, gpu_node, node_up
@@ -654,28 +738,30 @@ def admit(
     for rack in node_rack:
         racks = max(racks, rack + 1)
     plain = not limits and bool(node_up.all())
-    nodes = Nodes(cap_prefix, node_kind, node_rack, node_gpus, gpu_node, racks, plain, limits, whole, capacity)
+    nodes = Nodes(
+        cap_prefix, node_kind, node_rack, node_gpus, first_gpu, gpu_node, racks, plain, limits, whole, capacity
+    )
     left = Left(taken, free, capacity.copy() if limits else capacity)
-    admitted, now_lo, now_hi, stop = count(order, size, running_group, strict, now_first, budget)
-    running = Running(now_gpus, now_lo, now_hi, np.zeros(n, dtype=np.int64))
-    demand = np.minimum(order, len(per_gpu) - 1)
-    keep(order, size, admitted, stop, per_gpu, demand, running, nodes, left)
+    admitted, stays = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+    lo, hi = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    stop = count(order, n, size, running_group, strict, now_first, budget, admitted, lo, hi)
+    running = Running(now_gpus, lo, hi, np.zeros(n, dtype=np.int64))
+    keep(order, size, admitted, stop, per_gpu, running, nodes, left)
     found = Found(
-        np.full(n, TOO_FEW, dtype=np.int64), np.zeros(n, dtype=np.bool_), np.empty(len(taken) + 1, dtype=np.int64),
-        np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64),
+        np.zeros(n, dtype=np.int64), stays, np.empty(len(taken) + 1, dtype=np.int64), np.zeros(n, dtype=np.int64),
+        np.zeros(n, dtype=np.int64),
     )  # fmt: skip
-    used = 0
-    for backfill in (False, True):
-        stop, used = place_in_order(
-            backfill, stop, used, order, size, scheme, strict, kinds_allowed, seed, per_gpu, demand, admitted,
-            first_gpu, running, nodes, left, found,
-        )  # fmt: skip
-    return gather(stop, running, found)
+    step = np.zeros((4, places), dtype=np.int64)
+    work = Work(step[0], step[1], step[2], step[3], np.empty(len(taken), dtype=np.int64))
+    walk(
+        order, n, stop, size, scheme, strict, kinds_allowed, seed, per_gpu, admitted, running, nodes, left, work, found
+    )
+    return gather(running, found)
 
 
 @part
-def gather(stop: int, running: Running, found: Found) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Collect the GPUs of all jobs before position `stop` that stay (`running`) or were placed (`found`), in order."""
+def gather(running: Running, found: Found) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Collect the GPUs of all jobs that stay (`running`) or were placed (`found`), in order."""
     status = found.status
     n = len(status)
     count, total = 0, 0
@@ -683,8 +769,6 @@ def gather(stop: int, running: Running, found: Found) -> tuple[IntArray, IntArra
         if status[p] == PLACED:
             count += 1
             total += running.hi[p] - running.lo[p] if found.stays[p] else found.hi[p] - found.lo[p]
-        elif p > stop:
-            status[p] = BLOCKED
     positions = np.empty(count, dtype=np.int64)
     offsets = np.zeros(count + 1, dtype=np.int64)
     gpus = np.empty(total, dtype=np.int64)

@@ -71,7 +71,9 @@ class Order:
                 self.rows, running_group, gpus, first_gpu, cluster.node_gpus, cluster.first_gpu, cluster.gpu_node,
                 cluster.node_up,
             )  # fmt: skip
-        inside, *_ = kernels.count(self.rows, self.size, running_group, self.strict, first_gpu, budget)
+        n = len(self.rows)
+        inside, (lo, hi) = np.zeros(n, dtype=np.bool_), np.zeros((2, n), dtype=np.int64)
+        kernels.count(self.rows, n, self.size, running_group, self.strict, first_gpu, budget, inside, lo, hi)
         return set(self.rows[inside].tolist())
 
 
