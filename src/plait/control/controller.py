@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from plait.control.job_rows import RUNNING, WAITING, record_completion, record_progress, start_jobs
 from plait.control.job_store import JobStore, refusal
 from plait.control.messages import (
     Adjust,
@@ -65,10 +66,9 @@ from plait.control.plan_check.grants import (
 from plait.control.plan_check.reservations import refuse_reservations, still_reserved
 from plait.control.usage import note_slow_progress, note_slow_steps, updated, updated_figures, without_gpus
 from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
-from plait.core.arrays import NO_JOBS, FloatArray, IntArray
+from plait.core.arrays import NO_JOBS, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError, PlanError
-from plait.core.jit import kernel
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
 from plait.core.policy import Policy, Usage, View, has_preemption
@@ -89,68 +89,6 @@ _ENDS_GRANTS = (
 )  # fmt: skip
 
 _PHASES = tuple(Phase)
-_WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
-
-
-@kernel
-def start_jobs(
-    jobs: IntArray,
-    now_s: float,
-    run_s: FloatArray,
-    run_base_s: FloatArray,
-    wait_s: FloatArray,
-    pending_since_s: FloatArray,
-    first_start_s: FloatArray,
-    last_start_s: FloatArray,
-    starts: IntArray,
-    phase: IntArray,
-) -> None:
-    """Write into the job store that `jobs` (numbers) start at `now_s`; the rest are its columns, changed in place.
-
-    A wait counts for promotion once the job has run since its last promotion.
-    """
-    for job in jobs:
-        if run_s[job] > run_base_s[job]:
-            wait_s[job] += now_s - pending_since_s[job]
-        if math.isnan(first_start_s[job]):
-            first_start_s[job] = now_s
-        last_start_s[job] = now_s
-        starts[job] += 1
-        phase[job] = 1
-
-
-@kernel
-def record_progress(
-    jobs: IntArray,
-    done: FloatArray,
-    attained: FloatArray,
-    ran: FloatArray,
-    iterations_done: FloatArray,
-    attained_gpu_s: FloatArray,
-    run_s: FloatArray,
-    iteration_s: FloatArray,
-    lost_s: FloatArray,
-) -> None:
-    """Write what the monitors measured into the job store: iterations that are no longer `done` were lost.
-
-    `done` (iterations), `attained` (GPU-seconds) and `ran` (seconds) have one entry per entry of `jobs` (numbers); the
-    rest are columns of the store, changed in place.
-    """
-    for i in range(len(jobs)):
-        lost = (iterations_done[jobs[i]] - done[i]) * iteration_s[jobs[i]]
-        if lost > 1e-6:  # unknown (NaN) compares false
-            lost_s[jobs[i]] += lost
-        iterations_done[jobs[i]] = done[i]
-        attained_gpu_s[jobs[i]] = attained[i]
-        run_s[jobs[i]] = ran[i]
-
-
-@kernel
-def record_completion(jobs: IntArray, iterations: FloatArray, iterations_done: FloatArray) -> None:
-    """Set `iterations_done` of finished `jobs` (numbers) to `iterations`, where that is known."""
-    for job in jobs:
-        if not math.isnan(iterations[job]):
-            iterations_done[job] = iterations[job]
 
 
 class Controller:
@@ -264,7 +202,7 @@ class Controller:
         if mine:
             return grants_in_words(mine, self.cluster)
         network = self.cluster.network
-        if network is None or not network.most_usable or self.job_store.columns["phase"][job] != _RUNNING:
+        if network is None or not network.most_usable or self.job_store.columns["phase"][job] != RUNNING:
             return None
         if self.job_store.spec(job).ina.mode == "off":
             return None
@@ -394,7 +332,7 @@ class Controller:
 
     def _may_release(self) -> None:
         """Make a decision due if a job waits for GPUs that another may have to give up now."""
-        if (self.job_store.columns["phase"][self.active] == _WAITING).any():
+        if (self.job_store.columns["phase"][self.active] == WAITING).any():
             self.changed = True
 
     def _finish(self, event: JobFinished) -> Sequence[Command]:
@@ -422,7 +360,7 @@ class Controller:
 
     def _cancel(self, event: JobCancelled) -> Sequence[Command]:
         self._require(event.jobs, Phase.CANCELLED, event)
-        stop = event.jobs[self.job_store.columns["phase"][event.jobs] == _RUNNING]
+        stop = event.jobs[self.job_store.columns["phase"][event.jobs] == RUNNING]
         self._end(event.jobs, Phase.CANCELLED, event.at_s)
         return (Stop(self.events, stop, checkpoint=False),) if len(stop) else ()
 
@@ -473,7 +411,7 @@ class Controller:
         hit[owner[self.cluster.gpu_node[groups.gpus] == node]] = True
         members = groups.jobs[hit[groups.group_of_member()]]
         columns = self.job_store.columns
-        lost = members[(columns["phase"][members] == _RUNNING) & (columns["running_group"][members] >= 0)]
+        lost = members[(columns["phase"][members] == RUNNING) & (columns["running_group"][members] >= 0)]
         columns["reason"][lost] = f"lost node {event.node}"
         # Processes of the gang on other nodes are stopped without a checkpoint, as the gang is incomplete.
         self._to_waiting(lost)
@@ -547,7 +485,7 @@ class Controller:
         columns = self.job_store.columns
         if columns["has_losses"][0]:
             self._note_lost_runs(jobs)
-        columns["phase"][jobs] = _WAITING
+        columns["phase"][jobs] = WAITING
         columns["running_group"][jobs] = -1
         columns["pending_since_s"][jobs] = self.now_s
         self.changed = True

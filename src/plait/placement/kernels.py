@@ -686,9 +686,9 @@ def walk(
     for p in range(n):
         found.status[p], found.stays[p] = TOO_FEW, False
     used = 0
-    for backfill in (False, True):
+    for turn in range(2):
         stop, used = place_in_order(
-            backfill, n, stop, used, order, size, scheme, strict, kinds_allowed, seed, per_gpu, admitted, running,
+            turn == 1, n, stop, used, order, size, scheme, strict, kinds_allowed, seed, per_gpu, admitted, running,
             nodes, left, work, found,
         )  # fmt: skip
     for p in range(stop + 1, n):

@@ -11,8 +11,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
+from plait.core.jit import lean_part, linked
 from plait.core.jobs import JobBatch
 from plait.core.plan import TURN, Gate, Groups
 from plait.core.policy import Usage
@@ -20,6 +21,28 @@ from plait.core.resources import Resource
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.grouping.model.times import interleaved_iteration_s
 from plait.sim.shared_gpu import GpuSharing
+
+
+@lean_part
+def over_many_nodes(
+    gpus: IntArray, lo: int, hi: int, gpu_node: IntArray, node_kind: IntArray, cap_prefix: IntArray
+) -> bool:
+    """Whether `gpus[lo:hi]`, those of a node in a row, are on more nodes than so many GPUs of their kind need."""
+    nodes, fewest, kind = 1, 1, node_kind[gpu_node[gpus[lo]]]
+    for i in range(lo + 1, hi):
+        nodes += gpu_node[gpus[i]] != gpu_node[gpus[i - 1]]
+    while fewest <= cap_prefix.shape[1] and cap_prefix[kind, fewest - 1] < hi - lo:
+        fewest += 1
+    return nodes > fewest
+
+
+@linked()
+def mark_spread(
+    gpus: IntArray, first_gpu: IntArray, gpu_node: IntArray, node_kind: IntArray, cap_prefix: IntArray, out: BoolArray
+) -> None:
+    """Write into `out` whether each group, with `gpus[first_gpu[g]:first_gpu[g + 1]]`, is `over_many_nodes`."""
+    for g in range(len(out)):
+        out[g] = over_many_nodes(gpus, first_gpu[g], first_gpu[g + 1], gpu_node, node_kind, cap_prefix)
 
 
 class Physics(Protocol):
@@ -94,18 +117,16 @@ class StandardPhysics:
         return np.maximum(inside, alone * self._crowded(groups, alone, stage_s))
 
     def _spread(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
-        node = cluster.gpu_node[groups.gpus]
-        count = groups.gpu_count()
-        group = np.repeat(np.arange(len(groups)), count)
-        new = np.ones(len(node), dtype=bool)
-        new[1:] = (node[1:] != node[:-1]) | (group[1:] != group[:-1])
-        nodes = np.bincount(group[new], minlength=len(groups))
-        kind = cluster.node_kind[node[groups.first_gpu[:-1]]]
-        fewest = 1 + (cluster.cap_prefix[kind] < count[:, None]).sum(axis=1)
-        spread = (nodes > fewest)[groups.group_of_member()]
-        sensitive = ~(truth.column("skew")[groups.jobs] <= self.skew_threshold)
-        sensitive &= truth.column("batch_size")[groups.jobs] == 0  # adaptive jobs: in their own throughput already
-        return np.where(spread & sensitive, self.spread_slowdown, 1.0)
+        over = np.empty(len(groups), dtype=np.bool_)
+        mark_spread(groups.gpus, groups.first_gpu, cluster.gpu_node, cluster.node_kind, cluster.cap_prefix, over)
+        spread = over[groups.group_of_member()]
+        return np.where(spread & self.sensitive(truth, groups.jobs), self.spread_slowdown, 1.0)
+
+    def sensitive(self, truth: JobBatch, jobs: IntArray) -> BoolArray:
+        """Whether each of `jobs` is slower on more nodes than it needs; adaptive ones know that of themselves."""
+        flags: BoolArray = ~(truth.column("skew")[jobs] <= self.skew_threshold)
+        flags &= truth.column("batch_size")[jobs] == 0
+        return flags
 
     def _shared(self, groups: Groups, alone: FloatArray, stage_s: FloatArray, share: FloatArray) -> FloatArray:
         """The pace of all members on shared GPUs; `share` is the part of each resource a job needs in its turn."""

@@ -24,10 +24,26 @@ from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.contention.neighbours import Everyone, GpuFigures, Neighbours
 from plait.sim.contention.network import Contends
 from plait.sim.failures import time_to_failure_s
-from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
+from plait.sim.overheads import CHECKPOINT
 from plait.sim.physics import MeasuresUsage
 from plait.sim.settings import SimulationSettings, adaptive_jobs, with_known_batches
-from plait.sim.state import DONE, GPUS, HOLD, RATE, RUN, SERVICE, SINCE, UNIT, due_by, earliest, repace, to_ms
+from plait.sim.state import (
+    DONE,
+    GPUS,
+    HOLD,
+    RATE,
+    RUN,
+    SERVICE,
+    SINCE,
+    UNIT,
+    done_at,
+    due_by,
+    earliest,
+    leave_one,
+    repace,
+    start_one,
+    to_ms,
+)  # fmt: skip
 
 #: A group of some groups, by its index.
 Shared: TypeAlias = tuple[Groups, int]
@@ -136,22 +152,14 @@ class Running:
         begin = max(self.now, self.free_ms[job])
         if self.saves and not (self.neighbours is not None and self.neighbours.is_guest(job)):
             begin = max(begin, float(self.gpu_free_ms[gpus].max()))
-        cost = self.cost_ms[job]
-        start_up = cost[LAUNCH] if self.attempts[job] == 0 else cost[RESTORE]
         node = int(self.cluster.gpu_node[gpus[0]])
         parked = self.parked.pop(job, None)
-        if parked is not None and np.array_equal(parked, gpus):
-            start_up = min(start_up, RESUME_MS)
-        elif self.attempts[job] and node != self.last_node[job]:
-            start_up += cost[MIGRATE]
-        self.attempts[job] += 1
-        self.last_node[job] = node
-        self.is_running[job] = 1
-        self.gpus_held[job] = len(gpus)
+        resumes = parked is not None and np.array_equal(parked, gpus)
+        start_up = start_one(
+            job, node, len(gpus), begin, RESUME_MS if resumes else math.inf, self.cost_ms, self.state,
+            self.overhead_ms, self.attempts, self.last_node, self.is_running,
+        )  # fmt: skip
         self.where[job] = gpus
-        self.hold_ms[job] = begin
-        self.since_ms[job] = begin + start_up
-        self.overhead_ms[job] += start_up
         self.fail_ms[job] = math.inf
         if self.settings.job_mtbf_s < math.inf:
             after = time_to_failure_s(
@@ -175,26 +183,15 @@ class Running:
 
     def _release(self, job: int, at: float, *, lost: bool, save: bool = True) -> float:
         """Take a job off its GPUs; returns the milliseconds it still holds them to save."""
-        worked = max(0.0, at - self.since_ms[job])
-        self.overhead_ms[job] -= max(0.0, self.since_ms[job] - max(at, self.hold_ms[job]))
-        self.worked_ms[job] += worked
-        begun = self.done_ms[job] + worked * self.rate[job]
-        saving = 0.0
-        if lost or (save and self.saves_as[job] != ON_STOP and at < self.end_ms[job]):
-            begun = min(begun, self._saved(job, begun))
-        elif save and begun > self.safe_ms[job] and at < self.end_ms[job]:
-            saving = float(self.cost_ms[job, CHECKPOINT])
-        self.done_ms[job] = begun
-        if save:
-            self.safe_ms[job] = begun
-        held = max(0.0, at - self.hold_ms[job]) + saving
-        self.run_ms[job] += held
-        self.overhead_ms[job] += saving
-        self.service_ms[job] += held * self.gpus_held[job]
-        self.is_running[job] = 0
-        self.stop_ms[job] = self.end_ms[job] = self.fail_ms[job] = self.retune_ms[job] = math.inf
+        survives, on_stop = math.inf, self.saves_as[job] == ON_STOP
+        if lost or (save and not on_stop and at < self.end_ms[job]):
+            survives = self._saved(job, done_at(job, at, True, self.state))
+        saving: float = leave_one(
+            job, at, survives, save, save and not lost and bool(on_stop), self.cost_ms, self.state, self.overhead_ms,
+            self.worked_ms, self.safe_ms, self.free_ms, self.end_ms, self.stop_ms, self.is_running,
+        )  # fmt: skip
+        self.fail_ms[job] = self.retune_ms[job] = math.inf
         gpus = self.where.pop(job)
-        self.free_ms[job] = at + saving
         if saving and not (self.neighbours is not None and self.neighbours.is_guest(job)):
             self.gpu_free_ms[gpus] = at + saving
         if self.neighbours is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
-from plait.core.jit import kernel, part
+from plait.core.jit import kernel, lean_part, part
 from plait.core.plan import Groups, plain_details
 from plait.core.words import counted
 
@@ -33,7 +33,7 @@ def same_slice(values: IntArray, lo: int, hi: int, others: IntArray, other_lo: i
     return True
 
 
-@part
+@lean_part
 def gpus_fault(
     gpus: IntArray, lo: int, hi: int, gpu_node: IntArray, node_kind: IntArray, node_up: BoolArray
 ) -> tuple[int, int]:

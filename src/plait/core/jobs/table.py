@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast, overload
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import kernel
+from plait.core.jobs.keys import fill_left_s
 from plait.core.jobs.spec import Checkpoints, JobSpec, Phase
 from plait.core.preemption.kernels import stop_losses
 from plait.core.resources import StageProfile
@@ -264,23 +264,10 @@ class JobTable:
     restart (0 where that is unknown); inf if it cannot resume from a checkpoint, 0 if it is not running"""
 
 
-@kernel
-def work_left_s(number: IntArray, iterations: FloatArray, done: FloatArray, iteration_s: FloatArray) -> FloatArray:
-    """Seconds of work left (J,), rounded to the clock's resolution.
-
-    `number` (J,) selects jobs from the columns: `iterations` in all, `done` so far, and `iteration_s`, the seconds of
-    one. The rounding makes equal work compare equal whatever its iteration time.
-    """
-    out = np.empty(len(number))
-    for i in range(len(number)):
-        n = number[i]
-        out[i] = np.rint((iterations[n] - done[n]) * iteration_s[n] * 1e3) / 1e3
-    return out
-
-
 def _remaining(t: JobTable) -> FloatArray:
-    c = t.columns
-    return work_left_s(t.number, c["iterations"], c["iterations_done"], c["iteration_s"])
+    c, out = t.columns, np.empty(len(t))
+    fill_left_s(t.number, c["iterations"], c["iterations_done"], c["iteration_s"], out)
+    return out
 
 
 def _most_left(t: JobTable) -> FloatArray:

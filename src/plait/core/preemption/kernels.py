@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import kernel, part
+from plait.core.jit import kernel, lean_part
 
 #: Instants closer than this are one, seconds.
 CLOCK_S = 1e-6
@@ -19,8 +19,8 @@ CLOCK_S = 1e-6
 _NEVER, _PERIODIC = 0, 1
 
 
-@part
-def _loss_s(saves: int, run_s: float, saved_run_s: float, restart_s: float) -> float:
+@lean_part
+def stop_loss_s(saves: int, run_s: float, saved_run_s: float, restart_s: float) -> float:
     """Seconds on its GPUs that a running job would lose if it were stopped now; `saves` as in `Checkpoints`."""
     if saves == _NEVER:
         return math.inf
@@ -47,8 +47,41 @@ def stop_losses(
     for i in range(len(number)):
         j = number[i]
         if running_group[j] >= 0:
-            out[i] = _loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
+            out[i] = stop_loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
     return out
+
+
+@lean_part
+def kept_until_s(
+    now_s: float,
+    may_lose_work: bool,
+    runs_for: float,
+    finishes: bool,
+    saves: int,
+    loss_s: float,
+    last_start_s: float,
+    keep_until_s: float,
+    left_s: float,
+) -> float:
+    """Until when one running job stays on its GPUs, seconds, as `PreemptionRule.kept` says; it is kept if after now.
+
+    `saves` as in `Checkpoints`; `left_s`: seconds of work left, NaN if unknown.
+    """
+    until = -math.inf
+    if keep_until_s > now_s + CLOCK_S:
+        until = keep_until_s
+    if saves == _NEVER:
+        if not may_lose_work:
+            until = math.inf
+    elif loss_s > 0.0:
+        if now_s - last_start_s < runs_for * loss_s - CLOCK_S:
+            if saves == _PERIODIC:  # the next checkpoint ends it: check again when it is due
+                until = max(until, now_s + max(loss_s, 1.0))
+            else:
+                until = max(until, last_start_s + runs_for * loss_s)
+        if finishes and -loss_s < left_s <= loss_s:  # unknown (NaN) compares false
+            until = max(until, now_s + left_s + loss_s)
+    return until
 
 
 @kernel
@@ -77,22 +110,11 @@ def keep(
         j = number[i]
         if running_group[j] < 0:
             continue
-        until = -math.inf
-        if keep_until_s[j] > now_s + CLOCK_S:
-            until = keep_until_s[j]
-        if checkpoints[j] == _NEVER:
-            if not may_lose_work:
-                until, lasting[i] = math.inf, True
-        else:
-            loss = _loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
-            if loss > 0.0:
-                if now_s - last_start_s[j] < runs_for * loss - CLOCK_S:
-                    if checkpoints[j] == _PERIODIC:  # the next checkpoint ends it: check again when it is due
-                        until = max(until, now_s + max(loss, 1.0))
-                    else:
-                        until = max(until, last_start_s[j] + runs_for * loss)
-                left = (iterations[j] - done[j]) * iteration_s[j]
-                if finishes and -loss < left <= loss:  # unknown (NaN) compares false
-                    until = max(until, now_s + left + loss)
+        until = kept_until_s(
+            now_s, may_lose_work, runs_for, finishes, checkpoints[j],
+            stop_loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j]), last_start_s[j], keep_until_s[j],
+            (iterations[j] - done[j]) * iteration_s[j],
+        )  # fmt: skip
+        lasting[i] = checkpoints[j] == _NEVER and not may_lose_work
         if until > now_s:
             rows[i], until_s[i] = True, until
