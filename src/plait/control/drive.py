@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from plait.control.controller import Controller
 from plait.control.messages import Command, Event
+from plait.core.arrays import FloatArray, IntArray
+
+#: Kinds of rows: a job has ended, is stopped, starts.
+ENDS, STOPS, STARTS = range(3)
 
 
 class Backend(Protocol):
@@ -26,6 +31,34 @@ class Record(Protocol):
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
         """One step of the run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """What happened to jobs in a row of instants that were driven without messages, one row an end, stop or start.
+
+    `at_s` (rows,) are seconds; of an end when the job ended, not when that was noticed. `done` (starts,) is the
+    progress of the jobs that start, in iterations; each start has `gpu_count` (starts,) entries of `gpus`, in order.
+    `events` have been handled since the last block, and the last one was at `last_s`.
+    """
+
+    kind: IntArray
+    job: IntArray
+    at_s: FloatArray
+    done: FloatArray
+    gpu_count: IntArray
+    gpus: IntArray
+    events: int
+    last_s: float
+
+
+@runtime_checkable
+class TakesBlocks(Protocol):
+    """A `Record` that also takes note of many instants at once; without it, runs are driven message by message."""
+
+    def take(self, block: Block) -> None:
+        """All steps of these instants."""
         ...
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.control.controller import Controller
+from plait.control.drive import ENDS, STARTS, STOPS, Block
 from plait.control.messages import (
     Adjust,
     Command,
@@ -80,6 +81,9 @@ _ENDINGS: Mapping[type, int] = {
 }
 _STOPS = (SpanEnd.STOPPED, SpanEnd.KILLED)
 _START, _FINISHED = int(SpanEnd.CHANGED), int(SpanEnd.FINISHED)  # a start ends the span before it by a change
+#: How a span ends by a row of a block of each kind.
+_CODES = np.zeros(3, dtype=np.int8)
+_CODES[[ENDS, STOPS, STARTS]] = _FINISHED, int(SpanEnd.STOPPED), _START
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,6 +237,27 @@ class History:
             self._granted.note(controller.grants, at_s)
         if len(self._codes) >= PACK_AFTER:
             self._pack()
+
+    def take(self, block: Block) -> None:
+        """Take note of many instants at once."""
+        self._pack()
+        self.events += block.events
+        self.last_s = block.last_s
+        starts = block.kind == STARTS
+        count = len(block.gpu_count)
+        self._packed.append(
+            {
+                "code": _CODES[block.kind],
+                "job": block.job.astype(np.int32),
+                "at_s": block.at_s,
+                "done": block.done,
+                "members": np.ones(count, dtype=np.int32),
+                "gpu_count": block.gpu_count.astype(np.int32),
+                "gpus": block.gpus.astype(np.int32),
+                "guest": np.zeros(count, dtype=np.bool_),
+                "group_at_s": block.at_s[starts],
+            }
+        )
 
     def _note(self, command: Command, cause: type, at_s: float) -> None:
         if isinstance(command, (Launch, Adjust)):

@@ -131,7 +131,11 @@ class Simulator(Running):
                 return
         self.instants += 1
         if self.instants % PATIENCE == 0:
-            self.progress = self._progress_since(self.progress)
+            self.note_progress()
+
+    def note_progress(self) -> None:
+        """Raise if no job has made progress since the last call."""
+        self.progress = self._progress_since(self.progress)
 
     def _needs_lost_switch(self, jobs: IntArray) -> bool:
         """Whether a switch is lost and one of these jobs does not run without aggregation."""

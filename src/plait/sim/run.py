@@ -6,11 +6,12 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from plait.control.controller import Controller, describe
-from plait.control.drive import drive
+from plait.control.drive import TakesBlocks, drive
 from plait.control.messages import Command, Event
 from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
@@ -23,6 +24,7 @@ from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
 from plait.sim.overheads import CHECKPOINT, RESTORE, Overheads
 from plait.sim.settings import SimulationSettings
+from plait.sim.stretch.run import outside, run_stretches
 from plait.sim.world import World
 
 Step = Callable[[Event, Sequence[Command]], None]
@@ -78,7 +80,7 @@ def simulate(
     seed: int = 0,
     node_changes: Sequence[NodeChange] | None = None,
     check: bool = False,
-    observe: Callable[[Controller], Step] | None = None,
+    observe: Callable[[Controller], Step | Sequence[Step]] | None = None,
     rule: PreemptionRule = DEFAULT_RULE,
 ) -> Simulation:
     """Simulate a trace on a cluster under a policy until every job has ended.
@@ -86,7 +88,9 @@ def simulate(
     `jobs` are those of a trace (`plait.load_jobs`), sorted by submission; `world` is the model of time: overheads,
     speed of groups, failures (`plait.make_world`). `seed` is of what the world draws: equal arguments give equal runs.
     `rule` says which running jobs the policy may stop or move.
-    `observe(controller)` returns a function that sees every event with its commands (a history, a log).
+    `observe(controller)` returns a function that sees every event with its commands (a history, a log), or several. If
+    all of them take blocks of instants, too (`plait.control.drive.TakesBlocks`), runs of most orders of fixed gangs
+    need no Python between two instants (`plait.sim.stretch`), with the same results.
     `check` verifies the invariants after every event. `node_changes` (of nodes and switches) replaces
     the world's drawn failures. Jobs that the cluster or the quotas of the policy never allow are refused.
 
@@ -108,7 +112,8 @@ def simulate(
     controller = Controller(policy, cluster, rule)
     steps: list[Step] = []
     if observe is not None:
-        steps.append(observe(controller))
+        observing = observe(controller)
+        steps += observing if isinstance(observing, Sequence) else [observing]
     if check:
         steps.append(Invariants(controller, backend))
 
@@ -116,7 +121,11 @@ def simulate(
         for step in steps:
             step(event, commands)
 
-    drive(controller, backend, record)
+    if outside(controller, backend, steps) is None:
+        takers: list[Any] = [step for step in steps if isinstance(step, TakesBlocks)]
+        run_stretches(controller, backend, takers)
+    else:
+        drive(controller, backend, record)
     refuse_silence(controller)
     return Simulation(controller, backend)
 

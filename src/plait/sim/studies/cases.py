@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from plait.control.controller import Controller
+from plait.control.drive import ENDS, Block
 from plait.control.figures.prices import Prices
 from plait.control.history import History
 from plait.control.log import EventLog
@@ -102,14 +103,14 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
         about["preemption"] = case.rule.to_json()
     log = None if case.log is None else EventLog(case.log, policy=case.policy, cluster=case.cluster, **about)
 
-    def observe(controller: Controller) -> Step:
+    def observe(controller: Controller) -> list[Step]:
         histories.append(History(controller))
         steps: list[Step] = [histories[0]]
         if log is not None:
             steps.append(log)
         if ended is not None:
-            steps.append(_counter(ended))
-        return steps[0] if len(steps) == 1 else lambda event, commands: _all(steps, event, commands)
+            steps.append(_Counter(ended))
+        return steps
 
     begin = clock() if clock else 0.0
     try:
@@ -141,20 +142,22 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
     )
 
 
-def _all(steps: Sequence[Step], event: Event, commands: Sequence[Command]) -> None:
-    for step in steps:
-        step(event, commands)
+@dataclass(frozen=True)
+class _Counter:
+    """Calls `ended` with the number of jobs that have just ended."""
 
+    ended: Callable[[int], None]
 
-def _counter(ended: Callable[[int], None]) -> Step:
-    def note(event: Event, commands: Sequence[Command]) -> None:
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
         if isinstance(event, JobFinished):
-            ended(len(event.jobs))
+            self.ended(len(event.jobs))
         for command in commands:
             if isinstance(command, Refuse):
-                ended(len(command.jobs))
+                self.ended(len(command.jobs))
 
-    return note
+    def take(self, block: Block) -> None:
+        if finished := int((block.kind == ENDS).sum()):
+            self.ended(finished)
 
 
 # -- many ------------------------------------------------------------------------------------------------

@@ -1,0 +1,233 @@
+"""Compiled stretches and the path message by message come to the same, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.control.controller import Controller
+from plait.control.history import History
+from plait.control.job_store import LIFE_COLUMNS
+from plait.core.cluster import Cluster
+from plait.core.errors import SimulationError
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.preemption import FREELY
+from plait.placement import kernels
+from plait.policies.catalog import make_policy
+from plait.policies.parts.compose import Composed
+from plait.sim import run as runs
+from plait.sim.failures import NodeChange
+from plait.sim.run import Simulation, Step, simulate, simulator
+from plait.sim.stretch import decide, loop, state
+from plait.sim.stretch import run as stretching
+from plait.sim.stretch.run import outside
+from plait.sim.world import World, make_world
+
+#: What only the policy's last decision says, of jobs that have ended, and scratch.
+NOT_COMPARED = ("position", "stamp", "reason")
+OF_BACKEND = (
+    "state", "overhead_ms", "worked_ms", "safe_ms", "free_ms", "end_ms", "stop_ms", "solo", "is_running", "attempts",
+    "last_node", "gpu_free_ms", "running", "instants", "ended", "arrived", "now", "wake_ms",
+)  # fmt: skip
+POLICIES = (
+    "srsf", "srtf", "fifo", "fifo-backfill", "sjf", "smallest-first", "las:quantum_s=100", "2d-las:quantum_s=200",
+    "srsf:placement=best-fit", "srtf:placement=random,seed=3", "fifo-backfill:placement=spread",
+    "2d-las:quantum_s=150,placement=consolidated-first-fit", "sjf:placement=counting", "srsf:placement=first-fit",
+)  # fmt: skip
+
+
+def trace(seed: int, count: int = 60) -> JobBatch:
+    """Jobs of all sizes, of which many arrive and end in the same millisecond."""
+    draw = np.random.default_rng(seed)
+    gap_s = draw.choice([0.0, 0.0, 1.0, 7.3, 60.0, 300.0], count)
+    iteration_s = draw.choice([0.05, 0.1, 0.3, 1.0], count)
+    seconds = draw.choice([5.0, 20.0, 20.0, 60.0, 333.3, 1200.0, 4000.0], count)
+    return JobBatch(
+        {
+            "id": [f"j{i}" for i in range(count)],
+            "submit_s": np.cumsum(gap_s),
+            "gpus": draw.choice([1, 1, 1, 2, 2, 3, 4, 8], count),
+            "iterations": np.maximum(np.rint(seconds / iteration_s), 1.0),
+            "iteration_s": iteration_s,
+            "model": draw.choice(["bert", "vgg19", "gpt2", ""], count).tolist(),
+            "skew": draw.choice([0.1, 0.9, np.nan], count),
+            "restart_s": draw.choice([np.nan, 0.0, 15.0, 200.0], count),
+            "user": draw.choice(["a", "b", "c"], count).tolist(),
+        }
+    )
+
+
+def played(
+    jobs: JobBatch, cluster: str, policy: Any, world: World, monkeypatch: pytest.MonkeyPatch, why: str | None = None,
+    **options: Any,
+) -> tuple[Simulation, Any]:  # fmt: skip
+    """A run and its timeline; `why`: message by message, for that reason."""
+    histories: list[History] = []
+
+    def observe(controller: Controller) -> Step:
+        histories.append(History(controller))
+        return histories[0]
+
+    if why is not None:
+        monkeypatch.setattr(runs, "outside", lambda *run: why)
+    done = simulate(jobs, Cluster.parse(cluster), make_policy(policy), world, observe=observe, **options)
+    monkeypatch.undo()
+    return done, histories[0].timeline()
+
+
+def differences(one: Simulation, other: Simulation, lines: Any, other_lines: Any) -> list[str]:
+    """Names of what differs between two runs."""
+    found = []
+
+    def compare(name: str, a: Any, b: Any) -> None:
+        kind = getattr(getattr(a, "dtype", None), "kind", "")
+        same = np.array_equal(a, b, equal_nan=kind == "f") if kind else a == b
+        if not same:
+            found.append(name)
+
+    n = one.controller.job_store.count
+    stores = [run.controller.job_store for run in (one, other)]
+    for name in LIFE_COLUMNS:
+        if name not in NOT_COMPARED:
+            compare(name, *(store.columns[name][:n] for store in stores))
+    compare("departed", *(store.departed[: store.departures] for store in stores))
+    for name in ("events", "competing", "now_s", "changed"):
+        compare(name, getattr(one.controller, name), getattr(other.controller, name))
+    for name in OF_BACKEND:
+        compare(f"backend.{name}", getattr(one.backend, name), getattr(other.backend, name))
+    for name in lines.__dataclass_fields__:
+        if name != "cluster":
+            compare(f"timeline.{name}", getattr(lines, name), getattr(other_lines, name))
+    return found
+
+
+def compared(
+    jobs: JobBatch, cluster: str, policy: str, world: World, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[str]:
+    """Names of what differs between a stretched run and one message by message."""
+    stretched, lines = played(jobs, cluster, policy, world, monkeypatch, **options)
+    driven, other_lines = played(jobs, cluster, policy, world, monkeypatch, "compared", **options)
+    return differences(stretched, driven, lines, other_lines)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_stretch_comes_to_the_same(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, cluster, name in ((1, "1x8", "ideal"), (2, "2x8", "plait"), (3, "3x4:a,1x8:b", "plait")):
+        assert compared(trace(seed), cluster, policy, make_world(name), monkeypatch) == [], (seed, cluster, name)
+
+
+@pytest.mark.parametrize("policy", ["srsf", "las:quantum_s=100", "fifo"])
+def test_a_stretch_in_rounds_comes_to_the_same(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = replace(make_world("plait"), round_s=60.0)
+    assert compared(trace(4), "2x8", policy, world, monkeypatch) == []
+
+
+def test_a_stretch_that_may_stop_all_jobs_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compared(trace(5), "2x8", "srsf", make_world("plait"), monkeypatch, rule=FREELY) == []
+
+
+def test_a_stretch_sees_what_profiling_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = replace(make_world("plait"), profile_noise=0.3)
+    assert compared(trace(6), "2x8", "srsf", world, monkeypatch, seed=2) == []
+
+
+def test_jobs_that_are_kept_are_stretched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under overload with short quanta the rule keeps running jobs, and shuts out jobs ahead of them."""
+    jobs = trace(7, 120)
+    jobs = jobs.replace(submit_s=jobs.submit_s / 4)
+    assert compared(jobs, "2x8", "2d-las:quantum_s=30", make_world("plait"), monkeypatch) == []
+    free, _ = played(jobs, "2x8", "2d-las:quantum_s=30", make_world("plait"), monkeypatch, rule=FREELY)
+    kept, _ = played(jobs, "2x8", "2d-las:quantum_s=30", make_world("plait"), monkeypatch)
+    starts = [int(run.controller.job_store.columns["starts"][: len(jobs)].sum()) for run in (free, kept)]
+    assert starts[1] < 0.7 * starts[0], "the rule keeps jobs"
+
+
+def _outside(policy: Any, records: tuple[object, ...] = (), **changes: Any) -> str | None:
+    jobs, node_changes = changes.pop("jobs", trace(1)), changes.pop("node_changes", None)
+    world = replace(make_world("plait"), **changes)
+    backend = simulator(jobs, Cluster.parse("2x8"), world, node_changes=node_changes)
+    made = make_policy(policy) if isinstance(policy, str) else policy
+    return outside(Controller(made, backend.cluster), backend, records)
+
+
+def test_runs_outside_the_language_name_the_reason() -> None:
+    assert _outside("srsf") is None
+    assert _outside("themis") == "policy themis is not an order by one key"
+    assert _outside("muri-s") == "policy muri-s: its jobs share GPUs"
+    assert _outside("srtf:min_run_s=50") == "policy srtf:min_run_s=50: it has a shortest run"
+    assert _outside(Composed("mine", lambda view: view.jobs.gpus)) == "policy mine is not an order by one key"
+    assert _outside("srsf", records=(lambda event, commands: None,)) == "a record takes single messages"
+    assert _outside("srsf", job_mtbf_s=1e6) == "processes fail"
+    assert _outside("srsf", plain=1.0) == "some cannot stop at any time"
+    assert _outside("srsf", node_changes=[NodeChange(5.0, "n0", False)]) == "nodes are down or change"
+    assert _outside("srsf", jobs=trace(1).replace(gpus=np.full(60, 17))) == "some are refused"
+    assert _outside("srsf", jobs=trace(1).replace(priority=np.arange(60.0))) == "priorities differ"
+
+
+@pytest.mark.parametrize("why", [None, "compared"])
+def test_a_job_that_never_starts_is_named_with_its_reason(why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that says that no number of nodes holds the gang stands for a placement that never finds room."""
+    jobs = JobBatch.of([JobSpec(id="wide", gpus=12, iterations=10, iteration_s=1.0)])
+    if why is not None:
+        monkeypatch.setattr(runs, "outside", lambda *run: why)
+    monkeypatch.setattr(Cluster, "cap_prefix", property(lambda self: np.zeros((1, 2), dtype=np.int64)))
+    with pytest.raises(SimulationError, match=r"job 'wide' \(number 0\): needs 12 GPUs together; enough are free"):
+        simulate(jobs, Cluster.parse("2x8"), make_policy("srsf"), make_world("ideal"))
+
+
+def test_the_blocks_of_a_long_run_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a block of few rows the kernel returns after every few instants, with the same result."""
+    whole, lines = played(trace(8), "2x8", "srsf", make_world("plait"), monkeypatch)
+    monkeypatch.setattr(stretching, "BLOCK", 8)
+    short, short_lines = played(trace(8), "2x8", "srsf", make_world("plait"), monkeypatch)
+    assert differences(whole, short, lines, short_lines) == []
+
+
+def _last_number_first(a: int, b: int, stop_ms: Any) -> bool:
+    return bool(stop_ms[a] < stop_ms[b] or (stop_ms[a] == stop_ms[b] and a > b))
+
+
+def _after(part: Callable[..., Any], then: Callable[[Any], None]) -> Callable[..., Any]:
+    def mutated(s: Any, *arguments: Any) -> Any:
+        out = part(s, *arguments)
+        then(s)
+        return out
+
+    return mutated
+
+
+def _forget_wake(s: Any) -> None:
+    if s.counts[state.SETTLED] == 1:
+        s.at[state.WAKE] = np.inf
+
+
+#: What is broken -> where, by its name there, and the broken part.
+MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "two jobs that end at once end by number": (state, "earlier", _last_number_first),
+    "a wake-up is not withdrawn by a settled plan": (decide, "follow", _after(decide.follow, _forget_wake)),
+    "room is what is free on all nodes": (kernels, "total", lambda values: int(values.max())),
+    "kept jobs stay": (decide, "released_s", lambda s: np.inf),
+    "GPUs of a job that is shut out stay free": (decide, "hold_for_shut_out", lambda s: None),
+    "a gang that is spread is slower": (decide, "over_many_nodes", lambda *gang: False),
+    "equal keys go by number": (decide, "ahead", lambda a, b, preempt, runs, keys: bool(keys[a] <= keys[b] and a != b)),
+}
+
+
+@pytest.mark.parametrize("rule", [None, *MUTATIONS])
+def test_no_rule_of_a_stretch_can_be_left_out(rule: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is broken once, in plain Python, and the comparison finds it; without a fault it finds nothing."""
+    jobs, found = trace(7, 80), []
+    jobs = jobs.replace(submit_s=jobs.submit_s / 2)
+    for policy, name in (("2d-las:quantum_s=60", "plait"), ("srsf:placement=counting", "plait"), ("srsf", "ideal")):
+        world = make_world(name)
+        driven, lines = played(jobs, "2x8", policy, world, monkeypatch, "compared")
+        monkeypatch.setattr(stretching, "run_stretch", getattr(loop.run_stretch, "py_func", loop.run_stretch))
+        if rule is not None:
+            monkeypatch.setattr(*MUTATIONS[rule])
+        stretched, other_lines = played(jobs, "2x8", policy, world, monkeypatch)
+        found += differences(driven, stretched, lines, other_lines)
+    assert bool(found) == (rule is not None)
