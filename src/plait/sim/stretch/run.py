@@ -162,7 +162,7 @@ def _block(s: Stretch, events: int) -> Block:
 
 
 def _refuse(s: Stretch, controller: Controller) -> None:
-    """Raise for a start that cannot be."""
+    """Raise `PlanError` for the start that the kernel refused."""
     code, job, gpu = (int(s.counts[at]) for at in (state.FAULT, state.FAULT_JOB, state.FAULT_GPU))
     raise plan_error(code, controller.job_store.name(job), gpu, controller.cluster, describe(controller.policy))
 
