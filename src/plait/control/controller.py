@@ -312,7 +312,7 @@ class Controller:
 
     def _hold(self, event: JobHeld) -> Sequence[Command]:
         phase = self.job_store.columns["phase"]
-        away = event.jobs[(event.held > 0) & (phase[event.jobs] == _WAITING)]
+        away = event.jobs[(event.held > 0) & (phase[event.jobs] == WAITING)]
         back = np.intersect1d(event.jobs[event.held == 0], self.held)
         self.job_store.columns["pending_since_s"][back] = event.at_s
         self.active = np.setdiff1d(np.union1d(self.active, back), away)
