@@ -7,6 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from plait.cli.elsewhere import COMMANDS, OPTIONS
 from plait.cli.lazy import Commands, Entry, as_they_are
 
 #: Where a context keeps the words after the name of a command.
@@ -29,7 +30,12 @@ class Verbatim(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the user's command."""
         ctx.meta[TYPED] = tuple(args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if (name := str(getattr(error, "option_name", ""))) in OPTIONS and ctx.info_name == "submit":
+                ctx.fail(f"No such option: {name}; in plait: {OPTIONS[name]}")
+            raise
 
 
 class Panels(TyperGroup):
@@ -46,6 +52,12 @@ class Panels(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all commands."""
         return list(self.entries)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names; errors name the command here for one of other tools."""
+        if args and args[0] not in self.entries and args[0] in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}; in plait: {COMMANDS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options before the command."""

@@ -57,8 +57,8 @@ def waiting_reason(ctx: Context, job: JobRecord) -> str:
     controller = ctx.state.controller
     if controller is None:
         return "no node has joined yet"
-    if reason := obstacle(job, ctx.now_s):
-        return reason
+    if held_back := obstacle(job, ctx.now_s):
+        return held_back
     if not job.admitted:
         return f"does not fit the nodes there are; more may join until {ctx.options.settle_s:.0f} s after the last"
     reason = too_large(ctx, controller, job) or controller.waiting_reason(job.number)
