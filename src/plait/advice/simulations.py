@@ -126,7 +126,6 @@ class Simulations:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the processes."""
         self._workers.__exit__(kind, error, traceback)
 
     @property

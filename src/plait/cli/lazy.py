@@ -38,16 +38,13 @@ class Commands(Mapping[str, Any]):
     """The click commands of entries by name; each is imported and built when it is first looked up."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
-        """Know these entries."""
         self.entries = entries
         self._built: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[str]:
-        """All names."""
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self.entries)
 
     def __contains__(self, name: object) -> bool:
@@ -55,7 +52,6 @@ class Commands(Mapping[str, Any]):
         return name in self.entries
 
     def __getitem__(self, name: str) -> Any:
-        """The command."""
         if name not in self._built:
             self._built[name] = _build(name, self.entries[name])
         return self._built[name]

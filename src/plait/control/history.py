@@ -161,7 +161,6 @@ class Intervals(Generic[T]):
     """Since when each of some things has been there, and from when until when others were."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.now: tuple[T, ...] = ()
         self._since_s: dict[T, float] = {}
         self._past: list[tuple[float, float, T]] = []

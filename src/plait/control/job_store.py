@@ -74,7 +74,6 @@ class JobStore:
     """Columns of all jobs ever submitted; `columns[name]` may be longer than `count`."""
 
     def __init__(self) -> None:
-        """An empty store."""
         self.count = 0
         self.departed: IntArray = np.zeros(64, dtype=np.int64)  # jobs in order of departure; see `departures`
         self.departures = 0

@@ -58,7 +58,6 @@ class EventLog:
         self._write(header)
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
-        """Note one step."""
         self._write({"event": to_json(event), "commands": [to_json(c) for c in commands]})
 
     def _write(self, data: Mapping[str, Any]) -> None:
@@ -75,7 +74,6 @@ class EventLog:
             self._part.unlink(missing_ok=True)
 
     def __enter__(self) -> EventLog:
-        """Itself."""
         return self
 
     def __exit__(

@@ -35,7 +35,6 @@ class Replay:
     """Feeds the events of a recorded run to a controller and notes the first difference in commands."""
 
     def __init__(self, run: RecordedRun) -> None:
-        """Replay this run."""
         self.run = run
         self.difference: Difference | None = None
         self._derived: list[Command] = []

@@ -55,7 +55,6 @@ class PlaitError(Exception):
     exit_code = 1
 
     def __init__(self, *details: object) -> None:
-        """Take a message."""
         super().__init__(*(shortened(detail) if isinstance(detail, str) else detail for detail in details))
 
 

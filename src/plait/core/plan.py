@@ -118,7 +118,6 @@ class Groups:
         )
 
     def __len__(self) -> int:
-        """Number of groups."""
         return len(self.first_gpu) - 1
 
     @overload

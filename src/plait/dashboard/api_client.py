@@ -26,7 +26,6 @@ class ApiClient:
     """Asks the API `app` with the token `secret`."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
-        """-"""
         self._app, self._secret = app, secret
         #: Why the last answer was not current, as a sentence; empty if it was.
         self.not_current = ""

@@ -53,7 +53,6 @@ class MeasuredCosts:
     """Follows a replay (`replay(..., observe=observed)`) and records measurements and external events."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.costs: dict[int, Costs] = {}
         self.policies: list[tuple[float, Policy]] = []
         self.policy_texts: list[tuple[float, str]] = []

@@ -62,7 +62,6 @@ class Watch:
     """Follows a replay (`replay(..., observe=watch)`) and records groups and their pace."""
 
     def __init__(self) -> None:
-        """Start without groups."""
         self._spans: dict[tuple[int, ...], tuple[float, float, str, dict[int, int]]] = {}
         self._paces: dict[tuple[int, ...], dict[int, list[float]]] = {}
 

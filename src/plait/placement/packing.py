@@ -90,11 +90,9 @@ class WaitReasons(Mapping[int, str]):
         return f"needs {counted(gpus, 'GPU')}; too few are left after the {counted(ahead, 'job')} ahead of it"
 
     def __iter__(self) -> Iterator[int]:
-        """Job numbers that wait."""
         return iter(self._status)
 
     def __len__(self) -> int:
-        """How many wait."""
         return len(self._status)
 
 
@@ -116,11 +114,9 @@ class LazyReasons(Mapping[int, str]):
         return self._reasons()[job]
 
     def __iter__(self) -> Iterator[int]:
-        """Job numbers that wait."""
         return iter(self._reasons())
 
     def __len__(self) -> int:
-        """How many wait."""
         return len(self._reasons())
 
 

@@ -391,13 +391,11 @@ class _HoldReasons(Mapping[int, str]):
         return f"{needs}; those that are free are held for {first}, which is ahead of it and {self._waits_until}"
 
     def __iter__(self) -> Iterator[int]:
-        """Job numbers that wait."""
         own = {self._head, *self._shut_out}
         yield from own
         yield from (job for job in self._base if job not in own)
 
     def __len__(self) -> int:
-        """How many wait."""
         return sum(1 for _ in self)
 
     @cached_property

@@ -53,14 +53,12 @@ class SkewAware:
     patience_s: float = math.inf
 
     def __post_init__(self) -> None:
-        """Check the limits."""
         if not 0 <= self.packlimit <= 1:
             raise InputError(f"packlimit is {self.packlimit}; it takes a share of all tensor bytes, from 0 to 1")
         if not self.patience_s >= 0:
             raise InputError(f"patience_s is {self.patience_s}; it takes seconds >= 0, or inf")
 
     def __call__(self, view: View) -> IntArray:
-        """One `Scheme` a job."""
         jobs = view.jobs
         spread = jobs.skew <= self.packlimit  # NaN compares false: consolidated
         if math.isfinite(self.patience_s):

@@ -112,7 +112,6 @@ class AntMan:
         return replace(self, quota=quotas.rules)
 
     def __post_init__(self) -> None:
-        """Check the options."""
         if self.order not in ORDERS:
             raise InputError(f"order is {self.order!r}; use {', '.join(ORDERS)}")
         if not 0 < self.limit <= 1:
@@ -280,11 +279,9 @@ class WaitReasons(Mapping[int, str]):
         return f"project {name}" if name else "jobs without a project"
 
     def __iter__(self) -> Iterator[int]:
-        """Job numbers that wait."""
         return iter(self._row)
 
     def __len__(self) -> int:
-        """How many wait."""
         return len(self._row)
 
 

@@ -111,7 +111,6 @@ class YarnCapacity:
     name: str = "yarn-cs"
 
     def __post_init__(self) -> None:
-        """Check the shares."""
         if any(not (s > 0 and math.isfinite(s)) for s in self.shares):
             raise InputError(f"shares must be > 0, got {list(self.shares)}")
 

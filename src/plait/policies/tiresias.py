@@ -53,7 +53,6 @@ class Queues:
     index: Index | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the thresholds."""
         values = self.thresholds
         if any(t <= 0 or not math.isfinite(t) for t in values) or list(values) != sorted(set(values)):
             raise InputError(f"thresholds must be ascending GPU-seconds > 0, got {list(values)}")

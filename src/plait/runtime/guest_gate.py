@@ -173,11 +173,9 @@ class GuestGate:
         self.stats.waited_s[Resource.GPU] += self._clock() - begin_s
 
     def drop(self) -> None:
-        """See `StageGate.drop`."""
         self.inner.drop()
 
     def close(self) -> None:
-        """See `StageGate.close`."""
         self.inner.close()
         self._hosts.close()
 

@@ -396,11 +396,9 @@ class Page:
             self._fd = -1
 
     def __enter__(self) -> Page:
-        """The page itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close it."""
         self.close()
 
 

@@ -39,7 +39,6 @@ class GateStats:
     """
 
     def __init__(self) -> None:
-        """Start at zero."""
         self.stages, self.waited_s, self.inside_s = [0] * K, [0.0] * K, [0.0] * K
         self.timeouts = self.yields = 0
 

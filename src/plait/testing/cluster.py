@@ -70,7 +70,6 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stopped, jobs too."""
         self.stop()
 
     @property

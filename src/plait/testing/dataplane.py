@@ -75,9 +75,7 @@ class Dataplane:
         return self.process.returncode
 
     def __enter__(self) -> Dataplane:
-        """The process itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
         self.stop()

@@ -25,14 +25,12 @@ class HttpLink:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def __aenter__(self) -> HttpLink:
-        """Connected."""
         self._streams = await asyncio.open_connection(self._host, self._port)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closed."""
         if self._streams is not None:
             self._streams[1].close()
             await self._streams[1].wait_closed()

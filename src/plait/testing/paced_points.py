@@ -132,11 +132,9 @@ class PacedDataplane:
         self.tor = Dataplane.start("switch", name="tor0", payload=PAYLOAD, aggregators=AGGREGATORS, server=to)
 
     def __enter__(self) -> PacedDataplane:
-        """The dataplane itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop both processes."""
         self.tor.stop()
         self.link.close()
         self.server.stop()

@@ -62,24 +62,19 @@ class MemoryDisk:
     """A `Disk` without files, for clusters of thousands of nodes."""
 
     def __init__(self) -> None:
-        """Empty."""
         self._epochs: dict[int, int] = {}
         self._newest: dict[str, tuple[int, int]] = {}
 
     def fence(self, job: int, epoch: int, first: int) -> None:
-        """See `Disk`."""
         self._epochs[job] = max(epoch, self.epoch(job))
 
     def epoch(self, job: int) -> int:
-        """See `Disk`."""
         return self._epochs.get(job, 0)
 
     def newest(self, run: Run, keep: str) -> int:
-        """See `Disk`."""
         return self._newest.get(keep or str(run.job), (0, 0))[1]
 
     def commit(self, run: Run, keep: str, step: int) -> str:
-        """See `Disk`."""
         if run.epoch < self.epoch(run.job):
             return f"attempt {run.epoch} was replaced by attempt {self.epoch(run.job)}: its checkpoints no longer count"
         self._newest[keep or str(run.job)] = max(self._newest.get(keep or str(run.job), (0, 0)), (run.epoch, step))
@@ -97,7 +92,6 @@ class HomeDisk:
         self.fence = Fences(layout).write
 
     def epoch(self, job: int) -> int:
-        """See `Disk`."""
         try:
             return int(self._layout.epoch_file(job).read_text(encoding="ascii"))
         except (OSError, ValueError):
@@ -108,12 +102,10 @@ class HomeDisk:
         return CheckpointStore(folder, epoch=run.epoch, epoch_file=self._layout.epoch_file(run.job))
 
     def newest(self, run: Run, keep: str) -> int:
-        """See `Disk`."""
         found = self._commits(run, keep).complete()
         return found[0].step if found else 0
 
     def commit(self, run: Run, keep: str, step: int) -> str:
-        """See `Disk`."""
         commits = self._commits(run, keep)
         making = commits.begin(step)
         (making / "state").write_text(str(step), encoding="ascii")

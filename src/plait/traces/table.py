@@ -69,7 +69,6 @@ class TraceTable:
         return f"TraceTable({len(self)} jobs: {', '.join(self.columns)})"
 
     def __len__(self) -> int:
-        """The number of jobs."""
         return len(self.columns["job_id"])
 
     def __contains__(self, name: object) -> bool:

@@ -77,7 +77,6 @@ class Outputs:
         return done
 
     def __enter__(self) -> Outputs:
-        """Itself."""
         return self
 
     def __exit__(

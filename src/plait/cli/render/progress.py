@@ -33,13 +33,11 @@ class Bar:
             self._pending, self._told = 0, now
 
     def __enter__(self) -> Bar:
-        """Show it."""
         self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take it away."""
         self._progress.advance(self._task, self._pending)
         self._progress.stop()

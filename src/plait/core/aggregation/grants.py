@@ -50,7 +50,6 @@ class NetworkGrant:
     reason: str = field(default="", compare=False, metadata=form(omit=True))
 
     def __post_init__(self) -> None:
-        """Check each field."""
         for name in ("job", "offset", "size", "window", "epoch"):
             self._require(getattr(self, name) >= 0, name, "a whole number >= 0")
         self._require(list(self.workers) == sorted(set(self.workers)), "workers", "ascending numbers of nodes")

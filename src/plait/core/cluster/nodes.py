@@ -318,7 +318,6 @@ class Cluster:
         )
 
     def __iter__(self) -> Iterator[Node]:
-        """Iterate over the nodes."""
         return iter(self.nodes)
 
     def __str__(self) -> str:

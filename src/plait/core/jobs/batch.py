@@ -174,7 +174,6 @@ class JobBatch:
         return JobBatch({**known, **columns}, self.stage_s if stage_s is None else stage_s)
 
     def __len__(self) -> int:
-        """Number of jobs."""
         return int(self.floats.shape[1])
 
     @overload
@@ -194,7 +193,6 @@ class JobBatch:
         return batch
 
     def __iter__(self) -> Iterator[JobSpec]:
-        """Iterate over specs."""
         return (self._spec(i) for i in range(len(self)))
 
     def _spec(self, i: int) -> JobSpec:

@@ -202,7 +202,6 @@ class JobTable:
         return value
 
     def __len__(self) -> int:
-        """Number of jobs."""
         return len(self.number)
 
     def spec(self, i: int) -> JobSpec:

@@ -66,7 +66,6 @@ class PreemptionRule:
     finishes: bool = True
 
     def __post_init__(self) -> None:
-        """Check `runs_for`."""
         if not (math.isfinite(self.runs_for) and self.runs_for >= 0):
             raise InputError(f"preemption: runs_for is {self.runs_for!r}; it takes a number >= 0, e.g. {RUNS_FOR:g}")
 

@@ -69,7 +69,6 @@ class LogStream(Response):
         self._viewer = viewer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the API answer."""
         query, name = self._viewer.request.query_params, self._viewer.request.path_params["job"]
         given = {key: query.get(key) for key in ("rank", "offset")}
         await self._viewer.api.pass_on(f"/v1/jobs/{segment(name)}/logs", {**given, "follow": 1}, receive, send)

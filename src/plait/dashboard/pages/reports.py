@@ -55,7 +55,6 @@ class ReportFile(Response):
         self._viewer = viewer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the API answer."""
         name = self._viewer.request.path_params["name"]
         await self._viewer.api.pass_on(f"/v1/reports/{segment(name)}", {}, receive, send)
 

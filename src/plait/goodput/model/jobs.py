@@ -105,7 +105,6 @@ class GoodputJobs:
         return jobs
 
     def __len__(self) -> int:
-        """How many jobs."""
         return len(self.theta)
 
     def __getitem__(self, rows: Rows | SupportsIndex) -> GoodputJobs:

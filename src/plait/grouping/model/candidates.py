@@ -63,7 +63,6 @@ class Candidates:
             _need((shares.min(axis=1) > 0) & (shares.max(axis=1) <= 1), shares, "shares must be in (0, 1]")
 
     def __len__(self) -> int:
-        """How many jobs."""
         return len(self.gpus)
 
 

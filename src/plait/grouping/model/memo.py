@@ -23,7 +23,6 @@ class Known:
     """Results of `model` for groups; valid for every model with the same key, so it can be cached."""
 
     def __init__(self, model: Model) -> None:
-        """Start empty."""
         self._model = model
         self._worth: dict[Node, Worth] = {}
         self._arranged: dict[Node, tuple[tuple[int, ...], float]] = {}

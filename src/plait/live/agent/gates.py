@@ -28,7 +28,6 @@ class Gates:
     """Group folders as the agent `node` needs them."""
 
     def __init__(self, layout: Layout, node: str, log: Callable[..., None]) -> None:
-        """Create nothing yet."""
         self.folder, self._mine, self._log = layout.gates, f"agent-{node}", log
 
     def tell(self, attempt: LocalAttempt) -> None:

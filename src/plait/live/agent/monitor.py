@@ -23,7 +23,6 @@ class Nvml:
     """The driver's library, if it is installed and there is a driver; otherwise no GPUs."""
 
     def __init__(self) -> None:
-        """Open the library."""
         self._nvml: Any = None
         try:
             import pynvml
@@ -124,7 +123,6 @@ class Monitor:
         gpu_kind: str | None = None,
         slot_memory_bytes: float = 0.0,
     ) -> None:
-        """Look at the hardware."""
         self.cuda = cuda
         self._nvml = Nvml() if cuda is not None else None
         kind, memory = "cpu-slot", slot_memory_bytes

@@ -38,7 +38,6 @@ class ProcessUsage:
     """Samples of the attempts of a node, some seconds apart."""
 
     def __init__(self, sample_s: float = SAMPLE_S) -> None:
-        """No sample yet."""
         self._sample_s, self._at_s = sample_s, -sample_s
         self._before: dict[Key, Counters] = {}
         self._known: dict[Key, Resources] = {}

@@ -48,7 +48,6 @@ class Refused(InputError):
     """The service refused the request; `status` is the HTTP code."""
 
     def __init__(self, message: str, status: int) -> None:
-        """-"""
         super().__init__(message)
         self.status = status
 
@@ -103,13 +102,11 @@ class Caller:
         self._http.close()
 
     def __enter__(self: C) -> C:
-        """Itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close connections."""
         self.close()
 
     def _object(self, method: str, path: str, *, body: Json | None = None, again: bool = False, **query: Any) -> Json:

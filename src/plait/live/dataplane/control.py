@@ -31,11 +31,9 @@ class SwitchControl:
         self._rest = b""
 
     def __enter__(self) -> SwitchControl:
-        """The control itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connection."""
         self.close()
 
     def close(self) -> None:

@@ -83,7 +83,6 @@ class Faults:
     """All faults of a process; `active` has the directions in which there are any."""
 
     def __init__(self) -> None:
-        """None at all."""
         self.active: set[str] = set()
         self._rules: dict[tuple[str, int | None], Fault] = {}
         self._streams: dict[tuple[str, int], _Stream] = {}

@@ -58,7 +58,6 @@ class StageClock:
     """Processor time by stage, in nanoseconds; nothing is measured, nor costs anything, before `start`."""
 
     def __init__(self) -> None:
-        """Not started."""
         self.spent = dict.fromkeys(STAGES, 0)
         self.on = False
         self._last = 0

@@ -26,7 +26,6 @@ class Assigner:
     """Assignments by node, with versions that grow when their content changes."""
 
     def __init__(self, ctx: Context) -> None:
-        """For this state."""
         self._ctx = ctx
         self._runs: dict[str, list[Run]] = {}
         self._orders: dict[str, SwitchOrder] = {}

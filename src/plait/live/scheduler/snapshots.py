@@ -28,7 +28,6 @@ class Snapshots:
     """Begun when as much has happened as `limit` entries of the log weigh, one at a time."""
 
     def __init__(self, limit: float, later: Later = at_once) -> None:
-        """Nothing has happened."""
         self.weight = 0.0
         self._limit, self._later = limit, later
         self._made: tuple[int, Future[bytes]] | None = None

@@ -41,7 +41,6 @@ class State:
     """
 
     def __init__(self) -> None:
-        """Nothing has happened."""
         self.controller: Controller | None = None
         self.policy_text = ""
         self.policy: Policy | None = None

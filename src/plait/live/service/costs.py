@@ -63,7 +63,6 @@ class Stays:
     """The nodes of a log, entry by entry."""
 
     def __init__(self) -> None:
-        """Nothing was read."""
         self.all: list[Stay] = []
         self.seq = 0
         self._here: dict[str, Stay] = {}

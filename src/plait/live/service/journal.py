@@ -40,7 +40,6 @@ class Bounded(logging.Filter):
     """Passes so many lines of a kind in some seconds, then one with the number of the others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing was logged yet."""
         super().__init__()
         self._clock, self._lock = clock, threading.Lock()
         self._since: dict[tuple[str, int, str], float] = {}

@@ -24,7 +24,6 @@ class Mailbox:
     """Asks that wait for a reply, by node. Agents and users have event loops of their own, so it is for all threads."""
 
     def __init__(self) -> None:
-        """Empty."""
         self._ids = itertools.count(1)
         self._lock, self._closed = threading.Lock(), False
         # Names come from outside: each entry exists only while a request waits.

@@ -67,7 +67,6 @@ class Nodes:
     """Nodes of one backend, under any leader."""
 
     def __init__(self, layout: Layout, backend: NodeBackend) -> None:
-        """Nothing is started yet."""
         self.layout, self.backend, self.started = layout, backend, False
 
     def look(self) -> list[str]:

@@ -82,7 +82,6 @@ class ByCompletion:
     horizon_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if isinstance(self.max_jobs, bool) or self.max_jobs not in (1, 2, 3, 4):
             raise InputError(f"max_jobs must be 1 to 4, one a resource, got {self.max_jobs}")
         if not self.future >= 0 or not self.horizon_s > 0:

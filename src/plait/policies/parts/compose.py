@@ -88,7 +88,6 @@ class Composed:
     urgency: Urgency = _PLAIN
 
     def __post_init__(self) -> None:
-        """Check the combination."""
         if not self.quantum_s > 0:
             raise InputError(f"policy {self.name}: quantum_s must be > 0 seconds, got {self.quantum_s}")
         if self.min_run_s < 0 or self.reserve_after_s < 0:

@@ -48,7 +48,6 @@ class Distribution:
     area: FloatArray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Integrate once."""
         steps = np.diff(np.concatenate([[0.0], self.knots]))
         before = np.concatenate([[1.0], self.survival[:-1]])
         object.__setattr__(self, "area", np.cumsum(steps * before))
@@ -150,7 +149,6 @@ class FixedIndex:
     quantum: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the quantum."""
         _check_quantum(self.quantum)
 
     def __call__(self, jobs: JobTable, service: FloatArray, quantum: float) -> FloatArray:

@@ -60,7 +60,6 @@ class ByListSchedule:
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
 
     def __post_init__(self) -> None:
-        """Check the exponents."""
         if not self.alphas or not all(0 <= alpha <= 1 for alpha in self.alphas):
             raise InputError(f"alphas must be numbers from 0 to 1, got {self.alphas!r}")
 

@@ -37,7 +37,6 @@ class Urgency:
     deadlines: bool = False
 
     def __post_init__(self) -> None:
-        """Check the age."""
         if not (isinstance(self.age_s, (int, float)) and self.age_s > 0):
             raise InputError(f"age_s must be > 0 seconds, or inf for never, got {self.age_s}")
         if not isinstance(self.deadlines, bool):

@@ -262,7 +262,6 @@ class ByFitness(InRounds):
     floor: float = FLOOR
 
     def __post_init__(self) -> None:
-        """Check the exponent, too."""
         super().__post_init__()
         self._require("p", math.isfinite, "a finite number, e.g. -1 (fair) or 1 (efficient)")
         self._require("floor", lambda value: math.isfinite(value) and value >= 0, "a finite number >= 0")

@@ -62,7 +62,6 @@ class Workload:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.jobs < 1 or not self.load > 0 or not self.longest_h > 0 or self.gangs < 1:
             raise InputError(
                 f"jobs, load, longest_h and gangs must be above 0, got {self.jobs}, {self.load:g}, "

@@ -23,7 +23,6 @@ class AdaptiveJob(Job):
     """A job that chooses its own batch; the workload's batch is ignored."""
 
     def __init__(self, number: int, submitted: Submitted, measured: Measured) -> None:
-        """Start without measurements."""
         super().__init__(number, submitted, measured)
         self.profile: dict[tuple[int, int, int], tuple[float, float]] = {}
         self.sqr, self.var = 0.0, 1.0

@@ -34,7 +34,6 @@ class Workload:
     measured: Mapping[str, Measured]
 
     def __len__(self) -> int:
-        """The number of jobs."""
         return len(self.jobs)
 
 

@@ -152,7 +152,6 @@ class GrantFile:
     """The grant file as a rank sees it, read again when it has changed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Nothing is read yet."""
         self.path = Path(path)
         #: Why the newest content could not be read, else empty.
         self.trouble = ""

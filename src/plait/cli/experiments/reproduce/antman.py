@@ -34,7 +34,6 @@ UNKNOWN = (
 
 
 def reproduce_antman(request: AntManRequest) -> None:
-    """Execute the request."""
     load = _load(request.load)
     bases(request.jobs, load)  # an invalid workload is refused before anything runs
     if request.processes < 1:

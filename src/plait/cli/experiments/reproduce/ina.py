@@ -19,7 +19,6 @@ from plait.reproduce.store import folder_of
 
 
 def reproduce_ina(request: InaRequest) -> None:
-    """Execute the request."""
     sections = _sections(request.section)
     if request.processes < 1:
         raise InputError(f"--processes must be at least 1, got {request.processes}")

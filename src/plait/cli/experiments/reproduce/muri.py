@@ -24,7 +24,6 @@ from plait.reproduce.muri.runs import Case, Done, Store, default_folder, run_all
 
 
 def reproduce_muri(request: MuriRequest) -> None:
-    """Execute the request."""
     asked = _Asked(request)
     with Outputs() as outputs:
         results = Results(outputs, request.report, request.json)

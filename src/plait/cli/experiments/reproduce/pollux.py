@@ -23,7 +23,6 @@ from plait.sim.studies.cases import parse_range
 
 
 def reproduce_pollux(request: PolluxRequest) -> None:
-    """Execute the request."""
     seeds, studies = parse_range(request.seeds, "seeds"), chosen(request.study)
     files = list(request.workload or [request.data / "workload-6.csv"])
     asked = [point for file in files for point in points(file, request.data, studies, seeds, request.jobs)]

@@ -79,7 +79,6 @@ class LocalAttempt:
     network: RankFiles = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Where its files are."""
         self.network = RankFiles(self.folder)
 
     @property

@@ -17,7 +17,6 @@ class Gone:
     """By name, until the service does not have them any more."""
 
     def __init__(self) -> None:
-        """Nobody is gone yet."""
         self._why: dict[str, str] = {}  # Ray's reasons of their deaths; empty without a reason
         self._told: set[str] = set()
         self._dead: set[str] = set()  # ids of Ray's, each of which counts once

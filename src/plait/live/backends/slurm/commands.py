@@ -52,7 +52,6 @@ class SlurmCli:
     """Asks the Slurm of this machine; `env` replaces the environment of the commands."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        """-"""
         source = os.environ if env is None else env
         # sbatch hands on its environment: passwords are the service's, and an allocation has secrets of its own.
         self._env = {k: v for k, v in source.items() if k not in (*procs.PRIVATE, "PLAIT_HOME")}

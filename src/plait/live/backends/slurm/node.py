@@ -60,7 +60,6 @@ class Keeper:
     SOON_S, MOST = 10.0, 5
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Nothing runs yet."""
         self.command, self.pid, self.leaving = list(command), 0, False
 
     def run(self) -> int:

@@ -26,7 +26,6 @@ class GpuDemand:
     """
 
     def __init__(self) -> None:
-        """-"""
         self.failure: Exception | None = None
         self._asked: tuple[int, tuple[int, ...]] | None = None
         self._said: Wanted | None = None

@@ -29,7 +29,6 @@ class GroupBook:
     """
 
     def __init__(self) -> None:
-        """Nobody runs."""
         self.by_gpus: dict[tuple[int, ...], GroupInfo] = {}
         self.of_job: dict[int, tuple[int, ...]] = {}
         self.by_job: dict[int, GroupInfo] = {}

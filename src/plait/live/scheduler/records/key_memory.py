@@ -17,7 +17,6 @@ class KeyMemory:
     """The change that each user requested under each key. Part of the state: made from the log alone."""
 
     def __init__(self, rows: Sequence[Sequence[str]] = ()) -> None:
-        """-"""
         self._known = {(by, key): what for by, key, what in rows}
 
     def rows(self) -> list[list[str]]:

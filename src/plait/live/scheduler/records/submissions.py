@@ -18,7 +18,6 @@ class Submissions:
     """Submitted requests by key and owner. Part of the state: made from the log alone."""
 
     def __init__(self, rows: Sequence[Sequence[Any]] = ()) -> None:
-        """-"""
         self._known = {(owner, key): (first, count, what) for owner, key, first, count, what in rows}
 
     def rows(self) -> list[list[Any]]:

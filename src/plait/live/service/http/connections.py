@@ -89,7 +89,6 @@ class Connections:
     """All that are open, at most `most`; of strangers a quarter of that, of strangers at one address an eighth."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """None is open."""
         self.most, self.strangers, self.each = most, max(most // 4, 4), max(most // 8, 2)
         self._clock = clock
         self._open: set[Connection] = set()
@@ -105,7 +104,6 @@ class Connections:
         self.closed: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """All."""
         return len(self._open)
 
     def admit(self, address: str) -> Connection:

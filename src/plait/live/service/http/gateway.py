@@ -43,7 +43,6 @@ class Gateway:
         return self.app is not None and (self.lease is None or self.lease.holds())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             return
         one: Connection | None = scope.get("state", {}).pop("connection", None)

@@ -41,11 +41,9 @@ class BodyLimit:
     """Middleware: bodies are counted as they arrive, whatever their header claims."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        """Before this application."""
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

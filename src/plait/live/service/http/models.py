@@ -255,7 +255,6 @@ class Invalid(Exception):
     """A request that is not well formed; `status` 400 for no JSON, 422 for a wrong field."""
 
     def __init__(self, message: str, field: str | None = None, status: int = 422) -> None:
-        """Name the field."""
         super().__init__(message)
         self.field, self.status = field, status
 

@@ -73,7 +73,6 @@ class AgentServer(threading.Thread):
     """The server of agents, in its thread; `failed` gets what ends it before `stop`."""
 
     def __init__(self, server: Server, listener: socket.socket, failed: Callable[[BaseException], object]) -> None:
-        """Nothing listens yet."""
         super().__init__(name="agents", daemon=True)
         self._server, self._listener, self._failed = server, listener, failed
 

@@ -160,7 +160,6 @@ class UsageRecorder:
     """Samples the engine of a worker; `run` in its event loop."""
 
     def __init__(self, worker: Worker, home: Path) -> None:
-        """Nothing is measured yet."""
         self._worker, self.usages = worker, Usages(UsageFiles(home))
         self._trouble = ""
 

@@ -71,7 +71,6 @@ class ArtifactTrace:
             raise InputError(f"no start overhead for a job on {unknown[0]} GPUs; known: {_listed(sizes())}")
 
     def __len__(self) -> int:
-        """The number of jobs."""
         return len(self.row)
 
     @property
