@@ -145,7 +145,7 @@ def announced(what: str, cpu_s: int) -> Iterator[None]:
             self.said = True
 
         def on_end(self, event: object) -> None:
-            """-"""
+            """Required by Numba; nothing to do."""
 
     collects = gc.isenabled()
     try:
