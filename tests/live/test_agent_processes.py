@@ -74,8 +74,8 @@ def test_how_a_process_ended(world: World, code: str, exit_code: int, reason: st
         ({"argv": ["no-such-command", "x"]}, 127, "command not found: 'no-such-command'"),
         ({"argv": ["/"]}, 126, "cannot run '/'"),
         ({"workdir": "/no/such/folder"}, 126, "cannot enter workdir '/no/such/folder': No such file or directory"),
-        ({"gpus": [9]}, 126, "GPUs [9] were asked for; this node has 4"),
-        ({"argv": []}, 126, "the service asked for something that cannot be a process"),
+        ({"gpus": [9]}, 126, "GPUs [9] were requested; this node has 4"),
+        ({"argv": []}, 126, "the service requested an impossible process"),
     ],
 )
 def test_what_cannot_be_started_says_why(world: World, change: dict[str, Any], exit_code: int, reason: str) -> None:

@@ -167,7 +167,7 @@ def test_a_guest_that_does_not_fit_any_more_saves_and_goes_with_the_reason(world
     until(lambda: (world.folder(1) / "page.bin").exists() and told(world, 1).share > 0, "a share for the guest")
     grows.write_text(str(9 * GB))
     seen = world.service.wait(1, "ended")
-    assert (seen.exit_code, seen.reason) == (75, "its GPU memory does not fit beside j-0")
+    assert (seen.exit_code, seen.reason) == (75, "its GPU memory does not fit next to j-0")
     assert seen.sharing is not None
     assert seen.sharing.leaves == seen.reason
     assert last(world, 0).state == "running"

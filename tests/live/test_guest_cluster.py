@@ -67,7 +67,7 @@ def test_guests_run_beside_their_host_and_outlive_agents_and_it(tmp_path: Path) 
         assert (found["guest"], found["beside"][0]) == (True, {"job": "j-0", "gpu": "n0:0", "guest": False})
         text = client.explain("j-1")["summary"]
         assert text.startswith("runs as a guest of j-0 on n0:0 at share 0.")
-        assert "; beside it: j-2 on n0:0" in text
+        assert "; next to it: j-2 on n0:0" in text
         assert text.endswith("; no GPU is idle")
         assert "what it leaves goes to j-1 on n0:0" in client.explain("j-0")["summary"]
         limits = [page(n).directive.memory_limit_bytes or 0 for n in range(3)]

@@ -79,7 +79,7 @@ def test_gpus_that_become_free_are_held_for_the_first_of_the_queue(policy: str, 
         ids = jobs.ids
         assert wide.startswith(f"needs 2 GPUs; waits until {ids['b']} has ended or may be stopped")
         assert "(1 GPU reserved for it: n0:" in wide
-        assert other.startswith(f"needs 1 GPU; those that are free are held for {ids['wide']}, which is ahead of it")
+        assert other.startswith(f"needs 1 GPU; free ones are held for {ids['wide']}, which is ahead of it")
         assert service.status()["gpus"]["reserved_idle"] == 1
         jobs.let_end("b")
         jobs.until("wide", "running")

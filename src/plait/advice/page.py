@@ -75,7 +75,7 @@ def _fit(advice: Advice) -> Section:
         *(f"Assumed: {remark}." for remark in advice.past.remarks),
         *(f"Not simulated: {gap}." for gap in advice.past.gaps),
     ]
-    return Section("What was used, simulated", columns=columns, rows=rows, notes=notes, heads=("",), short="Trust")
+    return Section("Policy in use, simulated", columns=columns, rows=rows, notes=notes, heads=("",), short="Trust")
 
 
 def _ranked(heading: str, effects: Sequence[Effect], advice: Advice) -> Section:

@@ -39,7 +39,7 @@ class Asked:
     max_gpus: int | None = same(Job, "max_gpus")
     batch_size: int | None = same(Batch, "initial", group=_BATCH)
     max_batch_size: int | None = same(Batch, "most", group=_BATCH)
-    local_batch: str | None = option("Adaptive jobs: fewest and most examples per GPU, e.g. 32..1024", default=None)
+    local_batch: str | None = option("Adaptive jobs: minimum and maximum examples per GPU, e.g. 32..1024", default=None)
     accumulation: bool = same(Batch, "accumulation", group=_BATCH)
     name: str | None = same(Job, "name")
     job_class: str | None = same(Job, "job_class")
@@ -75,7 +75,7 @@ class Asked:
     wait_for_nodes: bool = same(Job, "wait_for_nodes")
     project: str | None = same(Job, "project")
     priority: float | None = same(Job, "priority")
-    what_if: bool = option("Submit nothing; say when it would start and end, and what would be sooner", default=False)
+    what_if: bool = option("Submit nothing; show when it would start and end, and what would be sooner", default=False)
     wait: bool = option("Wait for the end; exit code 1 if a job fails", default=False, short="w")
     show_schema: bool = option("Print the JSON Schema of job files and exit", default=False, flag="schema")
     home: HomeOption = None
@@ -91,7 +91,7 @@ class Asked:
         }  # fmt: skip
         said = [name for name, value in ways.items() if value is not None]
         if len(said) > 1:
-            raise InputError(f"{' and '.join(said)} exclude each other: each says where the job's programs come from")
+            raise InputError(f"{' and '.join(said)} exclude each other: each sets where the job's programs come from")
         if self.what_if and self.wait:
             raise InputError("--what-if and --wait exclude each other: nothing is submitted that one could wait for")
         if self.export_all and self.node_env:
@@ -295,7 +295,7 @@ def batch_bounds(initial: int | None, most: int | None, local: str | None, accum
         match = re.fullmatch(r"\s*([0-9]{1,18})\s*\.\.\s*([0-9]{1,18})\s*", local)
         if match is None:
             raise InputError(
-                f"--local-batch is {local[:80]!r}; write the fewest and the most examples of one GPU: 32..1024"
+                f"--local-batch is {local[:80]!r}; write the minimum and the maximum examples of one GPU: 32..1024"
             )
         bounds = [int(match[1]), int(match[2])]
     said = {"initial": initial, "most": most, "least_local": bounds[0], "most_local": bounds[1]}

@@ -528,7 +528,7 @@ class Controller:
             refuse_reservations(plan, phase, self.cluster, self.job_store.name, describe(self.policy))
         if not plan.valid_until_s > self.now_s:
             raise PlaitError(
-                f"policy {describe(self.policy)} wants to be asked again at {plan.valid_until_s} s, "
+                f"policy {describe(self.policy)} wants to decide again at {plan.valid_until_s} s, "
                 f"which is not after {self.now_s} s; give a later valid_until_s"
             )
         if len(plan.promoted):

@@ -215,7 +215,7 @@ class JobStore:
             lo, hi = (mid, hi) if self.batches[mid][0] <= number else (lo, mid)
         first, batch = self.batches[lo] if self.batches else (0, None)
         if batch is None or not 0 <= number - first < len(batch):
-            raise LookupError(f"job number {number} has ended, and what was asked for it is not kept")
+            raise LookupError(f"job number {number} has ended, and its request is not kept")
         return batch[number - first]
 
     def forget(self, recent: int) -> None:

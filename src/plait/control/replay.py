@@ -26,8 +26,8 @@ class Difference:
     def __str__(self) -> str:
         """Both commands, the recorded one first; `nothing` where one side has none."""
         return (
-            f"line {self.line}, at {self.at_s} s: the log says {self.recorded or 'nothing'}, "
-            f"the controller says {self.derived or 'nothing'}"
+            f"line {self.line}, at {self.at_s} s: the log has {self.recorded or 'nothing'}, "
+            f"the controller returns {self.derived or 'nothing'}"
         )
 
 

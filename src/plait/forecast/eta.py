@@ -248,7 +248,7 @@ def _assumptions(controller: Controller, runs: int, record: TrackRecord, known: 
         out.append(f"how long {counted(count, 'job')} without progress still {take} is drawn from {source}")
     if silent:
         who = "1 job" if silent == 1 else f"{silent} jobs"
-        out.append(f"{who} did not say how much work there is: taken to run as long as those that finished here")
+        out.append(f"{who} did not report a total: assumed to run as long as finished jobs here")
     if unmeasured:
         who = "1 job is" if unmeasured == 1 else f"{unmeasured} jobs are"
         out.append(f"{who} not profiled yet, and taken to go as fast as others")

@@ -55,7 +55,7 @@ class Difference:
     def __str__(self) -> str:
         """Both, the recorded one first."""
         return (
-            f"entry {self.seq}, {self.at_s:g} s: the log says {self.recorded or 'nothing'}, "
+            f"entry {self.seq}, {self.at_s:g} s: the log has {self.recorded or 'nothing'}, "
             f"now it is {self.derived or 'nothing'}"
         )
 

@@ -85,7 +85,7 @@ def group(
     need = int(jobs.gpus.sum())
     if max_jobs == 1 or (gpus_available is not None and need <= gpus_available):
         fit = f"all jobs fit alone, {need} GPUs of {gpus_available}"
-        return assembled(buckets, "alone", "groups of one were asked for" if max_jobs == 1 else fit, 0, now)
+        return assembled(buckets, "alone", "groups of one were requested" if max_jobs == 1 else fit, 0, now)
     why = _choose(buckets, method)
     if method == "consecutive":
         consecutive(buckets, gpus_available)
@@ -116,7 +116,7 @@ def _choose(buckets: Sequence[Bucket], method: Method) -> str:
             reasons.append(f"{about}: {bucket.method}, too many kinds for exact")
         else:
             bucket.method = method
-            reasons.append(f"{about}: {method}, as asked")
+            reasons.append(f"{about}: {method}, as requested")
         if jobs > MOST_NODES and bucket.method in ("blossom", "greedy"):
             reasons[-1] += f", in parts of at most {MOST_NODES}"
         bucket.greedy = bucket.method == "greedy" or (bucket.method == "exact" and jobs > MOST_NODES)

@@ -82,7 +82,7 @@ class WaitReasons(Mapping[int, str]):
         if status == KEPT:
             return f"needs {counted(gpus, 'GPU')}; the jobs that hold them cannot be stopped without losing work"
         if status == RESERVED:
-            return f"needs {counted(gpus, 'GPU')}; those that are free are kept for a job ahead of it"
+            return f"needs {counted(gpus, 'GPU')}; free ones are kept for a job ahead of it"
         if status == kernels.BLOCKED:
             return f"waits behind a job ahead of it that does not fit yet (place {ahead + 1} in the order)"
         if status == kernels.FRAGMENTED:

@@ -22,7 +22,7 @@ from plait.placement.pinned_grants import keep_grants
 #: Of a job that does not run: its GPUs, and whether it is a guest.
 NOWHERE: tuple[tuple[int, ...], bool] = ((), False)
 #: Reason of a job that should have joined others on a silent node.
-SILENT = "its GPUs are on a node that has not been heard of lately"
+SILENT = "its GPUs are on a node that has not reported lately"
 
 
 @kernel
@@ -99,7 +99,7 @@ def _kept_running(view: View, plan: Plan) -> Plan:
     placed = {member.job for group in groups for member in group.members}
     for group in plan.groups:
         late = (m.job for m in group.members if m.job not in placed)
-        reasons.update(dict.fromkeys(late, "its GPUs are those of running jobs that may not be stopped yet"))
+        reasons.update(dict.fromkeys(late, "its GPUs are held by running jobs that may not be stopped yet"))
     for job in names:
         reasons.pop(job, None)
     until = float(kept.until_s[moved].min())

@@ -388,7 +388,7 @@ class _HoldReasons(Mapping[int, str]):
         if job == self._head:
             return f"{needs}; {self._waits_until}"
         first = _name(self._planned.view, self._hold.head)
-        return f"{needs}; those that are free are held for {first}, which is ahead of it and {self._waits_until}"
+        return f"{needs}; free ones are held for {first}, which is ahead of it and {self._waits_until}"
 
     def __iter__(self) -> Iterator[int]:
         own = {self._head, *self._shut_out}

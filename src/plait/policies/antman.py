@@ -242,11 +242,11 @@ class WaitReasons(Mapping[int, str]):
         needs = f"needs {counted(int(jobs.gpus[row]), 'GPU')}"
         if status == k.HOLDS:
             if not (reserved := len(self._given[row])):
-                return f"{needs}; jobs that end before the rest is free use those reserved for it"
+                return f"{needs}; jobs that end before the rest is free use its reserved ones"
             return f"{needs}; {reserved} are reserved for it until the rest is free"
         if status == k.OVER_QUOTA:
             return (
-                f"{needs}, but the quota of {self._project(row)} is used up by its guaranteed jobs, or wanted by those "
+                f"{needs}, but the quota of {self._project(row)} is used up by its guaranteed jobs, or claimed by jobs "
                 "ahead; class opportunistic or auto may use idle GPUs beyond it"
             )
         if status == k.ABOVE_QUOTA:

@@ -114,7 +114,7 @@ _COMPOSED = {
     "quantum_s": _QUANTUM_S,
     "min_run_s": seconds("a started job is not preempted before it ran this long, seconds", infinite=True,
                          fit=Range(10, 3600, "log", also=("0",))),
-    "reserve_after_s": seconds("a job that waited this long blocks those behind it, seconds", infinite=True,
+    "reserve_after_s": seconds("a job that waited this long blocks jobs behind it, seconds", infinite=True,
                                fit=Range(600, 604_800, "log", also=("inf",))),
     "seed": whole("for random placement", 0, MOST_SEED),
     "age_s": seconds("a job rises one priority class for each so many seconds of waiting; inf = never", LEAST_S,
@@ -336,13 +336,13 @@ _FITNESS = {
 }  # fmt: skip
 
 _ANTMAN = {
-    "order": choice("order of a project's guaranteed jobs; tiresias also preempts those of later queues; fifo as "
+    "order": choice("order of a project's guaranteed jobs; tiresias also preempts jobs of later queues; fifo as "
                     "published", *ORDERS, fit=("fifo", "tiresias")),
     "backfill": switch("guaranteed jobs start on GPUs reserved for others if that delays none of these; off = as "
                        "published", fit=True),
     "quota": free_text("GPUs that guaranteed jobs of a project may hold, e.g. vision=32/speech@v100=16/*=8 "
                        "(* = all other projects); without it there is no limit"),
-    "limit": number("opportunistic jobs go on GPUs of which less than this part is used", 0.0, 1.0, over=True,
+    "limit": number("opportunistic jobs go on GPUs with a use below this part", 0.0, 1.0, over=True,
                     fit=Range(0.3, 1.0, "linear")),
     "max_per_gpu": whole("opportunistic jobs a GPU at most", 0, MOST_GUESTS, fit=Range(1, 4, "linear", whole=True)),
     "least_memory": number("the part of its GPU memory with which an opportunistic job starts; the rest as there is "
@@ -370,7 +370,7 @@ CATALOG: dict[str, Row] = dict(
         _ordered("shortest job first, not preemptive", "sjf", orders.by_duration, "duration", preempt=False),
         _ordered("smallest gang first (called sjf in the released Tiresias simulator)", "smallest-first",
                  orders.by_gpus, "GPU count", "tiresias"),
-        _ordered("of the waiting jobs those that fill the most GPUs together, not preemptive", "knapsack", by_batch,
+        _ordered("the set of waiting jobs that fills the most GPUs, not preemptive", "knapsack", by_batch,
                  "nothing", "netpack", preempt=False),
         _ordered("shortest remaining time first", "srtf", orders.by_remaining_time, "remaining time", "schrage"),
         _ordered("shortest remaining service (time x GPUs) first", "srsf", orders.by_remaining_service,

@@ -27,7 +27,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "aggregated": ("%", "Sums that were completed in switches"),
     "resent": ("%", "Packets that workers sent again, of all their packets"),
     "evicted": ("", "Contents of aggregators that packets of higher priority displaced"),
-    "aggregators": ("", "Time mean of aggregators held; of a run those of all jobs"),
+    "aggregators": ("", "Time mean of aggregators held; of a run by all jobs"),
     "holding": ("us", "Mean time that an aggregator is held"),
     "at server": ("", "Packets that reach the server, for each sum"),
     "timeouts": ("", "Of all workers"),

@@ -151,7 +151,7 @@ class SimulatedAgent:
         elif run.stop:
             held.end(now_s, PREEMPTED, "stopped before it started")
         elif not all(0 <= gpu < self.node.gpus for gpu in run.gpus):
-            held.end(now_s, 126, f"GPUs {run.gpus} were asked for; this node has {self.node.gpus}")
+            held.end(now_s, 126, f"GPUs {run.gpus} were requested; this node has {self.node.gpus}")
         else:
             self.epochs[run.job] = run.epoch
         return held

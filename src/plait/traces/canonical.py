@@ -89,7 +89,7 @@ def _without_nothing(
     wrong = (gpus == 0) & np.isnan(cpus) & ~np.isnan(duration)
     if not wrong.any():
         return columns, lines
-    hint = "give it at least one GPU, or say with cpu_milli that it runs on CPUs alone"
+    hint = "give it at least one GPU, or declare with cpu_milli that it runs on CPUs alone"
     source.line = int(lines[int(np.argmax(wrong))])
     unreadable.add(source.error("a job without GPUs", column="gpus", value=0, hint=hint), int(wrong.sum()))
     source.line = None

@@ -85,14 +85,14 @@ def test_the_report_says_what_a_burst_took_from_the_guest():
     assert "at step 310; it trained on from step 300" in said["guest killed"]
     before, _, later = found.burst.looks
     small = Burst((replace(before, guest=later.guest), later), 2)
-    assert "kept 1.3 GB, the least it needs" in sentences(_found(burst=small))["memory burst"]
+    assert "kept 1.3 GB, its minimum" in sentences(_found(burst=small))["memory burst"]
     paused = Burst((before, replace(later, action="pause")), 2)
     assert "the guest paused" in sentences(_found(burst=paused))["memory burst"]
 
 
 def test_the_report_promises_nothing_that_it_did_not_see():
     found = _found()
-    assert sentences(found)["killed by plait"].startswith("plait killed and stopped nobody")
+    assert sentences(found)["killed by plait"].startswith("plait killed and stopped no job")
     for other in ({"preemptions": 1}, {"state": "failed"}, {"failures": 2}):
         said = sentences(_found(guest=found.guest | other))["killed by plait"]
         assert said.startswith("Not as promised: g ")
@@ -129,7 +129,7 @@ def test_the_whole_demo(tmp_path, monkeypatch, capsys):
     assert later.guest.gpu_gb <= before.guest.gpu_gb <= GUEST_GB
     assert found.killed.paused_s > 0
     assert 0 < found.killed.steps_kept <= found.killed.steps_made + 1
-    assert "plait killed and stopped nobody: both jobs ended by themselves." in said
+    assert "plait killed and stopped no job: both ended by themselves." in said
     page = (tmp_path / "out" / "antman.html").read_text()
     assert "memory burst" in page
     assert "killed by plait" in page

@@ -24,7 +24,7 @@ def test_a_trace_without_durations_is_simulated_and_its_log_replays(plait, adapt
     assert result["finished"] == 4
     assert result["gpu_useful"] is result["lost_gpu_h"] is None  # jobs run at sizes that they did not ask for
     with open("r.html") as report:
-        assert "Offered load, by GPUs asked for" in report.read()
+        assert "Offered load, by requested GPUs" in report.read()
     with open("l.jsonl") as log:
         rows = [json.loads(line) for line in log]
     reports = [row for row in rows if "GoodputReported" in json.dumps(row)]

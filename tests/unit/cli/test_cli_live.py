@@ -116,7 +116,7 @@ def test_submit_says_between_which_bounds_a_batch_adapts(plait, fake, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--batch-size", 128, "--local-batch", "32"), "--local-batch is '32'; write the fewest and the most"),
+        (("--batch-size", 128, "--local-batch", "32"), "--local-batch is '32'; write the minimum and the maximum"),
         (("--max-batch-size", 128), "--batch-size is missing; the other bounds"),
         (("--batch-size", 0), "batch.initial is 0, needs at least 1"),
     ],
@@ -387,7 +387,7 @@ def test_a_timeline_without_a_file_gets_an_example(plait, fake):
 
 ADAPTIVE = {
     "min_gpus": 1, "max_gpus": 8, "batch_size": 512.0, "goodput": 1234.5, "efficiency": 0.83, "progress": 30.0,
-    "total_progress": 100.0, "restarts": 3, "restart_s": 4.2, "difference": "its script says batch most 9",
+    "total_progress": 100.0, "restarts": 3, "restart_s": 4.2, "difference": "its script uses batch most 9",
     "limits": {"initial": 128, "most": 4096, "least_local": 32, "most_local": 1024, "accumulation": True},
 }  # fmt: skip
 
@@ -760,7 +760,7 @@ def test_nodes_show_what_is_still_there_and_what_to_do_about_gone_ones(plait, fa
     assert rows["n1"].startswith("drained")
     assert rows["n2"].endswith("j-4 stopping, j-5 starting")
     assert "n3 is lost; if it will not come back: plait nodes forget n3" in out
-    assert "n4 has not been heard of lately: nothing new starts there" in out
+    assert "n4 has not reported lately: nothing new starts there" in out
 
 
 def test_events_in_words(plait, fake):
@@ -801,7 +801,7 @@ def test_events_name_a_node_once_and_why_the_rest_of_an_attempt_stops():
     began = {"type": "AttemptBegan", "job": 3, "epoch": 1, "ranks": [["n0", 0], ["n0", 1], ["n1", 4], ["n0", 1]]}
     assert in_words(began) == "j-3 started on n0 GPUs 0, 1, n1 GPU 4"
     stopped = {"type": "StopAsked", "job": 3, "epoch": 2, "why": "failed"}
-    assert in_words(stopped) == "what still runs of j-3 was asked to stop: a process failed (attempt 2)"
+    assert in_words(stopped) == "the rest of j-3 was asked to stop: a process failed (attempt 2)"
     assert in_words({**stopped, "why": "cancelled", "epoch": 1}) == "j-3 was asked to stop: cancelled"
 
 
@@ -1254,10 +1254,10 @@ def test_reading_jobs_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no job waits or runs; those that have ended: plait ls --all\n"),
+        ([], "no job waits or runs; ended jobs: plait ls --all\n"),
         (["--all"], "no jobs; submit one with: plait submit -- python train.py\n"),
         (["--state", "running", "--user", "bob"], "no job with state running and user bob\n"),
-        (["--search", "mnist"], "no job with 'mnist' in it waits or runs; those that have ended: plait ls --all\n"),
+        (["--search", "mnist"], "no job with 'mnist' in it waits or runs; ended jobs: plait ls --all\n"),
     ],
 )
 def test_an_empty_list_says_which_jobs_there_are_none_of(plait, fake, words, said):

@@ -410,7 +410,7 @@ def test_a_standby_is_ended_without_nodes_of_another_machine(
     daemon.spawn(layout, "keeper-2", slow_keeper)
     child = daemon.running(layout, "keeper-2")
     assert child is not None
-    assert down.stop(layout, stop_jobs=True) == ["nodes and jobs are kept on login1; to end them say plait down there"]
+    assert down.stop(layout, stop_jobs=True) == ["nodes and jobs are kept on login1; end them there with plait down"]
     assert not child.alive
     assert layout.service_file.exists()
     assert nodes.asked == []

@@ -112,7 +112,7 @@ def test_a_policy_is_asked_only_when_something_changed_or_its_plan_ran_out() -> 
     commands(c, ReplanDue(10.0))
     commands(c, ReplanDue(49.0))
     assert policy.asked == [0.0]
-    with pytest.raises(PlaitError, match=r"wants to be asked again at 50\.0 s, which is not after 50\.0 s"):
+    with pytest.raises(PlaitError, match=r"wants to decide again at 50\.0 s, which is not after 50\.0 s"):
         commands(c, ReplanDue(50.0))
     assert policy.asked == [0.0, 50.0]
 

@@ -134,7 +134,7 @@ def test_more_guests_than_a_gpu_takes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("plan", "wanted"),
     [
-        (Plan.of([guest(0, 0)]), "gives job 'j0' (number 0) 1 GPUs, which is not the size it asked for"),
+        (Plan.of([guest(0, 0)]), "gives job 'j0' (number 0) 1 GPUs, which is not the requested size"),
         (Plan.of([guest(0, 0, 0)]), "puts job 'j0' (number 0) on GPU 0"),
         (Plan.of([guest(0, 3, 4)]), "on GPU 4; this cluster has GPUs 0 to 3"),
         (Plan.of([host(0, 0, 1), guest(0, 0, 1)]), "runs job 'j0' (number 0) in two places at once"),

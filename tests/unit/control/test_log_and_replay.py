@@ -145,7 +145,7 @@ def test_replay_reports_the_first_difference(tmp_path: Path) -> None:
     _, difference = replay(run, make_policy("srsf"))
     assert difference is not None
     assert difference.line > 1
-    assert f"line {difference.line}, at {difference.at_s} s: the log says" in str(difference)
+    assert f"line {difference.line}, at {difference.at_s} s: the log has" in str(difference)
 
 
 def test_a_log_cut_off_reads_up_to_the_last_whole_line(tmp_path: Path) -> None:

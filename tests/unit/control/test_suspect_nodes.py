@@ -158,6 +158,6 @@ def test_nobody_joins_a_group_on_a_silent_node(policy: Policy) -> None:
         assert on(c, 1) == {1}, "it starts by itself on the other node"
     else:
         assert not launched
-        assert "not been heard of" in c.plan.reasons[1]
+        assert "not reported" in c.plan.reasons[1]
     handle(c, NodeSuspected(30.0, "n0", suspect=False), ReplanDue(30.0))
     assert on(c, 0) == {0, 1}

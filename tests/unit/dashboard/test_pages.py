@@ -98,7 +98,7 @@ def test_pages_show_for_which_job_gpus_are_held(world: World, login: Login) -> N
     assert held in root.get("/web/nodes/n0")
     assert "waits until j-2 has ended or may be stopped (2 GPUs reserved for it: n0:" in root.get("/web/jobs/j-3")
     end_s = time.monotonic() + 60  # a decision may be compiled first, and a new job has no reason before the next one
-    while "those that are free are held for j-3" not in (page := root.get("/web/jobs/j-4")):
+    while "free ones are held for j-3" not in (page := root.get("/web/jobs/j-4")):
         assert time.monotonic() < end_s, html.unescape(page)
         world.settle(1)
 

@@ -93,7 +93,7 @@ def test_a_log_that_was_changed_is_found_out(log):
     answer = replay(read_rows(log.rows))
     assert answer.difference is not None
     assert answer.difference.seq == row["seq"]
-    assert "the log says" in str(answer.difference)
+    assert "the log has" in str(answer.difference)
 
 
 def test_a_log_with_a_gap_is_refused(log):

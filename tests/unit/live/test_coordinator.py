@@ -258,7 +258,7 @@ def test_a_guest_that_does_not_fit_leaves_with_the_reason(bench: Callable[..., B
     guest.persistent_bytes = guest.memory_bytes = 9 * GB
     b.turns(20)
     said = b.coordinator.of((5, 1, 0))
-    assert (said.action, said.leaves) == ("checkpoint", "its GPU memory does not fit beside j-3")
+    assert (said.action, said.leaves) == ("checkpoint", "its GPU memory does not fit next to j-3")
     guest.process = replace(guest.process, stopping=True)  # it saves what it has, and is not slowed down in that
     b.turns()
     assert (guest.told.share, guest.told.action) == (1.0, Action.RUN)
@@ -712,5 +712,5 @@ def test_a_guest_of_the_version_before_cannot_free_memory_and_leaves_at_once(ben
     assert (guest.told.action, why_it_leaves(b, 1)) == (Action.RUN, "")
     b.add(0, memory_bytes=4 * GB, stuck=True)
     b.turns(3)
-    assert why_it_leaves(b, 1) == "its GPU memory does not fit beside j-0"
+    assert why_it_leaves(b, 1) == "its GPU memory does not fit next to j-0"
     assert guest.told.share == 0.0

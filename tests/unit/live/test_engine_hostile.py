@@ -97,7 +97,7 @@ def test_a_report_that_cannot_be_taken_fails_its_job_and_is_logged_by_the_servic
     go(c, 1)
     row = c.store.job(0)
     assert row is not None
-    assert "what its agent says of it cannot be taken: no such profile" in row["attempts"][0]["cause"]
+    assert "the agent sent an invalid report about this process: no such profile" in row["attempts"][0]["cause"]
 
 
 @pytest.mark.parametrize(

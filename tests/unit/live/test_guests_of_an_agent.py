@@ -139,4 +139,4 @@ def test_a_guest_that_leaves_says_why_whether_the_agent_sees_it_or_not(node: Loc
     node.agent._collect(guest)
     seen: Any = guest.seen()
     assert (seen.state, seen.exit_code) == ("ended", PREEMPTED)
-    assert seen.sharing.leaves == "its GPU memory does not fit beside j-2"
+    assert seen.sharing.leaves == "its GPU memory does not fit next to j-2"

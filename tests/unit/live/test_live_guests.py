@@ -106,7 +106,7 @@ def test_a_guest_on_its_way_out_holds_up_nobody(shared: Cluster) -> None:
 
 
 def test_a_guest_without_room_goes_back_to_the_queue_and_never_fails(shared: Cluster) -> None:
-    why = "its GPU memory does not fit beside j-0"
+    why = "its GPU memory does not fit next to j-0"
     for epoch in range(1, 26):  # more often than exits that ask for a new start are allowed
         key = (1, epoch, 0)
         shared.nodes[0].seen[key] = replace(
@@ -173,7 +173,7 @@ def test_a_throttled_guest_is_shown_with_its_share_and_what_it_got(shared: Clust
     assert held.startswith("is frozen as a guest of j-0 on n0:0 by the cgroup freezer (share 0.00), because j-0 has ")
     shared.pass_s(shared.engine.options.suspect_s + 2.0, silent=["n0"])  # nobody knows any more which share it has
     text = str(shared.engine.explain(1, shared.now)["summary"])
-    paused = "and is paused if the agent of n0 is gone (it has not been heard of lately)"
+    paused = "and is paused if the agent of n0 is gone (it has not reported lately)"
     assert text.startswith(f"runs as a guest of j-0 on n0:0, {paused}, because its class is opportunistic")
     assert shared.engine.explain(1, shared.now)["sharing"]["share"] is None
 

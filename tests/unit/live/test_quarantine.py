@@ -188,7 +188,7 @@ def test_a_report_that_cannot_be_read_fails_its_job_and_no_other(tmp_path: Path)
     assert states == ["failed"] * len(ODD_SEEN) + ["running"]
     row = c.store.job(jobs[0])
     assert row is not None
-    assert "cannot be read: Seen.steps is 'many', needs float" in row["reason"]
+    assert "the agent sent an unreadable report about this process: Seen.steps is 'many', needs float" in row["reason"]
     c.store.close()
 
 

@@ -168,7 +168,7 @@ def test_only_a_death_that_ray_tells_of_is_passed_on(layout: Layout, monkeypatch
     assert backend.maintain(service) == ["attached: n0, n1, n2"]
     cluster.nodes[1] = raylet("n1", alive=False, why="the machine is off")
     del cluster.nodes[2]  # a head that was started anew knows nothing of it
-    assert backend.maintain(service) == ["Ray says that n1 is dead"]
+    assert backend.maintain(service) == ["Ray reports that n1 is dead"]
     assert backend.maintain(service) == []
     assert service.gone == [("n1", "Ray: the machine is off")]
     cluster.nodes.append(raylet("n1", number="another"))  # the raylet was started again
@@ -187,7 +187,7 @@ def test_a_death_is_told_again_until_the_service_has_taken_it_in(
         with pytest.raises(NotRunning):
             backend.maintain(service)
     service.down = False
-    assert backend.maintain(service) == ["Ray says that n1 is dead"]
+    assert backend.maintain(service) == ["Ray reports that n1 is dead"]
     assert backend.maintain(service) == []  # its agent may still speak
     service.states["n1"] = "suspect"  # to the leader that took over, which nobody has told
     assert backend.maintain(service) == []
@@ -197,7 +197,7 @@ def test_a_death_is_told_again_until_the_service_has_taken_it_in(
 def test_another_keeper_tells_of_the_deaths_before_its_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(raylet("n0"), raylet("n1", alive=False), raylet("of old", alive=False))
     service = Service()
-    assert backend_of(cluster, layout, monkeypatch).maintain(service) == ["attached: n0", "Ray says that n1 is dead"]
+    assert backend_of(cluster, layout, monkeypatch).maintain(service) == ["attached: n0", "Ray reports that n1 is dead"]
     assert service.gone == [("n1", "Ray: the node is dead")]
 
 
@@ -207,7 +207,7 @@ def test_the_service_forgets_nodes_that_are_lost_and_gone(layout: Layout, monkey
     backend.maintain(service)
     service.states |= {"by-hand": "lost", "n0": "lost"}
     cluster.nodes = [raylet("n0"), raylet("n1", alive=False)]  # of n2 the head knows nothing any more
-    assert backend.maintain(service) == ["Ray says that n1 is dead"]
+    assert backend.maintain(service) == ["Ray reports that n1 is dead"]
     service.states |= {"n1": "lost", "n2": "lost"}
     service.busy = {"n1"}
     assert backend.maintain(service) == ["node n2 is gone"]
@@ -221,7 +221,7 @@ def test_a_node_that_somebody_drained_stays_drained(layout: Layout, monkeypatch:
     cluster, service = Cluster(raylet("n0"), raylet("n1", alive=False)), Service()
     service.drained = {"n1"}
     backend = backend_of(cluster, layout, monkeypatch)
-    assert backend.maintain(service) == ["attached: n0", "Ray says that n1 is dead"]
+    assert backend.maintain(service) == ["attached: n0", "Ray reports that n1 is dead"]
     service.states["n1"] = "lost"
     assert (backend.maintain(service), backend.maintain(service)) == ([], [])
     assert "n1" in service.states

@@ -46,7 +46,7 @@ def test_a_new_job_goes_elsewhere_than_to_a_half_free_silent_node(cluster: Clust
     assert where(cluster, third) != silent
     assert cluster.state(fourth) == "waiting"
     told = cluster.engine.explain(fourth, cluster.now)["summary"]
-    assert f"nothing new starts on {silent}, which has not been heard of lately" in told
+    assert f"nothing new starts on {silent}, which has not reported lately" in told
     assert cluster.state(first) == "unreachable"
     cluster.pass_s(2.0)
     assert where(cluster, fourth) == silent, "it is heard of again"

@@ -313,7 +313,7 @@ def test_an_allocation_from_the_queue_to_its_end(world):
     backend = make()
     assert backend.start() == []
     service.wanted = 3
-    assert backend.maintain(service) == ["asked Slurm for allocation 11"]
+    assert backend.maintain(service) == ["requested allocation 11"]
     assert {"--exclusive", "--signal=B:TERM@60"} <= set(slurm.words)
     assert slurm.words[-1] == "--mem=0"
     assert backend.maintain(service) == []  # too soon to look again
@@ -415,7 +415,7 @@ def test_allocations_that_end_before_their_agent_joins_are_not_asked_for_in_a_lo
     backend, asked = make(), []
     for _ in range(2000):  # nearly three hours, in which Slurm forgets each job after two minutes
         for line in backend.maintain(service):
-            if line.startswith("asked Slurm"):
+            if line.startswith("requested allocation"):
                 asked.append(now[0])
                 number = max(slurm.there)
                 slurm.there[number] = Job(number, OVER, word, "", "n0", now[0], now[0] + 1)
@@ -434,16 +434,16 @@ def test_an_allocation_that_joins_ends_the_pause_and_a_withdrawn_one_begins_none
     backend = make()
     (said,) = backend.maintain(service)
     assert said.startswith(
-        "allocation 11 ended before its agent joined, as OUT_OF_MEMORY; the next is asked for after 10"
+        "allocation 11 ended before its agent joined, as OUT_OF_MEMORY; the next is requested after 10"
     )
     slurm.there[12] = Job(12, RUNNING, "RUNNING", "", "n0", now[0])
     service.join("n0-12", gpus_used=4)
     service.wanted = 8
     now[0] += 5.0
-    assert backend.maintain(service) == ["asked Slurm for allocation 13"]
+    assert backend.maintain(service) == ["requested allocation 13"]
     slurm.cancel([13])  # it never had a node
     now[0] += 5.0
-    assert backend.maintain(service) == ["asked Slurm for allocation 14"]
+    assert backend.maintain(service) == ["requested allocation 14"]
 
 
 def test_an_allocation_that_worked_and_was_forgotten_is_no_failure_for_another_keeper(world):
@@ -452,7 +452,7 @@ def test_an_allocation_that_worked_and_was_forgotten_is_no_failure_for_another_k
     service.join("n0-11")
     del service.there["n0-11"]
     slurm.there[11] = Job(11, OVER, "TIMEOUT", "", "n0", now[0] - 60, now[0])  # Slurm remembers it for a while
-    assert make().maintain(service) == ["asked Slurm for allocation 12"]
+    assert make().maintain(service) == ["requested allocation 12"]
 
 
 def test_stopping_gives_all_back_or_leaves_all(world, capsys):

@@ -355,7 +355,7 @@ def test_verify_finds_what_was_changed(tmp_path: Path) -> None:
         connection.execute(sa.text("UPDATE log SET commands = '[]', crc = NULL WHERE type = 'ReplanDue'"))
     found = replay(stored_rows(c.store))
     assert found.difference is not None
-    assert "the log says nothing, now it is" in str(found.difference)
+    assert "the log has nothing, now it is" in str(found.difference)
     c.store.close()
 
 

@@ -65,7 +65,7 @@ def test_a_policy_that_fails_to_say_takes_nobody_the_status(cluster: Make, monke
     c = cluster((4,), "pollux:autoscale=on", **OPTIONS)
     assert trained(c, 1e6)["wanted"]["by"] == "jobs"
     (problem,) = c.engine.counts.problems  # the service logs it
-    assert problem.what.startswith("policy pollux:autoscale=on cannot say how many GPUs jobs are worth")
+    assert problem.what.startswith("policy pollux:autoscale=on cannot value GPUs for jobs")
     assert isinstance(problem.error, ZeroDivisionError)
     c.engine.status(c.now)
     assert len(c.engine.counts.problems) == 1  # once per decision, not per question

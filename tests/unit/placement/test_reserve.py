@@ -97,8 +97,7 @@ def test_both_jobs_are_told_for_whom_and_how_long() -> None:
         "needs 2 GPUs; waits until b has ended or may be stopped (1 GPU reserved for it: n0:0)"
     )
     assert reason(c, "c") == (
-        "needs 1 GPU; those that are free are held for wide, which is ahead of it and waits until b has ended or may "
-        "be stopped"
+        "needs 1 GPU; free ones are held for wide, which is ahead of it and waits until b has ended or may be stopped"
     )
 
 

@@ -49,7 +49,7 @@ def test_loads_and_ids_of_the_muri_traces():
     ratio = trace1["iterations"] * trace1["iteration_s"] / trace1["duration_s"]
     assert 0.86 <= ratio.min() <= ratio.max() <= 1.0 + 1e-12
     typo = read_trace(DATA / "muri/cluster_trace.csv").meta["warnings"]
-    assert typo == ["resnet18 on 32 GPUs with stages 103/17/13 ms: probably a typing error, kept as it is (5 rows)"]
+    assert typo == ["resnet18 on 32 GPUs with stages 103/17/13 ms: probably a typing error, kept unchanged (5 rows)"]
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,11 @@ def _no_jobs(filters: Sequence[str], *, ended: bool) -> str:
     >>> _no_jobs(["state running", "user bob"], ended=True)
     'no job with state running and user bob'
     >>> _no_jobs([], ended=False)
-    'no job waits or runs; those that have ended: plait ls --all'
+    'no job waits or runs; ended jobs: plait ls --all'
     """
     which = f" with {' and '.join(filters)}" if filters else ""
     if not ended:
-        return f"no job{which} waits or runs; those that have ended: plait ls --all"
+        return f"no job{which} waits or runs; ended jobs: plait ls --all"
     return f"no job{which}" if which else "no jobs; submit one with: plait submit -- python train.py"
 
 
@@ -288,11 +288,11 @@ def _ago_s(job: Mapping[str, Any], at_s: float) -> float:
 
 #: Why a running job could not resume from a checkpoint, by the report of its process.
 _NOT_SAVED = {
-    "nothing": "its work cannot be saved: the script registers nothing; its log says what to add",
-    "not_resumed": "its loop begins at step 0 whatever was saved; its log says what to add",
+    "nothing": "its work cannot be saved: the script registers nothing; its log lists what to add",
+    "not_resumed": "its loop begins at step 0 whatever was saved; its log lists what to add",
 }
 #: The same if it could resume from an older one.
-_FAILED = "the last one could not be written; its log says why"
+_FAILED = "the last one could not be written; its log has the reason"
 
 
 def _newest(job: Mapping[str, Any]) -> str:
@@ -621,7 +621,7 @@ def print_history(jobs: list[dict[str, Any]]) -> None:
     if all(job.get("class", "guaranteed") == "guaranteed" for job in jobs):
         columns.remove("?class")
         rows = [[*row[:-2], row[-1]] for row in rows]
-    print_table(columns, rows, "no job has ended yet; those that wait or run: plait ls")
+    print_table(columns, rows, "no job has ended yet; waiting and running jobs: plait ls")
 
 
 def _history_row(job: dict[str, Any]) -> list[object]:

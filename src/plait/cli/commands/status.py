@@ -140,7 +140,7 @@ def node_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     for node in found:
         name, state = node["id"], node["state"]
         if state == "suspect":
-            lines.append(f"{name} has not been heard of lately: nothing new starts there, and what runs there stays")
+            lines.append(f"{name} has not reported lately: nothing new starts there, and running jobs stay")
         elif state in ("lost", "left"):
             what = "is lost" if state == "lost" else "has left"
             lines.append(f"{name} {what}; if it will not come back: plait nodes forget {name}")

@@ -177,7 +177,7 @@ def export(
     now_s = None
     if log is not None:
         if job:
-            raise InputError("--job and --log exclude each other: jobs are chosen among those of a running service")
+            raise InputError("--job and --log exclude each other: jobs are chosen among jobs of a running service")
         entries = saved_events(log)
     else:
         with client(home) as service:

@@ -258,7 +258,7 @@ def show(runs: list[DemoRun]) -> None:
         print("Throughput: 1 is what the slot gives to one job after the other.")
     else:
         print(f"\n{last.policy} let no jobs take turns: it saw no gain in it.")
-    print("\nThe event log of each run simulated again, beside what happened (plait fidelity)")
+    print("\nThe event log of each run simulated again, next to the record (plait fidelity)")
     rows = [[run.policy, *fidelity_row(job, run.names[job.id])] for run in runs for job in run.fidelity.jobs]
     print_table(("policy", *FIDELITY_HEADS), rows, "")
     for line in fidelity_lines(last.fidelity)[1:]:
@@ -283,7 +283,7 @@ def write(runs: list[DemoRun], out: Path) -> None:
     write_html([run.result for run in runs], out / "live.html", title="Four trainings, live")
     groups = [_stages(run, sharing) for run in runs for sharing in run.sharings]
     write_stages(groups, out / "stages.html", "Who used which resource when")
-    print(f"\nOpen {(out / 'live.html').resolve()} (who held which slot) and stages.html beside it in a browser.")
+    print(f"\nOpen {(out / 'live.html').resolve()} (who held which slot) and stages.html next to it in a browser.")
 
 
 def _stages(run: DemoRun, sharing: Sharing) -> StageGroup:

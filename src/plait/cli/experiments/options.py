@@ -101,7 +101,7 @@ Price = Annotated[
         "be repeated. Results then have costs by job, user and project.",
     ),
 ]  # fmt: skip
-Currency = Annotated[str, typer.Option(help="Label of prices, as it is printed, e.g. EUR.")]
+Currency = Annotated[str, typer.Option(help="Label of prices, printed unchanged, e.g. EUR.")]
 
 # -- results -----------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class Request:
     network: NetworkOption = None
     overlap: Annotated[
         float | None,
-        typer.Option(help="With a network: part of the computation beside which gradients are exchanged. [default: 0]"),
+        typer.Option(help="With a network: part of the computation during which gradients are exchanged. [default: 0]"),
     ] = None
     phases: Annotated[
         Text,

@@ -58,7 +58,7 @@ def write_all(results: Sequence[RunResult], files: Sequence[tuple[str, int, Path
 def stated(results: Sequence[RunResult]) -> dict[str, str]:
     """The settings that the report shows, where they are not empty."""
     names = {
-        "load": "Offered load, by GPUs asked for", "placement": "Placement", "round_s": "Round (s)",
+        "load": "Offered load, by requested GPUs", "placement": "Placement", "round_s": "Round (s)",
         "overheads": "Overheads",
         "network": "Network", "phases": "Phases of exchanges", "overlap": "Overlap with computation",
         "spread_slowdown": "Spread slow-down", "profile_noise": "Profile noise", "models": "Models",

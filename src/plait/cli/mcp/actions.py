@@ -23,7 +23,7 @@ Hold = Annotated[
     bool | None, Field(description="true: a waiting job does not start until it is released; false: release it.")
 ]
 Gpus = Annotated[int | None, Field(description="Number of GPUs.", ge=1, le=100_000)]
-LeastGpus = Annotated[int | None, Field(description="Fewest GPUs of an elastic job.", ge=1, le=100_000)]
+LeastGpus = Annotated[int | None, Field(description="Minimum GPUs of an elastic job.", ge=1, le=100_000)]
 MostGpus = Annotated[int | None, Field(description="Most GPUs of an elastic job.", ge=1, le=100_000)]
 
 

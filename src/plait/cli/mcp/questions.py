@@ -89,7 +89,8 @@ class Questions:
     def what_if_queue(
         self,
         policy: Annotated[
-            str | None, Field(description="Another policy, with options: srsf, muri-l:quantum_s=60. Default: as it is.")
+            str | None,
+            Field(description="Another policy, with options: srsf, muri-l:quantum_s=60. Default: the current one."),
         ] = None,
         nodes: Annotated[
             str | None, Field(description="Additional nodes as +NODESxGPUS[:KIND], e.g. +2x8 or +1x8:a100.")

@@ -16,10 +16,10 @@ from plait.cli.mcp.skill import skill_text
 from plait.core.version import __version__
 
 INSTRUCTIONS = (
-    "plait schedules training jobs on a GPU cluster. Ask what_if_submit before submit_job; explain_job says why a job "
-    "waits and forecast_job when it starts and ends; read_log and search_log show what it wrote. Tools act with the "
-    "token of the user and refuse what its role may not do (cluster_status shows it). An error is a sentence that says "
-    "what to do next. Seconds and bytes everywhere."
+    "plait schedules training jobs on a GPU cluster. Call what_if_submit before submit_job; explain_job shows why a "
+    "job waits and forecast_job when it starts and ends; read_log and search_log show its output. Tools act with the "
+    "token of the user and refuse what its role may not do (cluster_status shows it). An error is a sentence that "
+    "names the next step. Seconds and bytes everywhere."
 )
 #: Where hosts find the skill file.
 SKILL_URI = "plait://skill"

@@ -82,7 +82,7 @@ def rehearse(
     else:
         _compare(verdict, plain, stopped, Noise(), script)
         if verdict.problem or verdict.notes:
-            report("training undisturbed once more: are two such runs alike?")
+            report("training undisturbed again: are two such runs alike?")
             again = checked(rehearsal.run("again", (), steps))
             noises = [Noise.between(a, b) for a, b in zip(plain.traces, again.traces, strict=True)]
             verdict.noise_from = min((n.first for n in noises if n.first is not None), default=None)

@@ -49,7 +49,7 @@ def coverage_lines(shares: Mapping[str, Share]) -> list[str]:
     """Lines on how often intervals held, of all forecasts and of forecasts that were corrected by enough others."""
     lines = ["each submission is forecast at its first decision, with what was known then"]
     if not any(share.count for share in shares.values()):
-        return [*lines, "no job that was forecast has started or finished yet, so nothing can be said"]
+        return [*lines, "no job with a forecast has started or finished yet, so there is nothing to score"]
     for what, share in shares.items():
         if math.isnan(share.wide):
             lines.append(f"{what}: none")

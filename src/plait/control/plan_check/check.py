@@ -326,7 +326,7 @@ def plan_error(
         NO_SUCH_JOB: f"names {job}, which was never submitted",
         NOT_ACTIVE: f"runs {job}, which has already ended",
         TWICE: f"runs {job} in two places at once",
-        WRONG_SIZE: f"gives {job} {gpu} GPUs, which is not the size it asked for",
+        WRONG_SIZE: f"gives {job} {gpu} GPUs, which is not the requested size",
         NO_SUCH_GPU: f"puts {job} on GPU {gpu}; this cluster has GPUs 0 to {cluster.gpus - 1}",
         NODE_DOWN: f"puts {job} on {where}, which is down",
         GPU_TWICE: f"puts {job} on {where}, which another group of the plan already uses"

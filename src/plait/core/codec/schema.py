@@ -42,7 +42,7 @@ class CodecSchemas:
             if isinstance(kind, typing.Hashable) and kind in self.own:
                 return dict(self.own[kind])
             if isinstance(kind, typing.Hashable) and kind in self.codec.own:
-                raise TypeError(f"{kind} is written in a form of its own; say its schema in `own`")
+                raise TypeError(f"{kind} is written in a form of its own; give its schema in `own`")
         if isinstance(origin, type) and is_dataclass(origin):
             return self._reference(origin)
         if isinstance(origin, type) and issubclass(origin, Enum):

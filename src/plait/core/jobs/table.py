@@ -102,7 +102,7 @@ class JobTable:
     #: the users' requests
     submit_s = Column[FloatArray]("submission, seconds")
     gpus = Column[IntArray]("gang size")
-    min_gpus = Column[IntArray]("fewest GPUs an elastic job can use; `gpus` if not elastic")
+    min_gpus = Column[IntArray]("minimum GPUs an elastic job can use; `gpus` if not elastic")
     max_gpus = Column[IntArray]("most GPUs an elastic job can use; `gpus` if not elastic")
     iterations = Column[FloatArray]("work in iterations; NaN if unknown")
     job_class = Column[IntArray]("`JobClass`")
@@ -119,7 +119,7 @@ class JobTable:
     weight = Column[FloatArray]("share in fair policies")
     batch_size = Column[IntArray]("total batch the user tuned, examples; 0 if the job does not adapt its batch")
     max_batch_size = Column[IntArray]("largest total batch, examples")
-    min_local_batch = Column[IntArray]("fewest examples of one GPU in one pass")
+    min_local_batch = Column[IntArray]("minimum examples of one GPU in one pass")
     max_local_batch = Column[IntArray]("most examples of one GPU in one pass")
     accumulates = Column[IntArray]("1 if several passes may make one step of the optimiser")
     #: what has been measured
@@ -241,7 +241,7 @@ class JobTable:
     running: BoolArray
     """derived: whether each job holds GPUs"""
     remaining_s: FloatArray
-    """derived: seconds left alone at the asked size, on the clock's whole milliseconds; NaN if unknown"""
+    """derived: seconds left alone at the requested size, on the clock's whole milliseconds; NaN if unknown"""
     most_left_s: FloatArray
     """derived: seconds on GPUs that each job still has at most, by its work or its time limit; inf if unknown"""
     duration_s: FloatArray

@@ -40,7 +40,7 @@ class Choice(NamedTuple):
     local: IntArray
     """(J, C): m, examples a GPU processes in one pass."""
     passes: IntArray
-    """(J, C): s, accumulation-only passes before the one that synchronises."""
+    """(J, C): s, accumulation-only passes before the synchronising one."""
     goodput: FloatArray
     """(J, C): useful examples per second; a job without a fit counts K (only ratios matter)."""
 

@@ -272,14 +272,14 @@ class Agent(ProcessManager):
             else:
                 self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
         elif min(run.job, run.epoch, run.rank) < 0 or not run.argv or "\0" in "".join((*run.argv, run.workdir)):
-            attempt.end(NOT_RUNNABLE, "the service asked for something that cannot be a process")
+            attempt.end(NOT_RUNNABLE, "the service requested an impossible process")
         elif run.epoch < newest:
             self._note({"what": "refuse", "key": list(attempt.key), "because": f"epoch {newest} was seen"})
             attempt.end(None, f"refused: attempt {run.epoch} of job {run.job} was replaced by attempt {newest}")
         elif run.stop:
             attempt.end(PREEMPTED, "stopped before it started")
         elif not all(0 <= gpu < self.monitor.node.gpus for gpu in run.gpus):
-            attempt.end(NOT_RUNNABLE, f"GPUs {run.gpus} were asked for; this node has {self.monitor.node.gpus}")
+            attempt.end(NOT_RUNNABLE, f"GPUs {run.gpus} were requested; this node has {self.monitor.node.gpus}")
         else:
             self.epochs[run.job] = run.epoch
 

@@ -155,7 +155,7 @@ class PageReader:
             return None
         return (
             f"hung: {open_s:.0f} s in its {Resource(stage - 1).name.lower()} stage, where {limit_s:.3g} s are allowed "
-            "(ten iterations, and at least PLAIT_HANG_S); what its threads did is in the log"
+            "(ten iterations, and at least PLAIT_HANG_S); the stacks of its threads are in the log"
         )
 
     def _stage_s(self, steps: float, busy_s: tuple[float, ...]) -> list[float] | None:

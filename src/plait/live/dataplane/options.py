@@ -18,7 +18,10 @@ class SwitchOptions:
     listen: str = option("HOST:PORT for datagrams; port 0: any", default="127.0.0.1:0")
     server: str = option("HOST:PORT of the aggregation server", default="", unset="dedicated slots alone")
     max_age_s: float = option(
-        "Seconds after which what nobody completed is freed", default=0.0, least=0, unset="the least that a job asks"
+        "Seconds after which incomplete aggregators are freed",
+        default=0.0,
+        least=0,
+        unset="the minimum of the jobs' values",
     )
     one_by_one: bool = option("Move datagrams one by one even where the kernel has batches", default=False)
 

@@ -59,7 +59,7 @@ class Batch:
         more="Default: initial, which keeps the batch and lets only the GPUs change.", **_EXAMPLES,
     )  # fmt: skip
     least_local: int | None = said(
-        "The fewest examples of one GPU in one pass", unset="1", flag="local-batch", **_EXAMPLES
+        "Minimum examples of one GPU in one pass", unset="1", flag="local-batch", **_EXAMPLES
     )
     most_local: int | None = said(
         "Most examples that fit on one GPU in one pass", unset="most", flag="local-batch", **_EXAMPLES
@@ -83,7 +83,7 @@ class Ina:
     """Request for in-network aggregation; see `plait.core.aggregation.request.InaRequest`."""
 
     mode: Mode = said("auto: where it is granted; require: run only with a grant; off: never", default="auto")
-    protocol: Protocol | None = said("Aggregate as this system does", unset="as whoever grants decides")
+    protocol: Protocol | None = said("Aggregate as this system does", unset="as the manager decides")
     index: Addressing | None = said("How workers choose aggregators", unset="as the system does")
     memory: int = said(
         "Aggregators of a switch; 0: as many as the memory manager decides", default=0, minimum=0, maximum=MOST_MEMORY
@@ -114,7 +114,7 @@ class Job:
         "Folder to run in", unset="where `plait submit` is called", maxLength=4096, pattern=r"^[^\x00]*$"
     )
     python: str | None = said(
-        "Interpreter that runs as `python` and `python3` in the command", unset="that of whoever submits",
+        "Interpreter that runs as `python` and `python3` in the command", unset="the submitter's",
         minLength=1, maxLength=4096, pattern=r"^/[^\x00]*$",
     )  # fmt: skip
     container: str | None = said(
@@ -133,7 +133,7 @@ class Job:
         "Accept the job even if the cluster cannot grow enough to hold it", default=False,
         more="Without it such a job is refused.",
     )  # fmt: skip
-    min_gpus: int | None = said("Elastic jobs: fewest GPUs that it can run on", unset="gpus", **_GPUS)
+    min_gpus: int | None = said("Elastic jobs: minimum GPUs that it can run on", unset="gpus", **_GPUS)
     max_gpus: int | None = said("Elastic jobs: most GPUs that it can use", unset="gpus", **_GPUS)
     batch: Batch | None = said(
         "Adaptive jobs: bounds of the batch size in examples",

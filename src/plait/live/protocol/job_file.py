@@ -253,7 +253,7 @@ def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str,
     missing = [key for key in rule.get("required", ()) if key not in value]
     if missing:
         name = f"{field}.{missing[0]}" if field else missing[0]
-        raise InputError(f"{where}: {name} is missing; `plait submit --schema` shows what a job may say")
+        raise InputError(f"{where}: {name} is missing; `plait submit --schema` lists the fields of a job")
 
 
 def _form(value: Any, wanted: list[str], rule: Mapping[str, Any]) -> str:

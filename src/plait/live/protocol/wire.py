@@ -479,5 +479,5 @@ def _seen_from_json(item: Any) -> Seen | None:
         job, epoch, rank = (item.get(n) if isinstance(item, Mapping) else None for n in ("job", "epoch", "rank"))
         if not (isinstance(job, int) and isinstance(epoch, int) and isinstance(rank, int)):
             return None  # of no process
-        why = f"what its agent says of it cannot be read: {error}"[:500]
+        why = f"the agent sent an unreadable report about this process: {error}"[:500]
         return Seen(job, epoch, rank, ENDED, exit_code=255, reason=why, pid=1)

@@ -431,7 +431,7 @@ class Engine:
         found, demand = views.status(self.context, self._gpu_demand, self.clock(now_s)), self._gpu_demand
         if (error := demand.failure) is not None:
             demand.failure = None  # once per question
-            what = f"policy {self.state.policy_text} cannot say how many GPUs jobs are worth: {error}"
+            what = f"policy {self.state.policy_text} cannot value GPUs for jobs: {error}"
             self.counts.problems.append(Problem(what, error))
         return found
 

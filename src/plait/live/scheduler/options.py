@@ -33,7 +33,7 @@ class Options:
         "be restarted for ever", default=0.0,
     )  # fmt: skip
     overlap_s: float = option(
-        "Seconds that a job to be moved or resized trains on at most while its next processes start beside it; 0: it "
+        "Seconds that a job to be moved or resized trains on at most while its next processes start; 0: it "
         "stops at once", default=30.0, least=0,
     )  # fmt: skip
     settle_s: float = option("Seconds that a job too large for the cluster waits for more nodes", default=10.0)
@@ -41,9 +41,7 @@ class Options:
         "GPUs that the cluster is expected to have; once they are there, too large jobs are refused", default=0,
         unset="not known",
     )  # fmt: skip
-    most_gpus: int = option(
-        "GPUs that the cluster can grow to; larger jobs are refused", default=0, unset="those of its nodes"
-    )
+    most_gpus: int = option("GPUs that the cluster can grow to; larger jobs are refused", default=0, unset="its nodes'")
     progress_s: float = option("Longest time between two log entries on progress, seconds", default=10.0)
     usage_s: float = option("Shortest time between two log entries on the use of GPUs, seconds", default=10.0)
     estimate_s: float = option(
@@ -64,7 +62,7 @@ class Options:
     user_jobs: int = option("Open jobs per user; 0: no limit", default=10_000, least=0)
     project_jobs: int = option("Open jobs per project; 0: no limit", default=50_000, least=0)
     policy_modules: tuple[str, ...] = option(
-        "Modules whose policies may be set over HTTP; others only by whoever starts the service", default=()
+        "Modules whose policies may be set over HTTP; others only at the start of the service", default=()
     )
     snapshot_weight: float = option(
         "Log entries between snapshots; decisions count more, as they take longer to repeat", default=2000.0

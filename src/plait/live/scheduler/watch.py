@@ -60,7 +60,7 @@ def _suspect(ctx: Context, node: NodeRecord, now_s: float) -> Iterator[Step]:
         if there.intersection(gpus) and state.wanted(job) == gpus and not begun:
             jobs.append(number)
     if jobs:
-        yield LaunchFailed(now_s, np.array(jobs), f"node {node.id} has not been heard of lately")
+        yield LaunchFailed(now_s, np.array(jobs), f"node {node.id} has not reported lately")
 
 
 def _patience_s(ctx: Context, node: NodeRecord) -> float:

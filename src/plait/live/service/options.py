@@ -59,8 +59,8 @@ class ServiceOptions:
     tls_cert: str | None = option("Certificate file; with --tls-key, the service uses HTTPS", default=None)
     tls_key: str | None = option("Private key file of the certificate", default=None)
     insecure: bool = option("Allow other machines to connect without TLS", default=False)
-    backend: str = option("What starts the nodes: local, ray or slurm", default="local")
-    most_gpus: int | None = _scheduler("most_gpus", None, unset="with backend local those of its nodes, else no limit")
+    backend: str = option("Backend that starts the nodes: local, ray or slurm", default="local")
+    most_gpus: int | None = _scheduler("most_gpus", None, unset="with backend local its nodes', otherwise no limit")
     expect_gpus: int = _scheduler("expect_gpus")
     allow_policy: tuple[str, ...] = option(
         "Allow `plait policy set` to use policies of this module", default=(), metavar="MODULE"
@@ -78,7 +78,7 @@ class ServiceOptions:
         "Price of a GPU-hour, by GPU kind (a100=2.5) or of every kind (2.5)", default=(),
         metavar="KIND=PRICE",
     )  # fmt: skip
-    currency: str = option("Label of prices, as it is printed, e.g. EUR", default="")
+    currency: str = option("Label of prices, printed unchanged, e.g. EUR", default="")
     backup_folder: str | None = option(
         "Folder below which `plait backup` writes", default=None, unset="backups in the home folder", metavar="FOLDER"
     )

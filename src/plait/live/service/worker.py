@@ -261,7 +261,7 @@ class Worker(threading.Thread):
             else:
                 item.future.set_result(item.result)
         except Exception:  # the caller has gone in the meantime
-            _LOG.debug("an answer nobody waits for")
+            _LOG.debug("an answer without a waiting caller")
 
     def _refuse(self, error: BaseException) -> None:
         """Accept nothing any more; waiting requests get the reason."""

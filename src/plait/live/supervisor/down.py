@@ -63,7 +63,7 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: b
             refuse_elsewhere(layout)
         return [
             *said,
-            f"nodes and jobs are kept on {', '.join(sorted(set(away.values())))}; to end them say plait down there",
+            f"nodes and jobs are kept on {', '.join(sorted(set(away.values())))}; end them there with plait down",
         ]
     others = records(layout)
     if others:

@@ -49,7 +49,7 @@ class Pool:
     held: IntArray
     """(J, N): GPUs that each job has now."""
     least: IntArray
-    """(J,): fewest GPUs with which the job runs."""
+    """(J,): minimum GPUs with which the job runs."""
     most: IntArray
     """(J,): most GPUs that it may get now, by the user's limit, its batch and the sizes it has explored."""
     limit: IntArray
@@ -57,7 +57,7 @@ class Pool:
     weights: FloatArray
     """(J,): weight in the fitness; 0 for opportunistic jobs."""
     due: BoolArray
-    """(J,): due jobs, which get GPUs before others because they waited long; only those that the nodes can hold."""
+    """(J,): due jobs, which get GPUs before others because they waited long; only jobs that the nodes can hold."""
     fresh: BoolArray
     """(J,): jobs that started so recently that only due jobs may stop them."""
     kept: FloatArray

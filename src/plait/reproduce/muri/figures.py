@@ -85,7 +85,7 @@ FIGURES: Mapping[str, Figure] = {
         ),
         Figure(
             "11",
-            "What ordering and matching gain",
+            "Gain of ordering and matching",
             TRACES,
             (
                 Bar("worst ordering", f"{_L},ordering=worst", "Muri-L", "muri-l:ordering=worst"),

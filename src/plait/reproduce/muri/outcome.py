@@ -137,7 +137,7 @@ def noise_table(rows: Sequence[NoiseRow]) -> Table:
 
 
 def _testbed_table(rows: Sequence[TableRow]) -> Table:
-    title = "Tables 4 and 5: the testbed trace, simulated with 360 s rounds, beside the 64-GPU testbed"
+    title = "Tables 4 and 5: the testbed trace, simulated with 360 s rounds, next to the 64-GPU testbed"
     grid = _grid(title, ("metric", "policy"), ("ours", "testbed", "off by", "over Muri", "paper"))
     for row in rows:
         same = [r for r in rows if r.metric == row.metric]

@@ -157,7 +157,7 @@ def _tables(outcome: Outcome) -> Section:
         ]
         charts.append(Markup(grouped_bars_svg(f"{TABLE_METRICS[metric]} over Muri", bars, width=506)))
     lead = (
-        "The testbed trace simulated with 360 s rounds, beside what the authors' 64-GPU testbed logged (line across "
+        "The testbed trace simulated with 360 s rounds, next to the log of the authors' 64-GPU testbed (line across "
         "a bar). SRTF and SRSF are over Muri-S, Tiresias and Themis over Muri-L."
     )
     head = ("metric", "policy", "ours", "testbed", "off by", "over Muri", "paper")

@@ -30,7 +30,7 @@ LABELS: Mapping[str, str] = {
     "pollux-ga": "Pollux, genetic",
 }
 LIKE = {"pollux:exact=on": "pollux", "pollux-ga": "pollux"}
-"""Whose published values a policy stands beside."""
+"""The published values to compare a policy with."""
 
 
 @dataclass(frozen=True, slots=True)

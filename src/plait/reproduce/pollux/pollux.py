@@ -26,7 +26,7 @@ MOST_GPUS = 64
 """As far as step times were measured."""
 
 FLOOR = 4e-3
-"""What a job without GPUs counts as: the released 1e-3, which is added to the speed-up over GPUs of a node."""
+"""Value of a job without GPUs: the released 1e-3, which is added to the speed-up over GPUs of a node."""
 
 Base = Literal["artifact", "corrected"]
 

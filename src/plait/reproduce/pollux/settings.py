@@ -22,7 +22,7 @@ SUMMARIES: Mapping[str, str] = {
 }
 MEANINGS: Mapping[str, str] = {
     "interval": f"whole seconds between decisions; default {INTERVAL_S}",
-    "interference": "share of its speed that a job on several nodes loses beside another such job; default 0",
+    "interference": "share of its speed that a job on several nodes loses next to another such job; default 0",
     "nodes": f"nodes of 4 GPUs; default {NODES}",
     "floor": f"pollux, pollux-ga: the speed-up that a job without GPUs counts as; default {FLOOR}, as published",
     "base": "pollux, pollux-ga: fair shares all on one node (artifact) or on as few as hold them (corrected); "

@@ -89,7 +89,7 @@ def _stages(row: TextRow, split: str, builder: TableBuilder) -> dict[str, Any]:
         raise row.error("unknown model, cannot split its data time", column="model_name", hint=hint) from None
     data_s, gpu_s, network_s = (row.number(f"resource_time_{k}") / 1000 for k in range(3))
     if (model, row.gang("num_gpu"), data_s, gpu_s, network_s) == TYPO:
-        builder.warn("resnet18 on 32 GPUs with stages 103/17/13 ms: probably a typing error, kept as it is")
+        builder.warn("resnet18 on 32 GPUs with stages 103/17/13 ms: probably a typing error, kept unchanged")
     return {
         "model": model,
         "model_source": "trace",

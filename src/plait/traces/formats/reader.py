@@ -76,7 +76,7 @@ class TableBuilder:
 
     source: Source
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Types of extra columns: `{"x_note": "string"}`; those not named are numbers."""
+    """Types of extra columns: `{"x_note": "string"}`; the others are numbers."""
     rows_read: int = 0
     unreadable: Unreadable = field(init=False)
     dropped: Counter[str] = field(default_factory=Counter)

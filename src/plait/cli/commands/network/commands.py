@@ -212,7 +212,7 @@ def turns(
     cluster: ClusterOption = "16x8@4",
     network: NetworkOption = None,
     overlap: Annotated[
-        float, typer.Option(help="Part of the computation beside which gradients are exchanged.", min=0, max=1)
+        float, typer.Option(help="Part of the computation during which gradients are exchanged.", min=0, max=1)
     ] = 0.0,
     as_json: JsonFlag = False,
 ) -> None:

@@ -77,7 +77,7 @@ class PacketsRequest:
     )  # fmt: skip
     queue_packets: int = option("Packets for which a queue of a switch has room; 0: any number", default=0, least=0)
     overflow: str = option(
-        "What becomes of packets that find a queue full: drop, or pause (priority flow control)", default="drop"
+        "Handling of packets that find a queue full: drop, or pause (priority flow control)", default="drop"
     )
     pipeline: str = option(
         "Limits of switches: none, or tofino: bitmaps of 32 workers, and packets with over 256 bytes of payload "

@@ -113,7 +113,7 @@ def _what_it_gave(burst: Burst) -> str:
     if later.action == "pause":
         return "paused"
     if later.guest.gpu_gb > before.guest.gpu_gb - 0.05:
-        return f"kept {later.guest.gpu_gb:.1f} GB, the least it needs"
+        return f"kept {later.guest.gpu_gb:.1f} GB, its minimum"
     return f"shrank from {before.guest.gpu_gb:.1f} to {later.guest.gpu_gb:.1f} GB and went on"
 
 
@@ -126,7 +126,7 @@ def _verdict(found: Found) -> str:
     ]
     if trouble:
         return f"Not as promised: {'; '.join(trouble)}."
-    return "plait killed and stopped nobody: both jobs ended by themselves."
+    return "plait killed and stopped no job: both ended by themselves."
 
 
 def run_cluster(jobs: Jobs) -> Found:

@@ -101,7 +101,7 @@ def as_said(
     beside = list(dict.fromkeys(one.key[0] for one in here if one.name != process.name))
     others, leaves = ", ".join(job_name(job) for job in beside) or "others", ""
     if directive.action is Action.CHECKPOINT:
-        leaves = f"its GPU memory does not fit beside {others}"
+        leaves = f"its GPU memory does not fit next to {others}"
     elif late_s is not None:
         leaves = f"it was to free GPU memory for {others} and has not come to the end of a step for {late_s:.0f} s"
     return Sharing(

@@ -55,6 +55,6 @@ class Gone:
                     service.node_gone(
                         name, f"Ray: {why}", certain=False
                     )  # its agent may live; if suspect again: the leader may be another by now
-                said += [] if name in self._told else [f"Ray says that {name} is dead"]
+                said += [] if name in self._told else [f"Ray reports that {name} is dead"]
                 self._told.add(name)
         return said

@@ -198,10 +198,10 @@ class SlurmBackend:
         if moves.cancel or moves.end:
             self.cli.cancel([*moves.cancel, *moves.end])
             said += [f"the request for allocation {number} was withdrawn" for number in moves.cancel]
-            said += [f"allocation {number} was ended: its agent is not heard of" for number in moves.end]
+            said += [f"allocation {number} was ended: its agent is silent" for number in moves.end]
         if self.clock() < self._again_s:
             return said
-        return said + [f"asked Slurm for allocation {self._submit()}" for _ in range(moves.submit)]
+        return said + [f"requested allocation {self._submit()}" for _ in range(moves.submit)]
 
     def _count_deaths(self, jobs: Sequence[Job], nodes: Mapping[int, object]) -> list[str]:
         """Allocations that ended before their agent joined put off the next one, longer each time, until one joins."""
@@ -215,7 +215,7 @@ class SlurmBackend:
         self._again_s = min(last.end_s, self.clock()) + pause_s
         where = f"{self.layout.home / 'slurm'} (if it is empty, nodes of Slurm may not have this folder)"
         why = f"allocation {last.id} ended before its agent joined, as {last.word}"
-        return [f"{why}; the next is asked for after {pause_s:.0f} s: look at {where}"]
+        return [f"{why}; the next is requested after {pause_s:.0f} s: look at {where}"]
 
     def _died_early(self, job: Job) -> bool:
         """Whether an allocation ended before its agent reached the service; not one that never had a node."""

@@ -111,7 +111,7 @@ class SlurmCli:
             raise SlurmError(f"{shown}: cannot be run: {error.strerror}") from error
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise SlurmError(f"{shown}: {said[-1] if said else f'ended with {done.returncode} and said nothing'}")
+            raise SlurmError(f"{shown}: {said[-1] if said else f'ended with {done.returncode} and printed nothing'}")
         return done.stdout
 
 

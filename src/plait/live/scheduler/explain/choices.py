@@ -147,7 +147,7 @@ def _rows(copy: QueueCopy, policy: Policy, choice: Choice) -> dict[int, float]:
     for job, value in choice.priority.items():
         row = copy.row(job)
         if row is None or row not in set(copy.controller.active.tolist()):
-            raise InputError(f"no job j-{job} that waits or runs; `plait ls` shows those there are")
+            raise InputError(f"no job j-{job} that waits or runs; `plait ls` lists the present ones")
         rows[row] = value
     return rows
 

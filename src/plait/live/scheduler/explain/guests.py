@@ -97,7 +97,7 @@ def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: dict[str, Any]
     others = [f"{name} on {gpu}" for name, gpu in where.items() if name not in hosts]
     share = _share(how)
     if silent := _silent(ctx, attempt):
-        share += f", and is paused if the agent of {_listed(silent)} is gone (it has not been heard of lately)"
+        share += f", and is paused if the agent of {_listed(silent)} is gone (it has not reported lately)"
     runs = "is frozen" if how["throttled"] and how["share"] == 0 else "runs"
     if hosts:
         text = f"{runs} as a guest of {_listed([f'{name} on {gpu}' for name, gpu in hosts.items()])}{share}"
@@ -105,7 +105,7 @@ def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: dict[str, Any]
         places = _listed([gpu_name(ctx, gpu) for gpu in attempt.gpus])
         text = f"{runs} as a guest{share} on {places}, where no guaranteed job is"
     text += f", because {_because(ctx, job, how, list(hosts))}"
-    text += f"; beside it: {_listed(others)}" if others else ""
+    text += f"; next to it: {_listed(others)}" if others else ""
     text += f"; by the share law: {how['law']}" if hosts and how["law"] else ""
     return f"{text}; {_alone(ctx, attempt)}" if how["beside"] else text
 

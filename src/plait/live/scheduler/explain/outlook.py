@@ -170,9 +170,9 @@ def middles(queue: QueueArrays, left_s: FloatArray) -> dict[int, float]:
 
 def assumptions(queue: QueueArrays, policy: str, by: Calibrations) -> list[str]:
     """Assumptions of a forecast, in words."""
-    how = "jobs ahead may take GPUs of those behind" if queue.how & PREEMPT else "jobs that run stay"
+    how = "jobs ahead may take GPUs of jobs behind" if queue.how & PREEMPT else "jobs that run stay"
     first = "what starts after the next ends is decided by the policy"
-    out = [f"the order of {policy} as it is now, no new jobs, no failures; {how}; {first}", by.words]
+    out = [f"the order of {policy} unchanged, no new jobs, no failures; {how}; {first}", by.words]
     if queue.sharing > 1:
         out.append(f"each GPU is taken to hold {queue.sharing:.2f} jobs, as now, at the pace that they have now")
     return out

@@ -50,7 +50,7 @@ def what_if(
     Pure except for `copy`, which is unchanged afterwards. Raises any exception of the policy.
     """
     controller = copy.controller
-    variants = [Variant("none", "", "as asked", spec), *_variants(copy, spec)]
+    variants = [Variant("none", "", "as requested", spec), *_variants(copy, spec)]
     first = controller.job_store.count
     order = order_with(controller, [replace(v.spec, id=f"what if {i}") for i, v in enumerate(variants)])
     place = np.empty(first + len(variants), dtype=np.int64)
@@ -205,7 +205,7 @@ def _blocked(
         if queue.how & STRICT:
             ahead = waits[:1]
             who = copy.name(int(queue.numbers[waits[0]]))
-            text = f"{who} is first, needs {counted(int(queue.gpus[waits[0]]), 'GPU')}, and nobody may pass it"
+            text = f"{who} is first, needs {counted(int(queue.gpus[waits[0]]), 'GPU')}, and no job may pass it"
         else:
             left_s = now.left_s.mean(axis=0)[[now.row[int(n)] for n in queue.numbers[waits]]]
             ahead = waits[np.argsort(-queue.gpus[waits] * left_s, kind="stable")]

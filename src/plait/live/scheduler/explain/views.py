@@ -75,7 +75,7 @@ def _silent(ctx: Context) -> str:
     if not names:
         return ""
     has = "has" if len(names) == 1 else "have"
-    return f" (nothing new starts on {', '.join(names)}, which {has} not been heard of lately)"
+    return f" (nothing new starts on {', '.join(names)}, which {has} not reported lately)"
 
 
 def too_large(ctx: Context, controller: Controller, job: JobRecord) -> str | None:

@@ -37,7 +37,7 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
     """
     job = ctx.state.jobs.get(number)
     if job is None:
-        raise LookupError(f"job {job_name(number)} has ended; `plait show {job_name(number)}` says how")
+        raise LookupError(f"job {job_name(number)} has ended; `plait show {job_name(number)}` shows how")
     state = views.shown_state(ctx, job)
     out: dict[str, Any] = {"id": job_name(number), "number": number, "state": state, "policy": ctx.state.policy_text}
     attempt = job.live
@@ -112,7 +112,7 @@ def _starting(ctx: Context, job: JobRecord) -> str:
         names = {controller.cluster.nodes[int(n)].id for n in controller.cluster.gpu_node[list(wanted)]}
         silent = sorted(n for n in names if ctx.state.nodes[n].suspect or ctx.state.nodes[n].lost)
         if silent:
-            return f"has GPUs, but node {', '.join(silent)} has not been heard of lately"
+            return f"has GPUs, but node {', '.join(silent)} has not reported lately"
     return "has GPUs and starts"
 
 

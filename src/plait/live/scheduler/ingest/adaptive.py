@@ -168,7 +168,7 @@ def difference_of(limits: BatchLimits, said: Adaptive) -> str:
     if not pairs:
         return ""
     text = ", ".join(f"{name} {mine} and not {asked}" for name, mine, asked in pairs)
-    return f"its script says batch {text}: it keeps to that, but its GPUs are chosen by what was submitted"
+    return f"its script uses batch {text}: it keeps to that, but its GPUs are chosen by what was submitted"
 
 
 def _estimate(job: JobRecord, row: FloatArray, now_s: float) -> GoodputReported:

@@ -72,7 +72,7 @@ def _refuse(ctx: Context, seen: Seen, error: Exception, now_s: float) -> Iterato
     job = ctx.state.jobs.get(seen.job)
     attempt = job.live if job else None
     if attempt is not None and attempt.epoch == seen.epoch and not attempt.ranks[seen.rank].ended:
-        why = sane_text(f"what its agent says of it cannot be taken: {error}")
+        why = sane_text(f"the agent sent an invalid report about this process: {error}")
         yield RankEnded(now_s, seen.job, seen.epoch, seen.rank, NONSENSE, why, started=True)
 
 

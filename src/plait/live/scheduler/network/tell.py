@@ -132,7 +132,7 @@ def _why(ctx: Context, number: int, attempt: Attempt) -> str:
     controller = ctx.state.controller
     assert controller is not None
     if attempt.stop is not None:
-        return "it was asked to stop"
+        return "it has a request to stop"
     mine = [grant for grant in controller.grants if grant.job == number]
     if mine and attempt_of(ctx.state, number) is not None:
         return why_not(attempt) or "its grant has not begun"

@@ -192,7 +192,7 @@ _FAULTS = {
 def _stop_asked(message: Message) -> str:
     why = stop_in_words(message.get("why") or "", message.get("reason") or "")
     if why in _FAULTS:
-        return f"what still runs of {_jobs(message)} was asked to stop: {_FAULTS[why]}{_attempt(message)}"
+        return f"the rest of {_jobs(message)} was asked to stop: {_FAULTS[why]}{_attempt(message)}"
     return f"{_jobs(message)} was asked to stop" + (f": {why}" if why else "") + _attempt(message)
 
 
@@ -204,13 +204,13 @@ def _ranks_told(message: Message) -> str:
 
 def _served(message: Message) -> str:
     if not message["node"]:
-        return f"nobody serves switch {message['switch']}"
+        return f"no node serves switch {message['switch']}"
     how = "serves" if message.get("incarnation") else "is to serve"
     return f"node {message['node']} {how} switch {message['switch']}"
 
 
 def _suspected(message: Message) -> str:
-    return f"node {message['node']} was {'not heard of lately' if message['suspect'] else 'heard of again'}"
+    return f"node {message['node']} {'is silent' if message['suspect'] else 'reports again'}"
 
 
 def _sentence(text: str) -> Callable[[Message], str]:

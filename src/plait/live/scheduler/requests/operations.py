@@ -115,7 +115,7 @@ def node_gone(ctx: Context, node: str, why: str, certain: bool) -> Iterator[Step
     """Record that the backend reports a node as dead; `LookupError` for an unknown one."""
     record = _node(ctx, node)
     if not record.gone or (certain and not record.dead):
-        yield NodeGone(node, why or "its backend says so", certain)
+        yield NodeGone(node, why or "reported by its backend", certain)
         yield NodeCheckDue()
 
 

@@ -78,7 +78,7 @@ class Api:
             number = await asyncio.to_thread(self._named, name, token)
         row = None if number is None else await asyncio.to_thread(self.store.job, number)
         if row is None:
-            raise LookupError(f"no job {name[:40]!r}; `plait ls` shows those there are")
+            raise LookupError(f"no job {name[:40]!r}; `plait ls` lists the present ones")
         return row
 
     def _named(self, name: str, token: Token) -> int | None:

@@ -106,7 +106,7 @@ class Gateway:
         if self.app is not None:
             message = "this service could not renew its lease and may not lead any more"
         elif who["leader"]:
-            message = f"this service stands by; the one that leads is at {who['leader']}"
+            message = f"this service stands by; the leader is at {who['leader']}"
         else:
             message = "this service stands by, and none leads just now"
         error = {"message": message, "next": "ask the leader, or again in a few seconds"}

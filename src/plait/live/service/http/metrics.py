@@ -83,7 +83,7 @@ class Metrics:
         yield GaugeMetricFamily("plait_term", "How often a service has begun to lead this store.", status["term"])
         lost = CounterMetricFamily(
             "plait_lost_work_gpu_seconds",
-            "GPU-seconds of work that nobody went on from, by the reason.",
+            "GPU-seconds of work from which no attempt resumed, by the reason.",
             labels=("why",),
         )
         for why in LOSSES:
@@ -100,7 +100,7 @@ class Metrics:
         )
         yield GaugeMetricFamily(
             "plait_gpus_held_idle",
-            "GPUs that jobs hold and of which they use less than 5 %.",
+            "GPUs that jobs hold with a use below 5 %.",
             status.get("held_idle", 0.0),
         )
         if bill := status.get("costs"):

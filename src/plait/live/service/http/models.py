@@ -199,7 +199,7 @@ class ChoiceIn(Model):
     """Changes to assume: another policy, nodes (`+2x8`), nodes that were not there, priorities by job."""
 
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
-    """The policy that would decide; null: the one that does."""
+    """The policy that would decide; null: the current one."""
     nodes: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
     """Nodes more: +2x8 is two with 8 GPUs each."""
     without: Annotated[list[Text], Field(max_length=1000)] = []

@@ -32,7 +32,7 @@ CHOICES: dict[str, dict[object, object]] = {
     "order": {"continuous": "continuous", "discretised": "discretised"},
     "matching": {name: name for name in MATCHINGS},
 }
-"""What each option of muri-s and muri-l may be, as typed; values of the right Python type work too."""
+"""Values of each option of muri-s and muri-l, as typed; values of the right Python type work too."""
 
 
 def make_rule(

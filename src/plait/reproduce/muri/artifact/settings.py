@@ -22,7 +22,7 @@ SUMMARIES: Mapping[str, str] = {
 MEANINGS: Mapping[str, str] = {
     "unpack": "the guard: split a group that runs slower than its members one after another; default on",
     "blossom": "off: group jobs in order of priority instead of matching them; default on",
-    "interference": "off: a group runs as fast as its stages say; default on",
+    "interference": "off: a group runs as fast as its stages predict; default on",
     "max_jobs": "jobs of a group at most, 2 to 4; default 4",
     "ordering": "best or worst arrangement of stages; default best",
     "order": "muri-l: attained service, continuous, or discretised on Tiresias' queues; default continuous",

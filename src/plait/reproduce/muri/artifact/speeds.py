@@ -26,7 +26,7 @@ SLOTS = 4
 STEADY = 1e-3
 """Two rotations take the same time if they differ by less than this part of the longer."""
 INTERFERENCE = (1.0, 1.0, 1.33 / STRETCH, 1.5 / STRETCH, 1.37 / STRETCH)
-"""How much longer an iteration of a group of so many jobs takes than the stages say; fitted on the testbed."""
+"""How much longer an iteration of a group of so many jobs takes than predicted; fitted on the testbed."""
 UNMATCHED_INTERFERENCE = (*INTERFERENCE[:4], 1.3 / STRETCH)
 """The same in the artifact's variant without matching, where groups of four interfere less."""
 

@@ -25,7 +25,7 @@ from plait.reproduce.muri.artifact.state import Rule, State
 from plait.reproduce.muri.artifact.yarn import GPUS, fits, lay_out
 
 NEVER_RAN = 1e9
-"""What a share is multiplied by, instead of divided by attained time, for a job that never ran."""
+"""Factor of a share, instead of dividing it by attained time, for a job that never ran."""
 
 
 class Themis(Rule):

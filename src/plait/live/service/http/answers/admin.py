@@ -53,7 +53,7 @@ class ProjectSettings(Answer):
     quota_gpus: int | None
     """GPUs that its jobs may hold together; null: no limit."""
     weight: float
-    """Its share beside others, in fair policies."""
+    """Its share relative to others, in fair policies."""
 
 
 class ProjectRow(ProjectSettings):

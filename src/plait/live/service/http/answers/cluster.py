@@ -26,7 +26,7 @@ class LostWork(Answer):
     """Work that was lost, and what restarts cost."""
 
     work_gpu_s: dict[str, float]
-    """GPU-seconds of work that nobody resumed from, by reason."""
+    """GPU-seconds of work from which no attempt resumed, by reason."""
     restarts_gpu_s: float
     """GPU-seconds that restarts took."""
 
@@ -40,9 +40,9 @@ class Gpus(Answer):
     wanted: int
     """GPUs that jobs want; see `wanted`."""
     shared: int
-    """Those with a guest beside another job."""
+    """GPUs with a guest next to another job."""
     reserved_idle: int
-    """Those that are held for a waiting job, and idle."""
+    """GPUs that are held for a waiting job, and idle."""
 
 
 class WantedGpus(Answer):
@@ -137,7 +137,7 @@ class Placement(Answer):
     ended_s: float | None
     """Null while it runs."""
     gpus: list[tuple[str, int]]
-    """Node and the node's number of each GPU; those on other nodes are left out."""
+    """Node and the node's number of each GPU; GPUs on other nodes are left out."""
 
 
 class Placements(Answer):
@@ -192,7 +192,7 @@ class NodeRow(Answer):
     drained: bool
     """Takes no work."""
     gone: bool
-    """Its backend says that it is dead."""
+    """Its backend reports it as dead."""
     leaving_s: float | None
     """Seconds until it goes, if it gave notice."""
     silent_s: float
@@ -201,7 +201,7 @@ class NodeRow(Answer):
     gpus_used: int
     jobs: list[str]
     job_states: dict[str, JobState]
-    """States of those jobs that do not simply run."""
+    """States of jobs that do not simply run."""
     gpu_jobs: list[list[str]]
     """The jobs on each GPU."""
     reserved_for: dict[str, str]

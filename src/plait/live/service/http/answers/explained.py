@@ -79,7 +79,7 @@ class SizeOptions(Answer):
     """Most GPUs that it may be given now."""
     at: list[SizeOption]
     next_s: float | None = None
-    """Seconds until the policy chooses again, if it says so."""
+    """Seconds until the policy chooses again, if known."""
 
 
 class Explanation(Answer):
@@ -93,7 +93,7 @@ class Explanation(Answer):
     policy: str | None = None
     decision: LastDecision | None = None
     position: int | None = None
-    """Its place among those that wait, from 1."""
+    """Its place among waiting jobs, from 1."""
     waiting: int | None = None
     """How many wait."""
     waited_s: float | None = None
@@ -101,7 +101,7 @@ class Explanation(Answer):
     blockers: list[Blocker] | None = None
     would_start: list[WouldStart] | None = None
     note: str | None = None
-    """Why `would_start` was not asked."""
+    """Why `would_start` is missing."""
     epoch: int | None = None
     """Number of the running attempt."""
     gpus: list[GpuOfJob] | None = None
@@ -110,9 +110,9 @@ class Explanation(Answer):
     stages: dict[str, StageTime] | None = None
     """storage, cpu, gpu, network and the whole iteration."""
     slowdown: float | None = None
-    """Seconds of an iteration now by those alone."""
+    """Current seconds of an iteration by these alone."""
     contended: str | None = None
-    """The stage that grew most beside others."""
+    """The stage that grew most next to other jobs."""
     left_s: float | None = None
     """Seconds that it still runs at its pace of now."""
     limit_left_s: float | None = None
@@ -128,6 +128,6 @@ class Explanation(Answer):
     stops: Stops | None = None
     forecast: JobOutlook | None = None
     started: bool | None = None
-    """Of one that has ended: whether it ever ran."""
+    """Of an ended job: whether it ever ran."""
     attempts: list[JobAttempt] | None = None
-    """Of an adaptive one that has ended."""
+    """Of an ended adaptive job."""

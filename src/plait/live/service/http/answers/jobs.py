@@ -18,16 +18,16 @@ class SubmittedJob(Answer):
     number: int
     """Its number; a later job has a higher one."""
     remarks: list[str] = Field(default_factory=list)
-    """What it asks for and the policy of now ignores, a sentence each."""
+    """Requests that the current policy ignores, a sentence each."""
 
 
 class Stops(Answer):
     """The cost of stopping a job, and of its past stops."""
 
     lost_work_s: float
-    """Seconds of work that nobody resumed from, so far."""
+    """Seconds of work from which no attempt resumed, so far."""
     restarts: int
-    """Restarts after a stop that was asked for."""
+    """Restarts after a requested stop."""
     restart_s: float | None
     """Mean seconds of a restart; null before the first."""
     unbegun: bool = False
@@ -79,15 +79,15 @@ class SharingOfJob(Answer):
     """Whether it uses what others leave."""
     beside: list[Neighbour]
     share: float | None
-    """Share of the GPUs' time, 0 to 1: the least over its processes; null until agents have said it."""
+    """Share of the GPUs' time, 0 to 1: the minimum over its processes; null until agents report it."""
     limit_bytes: float | None
     """Bytes of GPU memory that each process may use; null without a limit."""
     action: Literal["run", "pause", "checkpoint", "stop"] | None
-    """What the coordinator lets it do."""
+    """Its permission from the coordinator."""
     throttled: Literal["cgroup", "signals"] | None
     """How processes that do not pace themselves are frozen for the rest of the time; null if they pace themselves."""
     duty: float | None
-    """Part of the last ten seconds in which a throttled process ran, 0 to 1: the least over its processes."""
+    """Part of the last ten seconds in which a throttled process ran, 0 to 1: the minimum over its processes."""
 
 
 class BatchBounds(Answer):
@@ -116,7 +116,7 @@ class AdaptiveJob(Answer):
     batch_size: float | None = None
     """Examples of a step now, all GPUs together."""
     efficiency: float | None = None
-    """Statistical efficiency of a step, 0 to 1: what an example is worth beside one at the first batch size."""
+    """Statistical efficiency of a step, 0 to 1: the worth of an example relative to one at the first batch size."""
     goodput: float | None = None
     """Progress in examples per second, counted at the first batch size."""
     difference: str | None = None
@@ -131,7 +131,7 @@ class Measured(Answer):
     step_s: float | None = None
     """Mean seconds of the recent iterations."""
     total_steps: float | None = None
-    """Iterations in all, as its script says."""
+    """Iterations in all, as its script reports."""
     gate: str | None = None
     """The gate that its processes go through."""
     stage_s: list[float] | None = None
@@ -179,7 +179,7 @@ class JobRow(Measured):
     epoch: int
     """Number of its newest attempt; 0 before the first."""
     exit_code: int | None
-    """Exit code of its newest attempt, -n for signal n; null while it runs, or where nobody knows."""
+    """Exit code of its newest attempt, -n for signal n; null while it runs, or where unknown."""
     starts: int
     preemptions: int
     failures: int
@@ -234,7 +234,7 @@ class JobAttempt(Answer):
     batch_size: float | None
     """Of an adaptive job: examples of its last step, all GPUs together."""
     lost_work_s: float | None
-    """Seconds of work that nobody resumed from; null while it runs."""
+    """Seconds of work from which no attempt resumed; null while it runs."""
     reason: str | None
     """Why it ended."""
     exit_code: int | None
@@ -302,7 +302,7 @@ class ChangedJob(Answer):
     id: str
     state: JobState
     remarks: list[str] = Field(default_factory=list)
-    """What it asks for now and the policy of now ignores, a sentence each."""
+    """Current requests that the current policy ignores, a sentence each."""
 
 
 class JobId(Answer):

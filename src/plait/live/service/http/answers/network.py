@@ -32,13 +32,13 @@ class JobAggregation(Answer):
     bits_per_s: float | None
     """Gradients that a worker exchanged, bits per second."""
     aggregated_share: float | None
-    """Of the sums, those that the switch completed."""
+    """Fraction of sums that the switch completed."""
     fallback_share: float | None
-    """Of the packets, those that met an occupied aggregator."""
+    """Fraction of packets that met an occupied aggregator."""
     gloo_share: float | None
-    """Of the bytes, those that went by gloo."""
+    """Fraction of bytes that went by gloo."""
     resend_share: float | None
-    """Of the packets, those that were sent again."""
+    """Fraction of packets that were sent again."""
     timeouts: float | None
     reason: str
     """Why it is not aggregated; empty if it is."""
@@ -55,7 +55,7 @@ class SwitchJob(Region):
     received: float
     """Packets of workers."""
     collided: float
-    """Of these, those that met another job's aggregator."""
+    """The ones of these that met another job's aggregator."""
     completed: float
     """Sums that were completed."""
 

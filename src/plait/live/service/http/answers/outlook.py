@@ -85,7 +85,7 @@ class SubmissionOutlook(Answer):
     duration: str
     """Where its duration is from."""
     place: int
-    """Its place among those that wait, from 1."""
+    """Its place among waiting jobs, from 1."""
     waiting: int
     """How many would wait, this one included."""
     blocked_by: BlockedBy
@@ -94,7 +94,7 @@ class SubmissionOutlook(Answer):
     decision: int
     """The decision's entry in the event log that the queue is from."""
     remarks: list[str] | None = None
-    """What it asks for and the policy of now ignores."""
+    """Requests that the current policy ignores."""
 
 
 class MovedJob(Answer):

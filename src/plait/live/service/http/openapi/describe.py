@@ -24,7 +24,7 @@ where it helps with the field that is wrong and with what to do. Answers may hav
 #: Statuses of errors and what they mean.
 MEANINGS = {
     400: "The body is not JSON.",
-    401: "No token, or one that is not valid, was revoked or has expired.",
+    401: "No token, or an invalid, revoked or expired one.",
     403: "The role of the token, or its user, may not do this.",
     404: "There is nothing of that name.",
     408: "The body did not come in time.",
@@ -32,14 +32,14 @@ MEANINGS = {
     413: "The body has too many bytes.",
     422: "A field or a parameter is wrong.",
     500: "An error in the service; its log has more.",
-    503: "This service does not lead, or what was asked did not answer; ask the leader, or again in a few seconds.",
+    503: "This service does not lead, or a part of it did not answer; retry at the leader, or in a few seconds.",
     507: "The disk of the service is full; nothing was stored.",
 }
 TAGS = {
     "jobs": "Submit, list, explain and cancel jobs; read their logs and history.",
     "cluster": "Nodes, queue, policy, network, figures and the event log.",
     "administration": "Tokens, projects and backups.",
-    "agents": "What the agents of nodes call.",
+    "agents": "Requests of the agents of nodes.",
 }
 _METHODS = ("get", "put", "post", "delete", "patch")
 _EXAMPLES = Path(__file__).with_name("examples.json")

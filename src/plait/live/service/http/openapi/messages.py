@@ -31,7 +31,7 @@ def components() -> dict[str, Any]:
     names = {**events["discriminator"]["mapping"], **noted["discriminator"]["mapping"]}
     entry = {
         "type": "object", "required": ["seq", "at_s", "event", "commands"],
-        "description": "What happened, and what the controller commanded because of it.",
+        "description": "An event, and the controller's commands because of it.",
         "properties": {
             "seq": {"type": "integer", "description": "Its place in the log, from 1, without gaps."},
             "at_s": {"type": "number", "description": "Seconds on the clock of the service."},

@@ -67,7 +67,7 @@ async def revoke(request: Request, token_id: Annotated[str, Path(description="It
     api = api_of(request)
     api.who(request, "admin")
     if not await asyncio.to_thread(api.tokens.revoke, token_id):
-        raise LookupError(f"no token {token_id[:40]!r}; `plait token ls` shows those there are")
+        raise LookupError(f"no token {token_id[:40]!r}; `plait token ls` lists the present ones")
     return Json({"id": token_id, "revoked": True})
 
 

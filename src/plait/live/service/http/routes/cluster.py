@@ -189,7 +189,7 @@ async def _shown(api: Api, node: str) -> Response:
     found = await api.worker.look(lambda engine, now_s: engine.nodes(now_s))
     shown = next((n for n in found if n["id"] == node), None)
     if shown is None:  # forgotten by another request in the meantime
-        raise LookupError(f"no node {node[:40]!r} any more; `plait nodes` shows those there are")
+        raise LookupError(f"no node {node[:40]!r} any more; `plait nodes` lists the present ones")
     return Json(shown)
 
 

@@ -48,8 +48,8 @@ class CostsOut(BaseModel):
     now_s: float
     total: PartOut = Field(description="All GPUs that were there, every hour")
     jobs: PartOut = Field(description="Held by jobs")
-    idle: PartOut = Field(description="Held by nobody")
-    down: PartOut = Field(description="Held by nobody on nodes that take no work: lost, drained or leaving")
+    idle: PartOut = Field(description="Held by no job")
+    down: PartOut = Field(description="Held by no job on nodes that take no work: lost, drained or leaving")
     held_idle: PartOut | None = Field(
         description="Of those of jobs: less than 5 % busy, as far as measured; null if nothing was"
     )

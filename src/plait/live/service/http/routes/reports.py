@@ -76,7 +76,7 @@ def _listed(folder: Path) -> list[dict[str, Any]]:
 def _content(folder: Path, name: str) -> bytes:
     path = folder / name
     if not NAME.fullmatch(name) or not _is_report(path):
-        raise LookupError(f"no report {name[:128]!r}; GET /v1/reports lists those there are")
+        raise LookupError(f"no report {name[:128]!r}; GET /v1/reports lists the present ones")
     return path.read_bytes()
 
 

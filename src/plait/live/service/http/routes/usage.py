@@ -24,7 +24,7 @@ class SeriesOut(BaseModel):
     """One figure of a job over time."""
 
     unit: str = Field(description="share (0 to 1), bytes, bytes/s, cores, s, 1/s, examples or examples/s")
-    text: str = Field(description="What it is, for the legend of a chart")
+    text: str = Field(description="Name, for the legend of a chart")
     chart: str = Field(description="Series of one chart have the same")
     values: list[float | None] = Field(description="One an interval: its mean, of memory the most; null if not known")
 
@@ -35,7 +35,7 @@ class RankUsageOut(BaseModel):
     rank: int
     node: str
     gpu: int = Field(description="The node's number of its GPU")
-    gpu_utilisation: float | None = Field(description="0 to 1, mean of the last 10 s, whoever uses the GPU")
+    gpu_utilisation: float | None = Field(description="0 to 1, mean of the last 10 s, by all users of the GPU")
     gpu_memory_bytes: float | None = Field(description="As the process itself reports it")
     cpus: float | None = Field(description="CPU cores in use")
     memory_bytes: float | None = Field(description="Resident bytes")
@@ -53,8 +53,8 @@ class UsageOut(BaseModel):
     series: dict[str, SeriesOut] = Field(description="Only what was measured")
     ranks: list[RankUsageOut] = Field(description="The processes that run now")
     held_gpu_s: float = Field(description="GPU-seconds held while measured; of shared GPUs its part")
-    known_gpu_s: float = Field(description="Of these, those in which it is known how busy the GPU was")
-    idle_gpu_s: float = Field(description="Of these, those in which the GPU was less than 5 % busy")
+    known_gpu_s: float = Field(description="The ones of these with known use of the GPU")
+    idle_gpu_s: float = Field(description="The ones of these with the GPU less than 5 % busy")
 
 
 @router.get("/v1/jobs/{job}/usage", **answers(UsageOut, own=True))
