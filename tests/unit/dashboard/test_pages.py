@@ -613,7 +613,7 @@ def test_the_simulated_queue_knows_the_runs_before_of_the_same_script(world: Wor
             "how long 3 jobs without progress still take is drawn from 3 ended jobs of the same user, command and size"
         )
         assert text in found["assumptions"]
-        assert not any("did not say" in text for text in found["assumptions"])
+        assert not any("did not report" in text for text in found["assumptions"])
     quick = explained["forecast"]["end"]
     mine = found["jobs"]["10"]["end"]
     assert quick["wide_s"][0] < mine[1] < quick["wide_s"][1]

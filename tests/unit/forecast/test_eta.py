@@ -93,7 +93,7 @@ def test_jobs_that_did_not_say_their_work_are_taken_to_be_typical():
     end = found.etas[0].end
     low, high = drawn.WORK_FACTORS
     assert low * drawn.TYPICAL_S * 0.7 < end.low_s < end.high_s < high * drawn.TYPICAL_S * 1.4
-    assert any("did not say" in text for text in found.assumptions)
+    assert any("did not report" in text for text in found.assumptions)
 
 
 def test_starts_cost_what_was_measured(monkeypatch):

@@ -77,7 +77,7 @@ def test_without_an_end_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "events.json"
     path.write_text(json.dumps(written(0).rows), encoding="utf-8")
     said = CliRunner().invoke(app, ["fidelity", "--coverage", "--log", str(path)])
-    assert "no job that was forecast has started or finished yet" in said.output
+    assert "no job with a forecast has started or finished yet" in said.output
     assert all(math.isnan(share.wide) for share in followed(written(0).rows).coverage.shares().values())
 
 
