@@ -54,9 +54,19 @@ class ThreadGroup(RankGroup):
     def __init__(self, together: Together, rank: int) -> None:
         self._together, self.rank, self.size = together, rank, together.size
         self.means = 0
+        self.held: threading.Event | None = None  # agreements after buckets wait for it
 
     def largest(self, values):
-        return [max(column) for column in zip(*self._together.exchange(self.rank, list(values)), strict=True)]
+        held = self.held if len(values) == 2 else None
+
+        def wait():
+            assert held is None or held.wait(60)
+            return [max(column) for column in zip(*self._together.exchange(self.rank, list(values)), strict=True)]
+
+        return wait
+
+    def share(self, tensor, source):
+        tensor.copy_(self._together.exchange(self.rank, tensor.clone())[source])
 
     def mean(self, tensor):
         self.means += 1
@@ -132,9 +142,11 @@ class Inbox:
     def __init__(self, at: InstantSwitch) -> None:
         self.switch, self.news, self.waiting = at, threading.Condition(), deque()
         self.buffers = [memoryview(bytearray(SLOT_BYTES))]
-        self.closed = self.broken = False
+        self.closed = self.broken = self.deaf = False
 
     def add(self, row: bytes) -> None:
+        if self.deaf:
+            return
         with self.news:
             self.waiting.append(row)
             self.news.notify()

@@ -194,6 +194,41 @@ def test_a_failed_socket_of_one_rank_fails_the_bucket_on_all(make) -> None:
     assert ranks.report().aggregated == 2
 
 
+def test_a_rank_that_misses_sums_gets_them_from_one_that_has_them(make) -> None:
+    ranks = make(3)
+    ranks.check()
+    ranks.switch.inboxes[2].deaf = True  # what the switch sends does not reach rank 2
+    tensors = [bucket(rank, 100, 1) for rank in range(3)]
+    mean = sum(one.double() for one in tensors) / 3
+    futures = [engine.submit(tensor) for engine, tensor in zip(ranks.engines, tensors, strict=True)]
+    early = futures[0].wait().clone()
+    tensors[0].zero_()  # the script goes on with what it got, before the ranks have agreed
+    late = futures[2].wait()
+    assert torch.equal(early, late)
+    assert torch.equal(early, futures[1].wait())
+    assert torch.allclose(late.double(), mean, atol=1e-6)
+    ranks.switch.inboxes[2].deaf = False
+    ranks.check(seed=2)
+    for rank in range(3):
+        report = ranks.report(rank)
+        assert (report.aggregated, dict(report.fallback)) == (2, {Reason.TIMEOUTS.text: 1})
+    assert ranks.groups[0].means == 0
+
+
+def test_a_rank_with_all_sums_does_not_wait_for_others(make) -> None:
+    ranks = make(2)
+    ranks.check()
+    ranks.groups[1].held = held = threading.Event()  # the agreement after the bucket cannot end until it is set
+    futures = [engine.submit(bucket(rank, 100, 1)) for rank, engine in enumerate(ranks.engines)]
+    end_s = time.monotonic() + 30
+    while not all(future.done() for future in futures) and time.monotonic() < end_s:
+        time.sleep(0.005)
+    done = all(future.done() for future in futures)
+    held.set()
+    assert done
+    assert torch.equal(*[future.wait() for future in futures])
+
+
 def test_a_switch_that_does_not_answer_is_asked_again_later(make) -> None:
     ranks = make(2)
     ranks.switch.silent = True
@@ -325,7 +360,7 @@ def test_reports_reach_the_folder_of_the_rank(make) -> None:
 def test_a_second_model_does_not_get_the_sums_of_the_first(make) -> None:
     ranks = make(2)
     ranks.check(seed=1)
-    first = ranks.engines
+    first, together = ranks.engines, Together(2)  # each model has a group of its own
     ranks.engines = [
         Engine(
             group,
@@ -335,7 +370,7 @@ def test_a_second_model_does_not_get_the_sums_of_the_first(make) -> None:
             ),
             give_up_after=2, folder=None,
         )
-        for rank, group in enumerate(ranks.groups)
+        for rank, group in enumerate(ThreadGroup(together, rank) for rank in range(2))
     ]  # fmt: skip
     ranks.check(seed=2)
     assert dict(ranks.report().fallback) == {Reason.IN_USE.text: 1}

@@ -38,7 +38,7 @@ def wired(graph: Graph, job: int, workers: Sequence[int], server: int | None, ad
     """
     if len(set(workers)) < len(workers):
         raise InputError(f"job {job}: two workers are on one node; a job has one worker on a node")
-    if server in workers:
+    if server is not None and server in workers:
         raise InputError(
             f"job {job}: worker {workers.index(server)} is on the node of its server, {graph.names[server]}"
         )

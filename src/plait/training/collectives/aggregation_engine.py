@@ -1,8 +1,9 @@
 """The engine of a rank: a thread that takes buckets of gradients in order and brings back their means.
 
-For each bucket the ranks agree on exponent and grant, aggregate, and agree on success; if anything is amiss on any
-rank, all of them reduce the bucket by gloo. Nothing here blocks the thread that computes gradients. Our design. Start
-at `Engine.submit`, and at `Reduction.mean` for what happens to one bucket.
+For each bucket the ranks agree on exponent and grant, aggregate, and agree on success, for which a rank that has all
+sums does not wait. A rank that misses sums gets them from another; if all miss some, they reduce the bucket by gloo.
+Nothing here blocks the thread that computes gradients. Our design. Start at `Engine.submit`, and at `Reduction.mean`
+for what happens to one bucket.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from plait.network.protocol.fixed_point import FloatArray32
@@ -57,32 +60,46 @@ class Reduction:
         self._group, self._session = group, session
         self._give_up_after, self._changed = give_up_after, changed
         self._in_a_row = 0
+        self._scale = 1.0
         self._way: tuple[str, Reason] = ("", Reason.NONE)
         self.seconds = Seconds()
         self.aggregated = self.aggregated_bytes = self.fallback_bytes = 0
         self.fallback: Counter[str] = Counter()
 
-    def mean(self, tensor: torch.Tensor) -> None:
-        """Replace a contiguous tensor on the host by its mean over all ranks.
+    def mean(self, tensor: torch.Tensor, deliver: Callable[[], None]) -> None:
+        """Replace a contiguous tensor on the host by its mean over all ranks, and call `deliver` once it is there.
 
-        Raises `RuntimeError` if a rank is gone.
+        What follows that call no longer reads or writes the tensor. Raises `RuntimeError` if a rank is gone.
         """
-        reason = Reason.DTYPE
+        size, reason = tensor.numel() * tensor.element_size(), Reason.DTYPE
         if tensor.dtype == torch.float32 or tensor.dtype in _NARROW:
             wide = tensor.to(torch.float32)  # itself if it is that
-            reason = self._aggregate(wide.numpy(), tensor.numel() * tensor.element_size())
-            if reason is Reason.NONE and wide is not tensor:
-                tensor.copy_(wide)
+
+            def narrow() -> None:
+                if wide is not tensor:
+                    tensor.copy_(wide)
+                deliver()
+
+            reason, gradients = self._agree(wide.numpy()), wide.numpy()
+            if reason is Reason.NONE and self._exchange(gradients, size, narrow):
+                return
         if reason is not Reason.NONE:
-            begin_s = time.perf_counter()
-            self._group.mean(tensor)
-            self.seconds.gloo_s += time.perf_counter() - begin_s
-            self.fallback[reason.text] += 1
-            self.fallback_bytes += tensor.numel() * tensor.element_size()
+            self._count_fallback(reason, size)
+        begin_s = time.perf_counter()
+        self._group.mean(tensor)
+        self.seconds.gloo_s += time.perf_counter() - begin_s
+        deliver()
+
+    def _count_fallback(self, reason: Reason, size: int) -> None:
+        self.fallback[reason.text] += 1
+        self.fallback_bytes += size
         self._note_way(reason)
 
-    def _aggregate(self, gradients: FloatArray32, size: int) -> Reason:
-        """Let the network add up a bucket of `size` bytes; NONE if it has, else why all ranks use gloo instead."""
+    def _agree(self, gradients: FloatArray32) -> Reason:
+        """Agree on a bucket before it; NONE if all ranks use the network, else why all use gloo.
+
+        The factor of fixed point is set then.
+        """
         begin_s = time.perf_counter()
         version, newest, current = self._session.look(len(gradients))
         exponent = kernels.exponent_of(gradients)
@@ -99,18 +116,23 @@ class Reduction:
             reason = Reason.CHANGING
         if reason is Reason.NONE and not_finite(agreed):
             reason = Reason.NOT_FINITE
+        client = self._session.client
+        if reason is Reason.NONE and client is not None:
+            self._scale = client.scale_for(agreed.exponent)
+            if self._scale == float("inf"):
+                reason = Reason.OVERFLOW  # on all ranks, since all know the same exponent
         self.seconds.agreement_s += time.perf_counter() - begin_s
-        return reason if reason is not Reason.NONE else self._exchange(gradients, size, agreed.exponent)
+        return reason
 
-    def _exchange(self, gradients: FloatArray32, size: int, exponent: int) -> Reason:
-        """Send and receive, and agree whether all ranks have all sums."""
+    def _exchange(self, gradients: FloatArray32, size: int, deliver: Callable[[], None]) -> bool:
+        """Send and receive, and agree whether all ranks have all sums; False if none has, and all use gloo.
+
+        A rank that has all of them delivers at once. The others get the mean from it.
+        """
         client, link, seconds = self._session.client, self._session.link, self.seconds
         assert client is not None
         assert link is not None
-        scale = client.scale_for(exponent)
-        if scale == float("inf"):
-            return Reason.OVERFLOW  # on all ranks, since all know the same exponent
-        client.start(gradients, scale, time.monotonic_ns())
+        client.start(gradients, self._scale, time.monotonic_ns())
         mine = Reason.SOCKET
         try:
             good, times = transfer(client, link)
@@ -122,20 +144,37 @@ class Reduction:
             seconds.decode_s += times.decode_s
         except OSError as error:
             self._session.trouble = str(error)
-        begin_s = time.perf_counter()
-        reason = self._group.worst(mine)
-        seconds.success_s += time.perf_counter() - begin_s
-        if reason is Reason.NONE:
+        outcome = self._group.worst(mine)
+        if mine is Reason.NONE:
             begin_s = time.perf_counter()
             client.mean(gradients)
             seconds.decode_s += time.perf_counter() - begin_s
             self.aggregated += 1
             self.aggregated_bytes += size
+            self._note_way(Reason.NONE)
+            deliver()
+        begin_s = time.perf_counter()
+        reason, source = outcome()
+        seconds.success_s += time.perf_counter() - begin_s
+        if reason is Reason.NONE:
             self._in_a_row = 0
-        elif reason is not Reason.OVERFLOW:
+            return True
+        if mine is Reason.NONE:
+            self.aggregated -= 1
+            self.aggregated_bytes -= size
+        self._count_fallback(reason, size)
+        if reason is not Reason.OVERFLOW:
             self._in_a_row += 1
             self._session.failed(give_up=self._in_a_row >= self._give_up_after)
-        return reason
+        if source < 0:
+            return False
+        if mine is Reason.NONE:  # whoever has the tensor now may have changed it
+            gradients = np.empty_like(gradients)
+            client.mean(gradients)
+        self._group.share(torch.from_numpy(gradients), source)
+        if mine is not Reason.NONE:
+            deliver()
+        return True
 
     def _note_way(self, reason: Reason) -> None:
         """Say when buckets begin to go another way; single ones that are not finite are not worth it."""
@@ -147,7 +186,6 @@ class Reduction:
         self._way = way
         grant = self._session.grant
         if reason is Reason.NONE and grant is not None:
-            self._in_a_row = 0
             self._changed(
                 f"gradients are added up by switch {grant.switch_name or grant.switch} (grant {grant.version})"
             )
@@ -214,13 +252,13 @@ class Engine:
                 if self._broken is not None:
                     raise self._broken
                 if ready is None:
-                    self.reduction.mean(tensor)
-                    future.set_result(tensor)
+                    self.reduction.mean(tensor, partial(future.set_result, tensor))
                 else:
                     self._mean_of_device(tensor, future, ready)
             except Exception as error:  # whatever it is, the thread that waits for the bucket must hear of it
                 self._broken = error
-                future.set_exception(error)
+                if not future.done():
+                    future.set_exception(error)
             self._report()
         self._report(now=True)
 
@@ -230,9 +268,12 @@ class Engine:
         with torch.cuda.device(tensor.device), torch.cuda.stream(stream):
             ready.wait()
             host = tensor.cpu()
-            self.reduction.mean(host)
-            tensor.copy_(host)
-            future.set_result(tensor)
+
+            def deliver() -> None:
+                tensor.copy_(host)
+                future.set_result(tensor)
+
+            self.reduction.mean(host, deliver)
 
     def say(self, text: str) -> None:
         """Record an event: in the report, in plait.log, and outside plait on the standard error of rank 0."""

@@ -2,12 +2,14 @@
 
 No rank may leave the network alone: one that waits in an all-reduce which the others never start waits for ever. So the
 ranks agree before a bucket (its exponent, the grant that all of them know, whether all can use it) and after it
-(whether all have all sums). Both are the largest of a few whole numbers, on a gloo group of their own. Our design.
+(whether all have all sums). Both are the largest of a few whole numbers, on a gloo group of their own. Sums are the
+same on all ranks, so a rank that has all of them waits for nobody: it hands them over while the second agreement is
+under way, and gives them to ranks that miss some. Our design.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -96,23 +98,44 @@ class RankGroup:
         self._own = OwnGroup("plait-aggregation", dist.get_process_group_ranks(whole))
         self.rank, self.size = dist.get_rank(self._own.group), dist.get_world_size(self._own.group)
 
-    def largest(self, values: Sequence[int]) -> list[int]:
-        """The largest of each value over all ranks. Raises `RuntimeError` if a rank is gone."""
+    def largest(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin to find the largest of each value over all ranks; the function that is returned waits for it.
+
+        That function raises `RuntimeError` if a rank is gone.
+        """
         numbers = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._own.group)
-        found: list[int] = numbers.tolist()
-        return found
+        work = self._own.work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._own.group, async_op=True)
+
+        def wait() -> list[int]:
+            work.wait()
+            found: list[int] = numbers.tolist()
+            return found
+
+        return wait
 
     def agree(self, proposal: Proposal) -> Agreement:
         """The agreement before a bucket: the largest exponent, the newest version, and the worst reasons."""
         exponent, version, least, newest, current = self.largest(
             [proposal.exponent, proposal.version, -proposal.version, proposal.newest, proposal.current]
-        )
+        )()
         return Agreement(exponent, version, version == -least, Reason(newest), Reason(current))
 
-    def worst(self, reason: Reason) -> Reason:
-        """The agreement after a bucket: NONE if it is NONE on every rank."""
-        return Reason(self.largest([reason])[0])
+    def worst(self, reason: Reason) -> Callable[[], tuple[Reason, int]]:
+        """Begin the agreement after a bucket; the function that is returned waits for it.
+
+        It returns NONE if it is NONE on every rank, else the worst reason, and the first rank that has none, or -1.
+        """
+        wait = self.largest([reason, self.size - self.rank if reason is Reason.NONE else 0])
+
+        def outcome() -> tuple[Reason, int]:
+            worst, first = wait()
+            return Reason(worst), self.size - first if first else -1
+
+        return outcome
+
+    def share(self, tensor: torch.Tensor, source: int) -> None:
+        """Replace a tensor on the host by that of the rank `source`."""
+        dist.broadcast(tensor, group_src=source, group=self._own.group)
 
     def mean(self, tensor: torch.Tensor) -> None:
         """Replace a tensor on the host by its mean over all ranks, as DDP computes it: scaled first, then summed."""

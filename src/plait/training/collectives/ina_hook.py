@@ -48,7 +48,7 @@ class InaState:
         """Start an engine if all ranks know of a grant file; otherwise none of them does."""
         group = RankGroup(self._group)
         grants = GrantFile.of(environ)
-        if group.worst(Reason.NONE if grants is not None else Reason.NO_GRANT) is not Reason.NONE:
+        if group.worst(Reason.NONE if grants is not None else Reason.NO_GRANT)()[0] is not Reason.NONE:
             group.close()
             self._why = f"not all ranks have the environment variable {VARIABLE}, which `plait submit --ina auto` sets"
             return
