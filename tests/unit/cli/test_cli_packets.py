@@ -44,6 +44,17 @@ def test_deadlines_give_memory_with_inalloc(plait):
     assert "Missed their deadlines: job 0, job 1." in plait(*words[:-1], "-p", "atp").out
 
 
+def test_reviews_decide_anew_while_jobs_run(plait):
+    words = (*SMALL, "-p", "inalloc", "-a", "120", "--deadlines-us", "90", "--stagger-us", "60", "--json")
+    once, reviewed = (
+        [job["met_deadline"] for job in json.loads(plait(*words, *more).out)[0]["jobs"]]
+        for more in ((), ("--review-us", "5"))
+    )
+    assert (once[0], reviewed[0]) == (False, True)  # both at once would need more memory than there is
+    refused = plait(*SMALL, "-p", "atp", "-a", "120", "--review-us", "5")
+    assert (refused.code, "reviews take scenarios whose jobs all are of inalloc" in refused.err) == (2, True)
+
+
 def test_options_of_the_protocol(plait):
     words = (*SMALL, "-a", "20", "--json", "-o", "index=shared_cycle", "-o", "slot_change=on", "--tensors", "3")
     (run,) = json.loads(plait(*words, "--straggler", "0.1:share=0.5,until_us=5", "--cc", "aimd").out)

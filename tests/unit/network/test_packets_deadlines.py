@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from plait.core.errors import InputError
 from plait.network.memory.inalloc import Inalloc
 from plait.network.packets.deadlines import base_rtt_s, granted
 from plait.network.packets.run import simulate
 from plait.network.packets.scenario import PacketJob, Scenario, one_switch, racks
+from plait.network.protocol.header import DATA
 from plait.network.protocol.options import preset
 
 SIZE = 1 << 18
@@ -62,3 +64,39 @@ def test_regions_of_deadlines_are_never_oversubscribed() -> None:
     for aggregators in (50, 300, 1000):
         made = granted(scenario([1.2, 1.5, 2.0, 3.0, 5.0], aggregators))
         assert sum(job.memory or 0 for job in made.jobs) <= aggregators
+
+
+def iterating(aggregators: int, **more: object) -> Scenario:
+    """Two jobs with deadlines, of which the second starts when the first has to end, and one that shares."""
+    size, options = 1 << 19, preset("inalloc", window=300)
+    line_s = 8 * size * 306 / 248 / 100e9
+    first = PacketJob(options, 4, (size // 2, size - size // 2), 4, line_s / 4, deadline_s=10 * line_s)
+    shares = PacketJob(options, 4, (size // 16,), 60, line_s / 16)
+    second = replace(first, start_s=10 * line_s, deadline_s=22 * line_s)
+    return one_switch([first, shares, second], aggregators, elements=1, **more)
+
+
+def test_reviews_give_the_memory_of_a_job_that_has_ended_to_the_next_one() -> None:
+    made, manager = iterating(500), Inalloc(spare="others", margin=1.2, period_s=20e-6)
+    once, reviewed = simulate(granted(made, manager)), simulate(made, manager)
+    assert sum(job.met_deadline is False for job in once.jobs) == 1
+    assert [job.met_deadline for job in reviewed.jobs] == [True, None, True]
+    assert reviewed.jobs[0].fallback_share < 0.01  # while its region moves
+    assert reviewed.jobs[2].fallback_share < 0.5 * once.jobs[2].fallback_share  # shares until others make room
+    assert simulate(made, manager).jobs[1].finish_s == reviewed.jobs[1].finish_s
+
+
+def test_all_workers_of_a_job_move_with_the_same_tensor_and_sums_stay_exact() -> None:
+    made = replace(iterating(400, loss_up=1e-3, loss_down=1e-3, seed=2), log=10**6)
+    found = simulate(made, Inalloc(spare="others", period_s=20e-6))  # raises for a wrong sum
+    places: dict[tuple[int, int], set[int]] = {}
+    for _, node, kind, j, seq, _, index, _, _ in found.log.tolist():
+        if kind == DATA and node >= len(made.graph.nodes):
+            places.setdefault((j, seq), set()).add(index)
+    assert all(len(one) == 1 for one in places.values())
+    assert {index < 400 for one in places.values() for index in one} == {True}
+
+
+def test_reviews_are_of_inalloc_alone() -> None:
+    with pytest.raises(InputError, match="job 0: protocol atp; reviews take scenarios whose jobs all are of inalloc"):
+        simulate(scenario([2.0], 100, "atp"), Inalloc())

@@ -64,8 +64,10 @@ def build(scenario: Scenario) -> Net:
     none_held = np.zeros((len(switches), 1), np.int64)
     fabric = Fabric(routes, kids, switches, table.table, table.value, jobs_at, none_held, bins[0])
     servers, workers = _protocol(scenario, hosts, found)
+    moves = np.zeros(len(jobs), dtype=state.MOVE)
+    moves["tensor"] = NEVER
     ends = Ends(
-        _workers_at(scenario, hosts), _tensors(scenario), _hosts(scenario, hosts, trees), bins[1], times, workers
+        _workers_at(scenario, hosts), _tensors(scenario), _hosts(scenario, hosts, trees), bins[1], times, moves, workers
     )
     net = Net(links, fabric, ends, servers, np.zeros((scenario.log, state.COLUMNS), dtype=np.int64))
     for w, (j, _) in enumerate(hosts):

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from plait.core.errors import SimulationError
 from plait.core.jit import announced
+from plait.network.memory.inalloc import Inalloc
 from plait.network.packets.build import build, ps
+from plait.network.packets.deadlines import Reviews
 from plait.network.packets.loop import run
 from plait.network.packets.results import PacketResults, results
 from plait.network.packets.scenario import Scenario
-from plait.network.packets.state import FAULT_AT, FULL_QUEUE, FULL_ROWS, NOW, TOO_LATE, Net
+from plait.network.packets.state import FAULT, FAULT_AT, FINE, FULL_QUEUE, FULL_ROWS, NOW, TOO_LATE, Net
 from plait.network.protocol.switch import HELD
 
 __all__ = ["simulate"]
 
 
-def simulate(scenario: Scenario) -> PacketResults:
+def simulate(scenario: Scenario, manager: Inalloc | None = None) -> PacketResults:
     """Run a scenario, the same each time.
 
-    Raises `SimulationError` if it takes longer than `until_s`, if a ring overflows or an aggregator is left over, and
-    `InputError` where the scenario does not fit its network.
+    `manager`: it reviews the memory of all jobs, which are of protocol inalloc, whenever one starts and once in its
+    period; without it the memory stays as it is in the scenario. Raises `SimulationError` if it takes longer than
+    `until_s`, if a ring overflows or an aggregator is left over, and `InputError` where the scenario does not fit its
+    network.
     """
-    net = build(scenario)
+    reviews = None if manager is None else Reviews(scenario, manager)
+    net = build(scenario if reviews is None else reviews.scenario)
+    until = ps(scenario.until_s)
     with announced("the packet simulator", cpu_s=10):
-        fault = run(net, ps(scenario.until_s))
+        while reviews is not None and (now_s := reviews.next_s(net)) < scenario.until_s:
+            if run(net, ps(now_s)) != TOO_LATE:
+                break
+            net.links.info[FAULT] = FINE
+            reviews.review(net, now_s)
+        fault = net.links.info[FAULT] or run(net, until)
     if fault:
         raise SimulationError(_why(net, scenario, fault))
     held = int(net.fabric.switch_info[:, HELD].sum())

@@ -99,6 +99,9 @@ HOST = np.dtype(
     ]
 )
 
+#: Another region of a job, from the tensor `tensor` on: as in `worker.WORKER`.
+MOVE = np.dtype([("tensor", "i8"), ("offset", "i8"), ("size", "i8"), ("mode", "i8"), ("window", "i8"), ("epoch", "i8")])
+
 #: Columns of `Links.info`: size of the heap, insertion numbers, random numbers, the first free row, rows in use,
 #: workers that are not finished, what went wrong and where, rows of the log, width of a bin (ps), events, seed, time.
 HEAP, ORDER, DRAWS, FREE_ROW, ROWS, ACTIVE, FAULT, FAULT_AT, LOGGED, WIDTH, EVENTS, SEED, NOW = range(13)
@@ -153,6 +156,7 @@ class Ends(NamedTuple):
     tensors    jobs x tensors x 3: first packet, the packet after its last, priority
     delivered  jobs x bins: packets, by all workers
     times      jobs x iterations x 2: start of the first worker and end of the last (ps)
+    moves      jobs: the newest move of each
     """
 
     worker_at: npt.NDArray[np.int32]
@@ -160,6 +164,7 @@ class Ends(NamedTuple):
     hosts: Records
     delivered: IntArray
     times: IntArray
+    moves: Records
     workers: Workers
 
 

@@ -193,6 +193,10 @@ def start(links: Links, ends: Ends, w: int, now: int) -> None:
     if k % job["per_iteration"] == 0:
         iteration = k // job["per_iteration"]
         ends.times[j, iteration, 0] = min(ends.times[j, iteration, 0], now)
+    move = ends.moves[j]
+    if k >= move["tensor"] and me["epoch"] != move["epoch"]:
+        me["offset"], me["size"], me["mode"] = move["offset"], move["size"], move["mode"]
+        me["window"], me["cwnd"], me["epoch"] = move["window"], 0, move["epoch"]
     me["prio"] = ends.tensors[j, k, 2]
     _worker_start(ends.workers, w, ends.tensors[j, k, 0], ends.tensors[j, k, 1], job["exponents"], now // PS)
     if host["timed"] == 0:

@@ -13,6 +13,7 @@ import typer
 
 from plait.core.errors import InputError, suggest
 from plait.core.options import declared, option
+from plait.network.memory.inalloc import Inalloc
 from plait.network.packets.deadlines import granted
 from plait.network.packets.scenario import MIB, PacketJob, Scenario, Straggler, one_switch, racks
 from plait.network.protocol.addressing import Index
@@ -54,6 +55,10 @@ class PacketsRequest:
     deadlines_us: str = option(
         "Deadlines of jobs, microseconds, separated by commas; none for a job without. With inalloc they get memory",
         default="", unset="none", metavar="DEADLINE,...",
+    )  # fmt: skip
+    review_us: float = option(
+        "With inalloc, time between two reviews of the memory of all jobs, microseconds; 0: it is decided once, as if "
+        "all jobs started together", default=0.0, least=0,
     )  # fmt: skip
     loss: float = option("Probability that a packet is lost on a hop, either way", default=0.0, least=0, most=0.9)
     jitter_us: float = option("Most delay of a packet in its host, microseconds", default=0.2, least=0, most=1e6)
@@ -107,7 +112,7 @@ def simulate(request: PacketsRequest) -> None:
     with Outputs() as outputs:
         page = None if request.out is None else outputs.path(request.out)
         found: dict[str, list[PacketResults]] = {
-            name: [run(replace(scenario, seed=request.seed + k)) for k in range(request.seeds)]
+            name: [run(replace(scenario, seed=request.seed + k), _manager(request)) for k in range(request.seeds)]
             for name, scenario in scenarios.items()
         }
         if page is not None:
@@ -168,7 +173,12 @@ def scenario_of(request: PacketsRequest, run: str) -> Scenario:
         made = racks(jobs, request.aggregators, request.racks, **more)
     else:
         made = one_switch(jobs, request.aggregators, **more)
-    return granted(made) if "inalloc" in systems else made
+    return granted(made) if "inalloc" in systems and not request.review_us else made
+
+
+def _manager(request: PacketsRequest) -> Inalloc | None:
+    """The manager that reviews the memory of jobs while they run, if one does."""
+    return Inalloc(spare="others", period_s=1e-6 * request.review_us) if request.review_us else None
 
 
 def _preset(request: PacketsRequest, protocol: str) -> Options:
