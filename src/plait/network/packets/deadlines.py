@@ -51,7 +51,7 @@ def granted(scenario: Scenario, manager: Inalloc | None = None) -> Scenario:
 
 
 class Reviews:
-    """The loop of the manager: at the start of a job and once in a period it decides for all jobs anew.
+    """The loop of the manager: at the start of a job and once in a period it decides for all jobs again.
 
     A job takes the region that is decided for it at its next iteration, all of its workers with the same tensor;
     packets of the epoch before drain. `scenario`: as it is to be built, in which all jobs share the memory.
