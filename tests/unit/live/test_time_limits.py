@@ -15,6 +15,7 @@ from live_cases import Cluster
 from plait.core.errors import InputError
 from plait.live.protocol.job_file import check, parse_seconds
 from plait.live.protocol.requests import spec_of
+from plait.live.protocol.wire import PREEMPTED
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.records.event_words import in_words
 from plait.queueing.durations import History, draw
@@ -85,10 +86,8 @@ def test_a_job_that_is_preempted_when_its_time_is_over_does_not_start_again(clus
     assert (c.state(0), row(c, 0)["epoch"], row(c, 0)["reason"]) == ("failed", 1, REACHED)
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "late", "state"), [(0, False, "finished"), (0, True, "failed"), (1, False, "failed")]
-)
-def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int, late: bool, state: str) -> None:
+@pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (1, "failed"), (PREEMPTED, "failed")])
+def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int, state: str) -> None:
     c = cluster((1,), grace_s=2.0)
     c.submit({"time_limit_s": 10.0, "signal_s": 4.0})
     c.pass_s(2.2)
@@ -98,7 +97,7 @@ def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int
     assert (asked["why"], asked["grace_s"]) == ("time limit", 4.0)  # longer than the usual time for a checkpoint
     assert in_words(asked) == "j-0 was asked to stop: time limit of 10.0 s (--time)"
     assert next(one for one in c.nodes[0].sync().attempts if one.job == 0).grace_s == 4.0
-    run(c, 4.0 if late else 1.0, before_s=7.0)
+    run(c, 1.0, before_s=7.0)
     c.nodes[0].obeys = True
     c.nodes[0].end(0, exit_code)
     c.pass_s(2.2)

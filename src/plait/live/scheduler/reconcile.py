@@ -34,7 +34,6 @@ from plait.live.scheduler.stops import (
     new_holders,
     out_of_time,
     preemption_reason,
-    time_left_s,
     waits_for,
 )
 
@@ -181,13 +180,12 @@ def _may_close(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int
     return attempt.fault != "" or (wanted is not None and not _on_unresponsive_node(ctx, wanted))
 
 
-def _outcome(job: JobRecord, attempt: Attempt) -> str:
-    limited = attempt.stop == TIME_LIMIT
-    if all(r.ended and r.exit_code == 0 for r in attempt.ranks) and not (limited and time_left_s(job) <= 0):
+def _outcome(attempt: Attempt) -> str:
+    if all(r.ended and r.exit_code == 0 for r in attempt.ranks):
         return "finished"
     if not all(r.ended for r in attempt.ranks):
         return "lost"  # with a node; ranks of its gang that failed did so because it was gone
-    if limited:
+    if attempt.stop == TIME_LIMIT:
         return TIME_LIMIT
     named = {FAILED: "failed", START: "start failed", REQUEUE: "requeued"}
     if attempt.fault:
@@ -221,7 +219,7 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iter
 
 def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> AttemptOver:
     """How an attempt ended, what it had, and what of its work is lost."""
-    outcome, lead = _outcome(job, attempt), attempt.lead
+    outcome, lead = _outcome(attempt), attempt.lead
     ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
     held_s, never = served_s(ctx, job, attempt), never_saved(ctx, job)
     lost_s = 0.0 if outcome in ("finished", "cancelled") else lost_work_s(attempt, held_s, never)
