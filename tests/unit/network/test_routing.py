@@ -61,7 +61,7 @@ def test_grid_is_between_the_relaxation_and_fixed_routes_and_mostly_best(seed: i
     assert problem.overfull(fixed.choice) == []
     assert found.relaxed <= best + 1e-5
     assert found.utilisation >= best - 1e-9
-    assert found.utilisation <= 1.5 * best + 1e-9  # far from what could be promised; never worse in these cases
+    assert found.utilisation <= min(1.5 * best, fixed.utilisation) + 1e-9
     assert found.utilisation == pytest.approx(problem.routing(found.choice).utilisation)
 
 
@@ -69,7 +69,7 @@ def test_grid_is_between_the_relaxation_and_fixed_routes_and_mostly_best(seed: i
 def test_grid_finds_the_best_choice_in_most_small_cases() -> None:
     problems = [random_problem(seed) for seed in range(40)]
     hits = sum(grid(problem, seed=1).utilisation <= best_of_all(problem) + 1e-9 for problem in problems)
-    assert hits >= 30
+    assert hits >= 39
 
 
 @needs_highs

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from plait.core.arrays import FloatArray
 from plait.network.routing.linear_program import LinearProgram
 from plait.network.routing.problem import STRAIGHT, Choice, Problem, Routing
 
 #: Weight of all traffic beside the fullest channel: among equal solutions the one with shorter routes is taken.
 DETOUR = 1e-6
+#: How often every job has its turn to move workers.
+MOST_PASSES = 4
 
 
 def grid(problem: Problem, seed: int = 0, tries: int = 20) -> Routing:
@@ -21,7 +24,8 @@ def grid(problem: Problem, seed: int = 0, tries: int = 20) -> Routing:
     x[w, v] is the share of worker w that is added up at switch v, or straight at the server; z[g, v] >= x[w, v] whether
     job g uses v. Minimise lambda, so that every link carries at most lambda times its capacity, and switches have the
     memory (z * rate * RTT) and the processing rate (x * rate). A rounding draws once for a job. One that overfills a
-    switch is repaired: the last of its jobs send straight. Same problem and seed, same routing. Raises `MissingExtra`
+    switch is repaired: the last of its jobs send straight. From the best one workers move, alone or with all of their
+    job, as long as that makes the fullest channel less full. Same problem and seed, same routing. Raises `MissingExtra`
     without HiGHS.
     """
     if not problem.flows:
@@ -41,7 +45,43 @@ def grid(problem: Problem, seed: int = 0, tries: int = 20) -> Routing:
         if best is None or _order(problem, found) < _order(problem, best):
             best = found
     assert best is not None
-    return best
+    return problem.routing(_descended(problem, best.choice), relaxed)
+
+
+def _descended(problem: Problem, choice: Choice) -> Choice:
+    """The choice after moves of workers, each the best of its job, until none helps; at most `MOST_PASSES` times each.
+
+    Of equal maxima the one with fewer channels near it counts, so that jobs which share the fullest channel move one
+    after the other.
+    """
+    targets = (*problem.candidates, STRAIGHT)
+    capacity = problem.graph.channel_bits_per_s
+    rows = list(choice)
+    alone = [tuple(() if i != j else rows[j] for i in range(len(rows))) for j in range(len(rows))]
+    loads = [problem.load(one) for one in alone]
+    total = np.sum(loads, axis=0)
+    for _ in range(MOST_PASSES):
+        moved = False
+        for j, row in enumerate(rows):
+            others = total - loads[j]
+            cost = _crowding(total / capacity)
+            found = {(v,) * len(row) for v in targets}
+            found |= {(*row[:i], v, *row[i + 1 :]) for i in range(len(row)) for v in targets}
+            for other in sorted(found - {row}):
+                load = problem.load(tuple(() if i != j else other for i in range(len(rows))))
+                new = _crowding((others + load) / capacity)
+                if new < cost and not problem.overfull((*rows[:j], other, *rows[j + 1 :])):
+                    cost, rows[j], loads[j], moved = new, other, load, True
+            total = others + loads[j]
+        if not moved:
+            break
+    return tuple(rows)
+
+
+def _crowding(used: FloatArray) -> tuple[float, float]:
+    """Smaller is better: the fullest channel, then how full all are, most of all the fuller ones."""
+    most = float(used.max(initial=0.0))
+    return round(most, 9), round(float(((used / (most or 1.0)) ** 8).sum()), 6)
 
 
 def _order(problem: Problem, routing: Routing) -> tuple[float, float]:
