@@ -10,7 +10,7 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.policies.catalog import rows
 
-#: Of the policies of a round a third goes on (Jamieson and Talwalkar, AISTATS 2016: successive halving).
+#: Of the policies of a round a third continues (Jamieson and Talwalkar, AISTATS 2016: successive halving).
 KEEP = 3
 #: Knowledge that a policy may have without the users' help.
 KNOWN_ANYWAY = ("nothing", "GPU count", "demands", "distribution of past sizes")

@@ -26,7 +26,7 @@ from plait.core.resources import Resource, StageProfile
 class JobSubmitted:
     """New jobs; they get the numbers `first`, `first + 1`, ...
 
-    `room`: the cluster may grow so far that gangs of so many GPUs fit; 0 = it stays as it is. `refused`: numbers of
+    `room`: the cluster may grow so far that gangs of so many GPUs fit; 0 = it does not grow. `refused`: numbers of
     these jobs that may not run whatever the cluster, with the reason.
     """
 
@@ -330,7 +330,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wake:
-    """Ask for a decision at this time even if nothing happens before."""
+    """Request a decision at this time even if nothing happens before."""
 
     event: int
     at_s: float

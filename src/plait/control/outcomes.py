@@ -108,10 +108,10 @@ Isolated: TypeAlias = Callable[[FloatArray], FloatArray]
 def fairness(jobs: Outcomes, timeline: Timeline, isolated: Isolated | None = None) -> FloatArray:
     """Finish-time fairness of each finished job: time shared over time with an equal share (Themis, NSDI'20).
 
-    `rho = JCT / (work / min(R / N, gpus))` with R the GPUs of the cluster, N the time-average number of
-    active jobs over the job's life, work in GPU-seconds alone: `JCT / (duration * max(1, N * gpus / R))`.
-    At most 1 for every job means that no job would be better off with a fixed share. Jobs that `isolated` knows are
-    compared with their own time on R / N GPUs, which may be more than they ask for: `JCT / isolated(R / N)`.
+    `rho = JCT / (work / min(R / N, gpus))` with R the GPUs of the cluster, N the time-average number of active jobs
+    over the job's life, work in GPU-seconds alone: `JCT / (duration * max(1, N * gpus / R))`. At most 1 for every job
+    means that no job would be better off with a fixed share. Jobs that `isolated` knows are compared with their own
+    time on R / N GPUs, which may be more than they request: `JCT / isolated(R / N)`.
     """
     alive = ~jobs.refused
     end_s = np.where(np.isnan(jobs.end_s), timeline.last_s, jobs.end_s)

@@ -6,7 +6,7 @@ call kernels of other files, and `as_part` for kernels that others call as well.
 plain Python.
 
 A slow compilation runs inside `announced`, which informs the user. Where the problem is small its `plain` twin answers
-sooner than a compiler could; `has_machine_code` tells whether one must.
+sooner than a compiler could; `has_machine_code` returns whether one must.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def plain(function: Callable[P, R]) -> Callable[P, R]:
 def _on_disk(function: Any) -> bool:
     """Whether the compiler's cache holds the kernel, from this source and for this processor.
 
-    There is no public way to ask: should the private one change, the answer is no, which is safe.
+    There is no public call for this: should the private one change, the answer is no, which is safe.
     """
     try:
         index = function._cache._cache_file._load_index()

@@ -155,7 +155,7 @@ def ignored_by(
 ) -> list[str]:
     """The ones of `PRIORITY`, `DEADLINE` and `JOB_CLASS` that a job requests and the policy ignores.
 
-    `priority` 0, `deadline_s` None (or NaN) and the class guaranteed ask for nothing.
+    `priority` 0, `deadline_s` None (or NaN) and the class guaranteed request nothing.
     """
     uses = policy.uses if isinstance(policy, UsesRequests) else frozenset()
     asked = {
@@ -228,6 +228,6 @@ class Autoscaling(Protocol):
     def wanted_gpus(self, view: View, most: int) -> Wanted | None:
         """GPUs that the cluster should have for all jobs of the view, at most `most`; None if unknown.
 
-        A pure function, as `Policy.decide` is. Backends whose nodes come and go ask for nodes by it.
+        A pure function, as `Policy.decide` is. Backends whose nodes come and go request nodes by it.
         """
         ...

@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 class ApiClient:
-    """Asks the API `app` with the token `secret`."""
+    """Sends requests to the API `app` with the token `secret`."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
         self._app, self._secret = app, secret

@@ -49,7 +49,7 @@ class Sessions:
     """All sessions and codes of one service."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nobody is logged in. `clock`: seconds."""
+        """No session yet. `clock`: seconds."""
         self._clock = clock
         self._open: OrderedDict[str, Session] = OrderedDict()
         self._codes: OrderedDict[str, tuple[str, float]] = OrderedDict()

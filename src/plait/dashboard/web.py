@@ -42,7 +42,7 @@ class Web:
     """The pages of one service."""
 
     def __init__(self, api: ASGIApp) -> None:
-        """Nobody is logged in. `api`: the application that answers under `/v1/`."""
+        """No session yet. `api`: the application that answers under `/v1/`."""
         self.api, self.sessions, self.answers = api, Sessions(), Answers()
         #: Calculations in processes of their own.
         self.works = Works()
@@ -81,7 +81,7 @@ class Viewer:
         return await self.web.answers.get(self.api, self.session, age_s, path, **query)
 
     def page(self, template: str, code: int = 200, **values: Any) -> Response:
-        """A page; only what is in its frame where the page itself asks for news."""
+        """A page; only the part in its frame where the page itself requests news."""
         given = {"viewer": self.session, "path": self.request.url.path, "url": url_of(self.request), **values}
         given["not_current"] = self.api.not_current
         frame = "part.html.j2" if self.request.headers.get("hx-request") else "base.html.j2"

@@ -57,8 +57,8 @@ class Pairs:
 def algorithm1(buckets: Sequence[Bucket], available: int | None, cache: GroupingCache) -> None:
     """Merge nodes in place, ceil(log2 max_jobs) rounds.
 
-    Without `available` whatever is matched is merged, as published. With it merging goes on only while the groups ask
-    for more GPUs, over all buckets in order of (1 - gamma) * gpus, least first (for the objective speedup: of the
+    Without `available` all matched groups are merged, as published. With it merging continues only while the groups
+    need more GPUs, over all buckets in order of (1 - gamma) * gpus, least first (for the objective speedup: of the
     throughput lost, (members - speedup) * gpus). The last round leaves out unions that the guard would split.
     """
     if not buckets:

@@ -112,7 +112,7 @@ class Layout:
         return (self._shared or self.home) / "gates"
 
     def lease(self, node: str) -> Path:
-        """How long what runs on a node may go on: in shared memory where there is any, which no slow disk holds up."""
+        """Lease file of a node, which bounds its processes: in shared memory if possible, away from slow disks."""
         return self._shared / f"lease-{node}" if self._shared else self.node(node) / "lease"
 
     def leases(self) -> list[Path]:
@@ -180,8 +180,8 @@ def make_private(folder: Path) -> Path:
 def network_secret(layout: Layout) -> bytes:
     """The key of the jobs' tokens for switches: the same for all services of a home, made at the first call.
 
-    Services that ask at once get the same: the file appears whole, on the disk, and is never replaced. Raises
-    `InputError` for a file that holds no secret, as after an interrupted copy of the home.
+    Simultaneous callers get the same: the file appears whole, on the disk, and is never replaced. Raises `InputError`
+    for a file that holds no secret, as after an interrupted copy of the home.
     """
     path = layout.home / "network-secret"
     if not path.exists():

@@ -301,7 +301,7 @@ def pick_random(
 @lean_part
 def fewest_nodes(need: int, kind: int, nodes: Nodes, per_gpu: FloatArray, counted: IntArray) -> int:
     """How many empty nodes that are up can hold a gang of `need` GPUs of `kind`; 0 if all together cannot."""
-    if nodes.plain:  # the sums tell
+    if nodes.plain:  # the sums suffice
         for k in range(nodes.cap_prefix.shape[1]):
             if nodes.cap_prefix[kind, k] >= need:
                 return k + 1

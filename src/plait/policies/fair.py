@@ -75,7 +75,7 @@ class Drf:
 
     @staticmethod
     def _demand_shares(view: View) -> FloatArray:
-        """Share of the cluster's GPUs, CPUs and memory that each job asks for, shape (jobs, 3)."""
+        """Share of the cluster's GPUs, CPUs and memory that each job requests, shape (jobs, 3)."""
         cluster, jobs = view.cluster, view.jobs
         cpus = float(cluster.node_cpus[cluster.node_up].sum())
         memory = float(cluster.node_memory_bytes[cluster.node_up].sum())

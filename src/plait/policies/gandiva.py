@@ -25,7 +25,7 @@ class Gandiva:
       time slicing  jobs run for a slice of `slice_s` each, the longest not served first, and all change at once;
                     a suspended job stays in host memory and resumes quickly
       packing       a job that has run alone for a slice is measured; pairs of equal size with the lowest GPU
-                    utilisation share GPUs if together they ask for no more than all of the time and their
+                    utilisation share GPUs if together they need no more than all of the time and their
                     memory fits; a pair that ran slower than by time slicing (less than half its own speed) is
                     split and not packed again
       migration     a job that is spread over more nodes than it needs moves together once there is room, at

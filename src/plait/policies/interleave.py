@@ -360,7 +360,7 @@ def _together(
     ]
 
 
-#: More GPUs than any job asks for, so that (set of kinds, GPUs) fits one number.
+#: More GPUs than any job requests, so that (set of kinds, GPUs) fits one number.
 _WIDEST = 1 << 32
 
 

@@ -40,11 +40,11 @@ class Pollux(ByFitness):
 
     Either sizes are powers of two within a node and whole nodes, chosen by dynamic programming: all that fit in number
     find a place, and no two jobs that span nodes meet on one (Sia, section 3.4). Or they are chosen among all sizes and
-    patterns of nodes, by an integer program (`exact=on`). `auto` asks the program too where it can matter and is quick,
-    on up to 64 GPUs of equal nodes with more than two a job, and takes its sizes if they gain 10 % once placed:
+    patterns of nodes, by an integer program (`exact=on`). `auto` solves the program too where it can matter and is
+    quick, on up to 64 GPUs of equal nodes with more than two a job, and takes its sizes if they gain 10 % once placed:
     they change more often, which costs restarts. The reasons of waiting jobs name the method used.
 
-    `autoscale`: whether backends whose nodes come and go ask for as many as jobs that adapt are worth.
+    `autoscale`: whether backends whose nodes come and go request as many as adaptive jobs are worth.
 
     Each GPU kind is a cluster of its own here; `sia` chooses among kinds. Raises `InputError` for unknown words, and
     `MissingExtra` for `exact=on` without the solver.

@@ -1,6 +1,6 @@
 """GPU quotas of projects, as a policy around a policy.
 
-A quota limits the GPUs that the *started* jobs of a project asked for, so jobs that share GPUs count in full. Within a
+A quota limits the GPUs that the *started* jobs of a project requested, so jobs that share GPUs count in full. Within a
 project jobs pass in order of submission, running ones first; the policy inside decides among the jobs that passed.
 Holding jobs back here, and not at submission, keeps every job in the queue under its number.
 """

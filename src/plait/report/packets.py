@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "at server": ("", "Packets that reach the server, for each sum"),
     "timeouts": ("", "Of all workers"),
 }
-#: Most points of a line over time: with more, the lines of five jobs that stall and go on hide each other.
+#: Maximum points of a line over time: with more, the lines of five jobs that stall and resume hide each other.
 POINTS = 64
 #: Kinds of marks in the picture of the first packets: colour and meaning.
 _MARKS = {

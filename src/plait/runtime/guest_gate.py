@@ -136,7 +136,7 @@ class GuestGate:
         self._begin()
 
     def begin(self) -> None:
-        """Where no stages are marked: wait until the script may go on, which begins the first quantum of a step."""
+        """Where no stages are marked: wait until the script may continue, which begins the first quantum of a step."""
         self._seconds.step()
         self.wait()
         self._begin()

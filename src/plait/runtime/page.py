@@ -96,7 +96,7 @@ from plait.sharing.directive import Action, Directive, Reached, StepStats
 
 SIZE = 4096
 MAGIC = b"PLAIT1\0\0"
-#: The version of what an agent and a training library tell each other, and the oldest that can read this one.
+#: Version of the words between agent and training library, and the oldest that can read this one.
 VERSION, OLDEST = 3, 2
 #: Gates by the number that stands for them in the page.
 GATES = ("none", "tokens", "barrier")
@@ -114,14 +114,14 @@ class PageError(InputError):
 
 
 class Saves(IntEnum):
-    """Whether a job that is stopped now goes on from its newest checkpoint."""
+    """Whether a job that is stopped now resumes from its newest checkpoint."""
 
     UNKNOWN = 0  # not attached, or attached by a plait that does not report it
     NOTHING = 1  # nothing registered, or not enough: it begins again at step 0
     NO_BOUNDARY = 2  # no iteration has ended yet: it can be neither stopped nor saved
     NOT_RESUMED = 3  # it saves, but its loop begins at step 0 whatever was saved
     YES = 4
-    FAILED = 5  # its last checkpoint could not be written: it goes on from an older one, if there is any
+    FAILED = 5  # its last checkpoint could not be written: it resumes from an older one, if there is any
 
 
 class JobState(IntEnum):

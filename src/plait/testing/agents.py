@@ -41,7 +41,7 @@ class SimulatedAgent:
         self.held: dict[Key, Held] = {}
         #: All processes that were started here: their logs stay on the disk.
         self.processes: dict[Key, Process] = {}
-        #: Whether it runs, and whether it stands still (SIGSTOP): processes go on meanwhile.
+        #: Whether it runs, and whether it stands still (SIGSTOP): processes run meanwhile.
         self.alive, self.frozen = False, False
         self._births = self._pids = 0
         self.refused: list[str] = []

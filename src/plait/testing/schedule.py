@@ -42,7 +42,7 @@ NETWORK_WEIGHTS: Mapping[Kind, float] = {**WEIGHTS, Kind.KILL_SWITCH: 3.0, Kind.
 class Fault:
     """One fault: `after_s` seconds after the previous one, on the target at `pick` (0 to 1) of those at that time.
 
-    `length_s`: until the service is started again, the stopped one goes on, there is room again.
+    `length_s`: until the service is started again, the stopped one continues, there is room again.
     """
 
     after_s: float

@@ -28,7 +28,7 @@ def adaptive_rows(table: TraceTable) -> BoolArray:
 
 
 def no_larger_than(jobs: JobBatch, cluster: Cluster) -> JobBatch:
-    """The same jobs; elastic ones that ask for more than the largest gang of a kind they may use ask for that.
+    """The same jobs; elastic ones request at most the largest gang of a kind they may use.
 
     Their iterations then take as long as on so many GPUs: by their model if they adapt their batch and plait knows it,
     in inverse proportion otherwise, as in the simulator. Their cores and memory shrink with their GPUs.

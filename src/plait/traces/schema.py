@@ -33,8 +33,8 @@ MAX_INTEGER = 2**53
 class Column:
     """One column: its type, what it may hold, and what it means.
 
-    `minimum` and `maximum` are inclusive unless `positive` is set, which asks for more than zero.
-    A nullable integer column is stored as float64 with NaN for null and holds whole numbers only.
+    `minimum` and `maximum` are inclusive unless `positive` is set, which requires more than zero. A nullable integer
+    column is stored as float64 with NaN for null and holds whole numbers only.
     """
 
     name: str

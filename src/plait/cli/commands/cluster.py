@@ -153,7 +153,7 @@ def mcp(
 ) -> None:
     """Serve tools for coding agents, over the Model Context Protocol.
 
-    Speaks on standard input and output: hosts of agents start it. Tools ask the service with your token and role.
+    Speaks on standard input and output: hosts of agents start it. Tools call the service with your token and role.
     """
     from plait.cli.mcp.skill import skill_text
     from plait.core.errors import MissingExtra

@@ -171,7 +171,7 @@ def update() -> None:
     """Change priority, class, deadline or size of jobs.
 
     Priority, class and deadline count from the next decision on and touch no process. A job that runs on a number of
-    GPUs that no longer fits stops after a checkpoint and goes on at its new size.
+    GPUs that no longer fits stops after a checkpoint and continues at its new size.
 
     \b
     plait update j-12 j-13 --priority 5

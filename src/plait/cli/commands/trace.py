@@ -165,8 +165,8 @@ def export(
 ) -> None:
     """Export what ran on a live cluster as a timeline for Perfetto.
 
-    Open the file in ui.perfetto.dev or chrome://tracing: attempts on GPUs, waits in the queue, who stopped whom and
-    why, GPUs held and jobs that wait. Users without the right to read the whole log get their own jobs.
+    Open the file in ui.perfetto.dev or chrome://tracing: attempts on GPUs, waits in the queue, stops with their
+    reasons, GPUs held and waiting jobs. Users without the right to read the whole log get their own jobs.
     """
     from plait.cli.commands.explain import saved_events
     from plait.cli.render.trace_events import write_trace
@@ -205,7 +205,7 @@ def _entries(service: Client, jobs: list[str]) -> list[dict[str, Any]]:
 def _assigned(
     table: TraceTable, seed: int, deadlines: str | None, opportunistic_share: float | None, tenants: int | None
 ) -> TraceTable:
-    """The trace with the deadlines, classes and tenants that the options ask for."""
+    """The trace with the deadlines, classes and tenants of the options."""
     from plait.core.errors import InputError
     from plait.traces.synthetic.assign import assign_classes, assign_deadlines, assign_tenants
 

@@ -1,4 +1,4 @@
-"""The simulated world that the command line asks for, and the settings that a result states of it."""
+"""The requested world of the command line, and its settings in a result."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from plait.live.notes import note
 
 
 def reserve(request: Request, names: list[tuple[str, ...]], outputs: Outputs) -> list[tuple[str, int, Path | None]]:
-    """Reserve every output that the request asks for: (kind, run or -1 for all, path; None for standard output).
+    """Reserve every requested output: (kind, run or -1 for all, path; None for standard output).
 
     `names`: of the runs, for files of which there is one per run; `outputs`: where the files are reserved.
     """

@@ -61,8 +61,8 @@ class Logs:
     ) -> dict[str, Any]:
         """Search a log for lines that match a pattern: {matches: [{line, text, before}], found, next, size}.
 
-        `line` counts from 1 at `offset`; `found` counts all matches, of which the newest are returned. One search
-        reads at most 32 MB; if `next` is less than `size`, go on with `offset` = `next`.
+        `line` counts from 1 at `offset`; `found` counts all matches, of which the newest are returned. One search reads
+        at most 32 MB; if `next` is less than `size`, continue with `offset` = `next`.
         """
         try:
             wanted = re.compile(pattern, re.IGNORECASE if ignore_case else 0)

@@ -14,7 +14,7 @@ from plait.cli.rehearsal.running import Rehearsal, Run, checked
 from plait.cli.rehearsal.traces import Trace
 from plait.core.errors import InputError
 
-#: Steps that a resumed run may go on after the end of the undisturbed one, which shows that it does.
+#: Steps that a resumed run may take beyond the end of the undisturbed one, to show that it is longer.
 BEYOND = 16
 #: The rank of a prime number of steps, and one above the best of other numbers.
 MANY = 8
@@ -156,7 +156,7 @@ def untried(trace: Trace, stops: list[int]) -> list[str]:
 
 
 def _in_epoch(trace: Trace, step: int) -> bool:
-    """True if the step after `step` goes on with the same pass of the loader."""
+    """True if the step after `step` continues the same pass of the loader."""
     first: dict[str, int] = {}
     for name, number, *_ in trace.steps.get(step + 1, {}).get("batches") or []:
         first.setdefault(name, number)

@@ -1,4 +1,4 @@
-"""How results look in a terminal: tables, panels, progress bars. Nothing here asks the service or runs a simulation.
+"""Results in a terminal: tables, panels, progress bars. Nothing here calls the service or runs a simulation.
 
 Start at `tables`.
 """

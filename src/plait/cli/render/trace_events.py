@@ -123,7 +123,7 @@ class _Trace:
             })  # fmt: skip
 
     def stops(self, event: Row) -> None:
-        """Somebody asks an attempt to stop: an instant on its first GPU."""
+        """A request to stop an attempt: an instant on its first GPU."""
         attempt = self.runs.get(int(event["job"]))
         if attempt is None or not attempt.places:
             return

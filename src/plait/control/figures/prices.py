@@ -18,7 +18,7 @@ ANY = "*"
 
 @dataclass(frozen=True)
 class Prices:
-    """Money per GPU-hour by GPU kind; `ANY` is every other kind. `currency` is only a label, as it is printed.
+    """Money per GPU-hour by GPU kind; `ANY` is every other kind. `currency` is only a label, printed unchanged.
 
     >>> prices = Prices.parse(["a100=2.5", "0.8"], "EUR")
     >>> prices.of("a100"), prices.of("v100"), str(prices)

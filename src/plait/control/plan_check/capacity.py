@@ -1,10 +1,10 @@
-"""Whether a plan asks nodes for more cores, host memory or GPU memory than they have.
+"""Whether a plan needs more cores, host memory or GPU memory than its nodes have.
 
-A gang uses its cores and host memory in equal parts on each of its GPUs; GPU memory is what it needs on each. Members
-of a group are on the same GPUs, so what they ask for adds up. On a GPU with guests all its groups add up, each process
-with the memory of its context; a member takes what the plan allows it, where it states that
-(`Member.gpu_memory_bytes`). Only nodes and GPUs on which a group starts or changes are judged: hardware that shrank
-under running jobs is no fault of the plan.
+A gang uses its cores and host memory in equal parts on each of its GPUs; GPU memory is its need on each. Members of a
+group are on the same GPUs, so their requests add up. On a GPU with guests all its groups add up, each process with the
+memory of its context; a member takes what the plan allows it, where it states that (`Member.gpu_memory_bytes`). Only
+nodes and GPUs on which a group starts or changes are judged: hardware that shrank under running jobs is no fault of the
+plan.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def overload(
     node_memory_bytes: FloatArray,
     node_gpu_memory_bytes: FloatArray,
 ) -> tuple[int, int, float]:
-    """The first resource and node of which groups ask for too much: (FITS, ...) if none; and how much they ask for.
+    """The first resource and node on which groups need too much: (FITS, ...) if none; and their total need.
 
     Groups as in `Groups`, `changed` (groups,); columns of jobs by number; limits by node, infinite where there is none.
     """
@@ -173,7 +173,7 @@ def refuse_overload(
     name: Callable[[int], str],
     policy: str,
 ) -> None:
-    """Raise `PlanError` if groups ask a node for more than it has; does nothing without limits.
+    """Raise `PlanError` if groups need more than a node has; does nothing without limits.
 
     `changed` (groups,) marks groups that start or change; `columns` are from the job store, by job number; `name` gives
     a job's name for messages.
@@ -193,7 +193,7 @@ def refuse_overload(
         CORES: cluster.node_cpus, MEMORY: cluster.node_memory_bytes, GPU_MEMORY: cluster.node_gpu_memory_bytes
     }[what][node]  # fmt: skip
     here = [g for g in range(len(groups)) if (cluster.gpu_node[list(groups[g].gpus)] == node).any()]
-    if what == GPU_MEMORY:  # it is one group that asks for too much, not the node's groups together
+    if what == GPU_MEMORY:  # one group needs too much, not the node's groups together
         of_group = [float(columns[column][[m.job for m in groups[g].members]].sum()) for g in here]
         here = [here[of_group.index(max(of_group))]]
     asking = [m.job for g in here for m in groups[g].members if columns[column][m.job] > 0]
@@ -216,7 +216,7 @@ def _amount(what: int, value: float) -> str:
 def reference_overload(
     groups: Groups, changed: BoolArray, columns: Mapping[str, Any], cluster: Cluster
 ) -> set[tuple[int, int]]:
-    """The plain reference of `overload`: every (resource, node) of which groups that are `changed` ask for too much."""
+    """The plain reference of `overload`: every (resource, node) on which `changed` groups need too much."""
     used: dict[tuple[int, int], float] = defaultdict(float)
     judged, found = set(), set()
     for group, new in zip(groups, changed.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""In-network aggregation: what a job asks for, as an object and as a short text.
+"""A job's request for in-network aggregation, as an object and as a short text.
 
     InaRequest.parse("require:protocol=esa,memory=2048")
 

@@ -1,1 +1,1 @@
-"""One module a page: what it asks the API, and what its template shows. Start at `overview`."""
+"""One module a page: its requests to the API, and the values of its template. Start at `overview`."""

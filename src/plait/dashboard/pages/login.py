@@ -13,7 +13,7 @@ _OLD = "this link was used, or is older than two minutes; make another one with:
 
 
 async def ask(request: Request) -> Response:
-    """The page that asks for a token; with `?code=` the link of `plait web`, which counts once."""
+    """The page with the form for a token; with `?code=` the link of `plait web`, which counts once."""
     code = request.query_params.get("code")
     if code is None:
         return _form(request, "", request.query_params.get("next", ""))

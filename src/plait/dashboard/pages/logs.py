@@ -53,7 +53,7 @@ async def _parts(viewer: Viewer, part: dict[str, Any]) -> AsyncIterator[str]:
 
 
 async def _part(viewer: Viewer, offset: Any, epoch: Any) -> dict[str, Any]:
-    """A part of the log that a request asks for; raises `Refused`."""
+    """The requested part of the log; raises `Refused`."""
     path = f"/v1/jobs/{segment(viewer.request.path_params['job'])}/logs"
     rank = viewer.request.query_params.get("rank")
     found: dict[str, Any] = await viewer.api.get(path, limit=PART, rank=rank, offset=offset, epoch=epoch)

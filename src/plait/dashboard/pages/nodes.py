@@ -73,7 +73,7 @@ def _node_of(event: dict[str, Any]) -> str:
 
 @done
 async def drain(viewer: Viewer, form: dict[str, str]) -> str:
-    """Give a node no new work; what runs there goes on elsewhere."""
+    """Give a node no new work; its jobs continue elsewhere."""
     return await _change(viewer, "drain", {"may_lose_work": form.get("may_lose_work") == "on"})
 
 

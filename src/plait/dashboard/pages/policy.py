@@ -37,7 +37,7 @@ async def _page(viewer: Viewer, refused: Refused | None = None, given: str | Non
     work, wrong = None, ""
     if other:
         try:
-            # Anybody may ask, so no file is read and no module imported that the catalog does not name.
+            # Any user may request this, so no file is read and no module imported that the catalog does not name.
             check_named(other, (), Path("/nonexistent"))
             work = _comparison(viewer, other, policy["policy"])
         except InputError as error:

@@ -42,7 +42,7 @@ async def show_report(viewer: Viewer) -> Response:
 
 @shown
 async def file(viewer: Viewer) -> Response:
-    """The report itself, with the headers that the API gives it: it may ask this service for nothing."""
+    """The report itself, with the headers of the API: it may send no request to this service."""
     return ReportFile(viewer)
 
 

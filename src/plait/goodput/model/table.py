@@ -22,7 +22,7 @@ def goodput_table(
     """Useful examples per second at the best batch, (J, C); `configs` holds a row (nodes, gpus) for each.
 
     0 where a job cannot run: no GPUs, so many that not each has its smallest batch, or more than its `most_gpus` (J,),
-    for instance its exploration cap. A job without a fit is worth K. Configurations that the model cannot tell apart
+    for instance its exploration cap. A job without a fit is worth K. Configurations that the model cannot distinguish
     (same K, and one node or several) are computed once. `artifact` and `speed` are as in `best_batch`; a model other
     than `throughput` is called for every (nodes, gpus).
     """

@@ -49,7 +49,7 @@ def packed_turns(resources: int, most: int, idle_slots: bool, shared: bool) -> t
 
 
 def _allowed(turns: tuple[int, ...], shares: FloatArray) -> bool:
-    """Whether jobs of the same turn together ask for at most all of each resource."""
+    """Whether jobs of the same turn together need at most all of each resource."""
     for turn in set(turns):
         together = [i for i, t in enumerate(turns) if t == turn]
         if len(together) > 1 and shares[together].sum(axis=0).max() > 1.0 + kernels.SLACK:

@@ -1,4 +1,4 @@
-"""The agent of a node: runs the processes of jobs as the service asks. Standard library only.
+"""The agent of a node: runs the processes of jobs by the service's assignments. Standard library only.
 
 Start at `agent.Agent.run`.
 """

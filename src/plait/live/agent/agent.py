@@ -171,7 +171,7 @@ class Agent(ProcessManager):
         """
         lease = Lease(asked_s, sound_lease_s(answer.lease_s))
         if procs.boot_s() >= lease.stop_s():
-            return True  # it took as long as the lease and is outdated: ask again
+            return True  # it took as long as the lease and is outdated: send again
         with self.lock:
             if answer.term < self.term:
                 if answer.term not in self._refused:
@@ -265,7 +265,7 @@ class Agent(ProcessManager):
         attempt = self._new(run)
         newest = max(self.epochs.get(run.job, 0), _epoch(self.layout, run.job))
         process = self._claimed(attempt) if (attempt.folder / "runner.json").exists() else None
-        if process is not None:  # it did run: the journal was lost, or the service asks for its end again
+        if process is not None:  # it did run: the journal was lost, or the service requests its end again
             attempt.began(process)
             if attempt.pidfd < 0:
                 self._collect(attempt)
@@ -304,7 +304,7 @@ class Agent(ProcessManager):
             if attempt.state in (STARTING, RUNNING) and now_s >= lease.stop_s(attempt.run.grace_s):
                 self.log("lease expired", key=attempt.key)  # its runner also watches the lease and kills it then
                 attempt.stop(max(lease.kill_s - now_s, 0.0), str(lease), own=True)
-        # Only after a failed request since the lease ended: an agent that was merely paused asks first.
+        # Only after a failed request since the lease ended: an agent that was merely paused sends one first.
         alone = (
             not in_touch and self.link.failed_s > lease.stop_s() and not any(a.alive for a in self.attempts.values())
         )

@@ -1,4 +1,4 @@
-"""The lease of a node: how long what runs on it may go on without a word from the service. A dead-man clock.
+"""The lease of a node: how long its processes may run without an answer from the service. A dead-man clock.
 
 The agent writes the time of the request that the service answered last. Each runner reads that, and ends its job when
 the lease is over, whether or not the agent lives: `Deadman`. The service takes a node as lost only later than that, so

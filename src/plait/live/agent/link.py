@@ -103,7 +103,7 @@ class Link:
     def send_last_report(self, until: float) -> bool:
         """Send the last report, retrying until monotonic time `until` while a service is known; whether it arrived.
 
-        Nobody else can report this: if another service takes the lead just now, it has to receive it too.
+        No other process can report this: if another service takes the lead just now, it has to receive it too.
         """
         connection, said = _Connection(self._address, self._trust, _LAST_READ_S), ""
         while True:

@@ -17,7 +17,7 @@ from plait.live.agent.processes.runner import FIRST_LOG, NEWEST_LOGS
 from plait.live.system.procs import open_plain, read_json
 
 MOST_BYTES = 1 << 20
-#: In place of what a log no longer has.
+#: Replaces the part that a log no longer has.
 DROPPED = "[plait: {count:,} bytes of this log were dropped here; `plait up --log-mb` sets how much is kept]\n"
 
 

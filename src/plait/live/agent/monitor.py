@@ -50,7 +50,7 @@ class Nvml:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             busy = float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
             return GpuUsage(busy, self._memory(handle)[1])
-        except Exception:  # lost GPU, or a driver that does not tell
+        except Exception:  # lost GPU, or a driver without this figure
             return GpuUsage()
 
     def _memory(self, handle: Any) -> tuple[float, float]:

@@ -59,7 +59,7 @@ class PageReader:
         self._open_stage = (0.0, 0.0)
 
     def stop(self, flag: int) -> None:
-        """Ask the process to stop (1 after a checkpoint, 2 now)."""
+        """Send the process a request to stop (1 after a checkpoint, 2 now)."""
         self._write("stop", flag)
 
     def control(self, version: int) -> None:

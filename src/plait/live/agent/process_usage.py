@@ -25,7 +25,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Counters:
     """Sums over a tree of processes: CPU seconds and disk bytes so far, resident bytes now.
 
-    Bytes of the disk are None if the kernel does not tell them.
+    Bytes of the disk are None if the kernel does not count them.
     """
 
     cpu_s: float
@@ -93,7 +93,7 @@ def _summed(pids: Iterable[int], found: Mapping[int, tuple[float, float]]) -> Co
 
 
 def _disk(pid: int) -> tuple[float, float] | None:
-    """Bytes that a process has read from disks and written to them; None if the kernel does not tell."""
+    """Bytes that a process has read from disks and written to them; None if the kernel does not count them."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             rows = dict(line.split(b": ", 1) for line in file.read().splitlines())

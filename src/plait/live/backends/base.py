@@ -45,7 +45,7 @@ class NodeBackend(Protocol):
         """
 
     def maintain(self, service: Client) -> list[str]:
-        """One look, about every second: start what is missing, tell the service which nodes are dead, grow or shrink.
+        """Check about every second: start what is missing, report dead nodes to the service, grow or shrink.
 
         Returns what was done, a sentence or name each. Raises `PlaitError` for trouble that may pass.
         """

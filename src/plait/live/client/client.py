@@ -4,8 +4,8 @@
         job = plait.submit([{"command": ["python", "train.py"], "workdir": "/data/run1"}])[0]
         plait.job(job["id"])["state"]
 
-Where the service is and who asks comes from PLAIT_URL and PLAIT_TOKEN, else from the files `plait up` leaves in the
-home folder. Every error is a sentence that names the next command.
+The service and the user come from PLAIT_URL and PLAIT_TOKEN, else from the files `plait up` leaves in the home folder.
+Every error is a sentence that names the next command.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Client(Caller):
     def submit(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> list[Submitted]:
         """Submit jobs, all or none; when this returns they are stored.
 
-        Asked again where no answer comes: by the `key`, one of its own unless given, the service knows it for the same.
+        Repeated where no answer comes: by the `key`, a generated one unless given, the service recognises the
+        repetition.
         """
         headers = {"Idempotency-Key": key or uuid.uuid4().hex}
         body = dict(jobs[0]) if len(jobs) == 1 else {"jobs": [dict(job) for job in jobs]}

@@ -28,7 +28,7 @@ CONNECT_S, ANSWER_S = 3.0, 30.0
 #: A service silent for so long gets a request, on another connection, whether it leads; without a yes in time it is
 #: left. A quiet log sends something each 2 s.
 SILENT_S, HEALTH_S = 5.0, 2.0
-#: Asked again after these pauses, seconds, with up to as much again at random.
+#: Pauses before retries, seconds, with up to as much again at random.
 PAUSES_S = (0.1, 0.3, 1.0)
 #: Where services stand ready: one of them leads after so many seconds at most, and is looked for so often.
 LEAD_S, LOOK_S = 10.0, 0.2
@@ -148,7 +148,7 @@ class Caller:
             attempt += 1
 
     def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """Ask in a thread: a service that sleeps or hangs is left as soon as that is known."""
+        """Send in a thread: a service that sleeps or hangs is left as soon as that is known."""
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def ask(http: httpx.Client) -> None:
@@ -243,7 +243,7 @@ class Caller:
                 message += f"; {problem['next']}"
         except (ValueError, KeyError, TypeError):
             message = f"{self.url} answered {answer.status_code}: {answer.text[:200]}"
-        if answer.status_code == 507:  # a full disk: nothing failed, and it goes on by itself
+        if answer.status_code == 507:  # a full disk: nothing failed, and the service resumes by itself
             raise ServiceError(message)
         if answer.status_code >= 500:
             raise ServiceError(f"the service failed: {message}; `plait status` shows its log file")

@@ -18,7 +18,7 @@ from plait.runtime.network.datagrams import Address, Buffer
 
 #: Ways of datagrams, as a switch sees them; a server knows the last two.
 TO_SWITCH, TO_WORKER, TO_SERVER, FROM_SERVER = DIRECTIONS = ("to_switch", "to_worker", "to_server", "from_server")
-#: A datagram that is held back goes on after at most so many others, or after so many nanoseconds.
+#: A datagram that is held back is sent after at most so many others, or after so many nanoseconds.
 MOST_OVERTAKING, HELD_NS = 8, 5_000_000
 
 
@@ -50,7 +50,7 @@ class Fault:
 
 
 class Late(NamedTuple):
-    """A datagram that goes on later: its direction, and the address that it came from or goes to."""
+    """A datagram that is sent later: its direction, and the address that it came from or goes to."""
 
     due_ns: int
     number: int

@@ -42,7 +42,7 @@ _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**
 
 
 def schema_text() -> str:
-    """The published JSON Schema of a job, as it is printed."""
+    """The published JSON Schema of a job, as text."""
     return json.dumps(schema(), indent=2) + "\n"
 
 

@@ -110,7 +110,7 @@ def _near(name: str, names: Sequence[str]) -> str | None:
 
 
 def _names(folder: str) -> list[str]:
-    """Names in a folder, of a huge one some: comparing takes time, and users may ask often."""
+    """Names in a folder, of a huge one some: comparing takes time, and users may call this often."""
 
     def read() -> Iterator[str]:
         with os.scandir(folder) as entries:

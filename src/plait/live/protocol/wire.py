@@ -137,7 +137,7 @@ class Exchange:
 class Resources:
     """Recent use by the processes of a rank: CPU cores, resident bytes, bytes of disks a second.
 
-    Disks: None where the kernel does not tell.
+    Disks: None where the kernel does not count them.
     """
 
     cpus: float = 0.0

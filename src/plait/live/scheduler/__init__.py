@@ -2,8 +2,8 @@
 
 The protocol of steps: functions here are generators. They take the `Context`, an input and the time, change nothing,
 and yield *steps*. A step is an entry for the log (an event of the controller, or one of `records.notes`) or one of
-`records.observations`, which only memory keeps. The `ledger` applies each step to the state before it asks the
-generator for the next one, so code after a `yield` sees the state with that step. The ledger then commits.
+`records.observations`, which only memory keeps. The `ledger` applies each step to the state before it requests the next
+one, so code after a `yield` sees the state with that step. The ledger then commits.
 
 Start reading at `engine`, which defines the order of work. Nothing here has a socket, thread, clock, file or logger:
 the caller of an engine passes in the store, the fences and a timer, and logs the `problems` in `engine.counts`.

@@ -42,7 +42,7 @@ class Assigner:
         self._fresh = False
 
     def forget(self, node: str) -> None:
-        """A node has gone for good, or was replaced by another of its name, whose versions go on from there."""
+        """A node has gone for good, or was replaced by another of its name, whose versions continue from there."""
         self._told.pop(node, None)
         self._stops.pop(node, None)
         self._fresh = False

@@ -48,7 +48,7 @@ class Timers:
 
 @dataclass
 class Unfenced:
-    """An attempt that no agent may hear of yet, because earlier ones of its job can still commit a checkpoint.
+    """An attempt that no agent may receive yet, because earlier ones of its job can still commit a checkpoint.
 
     `why`: the last error; `tries`: of errors that will not pass by themselves, at most one a second, the next one at
     `next_s`. `fresh`: it began in this service's life, so that surely no agent knows it.

@@ -74,7 +74,7 @@ class Engine:
         timer: Callable[[], float] = lambda: 0.0,
         shows: bool = False,
     ) -> None:
-        """Go on from the store. `now_s` may be a function of the newest time in it.
+        """Continue from the store. `now_s` may be a function of the newest time in it.
 
         `network`: declaration for the cluster from now on, None to keep its current one; one without text and switches
         removes it. `secret`: of the home folder, for the tokens of jobs. `fencing` makes older attempts of a job unable
@@ -103,7 +103,7 @@ class Engine:
             self._commit()
 
     def note_start(self) -> None:
-        """Note in the log that a service goes on from the store, unless it is the first one."""
+        """Note in the log that a service continues from the store, unless it is the first one."""
         if self.term > 1:
             self.ledger.do(ServiceStarted(self.begin_s, self.term, round(self._away_s, 3)))
             self._commit()
@@ -156,12 +156,12 @@ class Engine:
 
     @property
     def broken(self) -> bool:
-        """Whether the state may differ from the store: a new engine has to go on from there."""
+        """Whether the state may differ from the store: a new engine has to continue from there."""
         return self.ledger.broken
 
     @property
     def ready(self) -> bool:
-        """False while what decisions need is still being compiled: all else goes on."""
+        """False while code for decisions is still being compiled: all else runs."""
         return self.context.ready
 
     @ready.setter

@@ -136,7 +136,7 @@ class Ledger:
     def __init__(
         self, ctx: Context, store: Store, snapshots: Snapshots, fencing: Fencing, timer: Callable[[], float]
     ) -> None:
-        """Go on from the state of `ctx`, which is that of the store. `timer` measures commits, seconds."""
+        """Continue from the state of `ctx`, which is that of the store. `timer` measures commits, seconds."""
         self.ctx, self.store, self.snapshots = ctx, store, snapshots
         self.fencing = fencing
         self._timer = timer

@@ -237,7 +237,7 @@ def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Attem
 def _failed(job: JobRecord, attempt: Attempt, previous: str, now_s: float) -> JobFailed:
     """The failure of an attempt; `previous`: the cause of the one before, "" if this one got further.
 
-    A program that ends in the same way twice would do so again, so it is not retried unless its user asks for retries.
+    A program that ends in the same way twice would do so again, so it is not retried unless its user allows retries.
     How long it ran is no criterion: that depends on what else the machine does.
     """
     codes = {rank.exit_code for rank in attempt.ranks if rank.ended}

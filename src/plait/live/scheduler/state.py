@@ -34,7 +34,7 @@ _RUNNING = int(Phase.RUNNING)
 
 
 class State:
-    """Jobs, attempts, nodes, projects, the controller and the policy it asks. There is no controller before a node is.
+    """Jobs, attempts, nodes, projects, the controller and its policy. There is no controller before a node is.
 
     `live`: jobs with an attempt that is not over. `touched`, `touched_nodes`: jobs and nodes with a change to show; the
     reader empties these.
@@ -94,7 +94,7 @@ class State:
     # -- the policy -----------------------------------------------------------------------------------
 
     def refresh_policy(self) -> None:
-        """Let the controller ask the current policy at the next decision."""
+        """Let the controller use the current policy at the next decision."""
         if self.controller is not None:
             self.controller.policy = self.limited_policy()
             self.controller.rule = self.preemption_rule()

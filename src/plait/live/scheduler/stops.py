@@ -33,7 +33,7 @@ NAMED, UNPLACED = 4, 1 << 60
 def ask_stop(
     ctx: Context, attempt: Attempt, why: str, now_s: float, reason: str = "", takers: Sequence[int] = ()
 ) -> StopAsked:
-    """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has.
+    """Request an attempt's stop; if its node is about to go, its checkpoint has no longer than the node.
 
     `reason`: who wants it, in words; `takers`: jobs that get its GPUs. At a time limit it has the seconds
     of the warning.
@@ -63,7 +63,7 @@ def limit_in_words(job: JobRecord) -> str:
 
 
 def stop_at_limits(ctx: Context, now_s: float) -> Iterator[StopAsked]:
-    """Tell attempts to stop whose jobs are out of time."""
+    """Request the stop of attempts whose jobs are out of time."""
     for number in sorted(ctx.state.live):
         job = ctx.state.jobs[number]
         if (attempt := job.live) is not None and attempt.stop is None and out_of_time(job):

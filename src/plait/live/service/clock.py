@@ -92,7 +92,7 @@ class Clock:
         return max(self(), self._since_made())
 
     def not_before(self, now_s: float) -> None:
-        """Go on from a time that was seen before."""
+        """Continue from a time that was seen before."""
         with self._lock:
             self._now_s = max(self._now_s, now_s)
 

@@ -21,7 +21,7 @@ class NoAnswer(Exception):
 
 
 class Mailbox:
-    """Asks that wait for a reply, by node. Agents and users have event loops of their own, so it is for all threads."""
+    """Requests that wait for a reply, by node; thread-safe, as agents and users have event loops of their own."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
@@ -88,7 +88,7 @@ class Mailbox:
                 bell.ring()
 
     async def news(self, node: str, version: int, wait_s: float) -> None:
-        """Until the assignment of a node is newer than `version`, there is something to ask, or the time is over."""
+        """Wait until the assignment of a node is newer than `version`, a request is due, or the time is over."""
         deadline = time.monotonic() + wait_s
         bell = _Bell()
         with self._lock:

@@ -115,7 +115,7 @@ class Service:
         return self._code
 
     def stop(self) -> None:
-        """Ask the service to end, once open requests are answered."""
+        """Let the service end, once open requests are answered."""
         self._ending.set()
         if self._api is not None:
             self._api.closing.set()
@@ -210,7 +210,7 @@ class Service:
             threading.Thread(target=get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
 
     def _find_damage(self, store: Store) -> None:
-        """Log the rows of the store that do not match their checksums; what the engine goes on from was checked."""
+        """Log the rows of the store that do not match their checksums; the engine's own input was checked."""
         began_s = time.thread_time()
 
         def rest() -> None:

@@ -146,7 +146,7 @@ class WhatIfService:
         return self._outlook[1:]
 
     def durations(self, copy: QueueCopy) -> dict[str, Any]:
-        """In that thread: for the answer of `/v1/state`, how long jobs may still take whose own progress does not tell.
+        """In that thread: for the answer of `/v1/state`, the remaining times of jobs without own progress.
 
         {left_s: number of the job -> `STATE_DRAWS` draws of seconds, left_from: number -> their source in words}
         by the same history of scripts, users and sizes as `outlook`, without the commands.

@@ -58,7 +58,7 @@ class Worker(threading.Thread):
         leads: Callable[[], bool] = lambda: True,
         again: Callable[[], Engine] | None = None,
     ) -> None:
-        """Nothing runs before `start`. `again`: a new engine that goes on from the store, once a full disk has room."""
+        """Nothing runs before `start`. `again`: a new engine from the store, once a full disk has room."""
         super().__init__(name="engine", daemon=True)
         self.engine, self.clock = engine, clock
         self._published, self._failed, self._leads, self._again = published, failed, leads, again
@@ -143,7 +143,7 @@ class Worker(threading.Thread):
         self._refuse(Stopped("the service is going down"))
 
     def _wait_for_room(self, error: NoRoom, items: list[_Item]) -> None:
-        """The disk is full: refuse changes and show what is stored, until there is room; then go on from the store.
+        """The disk is full: refuse changes and show the store, until there is room; then continue from the store.
 
         `items`: requests of the round that could not be stored.
         """

@@ -17,7 +17,7 @@ _META, _SUMS = schema.meta, schema.SUMMED["meta"]
 def read_fact(connection: sa.Connection, key: str, lock: Mapping[str, Any] | None = None) -> str | None:
     """The value of a key, or None; raises `StoreError` for a row that does not match its checksum.
 
-    `lock`: options of FOR UPDATE, for a row that this transaction goes on from.
+    `lock`: options of FOR UPDATE, for a row that this transaction continues from.
     """
     query = sa.select(_META).where(_META.c.key == key)
     row = connection.execute(query if lock is None else query.with_for_update(**lock)).mappings().first()

@@ -1,4 +1,4 @@
-"""How a lease names the process that holds it, and what others can tell from that."""
+"""The name of a process in its lease, and the check whether it lives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.live.system import procs
 
 
 def this_process(lease_s: float = LEAD_S) -> str:
-    """How the lease names the process that asks, and how long its leases last.
+    """The calling process's name in its lease, and how long its leases last.
 
     Another one on the same machine can see whether it is dead.
     """

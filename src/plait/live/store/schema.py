@@ -191,7 +191,7 @@ def jobs_with(text: str, mine: str | None = None) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the log; `entry` and `commands` are JSON text, `jobs` whom it is about."""
+    """One row of the log; `entry` and `commands` are JSON text, `jobs` the numbers it is about."""
 
     seq: int
     at_s: float

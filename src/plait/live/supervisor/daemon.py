@@ -37,7 +37,7 @@ _RETRY_S = 0.02
 
 @contextlib.contextmanager
 def exclusive(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
-    """Nobody else starts or ends services of this home meanwhile: `plait up`, `plait down` and keepers take turns.
+    """No other process starts or ends services of this home meanwhile: `plait up`, `plait down` and keepers take turns.
 
     The second process checks the state again. Raises `InputError` if the other one does not come to an end. Each
     machine has a lock of its own, since what another one keeps is left alone anyway: a process that died at work may

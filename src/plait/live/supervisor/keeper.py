@@ -1,6 +1,6 @@
 """Keeps a cluster of this machine up: starts its service and its agents again when they die. `plait up` starts it.
 
-Nothing depends on it: jobs, agents and the service go on without it, and the next `plait up` starts it again.
+Nothing depends on it: jobs, agents and the service run without it, and the next `plait up` starts it again.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def was_up(layout: Layout) -> bool:
 
 
 def remember_down(layout: Layout, options: dict[str, Any]) -> None:
-    """`plait down` has ended the nodes; the next `plait up` goes on with these options."""
+    """`plait down` has ended the nodes; the next `plait up` continues with these options."""
     remember(layout, {**options, _DOWN: True})
 
 

@@ -217,7 +217,7 @@ def last_line(log: Path) -> str:
 
 
 def end(process: Process) -> None:
-    """Ask a service to end; kill it if it does not."""
+    """End a service; kill it if it does not end."""
     process.send(signal.SIGCONT)
     process.send(signal.SIGTERM)
     until = time.monotonic() + STOP_S

@@ -133,7 +133,7 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
 
 
 def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, Any], was: bool) -> None:
-    """End what a start began that failed; where the cluster was up, its agents go on as they do without a service."""
+    """End the processes of a failed start; where the cluster was up, its agents continue as without a service."""
     if was:
         end_child(process)
         remember(layout, before)
@@ -149,7 +149,7 @@ def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, An
 
 
 def restart_service(layout: Layout) -> None:
-    """The service of a cluster that was up; its agents go on without it, and its nodes are looked after elsewhere."""
+    """The service of a cluster that was up; its agents run without it, and its nodes are kept elsewhere."""
     options = remembered(layout)
     if others_ready(layout):  # one of them leads by now
         start_standby(layout, options, FIRST)

@@ -60,7 +60,7 @@ def manager_of(text: str) -> Manager:
 class WithAggregation:
     """A policy whose jobs get memory of switches from a manager; `routing` is one of `ROUTES`, `seed` for its draws.
 
-    `system`: what the switches run, by the name that was given to `ina=`; jobs that ask for another get none.
+    `system`: what the switches run, by the name that was given to `ina=`; jobs that request another get none.
     `review_s`: seconds after which a plan with grants is made again, so that priorities and deadlines follow the
     progress of jobs; infinite: when something happens.
     """

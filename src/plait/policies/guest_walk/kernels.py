@@ -16,7 +16,7 @@ PER_GUEST = 1e-3
 #: Room for rounding: cores and bytes.
 SLACK = 1e-6
 
-#: Columns of what a job asks for on each GPU, and of the tables of GPUs (whole numbers, amounts) and of nodes.
+#: Columns of a job's needs on each GPU, and of the tables of GPUs (whole numbers, amounts) and of nodes.
 CORES, HOST_BYTES, BYTES, USE, START_BYTES = range(5)
 NODE, CLOSED, JOBS, GUESTS = range(4)
 CAPACITY, TAKEN, LOAD = range(3)

@@ -254,7 +254,7 @@ class _Hosts:
         return sum(self.used[t]) / self.share[t], int(self.floor.jobs.whole[self.lists.queue[at], POSITION]), t
 
     def _skip(self, lo: int, hi: int, mine: float, turns: list[tuple[float, int, int]]) -> int:
-        """The turns of a closed project until another one's, all at once; where its queue goes on."""
+        """Skip the turns of a closed project until another one's, all at once; return where its queue continues."""
         whole = self.floor.jobs.whole
         rows = self.lists.queue[lo:hi]
         if turns and turns[0][0] == mine:

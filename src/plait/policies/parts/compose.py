@@ -70,7 +70,7 @@ class Composed:
     reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it
     quantum_s      how often to decide while jobs wait, for orders that change continuously
     min_run_s      a started job is not preempted before it ran this long
-    urgency        priority classes, and deadlines if asked to, go before `order`
+    urgency        priority classes, and deadlines if enabled, go before `order`
 
     Raises `InputError` for a combination that cannot work.
     """

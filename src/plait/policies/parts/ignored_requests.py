@@ -20,8 +20,8 @@ def remarks(
 ) -> list[str]:
     """A sentence for each request of a job that the policy ignores, with what would work instead.
 
-    `text` is the policy as it was named, `policy` the object made of it, the rest the job's requests: 0, None and the
-    class guaranteed request nothing.
+    `text` is the name of the policy, `policy` the object made of it, the rest the job's requests: 0, None and the class
+    guaranteed request nothing.
 
     >>> from plait.policies.catalog import make_policy
     >>> remarks("fifo", make_policy("fifo"), 0.0, 3600.0)

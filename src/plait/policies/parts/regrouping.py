@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def gpus_of(jobs: JobTable, groups: Sequence[RatedGroup]) -> int:
-    """GPUs that these groups ask for."""
+    """GPUs that these groups need."""
     return sum(int(jobs.gpus[one.members[0]]) for one in groups)
 
 
@@ -50,7 +50,7 @@ def work(jobs: JobTable, groups: Sequence[RatedGroup]) -> float:
 
 
 def running_groups(view: View, rows: IntArray) -> IntArray:
-    """The running group that each of these rows is in, -1 if it does not run or not at the size that it asks for."""
+    """The running group that each of these rows is in, -1 if it does not run or not at its requested size."""
     running_group = view.jobs.running_group[rows]
     runs = np.flatnonzero(running_group >= 0)
     running_group[runs[view.running.gpu_count()[running_group[runs]] != view.jobs.gpus[rows[runs]]]] = -1
@@ -58,7 +58,7 @@ def running_groups(view: View, rows: IntArray) -> IntArray:
 
 
 def units_of(view: View, rows: IntArray) -> list[list[int]]:
-    """Running rows by their groups, in order; only rows that have the size that they ask for."""
+    """Running rows by their groups, in order; only rows at their requested size."""
     found: dict[int, list[int]] = {}
     for row, group in zip(rows.tolist(), running_groups(view, rows).tolist(), strict=True):
         if group >= 0:

@@ -94,7 +94,7 @@ class InRounds:
     such period for each time that jobs which were due before it fill the cluster.
 
     Rounds that change nothing are skipped: a plan is valid until the first round in which time alone may change it
-    (`plait.policies.sizing.skippable_rounds`), where the policy can tell (`would_repeat`).
+    (`plait.policies.sizing.skippable_rounds`), where the policy knows (`would_repeat`).
 
     In which round a plan was made, and for which ones it stands, is kept in the level of its jobs, and that a job is
     due in its promotions, so the policy is a function of the view. Raises `InputError` for times that make no rounds.

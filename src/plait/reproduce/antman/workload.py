@@ -47,8 +47,8 @@ class Workload:
 
     `load`: GPU time of all jobs over the span of submissions x 64 GPUs. Unlike `plait.traces.offered_load` it also
     counts work that is due after the last submission. Infinite: all jobs are submitted at once. Durations above
-    `longest_h` hours are cut to it. `opportunistic` is the share of such jobs. `gangs`: the largest gang; larger
-    ones ask for that many GPUs.
+    `longest_h` hours are cut to it. `opportunistic` is the share of such jobs. `gangs`: the largest gang; larger ones
+    request that many GPUs.
     """
 
     jobs: int = 500

@@ -122,7 +122,7 @@ def crowded_nodes(allocations: Mapping[int, Allocation]) -> frozenset[int]:
 def _decide(
     rule: Rule, now_s: float, active: Sequence[Job], allocations: Mapping[int, Allocation]
 ) -> dict[int, Allocation]:
-    """Ask the policy, and place every job whose list of nodes changed."""
+    """Call the policy, and place every job whose list of nodes changed."""
     kept = {job.number: held for job in active if (held := allocations.get(job.number))}
     wanted = {number: nodes for number, nodes in rule.decide(now_s, active, kept).items() if nodes}
     for job in active:

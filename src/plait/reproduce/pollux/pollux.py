@@ -130,7 +130,7 @@ class PolluxExact(Pollux):
 
 
 class PolluxSearch(Pollux):
-    """Any size anywhere, by the published genetic search, which goes on from the front of the round before."""
+    """Any size anywhere, by the published genetic search, which continues from the previous round's front."""
 
     def __init__(
         self, shape: Shape, *, floor: float = FLOOR, base: Base = "artifact", seed: int = 0, avoid: bool = True

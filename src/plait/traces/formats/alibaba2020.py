@@ -1,8 +1,7 @@
 """Alibaba PAI 2020 (cluster-trace-gpu-v2020): several CSVs without header, seconds minus a constant.
 
-A job has tasks (kinds of worker); a task has instances that each ask for a percentage of a GPU. Read the
-folder with `pai_job_table.csv` and `pai_task_table.csv`, and `pai_group_tag_table.csv` where it is (each
-plain or `.gz`).
+A job has tasks (kinds of worker); a task has instances that each request a percentage of a GPU. Read the folder with
+`pai_job_table.csv` and `pai_task_table.csv`, and `pai_group_tag_table.csv` where it is (each plain or `.gz`).
 """
 
 from __future__ import annotations

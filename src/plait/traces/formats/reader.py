@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a file, enough to tell its format: its path, its first lines, and columns that were named."""
+    """The beginning of a file, enough to recognise its format: its path, its first lines, and given column names."""
 
     path: Path
     lines: tuple[str, ...]

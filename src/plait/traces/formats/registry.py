@@ -1,4 +1,4 @@
-"""The trace formats plait reads, by name, and how to tell them apart."""
+"""The trace formats plait reads, by name, and how to recognise them."""
 
 from __future__ import annotations
 

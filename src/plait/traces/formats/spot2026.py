@@ -30,8 +30,8 @@ CLASSES = {"HP": "guaranteed", "Spot": "opportunistic"}
 def read(path: Pathish, *, nodes: Pathish | None = None, rules: Rules = RULES) -> TraceTable:
     """Reads the job list, and its cluster from the node list `nodes`.
 
-    Gang = GPUs of a worker x workers; one worker with part of a GPU has `gpu_milli`; CPUs are summed over
-    workers. Taken literally, the durations ask for more A10s than there are.
+    Gang = GPUs of a worker x workers; one worker with part of a GPU has `gpu_milli`; CPUs are summed over workers.
+    Taken literally, the durations need more A10s than there are.
     """
     source = Source(path, rules)
     builder = TableBuilder(source)

@@ -23,13 +23,13 @@ SHARES = {"imagenet": 0.02, "yolov3": 0.06, "deepspeech2": 0.10, "bert": 0.10, "
 #: 160 jobs in eight hours.
 GAP_S = 8 * 3600 / 160
 
-#: Users ask for a power of two of GPUs that brings this part of a linear speed-up, as in the paper's evaluation.
+#: Users request a power of two of GPUs that brings this part of a linear speed-up, as in the paper's evaluation.
 WORTH = (0.5, 0.8)
 
 
 @cache
 def tuned_sizes(model: str) -> tuple[int, ...]:
-    """GPUs that a user who knows the model may ask for; if none is in the range, the most that are worth it."""
+    """GPUs that a user who knows the model may request; if none is in the range, the maximum worth it."""
     known = shipped()[model]
     most = min(MOST_GPUS, known.most_gpus)
     sizes = [1 << n for n in range(most.bit_length()) if 1 << n <= most]
@@ -39,7 +39,7 @@ def tuned_sizes(model: str) -> tuple[int, ...]:
 
 
 def generate_pollux(jobs: int, gpus: int, load: float | None, seed: int, arrivals: Arrivals) -> TraceTable:
-    """`jobs` jobs for a cluster of `gpus` GPUs; `load` counts each at the size that it asks for."""
+    """`jobs` jobs for a cluster of `gpus` GPUs; `load` counts each at its requested size."""
     names = np.array(list(SHARES), dtype=object)
     models = stream(seed, "models").choice(names, size=jobs, p=list(SHARES.values()))
     sizes, draw = np.zeros(jobs, dtype=np.int32), stream(seed, "sizes").random(jobs)

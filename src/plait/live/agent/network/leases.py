@@ -1,4 +1,4 @@
-"""The jobs that a switch and its server have, brought in line with what the service asks for."""
+"""The jobs of a switch and its server, brought in line with the service's order."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class PlaneProcesses:
         return self._switch
 
     def ready(self) -> bool:
-        """Whether both serve; goes on with their start and never waits. Raises `NotReady` if one does not start."""
+        """Whether both serve; continues their start and never waits. Raises `NotReady` if one does not start."""
         if self._starting is None:
             return True
         found = self._starting.look()

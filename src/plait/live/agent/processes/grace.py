@@ -1,4 +1,4 @@
-"""The grace that a stop.json in a job's folder asks for. Runners read it, which import nothing that is installed."""
+"""The grace in the stop.json of a job's folder. Runners read it, which import nothing that is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_S = 1e6
 
 
 def read_grace_s(path: Path, usual_s: float) -> float:
-    """Seconds of grace that a stop.json asks for."""
+    """Seconds of grace in a stop.json."""
     return grace_of((procs.read_json(path) or {}).get("grace_s"), usual_s)
 
 

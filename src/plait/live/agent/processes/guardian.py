@@ -1,9 +1,9 @@
 """A small process next to each runner that ends the job when the runner cannot: it was killed, or it stands still.
 
-The process that the runner started dies with the runner (PR_SET_PDEATHSIG), what that one started does not: a shell's
-program would go on alone if the agent were dead too. The guardian is a fork of the runner, has a session of its own,
-and the kernel signals it when the runner dies. It knows processes of the job by their mark, their control
-group and the session of the job.
+The process that the runner started dies with the runner (PR_SET_PDEATHSIG), its own children do not: a shell's program
+would continue alone if the agent were dead too. The guardian is a fork of the runner, has a session of its own, and the
+kernel signals it when the runner dies. It finds processes of the job by their mark, their control group and the session
+of the job.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from plait.live.system import procs
 
 CULPRIT, BYSTANDER, UNKNOWN, REFUSED = "culprit", "bystander", "unknown", "refused"
 _PREEMPTED, _LOST = 75, 70
-_STOP_AT = 2048  # the word of a page that asks its job to stop, see plait.runtime.page
+_STOP_AT = 2048  # the word of a page with the request to stop, see plait.runtime.page
 #: A member whose grace is over is interrupted, and after so long its process is killed.
 _INTERRUPTED_S = 2.0
 _HURRY_S = 0.5
@@ -333,7 +333,7 @@ class HostRunner(Runner):
 
 
 def _ask_by_page(folder: str) -> None:
-    """Ask a job to stop where its agent would, who may be dead."""
+    """Request a job's stop in the place of its agent, which may be dead."""
     with contextlib.suppress(OSError):
         fd = os.open(os.path.join(folder, "page.bin"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -343,7 +343,7 @@ def _ask_by_page(folder: str) -> None:
 
 
 def _page_says_stop(folder: str) -> bool:
-    """Whether the page asks for a stop: known also when a full disk kept stop.json from being written."""
+    """Whether the page has a request to stop: known also when a full disk kept stop.json from being written."""
     try:
         with procs.open_plain(os.path.join(folder, "page.bin")) as page:
             page.seek(_STOP_AT)

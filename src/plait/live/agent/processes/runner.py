@@ -183,7 +183,7 @@ class Runner:
         return code
 
     def _listen(self) -> int:
-        """Hear signals; a descriptor at which they can be waited for."""
+        """Install signal handlers; return the file descriptor that becomes readable on a signal."""
         wake, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
@@ -300,7 +300,7 @@ class Runner:
                 for key, _ in selector.select(max(0.0, min(waits)) if waits else None):
                     if key.fd == self._pipe:
                         if not self._copy():
-                            selector.unregister(self._pipe)  # the job closed its output and goes on
+                            selector.unregister(self._pipe)  # the job closed its output and continues
                     else:
                         self._signalled(os.read(wake, 512))
 
@@ -449,7 +449,7 @@ class Runner:
 
     def _verdict(self, kernel_kills: int) -> tuple[int, str | None]:
         code = os.waitstatus_to_exitcode(self.status or 0)
-        if self.lapsed and (code < 0 or code == _PREEMPTED):  # not its failure: it goes on from its checkpoint
+        if self.lapsed and (code < 0 or code == _PREEMPTED):  # not its failure: it resumes from its checkpoint
             return _PREEMPTED, self.lapsed
         if self.killed:
             return code, self.killed

@@ -59,7 +59,7 @@ class Coordinator:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Go on from `file`. `capacity_bytes`: memory of each GPU; 0: unknown, and not limited then."""
+        """Continue from `file`. `capacity_bytes`: memory of each GPU; 0: unknown, and not limited then."""
         self._file, self._log, self._clock = file, log, clock
         self._limited = capacity_bytes >= 1
         self._reports = Reports(int(capacity_bytes))

@@ -1,4 +1,4 @@
-"""The processes on the GPUs of a node: who shares one with whom."""
+"""The processes on the GPUs of a node, and their neighbours."""
 
 from __future__ import annotations
 

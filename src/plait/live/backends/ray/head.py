@@ -1,4 +1,4 @@
-"""The head of a Ray cluster as plait asks it: through a process that talks to Ray, and with an end to every wait.
+"""Requests to the head of a Ray cluster: through a process that talks to Ray, and with an end to every wait.
 
 Ray's own client waits long for a head that is dead, and cannot be stopped while it does; `bridge` is what
 runs in that process.

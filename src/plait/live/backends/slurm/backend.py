@@ -37,7 +37,7 @@ KILL_S = 60.0
 
 
 class SlurmBackend:
-    """Asks for allocations, fits their number to the queue, and gives them back."""
+    """Requests allocations, fits their number to the queue, and gives them back."""
 
     name = "slurm"
 

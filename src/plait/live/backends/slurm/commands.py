@@ -49,7 +49,7 @@ class Job:
 
 
 class SlurmCli:
-    """Asks the Slurm of this machine; `env` replaces the environment of the commands."""
+    """Calls the Slurm of this machine; `env` replaces the environment of the commands."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         source = os.environ if env is None else env

@@ -121,7 +121,7 @@ def main() -> None:
     os.dup2(log, 2)
     for variable in [key for key in os.environ if key.startswith("SLURM") and key not in _KEPT]:
         del os.environ[variable]
-    os.environ[VARIABLE] = " ".join([os.environ.get(VARIABLE, ""), *_KEPT])  # jobs may ask Slurm for their allocation
+    os.environ[VARIABLE] = " ".join([os.environ.get(VARIABLE, ""), *_KEPT])  # jobs may query Slurm about it
     settings = {
         "home": layout.home, "node": name, "gpus": options.slots, "cuda": given if options.cuda else None,
         "stop-jobs": True, "stop-grace": options.stop_grace_s, "on-loan": True,

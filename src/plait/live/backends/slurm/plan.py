@@ -1,4 +1,4 @@
-"""How many allocations of Slurm there should be: which to ask for, to empty, to give back. No clock, no commands."""
+"""The wanted number of Slurm allocations: which to request, to empty, to give back. No clock, no commands."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Held:
 
     @property
     def expiring(self) -> bool:
-        """It is time to ask for its successor."""
+        """It is time to request its successor."""
         return self.left_s <= self.replace_s
 
 

@@ -1,4 +1,4 @@
-"""How many GPUs jobs want, by which backends ask for nodes and give them back."""
+"""GPUs that jobs want, by which backends request nodes and give them back."""
 
 from __future__ import annotations
 

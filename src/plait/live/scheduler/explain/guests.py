@@ -1,4 +1,4 @@
-"""How a running job shares its GPUs with guests, or as one: with whom, how much it gets, where it would be alone."""
+"""Sharing of a running job's GPUs with guests, or as one: its neighbours, its share, where it would be alone."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ _BY = {"cgroup": "the cgroup freezer", "signals": "stop signals"}
 
 
 def _share(how: dict[str, Any]) -> str:
-    """The share as it is kept, to follow "runs as a guest of j-0 on n0:0"."""
+    """The kept share, to follow "runs as a guest of j-0 on n0:0"."""
     if how["share"] is None:
         return ""
     if how["throttled"] is None:

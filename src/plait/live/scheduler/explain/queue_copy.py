@@ -1,4 +1,4 @@
-"""The queue after a decision, in a copy that other threads may ask: whose jobs they are, what they reported."""
+"""The queue after a decision, in a copy for other threads: owners of jobs, and their reports."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def job_row(ctx: Context, job: JobRecord) -> dict[str, Any]:
 
 
 def _starts_over(ctx: Context, job: JobRecord, state: str) -> bool:
-    """Whether what a job had done is lost: it starts again, and has no checkpoint to go on from."""
+    """Whether the work of a job is lost: it starts again, and has no checkpoint to resume from."""
     controller = ctx.state.controller
     assert controller is not None
     never = int(controller.job_store.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)

@@ -108,5 +108,5 @@ class Question:
     now_s: float
 
     def answer(self, in_time: Callable[[], bool]) -> list[dict[str, Any]]:
-        """Ask the policy, while `in_time`."""
+        """Call the policy, while `in_time`."""
         return would_start(self.copy, self.number, self.blockers, self.now_s, in_time)

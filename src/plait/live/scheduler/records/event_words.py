@@ -65,7 +65,7 @@ RESIZED = ("shrunk", "grown")
 
 
 def stop_in_words(why: str, reason: str) -> str:
-    """Why an attempt has to stop, and by or for whom.
+    """Why an attempt has to stop, and for which user or jobs.
 
     >>> stop_in_words("requeued", "by ann"), stop_in_words("drained", "")
     ('requeued by ann', 'drained')

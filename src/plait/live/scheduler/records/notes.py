@@ -298,7 +298,7 @@ class NumbersSpent:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStarted:
-    """A service goes on from the store, in its term, `away_s` seconds after the newest entry before."""
+    """A service continues from the store, in its term, `away_s` seconds after the previous newest entry."""
 
     at_s: float
     term: int

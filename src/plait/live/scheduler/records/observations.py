@@ -140,7 +140,7 @@ class SuccessorAsked:
 
 @dataclass(frozen=True, slots=True)
 class SuccessorSettled:
-    """Nobody needs to wait for this process of a job's successor: it is ready, or cannot be."""
+    """A process of a job's successor needs no waiting: it is ready or impossible."""
 
     job: int
     rank: int

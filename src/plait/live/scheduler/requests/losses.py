@@ -26,7 +26,7 @@ NAMED = 8
 class Loss:
     """Work that a stop of a job would lose: seconds on `gpus` GPUs, and iterations if its processes report them.
 
-    `from_start`: all of its attempt, because there is no checkpoint that it would go on from.
+    `from_start`: all of its attempt, because there is no checkpoint to resume from.
     """
 
     job: int

@@ -1,4 +1,4 @@
-"""The HTTP API: who may connect and ask, handlers by topic in `routes`, answers as JSON, limits, metrics.
+"""The HTTP API: connections and authentication, handlers by topic in `routes`, answers as JSON, limits, metrics.
 
 Start at `app.make_app`.
 """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> FastAPI:
     """The FastAPI application: all routes, and the answers to the errors that plait raises.
 
-    `pages` makes the application for browsers from this one, which it asks; it answers under `/web/`.
+    `pages` makes the application for browsers from this one, which it calls; it answers under `/web/`.
     """
     app = FastAPI(title="plait", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.api = api

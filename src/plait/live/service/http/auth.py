@@ -1,4 +1,4 @@
-"""Who asks: bearer tokens, of which the store keeps only hashes, and what each role may do.
+"""Authentication: bearer tokens, of which the store keeps only hashes, and the rights of each role.
 
 admin    everything
 user     submits; reads, changes and cancels own jobs; sees the queue
@@ -51,7 +51,7 @@ class Tokens:
         self._store, self.now, self._layout = store, clock, layout
         self._known = {token.hash: token for token in store.tokens()}
         self._lock = threading.Lock()  # they are made and revoked in threads
-        self._enrolling = threading.Lock()  # an agent asks on two connections at once
+        self._enrolling = threading.Lock()  # an agent opens two connections at once
         #: Nodes by the hashes of the secrets in their files, and the time from which the files may be read again.
         self._found: dict[str, str] = {}
         self._look_at = 0.0

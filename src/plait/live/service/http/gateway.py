@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from plait.live.store.leader_lease import LeaderLease
 
-#: Tells whether this service leads: 200 if it does, 503 if it stands by. Needs no token.
+#: Whether this service leads: 200 if it does, 503 if it stands by. Needs no token.
 HEALTH = "/v1/health"
 
 

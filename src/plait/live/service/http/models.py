@@ -220,7 +220,7 @@ class GoneIn(Model):
 
 
 class TokenIn(Model):
-    """Whom a new token is for."""
+    """The user and role of a new token."""
 
     user: Name
     role: Literal["admin", "user", "viewer", "agent"] = "user"

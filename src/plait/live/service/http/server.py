@@ -31,7 +31,7 @@ def shares() -> tuple[int, int]:
 
 
 class Server(uvicorn.Server):
-    """A server that calls `ready` when it answers, leaves signals to others, and admits whom there is room for."""
+    """A server that calls `ready` when it answers, leaves signals to others, and admits clients while there is room."""
 
     def __init__(
         self, gateway: Gateway, most: int, certificate: str | None, key: str | None,
@@ -84,5 +84,5 @@ class AgentServer(threading.Thread):
             self._failed(error)
 
     def stop(self) -> None:
-        """Ask it to end, once open requests are answered."""
+        """End the server, once open requests are answered."""
         self._server.should_exit = True

@@ -176,7 +176,7 @@ class UsageRecorder:
             try:
                 await self.sample()
                 await asyncio.to_thread(self.save)
-            except Exception as error:  # charts have gaps then; the service goes on
+            except Exception as error:  # charts have gaps then; the service continues
                 if str(error) != self._trouble and not ending.is_set():
                     self._trouble = str(error)
                     _LOG.warning("usage of jobs was not recorded", exc_info=error)

@@ -1,6 +1,6 @@
 """Themis as in the artifact, solved exactly instead of by its chain of solvers.
 
-At each event the artifact asks a linear-program solver for time shares x that minimise the largest rho,
+At each event the artifact calls a linear-program solver for time shares x that minimise the largest rho,
 
     rho_j = (now - submit_j + R_j / (mu_j x_j)) / (C_j + R_j / b_j),   0 <= x_j <= 1,   sum g_j x_j <= 64
 

@@ -352,7 +352,7 @@ def _tres(row: TextRow, column: str) -> Mapping[str, float]:
         name, equals, amount = part.partition("=")
         match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGTP]?)[nc]?", amount)
         of_gres = re.fullmatch(r"(?:gres[/:])?gpu(:[\w.-]+)?:(\d{1,9})(?:\(.*\))?", part)
-        if of_gres is not None:  # as jobs ask for it: gpu:a100:4
+        if of_gres is not None:  # as jobs request it: gpu:a100:4
             amounts[f"gres/gpu{of_gres[1] or ''}"] = float(of_gres[2])
             continue
         if not equals or match is None:

@@ -33,7 +33,7 @@ router = APIRouter(tags=["administration"])
 
 @router.get("/v1/me", **answers(Me))
 async def me(request: Request) -> Response:
-    """Who asks: the user, role and project of the token."""
+    """The caller: user, role and project of the token."""
     token = api_of(request).who(request)
     return Json({"user": token.user, "role": token.role, "project": token.project})
 

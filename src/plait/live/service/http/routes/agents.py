@@ -58,9 +58,9 @@ async def sync(request: Request) -> Response:
 
 
 def _current_assignment(api: Api, report: Observed) -> Assignment:
-    """While nothing can be written down: jobs go on under their lease, nothing is begun, stopped or forgotten.
+    """While nothing can be stored: jobs run on under their lease, nothing is begun, stopped or forgotten.
 
-    Nobody calls the node lost meanwhile, as the service that waits is the only one, and counts from the start after it.
+    The node is not lost meanwhile, as the service that waits is the only one, and counts from the start after it.
     """
     keep = [[one.job, one.epoch, one.rank] for one in report.attempts]
     asks = api.mailbox.due(report.node.id)  # logs can be read all the same

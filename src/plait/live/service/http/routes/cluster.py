@@ -202,8 +202,8 @@ async def change_node(
 ) -> Response:
     """Drain `node` or resume it, by `action`.
 
-    A drained node gets no new work. Its jobs stop, after a checkpoint if they can resume from one, and go on elsewhere.
-    If one would lose work, nothing is done unless `may_lose_work` is true.
+    A drained node gets no new work. Its jobs stop, after a checkpoint if they can resume from one, and continue
+    elsewhere. If one would lose work, nothing is done unless `may_lose_work` is true.
     """
     api = api_of(request)
     api.who(request, "admin")
@@ -272,7 +272,7 @@ def _try_out(policy: str, modules: Collection[str], folder: FilePath, network: b
         raise InputError(f"policy {policy[:100]!r} cannot be made: {type(error).__name__}: {error}") from error
     try:
         warm_up(policy)
-    except Exception:  # on a cluster of its own; the status will tell how it does on the real one
+    except Exception:  # on a cluster of its own; the status will show how it does on the real one
         _LOG.warning("policy %s failed on an empty cluster", policy, exc_info=True)
 
 

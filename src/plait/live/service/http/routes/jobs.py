@@ -153,7 +153,7 @@ async def cancel(request: Request, job: JobName) -> Response:
 async def update(request: Request, job: JobName, key: Key = None) -> Response:
     """Change priority, class, deadline or size of a job that waits or runs.
 
-    A size that no longer fits stops a running job after a checkpoint, and it goes on at the new size; all else counts
+    A size that no longer fits stops a running job after a checkpoint, and it continues at the new size; all else counts
     from the next decision on and touches no process. With an `Idempotency-Key` it may be sent again.
     """
     api = api_of(request)

@@ -23,7 +23,7 @@ LARGEST, MOST = 50 * 2**20, 500
 #: Bytes in which the title is searched.
 _HEAD = 4096
 _TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL | re.IGNORECASE)
-#: A report draws its own charts. It has no origin, so it can ask the service for nothing, and it loads nothing.
+#: A report draws its own charts. It has no origin, so it can send no request to the service, and it loads nothing.
 HEADERS = {
     "content-security-policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
