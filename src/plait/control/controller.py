@@ -6,10 +6,10 @@ cluster and the replay of a log all run this very code.
 
 Rules of the job store (one place each):
   a job waits from submission, or from the moment it loses its GPUs           `_to_waiting`
-  its request may change, and it may be sent back to the queue                `_update`, `_requeue`
-  progress, service and run time are measured by the backend                  `_progress`
+  its request may change, and it may be sent back to the queue                `_on_job_updated`, `_on_job_requeued`
+  progress, service and run time are measured by the backend                  `_on_progress_reported`
   a job's waits count from its first run on, and from zero after a promotion  `_start`, `_promote`
-  failures are retried while the spec allows it                               `_fail`
+  failures are retried while the spec allows it                               `_on_job_failed`
 """
 
 from __future__ import annotations
@@ -135,27 +135,27 @@ class Controller:
         self.changed = False
         self.competing = 0.0
         self._handlers: dict[type, Callable[[Any], Sequence[Command]]] = {
-            JobSubmitted: self._submit,
-            ProgressReported: self._progress,
-            JobProfiled: self._profile,
-            GoodputReported: self._estimate,
-            StopCostReported: self._stop_cost,
-            JobKept: self._keep,
-            JobHeld: self._hold,
-            UsageReported: self._use,
-            NetworkReported: self._exchange,
-            JobFinished: self._finish,
-            JobFailed: self._fail,
-            JobCancelled: self._cancel,
-            JobUpdated: self._update,
-            JobRequeued: self._requeue,
-            NodeJoined: self._join,
-            NodeLost: self._lose,
-            NodeSuspected: self._suspect,
-            SwitchLost: self._lose_switch,
-            SwitchJoined: self._join_switch,
-            LaunchFailed: self._launch_failed,
-            ReplanDue: self._replan,
+            JobSubmitted: self._on_job_submitted,
+            ProgressReported: self._on_progress_reported,
+            JobProfiled: self._on_job_profiled,
+            GoodputReported: self._on_goodput_reported,
+            StopCostReported: self._on_stop_cost_reported,
+            JobKept: self._on_job_kept,
+            JobHeld: self._on_job_held,
+            UsageReported: self._on_usage_reported,
+            NetworkReported: self._on_network_reported,
+            JobFinished: self._on_job_finished,
+            JobFailed: self._on_job_failed,
+            JobCancelled: self._on_job_cancelled,
+            JobUpdated: self._on_job_updated,
+            JobRequeued: self._on_job_requeued,
+            NodeJoined: self._on_node_joined,
+            NodeLost: self._on_node_lost,
+            NodeSuspected: self._on_node_suspected,
+            SwitchLost: self._on_switch_lost,
+            SwitchJoined: self._on_switch_joined,
+            LaunchFailed: self._on_launch_failed,
+            ReplanDue: self._on_replan_due,
         }
 
     def handle(self, event: Event) -> Sequence[Command]:
@@ -216,7 +216,7 @@ class Controller:
 
     # -- jobs -----------------------------------------------------------------------------------------
 
-    def _submit(self, event: JobSubmitted) -> Sequence[Command]:
+    def _on_job_submitted(self, event: JobSubmitted) -> Sequence[Command]:
         if event.first != self.job_store.count:
             raise PlaitError(f"submission starts at number {event.first}, expected {self.job_store.count}")
         numbers = self.job_store.append(event.jobs, self.competing)
@@ -248,7 +248,7 @@ class Controller:
         reasons = {int(n): refusal(self.job_store.spec(int(n)), self.cluster, room) for n in suspects}
         return {n: reason for n, reason in reasons.items() if reason is not None}
 
-    def _progress(self, event: ProgressReported) -> Sequence[Command]:
+    def _on_progress_reported(self, event: ProgressReported) -> Sequence[Command]:
         columns = self.job_store.columns
         if self.running.guest is not None:
             note_slow_progress(event, columns, self.running, self.usage)
@@ -284,17 +284,17 @@ class Controller:
         jobs = event.jobs[shares]
         columns["shared_speed"][jobs] = columns["iteration_s"][jobs] / event.iteration_s[shares]
 
-    def _profile(self, event: JobProfiled) -> Sequence[Command]:
+    def _on_job_profiled(self, event: JobProfiled) -> Sequence[Command]:
         self.job_store.columns["iteration_s"][event.jobs] = event.iteration_s
         self.job_store.columns["stage_s"][event.jobs] = event.stage_s
         self.changed = True
         return ()
 
-    def _estimate(self, event: GoodputReported) -> Sequence[Command]:
+    def _on_goodput_reported(self, event: GoodputReported) -> Sequence[Command]:
         self.job_store.columns["goodput"][event.jobs] = event.goodput
         return ()
 
-    def _stop_cost(self, event: StopCostReported) -> Sequence[Command]:
+    def _on_stop_cost_reported(self, event: StopCostReported) -> Sequence[Command]:
         columns = self.job_store.columns
         columns["has_losses"][0] = True
         columns["checkpoints"][event.jobs] = event.checkpoints
@@ -304,13 +304,13 @@ class Controller:
         self._may_release()
         return ()
 
-    def _keep(self, event: JobKept) -> Sequence[Command]:
+    def _on_job_kept(self, event: JobKept) -> Sequence[Command]:
         self.job_store.columns["has_losses"][0] = True
         self.job_store.columns["keep_until_s"][event.jobs] = event.until_s
         self._may_release()
         return ()
 
-    def _hold(self, event: JobHeld) -> Sequence[Command]:
+    def _on_job_held(self, event: JobHeld) -> Sequence[Command]:
         phase = self.job_store.columns["phase"]
         away = event.jobs[(event.held > 0) & (phase[event.jobs] == WAITING)]
         back = np.intersect1d(event.jobs[event.held == 0], self.held)
@@ -320,13 +320,13 @@ class Controller:
         self.changed = True
         return ()
 
-    def _use(self, event: UsageReported) -> Sequence[Command]:
+    def _on_usage_reported(self, event: UsageReported) -> Sequence[Command]:
         columns = self.job_store.columns
         self.usage = updated(self.usage, event, self.cluster.gpus, columns["running_group"])
         self.changed |= note_slow_steps(event, columns, self.running)
         return ()
 
-    def _exchange(self, event: NetworkReported) -> Sequence[Command]:
+    def _on_network_reported(self, event: NetworkReported) -> Sequence[Command]:
         self.network = updated_figures(self.network, event, self.job_store.columns["running_group"])
         return ()
 
@@ -335,14 +335,14 @@ class Controller:
         if (self.job_store.columns["phase"][self.active] == WAITING).any():
             self.changed = True
 
-    def _finish(self, event: JobFinished) -> Sequence[Command]:
+    def _on_job_finished(self, event: JobFinished) -> Sequence[Command]:
         self._require(event.jobs, Phase.FINISHED, event)
         columns = self.job_store.columns
         record_completion(event.jobs, columns["iterations"], columns["iterations_done"])
         self._end(event.jobs, Phase.FINISHED, event.end_s)
         return ()
 
-    def _fail(self, event: JobFailed) -> Sequence[Command]:
+    def _on_job_failed(self, event: JobFailed) -> Sequence[Command]:
         columns = self.job_store.columns
         self._require(event.jobs, Phase.FAILED, event)
         columns["failures"][event.jobs] += 1
@@ -358,13 +358,13 @@ class Controller:
         self._end(lost, Phase.FAILED, event.at_s)
         return (Refuse(self.events, lost, reasons),)
 
-    def _cancel(self, event: JobCancelled) -> Sequence[Command]:
+    def _on_job_cancelled(self, event: JobCancelled) -> Sequence[Command]:
         self._require(event.jobs, Phase.CANCELLED, event)
         stop = event.jobs[self.job_store.columns["phase"][event.jobs] == RUNNING]
         self._end(event.jobs, Phase.CANCELLED, event.at_s)
         return (Stop(self.events, stop, checkpoint=False),) if len(stop) else ()
 
-    def _update(self, event: JobUpdated) -> Sequence[Command]:
+    def _on_job_updated(self, event: JobUpdated) -> Sequence[Command]:
         columns, jobs = self.job_store.columns, event.jobs
         if len(jobs) != len(event.specs):
             raise PlaitError(f"an update names {len(jobs)} jobs and has {len(event.specs)} specs")
@@ -375,7 +375,7 @@ class Controller:
         held = self.running.gpu_count()[columns["running_group"][running]]
         return self._leave(running[(held < columns["min_gpus"][running]) | (held > columns["max_gpus"][running])])
 
-    def _requeue(self, event: JobRequeued) -> Sequence[Command]:
+    def _on_job_requeued(self, event: JobRequeued) -> Sequence[Command]:
         self._require(event.jobs, Phase.WAITING, event)
         return self._leave(event.jobs)
 
@@ -386,20 +386,20 @@ class Controller:
         self._to_waiting(jobs)
         return (Stop(self.events, jobs),)
 
-    def _launch_failed(self, event: LaunchFailed) -> Sequence[Command]:
+    def _on_launch_failed(self, event: LaunchFailed) -> Sequence[Command]:
         self.job_store.columns["reason"][event.jobs] = event.reason
         self._to_waiting(event.jobs)
         return ()
 
     # -- nodes ----------------------------------------------------------------------------------------
 
-    def _join(self, event: NodeJoined) -> Sequence[Command]:
+    def _on_node_joined(self, event: NodeJoined) -> Sequence[Command]:
         self.cluster = self.cluster.with_node(event.node)
         self.silent -= {event.node.id}
         self.changed = True
         return ()
 
-    def _lose(self, event: NodeLost) -> Sequence[Command]:
+    def _on_node_lost(self, event: NodeLost) -> Sequence[Command]:
         node = self.cluster.index(event.node)
         self.cluster = self.cluster.without_node(event.node)
         self.silent -= {event.node}
@@ -418,7 +418,7 @@ class Controller:
         self.changed = True
         return (Stop(self.events, np.sort(lost), checkpoint=False),) if len(lost) else ()
 
-    def _suspect(self, event: NodeSuspected) -> Sequence[Command]:
+    def _on_node_suspected(self, event: NodeSuspected) -> Sequence[Command]:
         """Mark a silent node as down; jobs with GPUs there stay (`View.on_silent_nodes`)."""
         node = self.cluster.nodes[self.cluster.index(event.node)]
         self.cluster = self.cluster.without_node(node.id) if event.suspect else self.cluster.with_node(node)
@@ -426,12 +426,12 @@ class Controller:
         self.changed = True
         return ()
 
-    def _lose_switch(self, event: SwitchLost) -> Sequence[Command]:
+    def _on_switch_lost(self, event: SwitchLost) -> Sequence[Command]:
         self.cluster = self.cluster.without_switch(event.switch)
         self.changed = True
         return ()
 
-    def _join_switch(self, event: SwitchJoined) -> Sequence[Command]:
+    def _on_switch_joined(self, event: SwitchJoined) -> Sequence[Command]:
         self.cluster = self.cluster.with_switch(event.switch)
         self.changed = True
         return ()
@@ -507,7 +507,7 @@ class Controller:
 
     # -- deciding -------------------------------------------------------------------------------------
 
-    def _replan(self, event: ReplanDue) -> Sequence[Command]:
+    def _on_replan_due(self, event: ReplanDue) -> Sequence[Command]:
         if not self.changed and event.at_s < self.plan.valid_until_s - CLOCK_S:
             return ()
         view = self.view()
