@@ -34,7 +34,7 @@ PARTS = {
     "quantise_s": "fixed point, packing",
     "transfer_s": "sending, receiving, waiting",
     "decode_s": "unpacking, mean",
-    "success_s": "agreement after it",
+    "success_s": "agreement after it, next to the script",
     "gloo_s": "gloo, of buckets that failed",
 }
 
