@@ -75,7 +75,7 @@ from plait.core.policy import Policy, Usage, View, has_preemption
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.core.words import counted, noted
 from plait.placement.pinned import keep_running
-from plait.placement.reserve import hold_back
+from plait.placement.reserve import hold_back, refilled, without_late
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
 CLOCK_S = 1e-6
@@ -519,7 +519,11 @@ class Controller:
 
     def planned(self, view: View) -> Plan:
         """The policy's plan for a view, in which kept jobs stay and GPUs are held for the first waiting job."""
-        return hold_back(view, keep_running(view, self.policy.decide(view)), has_preemption(self.policy))
+        plan = hold_back(view, keep_running(view, self.policy.decide(view)), has_preemption(self.policy))
+        if (rest := without_late(view, plan)) is None:
+            return plan
+        again = hold_back(rest, keep_running(rest, self.policy.decide(rest)), has_preemption(self.policy))
+        return refilled(plan, again)
 
     def _apply(self, plan: Plan, changes: PlanChanges) -> Sequence[Command]:
         groups, columns = plan.groups, self.job_store.columns

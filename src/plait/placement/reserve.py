@@ -15,9 +15,11 @@ seconds may respond again, so GPUs stay held for a job that would start with GPU
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
@@ -53,6 +55,31 @@ def hold_back(view: View, plan: Plan, preempts: bool) -> Plan:
         if hold is not None:
             return _applied(planned, hold)
     return plan
+
+
+def without_late(view: View, plan: Plan) -> View | None:
+    """The view without jobs that may not start on the GPUs held by `plan`, if a job behind them may; otherwise None.
+
+    A job may that has a time limit and ends before the first waiting job can start.
+    """
+    reasons = plan.reasons
+    if not isinstance(reasons, _HoldReasons):
+        return None
+    jobs, shut_out = view.jobs, np.isin(view.jobs.number, list(reasons.shut_out))
+    ends_s = view.now_s + jobs.most_left_s + np.nan_to_num(jobs.restart_s, nan=0.0)
+    late = shut_out & ~(np.isfinite(reasons.free_at_s) & (ends_s <= reasons.free_at_s))
+    if not late.any() or not (shut_out & ~late & ~np.isnan(jobs.time_limit_s)).any():
+        return None
+    return replace(view, jobs=jobs.subset(jobs.number[~late]))
+
+
+def refilled(plan: Plan, other: Plan) -> Plan:
+    """The plan `other`, which was made `without_late` jobs of `plan`, with the order and the reasons of all."""
+    reasons = ChainMap(cast("dict[int, str]", other.reasons), cast("dict[int, str]", plan.reasons))
+    return replace(
+        other, order=plan.order, levels=plan.levels, promoted=plan.promoted, reasons=reasons, settled=False,
+        valid_until_s=min(plan.valid_until_s, other.valid_until_s),
+    )  # fmt: skip
 
 
 def _some_stay(view: View) -> bool:
@@ -377,11 +404,11 @@ class _HoldReasons(Mapping[int, str]):
         """`shut_out`: one flag a row of the view."""
         self._base, self._planned, self._hold = base, planned, hold
         self._head = int(planned.view.jobs.number[hold.head])
-        self._shut_out = set(planned.view.jobs.number[shut_out].tolist())
+        self.shut_out, self.free_at_s = set(planned.view.jobs.number[shut_out].tolist()), hold.at_s
 
     def __getitem__(self, job: int) -> str:
         """The reason of one waiting job."""
-        if job != self._head and job not in self._shut_out:
+        if job != self._head and job not in self.shut_out:
             return self._base[job]
         jobs = self._planned.view.jobs
         needs = f"needs {counted(int(jobs.gpus[np.searchsorted(jobs.number, job)]), 'GPU')}"
@@ -391,7 +418,7 @@ class _HoldReasons(Mapping[int, str]):
         return f"{needs}; free ones are held for {first}, which is ahead of it and {self._waits_until}"
 
     def __iter__(self) -> Iterator[int]:
-        own = {self._head, *self._shut_out}
+        own = {self._head, *self.shut_out}
         yield from own
         yield from (job for job in self._base if job not in own)
 

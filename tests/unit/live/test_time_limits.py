@@ -117,6 +117,23 @@ def test_a_time_limit_lets_a_job_start_on_gpus_that_are_held_for_the_first_of_th
     assert [c.state(job) for job in range(3)] == ["running", "waiting", state]
 
 
+@pytest.mark.parametrize("policy", ["fifo-backfill", "fifo"])
+def test_a_job_that_ends_in_time_passes_jobs_that_do_not(cluster: Make, policy: str) -> None:
+    c = cluster((2,), policy)
+    c.submit({"time_limit_s": 100.0})
+    c.pass_s(2.2)
+    c.submit({"gpus": 2, "priority": 1.0}, {"priority": 0.5}, {"time_limit_s": 1000.0}, {"time_limit_s": 50.0}, {})
+    c.pass_s(2.2)
+    passes = "waiting" if policy == "fifo" else "running"  # under fifo nobody passes the first
+    assert [c.state(job) for job in range(6)] == ["running", "waiting", "waiting", "waiting", passes, "waiting"]
+    columns = c.engine.state.controller.job_store.columns
+    assert sorted([1, 2, 3, 5], key=lambda job: columns["position"][job]) == [1, 2, 3, 5]  # all have their place
+    c.nodes[0].end(0)
+    c.nodes[0].end(4)
+    c.pass_s(2.2)
+    assert c.state(1) == "running"
+
+
 def test_forecasts_end_jobs_at_their_time_limit(cluster: Make) -> None:
     c = cluster((1,))
     c.submit({"time_limit_s": 100.0})
