@@ -60,13 +60,17 @@ class Left(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch: GPUs `take`n of each node by one gang, and what single steps count; (nodes,), and `pool` (gpus,)."""
+    """Scratch: GPUs `take`n of each node by one gang, and what single steps count; (nodes,), and `pool` (gpus,).
+
+    `failed[size]` (gpus + 1,) is `failed[0]` if a gang of that size has found no room since GPUs last became free.
+    """
 
     take: IntArray
     could: IntArray
     mark: IntArray
     counted: IntArray
     pool: IntArray
+    failed: IntArray
 
 
 class Running(NamedTuple):
@@ -622,7 +626,9 @@ def place_in_order(
     Returns where the walk stops, and how much of `found.gpus` is used.
     """
     gpus, lo, hi, held = running.gpus, running.lo, running.hi, running.held
-    rest = total(left.free)
+    rest, failed = total(left.free), work.failed
+    alike = len(scheme) == 1 and len(kinds_allowed) == 1 and not nodes.limits  # where one finds no room, none does
+    failed[0] += 1
     for p in range(stop):
         if held[p] == SETTLED or not (backfill or admitted[p]):
             continue
@@ -639,8 +645,13 @@ def place_in_order(
             continue
         how = scheme[min(row, len(scheme) - 1)]
         kinds = kinds_allowed[min(row, len(kinds_allowed) - 1)]
-        ok = need <= rest and choose(need, how, kinds, seed + p, per_gpu[demand], nodes, left, work)
+        ok = need <= rest and not (alike and failed[need] == failed[0])
+        if ok:
+            ok = choose(need, how, kinds, seed + p, per_gpu[demand], nodes, left, work)
+            if not ok:
+                failed[need] = failed[0]
         if not ok and not backfill:
+            failed[0] += 1
             ok = make_room(p, n, need, how, kinds, seed + p, per_gpu, order, running, nodes, left, work)
             rest = total(left.free)
         if not ok:
@@ -752,7 +763,8 @@ def admit(
         np.zeros(n, dtype=np.int64),
     )  # fmt: skip
     step = np.zeros((4, places), dtype=np.int64)
-    work = Work(step[0], step[1], step[2], step[3], np.empty(len(taken), dtype=np.int64))
+    of_gpus = np.zeros((2, len(taken) + 1), dtype=np.int64)
+    work = Work(step[0], step[1], step[2], step[3], of_gpus[0], of_gpus[1])
     walk(
         order, n, stop, size, scheme, strict, kinds_allowed, seed, per_gpu, admitted, running, nodes, left, work, found
     )

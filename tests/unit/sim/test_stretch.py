@@ -72,6 +72,7 @@ def played(
         histories.append(History(controller))
         return histories[0]
 
+    monkeypatch.setattr(stretching, "COMPILED", True)
     if why is not None:
         monkeypatch.setattr(runs, "outside", lambda *run: why)
     done = simulate(jobs, Cluster.parse(cluster), make_policy(policy), world, observe=observe, **options)
@@ -154,7 +155,10 @@ def _outside(policy: Any, records: tuple[object, ...] = (), **changes: Any) -> s
     return outside(Controller(made, backend.cluster), backend, records)
 
 
-def test_runs_outside_the_language_name_the_reason() -> None:
+def test_runs_outside_the_language_name_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretching, "COMPILED", False)
+    assert _outside("srsf") == "kernels are not compiled"
+    monkeypatch.setattr(stretching, "COMPILED", True)
     assert _outside("srsf") is None
     assert _outside("themis") == "policy themis is not an order by one key"
     assert _outside("muri-s") == "policy muri-s: its jobs share GPUs"

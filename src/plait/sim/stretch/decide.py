@@ -11,7 +11,7 @@ from plait.control.job_rows import job_starts, job_waits
 from plait.control.plan_check.check import GPU_TWICE, OK, WRONG_SIZE, gpus_fault
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import as_part, lean_part
-from plait.core.jobs.keys import order_key
+from plait.core.jobs.keys import ATTAINED, RUN, order_key
 from plait.core.preemption.kernels import kept_until_s, stop_loss_s
 from plait.placement.kernels import KEPT, OUT, PLACED, RANDOM, Left, choose, count, hold, name_gpus, total, walk
 from plait.placement.packing import KEPT as BY_KEPT
@@ -162,12 +162,15 @@ def start(s: Stretch, job: int, gpus: IntArray, lo: int, hi: int) -> None:
 @lean_part
 def fill_key(job: int, now: float, kind: int, trace: Trace, bodies: Bodies, keys: FloatArray) -> None:
     """Write the key of a job in the order."""
-    state, running = bodies.state, bodies.is_running[job] == 1
-    held = held_ms(job, now, running, state)
+    state, running, done, ran, attained = bodies.state, bodies.is_running[job] == 1, 0.0, 0.0, 0.0
+    if kind in (RUN, ATTAINED):
+        held = held_ms(job, now, running, state)
+        ran, attained = ran_s(job, held, state), attained_gpu_s(job, held, state)
+    else:
+        done = done_at(job, now, running, state) / state[job, UNIT]
     keys[job] = order_key(
-        kind, job, trace.gpus[job], trace.iterations[job], done_at(job, now, running, state) / state[job, UNIT],
-        trace.iteration_s[job], ran_s(job, held, state), attained_gpu_s(job, held, state),
-    )  # fmt: skip
+        kind, job, trace.gpus[job], trace.iterations[job], done, trace.iteration_s[job], ran, attained
+    )
 
 
 @lean_part
@@ -259,7 +262,8 @@ def walked(s: Stretch, w: Walk) -> None:
     )  # fmt: skip
     status = found.status
     for p in range(n):
-        why[order[p]] = status[p]
+        if status[p] != PLACED:
+            why[order[p]] = status[p]
 
 
 @lean_part

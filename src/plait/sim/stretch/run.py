@@ -16,7 +16,7 @@ from plait.core.arrays import IntArray
 from plait.core.jobs import Checkpoints
 from plait.core.plan import Groups, Plan
 from plait.placement import Scheme
-from plait.placement.kernels import Found, Left, Nodes, Running, Work
+from plait.placement.kernels import PLACED, Found, Left, Nodes, Running, Work
 from plait.placement.packing import LazyReasons
 from plait.policies.parts.compose import Composed
 from plait.policies.parts.orders import OrderKey
@@ -29,6 +29,8 @@ from plait.sim.stretch.state import Bodies, Held, Life, Queue, Rows, Rules, Stre
 
 #: Rows of a block, unless the cluster needs more for one instant.
 BLOCK = 131_072
+#: Without the compiler, arrays of all jobs at once are faster than loops over single jobs.
+COMPILED = hasattr(run_stretch, "py_func")
 
 
 def outside(controller: Controller, backend: Simulator, records: Sequence[object]) -> str | None:
@@ -44,6 +46,7 @@ def outside(controller: Controller, backend: Simulator, records: Sequence[object
         "priorities change in time": math.isfinite(policy.urgency.age_s) or policy.urgency.deadlines,
     }
     run = {
+        "kernels are not compiled": not COMPILED,
         "a record takes single messages": not all(isinstance(record, TakesBlocks) for record in records),
         "the cluster has a network": cluster.network is not None,
         "nodes are down or change": not cluster.all_up or backend.next_change is not None,
@@ -126,7 +129,7 @@ def _stretch(controller: Controller, backend: Simulator) -> Stretch:
             cluster.gpu_node, int(cluster.node_rack.max()) + 1, True, False, cluster.node_gpus, cluster.node_spare,
         ),
         left(), left(),
-        Work(whole(nodes), whole(nodes), whole(nodes), whole(nodes), whole(gpus)),
+        Work(whole(nodes), whole(nodes), whole(nodes), whole(nodes), whole(gpus), whole(gpus + 1)),
         walk(held, order), walk(held, whole(n)), np.zeros(n, dtype=np.bool_), whole(n),
         Rows(np.zeros(rows), whole(rows), whole(rows), np.zeros(rows), whole(rows), whole(max(8 * BLOCK, 4 * gpus))),
         at, whole(15),
@@ -198,7 +201,8 @@ def _adopt(s: Stretch, controller: Controller, backend: Simulator) -> None:
     controller.competing, controller.changed = float(s.at[state.COMPETING]), bool(s.counts[state.CHANGED])
     view = controller.view()
     view = replace(view, jobs=view.jobs.subset(order))
-    reasons = LazyReasons(view, np.arange(len(order)), s.queue.why[order])
+    why = np.where(columns["running_group"][order] >= 0, PLACED, s.queue.why[order])
+    reasons = LazyReasons(view, np.arange(len(order)), why)
     controller.plan = Plan(
         controller.running, order, reasons=reasons, valid_until_s=float(s.at[state.VALID_UNTIL]),
         settled=bool(s.counts[state.SETTLED]),

@@ -80,7 +80,8 @@ class Bodies(NamedTuple):
 class Queue(NamedTuple):
     """Jobs in lists: active ones in the `order` of the last decision, running ones in a heap by when they stop.
 
-    `place[j]` is the place of a running job in the `heap`; `why[j]` the status that the last decision gave a job.
+    `place[j]` is the place of a running job in the `heap`; `why[j]` the status that the last decision gave a job
+    that waits.
     """
 
     order: IntArray
