@@ -6,22 +6,32 @@ The alternative to runs in rounds is the same engine with a decision at every ev
 guests (`antman`, half of the jobs opportunistic) it is `fifo-backfill` on the same jobs. Speed against the naive
 reference is in `bench_naive.py`, at sizes that the reference can handle. `--quick` is a tenth, `--million` and
 `--guests` only those.
+
+Runs at every event are also compared with SRSF as a loop in C over all active jobs, where its source is beside the
+repository (`../shared/peers/srsf.c`): a file with the number of jobs, their submissions, durations and GPUs and a
+number of nodes of 8 GPUs in, its CPU seconds out.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
 from functools import partial
+from pathlib import Path
 
 import common
+import numpy as np
 from common import Figure
 
-from plait import load_jobs, make_policy
+from plait import JobBatch, load_jobs, make_policy
 from plait.traces.synthetic.assign import assign_classes, assign_models, assign_tenants
 from plait.traces.synthetic.generate import generate
 
 POLICIES = ("srsf", "2d-las")
 EVERY_EVENT, ROUND_S = 0.0, 360.0
+PEER = common.ROOT.parent / "shared" / "peers" / "srsf.c"
 
 
 def warm_up() -> None:
@@ -40,7 +50,8 @@ def main() -> None:
     if "--million" in sys.argv:
         common.show(million())
         return
-    figures = with_guests(count, nodes)
+    figures = [] if "--guests" in sys.argv else beside_c(5_000 if small else 20_000, 16 if small else 63)
+    figures += with_guests(count, nodes)
     if "--guests" in sys.argv:
         common.show(figures)
         return
@@ -58,6 +69,35 @@ def main() -> None:
     if not small:
         figures += million()
     common.show(figures)
+
+
+def beside_c(count: int, nodes: int) -> list[Figure]:
+    """Policies at every event in two worlds beside the loop in C; none where that is not there."""
+    if not PEER.exists():
+        print(f"{PEER} is not there: the rows beside a loop in C are left out", file=sys.stderr)
+        return []
+    batch, figures = common.jobs(count, 8 * nodes, preset="philly"), []
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "srsf"
+        subprocess.run(["gcc", "-O2", "-w", "-o", str(program), str(PEER), "-lm"], check=True)
+        for policy in ("srsf", "srtf", "2d-las", "fifo"):
+            for world in ("ideal", "plait"):
+                run = partial(common.run, batch, f"{nodes}x8", make_policy(policy), EVERY_EVENT, world)
+                run()
+                seconds, peer = common.cpu_s(run), loop_in_c(program, batch, nodes)
+                label = f"{count:,} jobs, {8 * nodes:,} GPUs, {policy}, world {world}, every event"
+                note = f"{seconds / peer:.1f} times the loop in C, goal 3 for srsf"
+                figures.append(Figure(label, seconds, common.RUNS, peer / seconds, "srsf as a loop in C", note=note))
+    return figures
+
+
+def loop_in_c(program: Path, batch: JobBatch, nodes: int) -> float:
+    """Least CPU seconds of the loop in C on the same jobs, of three runs."""
+    data = program.with_name("jobs")
+    columns = (batch.submit_s, batch.iterations * batch.iteration_s, batch.gpus.astype(np.int32))
+    data.write_bytes(np.int32(len(batch)).tobytes() + b"".join(column.tobytes() for column in columns))
+    lines = [subprocess.run([program, data, str(nodes)], check=True, capture_output=True, text=True) for _ in range(3)]
+    return min(float(re.findall(r"cpu=([0-9.]+)", line.stdout)[0]) for line in lines)
 
 
 def with_guests(count: int, nodes: int) -> list[Figure]:

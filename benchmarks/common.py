@@ -53,14 +53,14 @@ def jobs(count: int, gpus: int, load: float = 1.0, preset: str = "lognormal", se
     return load_jobs(generate(preset, count, gpus, load, seed)).jobs
 
 
-def world(round_s: float) -> World:
-    """No overheads, so that the engine and the policy are all that is timed."""
-    return with_round(make_world("ideal"), round_s)
+def world(round_s: float, name: str = "ideal") -> World:
+    """By default one without overheads, so that the engine and the policy are all that is timed."""
+    return with_round(make_world(name), round_s)
 
 
-def run(batch: JobBatch, cluster: str, policy: Policy, round_s: float) -> Simulation:
-    """One simulation; every job must have finished."""
-    made = simulate(batch, Cluster.parse(cluster), policy, world(round_s))
+def run(batch: JobBatch, cluster: str, policy: Policy, round_s: float, name: str = "ideal") -> Simulation:
+    """One simulation in a world of this name; every job must have finished."""
+    made = simulate(batch, Cluster.parse(cluster), policy, world(round_s, name))
     assert made.backend.ended == len(batch), "a benchmark that loses jobs measures nothing"
     return made
 
