@@ -1,6 +1,6 @@
 """Goodput by the laws of switch memory beside that by packets, and how much faster the laws are.
 
-python benchmarks/bench_memory_laws.py            # 61 points, about two minutes
+python benchmarks/bench_memory_laws.py            # 91 points, two to three minutes
 python benchmarks/bench_memory_laws.py --quick    # three of each set
 """
 
@@ -12,29 +12,27 @@ from statistics import median
 import common
 from common import Figure
 
-from plait.network.fluid.exchanges import Exchange, Racks, prepared
-from plait.network.fluid.jobs import PlacedJob
+from plait.network.fluid.exchanges import Adders
 from plait.network.fluid.memory import steady_rates
 from plait.network.packets.run import simulate
-from plait.reproduce.memory_laws import GRID, HELD_OUT, PUBLISHED, Point, compared
+from plait.reproduce.memory_laws import AIMD, GRID, HELD_OUT, PUBLISHED, RACKS, Point, compared, exchanges
 
 QUICK = "--quick" in sys.argv
-SETS = {"published": PUBLISHED, "grid": GRID, "held out": HELD_OUT}
+SETS = {"published": PUBLISHED, "grid": GRID, "congestion control": AIMD, "racks": RACKS, "held out": HELD_OUT}
 
 
 def errors(name: str, points: tuple[Point, ...]) -> Figure:
-    """The error of the laws over one set of points; the points themselves go to standard error."""
-    found = []
-    for one in compared(points[:3] if QUICK else points):
-        found.append(one)
+    """The errors of the laws over one set of points, of every job; the points themselves go to standard error."""
+    each: list[float] = []
+    for one in compared(points[:: max(1, len(points) // 3)] if QUICK else points):
+        each += [100 * abs(error) for error in one.errors]
+        low_high = [f"{min(rates) / 1e9:6.2f} to {max(rates) / 1e9:6.2f}" for rates in (one.packets, one.fluid)]
         print(
-            f"{name}: {one.point.name:55} Gb/s by packets {one.packets / 1e9:6.2f}, by the law {one.fluid / 1e9:6.2f} "
-            f"({100 * (one.fluid / one.packets - 1):+.1f} %), share of sums in a switch {one.shares[0]:.2f}, "
-            f"{one.shares[1]:.2f}",
+            f"{name}: {one.point.name:75} Gb/s by packets {low_high[0]}, by the law {low_high[1]}, worst job "
+            f"{100 * one.worst:+.1f} %, share of sums in a switch {one.shares[0]:.2f}, {one.shares[1]:.2f}",
             file=sys.stderr,
         )
-    each = [100 * one.error for one in found]
-    note = f"largest {max(each):.1f} % of {len(each)} points"
+    note = f"largest {max(each):.1f} % of {len(each)} jobs"
     return Figure(f"error of the law, {name} points", median(each), len(each), note=note, unit="%")
 
 
@@ -42,12 +40,9 @@ def speed() -> Figure:
     """One point by the law and by packets."""
     point = Point(4096)
     scenario = point.scenario()
-    parts = [
-        prepared(scenario.graph, Exchange(PlacedJob(workers, server), "hash", window=point.window))
-        for workers, server in scenario.placement
-    ]
+    parts = exchanges(scenario)
     slow = common.cpu_s(lambda: simulate(scenario), 3)
-    fast = common.cpu_s(lambda: steady_rates(scenario.graph, Racks.of(parts)), 5)
+    fast = common.cpu_s(lambda: steady_rates(scenario.graph, Adders.of(parts)), 5)
     return Figure(f"rates by the law, {point.name}", fast, 5, slow / fast, "the packet simulator")
 
 

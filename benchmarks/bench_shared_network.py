@@ -86,11 +86,11 @@ def wide() -> None:
 
 def short_of_memory(aggregators: int = 700) -> None:
     """Eight jobs of four workers under one switch; two have little time, six have much."""
-    slack = np.array([6, 6, 6, 1.25, 1.25, 6, 6, 6])
+    slack = np.array([6, 6, 6, 1.6, 6, 6, 6, 1.6])
     alone_s = 400.0
     one = {"gpus": 16, "iterations": 1000, "iteration_s": alone_s / 1000, "gradient_bytes": 2e9}
     jobs = JobBatch.of(JobSpec(id=f"j{i}", deadline_s=alone_s * slack[i], **one) for i in range(len(slack)))
-    cluster = networked(Cluster.parse("32x4"), f"single-switch:aggregators={aggregators}")
+    cluster = networked(Cluster.parse("40x4"), f"single-switch:aggregators={aggregators}")
     world = replace(make_world("ideal"), physics=NetworkPhysics())
     print("\n| manager | missed | mean |\n|---|---|---|")
     base_s = 0.0

@@ -18,10 +18,11 @@ import numpy as np
 
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError
-from plait.network.fluid.exchanges import REGION, Exchange, Prepared, Racks, prepared
+from plait.network.fluid.exchanges import REGION, Adders, Exchange, Prepared, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import SteadyRates, steady_rates
 from plait.network.topology.paths import Graph
+from plait.network.topology.trees import PUBLISHED
 
 #: Shares of aggregated packets are computed to this; enough to compare places.
 NEAR = 1e-3
@@ -86,24 +87,24 @@ class SteadyState:
         return {job: part for job, part in parts.items() if len(part.channel)}
 
     @cached_property
-    def _racks(self) -> Racks:
-        return Racks.of(list(self._used.values()))
+    def _adders(self) -> Adders:
+        return Adders.of(list(self._used.values()))
 
     @cached_property
     def rates(self) -> SteadyRates:
         """The solution, in the order of the jobs that use the network; raises `SimulationError` if there is none."""
         guess = [
-            self._start[job] if job in self._start else np.full(len(part.leaf), _first_share(part))
+            self._start[job] if job in self._start else np.full(len(part.switch), _first_share(part))
             for job, part in self._used.items()
         ]
-        return steady_rates(self.graph, self._racks, start=np.concatenate(guess), near=self.near)
+        return steady_rates(self.graph, self._adders, start=np.concatenate(guess), near=self.near)
 
     @cached_property
     def _shares(self) -> dict[int, FloatArray]:
-        """Of each job the shares of aggregated packets in its racks."""
+        """Of each job the shares that its switches add up in full."""
         if not self._used:
             return {}
-        ends = np.cumsum([len(part.leaf) for part in self._used.values()])[:-1]
+        ends = np.cumsum([len(part.switch) for part in self._used.values()])[:-1]
         return dict(zip(self._used, np.split(self.rates.share, ends), strict=True))
 
     @cached_property
@@ -124,7 +125,7 @@ class SteadyState:
         capacity = self.graph.channel_bits_per_s
         if not self._used:
             return np.zeros(len(capacity))
-        uses = self._racks.uses_at(self.rates.share)
+        uses = self._adders.uses_at(self._adders.sent(self.rates.share))
         used: FloatArray = uses.load(self.rates.bits_per_s, len(capacity)) / capacity
         return used[self.graph.bundle]
 
@@ -156,19 +157,20 @@ class SteadyState:
 
 
 def best_server(
-    state: SteadyState, job: int, workers: tuple[int, ...], nodes: Iterable[int], law: str = "hash", window: int = 0
-) -> tuple[int, SteadyState]:
+    state: SteadyState, job: int, workers: tuple[int, ...], nodes: Iterable[int], law: str = "hash", window: int = 0,
+    adds: str = PUBLISHED["atp"],
+) -> tuple[int, SteadyState]:  # fmt: skip
     """The node of `nodes` for the parameter server of a job, and the state with that.
 
-    Every node is tried that differs from others in its leaf, its jobs or its rate: first with shares of aggregated
-    packets as they are, then the best of these in the steady state. The best rate of the job wins; among rates within
-    one percent that of all jobs together, then a node without a worker, then the lower number. Raises `InputError`
-    without any node.
+    `adds`: the tree (`topology.trees.TREES`). Every node is tried that differs from others in its leaf, its jobs or its
+    rate: first with shares of aggregated packets as they are, then the best of these in the steady state. The best rate
+    of the job wins; among rates within one percent that of all jobs together, then a node without a worker, then the
+    lower number. Raises `InputError` without any node.
     """
     tried: dict[tuple[object, ...], int] = {}
     if state.exchanges:
         state.rate(next(iter(state.exchanges)))  # solved once, where the solutions of all candidates start
-    rates = state.graph.channel_bits_per_s
+    rates, ways = state.graph.channel_bits_per_s, state.graph.most_ways
     access = {int(a): float(rates[c]) for c, (a, _) in enumerate(state.graph.ends.tolist()) if a < len(state.users)}
     for node in sorted(nodes):
         kind = (state.graph.leaf(node), node in workers, state.users[node], access[node])
@@ -176,7 +178,12 @@ def best_server(
     if not tried:
         raise InputError(f"job {job}: no node for its parameter server; at least one has to be up")
     found = [
-        (server, state.with_exchange(job, Exchange(PlacedJob(workers, server), law, window=window)))
+        (
+            server,
+            state.with_exchange(
+                job, Exchange(PlacedJob(workers, server), law, window=window, adds=adds, pick=job % ways)
+            ),
+        )
         for server in tried.values()
     ]
     if len(found) > MOST_SOLVED:
@@ -194,4 +201,4 @@ def _total(state: SteadyState) -> float:
 
 
 def _first_share(part: Prepared) -> float:
-    return 1.0 if part.law == REGION else FIRST_SHARE
+    return 1.0 if part.law >= REGION else FIRST_SHARE

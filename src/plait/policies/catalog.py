@@ -448,8 +448,8 @@ COMMON: Mapping[str, Option] = {
                        "vision=32/speech@v100=16/*=8 (* = all other projects)"),
     "ina": free_text("memory of switches, which add up gradients: switchml, atp, a2tp, esa, inalloc, or a manager "
                      "with options, e.g. inalloc/margin=1.2; needs a network"),
-    "routing": choice("with ina, where gradients are added up: leaf, server (its leaf) or grid (a linear program)",
-                      *ROUTES),
+    "routing": choice("with ina, which switches add up: auto (those of the system), leaf, server (its leaf), spine, "
+                      "leaf+server, leaf+spine, or grid (a linear program)", *ROUTES),
 }  # fmt: skip
 
 

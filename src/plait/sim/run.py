@@ -14,12 +14,14 @@ from plait.control.controller import Controller, describe
 from plait.control.drive import TakesBlocks, drive
 from plait.control.messages import Command, Event
 from plait.core.cluster import Cluster
-from plait.core.errors import SimulationError
+from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
+from plait.policies.aggregation import aggregation_of
 from plait.policies.quotas import Quotas, never_admitted
 from plait.sim.backend import Simulator
+from plait.sim.contention.network import Contends
 from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
 from plait.sim.overheads import CHECKPOINT, RESTORE, Overheads
@@ -92,7 +94,8 @@ def simulate(
     all of them take blocks of instants, too (`plait.control.drive.TakesBlocks`), runs of most orders of fixed gangs
     need no Python between two instants (`plait.sim.stretch`), with the same results.
     `check` verifies the invariants after every event. `node_changes` (of nodes and switches) replaces
-    the world's drawn failures. Jobs that the cluster or the quotas of the policy never allow are refused.
+    the world's drawn failures. Jobs that the cluster, the quotas or the system of
+    the policy never allow are refused.
 
     Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
     Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for an impossible plan.
@@ -108,6 +111,16 @@ def simulate(
     if isinstance(quotas, Quotas):
         quotas.refuse_unknown(set(jobs.column("project").tolist()), cluster.kinds)
         refused = never_admitted(policy, quotas, jobs, cluster.kinds)
+    aggregation = aggregation_of(policy)
+    if aggregation is not None:
+        if aggregation.system == "a2tp" and isinstance(world.physics, Contends):
+            raise InputError(
+                "ina=a2tp is for live clusters and packets (plait network simulate -p a2tp): its windows follow single "
+                "packets, and simulated clusters have no law for them; take ina=atp, which shares the same memory"
+            )
+        wanted = [(row, ina) for row, ina in enumerate(jobs.column("ina").tolist()) if ina.required]
+        never = {row: why for row, ina in wanted if (why := aggregation.other_system(ina)) is not None}
+        refused = {row: f"requires in-network aggregation and {why}" for row, why in never.items()} | dict(refused)
     backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes, refused=refused)
     controller = Controller(policy, cluster, rule)
     steps: list[Step] = []

@@ -75,7 +75,7 @@ def test_rates_with_aggregation_in_the_switch(plait):
     jobs = [f"n{9 * j}..n{9 * j + 7}>n{9 * j + 8}" for j in range(8)]
     options = ("-c", "72x8", "-n", "single-switch:aggregators=1024", "--memory-law", "hash", "--window", "245")
     rows = json.loads(plait("network", "rates", *jobs, *options, "--json").out)
-    assert [round(row["gbps"], 1) for row in rows] == [14.5] * 8
+    assert [round(row["gbps"], 1) for row in rows] == [14.7] * 8
     assert rows[0]["exchange"] == "aggregated (hash)"
     assert rows[0]["server_packets"] == pytest.approx(1 + 7 * (1 - rows[0]["aggregated"]))
     assert "share aggregated" in plait("network", "rates", *jobs, *options).out

@@ -236,9 +236,15 @@ def test_a_required_grant_that_can_never_be_is_refused_with_the_reason(make: Mak
         c.submit({**GANG, "ina": "require:memory=5000"})
     with pytest.raises(InputError, match="ina is require, and it has one process, which exchanges no gradients"):
         c.submit({**GANG, "gpus": 1, "ina": "require"})
-    (job,) = c.submit({**GANG, "ina": "require"})
+    with pytest.raises(InputError, match="and the job asks for esa; the switches run atp; leave protocol out"):
+        c.submit({**GANG, "ina": "require:protocol=esa"})
+    (job,) = c.submit({**GANG, "ina": "require:protocol=atp"})
     c.pass_s(3.0)
     assert grants(c, job)[0].granted
+    with pytest.raises(
+        InputError, match=rf"fifo:ina=esa: j-{job} asks for atp; the switches run esa, and requires its"
+    ):
+        c.engine.set_policy("fifo:ina=esa", c.now)
     with pytest.raises(InputError, match=rf"policy fifo grants no memory of switches, which j-{job} require"):
         c.engine.set_policy("fifo", c.now)
 

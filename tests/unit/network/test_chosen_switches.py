@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core.cluster import Cluster
-from plait.network.fluid.exchanges import Exchange, Racks, prepared
+from plait.network.fluid.exchanges import Adders, Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import steady_rates
 from plait.network.topology.paths import Graph
@@ -18,6 +18,6 @@ def test_each_spine_carries_what_is_added_up_there(spine: str) -> None:
     options = "oversubscription=4,aggregators=200000,aggregating=all"
     graph = Graph.of(networked(Cluster.parse("8x8@4"), f"leaf-spine:{options}"))
     one = Exchange(PlacedJob((0, 1, 2), 5), "hash", at=(graph.names.index(spine),) * 3)
-    found = steady_rates(graph, Racks.of([prepared(graph, one)]))
+    found = steady_rates(graph, Adders.of([prepared(graph, one)]))
     assert found.bits_per_s[0] == pytest.approx(50e9 / 3 * 248 / 306, rel=1e-3)
     assert graph.channel_name(int(found.channel[0])) == f"leaf0->{spine}"

@@ -79,12 +79,11 @@ def test_a_job_alone_never_collides_with_itself_under_cycle_only() -> None:
 
 
 def test_lone_workers_of_a_rack_hold_no_aggregators() -> None:
-    graph = Graph.of(networked(Cluster.parse("4x8@2"), "leaf-spine:aggregators=8"))
-    pair, spread = PlacedJob((0, 1), 2), PlacedJob((0, 3), 2)
+    graph = Graph.of(networked(Cluster.parse("6x8@2"), "leaf-spine:aggregators=8"))
+    pair, spread = PlacedJob((0, 1), 2), PlacedJob((0, 3), 4)
     alone = aggregated_rates(graph, [pair], Windows(8), "hash").aggregated[0]
     both = aggregated_rates(graph, [pair, spread], Windows(8), "hash")
     assert both.aggregated[0] == pytest.approx(alone, abs=1e-5)
-    assert both.aggregated[1] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_reserved_aggregators_serve_no_job() -> None:
@@ -97,7 +96,7 @@ def test_reserved_aggregators_serve_no_job() -> None:
 
 @pytest.mark.parametrize("law", ["hash", "cycle", "hard"])
 def test_a_fixed_point_is_found_for_many_different_jobs(law: str) -> None:
-    graph = Graph.of(networked(Cluster.parse("64x8@8"), "leaf-spine:oversubscription=2,aggregators=512"))
+    graph = Graph.of(networked(Cluster.parse("64x8@8"), "leaf-spine:oversubscription=2,spines=1,aggregators=512"))
     rng = np.random.default_rng(3)
     jobs = []
     for _ in range(60):

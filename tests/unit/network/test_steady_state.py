@@ -7,7 +7,7 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.network.fluid.exchanges import Exchange, Racks, prepared
+from plait.network.fluid.exchanges import Adders, Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob, rates
 from plait.network.fluid.memory import steady_rates
 from plait.network.steady_state import SAME_RATE, SteadyState, best_server
@@ -39,7 +39,7 @@ def test_changes_one_by_one_give_the_rates_of_all_at_once(seed: int) -> None:
         state = state.with_exchange(job, some_exchange(draw))
         if job % 3 == 2:
             state = state.without(job - 1)
-    at_once = steady_rates(graph, Racks.of([prepared(graph, one) for one in state.exchanges.values()]))
+    at_once = steady_rates(graph, Adders.of([prepared(graph, one) for one in state.exchanges.values()]))
     assert list(state.bits_per_s.values()) == pytest.approx(at_once.bits_per_s.tolist(), rel=1e-4)
     rough = SteadyState.of(graph, state.exchanges)
     assert list(rough.bits_per_s.values()) == pytest.approx(at_once.bits_per_s.tolist(), rel=0.02)

@@ -13,12 +13,13 @@ from plait.control.messages import Command, Event, Grant
 from plait.control.replay import replay
 from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster, Link, Network, Switch
-from plait.core.errors import PlanError, SimulationError
+from plait.core.errors import InputError, PlanError, SimulationError
 from plait.core.jobs import InaRequest, JobBatch, JobSpec
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.policies.catalog import make_policy
 from plait.sim.backend import Simulator
+from plait.sim.contention.network import NetworkPhysics
 from plait.sim.contract import COSTLY, IDEAL, Workload, play, random_jobs
 from plait.sim.run import simulate
 
@@ -114,3 +115,14 @@ def test_switches_that_miss_a_release_break_an_invariant(monkeypatch: pytest.Mon
     monkeypatch.setattr(Simulator, "execute", forgetful)
     with pytest.raises(SimulationError, match="the simulated switches have other grants than the controller"):
         simulate(random_jobs(3, 8), CLUSTER, Partitioned(make_policy("srtf")), COSTLY, check=True)
+
+
+def test_a_system_without_a_law_for_clusters_is_refused_and_so_are_jobs_of_another_system() -> None:
+    job = JobSpec(id="r", iterations=10.0, iteration_s=1.0, gpus=8, ina=InaRequest("require", protocol="atp"))
+    jobs = JobBatch.of([job, JobSpec(id="a", iterations=10.0, iteration_s=1.0)])
+    world = replace(IDEAL, physics=NetworkPhysics())
+    with pytest.raises(InputError, match=r"ina=a2tp is for live clusters and packets .* take ina=atp"):
+        simulate(jobs, CLUSTER, make_policy("fifo:ina=a2tp"), world)
+    found = simulate(jobs, CLUSTER, make_policy("fifo:ina=inalloc"), world, check=True).controller.job_store.columns
+    assert found["reason"][0] == "requires in-network aggregation and asks for atp; the switches run inalloc"
+    assert found["end_s"][1] == 10.0

@@ -16,7 +16,7 @@ from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import StageProfile
 from plait.network.topology.read import networked
 from plait.policies.catalog import make_policy
-from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
+from plait.sim.contention.network import NetworkPhysics, cut_jobs, with_gradient_bytes
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
 from plait.sim.world import World, make_world
@@ -63,8 +63,8 @@ def test_an_exchange_takes_what_links_give() -> None:
         physics = NetworkPhysics(phases=phases)
         assert physics.iteration_s(truth, apart, RACKS) == pytest.approx([0.4, 0.4])
         assert physics.iteration_s(truth, meeting, RACKS) == pytest.approx([0.3 + exchange_s] * 2)
-    duty = NetworkPhysics().iteration_s(truth, meeting, RACKS)[0] - 0.3  # 0.1 (1 + d), with d = exchange / iteration
-    assert duty == pytest.approx(0.1 * (1 + duty / (0.3 + duty)), rel=1e-4)
+    # Who begins to exchange finds the other exchanging a quarter of the time, as it does alone: 0.1 s of 0.4.
+    assert NetworkPhysics().iteration_s(truth, meeting, RACKS) == pytest.approx([0.3 + 0.1 * 1.25] * 2, rel=1e-4)
 
 
 def test_overlap_hides_what_it_may() -> None:
@@ -85,11 +85,26 @@ def test_a_job_that_fits_a_node_pays_for_distance_alone() -> None:
     assert slow.iteration_s(truth, halves, RACKS) == pytest.approx([0.5])
 
 
-def test_what_exchanges_longer_than_it_computes_is_cut() -> None:
-    truth = jobs(8, 8, iteration_s=0.1)  # an exchange of 0.1 s: cut to 0.05
-    assert NetworkPhysics(phases="together").iteration_s(truth, placed((0, 2), (1, 3)), RACKS) == pytest.approx(
-        [0.15] * 2
-    )
+def test_an_exchange_may_be_longer_than_the_computation() -> None:
+    """0.02 s of computation and 0.1 s of exchange, by a stage that was measured and by bytes."""
+    for profile in (None, StageProfile.of(gpu=0.02, network=0.1)):
+        truth = jobs(8, 8, iteration_s=0.12, profile=profile)
+        found = NetworkPhysics(phases="together").iteration_s(truth, placed((0, 2), (1, 3)), RACKS)
+        assert found == pytest.approx([0.22] * 2)
+        assert NetworkPhysics().iteration_s(truth, placed((0, 1)), RACKS) == pytest.approx([0.12])
+        assert cut_jobs(truth, RACKS) == 0
+
+
+def test_bytes_that_do_not_fit_an_iteration_are_cut_and_counted_and_measured_stages_never() -> None:
+    truth = jobs(8, 8, iteration_s=0.1)  # an exchange of 0.1 s: cut to 0.09
+    found = NetworkPhysics(phases="together").iteration_s(truth, placed((0, 2), (1, 3)), RACKS)
+    assert found == pytest.approx([0.19] * 2)
+    assert cut_jobs(truth, RACKS) == 2
+    stages = StageProfile.of(gpu=0.002, network=0.098)
+    measured = jobs(8, 8, iteration_s=0.1, profile=stages)
+    found = NetworkPhysics(phases="together").iteration_s(measured, placed((0, 2), (1, 3)), RACKS)
+    assert found == pytest.approx([0.002 + 2 * 0.098] * 2)
+    assert cut_jobs(measured, RACKS) == 0
 
 
 def test_members_at_a_barrier_take_turns_on_the_network_too() -> None:

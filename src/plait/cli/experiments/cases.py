@@ -26,10 +26,11 @@ from plait.core.jobs import JobBatch, JobClass
 from plait.core.policy import ignored_by
 from plait.core.preemption import rule_named
 from plait.live.notes import note
+from plait.network.gradients import MOST_EXCHANGE
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.parts.ignored_requests import classes_ignored, remarks
-from plait.sim.contention.network import with_gradient_bytes
+from plait.sim.contention.network import cut_jobs, with_gradient_bytes
 from plait.sim.failures import read_failures
 from plait.sim.guests.models import GuestModels
 from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
@@ -89,6 +90,7 @@ def _cases_on(request: Request) -> list[Case]:
         _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
         _say_ignored_classes(path, policies, loads[seeds[0]][0])
         _say_no_aggregators(policies, cluster)
+        _say_cut(path, cluster, loads[seeds[0]][0])
         for policy in policies:
             _say_ignored(path, policy, loads[seeds[0]][0])
             for world in worlds:
@@ -151,6 +153,16 @@ def _say_no_aggregators(policies: Sequence[str], cluster: Cluster) -> None:
         note(
             f"warning: no switch of the network has aggregators that jobs may use, so {', '.join(granting)} grants "
             "none; give some, e.g. --network leaf-spine:aggregators=20000"
+        )
+
+
+def _say_cut(path: Path, cluster: Cluster, jobs: JobBatch) -> None:
+    """Jobs whose gradients do not fit their iterations."""
+    cut = 0 if cluster.network is None else cut_jobs(jobs, cluster)
+    if cut:
+        note(
+            f"warning: {path}: {cut} of {len(jobs)} jobs have gradients whose exchange alone would take over "
+            f"{100 * MOST_EXCHANGE:.0f} % of an iteration; they are cut to that. Network stages of a trace are not cut"
         )
 
 

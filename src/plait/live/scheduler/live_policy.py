@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plait.core.errors import InputError
 from plait.core.policy import Policy, has_grants
-from plait.policies.aggregation import WithAggregation
+from plait.policies.aggregation import WithAggregation, aggregation_of
 from plait.policies.catalog import make_policy
 
 #: Guest groups on a GPU, at most; plans with more are refused.
@@ -44,23 +44,15 @@ def live_policy(text: str, network: bool) -> Policy:
             f"policy {text} grants memory of switches, and this cluster has no network; start it with one, e.g. "
             "plait up --network leaf-spine:aggregators=4096, or choose a policy without ina="
         )
-    if (routing := _routing(make_policy(text))) == "grid":
-        raise InputError(f"policy {text}: routing={routing} is for simulations; live jobs aggregate at one switch")
+    aggregation = aggregation_of(make_policy(text))
+    if aggregation is not None and aggregation.routing not in ("auto", "server"):
+        raise InputError(
+            f"policy {text}: routing={aggregation.routing} is for simulations; live jobs aggregate at one switch"
+        )
     return policy
-
-
-def _routing(policy: Policy | None) -> str:
-    found = _aggregation(policy)
-    return "" if found is None else found.routing
 
 
 def system_of(policy: Policy | None) -> str:
     """The system that the switches run by `ina=` of a policy, "" without."""
-    found = _aggregation(policy)
+    found = aggregation_of(policy)
     return "" if found is None else found.system.partition("/")[0]
-
-
-def _aggregation(policy: Policy | None) -> WithAggregation | None:
-    while policy is not None and not isinstance(policy, WithAggregation):
-        policy = getattr(policy, "policy", None)
-    return policy

@@ -1,6 +1,7 @@
-"""How placed jobs exchange gradients, and what that takes of channels and of the memory of leaf switches.
+"""How placed jobs exchange gradients, and what that takes of channels and of the memory of switches.
 
-Start at `Exchange`, which `steady.steady_rates` takes; `prepared` is what the solver needs to know of one.
+Start at `Exchange`, which `SteadyState` and `memory.steady_rates` take; `prepared` is what the solver needs to know of
+one. Who adds up is the tree of `topology.trees`, which packets have, too.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from functools import cached_property
 
 import numpy as np
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, suggest
 from plait.network.fluid.jobs import PlacedJob, channels
 from plait.network.fluid.max_min import Uses
 from plait.network.topology.paths import Graph
+from plait.network.topology.trees import Tree, Way, tree
 
-#: How memory of switches is shared: not used, three laws of shared memory, and a region of a job's own.
-LAWS = ("none", "hash", "cycle", "hard", "region")
-NONE, HASH, CYCLE, HARD, REGION = range(len(LAWS))
+#: How memory of switches is shared: not used, three laws of shared memory, a region of a job's own whose sums go to its
+#: server, and slots of its own, for which a switch answers.
+LAWS = ("none", "hash", "cycle", "hard", "region", "dedicated")
+NONE, HASH, CYCLE, HARD, REGION, DEDICATED = range(len(LAWS))
 #: Within this time workers send the same packet: the delay in their hosts differs by as much.
 JITTER_S = 0.2e-6
-#: A worker whose packets no switch adds up.
-STRAIGHT = -1
+#: Time between packets over the largest delay in the host; and of the difference between the delays of workers the part
+#: that is left where packets keep their order: the delay of one is the largest of those before it, less their lead.
+ORDERED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0), (0.0, 0.45, 0.6, 0.76, 0.85, 0.94, 1.0)
 #: Bytes of a packet beside its payload.
 HEADER_BYTES = 58
 #: Seconds that a packet spends in a parameter server.
@@ -35,14 +39,13 @@ class Exchange:
     """How one placed job exchanges gradients.
 
     `placed`: a worker on each of these nodes, and a parameter server, or None for a ring all-reduce without
-    aggregation. `law`: one of `LAWS`. `region`: aggregators of the job's own at each leaf that adds up several of its
-    workers (law "region"; half of them are its window). `window`: packets of a worker under way; 0: as many as the
-    path takes. `server_s` is the time that a packet spends in the parameter server. `at`: for each worker the number in
-    the graph of the switch that adds up its packets, or `STRAIGHT` for none; empty: its leaf. `priority`: with law
-    "hash", packets take aggregators from those of lower priority (ESA). `jitter_s`: workers send the same packet within
-    this time of each other; the longer, the more sums never meet in one aggregator and stall a window until workers
-    send again. `levels`: 2 lets the leaf of the server add up the sums of other racks, if it can (`Switch.levels`);
-    with law "region" it answers in the server's place.
+    aggregation and for dedicated slots. `law`: one of `LAWS`. `region`: aggregators of the job's own at each switch
+    that adds up (laws "region" and "dedicated"; half of them are its window). `window`: packets of a worker under way;
+    0: as many as the path takes. `server_s` is the time that a packet spends in the parameter server. `adds`, `at` and
+    `pick`: which switches add up, and which of several equal ways packets take, as for `topology.trees.tree`.
+    `priority`: with law "hash", packets take aggregators from those of lower priority (ESA). `jitter_s`: workers send
+    the same packet within this time of each other; the longer, the more sums never meet in one aggregator and stall a
+    window until workers send again. `cc`: "aimd" for a window that grows until packets are marked (`memory.MARK`).
     """
 
     placed: PlacedJob
@@ -53,17 +56,20 @@ class Exchange:
     at: tuple[int, ...] = ()
     priority: int = 0
     jitter_s: float = JITTER_S
-    levels: int = 2
+    adds: str | tuple[int, ...] = "leaf+server"
+    pick: int = 0
+    cc: str = "none"
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a law that is unknown or lacks what it needs."""
         if self.law not in LAWS:
             raise InputError(f"memory law {self.law!r} is unknown; {suggest(self.law, LAWS)}")
-        if self.law != "none" and self.placed.server is None:
+        if self.law not in ("none", "dedicated") and self.placed.server is None:
             raise InputError(
-                f"a job on nodes {self.placed.workers} has no parameter server; aggregation in switches needs one"
+                f"a job on nodes {self.placed.workers} has no parameter server; memory law {self.law} needs one"
             )
-        if self.window < 0 or (self.region < 2 if self.law == "region" else self.region != 0):
+        own = self.law in ("region", "dedicated")
+        if self.window < 0 or (self.region < 2 if own else self.region != 0):
             raise InputError(
                 f"memory law {self.law} with a window of {self.window} packets and a region of {self.region} "
                 "aggregators; a window is >= 0, and only a region has aggregators of its own, at least 2"
@@ -71,34 +77,48 @@ class Exchange:
         if self.at and len(self.at) != len(self.placed.workers):
             raise InputError(f"{len(self.at)} switches for {len(self.placed.workers)} workers; name one for each")
 
+    def tree(self, graph: Graph) -> Tree:
+        """Who adds up its packets, and their way."""
+        return tree(
+            graph, self.placed.workers, self.placed.server, self.adds, answers=self.law == "dedicated", at=self.at,
+            pick=self.pick,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the solver needs to know of an exchange; racks and entries of channels are numbered from 0.
+    """What the solver needs to know of an exchange; adders and entries of channels are numbered from 0.
 
-    Entry k takes `fixed[k]` of channel `channel[k]` at rate 1, less `saved[i] * f[rack[i]]` for each i with
-    `entry[i] = k`, where f is the share of sequence numbers that a rack's switch adds up. A rack is the workers of the
-    job that one switch adds up, mostly a leaf. `leaf` (the switch), `workers` and `memory` (aggregators that jobs may
-    use there) are columns by rack. `rtt_s`: from a packet's start to its result
-    without queues; `off_s`: the part of it in which it holds no aggregator.
+    Entry k takes `fixed[k]` of channel `channel[k]` at rate 1, and `carried[i]` for each packet that adder `adder[i]`
+    sends on for a sequence number, for each i with `entry[i] = k`. Columns by adder: `switch` (its number), `parent`
+    (the adder that it sends to, or -1), `workers` that send to it, `memory` (aggregators that jobs may use there) and
+    `off_s`: of the time from a packet's start to its result, `rtt_s` without queues, the part in which it holds no
+    aggregator there; `serial_s`: of a packet on the channel over which several adders send to it, 0 without one. What
+    fills `near_channel[i]` queues before the adder `near[i]`. `straight`: workers that no switch adds up.
     """
 
     law: int
     channel: IntArray
     fixed: FloatArray
     entry: IntArray
-    rack: IntArray
-    saved: FloatArray
-    leaf: IntArray
+    adder: IntArray
+    carried: FloatArray
+    switch: IntArray
+    parent: IntArray
     workers: FloatArray
     memory: FloatArray
+    off_s: FloatArray
+    serial_s: FloatArray
+    near: IntArray
+    near_channel: IntArray
+    straight: float
     payload_bits: float
     rtt_s: float
-    off_s: float
     window: int
     region: int
     priority: int = 0
     jitter_s: float = 0.0
+    aimd: bool = False
 
 
 def prepared(graph: Graph, exchange: Exchange) -> Prepared:
@@ -108,181 +128,220 @@ def prepared(graph: Graph, exchange: Exchange) -> Prepared:
         uses = Uses.of([channels(graph, job)])
         none, nowhere = np.zeros(0), np.zeros(0, dtype=np.int64)
         return Prepared(
-            NONE, uses.resource, uses.amount, nowhere, nowhere, none, nowhere, none, none, 8.0, 0.0, 0.0, 0, 0
-        )
-    return _aggregated(graph, exchange)
-
-
-def _aggregated(graph: Graph, exchange: Exchange) -> Prepared:
-    job, law = exchange.placed, LAWS.index(exchange.law)
-    assert job.server is not None
-    switches, first_switch = graph.network.switches, len(graph.nodes)
-    below: dict[int, list[int]] = {}
-    for worker, at in zip(job.workers, exchange.at or (None,) * len(job.workers), strict=True):
-        # One that sends straight is a rack of its own: nothing of it is added up.
-        leaf = graph.leaf(worker) if at is None else at if at != STRAIGHT else -2 - worker
-        below.setdefault(leaf, []).append(worker)
-    top = graph.leaf(job.server)
-    meets = switches[top - first_switch].levels == 2 and switches[top - first_switch].usable > 0
-    nested = law == REGION and exchange.levels == 2 and meets and min(below) >= 0
-    # A switch that sees all workers, or the sums of all racks, answers itself: no server.
-    at_once = law == REGION and len(job.workers) > 1 and (len(below) == 1 or nested)
-    end = job.server if not at_once else top if nested else next(iter(below))
+            NONE, uses.resource, uses.amount, nowhere, nowhere, none, nowhere, nowhere, none, none, none, none, nowhere,
+            nowhere, 0.0, 8.0, 0.0, 0, 0,
+        )  # fmt: skip
+    made = exchange.tree(graph)
+    switches, first = graph.network.switches, len(graph.nodes)
+    hardware = [switches[at - first] for at in made.adders]
+    payload = (hardware[0] if hardware else switches[graph.leaf(job.workers[0]) - first]).payload_bytes
+    wire = 1 + HEADER_BYTES / payload
     row: dict[int, float] = {}
-    savings: list[tuple[int, int, float]] = []  # channel, rack, amount for each unit of share
-    columns: list[tuple[int, int, int, float]] = []
-    for key, workers in below.items():
-        leaf = key if key >= 0 else graph.leaf(workers[0])
-        switch = switches[leaf - first_switch]
-        n, wire = len(workers), 1 + HEADER_BYTES / switch.payload_bytes
-        copies = 1 if switch.usable else n  # a switch that does not aggregate sends no result to several workers
-        for worker in workers:
-            if key < 0 and worker == job.server:
-                continue  # it hands its gradient over within the node
-            _add(row, graph.bundled_shares(worker, leaf), wire)
-            _add(row, graph.bundled_shares(leaf, worker), wire)
-        apart = leaf == end or (key < 0 and workers[0] == job.server)
-        for channel, share in {} if apart else graph.bundled_shares(leaf, end).items():
-            _add(row, {channel: share}, n * wire)
-            if n > 1:
-                savings.append((channel, len(columns), (n - 1) * share * wire))
-        if not apart:
-            _add(row, graph.bundled_shares(end, leaf), copies * wire)
-        columns.append((leaf, n, switch.usable, 8.0 * switch.payload_bytes))
-    if law != REGION and exchange.levels == 2 and meets and len(below) > 1 and min(below) >= 0:
-        _second_level(graph, job.server, list(below), row, savings, columns)
-    uses = Uses.of([row])
-    place = {channel: k for k, channel in enumerate(uses.resource.tolist())}
-    leaf_of, n_of, memory_of, payload_of = (np.array(column) for column in zip(*columns, strict=True))
-    rtt_s, off_s = _times(graph, exchange, end if at_once else None)
+    for way in made.ways:
+        for channel in way:
+            row[channel] = row.get(channel, 0.0) + wire
+    carried = [(channel, place) for place, way in enumerate(made.onward) for channel in way]
+    for channel in {channel ^ 1 for way in (*made.ways, *made.onward) for channel in way}:
+        row[channel] = row.get(channel, 0.0) + wire  # results come back once over each link
+    for channel, _ in carried:
+        row.setdefault(channel, 0.0)
+    place = {channel: k for k, channel in enumerate(row)}
+    near = [_before(made, a) for a in range(len(made.adders))]
+    times = _Times(graph, made, 8.0 * (HEADER_BYTES + payload))
+    answers = exchange.law == "dedicated"
+    middle = switches[made.end - first].delay_s if answers else exchange.server_s
     return Prepared(
-        law, uses.resource, uses.amount,
-        np.array([place[channel] for channel, _, _ in savings], dtype=np.int64),
-        np.array([rack for _, rack, _ in savings], dtype=np.int64),
-        np.array([amount for *_, amount in savings], dtype=np.float64),
-        leaf_of.astype(np.int64), n_of.astype(np.float64), memory_of.astype(np.float64), float(payload_of[0]),
-        rtt_s, off_s, exchange.window or exchange.region // 2, exchange.region, exchange.priority,
-        exchange.jitter_s,
+        LAWS.index(exchange.law), np.array(list(row), dtype=np.int64), np.array(list(row.values())),
+        np.array([place[channel] for channel, _ in carried], dtype=np.int64),
+        np.array([a for _, a in carried], dtype=np.int64), np.full(len(carried), wire),
+        np.array(made.adders, dtype=np.int64), np.array(made.parent, dtype=np.int64),
+        np.array([made.below.count(a) for a in range(len(made.adders))], dtype=np.float64),
+        np.array([one.usable for one in hardware], dtype=np.float64),
+        np.array([times.off_s(a) for a in range(len(made.adders))], dtype=np.float64),
+        np.array([times.serial_s(a) for a in range(len(made.adders))], dtype=np.float64),
+        np.array([a for a, some in enumerate(near) for _ in some], dtype=np.int64),
+        np.array([channel for some in near for channel in some], dtype=np.int64),
+        float(made.below.count(-1)), 8.0 * payload, times.rtt_s + middle,
+        exchange.window or exchange.region // 2, exchange.region, exchange.priority, exchange.jitter_s,
+        exchange.cc == "aimd",
     )  # fmt: skip
 
 
-def _second_level(
-    graph: Graph,
-    server: int,
-    racks: Sequence[int],
-    row: dict[int, float],
-    savings: list[tuple[int, int, float]],
-    columns: list[tuple[int, int, int, float]],
-) -> None:
-    """Let the leaf of the server add up the sums of other racks and packets of its own, in one shared aggregator.
-
-    Its inputs are as workers of a rack: where the aggregator is free, one packet goes on to the server. Packets that
-    fell back in their racks are added up there, too; that they are more than the sums is left out. The result comes
-    back once, and that switch multiplies it.
-    """
-    top = graph.leaf(server)
-    switch = graph.network.switches[top - len(graph.nodes)]
-    wire = 1 + HEADER_BYTES / switch.payload_bytes
-    (up,), (down,) = graph.bundled_shares(top, server), graph.bundled_shares(server, top)
-    own = racks.index(top) if top in racks else len(columns)
-    inputs = len(racks) - (top in racks) + (columns[own][1] if top in racks else 0)
-    savings[:] = [one for one in savings if one[:2] != (up, own)]
-    savings.append((up, own, (inputs - 1) * wire))
-    columns[own : own + 1] = [(top, inputs, switch.usable, 8.0 * switch.payload_bytes)]
-    row[down] -= (len(racks) - 1) * wire
+def _before(made: Tree, adder: int) -> list[int]:
+    """The channels of packets before they are at an adder, and of results after they have left it, and no others."""
+    found: set[int] = set()
+    for rank in made.workers(adder):
+        found.update(_up_to(made, rank, adder))
+    beyond, at = set[int](), adder
+    while at >= 0:
+        beyond.update(made.onward[at])
+        at = made.parent[at]
+    found |= {channel ^ 1 for channel in found}
+    return sorted(found - beyond - {channel ^ 1 for channel in beyond})
 
 
-def _add(row: dict[int, float], shares: dict[int, float], amount: float) -> None:
-    for channel, share in shares.items():
-        row[channel] = row.get(channel, 0.0) + amount * share
+def _up_to(made: Tree, rank: int, adder: int) -> Way:
+    """The way of a worker's packets to an adder."""
+    way, at = made.ways[rank], made.below[rank]
+    while at != adder:
+        way, at = way + made.onward[at], made.parent[at]
+    return way
 
 
-def _times(graph: Graph, exchange: Exchange, answers: int | None) -> tuple[float, float]:
-    """Time to the result and the part of it that holds no aggregator: those of the farthest worker.
+@dataclass
+class _Times:
+    """Times of packets of so many bits without queues, on the ways of a tree."""
 
-    `answers`: the switch that answers in the server's place, by its number.
-    """
-    server = exchange.placed.server
-    assert server is not None
-    bits = 8.0 * (HEADER_BYTES + graph.network.switches[0].payload_bytes)
-    rtt = off = 0.0
-    for worker in exchange.placed.workers:
-        leaf = graph.leaf(worker)
-        near = graph.trip_s(worker, leaf, bits) + graph.trip_s(leaf, worker, bits)
-        end = answers if answers is not None else leaf if worker == server else server
-        delays = graph.trip_s(worker, end, bits) + graph.trip_s(end, worker, bits)
-        middle = exchange.server_s if answers is None else graph.network.switches[answers - len(graph.nodes)].delay_s
-        rtt, off = max(rtt, delays + middle), max(off, near)
-    return rtt, off
+    graph: Graph
+    made: Tree
+    bits: float
+
+    def _once(self, way: Way) -> float:
+        """There, and as long back: delays and serialisation."""
+        rates = self.graph.channel_bits_per_s
+        return self.graph.delay_s(way) + sum(self.bits / float(rates[channel]) for channel in way)
+
+    @property
+    def rtt_s(self) -> float:
+        """From the farthest worker to the end and back."""
+        return 2 * max(self._once(self.made.whole(rank)) for rank in range(len(self.made.ways)))
+
+    def off_s(self, adder: int) -> float:
+        """Until the first packet is at the adder, and from there to the farthest worker."""
+        once = [self._once(_up_to(self.made, rank, adder)) for rank in self.made.workers(adder)]
+        return min(once) + max(once)
+
+    def serial_s(self, adder: int) -> float:
+        """Of one packet on the channel over which several adders send to this one, the slowest of those; 0 without."""
+        last = [way[-1] for way, to in zip(self.made.onward, self.made.parent, strict=True) if to == adder and way]
+        rates = self.graph.channel_bits_per_s
+        return max((self.bits / float(rates[c]) for c in set(last) if last.count(c) > 1), default=0.0)
 
 
 @dataclass(frozen=True)
-class Racks:
-    """The racks and channel entries of several exchanges, one after the other; see `Prepared`."""
+class Adders:
+    """The adders and channel entries of several exchanges, one after the other; see `Prepared`."""
 
     parts: Sequence[Prepared]
     uses: Uses
     job: IntArray
-    leaf: IntArray
+    switch: IntArray
+    parent: IntArray
     workers: FloatArray
     memory: FloatArray
     law: IntArray
+    off_s: FloatArray
+    serial_s: FloatArray
     entry: IntArray
-    rack: IntArray
-    saved: FloatArray
+    adder: IntArray
+    carried: FloatArray
+    near: IntArray
+    near_channel: IntArray
 
     @classmethod
-    def of(cls, parts: Sequence[Prepared]) -> Racks:
-        """The racks of these exchanges; shared memory is what regions leave of it."""
+    def of(cls, parts: Sequence[Prepared]) -> Adders:
+        """The adders of these exchanges; shared memory is what regions leave of it."""
         entries = _starts([len(part.channel) for part in parts])
-        racks = _starts([len(part.leaf) for part in parts])
-        count = [len(part.leaf) for part in parts]
+        adders = _starts([len(part.switch) for part in parts])
+        count = [len(part.switch) for part in parts]
         uses = Uses(entries, _joined([p.channel for p in parts]), np.concatenate([p.fixed for p in parts]))
-        leaf, workers = _joined([p.leaf for p in parts]), np.concatenate([p.workers for p in parts])
+        switch = _joined([p.switch for p in parts])
         law = np.repeat(np.array([p.law for p in parts], dtype=np.int64), count)
-        region = np.repeat(np.array([p.region for p in parts], dtype=np.float64), count) * (workers > 1)
+        region = np.repeat(np.array([p.region for p in parts], dtype=np.float64), count)
         memory = np.concatenate([p.memory for p in parts])
         if region.any():
-            memory = np.maximum(memory - np.bincount(leaf, region)[leaf], 0.0)
+            memory = np.maximum(memory - np.bincount(switch, region)[switch], 0.0)
+
+        def shifted(columns: list[IntArray], first: IntArray) -> IntArray:
+            return _joined([c + f for c, f in zip(columns, first[:-1].tolist(), strict=True)])
+
+        below = shifted([np.where(p.parent < 0, -(1 << 40), p.parent) for p in parts], adders)
         return cls(
-            parts, uses, np.repeat(np.arange(len(parts)), count), leaf, workers, memory, law,
-            _joined([p.entry + first for p, first in zip(parts, entries[:-1].tolist(), strict=True)]),
-            _joined([p.rack + first for p, first in zip(parts, racks[:-1].tolist(), strict=True)]),
-            np.concatenate([p.saved for p in parts]),
+            parts, uses, np.repeat(np.arange(len(parts)), count), switch, np.maximum(below, -1),
+            np.concatenate([p.workers for p in parts]), memory, law, np.concatenate([p.off_s for p in parts]),
+            np.concatenate([p.serial_s for p in parts]),
+            shifted([p.entry for p in parts], entries), shifted([p.adder for p in parts], adders),
+            np.concatenate([p.carried for p in parts]), shifted([p.near for p in parts], adders),
+            _joined([p.near_channel for p in parts]),
         )  # fmt: skip
 
     @cached_property
     def ranks(self) -> tuple[IntArray, IntArray, IntArray] | None:
         """For sums over jobs of at least the own priority at a switch; None where all have the same.
 
-        The rank of each rack: racks of one switch in order of falling priority, equal ones together; the first rank of
+        The rank of each adder: those of one switch in order of falling priority, equal ones together; the first rank of
         the switch of each rank; and how many ranks there are, as an array of one.
         """
         priority = np.array([p.priority for p in self.parts], dtype=np.int64)[self.job]
         if not len(priority) or (priority == priority[0]).all():
             return None
-        pairs, rank = np.unique(np.stack([self.leaf, -priority]), axis=1, return_inverse=True)
+        pairs, rank = np.unique(np.stack([self.switch, -priority]), axis=1, return_inverse=True)
         first = np.searchsorted(pairs[0], pairs[0], side="left")
         return rank.reshape(-1), first.astype(np.int64), np.array([pairs.shape[1]])
 
     @cached_property
     def by_job(self) -> FloatArray:
-        """Payload bits, time to a result, time off aggregators and window of each job; shape (4, jobs)."""
-        return np.array([(p.payload_bits, p.rtt_s, p.off_s, p.window) for p in self.parts], dtype=np.float64).T
+        """Payload bits, time to a result, window and straight workers of each job; shape (4, jobs)."""
+        return np.array([(p.payload_bits, p.rtt_s, p.window, p.straight) for p in self.parts], dtype=np.float64).T
 
     @cached_property
-    def spread_s(self) -> FloatArray:
-        """Mean time between the first and the last packet of the workers of each rack, of uniform delays; by rack."""
-        jitter = np.array([p.jitter_s for p in self.parts], dtype=np.float64)[self.job]
-        spread: FloatArray = np.where(self.law == REGION, 0.0, jitter * (self.workers - 1) / (self.workers + 1))
-        return spread
+    def aimd(self) -> BoolArray:
+        """Whether the window of each job is that of congestion control."""
+        return np.array([p.aimd for p in self.parts], dtype=np.bool_)
 
-    def uses_at(self, share: FloatArray) -> Uses:
-        """What jobs use of channels where these shares of sequence numbers are aggregated in each rack."""
+    @cached_property
+    def own(self) -> BoolArray:
+        """Whether the memory of each adder is its job's own."""
+        return self.law >= REGION
+
+    @cached_property
+    def inputs(self) -> FloatArray:
+        """Workers and adders that send to each adder."""
+        return self.workers + np.bincount(self.parent[self.parent >= 0], minlength=len(self.parent))
+
+    @cached_property
+    def _jitter_s(self) -> FloatArray:
+        return np.array([p.jitter_s for p in self.parts], dtype=np.float64)[self.job]
+
+    def spread_s(self, packets_per_s: FloatArray, sent: FloatArray) -> FloatArray:
+        """Mean time between the first and the last packet of a sum at each adder, where jobs send at these rates.
+
+        Hosts delay packets uniformly and keep their order, so at a high rate the delays of several are alike. What
+        other adders send comes one after the other. `sent`: by each adder, as of the method.
+        """
+        n = self.inputs
+        gap = 1 / np.maximum(packets_per_s[self.job] * self._jitter_s, 1e-12)
+        kept = np.interp(gap, *ORDERED)
+        up = self.parent >= 0
+        came = np.bincount(self.parent[up], sent[up], minlength=len(sent))
+        serial = self.serial_s * np.maximum(came - 1, 0.0)
+        return np.where(self.own, 0.0, self._jitter_s * kept * (n - 1) / (n + 1) + serial)
+
+    @cached_property
+    def _rounds(self) -> list[IntArray]:
+        """Adders by how many others are below them, one after the other: parts of the job come before the whole."""
+        height = np.zeros(len(self.parent), dtype=np.int64)
+        for a in range(len(self.parent)):  # children have lower numbers
+            if self.parent[a] >= 0:
+                height[self.parent[a]] = max(height[self.parent[a]], height[a] + 1)
+        return [np.flatnonzero(height == h) for h in range(int(height.max(initial=-1)) + 1)]
+
+    def sent(self, share: FloatArray) -> FloatArray:
+        """Packets that each adder sends on for a sequence number, where it adds up these shares in full."""
+        arrive, sent = self.workers.copy(), np.zeros(len(share))
+        for some in self._rounds:
+            sent[some] = share[some] + (1 - share[some]) * arrive[some]
+            parents = self.parent[some]
+            up = parents >= 0
+            np.add.at(arrive, parents[up], sent[some][up])
+        return sent
+
+    def uses_at(self, sent: FloatArray) -> Uses:
+        """What jobs use of channels where adders send on so many packets for a sequence number."""
         if not len(self.entry):
             return self.uses
-        saved = np.bincount(self.entry, self.saved * share[self.rack], minlength=len(self.uses.amount))
-        return Uses(self.uses.first, self.uses.resource, self.uses.amount - saved)
+        carried = np.bincount(self.entry, self.carried * sent[self.adder], minlength=len(self.uses.amount))
+        return Uses(self.uses.first, self.uses.resource, self.uses.amount + carried)
 
 
 def _starts(lengths: list[int]) -> IntArray:

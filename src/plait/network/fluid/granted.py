@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from plait.core.aggregation.grants import NetworkGrant
-from plait.network.fluid.exchanges import STRAIGHT, Exchange
+from plait.network.fluid.exchanges import Exchange
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.topology.paths import Graph
+from plait.network.topology.trees import STRAIGHT
 
 
 def granted_exchange(graph: Graph, workers: tuple[int, ...], grants: Sequence[NetworkGrant]) -> Exchange:
     """How workers on these nodes exchange gradients with the grants of their job, one or more.
 
-    The packets of a worker are added up at the switch whose grant names it, or, if no grant names any, at the first
-    granted switch on its way to the server; they go straight there if there is none. Regions of the job alone count as
-    the smallest of them. Memory at the leaf of the server is for the sums of other racks, too, if that switch has a
-    second level. Without a server of its own the job has one beside its first worker.
+    The granted switches on the way of a worker's packets add them up, as far as their hardware can; if grants name
+    workers, the switch that names one adds up its packets first, and packets of a worker that none names go straight to
+    the server. Regions of the job alone count as the smallest of them. With dedicated slots the granted switch that is
+    nearest to all workers answers. Without a server of its own the job has one beside its first worker.
     """
-    server = grants[0].server if grants[0].server >= 0 else workers[0]
     number = {name: i for i, name in enumerate(graph.names)}
-    switches = {number[grant.switch] for grant in grants}
+    one, pick = grants[0], grants[0].routes[0] if grants[0].routes else 0
+    adds = tuple(sorted(number[grant.switch] for grant in grants))
     named = {worker: number[grant.switch] for grant in grants for worker in grant.workers}
-    at = tuple(named.get(worker, STRAIGHT) if named else _first(graph, worker, server, switches) for worker in workers)
-    alone = [grant.size for grant in grants if grant.exclusive]
+    at = tuple(named.get(worker, STRAIGHT) for worker in workers) if named else ()
     window = min((grant.window for grant in grants if grant.window), default=0)
-    levels = 2 if graph.leaf(server) in switches else 1
+    placed = PlacedJob(workers, one.server if one.server >= 0 else workers[0])
+    alone = [grant.size for grant in grants if grant.exclusive]
     if alone:
-        return Exchange(PlacedJob(workers, server), "region", min(alone), window, at=at, levels=levels)
-    law = "cycle" if grants[0].mode == "shared_cycle" else "hash"
-    return Exchange(PlacedJob(workers, server), law, 0, window, at=at, priority=grants[0].priority, levels=levels)
-
-
-def _first(graph: Graph, worker: int, server: int, switches: Collection[int]) -> int:
-    """The first of these switches on the shortest ways from a worker to the server, or `STRAIGHT`."""
-    if worker == server:
-        leaf = graph.leaf(worker)
-        return leaf if leaf in switches else STRAIGHT
-    for channel in graph.shares(worker, server):  # in order of hops
-        at = int(graph.ends[channel][1])
-        if at in switches:
-            return at
-    return STRAIGHT
+        law = "dedicated" if one.mode == "dedicated" else "region"
+        return Exchange(placed, law, min(alone), window, at=at, adds=adds, pick=pick)
+    law = "cycle" if one.mode == "shared_cycle" else "hash"
+    return Exchange(placed, law, 0, window, at=at, priority=one.priority, adds=adds, pick=pick)

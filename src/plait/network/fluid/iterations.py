@@ -7,8 +7,10 @@ phases of jobs as
     together      whenever a job exchanges, so do all others: their iterations are in step
     interleaved   jobs exchange one after the other wherever there is time: their iterations are fitted together
     random        phases are independent: between alone and together, in proportion to the part of the time in which
-                  the other jobs on the bottleneck exchange, and never faster than interleaved. Exact for equal jobs on
-                  one link: with n of them, each exchanging a part d of the time, a job meets (n - 1) d others there
+                  the other jobs on the bottleneck exchange, and never faster than interleaved. A job that begins to
+                  exchange meets the others as they would be without it (the arrival theorem of closed queues, which
+                  holds for links that all share equally, whatever the distribution of times): exact for two equal jobs
+                  on one link, and at most 2.4 % too slow for three to eight
 
 Members of one group that take turns at a barrier never exchange at the same time, whatever the phases.
 """
@@ -22,7 +24,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import SimulationError
-from plait.network.fluid.exchanges import Prepared, Racks
+from plait.network.fluid.exchanges import Adders, Prepared
 from plait.network.fluid.memory import SteadyRates, steady_rates
 from plait.network.topology.paths import Graph
 
@@ -77,14 +79,15 @@ def iterations(
     assert count
     assert phases in PHASES
     one = 1.0 / (np.ones(count) if turns is None else turns)
-    rates_at = _rates(graph, Racks.of(parts), one, phases)
+    work = _Work(bits, compute_s, overlap, one)
+    rates_at = _rates(graph, Adders.of(parts), work, phases)
     busy = np.full(count, 0.5)
     step, last = 0.5, np.zeros(count)
     for step_number in range(1, MOST_STEPS + 1):
         found = rates_at(busy)
         exchange_s = bits / found.bits_per_s
         iteration_s = exposed_s(compute_s, exchange_s, overlap)
-        wanted = np.clip(exchange_s / iteration_s, LEAST_BUSY, 1.0)
+        wanted = work.busy(exchange_s)
         change = float(np.abs(wanted - busy).max())
         if change <= (LOOSE if step_number == MOST_STEPS else NEAR):
             return Iterations(iteration_s, exchange_s, wanted, found.aggregated, found.channel)
@@ -95,44 +98,82 @@ def iterations(
     raise SimulationError(f"iteration times of {count} jobs on a shared network still change by {change:g}")
 
 
-def _rates(graph: Graph, racks: Racks, one: FloatArray, phases: str) -> Callable[[FloatArray], SteadyRates]:
+@dataclass(frozen=True)
+class _Work:
+    """What jobs do in an iteration, as for `iterations`; `one`: the part of the time that a job's turn may take."""
+
+    bits: FloatArray
+    compute_s: FloatArray
+    overlap: float
+    one: FloatArray
+
+    def busy(self, exchange_s: FloatArray) -> FloatArray:
+        """The part of the time in which jobs exchange for so many seconds an iteration; the last axis is of jobs."""
+        found: FloatArray = np.clip(exchange_s / exposed_s(self.compute_s, exchange_s, self.overlap), LEAST_BUSY, 1.0)
+        return found
+
+
+def _rates(graph: Graph, adders: Adders, work: _Work, phases: str) -> Callable[[FloatArray], SteadyRates]:
     """Rates while exchanging, as a function of the part of the time in which each job does."""
     last: SteadyRates | None = None
 
     def interleaved(busy: FloatArray) -> SteadyRates:
         nonlocal last
-        last = steady_rates(graph, racks, np.minimum(busy, one), start=None if last is None else last.share)
+        last = steady_rates(graph, adders, np.minimum(busy, work.one), start=None if last is None else last.share)
         return last
 
     if phases == "interleaved":
         return interleaved
-    together = steady_rates(graph, racks, one)
+    together = steady_rates(graph, adders, work.one)
     if phases == "together":
         return lambda busy: together
-    alone = steady_rates(graph, racks, apart=True)
+    alone = steady_rates(graph, adders, apart=True)
+    met = _met(adders, work, alone, together)
+    rate = 1 / ((1 - met) / alone.bits_per_s + met / together.bits_per_s)
+    aggregated = (1 - met) * alone.aggregated + met * together.aggregated
+    # In memory or on links, jobs may be slower even if they never met.
+    slower = bool(len(adders.switch) or (met > 0).any())
 
     def random(busy: FloatArray) -> SteadyRates:
-        met = _met(racks, together, np.minimum(busy, one))
-        rate = 1 / ((1 - met) / alone.bits_per_s + met / together.bits_per_s)
-        aggregated = (1 - met) * alone.aggregated + met * together.aggregated
-        if len(racks.leaf) or (met > 0).any():  # in memory or on links, jobs may be slower even if they never met
-            rate = np.minimum(rate, interleaved(busy).bits_per_s)
-        return replace(together, bits_per_s=rate, aggregated=aggregated)
+        least = np.minimum(rate, interleaved(busy).bits_per_s) if slower else rate
+        return replace(together, bits_per_s=least, aggregated=aggregated)
 
     return random
 
 
-def _met(racks: Racks, together: SteadyRates, busy: FloatArray) -> FloatArray:
-    """The part of the time in which the other jobs on its bottleneck exchange, for each job; 0 if there are none."""
-    uses = racks.uses
-    jobs = np.repeat(np.arange(len(uses)), np.diff(uses.first))
-    size = int(uses.resource.max()) + 1
-    load = np.bincount(uses.resource, uses.amount, minlength=size)
-    part = np.bincount(uses.resource, uses.amount * busy[jobs], minlength=size)
-    own = uses.resource == together.channel[jobs]
-    out = np.zeros(len(uses))
-    others = load[uses.resource[own]] - uses.amount[own]
-    exchanging = part[uses.resource[own]] - uses.amount[own] * busy[jobs[own]]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        out[jobs[own]] = np.where(others > 1e-9, exchanging / others, 0.0)
-    return np.clip(out, 0.0, 1.0)
+def _met(adders: Adders, work: _Work, alone: SteadyRates, together: SteadyRates) -> FloatArray:
+    """The part of the time in which the other jobs on its bottleneck exchange when a job does; 0 if there are none.
+
+    Row j of `busy` is the part of the time in which each of the others exchanges without job j; of these, each meets
+    the others as in the mean.
+    """
+    weight = _weights(adders, together)
+    count = len(weight)
+    if not weight.any():
+        return np.zeros(count)
+    others = ~np.eye(count, dtype=np.bool_)
+    busy = np.where(others, 0.5, 0.0)
+    for _ in range(MOST_STEPS):
+        met = np.clip(busy @ weight.T, 0.0, 1.0)
+        exchange_s = work.bits * ((1 - met) / alone.bits_per_s + met / together.bits_per_s)
+        wanted = np.where(others, np.minimum(work.busy(exchange_s), work.one), 0.0)
+        change = float(np.abs(wanted - busy).max())
+        busy = busy + 0.7 * (wanted - busy)
+        if change <= NEAR:
+            break
+    found: FloatArray = np.clip((busy * weight).sum(axis=1), 0.0, 1.0)
+    return found
+
+
+def _weights(adders: Adders, together: SteadyRates) -> FloatArray:
+    """Of what the other jobs use of each job's bottleneck, the part of each, shape (jobs, jobs); zeros without any."""
+    uses = adders.uses_at(adders.sent(together.share))
+    count = len(uses)
+    jobs = np.repeat(np.arange(count), np.diff(uses.first))
+    found = np.zeros((count, count))
+    for j, channel in enumerate(together.channel.tolist()):
+        there = (uses.resource == channel) & (jobs != j)
+        total = float(uses.amount[there].sum()) if channel >= 0 else 0.0
+        if total > 1e-9:
+            found[j, jobs[there]] = uses.amount[there] / total
+    return found

@@ -1,19 +1,20 @@
-"""Steady rates of jobs, some of whose gradients are added up in leaf switches, by how they share memory there.
+"""Steady rates of jobs, some of whose gradients are added up in switches, by how they share memory there.
 
-Our design; start at `steady_rates`. Every leaf adds up the packets of the workers of a job below it; a packet whose
-aggregator is taken goes to the parameter server by itself, which adds up the rest. Of a rack with n workers in which
-the share f of sequence numbers is aggregated, f + n (1 - f) packets reach the server for each sequence number. The
-result returns once to each rack and from its leaf to the workers. Laws of f, with rho the aggregators that jobs would
-hold (rate * holding time) over those there are:
+Our design; start at `steady_rates`. A switch that n packets of a sequence number reach, and that adds up the share f of
+sequence numbers in full, sends on f + n (1 - f) packets; those whose aggregator is taken go on by themselves, to the
+next switch that adds up (`topology.trees`) or to the parameter server, which adds up the rest. The result returns once
+over each link. Laws of f, with rho the aggregators that jobs would hold (rate * holding time) over those there are:
 
     hash    1 / (1 + rho): an aggregator is taken with the probability that it is occupied
     cycle   the same without the job's own part of rho: no two packets of a job share an aggregator. Not validated
     hard    min(1, 1 / rho): jobs collide only when the memory is full
             With priorities (ESA) a packet finds taken only what jobs of at least its priority hold; what an eviction
             adds to the load of a server is left out. Not validated
-    region  1: aggregators of the job's own, of which half is its window; in one rack the leaf answers, not a server
+    region  1: aggregators of the job's own, of which half is its window
+    dedicated  the same, and a switch answers, not a server
 
-Sums that are complete nowhere until workers send again stall windows (`_stalls`); what is sent again is not counted.
+Sums that are complete nowhere until workers send again stall windows (`_stalls`), so fewer packets are under way
+(`_under_way`); what is sent again is not counted.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, SimulationError, suggest
-from plait.network.fluid.exchanges import CYCLE, HARD, JITTER_S, REGION, SERVER_S, Exchange, Racks, prepared
+from plait.network.fluid.exchanges import CYCLE, HARD, JITTER_S, SERVER_S, Adders, Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.max_min import Uses, max_min
 from plait.network.topology.paths import Graph
@@ -33,7 +34,13 @@ from plait.network.topology.paths import Graph
 #: The laws of memory that all jobs share.
 SHARED_LAWS = ("hash", "cycle", "hard")
 #: A fixed point is found when no share of aggregated sequence numbers would change by more.
-NEAR, MOST_STEPS = 1e-6, 2000
+NEAR, MOST_STEPS = 1e-6, 500
+#: After so many steps this is near enough: where two channels are as full, queues change between them.
+LOOSE = 1e-2
+#: Congestion control as packets have it: marks in queues of so many packets; a window grows by so many a round trip.
+MARK, INCREASE = 100, 4
+#: Mean of a window that is halved at marks, of the largest one.
+MEAN = 0.68
 #: A hair above one, so that a channel which alone limits a job is reached before this limit, and named.
 NO_FASTER = 1 + 1e-9
 
@@ -65,8 +72,9 @@ class SteadyRates:
 
     `bits_per_s`: payload of each job at each worker while it exchanges; `channel`: its bottleneck, the first of its
     bundle, or -1 for its window or its path alone; `aggregated`: mean over its workers of the share of sequence numbers
-    that their leaf adds up in full; `server_packets`: packets to its server for each sequence number (0 where no switch
-    aggregates); `steps` of the iteration; `share`: of each rack, a start for the next solution.
+    that the first switch which adds up their packets completes; `server_packets`: packets to its end for each sequence
+    number (0 where no switch aggregates); `steps` of the iteration; `share`: of each adder, a start for the next
+    solution.
     """
 
     bits_per_s: FloatArray
@@ -85,15 +93,15 @@ def aggregated_rates(graph: Graph, jobs: Sequence[PlacedJob], windows: Windows, 
     if law not in SHARED_LAWS:
         raise InputError(f"memory law {law!r} is unknown; {suggest(law, SHARED_LAWS)}")
     parts = [
-        prepared(graph, Exchange(job, law, 0, windows.packets, windows.server_s, jitter_s=windows.jitter_s))
-        for job in jobs
+        prepared(graph, Exchange(job, law, 0, windows.packets, windows.server_s, jitter_s=windows.jitter_s, pick=j))
+        for j, job in enumerate(jobs)
     ]
-    return steady_rates(graph, Racks.of(parts), rtt_s=windows.rtt_s, off_s=windows.off_s)
+    return steady_rates(graph, Adders.of(parts), rtt_s=windows.rtt_s, off_s=windows.off_s)
 
 
 def steady_rates(
     graph: Graph,
-    racks: Racks,
+    adders: Adders,
     busy: FloatArray | None = None,
     *,
     apart: bool = False,
@@ -102,7 +110,7 @@ def steady_rates(
     rtt_s: float | None = None,
     off_s: float | None = None,
 ) -> SteadyRates:
-    """The max-min fair rates of exchanges (`Racks.of` those prepared), of which each goes on for part of the time.
+    """The max-min fair rates of exchanges (`Adders.of` those prepared), of which each goes on for part of the time.
 
     `busy`, shape (jobs,), is that part, over 0 and at most 1 (default: all the time): a job takes as much of channels
     and memory on average, as if jobs exchanged one after the other wherever there is time; none is faster than alone.
@@ -110,86 +118,141 @@ def steady_rates(
     found when no share would change by more. `rtt_s` and `off_s` replace those of the topology. Raises
     `SimulationError` if no steady state is found.
     """
-    count, capacity = len(racks.parts), graph.channel_bits_per_s
+    count, capacity = len(adders.parts), graph.channel_bits_per_s
     busy = np.ones(count) if busy is None else busy
-    payload, rtt, off, window = racks.by_job
+    payload, rtt, window, _ = adders.by_job
     rtt = rtt if rtt_s is None else np.full(count, rtt_s)
-    off = off if off_s is None else np.full(count, off_s)
-    by_window = np.where(window > 0, window * payload / np.maximum(rtt, 1e-12), np.inf)
-    share = (racks.law == REGION).astype(np.float64) if start is None else start
+    off = adders.off_s if off_s is None else np.full(len(adders.job), off_s)
+    share = adders.own.astype(np.float64) if start is None else start
+    holding, stalls, whole = rtt[adders.job] - off, np.zeros(count), window
+    found, weight = payload / np.maximum(rtt, 1e-12), np.ones(count)
     nowhere = np.full(count, -1, dtype=np.int64)
     damping, before = 0.5, np.inf
     steps = 0
     while True:
         steps += 1
-        uses = racks.uses_at(share)
-        limit = busy * np.minimum(by_window, NO_FASTER * _alone(capacity, uses))
-        rate, channel = (limit, nowhere) if apart else max_min(capacity, uses, busy, limit)
-        packets = rate / busy / payload
-        holding = np.where(window > 0, np.maximum(rtt, window / packets), rtt) - off
-        wanted = _share(racks, packets * holding, np.zeros(count) if apart else busy)
+        uses = adders.uses_at(adders.sent(share))
+        alone, tightest = _alone(capacity, uses)
+        if adders.aimd.any():
+            cut = _sawtooth(alone / payload * rtt, _arriving(adders, share), stalls)
+            window = np.where(adders.aimd, np.minimum(whole, cut), whole)
+        by_window = np.where(window > 0, window * payload / np.maximum(rtt, 1e-12), np.inf)
+        stalls = _stalls(adders, share, holding, found / payload)
+        # What a stall leaves free of a link goes to others there.
+        limit = busy / (1 / np.minimum(by_window, NO_FASTER * alone) + stalls * rtt / payload)
+        rate, channel = (limit, nowhere) if apart else max_min(capacity, uses, busy * weight, limit)
+        channel = np.where((channel < 0) & (alone < by_window), tightest, channel)
+        found = rate / busy
+        under_way = _under_way(window, stalls)
+        queue = np.where(window > 0, np.maximum(under_way * payload / found - rtt, 0.0), 0.0)
+        held = rtt[adders.job] + np.where(_queues_before(adders, channel), 0.0, queue[adders.job]) - off
+        holding = holding + damping * (held - holding)
+        wanted = _share(adders, (found / payload)[adders.job] * holding, np.zeros(count) if apart else busy)
         change = float(np.abs(wanted - share).max(initial=0.0))
-        if change <= near:
+        if change <= (LOOSE if steps == MOST_STEPS else near):
             break
         if steps == MOST_STEPS:
             raise SimulationError(f"shares of aggregated packets still change by {change:g} after {steps} steps")
-        if change > before:  # it swings: smaller steps
-            damping *= 0.7
+        damping = 0.7 * damping if change > before else min(1.1 * damping, 0.5)  # smaller steps where it swings
         before = change
         share = share + damping * (wanted - share)
-    workers = np.bincount(racks.job, racks.workers, minlength=count)
+        # Packets share a queue as they come: a job has as much of the link as it has under way.
+        usual = float(under_way.sum()) / max(int((window > 0).sum()), 1)
+        weight = weight + damping * (np.where(window > 0, under_way / max(usual, 1e-12), 1.0) - weight)
+    workers = np.bincount(adders.job, adders.workers, minlength=count)
     with np.errstate(invalid="ignore"):
-        mean = np.bincount(racks.job, racks.workers * share, minlength=count) / workers
-    arrive = np.bincount(racks.job, share + racks.workers * (1 - share), minlength=count)
-    # Where a link limits, other packets of the window use it during a stall; the square was found by packet simulation.
-    found = rate / busy
-    by_stalls = window * _stalls(racks, share, holding) * np.minimum(found / by_window, 1.0) ** 2
-    found = found / (1 + by_stalls)
-    return SteadyRates(found, channel, np.nan_to_num(mean), np.asarray(arrive, dtype=np.float64), steps, share)
+        mean = np.bincount(adders.job, adders.workers * share, minlength=count) / workers
+    return SteadyRates(found, channel, np.nan_to_num(mean), _arriving(adders, share), steps, share)
 
 
-def _met(racks: Racks, held: FloatArray) -> FloatArray:
-    """Aggregators of its switch that each rack finds taken: by all jobs, or by those of at least its priority."""
+def _arriving(adders: Adders, share: FloatArray) -> FloatArray:
+    """Packets that reach the end of each job for a sequence number."""
+    last = adders.parent < 0
+    straight = adders.by_job[3]
+    found: FloatArray = straight + np.bincount(adders.job[last], adders.sent(share)[last], minlength=len(adders.parts))
+    return found
+
+
+def _sawtooth(fits: FloatArray, arriving: FloatArray, stalls: FloatArray) -> FloatArray:
+    """The mean window of congestion control, packets; `fits` are under way without a queue at the bottleneck.
+
+    It grows until a queue of `MARK` packets marks one, and is halved: in steady flow when so many have queued; or, as
+    all workers send a window at once after a stall, of which more packets than one for each sum reach the end, at the
+    next stall after these fill the queue. Between the half and the whole the mean would be three quarters; a window is
+    halved twice at times, and `MEAN` was found by packet simulation.
+    """
+    burst = MARK / np.maximum(arriving - 1, 1e-3)
+    burst += INCREASE / np.maximum(stalls * burst, 1e-9)
+    largest = np.minimum(fits + MARK / np.maximum(arriving, 1e-3), burst)
+    # Round trips of a window beyond what fits take longer.
+    full = np.maximum(fits, largest / 2)
+    longer = np.maximum(fits - largest / 2, 0.0) + (largest**2 - full**2) / (2 * np.maximum(fits, 1e-9))
+    found: FloatArray = MEAN * largest / np.where(largest > fits, longer / (largest / 2), 1.0)
+    return found
+
+
+def _queues_before(adders: Adders, channel: IntArray) -> BoolArray:
+    """Whether the packets of each adder's job queue before they hold its aggregators: at the bottleneck `channel`."""
+    found = np.zeros(len(adders.job), dtype=np.bool_)
+    found[adders.near[adders.near_channel == channel[adders.job[adders.near]]]] = True
+    return found
+
+
+def _met(adders: Adders, held: FloatArray) -> FloatArray:
+    """Aggregators of its switch that each adder finds taken: by all jobs, or by those of at least its priority."""
     if not len(held):
         return held
-    if racks.ranks is None:
-        return np.asarray(np.bincount(racks.leaf, held)[racks.leaf], dtype=np.float64)
-    rank, first, count = racks.ranks
+    if adders.ranks is None:
+        return np.asarray(np.bincount(adders.switch, held)[adders.switch], dtype=np.float64)
+    rank, first, count = adders.ranks
     by_rank = np.bincount(rank, held, minlength=int(count[0]))
     so_far = np.cumsum(by_rank)
     found: FloatArray = (so_far - (so_far - by_rank)[first])[rank]
     return found
 
 
-def _stalls(racks: Racks, share: FloatArray, holding_s: FloatArray) -> FloatArray:
+def _stalls(adders: Adders, share: FloatArray, holding_s: FloatArray, packets_per_s: FloatArray) -> FloatArray:
     """The part of the sums of each job that is complete nowhere until its workers send again.
 
     The first packet of a sum found its aggregator taken; before the last one came it was free, and was claimed for a
     sum that can never be complete. It becomes free between those packets with the probability of the time between them
-    over the holding time; half of that, as packets arrive all along. Such a sum stalls a window for a round trip.
+    over the holding time; half of that, as packets arrive all along. Such a sum stalls its window for a round trip
+    without queues: what has queued before is sent meanwhile.
     """
-    if not len(racks.job):
-        return np.zeros(len(racks.parts))
-    claimed = 0.5 * (racks.memory > 0) * (1 - share) * racks.spread_s / np.maximum(holding_s[racks.job], 1e-12)
-    return np.bincount(racks.job, claimed, minlength=len(racks.parts)).astype(np.float64)
+    if not len(adders.job):
+        return np.zeros(len(adders.parts))
+    spread = adders.spread_s(packets_per_s, adders.sent(share))
+    claimed = 0.5 * (adders.memory > 0) * (1 - share) * spread / np.maximum(holding_s, 1e-12)
+    return np.bincount(adders.job, claimed, minlength=len(adders.parts)).astype(np.float64)
 
 
-def _alone(capacity: FloatArray, uses: Uses) -> FloatArray:
-    """The rate of each job without the others: what the tightest of its channels gives."""
-    return np.minimum.reduceat(capacity[uses.resource] / uses.amount, uses.first[:-1])
+def _under_way(window: FloatArray, stalls: FloatArray) -> FloatArray:
+    """Packets of a worker under way, mean over time: the window, less what waits in it for a sum that stalls.
 
-
-def _share(racks: Racks, held: FloatArray, busy: FloatArray) -> FloatArray:
-    """The share of sequence numbers aggregated in each rack; 0 without memory.
-
-    Jobs hold so many aggregators while they exchange, and others meet them for the part `busy` of the time. The packets
-    of a lone worker need no aggregator: there is nothing to add.
+    While one of N packets under way stalls, those behind it come back and none follows: a loss of N for each of the
+    `stalls` N in a window. So N = window - stalls N^2.
     """
-    alone, own_region = racks.workers == 1, racks.law == REGION
-    own = np.where(alone | own_region, 0.0, held[racks.job])
-    met = own * busy[racks.job]
-    others = _met(racks, met) - met
-    has = racks.memory > 0
-    rho = np.where(racks.law == CYCLE, others, others + own) / np.where(has, racks.memory, 1.0)
-    found = np.where(racks.law == HARD, 1 / np.maximum(rho, 1.0), 1 / (1 + rho))
-    return np.where(own_region, 1.0, np.where(has, np.where(alone, 1.0, found), 0.0))
+    found: FloatArray = 2 * window / (1 + np.sqrt(1 + 4 * stalls * window))
+    return found
+
+
+def _alone(capacity: FloatArray, uses: Uses) -> tuple[FloatArray, IntArray]:
+    """The rate of each job without the others, what the tightest of its channels gives; and that channel."""
+    each = capacity[uses.resource] / uses.amount
+    alone = np.minimum.reduceat(each, uses.first[:-1])
+    place = np.where(each <= np.repeat(alone, np.diff(uses.first)), np.arange(len(each)), len(each))
+    return alone, uses.resource[np.minimum.reduceat(place, uses.first[:-1])]
+
+
+def _share(adders: Adders, held: FloatArray, busy: FloatArray) -> FloatArray:
+    """The share of sequence numbers aggregated by each adder; 0 without memory.
+
+    Jobs hold so many aggregators while they exchange, and others meet them for the part `busy` of the time.
+    """
+    own = np.where(adders.own, 0.0, held)
+    met = own * busy[adders.job]
+    others = _met(adders, met) - met
+    has = adders.memory > 0
+    rho = np.where(adders.law == CYCLE, others, others + own) / np.where(has, adders.memory, 1.0)
+    found = np.where(adders.law == HARD, 1 / np.maximum(rho, 1.0), 1 / (1 + rho))
+    return np.where(adders.own, 1.0, np.where(has, found, 0.0))

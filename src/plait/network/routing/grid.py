@@ -10,7 +10,8 @@ import numpy as np
 
 from plait.core.arrays import FloatArray
 from plait.network.routing.linear_program import LinearProgram
-from plait.network.routing.problem import STRAIGHT, Choice, Problem, Routing
+from plait.network.routing.problem import Choice, Problem, Routing
+from plait.network.topology.trees import STRAIGHT
 
 #: Weight of all traffic beside the fullest channel: among equal solutions the one with shorter routes is taken.
 DETOUR = 1e-6

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.network.routing.problem import STRAIGHT, Choice, Problem
+from plait.network.routing.problem import Choice, Problem
+from plait.network.topology.trees import STRAIGHT
 
 #: The switch of each worker of a job.
 Row = tuple[int, ...]

@@ -16,9 +16,8 @@ from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, suggest
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.topology.paths import Graph, Shares
+from plait.network.topology.trees import STRAIGHT
 
-#: A worker that sends to the parameter server.
-STRAIGHT = -1
 #: Seconds that a packet spends in the parameter server.
 SERVER_S = 1e-6
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plait.core.errors import InputError
-from plait.network.routing.problem import STRAIGHT, Choice, Problem, Routing
+from plait.network.routing.problem import Choice, Problem, Routing
+from plait.network.topology.trees import STRAIGHT
 
 FIXED = ("leaf", "server")
 

@@ -111,6 +111,13 @@ class Graph:
         return out[0][1]
 
     @cached_property
+    def most_ways(self) -> int:
+        """Switches above a leaf, at most: of so many equal ways jobs pick one each. At least 1."""
+        first = len(self.nodes)
+        leaves = {other for out in self._out[:first] for _, other in out}
+        return max([1, *(sum(other >= first for _, other in self._out[leaf]) for leaf in leaves)])
+
+    @cached_property
     def single_links(self) -> bool:
         """Whether every node has one link, so that it has a `leaf`."""
         return all(len(out) == 1 for out in self._out[: len(self.nodes)])

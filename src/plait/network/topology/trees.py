@@ -92,16 +92,18 @@ def tree(
     """The tree of a job with workers on these nodes, and a server unless a switch `answers` in its place.
 
     `adds`: one of `TREES`, or the switches that may add up. `at`: for each worker the switch that adds up its packets
-    first, or `STRAIGHT`. `down`: names of switches that are lost. Only switches with aggregators add up, and only those
-    of two levels (`Switch.levels`) what other switches send; a switch that answers at one level adds up alone. Raises
-    `InputError` for a node with several links, and where no switch can answer.
+    first, or `STRAIGHT`; after it only the leaf of the server. `down`: names of switches that are lost. Only switches
+    with aggregators add up, and only those of two levels (`Switch.levels`) what other switches send; a switch that
+    answers at one level adds up alone. Raises `InputError` for a node with several links, and where no switch can
+    answer.
     """
     able = {
         len(graph.nodes) + i: one.levels
         for i, one in enumerate(graph.network.switches)
         if one.usable and one.id not in down
     }
-    end = _end(graph, workers, server, adds, pick, answers=answers)
+    end = _end(graph, workers, server, adds, pick, able) if answers else server
+    assert end is not None, "sums end at a server, or at a switch that answers"
     if answers and end not in able:
         raise InputError(
             f"no switch answers workers on nodes {', '.join(graph.names[w] for w in workers)}: {graph.names[end]}, "
@@ -112,7 +114,9 @@ def tree(
     whole = [_way(graph, worker, graph.leaf(worker), pick, ()) for worker in workers]
     whole = [way + _way(graph, graph.to[way[-1]], end, pick, prefer) for way in whole]
     if at:
-        chosen = _chains_at(graph, server, at, able, whole)
+        top = None if server is None else graph.leaf(server)
+        meets = top is not None and able.get(top) == 2 and (isinstance(adds, str) or top in adds)
+        chosen = _chains_at(at, top if meets else None)
         whole = [
             way if v == STRAIGHT else _way(graph, worker, v, pick, prefer) + _way(graph, v, end, pick, prefer)
             for worker, v, way in zip(workers, at, whole, strict=True)
@@ -126,30 +130,23 @@ def tree(
 
 
 def _end(
-    graph: Graph, workers: Sequence[int], server: int | None, adds: str | Collection[int], pick: int, *, answers: bool
-) -> int:
-    """The node of the server, or the switch that answers: its leaf, or the one whose farthest worker is nearest."""
-    if not answers:
-        assert server is not None
-        return server
-    first = len(graph.nodes)
-    if isinstance(adds, str):
-        if adds.endswith("server"):
-            if server is None:
-                raise InputError(
-                    f"tree {adds} needs a server, and a job with dedicated slots has none; take leaf+spine"
-                )
-            return graph.leaf(server)
-        if adds == "leaf" and len({graph.leaf(worker) for worker in workers}) > 1:
-            raise InputError(
-                "tree leaf ends at one leaf without a server, and workers are below several; take leaf+spine"
-            )
-        among: Collection[int] = range(first, len(graph.names))
-    else:
+    graph: Graph, workers: Sequence[int], server: int | None, adds: str | Collection[int], pick: int,
+    able: Collection[int],
+) -> int:  # fmt: skip
+    """The switch that answers: the leaf of the server where the tree says so, or the one nearest to all workers."""
+    among: Collection[int] = range(len(graph.nodes), len(graph.names))
+    if not isinstance(adds, str):
         among = sorted(adds)
+    elif adds.endswith("server"):
+        if server is None:
+            raise InputError(f"tree {adds} needs a server, and a job with dedicated slots has none; take leaf+spine")
+        return graph.leaf(server)
+    elif adds == "leaf" and len({graph.leaf(worker) for worker in workers}) > 1:
+        raise InputError("tree leaf ends at one leaf without a server, and workers are below several; take leaf+spine")
     far = {s: max(graph.distance(node, s) for node in workers) for s in among}
     least = min(far.values())
     nearest = [s for s, distance in far.items() if distance == least]
+    nearest = [s for s in nearest if s in able] or nearest
     return nearest[pick % len(nearest)]
 
 
@@ -221,16 +218,11 @@ def _chains(
     return chains
 
 
-def _chains_at(
-    graph: Graph, server: int | None, at: Sequence[int], able: dict[int, int], whole: Sequence[Way]
-) -> list[list[int]]:
-    """The chains where each worker's switch is given; the leaf of the server adds up sums of several."""
+def _chains_at(at: Sequence[int], top: int | None) -> list[list[int]]:
+    """The chains where each worker's switch is given; the switch `top` adds up sums of others, too."""
     chains = [[] if v == STRAIGHT else [v] for v in at]
-    top = None if server is None else graph.leaf(server)
-    if top is not None and able.get(top) == 2:
-        inputs = {v for v in at if v not in (STRAIGHT, top)}
-        if len(inputs) + sum(v == top for v in at) > 1:
-            chains = [chain if not chain or chain == [top] else [*chain, top] for chain in chains]
+    if top is not None and len({v for v in at if v not in (STRAIGHT, top)}) + sum(v == top for v in at) > 1:
+        chains = [chain if chain in ([], [top]) else [*chain, top] for chain in chains]
     return chains
 
 

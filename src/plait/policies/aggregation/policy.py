@@ -21,24 +21,26 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobStatus
 from plait.core.plan import Plan
 from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests, has_preemption
-from plait.network.fluid.exchanges import STRAIGHT, Exchange, prepared
+from plait.network.fluid.exchanges import Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.memory.catalog import MANAGERS, OF_PROTOCOL, make_manager
 from plait.network.memory.inalloc import Inalloc
 from plait.network.memory.manager import Manager
+from plait.network.memory.partition import EqualPartition
 from plait.network.memory.records import Memory
 from plait.network.memory.shared import Shared
 from plait.network.protocol.addressing import Index
 from plait.network.routing.grid import grid
 from plait.network.routing.improve import improved
-from plait.network.routing.problem import Choice, GradientFlow, Problem
-from plait.network.routing.shortest import fixed_switches, shortest
+from plait.network.routing.problem import GradientFlow, Problem
+from plait.network.routing.shortest import shortest
 from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
+from plait.network.topology.trees import PUBLISHED, TREES
 from plait.policies.aggregation.requests import Asked, exchange_of, iteration_s_of, lease_of, request_of
 
-#: At which switch a worker's packets are added up: its leaf, that of the server, or one of a linear program (GRID).
-ROUTES = ("leaf", "server", "grid")
+#: Which switches add up: those of the system's own tree, of another one, or of a linear program (GRID).
+ROUTES = ("auto", *TREES, "grid")
 #: Exchanges whose channels are kept.
 MOST_KNOWN = 20_000
 
@@ -67,7 +69,7 @@ class WithAggregation:
 
     policy: Policy
     manager: Manager
-    routing: str = "leaf"
+    routing: str = "auto"
     seed: int = 0
     system: str = ""
     review_s: float = math.inf
@@ -116,12 +118,26 @@ class WithAggregation:
         plan = self.policy.decide(view)
         notes: dict[int, str] = {}
         wanting = list(self._wanting(view, plan, notes))
-        asked = self._routed(view, graph, self._served(view, graph, wanting))
+        asked = self._served(view, graph, wanting)
+        if self.routing == "grid":
+            asked = self._by_program(view, graph, asked)
         memory, grants = self._granted(view, graph, asked, notes)
         due_s = min(plan.valid_until_s, self.manager.review_due_s(memory, view.now_s))
         due_s = min(due_s, view.now_s + self.review_s) if grants else due_s
         plan = replace(plan, grants=tuple(grants), settled=False, valid_until_s=due_s)
         return self._without_required(view, plan, notes)
+
+    @property
+    def _answers(self) -> bool:
+        """Whether slots are dedicated: a switch answers, and there is no server."""
+        return isinstance(self.manager, EqualPartition)
+
+    @property
+    def _tree(self) -> str:
+        """The tree of all jobs: that of the option, or that of the first system of the manager."""
+        if self.routing in TREES:
+            return self.routing
+        return next(PUBLISHED[name] for name, one in OF_PROTOCOL.items() if MANAGERS[one] is type(self.manager))
 
     def _graph(self, view: View) -> Graph:
         """The graph of the cluster, made once for a network."""
@@ -157,13 +173,23 @@ class WithAggregation:
             return ""
         if nodes == 1:
             return "requires aggregation in switches, and has all its GPUs on one node: nothing passes a switch"
+        return self.other_system(ina)
+
+    def other_system(self, ina: InaRequest) -> str | None:
+        """That a job asks for another system than the switches run; None where it does not."""
         runs = {self.system, *(name for name, manager in OF_PROTOCOL.items() if manager == self.system)}
         if ina.protocol is not None and self.system and ina.protocol not in runs:
             return f"asks for {ina.protocol}; the switches run {self.system}"
         return None
 
     def _served(self, view: View, graph: Graph, wanting: list[tuple[JobStatus, tuple[int, ...]]]) -> list[Asked]:
-        """With a parameter server each: that it has while it stays on its nodes, else where its rate is best."""
+        """With a parameter server each: that it has while it stays on its nodes, else where its rate is best.
+
+        Dedicated slots need none, unless the tree says that the leaf of one adds up.
+        """
+        adds = self._tree
+        if self._answers and not adds.endswith("server") and self.routing != "grid":
+            return [Asked(job, PlacedJob(nodes), adds, answers=True) for job, nodes in wanting]
         before = {job: grants[0].server for job, grants in by_job(view.grants).items()}
         where = {
             int(job): tuple(np.unique(view.cluster.gpu_node[list(group.gpus)]).tolist())
@@ -177,24 +203,25 @@ class WithAggregation:
         }
         state = SteadyState.of(
             graph,
-            {job.number: Exchange(PlacedJob(nodes, known[job.number]), "hash")
+            {job.number: Exchange(PlacedJob(nodes, known[job.number]), "hash", adds=adds)
              for job, nodes in wanting if job.number in known},
         )  # fmt: skip
         found = []
         for job, nodes in wanting:
             server = known.get(job.number)
             if server is None:
-                server, state = best_server(state, job.number, nodes, _candidates(graph, state, nodes, up))
-            found.append(Asked(job, PlacedJob(nodes, server)))
+                here = _candidates(graph, state, nodes, up)
+                server, state = best_server(state, job.number, nodes, here, adds=adds)
+            found.append(Asked(job, PlacedJob(nodes, server), adds, self._answers))
         return found
 
-    def _routed(self, view: View, graph: Graph, asked: list[Asked]) -> list[Asked]:
-        """With the switch of each worker."""
+    def _by_program(self, view: View, graph: Graph, asked: list[Asked]) -> list[Asked]:
+        """With the switches of GRID's program, then what exchanges really use made shorter, job after job."""
         network = view.cluster.network
         assert network is not None
         there = [one.id for one in network.switches if one.usable and one.id not in network.down]
         if not asked or not there:
-            return [replace(one, at=(STRAIGHT,) * len(one.placed.workers)) for one in asked]
+            return asked
         link = float(np.median(graph.channel_bits_per_s[graph.ends[:, 0] < len(graph.nodes)]))
         flows = [
             GradientFlow(
@@ -202,16 +229,7 @@ class WithAggregation:
             )
             for one in asked
         ]
-        problem = Problem.of(graph, flows, there)
-        if self.routing == "grid":
-            choice = self._by_program(graph, asked, problem)
-        else:
-            choice = fixed_switches(problem, self.routing)
-        return [replace(one, at=row) for one, row in zip(asked, choice, strict=True)]
-
-    def _by_program(self, graph: Graph, asked: list[Asked], problem: Problem) -> Choice:
-        """The switches of GRID's program, then what exchanges really use made shorter, job after job."""
-        alone = not isinstance(self.manager, Shared)
+        problem, alone = Problem.of(graph, flows, there), not isinstance(self.manager, Shared)
 
         def uses_of(j: int, row: tuple[int, ...]) -> tuple[IntArray, FloatArray]:
             exchange = replace(asked[j], at=row).exchange(graph, alone)
@@ -219,13 +237,14 @@ class WithAggregation:
                 if len(self._parts) > MOST_KNOWN:
                     self._parts.clear()
                 part = prepared(graph, exchange)
-                saved = np.bincount(part.entry, part.saved, minlength=len(part.channel)) if len(part.entry) else 0.0
-                self._parts[exchange] = part.channel, part.fixed - saved
+                carried = np.bincount(part.entry, part.carried, minlength=len(part.channel))
+                self._parts[exchange] = part.channel, part.fixed + carried
             return self._parts[exchange]
 
         required = {j for j, one in enumerate(asked) if one.job.spec.ina.required}
         starts = grid(problem, self.seed).choice, shortest(problem).choice
-        return improved(problem, starts, uses_of, required)
+        choice = improved(problem, starts, uses_of, required)
+        return [replace(one, at=row) for one, row in zip(asked, choice, strict=True)]
 
     def _granted(
         self, view: View, graph: Graph, asked: list[Asked], notes: dict[int, str]
@@ -237,14 +256,18 @@ class WithAggregation:
         servers: dict[int, int] = {}
         by_number = {one.number: one for one in asked}
         for one in asked:
-            switches = one.switches(graph)
+            switches: tuple[str, ...] = ()
+            why = "no switch with free memory sees packets of two of its workers"
+            try:
+                switches = tuple(graph.names[at] for at in sorted(one.tree(graph).adders))
+            except InputError as error:
+                why = str(error)
             if not switches:
                 lost = sorted({graph.names[graph.leaf(node)] for node in one.placed.workers} & set(graph.network.down))
-                why = f"; {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost" if lost else ""
-                notes[one.number] = f"no switch with free memory sees packets of two of its workers{why}"
+                gone = f"; {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost" if lost else ""
+                notes[one.number] = why + gone
                 continue
-            assert one.placed.server is not None
-            servers[one.number] = one.placed.server
+            servers[one.number] = -1 if one.placed.server is None else one.placed.server
             leases.append(lease_of(request_of(graph, one, switches, self.seed), before.get(one.number, ())))
         memory = replace(Memory.of(view.cluster.network), leases=tuple(leases))
         memory = self.manager.settle(self.manager.review(memory, view.now_s)[0])
@@ -256,12 +279,14 @@ class WithAggregation:
             for given in answer.grants:
                 region = given.region
                 whole = region.mode in (Index.SHARED_HASH, Index.SHARED_CYCLE)
+                by = by_number[answer.job]
+                pick = by.pick(graph)
                 grants.append(
                     NetworkGrant(
                         answer.job, given.switch, 0 if whole else region.offset, 0 if whole else region.size,
                         region.mode.name.lower(), region.exclusive, given.window, answer.priority,  # type: ignore[arg-type]
-                        region.epoch, servers[answer.job], reason=answer.reason,
-                        workers=by_number[answer.job].workers_at(graph, given.switch) if self.routing == "grid" else (),
+                        region.epoch, servers[answer.job], (pick,) if pick else (),
+                        by.workers_at(graph, given.switch), answer.reason,
                     )
                 )  # fmt: skip
         return memory, grants
@@ -287,6 +312,13 @@ class WithAggregation:
             )  # fmt: skip
         running = set(plan.groups.jobs.tolist())
         return replace(plan, network_notes={job: why for job, why in notes.items() if job in running})
+
+
+def aggregation_of(policy: object) -> WithAggregation | None:
+    """The policy that grants memory of switches: this one or one inside it; None where there is none."""
+    while policy is not None and not isinstance(policy, WithAggregation):
+        policy = getattr(policy, "policy", None)
+    return policy
 
 
 def _candidates(graph: Graph, state: SteadyState, workers: tuple[int, ...], up: list[int]) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
-from plait.core.arrays import FloatArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.core.plan import Gate, Groups
@@ -23,7 +23,7 @@ from plait.network.fluid.exchanges import Exchange, Prepared, prepared
 from plait.network.fluid.granted import granted_exchange
 from plait.network.fluid.iterations import PHASES, Iterations, exposed_s, iterations
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.gradients import gradient_bytes
+from plait.network.gradients import MOST_EXCHANGE, gradient_bytes
 from plait.network.topology.paths import Graph
 from plait.sim.physics import StandardPhysics
 
@@ -66,11 +66,11 @@ class NetworkPhysics:
     """Groups as in `inner`; between nodes, jobs exchange gradients over links that they share (`network.fluid`).
 
     Our design. Computation takes what an iteration alone leaves beside its exchange, which is the network stage of its
-    profile, or follows from its gradient bytes; an exchange alone takes at most as long as the computation, and sizes
-    of gradients are cut to that. `overlap` (0 to 1) is the part of the computation beside which a job exchanges;
-    `phases` says how exchanges of different groups meet (`network.fluid.iterations`). Members that take turns at a
-    barrier never exchange at the same time. Jobs that adapt their batch exchange as their own throughput says, and use
-    no links. The spread slow-down of `inner` is not used: distance costs what links do.
+    profile, or follows from its gradient bytes; then it takes at most the part `MOST_EXCHANGE` of an iteration, and
+    sizes of gradients are cut to that (`cut_jobs`). `overlap` (0 to 1) is the part of the computation beside which a
+    job exchanges; `phases` says how exchanges of different groups meet (`network.fluid.iterations`). Members that take
+    turns at a barrier never exchange at the same time. Jobs that adapt their batch exchange as their own throughput
+    says, and use no links. The spread slow-down of `inner` is not used: distance costs what links do.
     """
 
     inner: StandardPhysics = field(default_factory=StandardPhysics)
@@ -149,21 +149,12 @@ class NetworkPhysics:
     ) -> tuple[FloatArray, FloatArray]:
         """Bits of one gradient and seconds of computation of each member; see the class for how they follow."""
         jobs = running.jobs
-        graph = self._graph(cluster)
-        out = graph.ends[:, 0] < len(graph.nodes)
-        link = float(np.median(np.bincount(graph.ends[out, 0], graph.channel_bits_per_s[out])))  # all of a node
-        most = int(cluster.node_gpus.max())
-        needs = -(-truth.gpus[jobs] // most)
-        ring = 2.0 * (needs - 1) / needs  # gradients that a worker sends, on as few nodes as the job needs
-        # At the size and on the GPUs that were asked for: another number or kind changes the computation alone.
-        asked_s, measured = truth.iteration_s[jobs], truth.stage_s[jobs, Resource.NETWORK]
-        size = np.nan_to_num(8.0 * truth.column("gradient_bytes")[jobs])
-        exchange_s = np.where(np.isnan(measured) | (needs == 1), ring * size / link, measured)
-        exchange_s = np.minimum(exchange_s, asked_s / (2 - self.overlap))
+        asked_s = truth.iteration_s[jobs]
+        bits, exchange_s, _ = _alone(truth, jobs, self._graph(cluster), cluster)
         hidden = exchange_s <= self.overlap * asked_s
         with np.errstate(invalid="ignore", divide="ignore"):
             compute_s = np.where(hidden, asked_s, (asked_s - exchange_s) / (1 - self.overlap))
-            bits = np.where(needs > 1, exchange_s * link / ring, np.minimum(size, link * asked_s / 2))
+        compute_s = np.maximum(compute_s, LEAST_COMPUTE * asked_s)
         adapts = truth.column("batch_size")[jobs] > 0
         return np.where((nodes > 1) & ~adapts, bits, 0.0), compute_s * alone_s / asked_s
 
@@ -201,6 +192,32 @@ class NetworkPhysics:
         return known
 
 
+def cut_jobs(jobs: JobBatch, cluster: Cluster) -> int:
+    """How many jobs have gradients that are cut: the exchange alone would take over `MOST_EXCHANGE` of an iteration."""
+    cut = _alone(jobs, np.arange(len(jobs)), Graph.of(cluster), cluster)[2]
+    return int(cut[jobs.column("batch_size") <= 0].sum())
+
+
+def _alone(truth: JobBatch, jobs: IntArray, graph: Graph, cluster: Cluster) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Bits of one gradient of each of `jobs`, seconds of its exchange alone, and whether the bits were cut.
+
+    Alone is on as few nodes as the job needs, in a ring, at the size and on the GPUs that were asked for: another
+    number or kind changes the computation alone.
+    """
+    out = graph.ends[:, 0] < len(graph.nodes)
+    link = float(np.median(np.bincount(graph.ends[out, 0], graph.channel_bits_per_s[out])))  # all of a node
+    needs = -(-truth.gpus[jobs] // int(cluster.node_gpus.max()))
+    ring = np.where(needs > 1, 2.0 * (needs - 1) / needs, 1.0)  # gradients that a worker sends
+    asked_s, measured_s = truth.iteration_s[jobs], truth.stage_s[jobs, Resource.NETWORK]
+    wanted_s = ring * np.nan_to_num(8.0 * truth.column("gradient_bytes")[jobs]) / link
+    measured = ~np.isnan(measured_s) & (needs > 1)
+    exchange_s = np.where(measured, np.minimum(measured_s, asked_s), np.minimum(wanted_s, MOST_EXCHANGE * asked_s))
+    cut: BoolArray = ~measured & (wanted_s > MOST_EXCHANGE * asked_s)
+    return exchange_s * link / ring, np.where(needs > 1, exchange_s, 0.0), cut
+
+
+#: Of an iteration alone, the least computation: the times of jobs are those of a cycle of both.
+LEAST_COMPUTE = 1e-6
 #: Solutions and paths that are kept.
 MOST_KNOWN = 20_000
 
@@ -226,7 +243,7 @@ def _apart(parts: Mapping[int, Prepared]) -> list[list[int]]:
 
     user: dict[tuple[str, int], int] = {}
     for m, part in parts.items():
-        for place in [("c", c) for c in part.channel.tolist()] + [("l", leaf) for leaf in part.leaf.tolist()]:
+        for place in [("c", c) for c in part.channel.tolist()] + [("s", at) for at in part.switch.tolist()]:
             other = user.setdefault(place, m)
             a, b = find(m), find(other)
             root[max(a, b)] = min(a, b)

@@ -25,6 +25,7 @@ from plait.live.scheduler.records.notes import (
 )
 from plait.live.scheduler.records.observations import NodeCheckDue, NodeGone
 from plait.live.scheduler.requests.losses import losses, on_node, refuse
+from plait.policies.aggregation import aggregation_of
 from plait.policies.quotas import Quotas
 
 
@@ -57,16 +58,20 @@ def check_policy(ctx: Context, text: str) -> Policy:
     """The policy of this name, which this cluster can run.
 
     Raises `InputError` for an unknown one, and for one that could never run the present jobs: jobs that require
-    aggregation need one that grants memory of switches.
+    aggregation need one that grants memory of switches, for the system that they request.
     """
     policy = live_policy(text, ctx.state.network.declared is not None)
-    if not has_grants(policy):
-        needs = [job_name(n) for n, job in ctx.state.jobs.items() if ina_of(job.request).required and not job.cancelled]
-        if needs:
-            raise InputError(
-                f"policy {text} grants no memory of switches, which {', '.join(needs[:5])} require; give it ina=, e.g. "
-                f"{text.partition(':')[0]}:ina=inalloc, or cancel them first"
-            )
+    wants = {n: ina_of(job.request) for n, job in ctx.state.jobs.items() if not job.cancelled}
+    needs = {n: ina for n, ina in wants.items() if ina.required}
+    if needs and not has_grants(policy):
+        raise InputError(
+            f"policy {text} grants no memory of switches, which {', '.join(map(job_name, list(needs)[:5]))} require; "
+            f"give it ina=, e.g. {text.partition(':')[0]}:ina=inalloc, or cancel them first"
+        )
+    grants = aggregation_of(policy)
+    for n, ina in needs.items():
+        if grants is not None and (other := grants.other_system(ina)) is not None:
+            raise InputError(f"policy {text}: {job_name(n)} {other}, and requires its own; cancel it first")
     return policy
 
 
