@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 
-#: Recent quanta that the least is taken of: all wait once in 65,536 times beside a host that half fills the GPU.
-RECENT = 16
+#: Recent quanta that the least is taken of, at first and at most. Of 16 all wait once in 65,536 times beside a host
+#: that half fills the GPU; but where a step of the guest fits a gap of the host, one place waits many times on end.
+RECENT, LATE = 16, 64
 #: Where no host was met, a guest pauses for at most so many times the least: it may have waited for other guests.
 MOST_LEAST = 1.5
 #: The first quantum of a place counts as at most so many seconds: it compiles.
@@ -26,7 +27,7 @@ class Quanta:
         """No quantum was seen."""
         self._place = 0  # of the quantum in its step
         self._at: dict[int, deque[float]] = {}
-        self._any: deque[float] = deque(maxlen=RECENT)
+        self._any: deque[float] = deque(maxlen=LATE)
 
     def step(self) -> None:
         """The next quantum is the first of a step."""
@@ -42,7 +43,7 @@ class Quanta:
         The second is 0 where too few quanta were seen. It goes by those of all places until its own has enough.
         """
         place, self._place = min(self._place, _PLACES), self._place + 1
-        here = self._at.setdefault(place, deque(maxlen=RECENT))
+        here = self._at.setdefault(place, deque(maxlen=LATE))
         if behind_s > 0.0:  # no sample of the least: on a device that slices time, part of it ran before
             own_s = min(whole_s - behind_s, FIRST_S)
             return (max(own_s, min(min(here), whole_s)) if here else own_s), own_s
@@ -52,6 +53,6 @@ class Quanta:
         if alone:
             took_s = min(whole_s, FIRST_S if first else MOST_LEAST * min(here))
             return took_s, took_s if first else whole_s
-        known = here if len(here) == RECENT else self._any
+        known = here if len(here) >= RECENT else self._any
         took_s = min(min(known), FIRST_S)
-        return took_s, took_s if len(known) == RECENT else 0.0
+        return took_s, took_s if len(known) >= RECENT else 0.0

@@ -1,0 +1,24 @@
+"""What a guest reports of its quanta where it cannot see the host that it waits for."""
+
+from __future__ import annotations
+
+from plait.sharing.quanta import RECENT, Quanta
+
+
+def test_a_place_that_waits_for_the_host_many_times_on_end_is_no_long_quantum() -> None:
+    """A step of ten quanta fits a gap, so the first one waits for 100 ms in each of 40 steps."""
+    quanta = Quanta()
+    longest_s = 0.0
+    for step in range(60):
+        quanta.step()
+        for place in range(10):
+            waits = place == 0 and step >= 20
+            longest_s = max(longest_s, quanta.ended(0.102 if waits else 0.002, alone=False)[1])
+    assert longest_s == 0.002
+
+
+def test_quanta_that_become_longer_are_reported_in_the_end() -> None:
+    quanta = Quanta()
+    counted = [quanta.ended(0.002 if step < RECENT else 0.02, alone=False)[1] for step in range(200)]
+    assert counted[RECENT - 1] == 0.002
+    assert counted[-1] == 0.02
