@@ -253,6 +253,11 @@ class Page:
             os.close(fd)
             raise
 
+    @property
+    def whole(self) -> bool:
+        """Whether the file is still a page: a process that it belongs to may have cut it short."""
+        return os.fstat(self._fd).st_size >= SIZE and os.pread(self._fd, len(MAGIC), 0) == MAGIC
+
     def add(self, field: str, resource: int, seconds: float) -> None:
         """Add to one resource of `busy_s`, `exposed_s` or `waited_s`.
 

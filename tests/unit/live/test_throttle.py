@@ -64,6 +64,23 @@ def page(tmp_path: Path) -> Iterator[Page]:
         yield words
 
 
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_guest_that_cuts_its_page_short_is_frozen(page: Page, extended: bool) -> None:
+    freezer = Recorded()
+    throttle = made(page, freezer)
+    page.share = 1.0
+    throttle.turn()
+    assert not freezer.frozen
+    with page.path.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.truncate(0)
+        file.truncate(size if extended else 0)
+    for _ in range(100):
+        freezer.wait(throttle.turn() or 0.0)
+    assert freezer.frozen
+    assert not freezer.closed
+
+
 def made(page: Page, freezer: Recorded) -> Throttle:
     return Throttle(page.path, freezer, freezer.clock)  # type: ignore[arg-type]
 

@@ -58,7 +58,7 @@ class Throttle:
         *,
         uses_gpu: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`page`: of the guest; an unreadable one counts as a share of 0.
+        """`page`: of the guest; an unreadable one, or one that was cut short, counts as a share of 0.
 
         `uses_gpu`: whether its processes have opened the GPU; checked until they have.
         """
@@ -81,7 +81,7 @@ class Throttle:
         self._account(now_s)
         page = self._page
         share, paced_s = 0.0, 0.0
-        if page is not None:
+        if page is not None and page.whole:  # words behind the end of a file read as 0, which is what a host's page has
             until_s, paced_s = page.share_until, page.paced_monotonic
             if until_s == 0.0:  # it has become a host, which stays one
                 self.release()
