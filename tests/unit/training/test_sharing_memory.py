@@ -35,7 +35,7 @@ class PlayedCuda:
 
     def __init__(self, total=80 * GIB):
         self.total, self.used, self.reserved, self.peak, self.most = total, 0, 0, 0, 0
-        self.fraction, self.asked = 1.0, 0
+        self.fraction, self.asked, self.failed = 1.0, 0, 0
 
     def current_device(self):
         return 0
@@ -63,7 +63,7 @@ class PlayedCuda:
     def memory_stats_as_nested_dict(self, device):
         self.asked += 1
         allocated, reserved = (self.used, self.peak), (self.reserved, self.most)
-        return {
+        return {"num_ooms": self.failed} | {
             f"{name}_bytes": {"all": {"current": now, "peak": peak, "allocated": 0, "freed": 0}, "small_pool": {}}
             for name, (now, peak) in {"allocated": allocated, "reserved": reserved}.items()
         }
@@ -496,6 +496,17 @@ def test_a_host_without_a_pool_that_ran_out_of_memory_shares_with_nobody(page, p
     gpu, cuda = poolless(ran_out=tmp_path / "ran-out")
     steps(gpu, cuda, BUDGET_STEPS, 20 * GIB)
     assert page.reached(80 * GIB) == Reached(1, (25 if shares else 80) * GIB)
+
+
+def test_memory_that_ran_out_shows_also_where_the_script_caught_the_error(page, poolless, tmp_path):
+    gpu, cuda = poolless(ran_out=tmp_path / "ran-out")
+    cuda.failed = 1  # before there was a budget
+    steps(gpu, cuda, BUDGET_STEPS, 20 * GIB)
+    assert not (tmp_path / "ran-out").exists()
+    cuda.failed = 2
+    steps(gpu, cuda, 1, 20 * GIB)
+    assert (tmp_path / "ran-out").exists()
+    assert page.reached(80 * GIB) == Reached(1, 80 * GIB)
 
 
 def test_a_host_does_not_wait_until_the_allocator_is_compiled(page, pools, monkeypatch):

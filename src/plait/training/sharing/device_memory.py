@@ -17,13 +17,17 @@ from plait.training.device.cuda import torch_cuda
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of a step that has ended: the most in use, in use now, held by the allocator, and put on the host."""
+    """Bytes of a step that has ended: the most in use, in use now, held by the allocator, and put on the host.
+
+    `failed`: how often the process has run out of memory so far, also where its script caught that.
+    """
 
     peak_bytes: int = 0
     persistent_bytes: int = 0
     reserved_bytes: int = 0
     spilled_bytes: int = 0
     reason: SpillReason = SpillReason.NONE
+    failed: int = 0
 
 
 class DeviceMemory(Protocol):
@@ -67,7 +71,7 @@ class CudaMemory:
             self._cuda.reset_peak_memory_stats(self._device)
         spilled = min(max(peak - most, 0), self.host_bytes)
         reason = SpillReason.OUT_OF_MEMORY if spilled else SpillReason.NONE
-        return MemoryUse(peak, int(used["current"]), reserved, spilled, reason)
+        return MemoryUse(peak, int(used["current"]), reserved, spilled, reason, int(stats.get("num_ooms", 0)))
 
     def bound(self, limit_bytes: float) -> float:
         """See `DeviceMemory`. Lowering torch's limit frees nothing by itself, so the cache goes first."""

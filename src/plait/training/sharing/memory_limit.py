@@ -34,6 +34,7 @@ class MemoryLimit:
         self._page, self._find, self._own, self._note = page, find, own_process, note
         self._ran_out = ran_out
         self._most_bytes, self._steps = 0, 0  # reserved by a step, and how many were seen
+        self._failed = 0  # allocations, so far
         self._budget_bytes = math.inf  # of a host without a pool
         self._exceeds = ran_out is not None and ran_out.exists()  # the budget, so that there is none
         self._memory: DeviceMemory | None = None
@@ -95,12 +96,20 @@ class MemoryLimit:
             return MemoryUse()
         use = memory.end_step(reset=reset)
         self._most_bytes, self._steps = max(self._most_bytes, use.peak_bytes, use.reserved_bytes), self._steps + 1
+        if use.failed > self._failed:  # the script goes on, but with less than it needs
+            self._lacked()
+        self._failed = use.failed
         return use
 
     def failed(self, error: type[BaseException]) -> None:
         """Note that the script of a host ends by `error`: without memory, its next attempts share with nobody."""
-        out_of_memory = any(kind.__name__ == "OutOfMemoryError" for kind in error.__mro__)
-        if out_of_memory and self._budget_bytes < math.inf and self._ran_out is not None:
+        if any(kind.__name__ == "OutOfMemoryError" for kind in error.__mro__):
+            self._lacked()
+
+    def _lacked(self) -> None:
+        """Keep to no budget any more, now and in later attempts, if there was one while memory ran out."""
+        if self._budget_bytes < math.inf and self._ran_out is not None:
+            self._exceeds = True
             self._ran_out.touch()
 
     def _budget(self) -> float:
