@@ -26,8 +26,8 @@ MOST_RISE, SUSPECT, ALARM, LEAST_CONTRASTS = 4.0, 2.5, 7.0, 2
 LOWEST_Z, SMALL_SHIFT, LARGE_SHIFT = -3.0, (0.2, 2.0), 1.5
 #: Contrasts of a sum that are kept.
 KEPT = 64
-#: A contrast has 1.25 / B times the variance of a step, where steps are independent.
-CONTRAST_VARIANCE = 1.25
+#: A contrast has 1.25 / B times the variance of a step, where steps are independent; one of three off blocks 1.5 / B.
+CONTRAST_VARIANCE, OFF_VARIANCE = 1.25, 1.5
 #: Periods that are looked for; values over which; a period explains so much, within so much of the best.
 LONGEST_PERIOD, PERIOD_VALUES = 16, 160
 EXPLAINS, EXPLAINS_FEW, WITHIN, OUTLIER = 0.5, 0.25, 1.3, 4.0

@@ -95,8 +95,12 @@ def by_work(weights: Sequence[float]) -> Grant:
 
 
 def expected_cost(step_s: float, returns: float, quanta_s: Sequence[float], level: float) -> float:
-    """Mean delay of a step as a part of it, where guests have `level` together in equal shares."""
-    return returns * level * math.fsum(quanta_s) / (2.0 * max(len(quanta_s), 1) * step_s)
+    """Mean delay of a step as a part of it, where guests have `level` together in equal shares.
+
+    Each is met in its quantum, or waiting for one of the others.
+    """
+    share = level / max(len(quanta_s), 1)
+    return returns * share * math.fsum(quanta_s) * (1.0 + level - share) / (2.0 * step_s)
 
 
 def _parts(weights: Sequence[float]) -> tuple[float, ...]:

@@ -5,10 +5,13 @@ pause in *off* blocks between them. Each off block gives a contrast: how much lo
 as contrasts agree with what the grant may cost, the level is the grant; where they do not, two CUSUMs raise an alarm,
 and the level becomes what the contrasts say that the job can bear.
 
-    ramp       returns to the device are not known: from RAMP of the grant on, at most doubled as contrasts allow
+    ramp       returns to the device are not known: from RAMP of the grant on, at most doubled as contrasts allow;
+               half of the time is off until they say what sharing costs to within UNSURE
     suspicion  a sum is high: half of the time is off until it is low again
     alarm      the level is cut; it grows by contrasts that show room, and is tried again after RETRY_S, twice as long
                each time
+
+Where the job itself changes within a contrast by a fifth, that is dropped: it is no noise, and no cost of guests.
 
 A step counts only if it began after guests acknowledged the change before it. With Gaussian noise of known size a sum
 raises a false alarm at most once in e^7 = 1,097 contrasts (Lorden's inequality); where the noise of a job is not
@@ -27,6 +30,7 @@ from plait.sharing.contrast import (
     AROUND,
     CONTRAST_VARIANCE,
     LARGE_SHIFT,
+    OFF_VARIANCE,
     PERIOD_VALUES,
     PLACEBO,
     Sum,
@@ -61,7 +65,9 @@ SHORTEST, LONGEST = 0.8, 1.2
 #: The ramp: its beginning, at which guests cost 5 % whatever happens, as half of the time is off; the most that the
 #: next level may cost by what is known, where a slope above its error counts so many times more; the least step up;
 #: errors of a slope that lowers the level.
-RAMP, RAMP_COST, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 2.0, 1.1, 2.0
+RAMP, RAMP_COST, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 2.0, 1.1, 2.2
+#: The ramp of a host that does not report its returns lasts until the error of what sharing costs is below this.
+UNSURE = 0.025
 #: Standard deviations by which a contrast counts as at most beyond what guests can cause.
 SLOPE_SIGMA = 2.0
 #: After an alarm: the least level; how long growth stops below what was too much; when all is forgotten: once in a
@@ -76,9 +82,9 @@ REAL, GROWTH_CONTRASTS, SURE, ROOM, LEAST_ROOM, GROWTH = 0.9, 2, 2.5, 0.85, 0.4,
 HALF_SUSPECT, HALF_CUT, HALF = 2.5, 5.0, 1.3
 #: Steps that end an on block early, above the 3B before them by 2 eps or so many standard deviations.
 JUMP_STEPS, JUMP_BLOCKS, JUMP_EPS, JUMP_SIGMA = (5, 10), 3, 2.0, 4.0
-#: b0: how fast it follows off blocks, beyond which change at once. Steps whose mean lowers the grant, and how many at
-#: least.
-FOLLOW, MOVED, RECENT, RECENT_LEAST = 0.3, 0.2, 20, 10
+#: b0: how fast it follows off blocks, beyond which change at once; the same of the sides of a contrast, which then
+#: says nothing, and standard deviations that it is at least. Steps whose mean lowers the grant, and how many at least.
+FOLLOW, MOVED, MOVED_SIGMA, RECENT, RECENT_LEAST = 0.3, 0.2, 4.0, 20, 10
 #: Long steps: values of the median, medians and quanta above which one is left out, most of them, the rate of their
 #: mean.
 LONG_VALUES, LONG_MEDIANS, LONG_QUANTA, LONG_MOST, LONG_RATE = 31, 1.5, 3.0, 0.12, 0.02
@@ -91,8 +97,8 @@ UNHEARD_S = 5.0
 HANGS_S, HANGS_STEPS, LOOK_STEPS, LOOK_S = 30.0, 20.0, 16, 1.0
 #: Contrasts after which a new off block is long if no placebo was seen; contrasts that a mean is made of at most.
 BLIND, REMEMBERED = 24, 64
-#: The weight of a contrast that is noise for sure, as that of a placebo after so many less than the first.
-IMPOSSIBLE = -8
+#: A first noise that is the square of one placebo counts as so many placebos fewer than one that many steps agree on.
+ONE_SQUARE = -8
 #: Quanta and returns of a job are the largest of late.
 DECAY = 0.97
 #: The level of an on block is lowered at once if the grant has become so much smaller.
@@ -123,7 +129,12 @@ def shares(state: ShareState, guests: Guests) -> tuple[float, ...]:
         return (0.0,) * len(guests.weights)
     given = _grant(state, guests)
     total = given.total
-    return tuple(min(one * allowed / total, 1.0) if total > 0.0 else 0.0 for one in given.shares)
+    part = allowed / total if total > 0.0 else 0.0
+    # A guest without a known quantum costs at most its share: in a ramp it would need minutes to report one.
+    unseen = part if state.cap is not None else max(part, 1.0)
+    return tuple(
+        min(one * (part if q > 0.0 else unseen), 1.0) for one, q in zip(given.shares, guests.quanta_s, strict=True)
+    )
 
 
 def described(state: ShareState, now_s: float) -> str:
@@ -162,13 +173,20 @@ _FORMULAS = {
 def part_off(state: ShareState | _Law) -> float:
     """The part of the time without guests, as things are."""
     low = state.cap is not None and state.cap <= state.granted / 2.0
-    if (state.trust or RAMP) < 1.0 or state.suspect or low:
+    if state.bound is Bound.UNKNOWN and not state.suspect:
+        return USUAL  # a share costs at most itself
+    if (state.trust or RAMP) < 1.0 or state.suspect or low or _unsure(state):
         return IN_TEST
     eps = EPS_GATED_SERVER if state.bound is Bound.SERVER else EPS
     if state.contrasts >= CALM_CONTRASTS and state.variance is not None:
         cost = state.sum_d / state.contrasts + 2.0 * math.sqrt(state.variance / state.contrasts)
         return CALM if cost < eps else USUAL
     return USUAL
+
+
+def _unsure(state: ShareState | _Law) -> bool:
+    """Whether contrasts since the ramp began do not say yet what sharing costs beside a host with unknown returns."""
+    return not state.returns and state.weight > 0.0 and state.level > UNSURE * math.sqrt(state.weight)
 
 
 def _grant(state: ShareState | _Law, guests: Guests) -> Grant:
@@ -261,6 +279,7 @@ class _Law:
     chance: int
     last_d: float
     last_sigma: float
+    offs: tuple[float, ...]
 
     def __init__(self, state: ShareState, now_s: float, told: Guests) -> None:
         for name in _FIELDS:
@@ -399,6 +418,7 @@ class _Law:
         if self.variance is None:
             self._first_noise(block)
         self.whole = False
+        self._off_placebo(base_s)
         half = False
         if self.tail and self.variance is not None:
             half = self._half_contrast(block)
@@ -496,9 +516,29 @@ class _Law:
         self.to_placebo -= 1
         if self.to_placebo <= 0:
             self.to_placebo = -(-block // 3)
-            square = (placebo(self.ring[-PLACEBO * block :], block) / self.b0_s) ** 2
+            values = self.ring[-PLACEBO * block :]
+            if self._moved_between(values[: AROUND * block], values[-AROUND * block :]):
+                return
+            square = (placebo(values, block) / self.b0_s) ** 2
             self.variance, self.blind = noise_after(self.variance, square, self.placebos), 0
             self.placebos += 1
+
+    def _off_placebo(self, base_s: float) -> None:
+        """In tests, where on blocks are too short for placebos: the contrast of three off blocks that follow."""
+        assert self.variance is not None, "an off block has ended"
+        assert self.b0_s is not None, "an off block has ended"
+        self.offs = (*self.offs, base_s)[-3:] if part_off(self) == IN_TEST else ()
+        if len(self.offs) == 3 and not self._moved_between(self.offs[:1], self.offs[2:]):
+            square = (contrast(self.offs[:1], self.offs[1:2], self.offs[2:]) / self.b0_s) ** 2
+            self.variance = noise_after(self.variance, square * CONTRAST_VARIANCE / OFF_VARIANCE, self.placebos)
+            self.placebos, self.blind = self.placebos + 1, 0
+
+    def _moved_between(self, before: Sequence[float], after: Sequence[float], by_guests: float = 0.0) -> bool:
+        """Whether the job itself changed between these steps: by more than chance, and than guests can cause."""
+        assert self.variance is not None, "an off block has ended"
+        assert self.b0_s is not None, "an off block has ended"
+        change = abs(mean(after) - mean(before)) / self.b0_s
+        return change > by_guests + max(MOVED, MOVED_SIGMA * math.sqrt(self.variance))
 
     def _first_noise(self, block: int) -> None:
         """Of the first off stretch: its placebo, or what its steps say if that is more."""
@@ -510,6 +550,7 @@ class _Law:
         by_steps = local_variance(usual, self.period) * CONTRAST_VARIANCE / block
         square = placebo(usual[-PLACEBO * block :], block) ** 2 if len(usual) >= PLACEBO * block else 0.0
         self.variance = max(square, by_steps, (1e-6 * self.b0_s) ** 2) / self.b0_s**2
+        self.placebos = ONE_SQUARE if square > by_steps else 0
 
     def _sigma(self, block: int, around: int, *stretches: Sequence[float]) -> float:
         """The standard deviation of a contrast with `around` steps on each side: by placebos or its own, the larger."""
@@ -545,15 +586,20 @@ class _Law:
         around = around // self.period * self.period or around
         before, off, after, self.off = self.tail[-around:], self.off, self.ring[:around], ()
         d = contrast(before, off, after) / self.b0_s
+        if self._moved_between(before, after, abs(self.level - self.tail_level)):
+            self.suspect = self.small.suspect or self.large.suspect
+            if mean(after) > mean(before):
+                self._go_off(block)
+            return
         sigma, level = self._sigma(block, around, before, off, after), (self.tail_level + self.level) / 2.0
         self.blind, self.last_d, self.last_sigma = self.blind + 1, d, sigma
-        self._noise_of(d, level, self._sigma(block, around))
         if self.contrasts >= REMEMBERED:
             self.contrasts, self.sum_d = self.contrasts / 2.0, self.sum_d / 2.0
         self.contrasts, self.sum_d = self.contrasts + 1.0, self.sum_d + d
         self.weight += (level / sigma) ** 2
         self.slope += level * min(max(d, -SLOPE_SIGMA * sigma), level + SLOPE_SIGMA * sigma) / sigma**2
-        cost = expected_cost(_base_s(self, self.told.latency), max(self.returns, 1.0), self.told.quanta_s, level)
+        base_s = _base_s(self, self.told.latency)
+        cost = expected_cost(base_s, max(self.returns, 1.0), self.told.quanta_s, level)
         z = (d - min(EXPECTED * self.eps, cost)) / sigma
         self.small = self.small.add(d, z, small_shift(self.eps, sigma))
         self.large = self.large.add(d, z, LARGE_SHIFT)
@@ -570,23 +616,6 @@ class _Law:
         self._grow(sigma)
         if self.suspect:
             self._go_off(block)
-
-    def _noise_of(self, d: float, level: float, sigma: float) -> None:
-        """Learn the noise from a contrast that shows little else: no guest can make it below 0, or above the level.
-
-        In tests, where blocks are too short for placebos, nothing else tells of noise that is correlated. At a level
-        below the noise all contrasts do, not only those that are large.
-        """
-        assert self.variance is not None, "there was an off block"
-        excess = max(-d, d - level)
-        if level <= sigma:
-            self.variance = noise_after(self.variance, self.variance * (d / sigma) ** 2, self.placebos)
-            self.placebos += 1
-        elif excess > sigma:
-            self.variance = noise_after(self.variance, self.variance * (excess / sigma) ** 2, IMPOSSIBLE)
-        else:
-            return
-        self.blind = 0
 
     def _long_ones(self, level: float) -> None:
         """Cut if steps that are left out as long are more frequent beside guests."""
@@ -628,12 +657,13 @@ class _Law:
                 self.contrasts = self.sum_d = 0.0
                 if self.cap >= reach:
                     self.cap = self.bad = None
-        elif self.trust < 1.0 and self.weight > 0.0:
+        elif (self.trust < 1.0 or _unsure(self)) and self.weight > 0.0:
             slope, error = min(self.slope / self.weight, 1.0), 1.0 / math.sqrt(self.weight)
             most = RAMP_COST / min(max(slope, 0.0) + error + RAMP_SLOPE * max(slope - error, 0.0), 1.0)
             trust = min(GROWTH * self.trust, most / max(self.granted, 1e-9), 1.0)
             if slope > RAMP_SURE * error and reach * slope > self.eps:
-                self.trust, self.contrasts, self.sum_d = self.trust * self.eps / (reach * slope), 0.0, 0.0
+                self.trust *= EXPECTED * self.eps / (reach * slope)
+                self.contrasts = self.sum_d = 0.0
             elif trust >= min(RAMP_STEP * self.trust, 1.0):
                 self.trust, self.contrasts, self.sum_d = trust, 0.0, 0.0
         elif (

@@ -76,6 +76,7 @@ class ShareState:
     stepped_s, decided_s   times of the last step and decision
     chance                 counter of the generator
     last_d, last_sigma     the last contrast and its standard deviation
+    offs                   means of the last three off blocks of a test, in the scale of b0
     """
 
     on: bool = False
@@ -134,6 +135,7 @@ class ShareState:
     chance: int = 0
     last_d: float = 0.0
     last_sigma: float = 0.0
+    offs: tuple[float, ...] = ()
 
     @property
     def allowed(self) -> float:
