@@ -203,6 +203,24 @@ def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: 
     assert "has cancelled" in ann.get("/web/jobs/j-1/change", 409)
 
 
+def test_a_waiting_job_is_held_and_released_by_its_owner(world: World, login: Login) -> None:
+    cluster(world)
+    ann, ben = login("ann"), login("ben")
+    number = next(n for n, job in world.engine.state.jobs.items() if job.live is None)
+    owner, other = (ann, ben) if world.engine.state.jobs[number].owner == "ann" else (ben, ann)
+    page = f"/web/jobs/j-{number}"
+    assert "Hold" in owner.get(page)
+    other.post(f"{page}/hold", 403, hold="on")
+    owner.post(f"{page}/hold", hold="on")
+    world.settle()
+    held = html.unescape(owner.get(page))
+    assert f"held; release it with: plait release j-{number}" in held
+    assert "Why it waits" in held
+    assert "<button>Release</button>" in held
+    owner.post(f"{page}/hold")
+    assert not world.engine.state.jobs[number].request["hold"]
+
+
 def values_of(page: str) -> dict[str, str]:
     """What is in the fields of the form of a job that have a value."""
     found = {
