@@ -22,6 +22,7 @@ import common
 import torch
 from common import Figure
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
 from plait.runtime.page import Page
@@ -156,6 +157,8 @@ def attached_cost(job: AttachedJob) -> Figure:
     rows = 64 * (20 if QUICK else 40)
     data = TensorDataset(torch.randn(rows, 256), torch.arange(rows) % 16)
 
+    hooks = dict(_global_optimizer_post_hooks)
+
     def loop(loader: DataLoader[tuple[torch.Tensor, ...]], *, counts: bool) -> Callable[[], None]:
         model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 16))
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
@@ -163,7 +166,9 @@ def attached_cost(job: AttachedJob) -> Figure:
             job.wrap_optimizer(optimizer)
 
         def epoch() -> None:
-            job._leaving = not counts  # then the hook returns at once
+            _global_optimizer_post_hooks.clear()
+            if counts:
+                _global_optimizer_post_hooks.update(hooks)
             for x, y in loader:
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
@@ -181,7 +186,6 @@ def attached_cost(job: AttachedJob) -> Figure:
             begin = time.thread_time()
             epoch()
             seconds.append((time.thread_time() - begin) * 64 / rows)
-    job._leaving = False
     plain, ours = statistics.median(took[0][1:]), statistics.median(took[1][1:])
     note = f"{(ours - plain) * 1e6:+.0f} us, {(ours / plain - 1) * 100:+.1f} % of a step of {plain * 1e3:.2f} ms"
     return Figure("attached loop of short steps", ours, len(took[1]), plain / ours, "plain loop", "goal <= 5 %", note)

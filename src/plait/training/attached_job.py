@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from plait.core.resources import Resource
 from plait.runtime.page import STOP_NOW, VERSION, JobState, Page, Saves
 from plait.training.device.emulation import make_stages
-from plait.training.device.gpu_stage import GLANCE_S, GpuStage
+from plait.training.device.gpu_stage import CONTROL, GLANCE_S, PAUSE, STOP, GpuStage
 from plait.training.environment import ControlFile, Environment
 from plait.training.iterations import Iterations, saved_loop_step
 from plait.training.job import Job, whole_number
@@ -40,6 +40,7 @@ from plait.training.rehearsal.order import VARIABLE
 from plait.training.sharing.device_memory import find_device_memory
 from plait.training.sharing.shared_gpu import SharedGpu
 from plait.training.sharing.step_report import ALONE_EVERY_S
+from plait.training.stages import IN_STAGE
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.state.checkpoint_store import CheckpointStore, Commit
 from plait.training.state.resume_advice import ResumeAdvice
@@ -49,6 +50,7 @@ from plait.training.successor import record_start
 
 #: Half of the usual grace period: a stop might cut off a longer evaluation.
 LONG_EVALUATION_S = 30.0
+_STEPS, _LAST_STEP = Page.steps.index, Page.last_step_monotonic.index
 
 
 class AttachedJob(Job):
@@ -92,7 +94,6 @@ class AttachedJob(Job):
         self._epoch_streams: Any = None  # the random streams at the beginning of the epoch that runs
         self._found_epoch_streams: Any = None  # ... of the one that is resumed
         self._usual: Callable[[], Any] = _nothing  # the optimizer each of whose steps ends an iteration
-        self._only_counted = 0  # iterations since the last one with everything that belongs to a count
         self._reports_next, self._report_s = False, 0.0  # the next step is reported; when the one after it is
         self._counters = {"steps": LoopCounters(), "epochs": LoopCounters()}  # of the script, around the job's loops
         self._save_asked: bool | None = None  # by `checkpoint` in a loop step: whether to wait for the write
@@ -245,12 +246,14 @@ class AttachedJob(Job):
         self.resume()
         self.page.total_iterations = total
         with self.in_loop("steps"):
-            for loop_step in range(self.iterations.loop_step, total):
-                self.iterations.begin_loop_step(loop_step)
-                self._count_on("steps")
+            first = self.iterations.loop_step
+            self.iterations.begin_loop_step(first)
+            for loop_step in range(first, total):
+                if loop_step == first:
+                    self._count_on("steps")
+                    self.advice.look_at_loop(sys._getframe(1))
                 if self.recorder is not None:
                     self.recorder.begins()
-                self.advice.look_at_loop(sys._getframe(1))
                 yield loop_step
                 if not self.iterations.loop_step_counted:
                     self._loop_step_ended(stepped=self.iterations.stepped)
@@ -325,6 +328,7 @@ class AttachedJob(Job):
         between_passes = self._passes_begun and self.iterations.innermost == "epochs"
         if self.iterations.saves_at_loop_end or between_passes:
             self._save_asked = block or bool(self._save_asked)  # a loop step is complete only at its end
+            self.compute.measure()
             self.iterations.pending |= between_passes
             return None
         return self._save(block=block)
@@ -370,13 +374,13 @@ class AttachedJob(Job):
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """After `step()` of any optimizer of the process; `GpuStage.stepped` determines which one counts."""
-        if os.getpid() != self._pid or self._leaving:
+        compute, iterations = self.compute, self.iterations
+        if compute.glances and optimizer is self._usual() and iterations.loops:
+            compute.stepped_lately.add(optimizer)
+            iterations.pending = True
+            self._count_only(time.monotonic())
             return
-        now_s = time.monotonic()
-        if optimizer is self._usual() and self.compute.glances(now_s) and self.iterations.looping:
-            self.compute.glance(optimizer)
-            self._count_only(now_s)
-            self.iterations.pending = True
+        if self._leaving:
             return
         if self.recorder is not None:
             self.recorder.optimizer_stepped(optimizer)
@@ -387,7 +391,7 @@ class AttachedJob(Job):
         if self.iterations.manual:
             return
         self._count()
-        if not self._only_counted:
+        if not self.compute.only_counted:
             self._usual = weakref.ref(optimizer) if self.compute.usual(optimizer) else _nothing
         if self.iterations.looping:
             self.iterations.pending = True
@@ -432,7 +436,7 @@ class AttachedJob(Job):
     @property
     def in_steps(self) -> bool:
         """True if the script counts its iterations by `steps`."""
-        return self.iterations.inside("steps") > 0
+        return self.iterations.in_steps
 
     @property
     def epoch(self) -> int:
@@ -447,6 +451,7 @@ class AttachedJob(Job):
     def leave(self) -> NoReturn:
         """End the process as preempted, after running writes have ended."""
         self._leaving = True
+        self.compute.measure()
         self.boundary.stop.ignore()
         self.profiler.close()
         self.stages.close_all()
@@ -526,7 +531,7 @@ class AttachedJob(Job):
 
     def batch_ended(self) -> None:
         """Note the end of a training batch, which is an iteration if nothing else counts them."""
-        if not self.iterations.inside("steps"):
+        if not self.in_steps:
             self._loop_step_ended()
 
     def _loop_step_ended(self, *, stepped: bool = False) -> None:
@@ -557,13 +562,14 @@ class AttachedJob(Job):
         return self.advice.boundary_missing and not self.counted and not self.had_loop
 
     def _count(self) -> None:
-        """Count an iteration: update the page and the profiler. See `GLANCE_S` for short ones."""
-        now_s = time.monotonic()
-        self._count_only(now_s)
-        if self.compute.glances(now_s):
+        """Count an iteration, and update the page and the profiler, unless it is only counted (`GpuStage.glance`)."""
+        now_s, page, compute = time.monotonic(), self.page, self.compute
+        if compute.glances:
+            self._count_only(now_s)
             return
-        count, self._only_counted, page = self._only_counted, 0, self.page
-        self.compute.measured = False
+        self.step += 1
+        self.iterations.count()
+        page.last_step_monotonic, page.steps = now_s, self.step
         self.stages.publish()
         # An optimizer steps inside a stage, whose time so far belongs to this iteration and the rest to the next one.
         busy_s = self.stages.busy_so_far()
@@ -575,42 +581,41 @@ class AttachedJob(Job):
                 record_start(self.around.job_dir)
         waited_s = self.shared.waited_since_last()
         idle_s, self._idle_s = self._idle_s + waited_s, 0.0
-        self._report(now_s, busy_s, idle_s)
-        profiler = self.profiler
+        may_glance, version = self._may_glance, self.control.sharing_version
+        self._report(now_s, busy_s, idle_s, may_glance)
+        profiler, count = self.profiler, compute.only_counted + 1
         if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s, count=count) and profiler.result:
             page.set_profile(*profiler.result)
         page.step_s, page.saves = profiler.step_s, self.saves
         if self.recorder is not None:
             self.recorder.iteration_ended()
+        short = profiler.step_s < GLANCE_S
+        compute.glance(now_s, may_glance=may_glance, now=short and not self._reports_next, version=version)
 
     def _count_only(self, now_s: float) -> None:
-        self.step += 1
-        self._only_counted += 1
-        self.iterations.count()
-        self.page.last_step_monotonic, self.page.steps = now_s, self.step
+        """Count an iteration; the next one is measured if it is time, or on a request."""
+        compute, iterations, floats, ints = self.compute, self.iterations, self.stages.floats, self.stages.ints
+        self.step = step = self.step + 1
+        floats[_LAST_STEP], floats[_STEPS] = now_s, step
+        iterations.counted += 1
+        iterations.loop_step_counted, iterations.stepped = True, False
+        compute.only_counted += 1
+        if compute.glancing:
+            compute.glancing = False
+            ints[IN_STAGE] = 0
+        if now_s >= compute.glance_until or ints[STOP] or ints[PAUSE] or ints[CONTROL] != compute.version:
+            compute.measure()
 
-    def glanced(self) -> bool:
-        """After a batch: act on its iteration if that was only counted; False if it was not, or more is to be done."""
-        iterations = self.iterations
-        if not (iterations.pending and self._only_counted) or self._save_asked is not None or self.in_steps:
-            return False
-        if self.boundary.stop.level or self.page.stop:
-            return False
-        iterations.pending = False
-        self.compute.stepped_lately.clear()
-        return True
-
-    def _report(self, now_s: float, busy_s: list[float], waited_s: float) -> None:
-        """Report a step where that is due, and find out whether the next steps may be glanced at."""
-        if not self._may_glance:
-            self.compute.glance_until = 0.0
-            self.shared.step_ended(self.step, now_s, busy_s, waited_s=waited_s)
+    def _report(self, now_s: float, busy_s: list[float], waited_s: float, may_glance: bool) -> None:
+        """Report a step where that is due; where steps may be only counted, the second of two whole ones."""
+        if not may_glance:
+            self._reports_next = False
+        elif not self._reports_next and now_s < self._report_s:
             return
-        if self._reports_next or now_s >= self._report_s:  # a report is of a whole step between two calls
-            self.shared.step_ended(self.step, now_s, busy_s, waited_s=waited_s)
+        else:
             self._report_s = now_s + ALONE_EVERY_S
             self._reports_next = not self._reports_next
-        self.compute.glance_until = 0.0 if self._reports_next else now_s + GLANCE_S
+        self.shared.step_ended(self.step, now_s, busy_s, waited_s=waited_s)
 
     @property
     def _may_glance(self) -> bool:
@@ -627,8 +632,10 @@ class AttachedJob(Job):
 
     def _act(self, *, save: bool = False) -> None:
         """Between two iterations: save, stop, pause or slow down on request. `save`: make a checkpoint anyway."""
-        if self._only_counted and not (save or self._save_asked is not None or self.boundary.wants_stop):
-            self.compute.stepped_lately.clear()
+        compute = self.compute
+        due = save or self._save_asked is not None or compute.requested or self.boundary.wants_stop
+        if compute.only_counted and not due:
+            compute.stepped_lately.clear()
             return
         stop, save = self.boundary.decide(save=save)
         if stop == STOP_NOW:
@@ -670,6 +677,15 @@ class AttachedJob(Job):
         self.page.blocking_s += blocking_s
         if commit is not None:
             self._committed(commit)
+
+
+def _forked() -> None:
+    """In a forked child: leave the job to its process."""
+    if (job := here().job) is not None:
+        job.compute.measure()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _forget(given: dict[int, Any], number: int, _: Any) -> None:

@@ -59,10 +59,10 @@ def attach_quietly(*, seed: int = 0) -> Job:
     return job
 
 
-def optimizer_stepped(optimizer: Any) -> None:
+def optimizer_stepped(optimizer: Any, *_: object) -> None:
     """After every optimizer step of the process; the first one attaches a script that has not called `attach`."""
     job = here().job
-    if job is None or job._pid != os.getpid():
+    if job is None or not job.compute.glances:
         job = _job()
     if job is not None:
         job.optimizer_stepped(optimizer)

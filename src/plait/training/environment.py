@@ -93,7 +93,8 @@ class ControlFile:
         self._around, self._worker, self._wrap = around, worker, wrap
         self._page = page if page is not None else _own_page(around)
         self._told = page
-        self._version = self._gate_version = self._sharing_version = -1
+        self._version = self._gate_version = -1
+        self.sharing_version = -1  # of the neighbours
         self._control: dict[str, Any] = {}
         self._neighbours: Neighbours | None = None
         #: Whether this job has its GPUs to itself.
@@ -121,8 +122,8 @@ class ControlFile:
         if self._page is None:
             return None
         version = self._page.control_version
-        if version != self._sharing_version:
-            self._sharing_version = version
+        if version != self.sharing_version:
+            self.sharing_version = version
             try:
                 self._neighbours = neighbours_of(self._read(version))
             except InputError as error:

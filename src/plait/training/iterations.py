@@ -38,33 +38,36 @@ class Iterations:
         self.pending = False  # the job has not acted on the last iteration
         self.loop_step, self.loop_step_counted = 0, False  # of `job.steps`; whether an iteration ended in it
         self.stepped = False  # whether any optimizer has stepped since the last iteration
-        self._loops: list[str] = []  # that are running, the innermost last
+        self.in_steps = False  # inside `job.steps`
+        self.loops: list[str] = []  # that are running, the innermost last
         self._idle_loop_steps, self._idle_since_s = 0, 0.0  # steps of a loop without a step of an optimizer
         self._most_idle = 0  # between two steps of optimizers
 
     @contextlib.contextmanager
     def in_loop(self, loop: str) -> Iterator[None]:
         """Context in which the loop `loop` runs: `steps`, `epochs` or `loader`."""
-        self._loops.append(loop)
+        self.loops.append(loop)
         self.had_loop = True
+        self.in_steps = "steps" in self.loops
         try:
             yield
         finally:
-            self._loops.remove(loop)
+            self.loops.remove(loop)
+            self.in_steps = "steps" in self.loops
 
     @property
     def looping(self) -> bool:
         """True while a loop of the job runs."""
-        return bool(self._loops)
+        return bool(self.loops)
 
     @property
     def innermost(self) -> str:
         """The loop of the job whose body runs; "" outside all of them."""
-        return self._loops[-1] if self._loops else ""
+        return self.loops[-1] if self.loops else ""
 
     def inside(self, loop: str) -> int:
         """How many loops of this kind run."""
-        return self._loops.count(loop)
+        return self.loops.count(loop)
 
     @property
     def loop_steps_done(self) -> int:
@@ -74,7 +77,7 @@ class Iterations:
     @property
     def saves_at_loop_end(self) -> bool:
         """True inside a loop step; a checkpoint is possible only at its end."""
-        begun = self.loop_steps_count() or (self.stepped and self.inside("steps") > 0)
+        begun = self.loop_steps_count() or (self.stepped and self.in_steps)
         return self.looping and not self.loop_step_counted and begun
 
     def begin_loop_step(self, number: int) -> None:
@@ -112,7 +115,7 @@ class Iterations:
 
     def take_pending(self, loop: str) -> bool:
         """True if the job may act on its last iteration between two steps of `loop`; clears the pending iteration."""
-        best = loop == "steps" or not self.inside("steps")
+        best = loop == "steps" or not self.in_steps
         taken = self.pending and best
         self.pending = self.pending and not best
         return taken

@@ -91,15 +91,15 @@ def flush_files() -> None:
 
 
 _own = JobProcess()
-_find: Callable[[], JobProcess | None] = lambda: None  # noqa: E731
+_find: Callable[[], JobProcess | None] | None = None
 
 
 def here() -> JobProcess:
     """The process of the job that the current thread belongs to."""
-    return _find() or _own
+    return _own if _find is None else _find() or _own
 
 
-def host_jobs(find: Callable[[], JobProcess | None]) -> None:
-    """Let `find` return the process of the current thread; None where it does not know."""
+def host_jobs(find: Callable[[], JobProcess | None] | None) -> None:
+    """Let `find` return the process of the current thread; None where it does not know. Without it: one process."""
     global _find
     _find = find

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from plait.training.device.gpu_stage import GpuStage
     from plait.training.environment import Environment
+    from plait.training.iterations import Iterations
     from plait.training.stages import Stages
     from plait.training.state.state_registry import StateRegistry
+    from plait.training.stopping import Boundary
 
 
 class Rank(Protocol):
@@ -19,6 +21,8 @@ class Rank(Protocol):
     stages: Stages
     compute: GpuStage
     kept: StateRegistry
+    iterations: Iterations
+    boundary: Boundary
     advice: Any  # `state.resume_advice.ResumeAdvice`, which imports this module
 
     @property
@@ -44,7 +48,6 @@ class Rank(Protocol):
     def safe_point(self, loop: str, *, last: bool = False) -> None: ...
     def batch_begins(self, passes: Any, length: int | None, batch: Any) -> None: ...
     def batch_ended(self) -> None: ...
-    def glanced(self) -> bool: ...
     def look_up(self, *, evaluating: bool) -> None: ...
     def in_loop(self, loop: str) -> AbstractContextManager[None]: ...
     def in_evaluation(self) -> AbstractContextManager[None]: ...

@@ -18,12 +18,14 @@ from typing import Any
 
 from plait.core.resources import Resource
 from plait.runtime.host_stages import LINGER_S
-from plait.runtime.page import Page
+from plait.runtime.page import SIZE, Page
+from plait.runtime.page_words import WORD
 from plait.runtime.stage_gate import GateError, GateTimeout, StageGate
 from plait.training.device.cuda import torch_cuda
 
 LEAST_LEASE_S = 30.0
 K = len(Resource)
+STAGE_SINCE, IN_STAGE = Page.stage_since.index, Page.in_stage.index
 
 
 class Stages:
@@ -50,13 +52,16 @@ class Stages:
         self.gate, self._refresh, self._begun = gate, refresh, begun
         self.busy_s, self.exposed_s = [0.0] * K, [0.0] * K
         self._page, self._clock = page, clock
+        #: The words of the page, which short paths write themselves; without a page, words that nobody reads.
+        self.floats: Any = [0.0] * (SIZE // WORD) if page is None else page.floats
+        self.ints: Any = [0] * (SIZE // WORD) if page is None else page.ints
         self._since: list[float | None] = [None] * K
         self._passed = [False] * K  # stages that have entered the gate
         self._asleep = [False] * K  # open, but waiting for something else; their clocks stand still
         self._exposed_before = [0.0] * K
         self._weight = [1] * K
         self._last = [(0.0, 0.0)] * K  # busy and exposed seconds of the newest closed stage
-        self._open = 0
+        self.open = 0  # how many stages are open and not asleep
         self._changed_s = 0.0
         self._lock = threading.Lock()
         self._cuda = CudaSpans()
@@ -67,7 +72,7 @@ class Stages:
     @property
     def idle(self) -> bool:
         """Whether no stage is open."""
-        return self._open == 0
+        return self.open == 0
 
     def is_open(self, resource: Resource) -> bool:
         """Whether a stage on the resource is open."""
@@ -79,7 +84,7 @@ class Stages:
 
     def refresh(self) -> None:
         """Between two stages: switch to the current gate."""
-        if not self._open:
+        if not self.open:
             self.gate = self._refresh(self.gate)
 
     def wait_for_gpu(self) -> None:
@@ -96,15 +101,16 @@ class Stages:
         """True if a stage may stand for several that are not marked: nobody waits for its end."""
         return self.may_sample and self.gate.kind == "none"
 
-    def show(self, resource: Resource) -> None:
-        """Note in the page alone that a stage on this resource begins, which is not measured."""
-        if self._page is not None:
-            self._page.stage_since, self._page.in_stage = time.monotonic(), resource + 1
+    def show(self, resource: Resource, since_s: float) -> None:
+        """Note in the page alone that a stage on this resource began at `since_s`, which is not measured."""
+        self.floats[STAGE_SINCE], self.ints[IN_STAGE] = since_s, resource + 1
 
     def hide(self) -> None:
         """Note in the page that the stage of `show` has ended."""
-        if self._page is not None:
-            self._page.in_stage = self._in_stage() if self._open else 0
+        if self.open:
+            self.floats[STAGE_SINCE], self.ints[IN_STAGE] = self._open_since_s(), self._in_stage()
+        else:
+            self.ints[IN_STAGE] = 0
 
     def _in_stage(self) -> int:
         return next((r + 1 for r in range(K) if self._since[r] is not None), 0)
@@ -125,7 +131,7 @@ class Stages:
             now = self._tick()
             self._since[resource], self._weight[resource] = now, weight
             self._exposed_before[resource] = self.exposed_s[resource]
-            self._open += 1
+            self.open += 1
         if resource is Resource.GPU:
             self._entries += time.monotonic() - self._left_s >= LINGER_S
             self._begun()
@@ -145,7 +151,7 @@ class Stages:
             now = self._tick()
             began, self._since[resource] = self._since[resource], None
             asleep, self._asleep[resource] = self._asleep[resource], False
-            self._open -= not asleep
+            self.open -= not asleep
             busy_s = weight * (now - began) if began is not None and not on_device and not asleep else 0.0
             exposed_s = self.exposed_s[resource] - self._exposed_before[resource]
             self.busy_s[resource] += busy_s
@@ -176,19 +182,6 @@ class Stages:
             yield
         finally:
             self.leave(resource, sync=sync)
-
-    @contextmanager
-    def waiting(self, resource: Resource) -> Iterator[None]:
-        """Context in which this thread waits for data; the page shows the resource and since when."""
-        page = self._page
-        if page is not None:
-            page.stage_since, page.in_stage = time.monotonic(), resource + 1
-        try:
-            yield
-        finally:
-            if page is not None:
-                page.stage_since = self._open_since_s()
-                page.in_stage = self._in_stage()
 
     def yield_point(self) -> None:
         """Give way to others if the quantum is used up; their time does not count.
@@ -252,7 +245,7 @@ class Stages:
             now = self._tick()
             self.busy_s[resource] += 0.0 if resource is Resource.GPU and self._cuda.spanning else now - began
             self._asleep[resource] = True
-            self._open -= 1
+            self.open -= 1
 
     def wake(self, resource: Resource) -> bool:
         """Continue a sleeping stage; returns whether it slept."""
@@ -261,7 +254,7 @@ class Stages:
             if slept:
                 self._since[resource] = self._tick()
                 self._asleep[resource] = False
-                self._open += 1
+                self.open += 1
             return slept
 
     def split(self, closed: Resource, parts: dict[Resource, float]) -> None:
@@ -306,7 +299,7 @@ class Stages:
     def _tick(self) -> float:
         """Count the time since the last change for the only open stage, if there is exactly one."""
         now = self._clock()
-        if self._open == 1:
+        if self.open == 1:
             for r in range(K):  # a loop takes half as long as a generator
                 if self._since[r] is not None and not self._asleep[r]:
                     self.exposed_s[r] += now - self._changed_s

@@ -9,6 +9,7 @@ from plait.training.notes import note
 from plait.training.successor import note_start
 from plait.training.torch_watch import watch_ddp, watch_torch
 
+_module: Any = None  # `attachment`, imported at the first step
 _lacking = False
 
 
@@ -38,9 +39,9 @@ def _watch_guest(module: Any) -> None:
         watch_first(module, _made)
 
 
-def _stepped(optimizer: Any) -> None:
+def _stepped(optimizer: Any, *_: object) -> None:
     """After every optimizer step. The first one attaches a script that has not."""
-    if (attachment := _attachment()) is not None:
+    if (attachment := _module or _attachment()) is not None:
         attachment.optimizer_stepped(optimizer)
 
 
@@ -51,7 +52,7 @@ def _made(optimizer: Any) -> None:
 
 
 def _attachment() -> Any:
-    global _lacking
+    global _lacking, _module
     if _lacking:
         return None
     try:
@@ -60,4 +61,5 @@ def _attachment() -> Any:
         _lacking = True
         note(os.environ.get("PLAIT_RUN_DIR"), f"this script runs without step counts: {error!r}")
         return None
+    _module = attachment
     return attachment

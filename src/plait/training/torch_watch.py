@@ -18,8 +18,8 @@ DDP = "torch.nn.parallel.distributed"
 _watching = _watching_ddp = False
 
 
-def watch_torch(stepped: Callable[[Any], object], loaded: Callable[[Any], object] = lambda module: None) -> None:
-    """Call `stepped(optimizer)` after every optimizer step of this process; later calls do nothing.
+def watch_torch(stepped: Callable[..., object], loaded: Callable[[Any], object] = lambda module: None) -> None:
+    """Call `stepped(optimizer, args, kwargs)` after every optimizer step of this process; later calls do nothing.
 
     The hook is registered now if torch is imported, else at its import; then `loaded(torch.optim.optimizer)` is called.
     """
@@ -64,8 +64,8 @@ def when_loaded(name: str, has: str, call: Callable[[Any], object]) -> None:
         sys.meta_path.insert(0, _Finder(name, call))
 
 
-def _register(module: Any, stepped: Callable[[Any], object], loaded: Callable[[Any], object]) -> None:
-    module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped(optimizer))
+def _register(module: Any, stepped: Callable[..., object], loaded: Callable[[Any], object]) -> None:
+    module.register_optimizer_step_post_hook(stepped)
     loaded(module)
 
 

@@ -173,8 +173,10 @@ def test_a_guest_between_yield_points_does_not_hang(tmp_path, guest):
         time.sleep(0.002)  # or the next yield point is passed over
         stages.yield_point()
         assert (page.stage_since == 0.0) is guest
-        with stages.waiting(Resource.STORAGE):
-            assert page.stage_since > 0
+        stages.show(Resource.STORAGE, 1.0)
+        assert (page.stage_since, page.in_stage) == (1.0, Resource.STORAGE + 1)
+        stages.hide()
+        assert page.in_stage == Resource.GPU + 1
         assert (page.stage_since == 0.0) is guest
         stages.leave(GPU)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -76,8 +77,18 @@ class Items:
 
     def __getitem__(self, index: int) -> int:
         self.clocks.now_s += self.load_s.get(index, self.load_s[0])
-        self.clocks.cpu_s += self.load_s.get(index, self.load_s[0]) / 4
+        self.clocks.cpu_s += self.load_s.get(index, self.load_s[0]) * self.computed(index)
         return index
+
+    def computed(self, index: int) -> float:
+        return 0.25
+
+
+class Shards(Items):
+    """Items that only compute, except those that are read from a disk, which only wait."""
+
+    def computed(self, index: int) -> float:
+        return 0.0 if index in self.load_s and index else 1.0
 
 
 @pytest.mark.parametrize(("load_s", "measured"), [({0: 0.001}, 2), ({0: 0.025}, 40), ({0: 0.001, 5: 0.4, 9: 0.1}, 4)])
@@ -96,15 +107,27 @@ def test_fast_batches_are_measured_now_and_then(
     monkeypatch.setattr(Timer, "_queued_s", lambda self: 0.0)
     monkeypatch.setattr(prefetch, "WaitTimer", Timer)
     stages = Stages(None, NullGate(), clock=clocks.perf_counter)
-    marked = prefetch.Marked(Items(clocks, load_s), 0, stages)
+    timer, items = prefetch.LoadTimer(stages), Items(clocks, load_s)
     for number in range(40):
-        assert marked.__getitems__([number]) == [number]
+        assert timer.time(partial(items.__getitem__, number)) == number
     assert measured <= len(timers) <= measured + 1  # the sum of the times is rounded
     loaded_s = sum(load_s.get(number, load_s[0]) for number in range(40))
-    waiting = min(load_s[0], 0.02) * 20  # of batches for which no measured one has stood yet
+    waiting = min(load_s[0], prefetch.SHORT_S) * 40  # of batches whose parts are not known yet
     assert stages.busy_s[Resource.STORAGE] == pytest.approx(0.75 * loaded_s, abs=0.75 * waiting)
     assert stages.busy_s[Resource.CPU] == pytest.approx(0.25 * loaded_s, abs=0.25 * waiting)
     assert stages.busy_s[Resource.STORAGE] == pytest.approx(3 * stages.busy_s[Resource.CPU])
+
+
+def test_batches_that_take_long_count_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = LoadClocks()
+    monkeypatch.setattr(prefetch, "time", clocks)
+    monkeypatch.setattr(prefetch.WaitTimer, "_queued_s", lambda self: 0.0)
+    stages = Stages(None, NullGate(), clock=clocks.perf_counter)
+    timer, items = prefetch.LoadTimer(stages), Shards(clocks, {0: 0.001} | dict.fromkeys(range(45, 1000, 100), 0.1))
+    for number in range(1000):
+        timer.time(partial(items.__getitem__, number))
+    assert stages.busy_s[Resource.STORAGE] == pytest.approx(1.0, abs=0.05)
+    assert stages.busy_s[Resource.CPU] == pytest.approx(0.99, abs=0.05)
 
 
 def test_a_batch_in_a_gated_stage_is_always_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +135,19 @@ def test_a_batch_in_a_gated_stage_is_always_measured(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(prefetch, "time", clocks)
     stages = Stages(None, NullGate(), clock=clocks.perf_counter)
     stages.gate.kind = "tokens"
-    marked = prefetch.Marked(Items(clocks, {0: 0.001}), 0, stages)
+    timer, items = prefetch.LoadTimer(stages), Items(clocks, {0: 0.001})
     for number in range(20):
-        assert marked.__getitems__([number]) == [number]
+        assert timer.time(partial(items.__getitem__, number)) == number
     assert stages.gate.stats.stages[Resource.STORAGE] + stages.gate.stats.stages[Resource.CPU] == 20
+
+
+def test_a_stream_is_waited_for_whatever_else_the_job_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = LoadClocks()
+    monkeypatch.setattr(prefetch, "time", clocks)
+    stages = Stages(None, NullGate(), clock=clocks.perf_counter)
+    stages.add(Resource.CPU, 1.0, 1.0)
+    timer, items = prefetch.LoadTimer(stages, waits=True), Items(clocks, {0: 0.001})
+    for number in range(100):
+        timer.time(partial(items.__getitem__, number))
+    assert stages.busy_s[Resource.CPU] == 1.0
+    assert stages.busy_s[Resource.STORAGE] == pytest.approx(0.1, abs=0.02)

@@ -172,6 +172,7 @@ def register(job: Rank, model: Any, inner: Hook | None) -> NetworkStage:
     slot = _slot_of(model)
     if slot is not None and inner is not None:
         slot.leave(OWN_HOOK)
+    job.compute.sleeps()
     stage = NetworkStage(job, model, inner if slot is None or inner is not None else slot.inner)
 
     def hook(state: Any, bucket: Any) -> Any:

@@ -25,8 +25,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.training.loader.consumers import asks_for_one, count_on, counted_beside, cycled, numbers, part_of
-from plait.training.loader.prefetch import Marked, Streamed
+from plait.training.loader.prefetch import LoadTimer, Marked, Streamed, Untimed, WorkerTimer
 from plait.training.loader.sampler_replay import Order, fingerprint, generators_of, pass_seed
+from plait.training.stages import IN_STAGE, STAGE_SINCE
 from plait.training.state import random_streams
 from plait.training.state.structure import NotRestorable
 from plait.training.stopping import ignore_in_worker
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from plait.training.loader.epoch_loaders import EpochLoaders
     from plait.training.rank import Rank
 
-STORAGE, CPU = Resource.STORAGE, Resource.CPU
+STORAGE = Resource.STORAGE
 _END = object()
 #: More batches than any trainer fetches ahead.
 AHEAD = 7
@@ -70,11 +71,6 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
         options["prefetch_factor"] = loader.prefetch_factor
         options["in_order"] = getattr(loader, "in_order", True)
     return options
-
-
-def _next(batches: Iterator[Any]) -> Any:
-    """The next batch of a loader without workers, whose data are marked themselves."""
-    return next(batches, _END)
 
 
 class _Passes:
@@ -143,62 +139,84 @@ class _Passes:
 
     def run(
         self,
-        batches: Iterator[Any],
+        load: Callable[[], Any],
+        timer: Untimed,
         first: int,
-        load: Callable[[Iterator[Any]], Any],
         length: int | None = None,
         *,
         again: bool,
         counted: list[int] | None = None,
     ) -> Iterator[Any]:
-        """An iterator over batches, each from `load(batches)`; arguments as for `_run`."""
+        """An iterator over batches, each from `load()`; arguments as for `_run`."""
         # A script may hold nothing but this iterator, and the checkpoint needs the loader.
-        made = self._run(batches, first, load, length, again=again, counted=counted, _loader=self.loader())
+        made = self._run(load, timer, first, length, again=again, counted=counted, _loader=self.loader())
         self._batches = weakref.ref(made)
         return made
 
     def _run(
         self,
-        batches: Iterator[Any],
+        load: Callable[[], Any],
+        timer: Untimed,
         first: int,
-        load: Callable[[Iterator[Any]], Any],
         length: int | None,
         *,
         again: bool,
         counted: list[int] | None,
         _loader: Any,
     ) -> Iterator[Any]:
-        """Yield batches, each from `load(batches)`. `first`: batches done already; `length`: of a whole pass, if known.
+        """Yield batches, each from `load()`, which `timer` times. `first`: batches done already.
 
-        `again`: the pass continues after a resume, with the random streams of the checkpoint. `counted`: the numbers
-        of the script's `enumerate` objects at a resume.
+        `length`: of a whole pass, if known. `again`: the pass continues after a resume, with the random streams of the
+        checkpoint. `counted`: the numbers of the script's `enumerate` objects at a resume.
         """
-        job = self.job
+        job, train, compute, stop = self.job, self.train, self.job.compute, self.job.boundary.stop
+        iterations, floats, ints = job.iterations, job.stages.floats, job.stages.ints
         if again:
             job.kept.restore_streams()
-        self.done, self.active, before = first, self.train, job.counted
-        with job.in_loop("loader") if self.train else job.in_evaluation():
+        self.done, self.active, before = first, train, job.counted
+        with job.in_loop("loader") if train else job.in_evaluation():
             try:
-                while (batch := load(batches)) is not _END:
+                while True:
+                    skips = train and compute.glances
+                    if skips:  # as below, in this function: in a short step, a call takes a microsecond
+                        compute.glancing = True
+                        begin_s = floats[STAGE_SINCE] = time.monotonic()
+                        ints[IN_STAGE] = STORAGE + 1
+                        batch = load()
+                        now_s = floats[STAGE_SINCE] = time.monotonic()
+                        ints[IN_STAGE] = compute.shown
+                        timer.glanced_s += now_s - begin_s
+                        if now_s >= compute.late_s:
+                            compute.measure()
+                            skips = compute.glancing = False
+                    else:
+                        batch = timer.time(load)
+                    if batch is _END:
+                        break
                     self.done += 1
                     if self.done == first + 1:
                         self._first_batch(batch, counted)
-                    job.compute.begin()
-                    if self.train:
-                        if self.made_in_epoch is not None:
-                            self.made_in_epoch.take(self)
-                        job.batch_begins(self, length, batch)
+                    if train and self.made_in_epoch is not None:
+                        self.made_in_epoch.take(self)
+                    if not skips:
+                        skips = compute.begin(evaluating=not train)
+                        if train:
+                            job.batch_begins(self, length, batch)
                     yield batch
-                    if self.train and self.done != length and job.glanced():
+                    only_counted = compute.glances and compute.only_counted
+                    if skips and self.done != length and not stop.level and (only_counted or not train):
+                        if train and not iterations.in_steps:
+                            iterations.pending = False
+                            compute.stepped_lately.clear()
                         continue
-                    job.compute.end()
-                    if self.train:
+                    compute.end()
+                    if train:
                         job.batch_ended()
                         job.safe_point("loader", last=self.done == length)
-                    job.look_up(evaluating=not self.train)
+                    job.look_up(evaluating=not train)
             finally:
-                job.compute.end()
-                if self.train and job.passes_running == 1:  # not one of several at a time, or inside another
+                compute.end()
+                if train and job.passes_running == 1:  # not one of several at a time, or inside another
                     self._ended(TRAINED if again or job.counted > before else LOOKED)
                 self.active = False
 
@@ -233,31 +251,15 @@ class _Passes:
         return {"counted": numbers(made) if self.train and begun and made is not None else [], "cycled": at}
 
 
-class BatchFetcher:
-    """Takes batches of marked data from a loader: the wait for its workers is the exposed part of loading."""
+def marked(job: Rank, dataset: Any, workers: int, *, batched: bool = True) -> tuple[Any, Untimed]:
+    """`dataset` as a loader of `job` with `workers` workers needs it, and what times the loading of a batch.
 
-    def __init__(self, job: Rank, marked: Marked, num_workers: int) -> None:
-        """Fetch for `job` from a loader over `marked` with `num_workers` workers."""
-        self._job, self._marked, self._workers = job, marked, num_workers
-        self._seen_s = [0.0, 0.0]
-
-    def next(self, batches: Iterator[Any], end: Any) -> Any:
-        """The next of `batches`, or `end`."""
-        if not self._workers:
-            return next(batches, end)
-        stages = self._job.stages
-        begin_s = time.perf_counter()
-        with stages.waiting(STORAGE):
-            batch = next(batches, end)
-        waited_s = time.perf_counter() - begin_s
-        total = self._marked.seconds.sum(0).tolist()
-        busy = [now - before for now, before in zip(total, self._seen_s, strict=True)]
-        self._seen_s = total
-        both = sum(busy)
-        for resource in (STORAGE, CPU):
-            part = busy[resource] / both if both else 0.5
-            stages.add(resource, busy[resource], waited_s * part)
-        return batch
+    `batched`: False for a loader without batches.
+    """
+    around = Marked(dataset, workers, job.stages)
+    if workers:
+        return around, WorkerTimer(job.stages, around)
+    return (around, Untimed()) if around.split or not batched else (dataset, LoadTimer(job.stages))
 
 
 class StagedLoader(DataLoader[Any]):
@@ -273,23 +275,23 @@ class StagedLoader(DataLoader[Any]):
         self._counted: list[int] | None = None
         self._generators = generators_of(inner)
         self._order: Order | None = None
-        self._fetcher: BatchFetcher | None = None
         self._stream: _Stream | None = None
         options = options_of(inner)
         if isinstance(inner.dataset, IterableDataset):
             streamed = Streamed(inner.dataset)
             self._stream = _Stream(inner.dataset, self._generators, streamed, inner.persistent_workers)
+            self._timer: Untimed = LoadTimer(job.stages, waits=True)
             super().__init__(streamed, batch_size=inner.batch_size, drop_last=inner.drop_last, **options)
         else:
-            marked = Marked(inner.dataset, inner.num_workers, job.stages)
-            self._fetcher = BatchFetcher(job, marked, inner.num_workers)
+            batched = inner.batch_sampler is not None
+            dataset, self._timer = marked(job, inner.dataset, inner.num_workers, batched=batched)
             sampler = inner.batch_sampler if inner.batch_sampler is not None else inner.sampler
-            order = self._order = Order(sampler, self._generators, batched=inner.batch_sampler is not None)
+            order = self._order = Order(sampler, self._generators, batched=batched)
             order.prefetched = inner.num_workers > 0
-            if inner.batch_sampler is not None:
-                super().__init__(marked, batch_sampler=order, **options)  # type: ignore[arg-type]
+            if batched:
+                super().__init__(dataset, batch_sampler=order, **options)
             else:
-                super().__init__(marked, sampler=order, batch_size=None, **options)  # type: ignore[arg-type]
+                super().__init__(dataset, sampler=order, batch_size=None, **options)
 
     @property
     def done(self) -> int:
@@ -329,25 +331,20 @@ class StagedLoader(DataLoader[Any]):
         at = (resume or {}).get("cycled")
         self._passes.origin = at % (length or 1) if at is not None else 0
         first = resume["done"] if resume and at is None else 0
-        load = self._next if stream is not None or self.num_workers else _next
+        load: Callable[[], Any] = partial(next, batches, _END)
+        if stream is not None:
+            load = partial(stream.next, load)
         if at is not None:
-            load = partial(self._next_of_cycle, max((length or 0) - at, 0))
-        return self._passes.run(batches, first, load, length, again=resume is not None, counted=counted)
+            load = partial(self._next_of_cycle, max((length or 0) - at, 0), load)
+        return self._passes.run(load, self._timer, first, length, again=resume is not None, counted=counted)
 
-    def _next_of_cycle(self, new: int, batches: Iterator[Any]) -> Any:
+    def _next_of_cycle(self, new: int, load: Callable[[], Any]) -> Any:
         """The next batch for an `itertools.cycle`: after `new` ones those that it had, which draw nothing again."""
         streams = random_streams.capture() if self._passes.done >= new else None
-        batch = self._next(batches)
+        batch = load()
         if streams is not None:
             random_streams.restore(streams)
         return batch
-
-    def _next(self, batches: Iterator[Any]) -> Any:
-        """The next batch."""
-        if self._stream is not None:
-            with self._job.stages.stage(STORAGE):
-                return self._stream.seen(next(batches, _END))
-        return next(batches, _END) if self._fetcher is None else self._fetcher.next(batches, _END)
 
     def state_dict(self, ahead: int = 0) -> dict[str, Any]:
         """The position: pass, finished batches, and the random streams that determine the order.
@@ -451,8 +448,9 @@ class _Stream:
                 )
         return batches
 
-    def seen(self, batch: Any) -> Any:
-        """Record the fingerprint of a batch that is handed out."""
+    def next(self, load: Callable[[], Any]) -> Any:
+        """The next batch, from `load()`; records its fingerprint."""
+        batch = load()
         if batch is not _END:
             self._marks.append(fingerprint(batch))
         return batch
@@ -473,6 +471,7 @@ class PassingLoader:
         self._stateful = all(callable(getattr(inner, name, None)) for name in ("state_dict", "load_state_dict"))
         self._stateful &= getattr(inner, "use_stateful_dataloader", True)  # Accelerate's have both always
         self._stream = _Stream(inner, generators_of(inner) if isinstance(inner, DataLoader) else [])
+        self._timer = LoadTimer(job.stages, waits=True)
         self._resume: dict[str, Any] | None = None
         self._counted: list[int] | None = None
         if isinstance(inner, DataLoader) and inner.num_workers:
@@ -500,18 +499,15 @@ class PassingLoader:
             self._resume = self._counted = None
         done = resume["done"] if resume else 0
         batches = iter(self._inner) if self._stateful else self._stream.begin(lambda: iter(self._inner), resume)
-        return self._passes.run(batches, done, self._next, again=resume is not None, counted=counted)
+        load: Callable[[], Any] = partial(next, batches, _END)
+        if not self._stateful:
+            load = partial(self._stream.next, load)
+        return self._passes.run(load, self._timer, done, again=resume is not None, counted=counted)
 
     @property
     def done(self) -> int:
         """Batches of this pass so far."""
         return self._passes.done
-
-    def _next(self, batches: Iterator[Any]) -> Any:
-        """The next batch."""
-        with self._job.stages.stage(STORAGE):
-            batch = next(batches, _END)
-        return batch if self._stateful else self._stream.seen(batch)
 
     def state_dict(self, ahead: int = 0) -> dict[str, Any]:
         """The inner loader's state during a pass, or the position in it.

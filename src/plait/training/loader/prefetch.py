@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -23,8 +23,9 @@ from plait.training.stages import Stages
 from plait.training.state import random_streams
 
 STORAGE, CPU = Resource.STORAGE, Resource.CPU
-#: One batch in `SHORT_S` is measured, which takes 25 microseconds, and stands for the others; a batch that takes
-#: `LONG_S` counts for itself.
+T = TypeVar("T")
+#: One batch in `SHORT_S` is measured, which takes 25 microseconds, and shows the parts of the others. One that takes
+#: `LONG_S` counts for itself; in steps that are only counted, loads have the parts of all loads so far.
 SHORT_S, LONG_S = 0.02, 0.005
 
 
@@ -49,13 +50,12 @@ class Marked(_Around):
         self.seconds = torch.zeros((max(int(workers), 1), 2), dtype=torch.float64)
         if workers:
             self.seconds.share_memory_()  # type: ignore[no-untyped-call]
-        self._stages: Stages | None = stages
-        self._unmeasured, self._measure_s = 0, 0.0  # batches since the last measured one; when the next one is
-        self._split = callable(getattr(inner, "read", None)) and callable(getattr(inner, "decode", None))
+        self._timer: LoadTimer | None = LoadTimer(stages)
+        self.split = callable(getattr(inner, "read", None)) and callable(getattr(inner, "decode", None))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the stages of this process."""
-        return self.__dict__ | {"_stages": None}
+        return self.__dict__ | {"_timer": None}
 
     def __len__(self) -> int:
         """Samples."""
@@ -69,56 +69,123 @@ class Marked(_Around):
         """The samples of a batch of `sampler_replay.Indices`."""
         worker = get_worker_info()
         if worker is None:
-            assert self._stages is not None
-            return self._load(batch, self._stages)
-        self._stages = _stages_of_worker()
+            assert self._timer is not None
+            return self._load(batch, self._timer)
+        timer = self._timer = _timer_of_worker()
         random_streams.reseed(getattr(batch, "seed", 0))
-        before = list(self._stages.busy_s)
+        before = list(timer.stages.busy_s)
         try:
-            return self._load(batch, self._stages)
+            return self._load(batch, timer)
         finally:
             for resource in (STORAGE, CPU):
-                self.seconds[worker.id, resource] += self._stages.busy_s[resource] - before[resource]
+                self.seconds[worker.id, resource] += timer.stages.busy_s[resource] - before[resource]
 
-    def _load(self, indices: list[Any], stages: Stages) -> list[Any]:
-        if self._split:
-            with stages.stage(STORAGE):
+    def _load(self, indices: list[Any], timer: LoadTimer) -> list[Any]:
+        if self.split:
+            with timer.stages.stage(STORAGE):
                 raw = [self.inner.read(index) for index in indices]
-            with stages.stage(CPU):
+            with timer.stages.stage(CPU):
                 return [self.inner.decode(item) for item in raw]
-        begin_s = time.perf_counter()
-        if begin_s < self._measure_s and stages.samples:
-            return self._load_unmeasured(indices, stages, begin_s)
-        # One stage, on the resource that has dominated so far.
-        mostly = CPU if stages.busy_s[CPU] > stages.busy_s[STORAGE] else STORAGE
-        timer = WaitTimer()
-        with stages.stage(mostly, weight=self._unmeasured + 1):
-            loaded = self._fetch(indices)
-        waited_s, all_s = timer.waited_s()
-        self._unmeasured, self._measure_s = 0, begin_s + SHORT_S
-        part = waited_s / all_s if all_s > 0 else 0.0
-        stages.split(mostly, {STORAGE: part, CPU: 1 - part})
-        return loaded
+        several = getattr(self.inner, "__getitems__", None)
+        return timer.time(lambda: list(several(indices)) if several else [self.inner[index] for index in indices])
 
-    def _load_unmeasured(self, indices: list[Any], stages: Stages, begin_s: float) -> list[Any]:
-        """Load a batch that the next measured one stands for, unless it takes long: then what it computes is known."""
+
+class Untimed:
+    """Loads batches of data that mark their own stages. Base of what times others.
+
+    A step that is only counted does not call `time`: it adds the seconds of its load to `glanced_s`.
+    """
+
+    glanced_s = 0.0
+
+    def time(self, load: Callable[[], T]) -> T:
+        """Call `load`, which loads one batch."""
+        return load()
+
+
+class LoadTimer(Untimed):
+    """Measures how long a process loads batches, and which part of that it waits for data."""
+
+    def __init__(self, stages: Stages, *, waits: bool = False) -> None:
+        """Mark in `stages`; `waits`: True if all of it counts as waiting, False: by the kernel's accounting."""
+        self.stages, self._waits, self._measure_s = stages, waits, 0.0
+        self._short_s = 0.0  # of short batches since the last measured one
+        self._waited_s = self._all_s = 0.0  # so far, without steps that were only counted
+
+    def time(self, load: Callable[[], T]) -> T:
+        """Call `load`. Only the whole time of most batches is measured; the next one shows their parts."""
+        stages, begin_s = self.stages, time.perf_counter()
+        if begin_s >= self._measure_s or not stages.samples:
+            return self._measured(load, begin_s)
         cpu_s = time.thread_time()
-        stages.show(STORAGE)
+        stages.show(STORAGE, begin_s)
         try:
-            return self._fetch(indices)
+            return load()
         finally:
             stages.hide()
             took_s = time.perf_counter() - begin_s
             if took_s < LONG_S:
-                self._unmeasured += 1
+                self._short_s += took_s
             else:
-                computed_s = min(time.thread_time() - cpu_s, took_s)
-                stages.add(CPU, computed_s, computed_s)
-                stages.add(STORAGE, took_s - computed_s, took_s - computed_s)
+                self._add(took_s, max(took_s - time.thread_time() + cpu_s, 0.0) / took_s)
 
-    def _fetch(self, indices: list[Any]) -> list[Any]:
-        several = getattr(self.inner, "__getitems__", None)
-        return list(several(indices)) if several else [self.inner[index] for index in indices]
+    def _measured(self, load: Callable[[], T], begin_s: float) -> T:
+        stages = self.stages
+        # One stage, on the resource that has dominated so far.
+        mostly = CPU if stages.busy_s[CPU] > stages.busy_s[STORAGE] and not self._waits else STORAGE
+        timer = WaitTimer()
+        with stages.stage(mostly):
+            loaded = load()
+        waited_s, all_s = timer.waited_s()
+        part = waited_s / all_s if all_s > 0 else 0.0
+        if not self._waits:
+            stages.split(mostly, {STORAGE: part, CPU: 1 - part})
+        self._waited_s, self._all_s = self._waited_s + waited_s, self._all_s + all_s
+        short_s, glanced_s, self._short_s, self.glanced_s = self._short_s, self.glanced_s, 0.0, 0.0
+        self._add(short_s, part)
+        self._add(glanced_s, self._waited_s / self._all_s if self._all_s else 0.0)
+        self._measure_s = begin_s + SHORT_S
+        return loaded
+
+    def _add(self, all_s: float, part: float) -> None:
+        """Add seconds of loading, of which `part` was waiting for data."""
+        part = 1.0 if self._waits else part
+        self._waited_s, self._all_s = self._waited_s + all_s * part, self._all_s + all_s
+        for resource, seconds in ((STORAGE, all_s * part), (CPU, all_s * (1 - part))):
+            self.stages.add(resource, seconds, seconds)
+
+
+class WorkerTimer(Untimed):
+    """Measures what loading in workers takes: the wait for them is its exposed part."""
+
+    def __init__(self, stages: Stages, marked: Marked) -> None:
+        """Mark in `stages` of the job's own process; the workers load from `marked`."""
+        self._stages, self._marked = stages, marked
+        self._seen_s, self._measure_s = [0.0, 0.0], 0.0
+
+    def time(self, load: Callable[[], T]) -> T:
+        """Call `load`, which waits for a worker."""
+        stages, begin_s = self._stages, time.perf_counter()
+        stages.show(STORAGE, begin_s)
+        try:
+            return load()
+        finally:
+            stages.hide()
+            now_s = time.perf_counter()
+            self.glanced_s += now_s - begin_s
+            if now_s >= self._measure_s or not stages.samples:
+                self._measure_s = now_s + SHORT_S
+                self._add()
+
+    def _add(self) -> None:
+        """Add what the workers have measured since the last call."""
+        total = self._marked.seconds.sum(0).tolist()
+        busy = [now - before for now, before in zip(total, self._seen_s, strict=True)]
+        waited_s, both_s = self.glanced_s, sum(busy)
+        self._seen_s, self.glanced_s = total, 0.0
+        for resource in (STORAGE, CPU):
+            part = busy[resource] / both_s if both_s else 0.5
+            self._stages.add(resource, busy[resource], waited_s * part)
 
 
 class Streamed(_Around, IterableDataset[Any]):
@@ -194,13 +261,13 @@ class WaitTimer:
         return min(max(all_s - busy_s, 0.0), all_s), all_s
 
 
-_worker_stages: Stages | None = None
+_worker_timer: LoadTimer | None = None
 
 
-def _stages_of_worker() -> Stages:
-    """The stages of this worker, with its own gate, created at first use."""
-    global _worker_stages
-    if _worker_stages is None:
+def _timer_of_worker() -> LoadTimer:
+    """The timer of this worker, whose stages have their own gate, created at first use."""
+    global _worker_timer
+    if _worker_timer is None:
         watch = ControlFile(Environment.of(os.environ), worker=True)
-        _worker_stages = make_stages(None, refresh=watch.gate)
-    return _worker_stages
+        _worker_timer = LoadTimer(make_stages(None, refresh=watch.gate))
+    return _worker_timer

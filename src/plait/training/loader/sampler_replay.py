@@ -8,8 +8,9 @@ last batch before the checkpoint is compared: an order from another source is an
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from plait.core.errors import InputError
 from plait.training.loader.sampler_state import SamplerState
 from plait.training.state import random_streams
 
-#: More batches than any loader fetches ahead.
-FETCHED_AHEAD = 4096
+#: More batches than any loader fetches ahead, and than any trainer does. Indices that are kept cost a short step.
+FETCHED_AHEAD, USED_AHEAD = 4096, 8
 
 
 class Indices(list[Any]):
@@ -41,7 +42,10 @@ def indices_of(values: list[Any], seed: int) -> Indices:
 
 
 class Order:
-    """The batches of a sampler, which can be replayed from the recorded start of its streams."""
+    """The batches of a sampler, which can be replayed from the recorded start of its streams.
+
+    Loader workers receive `Indices`, others what the sampler yields.
+    """
 
     def __init__(self, sampler: Any, generators: list[Any], *, batched: bool) -> None:
         """Wrap a sampler of indices, or of batches if `batched`, which may draw from `generators`."""
@@ -55,7 +59,7 @@ class Order:
         self._repeats = True
         self._replay: tuple[int, Any, bool] = (0, None, False)
         self._now: dict[str, Any] = {}  # changes of the sampler at the checkpoint
-        self._given: dict[int, list[Any]] = {}  # what was handed to workers, by number
+        self._given: dict[int, list[Any]] = {}  # what was handed out, by number
 
     def __len__(self) -> int:
         """Batches in a pass."""
@@ -115,20 +119,20 @@ class Order:
             random_streams.restore(streams, self.generators)
         return self._repeats
 
-    def __iter__(self) -> Iterator[Indices]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield the batches of a pass."""
         self._given = {}
         done, last, cycled = self._replay
         if not done and not cycled:
-            return self._batches(0)
+            return self._batches(count())
         assert self.start is not None
         random_streams.restore(self.start, self.generators)
         self.state.put(self.start.get("sampler", {}))
         if cycled:  # an `itertools.cycle` goes on: the rest of the pass, and then its beginning, over and over
-            order = list(enumerate(self._all()))
+            order = list(self._all())
             self.state.put(self._now)
             at = done % len(order)
-            return self._numbered([*order[at:], *order[:at]])
+            return self._batches(chain(range(at, len(order)), range(at)), iter([*order[at:], *order[:at]]))
         batches, skipped = self._all(), None
         for _ in range(done):
             skipped = next(batches, None)
@@ -139,22 +143,31 @@ class Order:
                 f"{done}: let it draw from the random streams or from the loader's generator= when it is started and "
                 "not later, and call set_epoch(epoch), if it has that, before each epoch"
             )
-        return self._batches(done, batches)
+        return self._batches(count(done), batches)
 
-    def _batches(self, first: int, batches: Iterator[Any] | None = None) -> Iterator[Indices]:
+    def _batches(self, numbers: Iterator[int], batches: Iterator[Any] | None = None) -> Iterator[Any]:
+        """Yield the batches of a pass, which have these numbers; `batches`: None for a pass from its beginning.
+
+        The sampler is exhausted before the batch that ends a pass is yielded: see `_all`.
+        """
+        batched = self._batched or batches is not None
         if batches is None:  # late, because some samplers draw in `iter` and some in the first `next`
             self.start = random_streams.capture(self.generators) | {"sampler": self.state.changes()}
-            batches = self._all()
-        yield from self._numbered(enumerate(batches, start=first))
-
-    def _numbered(self, batches: Iterable[tuple[int, list[Any]]]) -> Iterator[Indices]:
-        """Yield the batches with the seeds that belong to their numbers."""
+            batches = iter(self._given_sampler)
         assert self.start is not None
-        seed = pass_seed(self.start, self.number)
-        for number, indices in batches:
-            self._given[number] = indices
-            self._given.pop(number - FETCHED_AHEAD, None)
-            yield indices_of(indices, (seed * 1_000_003 + number) & 0x7FFFFFFF)
+        seed, last, given = pass_seed(self.start, self.number), (self.length or 0) - 1, self._given
+        ahead = FETCHED_AHEAD if self.prefetched else USED_AHEAD
+        indices = next(batches, None)
+        while indices is not None:
+            number = next(numbers)
+            later = next(batches, None) if number == last else None
+            kept = given[number] = list(indices) if batched else [indices]
+            given.pop(number - ahead, None)
+            if self.prefetched:
+                yield indices_of(kept, (seed * 1_000_003 + number) & 0x7FFFFFFF)
+            else:
+                yield indices if batched else kept
+            indices = next(batches, None) if later is None else later
 
     def _all(self) -> Iterator[list[Any]]:
         """Yield the batches of the sampler; it is exhausted before the last one is yielded.

@@ -122,7 +122,7 @@ def inherit() -> None:
 def inherit_no_more() -> None:
     """Undo `inherit`."""
     threading.Thread.start = _start  # type: ignore[method-assign]
-    host_jobs(lambda: None)
+    host_jobs(None)
 
 
 def _start_inherited(thread: threading.Thread) -> None:

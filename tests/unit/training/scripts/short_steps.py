@@ -1,7 +1,8 @@
-"""Trains in steps of MS milliseconds of a clock that only the steps move; short_steps.py MS STOP STEPS.
+"""Trains in steps of MS milliseconds of a clock that only the steps move; short_steps.py MS STOP STEPS [HOW].
 
 Prints how often everything that belongs to a step was done, and the page. STOP: the step in which the agent asks for a
-stop, 0 never.
+stop, or with `pause` for a pause, 0 never. HOW: with `zip` each step draws from two loaders; `calls` counts the calls
+of plait's functions in the second half.
 """
 
 import sys
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from plait.core.resources import Resource
 from plait.training import attach, attached_job
 from plait.training.device import gpu_stage
+from plait.training.loader import loader
 
 step_s, stop, steps = float(sys.argv[1]) / 1e3, int(sys.argv[2]), int(sys.argv[3])
 now_s = 1000.0
@@ -22,7 +24,7 @@ def clock():
     return now_s
 
 
-for module in (attached_job, gpu_stage):
+for module in (attached_job, gpu_stage, loader):
     module.time = SimpleNamespace(monotonic=clock, time=clock)
 
 model = torch.nn.Linear(2, 2)
@@ -39,19 +41,44 @@ def counted():
 
 
 job.stages.publish = counted
-loader = job.wrap_loader(DataLoader(TensorDataset(torch.ones(100, 2)), 1))
+batches = job.wrap_loader(DataLoader(TensorDataset(torch.ones(100, 2)), 1))
+how = sys.argv[4] if len(sys.argv) > 4 else ""
+other = job.wrap_loader(DataLoader(TensorDataset(torch.ones(100, 2)), 1)) if how == "zip" else [(None,)] * 100
+settled = 0
+
+
+def settle():
+    global settled
+    if job.page.pause:
+        settled, job.page.pause = done, 0
+
+
+def called(frame, event, _):
+    global calls
+    calls += event == "call" and "/plait/" in frame.f_code.co_filename
+
+
+calls = 0
+job.settle = settle
 done = 0
 while done < steps:
-    for (x,) in loader:
+    for (x,), _ in zip(batches, other, strict=False):
         now_s += step_s
         sgd.zero_grad()
         model(x).sum().backward()
         if done + 1 == stop:
-            job.page.stop = 1
+            setattr(job.page, "pause" if how == "pause" else "stop", 1)
         sgd.step()
         done += 1
+        if how == "calls" and done == steps // 2:
+            sys.setprofile(called)
         assert job.page.steps == job.step == done
         assert job.page.in_stage == 0
         if done == steps:
             break
+sys.setprofile(None)
+if how == "calls":
+    print("calls", calls / (steps - steps // 2))
+if how == "pause":
+    print("paused after", settled)
 print("published", published, "gpu", round(job.page.busy_s[Resource.GPU], 3), "step", round(job.page.step_s, 6))

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from plait.core.errors import InputError
 from plait.training.adaptive.base import INTERVAL_S, AdaptiveLoader
 from plait.training.adaptive.data.plan import Plan
-from plait.training.loader.loader import BatchFetcher
-from plait.training.loader.prefetch import Marked
+from plait.training.loader.loader import marked
+from plait.training.loader.prefetch import Untimed
 from plait.training.stopping import ignore_in_worker
 
 _END = object()
@@ -80,23 +80,19 @@ class AdaptiveDataLoader(AdaptiveLoader):
         self.dataset = dataset
         self._options = options
         self._inner: DataLoader[Any] | None = None
-        self._fetcher: BatchFetcher | None = None
+        self._timer = Untimed()
 
     def batches(self, plan: Plan) -> Iterator[Any]:
         """See `AdaptiveLoader.batches`."""
         if self._inner is None:
             self._inner = self._make(plan)
-        fetcher, batches = self._fetcher, iter(self._inner)
-        if fetcher is None:
-            return batches
-        return iter(partial(fetcher.next, batches, _END), _END)
+        return iter(partial(self._timer.time, partial(next, iter(self._inner), _END)), _END)
 
     def _make(self, plan: Plan) -> DataLoader[Any]:
         """Create the inner loader, which keeps persistent workers from pass to pass."""
         job, options, dataset = self._job, dict(self._options), self.dataset
         if job is not None:
             workers = int(options.get("num_workers", 0))
-            dataset = Marked(dataset, workers, job.stages)
-            self._fetcher = BatchFetcher(job, dataset, workers)
+            dataset, self._timer = marked(job, dataset, workers)
             options["worker_init_fn"] = partial(ignore_in_worker, options.get("worker_init_fn"))
         return DataLoader(dataset, batch_sampler=plan, **options)
