@@ -72,9 +72,9 @@ def convert(
     from plait.traces.canonical import write_canonical
     from plait.traces.formats.registry import read_trace
 
-    given = {"work": work, "split": split, "attempts": attempts, "nodes": nodes}
+    given: dict[str, Any] = {"work": work, "split": split, "attempts": attempts, "nodes": nodes}
     given |= {"processors": processors, "throughputs": throughputs}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in given.items() if value is not None}
     options |= reading(unreadable, columns, time_zone)
     table = read_trace(source, trace_format, strict=strict, **options)
     if models is not None:
