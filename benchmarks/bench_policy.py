@@ -2,7 +2,8 @@
 
     python benchmarks/bench_policy.py [--quick]
 
-Both run through the same controller and simulator; the decisions are compared before anything is timed.
+Both run on the same controller and simulator; the decisions are compared before anything is timed. The built-in one is
+an order by a declared key, so its runs are compiled stretches of instants; the own one is called at each decision.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ def main() -> None:
             for policy in (make_policy("srsf"), MySrsf())
         )
         label = f"own SRSF in Python, {count:,} jobs, {how}"
-        figures.append(
-            Figure(label, own, runs, built_in / own, "built-in srsf", "goal >= 0.5 x", f"built-in {built_in:.3f} s")
-        )
+        figures.append(Figure(label, own, runs, built_in / own, "built-in srsf", note=f"built-in {built_in:.3f} s"))
     common.show(figures)
 
 
