@@ -142,6 +142,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "user": _texts(table["user"]),
         "project": _texts(table["project"]),
         "model": models,
+        "like": _alike(table),
         "job_class": np.array([int(c) for c in classes], dtype=np.int64),
         "checkpoints": np.array([int(_CHECKPOINTS[c]) for c in table["checkpoints"].tolist()], dtype=np.int64),
         "min_gpus": gpus,
@@ -172,6 +173,12 @@ def _requests(column: Array) -> list[InaRequest]:
     """Each job's request for in-network aggregation; one object for equal requests."""
     known: dict[str | None, InaRequest] = {text: InaRequest.of(text) for text in set(column.tolist())}
     return [known[text] for text in column.tolist()]
+
+
+def _alike(table: TraceTable) -> list[tuple[str, ...]]:
+    """Script with arguments and script alone of each job; () where the trace has no script."""
+    rows = zip(table["script"].tolist(), table["arguments"].tolist(), strict=True)
+    return [(f"{script} {arguments or ''}", script) if script else () for script, arguments in rows]
 
 
 def _texts(column: Array) -> list[str]:

@@ -93,6 +93,8 @@ JOB_COLUMNS: tuple[Column, ...] = (
     _s("observed_queue_s", "seconds waited in the source cluster", minimum=0),
     _text("user", "who submitted it"),
     _text("project", "virtual cluster, organisation or application"),
+    _text("script", "what it runs, without arguments: equal for runs of the same program"),
+    _text("arguments", "arguments of the script, without seeds, dates and output folders"),
     _text("model", "name of the trained model"),
     _text("model_source", "where the model comes from", enum=MODEL_SOURCES),
     _count("batch_size", "examples", "int64", minimum=1),

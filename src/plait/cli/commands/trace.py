@@ -90,7 +90,7 @@ def convert(
 def generate(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")],
     preset: Annotated[
-        str, typer.Option(help="Kind of trace: philly, gavel, muri_like, lognormal, pollux, ...")
+        str, typer.Option(help="Kind of trace: philly, gavel, muri_like, lognormal, recurring, pollux, ...")
     ] = "philly",
     jobs: Annotated[int, typer.Option(help="Number of jobs.")] = 1000,
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster to which the load refers.")] = 64,

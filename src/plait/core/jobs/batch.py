@@ -52,6 +52,7 @@ _OBJECTS: dict[str, object] = {
     "user": "",
     "project": "",
     "model": "",
+    "like": (),
     "gpu_kinds": None,
     "tensor_bytes": None,
     "ina": AUTO,

@@ -63,8 +63,9 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 class JobSpec:
     """The request of a job. A change of it is another spec (`JobUpdated`).
 
-    `user` submitted it, and quotas and shares count its `project` (a virtual cluster, a queue); "" if unknown. `gpus`
-    is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both `gpus` if not given;
+    `user` submitted it, and quotas and shares count its `project` (a virtual cluster, a queue); "" if unknown. `like`
+    is the program, the closest first: script and arguments, script; jobs of a user with equal entries take about as
+    long; () if unknown. `gpus` is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both `gpus` if not given;
     `gpu_kinds` are the usable ones, None any. `iterations` is the work, `iteration_s` the seconds of one iteration
     alone at the requested size (from `profile` if not given); either may be unknown (None). `cpus` and `memory_bytes`
     are for the whole gang and spread evenly over its GPUs, `gpu_memory_bytes` is for each GPU; 0 means no limit.
@@ -90,6 +91,7 @@ class JobSpec:
     user: str = ""
     project: str = ""
     model: str = ""
+    like: tuple[str, ...] = ()
     profile: StageProfile | None = None
     job_class: JobClass = JobClass.GUARANTEED
     gpu_kinds: tuple[str, ...] | None = None

@@ -49,7 +49,7 @@ def bursty(rng: np.random.Generator, jobs: int) -> tuple[Array, Array]:
     sizes = _burst_sizes(rng, jobs)
     burst = np.repeat(np.arange(len(sizes)), sizes)[:jobs]
     first = (np.cumsum(sizes) - sizes)[burst]
-    starts = _rhythmic(np.cumsum(rng.exponential(BURST_GAP_S, len(sizes))))
+    starts = rhythmic(np.cumsum(rng.exponential(BURST_GAP_S, len(sizes))))
     gaps = rng.exponential(INSIDE_GAP_S, jobs)
     gaps[first[np.arange(jobs) == first]] = 0.0
     along = np.cumsum(gaps)
@@ -77,7 +77,7 @@ def _size_distribution() -> Array:
     return np.minimum(edges, 1.0)[:-1]
 
 
-def _rhythmic(plain_s: Array) -> Array:
+def rhythmic(plain_s: Array) -> Array:
     """Times of a process of constant rate, moved so that the rate follows the week."""
     rate = np.outer(WEEKDAY / WEEKDAY.mean(), HOUR / HOUR.mean()).ravel()
     knots = np.concatenate([[0.0], np.cumsum(rate)]) * 3600.0

@@ -146,6 +146,8 @@ PRESETS: dict[str, Preset] = {
 
 #: The preset of jobs that adapt their batch: of `plait.traces.synthetic.adaptive`, without durations.
 ADAPTIVE = "pollux"
+#: The preset of scripts that run again: of `plait.traces.synthetic.recurring`.
+RECURRING = "recurring"
 
 ARRIVALS: dict[str, Arrivals] = {"bursty": bursty, "poisson": poisson, "uniform": uniform}
 
@@ -158,7 +160,7 @@ def generate(
     seed: int = 0,
     *,
     models: str | None = None,
-    users: int = 50,
+    users: int | None = None,
     arrivals: str | None = None,
     max_duration_s: float | None = None,
 ) -> TraceTable:
@@ -166,25 +168,18 @@ def generate(
 
     load: offered load to which submissions are stretched (`plait.traces.offered_load`); None keeps the preset's rate.
     models: None, or a mix of `assign_models` (`uniform`, `by_gpu_hours`).
-    users: how many people submit; a few submit most.
+    users: how many people submit, 50 or the preset's number if None; a few submit most.
     arrivals: `bursty`, `poisson` or `uniform` instead of the preset's.
     max_duration_s: longer durations are drawn again. With heavy tails a few jobs outlast the submissions by far, and
     the cluster is nearly idle for most of a simulation; with a limit the load is that of nearly all of it.
     """
-    if preset not in (*PRESETS, ADAPTIVE):
-        raise InputError(f"unknown preset {preset!r}; {suggest(preset, [*PRESETS, ADAPTIVE])}")
-    if arrivals is not None and arrivals not in ARRIVALS:
-        raise InputError(f"unknown arrivals {arrivals!r}; {suggest(arrivals, ARRIVALS)}")
-    for name, value in (("jobs", jobs), ("gpus", gpus), ("users", users)):
-        if value < 1:
-            raise InputError(f"{name} must be at least 1 (got {value})")
-    if seed < 0:
-        raise InputError(f"a seed is at least 0 (got {seed})")
+    users = (60 if preset == RECURRING else 50) if users is None else users
+    _check(preset, {"jobs": jobs, "gpus": gpus, "users": users}, seed, models, arrivals, max_duration_s)
+    if preset == RECURRING:
+        from plait.traces.synthetic.recurring import generate_recurring
+
+        return generate_recurring(jobs, gpus, load, seed, users)
     if preset == ADAPTIVE:
-        if models is not None:
-            raise InputError(f"preset {preset} draws models of its own; leave models out")
-        if max_duration_s is not None:
-            raise InputError(f"preset {preset} has work, not durations; leave max_duration out")
         from plait.traces.synthetic.adaptive import generate_pollux
 
         return generate_pollux(jobs, gpus, load, seed, ARRIVALS[arrivals or "poisson"])
@@ -222,6 +217,29 @@ def generate(
     if models is not None:
         table = assign_models(table, seed=seed, mix=models)
     return table if load is None else target_load(table, gpus, load)
+
+
+def _check(
+    preset: str, counts: Mapping[str, int], seed: int, models: str | None, arrivals: str | None,
+    max_duration_s: float | None,
+) -> None:  # fmt: skip
+    """Raise `InputError` for arguments of `generate` that are impossible."""
+    known = [*PRESETS, ADAPTIVE, RECURRING]
+    if preset not in known:
+        raise InputError(f"unknown preset {preset!r}; {suggest(preset, known)}")
+    if arrivals is not None and arrivals not in ARRIVALS:
+        raise InputError(f"unknown arrivals {arrivals!r}; {suggest(arrivals, ARRIVALS)}")
+    for name, value in counts.items():
+        if value < 1:
+            raise InputError(f"{name} must be at least 1 (got {value})")
+    if seed < 0:
+        raise InputError(f"a seed is at least 0 (got {seed})")
+    if preset in (ADAPTIVE, RECURRING) and models is not None:
+        raise InputError(f"preset {preset} draws models of its own; leave models out")
+    if preset == ADAPTIVE and max_duration_s is not None:
+        raise InputError(f"preset {preset} has work, not durations; leave max_duration out")
+    if preset == RECURRING and (max_duration_s is not None or arrivals is not None):
+        raise InputError(f"preset {preset} has sessions and durations of its own; leave out arrivals, max_duration")
 
 
 def _sizes(kind: Preset, rng: np.random.Generator, jobs: int, gpus: int) -> Array:
