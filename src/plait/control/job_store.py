@@ -1,12 +1,13 @@
 """The controller's memory: one growing array a column, one row a job, finished jobs included.
 
-Of a job that has ended only its service is still needed (by policies that learn from it), so a store may drop such
-jobs: numbers stay as they are, and `past_gpu_s` keeps the service.
+Of a job that has ended only its service, kinds and duration are still needed (by policies that learn from them), so a
+store may drop such jobs: numbers stay as they are, and `past_gpu_s`, `past_kinds` and `past_s` keep these.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,7 +20,7 @@ from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
 from plait.core.codec.values import floats, plain_array
 from plait.core.goodput import Estimate
-from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase
+from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase, work_done_s
 from plait.core.resources import Resource
 from plait.core.words import counted
 
@@ -62,6 +63,8 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
 _STORED_AS = {"running_group": "slot", "position": "rank", "project_number": "group_number"}
 #: columns with several numbers a job
 _WIDE = ("stage_s", "goodput")
+#: columns that follow from what users said
+_DERIVED = ("gpu_kinds", "kinds")
 #: columns that are left out of snapshots as long as no job has a value
 _RARE = ("slow_since_s",)
 #: columns of the spec that what was measured replaces
@@ -78,6 +81,9 @@ class JobStore:
         self.departed: IntArray = np.zeros(64, dtype=np.int64)  # jobs in order of departure; see `departures`
         self.departures = 0
         self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed; nothing else of them is kept
+        self._past_kinds: IntArray = np.zeros((0, 5), dtype=np.int64)  # of the same
+        self._past_s: FloatArray = np.zeros(0)
+        self.memo: dict[str, Any] = {}
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
         self.requiring: set[int] = set()  # jobs that require in-network aggregation and have not left
@@ -87,6 +93,7 @@ class JobStore:
             "stage_s": np.zeros((0, len(Resource))),
             "goodput": np.zeros((0, len(Estimate))),
             "gpu_kinds": np.empty(0, dtype=object),
+            "kinds": np.zeros((0, 5), dtype=np.int64),
             **{name: np.zeros(1, dtype=bool) for name in _FLAGS},
         }
         self._floats: FloatArray = np.empty((len(FLOAT_ROW), 0))
@@ -96,6 +103,7 @@ class JobStore:
             self.columns[name] = np.full(0, value, dtype=dtype)
         self._users: dict[str, int] = {}
         self._projects: dict[str, int] = {}
+        self._kinds: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
     def append(self, batch: JobBatch, competing: float) -> IntArray:
         """Add new jobs; returns their numbers."""
@@ -135,6 +143,8 @@ class JobStore:
         for name, known in (("user", self._users), ("project", self._projects)):
             codes = [known.setdefault(text, len(known)) for text in batch.column(name).tolist()]
             columns[f"{name}_number"][rows] = codes
+        alike = (batch.column(name).tolist() for name in ("user", "model", "gpus", "like"))
+        columns["kinds"][rows] = [self._kinds.get(key) or self._kinds_of(*key) for key in zip(*alike, strict=True)]
         if batch.any_requires:
             numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
             asked = batch.column("ina").tolist()
@@ -146,6 +156,18 @@ class JobStore:
         if batch.any_losses:
             columns["has_losses"][0] = True
 
+    def _kinds_of(self, user: str, model: str, gpus: int, like: tuple[str, ...]) -> tuple[int, ...]:
+        """Numbers of the kinds of such jobs (`JobTable.kinds`), equal in all stores."""
+        found = (
+            _number("run", user, like[0], gpus) if like else 0,
+            _number("script", user, like[-1]) if like else 0,
+            _number("model", model, gpus) if model else 0,
+            _number("size", user, gpus) if user else 0,
+            _number("user", user) if user else 0,
+        )
+        self._kinds[user, model, gpus, like] = found
+        return found
+
     def _grow(self, needed: int) -> None:
         capacity = max(needed, 2 * len(self.columns["phase"]), 64)
         for attribute in ("_floats", "_whole"):
@@ -154,7 +176,7 @@ class JobStore:
             table[:, : self.count] = old[:, : self.count]
             setattr(self, attribute, table)
         self._name_rows()
-        for name in (*LIFE_COLUMNS, *_WIDE, "gpu_kinds"):
+        for name in (*LIFE_COLUMNS, *_WIDE, *_DERIVED):
             old = self.columns[name]
             new = np.empty((capacity, *old.shape[1:]), dtype=old.dtype)
             new[: self.count] = old[: self.count]
@@ -203,6 +225,20 @@ class JobStore:
             self._sorted = count, sizes, sums
         return sizes, sums
 
+    def ended(self, first: int) -> tuple[IntArray, FloatArray]:
+        """Kinds and durations of departed jobs, as `JobTable.ended` returns them."""
+        past = len(self._past_s)
+        jobs = self.departed[max(first - past, 0) : self.departures - past]
+        kinds, seconds = self.columns["kinds"][jobs], work_done_s(self.columns, jobs)
+        if first >= past:
+            return kinds, seconds
+        return np.concatenate([self._past_kinds[first:], kinds]), np.concatenate([self._past_s[first:], seconds])
+
+    def _past(self, count: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        """Copies of service, kinds and durations of the first `count` jobs that left."""
+        kinds, seconds = self.ended(0)
+        return self.departed_gpu_s(count).copy(), kinds[:count].copy(), seconds[:count].copy()
+
     def spec(self, number: int) -> JobSpec:
         """The request of a job; raises `LookupError` if it is no longer kept."""
         if (updated := self._updated.get(number)) is not None:
@@ -221,7 +257,7 @@ class JobStore:
     def forget(self, recent: int) -> None:
         """Keep only the service of jobs that have left, except for the `recent` last ones."""
         kept = self.last_departed(recent)
-        self._past_gpu_s = self.departed_gpu_s(self.departures - len(kept)).copy()
+        self._past_gpu_s, self._past_kinds, self._past_s = self._past(self.departures - len(kept))
         self.departed = kept
         phase, wanted = self.columns["phase"], set(kept.tolist())
         self.batches = [
@@ -259,7 +295,7 @@ class JobStore:
         columns = {name: self.columns[name][numbers] for name in (*LIFE_COLUMNS, *_MEASURED, *_WIDE)}
         specs = [self._spec_if_kept(number) for number in numbers.tolist()]
         departed = self.last_departed(self.count if keep is None else recent)
-        past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
+        past_gpu_s, past_kinds, past_s = self._past(self.departures - len(departed))
         users, projects, count = list(self._users), list(self._projects), self.count
         flags = [bool(self.columns[name][0]) for name in _FLAGS]
 
@@ -282,6 +318,8 @@ class JobStore:
             if len(numbers) < count:
                 out["numbers"] = numbers.tolist()
                 out["past_gpu_s"] = base64.b64encode(past_gpu_s.astype("<f8").tobytes()).decode("ascii")
+                out["past_s"] = base64.b64encode(past_s.astype("<f8").tobytes()).decode("ascii")
+                out["past_kinds"] = base64.b64encode(past_kinds.astype("<i8").tobytes()).decode("ascii")
             return out
 
         return plain
@@ -319,6 +357,11 @@ class JobStore:
         past = base64.b64decode(data.get("past_gpu_s", ""))
         job_store._past_gpu_s = np.frombuffer(past, dtype="<f8").astype(np.float64)
         job_store.departures = len(job_store._past_gpu_s)
+        seconds = np.frombuffer(base64.b64decode(data.get("past_s", "")), dtype="<f8").astype(np.float64)
+        kinds = np.frombuffer(base64.b64decode(data.get("past_kinds", "")), dtype="<i8").astype(np.int64)
+        unknown = job_store.departures - len(seconds)  # in snapshots of version 0.2.0 and before
+        job_store._past_s = np.concatenate([np.zeros(unknown), seconds])
+        job_store._past_kinds = np.concatenate([np.zeros((unknown, 5), dtype=np.int64), kinds.reshape(-1, 5)])
         job_store.depart(np.array(data["departed"], dtype=np.int64))
         job_store._users = {u: i for i, u in enumerate(data["users"])}
         job_store._projects = {p: i for i, p in enumerate(data["groups"])}
@@ -336,14 +379,15 @@ class JobStore:
         job_store._grow(max(len(numbers), 1))
         job_store.count = n = len(numbers)
         job_store._floats[:, :n], job_store._whole[:, :n] = self._floats[:, numbers], self._whole[:, numbers]
-        for name in (*LIFE_COLUMNS, *_WIDE, "gpu_kinds"):
+        for name in (*LIFE_COLUMNS, *_WIDE, *_DERIVED):
             job_store.columns[name][:n] = self.columns[name][numbers]
         for name in _FLAGS:
             job_store.columns[name][0] = self.columns[name][0]
         job_store._users, job_store._projects = dict(self._users), dict(self._projects)
         job_store._chosen = [self._spec_if_kept(number) for number in numbers.tolist()]
         job_store.requiring = {i for i, number in enumerate(numbers.tolist()) if number in self.requiring}
-        job_store._past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
+        past = self._past(self.departures - len(departed))
+        job_store._past_gpu_s, job_store._past_kinds, job_store._past_s = past
         job_store.departures = len(job_store._past_gpu_s)
         job_store.depart(np.searchsorted(numbers, departed))
         return job_store
@@ -358,6 +402,11 @@ class JobStore:
         """Up to so many jobs that left last and of which everything is still known, in order of departure."""
         known = self.departures - len(self._past_gpu_s)
         return self.departed[max(known - most, 0) : known].copy()
+
+
+def _number(*parts: object) -> int:
+    """A number that is equal for equal parts, in every process; hardly ever for others."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def _known_rows(table: FloatArray) -> list[tuple[int, list[Any]]]:

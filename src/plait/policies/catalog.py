@@ -53,6 +53,7 @@ from plait.policies.parts.by_completion import ByCompletion
 from plait.policies.parts.compose import Composed
 from plait.policies.parts.gittins import REFRESH, Distribution, FixedIndex, Index, LearntIndex
 from plait.policies.parts.list_schedule import ByListSchedule
+from plait.policies.parts.predicted import ByPrediction
 from plait.policies.parts.urgency import Urgency
 from plait.policies.pollux import Pollux
 from plait.policies.pollux_ga import MOST, PolluxGa
@@ -174,6 +175,42 @@ def _ordered(summary: str, name: str, order: Any, knows: str, *cites: str, **def
     return name, Row(summary, partial(_composed, name, order, defaults), knows, cites, options, preempts)
 
 
+#: What an order knows of durations -> the order, and what goes with it in `Composed`.
+Knowledge = Mapping[str, tuple[Any, Mapping[str, Any]]]
+_ATTAINED: tuple[Any, Mapping[str, Any]] = (orders.by_attained_service, {"quantum_s": 360.0})
+_SRSF: Knowledge = {
+    "exact": (orders.by_remaining_service, {}), "predicted": (ByPrediction(1.0), {}), "nothing": _ATTAINED,
+}  # fmt: skip
+_SRTF: Knowledge = {
+    "exact": (orders.by_remaining_time, {}), "predicted": (ByPrediction(), {}),
+    "nothing": (orders.by_run_time, {"quantum_s": 360.0}),
+}  # fmt: skip
+_SJF: Knowledge = {
+    "exact": (orders.by_duration, {}), "predicted": (ByPrediction(mean=True), {}), "nothing": (orders.by_arrival, {}),
+}  # fmt: skip
+_LOOKAHEAD: Knowledge = {
+    "exact": (ByListSchedule(), {}), "predicted": (ByListSchedule(predicted=True), {}), "nothing": _ATTAINED,
+}  # fmt: skip
+_KNOWS = choice("durations of jobs: exact; predicted from jobs of their kind that ended; nothing, so by what they have "
+                "received", *_SRSF)  # fmt: skip
+
+
+def _known_as(
+    name: str, order: Knowledge, defaults: Mapping[str, Any], knows: str = "exact", **options: Any
+) -> Composed:
+    """A policy with the order of this knowledge."""
+    found, also = order[knows]
+    return _composed(name, found, {**defaults, **also}, **options)
+
+
+def _by_duration(
+    summary: str, name: str, order: Knowledge, knows: str, *cites: str, **defaults: Any
+) -> tuple[str, Row]:
+    _, row = _ordered(summary, name, None, knows, *cites, **defaults)
+    make = partial(_known_as, name, order, defaults)
+    return name, dataclasses.replace(row, make=make, options={**row.options, "knows": _KNOWS})
+
+
 def _tiresias(name: str, **options: Any) -> Composed:
     queue_fields = {f.name for f in dataclasses.fields(Queues)}
     rest = {k: v for k, v in options.items() if k not in queue_fields}
@@ -195,13 +232,15 @@ def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int | None
 def _muri(name: str, **options: Any) -> Composed:
     fields = {f.name for f in dataclasses.fields(Interleave)}
     values = {k: v for k, v in options.items() if k in fields}
-    rest = {k: v for k, v in options.items() if k not in fields and k != "order"}
+    rest = {k: v for k, v in options.items() if k not in fields and k not in ("order", "knows")}
     if isinstance(guard := values.get("guard"), bool):
         values["guard"] = 0.0 if guard else None
     if "interference" in values:
         values["interference"] = MEASURED_INTERFERENCE if values["interference"] is True else (1.0,)
-    asked = options.get("order", "remaining" if name == "muri-s" else "attained")
-    order, defaults = _MURI_ORDERS[asked]
+    asked, knows = options.get("order", "remaining" if name == "muri-s" else "attained"), options.get("knows", "exact")
+    if asked not in _BY_KNOWLEDGE and knows != "exact":
+        raise InputError(f"policy {name}: knows={knows} is for orders by duration: {', '.join(_BY_KNOWLEDGE)}")
+    order, defaults = {**_MURI_ORDERS, **{o: by[knows] for o, by in _BY_KNOWLEDGE.items()}}[asked]
     if values.get("objective") == "completion":
         del values["objective"]
         known = {f.name for f in dataclasses.fields(ByCompletion)}
@@ -215,14 +254,14 @@ def _muri(name: str, **options: Any) -> Composed:
 BOUND_S = 604_800.0
 
 
-def _plait(group: bool = True, bound_s: float = BOUND_S, **options: Any) -> Composed:
+def _plait(group: bool = True, bound_s: float = BOUND_S, knows: str = "exact", **options: Any) -> Composed:
     fields = {f.name for f in dataclasses.fields(ByCompletion)}
     values = {k: v for k, v in options.items() if k in fields}
     rest = {k: v for k, v in options.items() if k not in fields}
     if values and not group:
         raise InputError(f"policy plait: {min(values)} is for groups; it goes with group=on")
     parts = {"group": ByCompletion(**values) if group else None, "reserve_after_s": bound_s}
-    return _composed("plait", ByListSchedule(), parts, **rest)
+    return _known_as("plait", _LOOKAHEAD, parts, knows, **rest)
 
 
 def _read_sizes(path: str) -> list[float]:
@@ -275,19 +314,20 @@ def _antman(quota: str = "", **options: Any) -> AntMan:
 
 #: orders of jobs, by name on the command line: the order and what it needs
 _MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
-    "remaining": (orders.by_remaining_service, {}),
-    "attained": (orders.by_attained_service, {"quantum_s": 360.0}),
+    "attained": _ATTAINED,
     "discretised": (Queues(thresholds=(3250.0, 7200.0), within="running_first"), {}),
     "themis": (Themis().ranking, {}),
-    "lookahead": (ByListSchedule(), {}),
 }
+#: those by durations, by what is known of these
+_BY_KNOWLEDGE: Mapping[str, Knowledge] = {"remaining": _SRSF, "lookahead": _LOOKAHEAD}
 #: Options that name a file.
 _FILES = ("sizes",)
 _INTERLEAVE = {
     **_PLACED,
     "quantum_s": _FITTED_QUANTUM_S,
     **{option: _COMPOSED[option] for option in _URGENCY},
-    "order": choice("order of jobs; attained is continuous, discretised has queues as Tiresias", *_MURI_ORDERS),
+    "order": choice("order of jobs; attained is continuous, discretised has queues as Tiresias", *_BY_KNOWLEDGE,
+                    *_MURI_ORDERS),
     "max_jobs": whole("jobs a group at most", 1, 4, fit=Range(1, 4, "linear", whole=True)),
     "objective": choice("efficiency (the paper's gamma), speedup (sum of normalised throughput) or completion (sum of "
                         "completion times)", "efficiency", "speedup", "completion", fit=("efficiency", "speedup")),
@@ -305,7 +345,11 @@ _INTERLEAVE = {
     "interference": switch("expect the measured slow-down of sharing"),
 }  # fmt: skip
 #: A policy with an order that needs durations declares them; `muri-l` works without.
-_MURI_S = {**_INTERLEAVE, "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=tuple(_MURI_ORDERS)))}
+_MURI_S = {
+    **_INTERLEAVE,
+    "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=(*_BY_KNOWLEDGE, *_MURI_ORDERS))),
+    "knows": _KNOWS,
+}
 _MURI_L = {
     **_INTERLEAVE,
     "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=("attained", "discretised"))),
@@ -317,6 +361,7 @@ _PLAIT = {
     "bound_s": seconds("a job that waited this long goes before all others, seconds", infinite=True,
                        fit=Range(86_400, 2_592_000, "log", also=("inf",))),
     "group": switch("jobs share GPUs", fit=True),
+    "knows": _KNOWS,
     "max_jobs": _INTERLEAVE["max_jobs"],
     "future": number("jobs that arrive for each that waits, while the queue lasts", 0.0,
                      fit=Range(0.0, 10.0, "linear")),
@@ -367,14 +412,13 @@ CATALOG: dict[str, Row] = dict(
                         {**_PLACED, "shares": number("capacity of each queue, e.g. 2/1", over=True, many=True),
                          "preempt": switch("guaranteed jobs take GPUs back from opportunistic ones, which are killed")},
                         preempts="preempt=on")),
-        _ordered("shortest job first, not preemptive", "sjf", orders.by_duration, "duration", preempt=False),
+        _by_duration("shortest job first, not preemptive", "sjf", _SJF, "duration", preempt=False),
         _ordered("smallest gang first (called sjf in the released Tiresias simulator)", "smallest-first",
                  orders.by_gpus, "GPU count", "tiresias"),
         _ordered("the set of waiting jobs that fills the most GPUs, not preemptive", "knapsack", by_batch,
                  "nothing", "netpack", preempt=False),
-        _ordered("shortest remaining time first", "srtf", orders.by_remaining_time, "remaining time", "schrage"),
-        _ordered("shortest remaining service (time x GPUs) first", "srsf", orders.by_remaining_service,
-                 "remaining time", "tiresias"),
+        _by_duration("shortest remaining time first", "srtf", _SRTF, "remaining time", "schrage"),
+        _by_duration("shortest remaining service (time x GPUs) first", "srsf", _SRSF, "remaining time", "tiresias"),
         _ordered("least attained service by time, re-evaluated every quantum", "las", orders.by_run_time,
                  "nothing", "las", quantum_s=360.0),
         _ordered("least attained service by GPU-time, continuous", "2d-las", orders.by_attained_service,

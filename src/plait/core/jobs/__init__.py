@@ -10,7 +10,7 @@ commands and plans use numbers.
 from plait.core.aggregation.request import InaRequest
 from plait.core.jobs.batch import FLOAT_ROW, WHOLE_ROW, JobBatch
 from plait.core.jobs.spec import TRANSITIONS, Checkpoints, JobClass, JobSpec, Phase
-from plait.core.jobs.table import Column, JobArchive, JobStatus, JobTable
+from plait.core.jobs.table import Column, JobArchive, JobStatus, JobTable, work_done_s
 
 __all__ = [
     "FLOAT_ROW",
@@ -26,4 +26,5 @@ __all__ = [
     "JobStatus",
     "JobTable",
     "Phase",
+    "work_done_s",
 ]

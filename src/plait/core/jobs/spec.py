@@ -65,14 +65,14 @@ class JobSpec:
 
     `user` submitted it, and quotas and shares count its `project` (a virtual cluster, a queue); "" if unknown. `like`
     is the program, the closest first: script and arguments, script; jobs of a user with equal entries take about as
-    long; () if unknown. `gpus` is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both `gpus` if not given;
-    `gpu_kinds` are the usable ones, None any. `iterations` is the work, `iteration_s` the seconds of one iteration
-    alone at the requested size (from `profile` if not given); either may be unknown (None). `cpus` and `memory_bytes`
-    are for the whole gang and spread evenly over its GPUs, `gpu_memory_bytes` is for each GPU; 0 means no limit.
-    `tensor_bytes`: sizes of the model's tensors, from which `skew` follows, the largest one's share of all (Tiresias,
-    section 3.3); None unknown. `deadline_s`: seconds from the submission in which the job should end; None for no
-    deadline. `time_limit_s`: seconds on GPUs, of all attempts together, after which the job is ended; None for no
-    limit. `priority`: higher goes first, where the policy uses it. `weight`: the share of a job where the policy is
+    long; () if unknown. `gpus` is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both
+    `gpus` if not given; `gpu_kinds` are the usable ones, None any. `iterations` is the work, `iteration_s` the seconds
+    of one iteration alone at the requested size (from `profile` if not given); either may be unknown (None). `cpus` and
+    `memory_bytes` are for the whole gang and spread evenly over its GPUs, `gpu_memory_bytes` is for each GPU; 0 means
+    no limit. `tensor_bytes`: sizes of the model's tensors, from which `skew` follows, the largest one's share of all
+    (Tiresias, section 3.3); None unknown. `deadline_s`: seconds from the submission in which the job should end; None
+    for no deadline. `time_limit_s`: seconds on GPUs, of all attempts together, after which the job is ended; None for
+    no limit. `priority`: higher goes first, where the policy uses it. `weight`: the share of a job where the policy is
     a fair one. `gradient_bytes`: bytes that each worker sends to the others in an iteration, before any reduction (the
     size of all gradients); None unknown. `retries`: restarts allowed after failures of its own. `ina`: its request for
     in-network aggregation. `batch`: the job adapts its batch size within these limits; then `iterations` are worth one

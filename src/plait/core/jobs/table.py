@@ -87,8 +87,15 @@ class JobArchive(Protocol):
         """The request of a job."""
         ...
 
+    #: What parts of policies derive from departed jobs, kept from one decision to the next: a function of departures.
+    memo: dict[str, Any]
+
     def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
         """Service of the first `count` jobs that left, as `JobTable.departed_sizes` returns it."""
+        ...
+
+    def ended(self, first: int) -> tuple[IntArray, FloatArray]:
+        """Kinds and durations of the jobs that left, as `JobTable.ended` returns them."""
         ...
 
 
@@ -106,6 +113,7 @@ class JobTable:
     max_gpus = Column[IntArray]("most GPUs an elastic job can use; `gpus` if not elastic")
     iterations = Column[FloatArray]("work in iterations; NaN if unknown")
     job_class = Column[IntArray]("`JobClass`")
+    kinds = Column[IntArray]("numbers of what jobs are alike in, shape (jobs, 5), the closest first; 0 if unknown")
     user_number = Column[IntArray]("users numbered in order of appearance")
     project_number = Column[IntArray]("projects (queues, virtual clusters) numbered in order of appearance")
     cpus = Column[FloatArray]("CPU cores of the gang; 0 = no limit")
@@ -192,6 +200,15 @@ class JobTable:
         """
         return (np.zeros(0), np.zeros(1)) if self._specs is None else self._specs.departed_sizes(count)
 
+    def ended(self, first: int) -> tuple[IntArray, FloatArray]:
+        """Of the jobs that left, from departure `first` on in order: `kinds` and `done_s`, 0 if they never ran."""
+        return (np.zeros((0, 5), np.int64), np.zeros(0)) if self._specs is None else self._specs.ended(first)
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What parts of policies derive from departed jobs, kept from one decision to the next."""
+        return {} if self._specs is None else self._specs.memo
+
     def __getattr__(self, name: str) -> Any:
         """Derived columns, computed on first use."""
         make = _DERIVED.get(name)
@@ -244,6 +261,8 @@ class JobTable:
     """derived: seconds left alone at the requested size, on the clock's whole milliseconds; NaN if unknown"""
     most_left_s: FloatArray
     """derived: seconds on GPUs that each job still has at most, by its work or its time limit; inf if unknown"""
+    done_s: FloatArray
+    """derived: seconds of work done, alone at the requested size; seconds on GPUs where that is unknown"""
     duration_s: FloatArray
     """derived: seconds of the whole job alone; NaN if unknown"""
     service_gpu_s: FloatArray
@@ -267,6 +286,13 @@ def _remaining(t: JobTable) -> FloatArray:
     c, out = t.columns, np.empty(len(t))
     fill_left_s(t.number, c["iterations"], c["iterations_done"], c["iteration_s"], out)
     return out
+
+
+def work_done_s(columns: Mapping[str, Any], number: IntArray) -> FloatArray:
+    """Seconds of work of jobs (numbers) alone at the requested size; seconds on GPUs where that is unknown."""
+    done_s = columns["iterations_done"][number] * columns["iteration_s"][number]
+    found: FloatArray = np.where(np.isnan(done_s), columns["run_s"][number], done_s)
+    return found
 
 
 def _most_left(t: JobTable) -> FloatArray:
@@ -295,6 +321,7 @@ _DERIVED: Mapping[str, Any] = {
     "running": lambda t: t.phase == int(Phase.RUNNING),
     "remaining_s": _remaining,
     "most_left_s": _most_left,
+    "done_s": lambda t: work_done_s(t.columns, t.number),
     "duration_s": lambda t: np.rint(t.iterations * t.iteration_s * 1e3) / 1e3,
     "service_gpu_s": lambda t: t.attained_gpu_s - t.attained_base_gpu_s,
     "served_s": lambda t: t.run_s - t.run_base_s,

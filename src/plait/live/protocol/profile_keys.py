@@ -43,6 +43,16 @@ def like_keys(request: Mapping[str, Any]) -> list[str]:
     return [f"like|model|{request['model']}", *keys] if request.get("model") else keys
 
 
+def run_keys(request: Mapping[str, Any]) -> tuple[str, str]:
+    """What the durations of runs have in common (`JobSpec.like`): the whole command, and its script with any arguments.
+
+    >>> a, b = (run_keys({"command": ["python", "a.py", "--lr", rate]}) for rate in "12")
+    >>> a[0] == b[0], a[1] == b[1]
+    (False, True)
+    """
+    return "run|" + _hash(request.get("workdir"), request["command"]), like_keys(request)[-1]
+
+
 def _hash(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

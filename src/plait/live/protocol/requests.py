@@ -19,7 +19,7 @@ from plait.core.options import declared
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
 from plait.live.protocol.job import Batch
-from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu
+from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu, run_keys
 from plait.runtime.command_line import parse_script
 
 #: Characters of a command that are kept of a job that has ended, and shown.
@@ -236,6 +236,7 @@ def spec_of(
         user=owner,
         project=project,
         model=request.get("model") or "",
+        like=run_keys(request),
         profile=profile,
         job_class=JobClass[name],
         gpu_memory_bytes=float(request.get("gpu_memory") or 0.0),

@@ -11,6 +11,8 @@ from plait.core.compile_policy import either
 from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.policy import View
+from plait.policies.parts.compose import Ranking
+from plait.policies.parts.predicted import changes_in_s, kept, lives
 
 #: Sums of completion times that differ by less, relatively, are equal.
 TIE = 1e-6
@@ -54,27 +56,41 @@ class ByListSchedule:
     """Remaining time times GPUs to the power of alpha: 0 is SRTF, 1 is SRSF; the best of `alphas` at each decision.
 
     Neither end is right for every queue: few wide jobs favour one, many narrow ones the other. Where all jobs fit, the
-    last of `alphas` rules. Raises `InputError` without alphas or for one outside 0 to 1.
+    last of `alphas` rules. A job whose remaining time is unknown counts with its prediction: its Gittins rank in the
+    order, its mean in the look-ahead; `predicted`: all jobs do. Raises `InputError` without alphas or for one outside
+    0 to 1.
     """
 
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    predicted: bool = False
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0 <= alpha <= 1 for alpha in self.alphas):
             raise InputError(f"alphas must be numbers from 0 to 1, got {self.alphas!r}")
 
-    def __call__(self, view: View) -> FloatArray:
+    def __call__(self, view: View) -> Ranking | FloatArray:
         """The keys of the alpha whose list schedule has the smallest sum of completion times."""
         jobs = view.jobs
+        unknown = np.isnan(jobs.remaining_s) | self.predicted
+        if not unknown.any():
+            return self._keys(view, jobs.remaining_s, jobs.remaining_s)
+        left = lives(jobs)
+        rank_s = np.where(unknown, kept(jobs, left.rank_s()), jobs.remaining_s)
+        keys = self._keys(view, rank_s, np.where(unknown, left.mean_s(), jobs.remaining_s))
+        return Ranking((keys,), running_s=np.where(unknown, changes_in_s(left), np.inf))
+
+    def _keys(self, view: View, rank_s: FloatArray, left_s: FloatArray) -> FloatArray:
+        """Ranks times GPUs to the power of the alpha that rules; `left_s` is for the look-ahead. Both in seconds."""
+        gpus = view.jobs.gpus
         room = int(view.node_gpus.sum())
-        keys: FloatArray = jobs.remaining_s * jobs.gpus ** self.alphas[-1]
-        if jobs.gpus.sum() <= room or len(self.alphas) == 1 or not np.isfinite(jobs.remaining_s).all():
+        keys: FloatArray = rank_s * gpus ** self.alphas[-1]
+        if gpus.sum() <= room or len(self.alphas) == 1:
             return keys
-        schedule = either(list_schedule, len(jobs) ** 2 * 2e-3)
+        schedule = either(list_schedule, len(gpus) ** 2 * 2e-3)
         best_s = np.inf
         for alpha in self.alphas:
-            found: FloatArray = jobs.remaining_s * jobs.gpus**alpha
-            sum_s = schedule(np.argsort(found, kind="stable"), jobs.gpus, jobs.remaining_s, room)
+            found: FloatArray = rank_s * gpus**alpha
+            sum_s = schedule(np.argsort(found, kind="stable"), gpus, left_s, room)
             if sum_s < best_s * (1 - TIE):
                 keys, best_s = found, sum_s
         return keys

@@ -1,0 +1,124 @@
+"""Orders by predicted durations: what they learn from, what they know at each moment, and what they are worth."""
+
+import numpy as np
+import pytest
+
+from plait.control.controller import Controller
+from plait.control.job_store import JobStore
+from plait.control.messages import JobFinished, JobSubmitted, Launch, ReplanDue
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobSpec
+from plait.policies.catalog import make_policy
+from plait.sim.run import simulate
+from plait.sim.world import make_world
+from plait.traces.load import load_jobs
+from plait.traces.synthetic.generate import generate
+
+ORDERS = ("srtf", "srsf", "sjf", "muri-s", "muri-s:order=lookahead", "muri-s:objective=completion", "plait")
+
+
+def knowing(policy, knows):
+    return f"{policy}{',' if ':' in policy else ':'}knows={knows}"
+
+
+def recurring(jobs, seed=0, load=1.3):
+    return load_jobs(generate("recurring", jobs, 16, load, seed)).jobs
+
+
+def lives(jobs, policy):
+    """The columns of the lives of all jobs in an ideal world."""
+    world, one = make_world("ideal"), make_policy(policy)
+    return simulate(jobs, Cluster.parse("2x8"), one, world).controller.job_store.columns
+
+
+@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("knows", ["predicted", "nothing"])
+def test_what_jobs_will_take_changes_no_decision_before_they_end(policy, knows):
+    policy = knowing(policy, knows)
+    before, longer = first_starts(policy)
+    assert np.array_equal(before, longer)
+
+
+def first_starts(policy, jobs=50):
+    """First starts up to that of one of the last jobs, and the same if all that end later take three times as long."""
+    batch = recurring(jobs)
+    batch = batch.replace(submit_s=batch.submit_s / 10)  # most of them wait
+    columns = lives(batch, policy)
+    first_s, end_s = columns["first_start_s"][:jobs].copy(), columns["end_s"][:jobs]
+    until_s = np.sort(first_s)[jobs * 2 // 3]
+    iterations = np.where(end_s > until_s, 3.0 * batch.iterations, batch.iterations)
+    longer_s = lives(batch.replace(iterations=iterations), policy)["first_start_s"][:jobs]
+    return np.minimum(first_s, until_s), np.minimum(longer_s, until_s)
+
+
+def test_exact_knowledge_does_look_ahead():
+    before, longer = first_starts("srtf:knows=exact")
+    assert not np.array_equal(before, longer)
+
+
+@pytest.mark.parametrize("policy", ["muri-s:order=themis", "muri-s:order=discretised"])
+def test_orders_that_are_not_by_duration_take_no_knowledge_of_it(policy):
+    with pytest.raises(InputError, match="knows=predicted is for orders by duration: remaining, lookahead"):
+        make_policy(f"{policy},knows=predicted")
+
+
+def controller(policy, specs):
+    one = Controller(make_policy(policy), Cluster.parse("1x1"))
+    one.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
+    return one
+
+
+def launched(commands):
+    return [job for c in commands if isinstance(c, Launch) for job in c.groups.jobs.tolist()]
+
+
+@pytest.mark.parametrize("policy", ["plait", "srsf:knows=predicted"])
+def test_a_job_of_unknown_duration_goes_by_runs_of_its_script(policy):
+    scripts = ["long.py", "short.py"] * 3
+
+    def spec(i, name):
+        return JobSpec(id=f"j{i}", user="ada", like=(f"{name} 1", name))
+
+    one = controller(policy, [spec(i, name) for i, name in enumerate(scripts)])
+    at_s = 0.0
+    while len(one.active):
+        (job,) = launched(one.handle(ReplanDue(at_s)))
+        took_s = 36_000.0 if scripts[job] == "long.py" else 60.0
+        at_s += took_s
+        one.job_store.columns["run_s"][job] = took_s
+        one.handle(JobFinished(at_s, np.array([job]), np.array([at_s])))
+    one.handle(JobSubmitted(at_s, 6, JobBatch.of([spec(6, "long.py"), spec(7, "short.py")])))
+    assert launched(one.handle(ReplanDue(at_s))) == [7]
+
+
+def test_a_stated_duration_goes_before_a_prediction():
+    specs = [JobSpec(id="stated", iterations=20.0, iteration_s=1.0), JobSpec(id="unknown")]
+    one = controller("plait", specs[::-1])
+    assert one.active[one.policy.ranked(one.view())].tolist() == [1, 0]
+
+
+def test_jobs_of_one_kind_do_not_stop_one_another():
+    specs = [JobSpec(id=f"j{i}", submit_s=0.0, gpus=8, iterations=4000.0, iteration_s=1.0) for i in range(8)]
+    columns = lives(JobBatch.of(specs), "srtf:knows=predicted")
+    assert columns["preemptions"][:8].sum() <= 8
+
+
+def test_prediction_is_between_exact_knowledge_and_none():
+    mean_s = dict.fromkeys(("exact", "predicted", "nothing"), 0.0)
+    for knows in mean_s:
+        columns = lives(recurring(200), f"srsf:knows={knows}")
+        mean_s[knows] = (columns["end_s"] - columns["submit_s"])[:200].mean()
+    assert mean_s["exact"] < mean_s["predicted"] < mean_s["nothing"]
+
+
+def test_kinds_are_equal_in_every_store():
+    spec = JobSpec(id="a", user="ada", model="vgg", gpus=2, like=("train.py 1", "train.py"))
+    rows = []
+    for other in ("b", "c"):
+        store = JobStore()
+        store.append(JobBatch.of([JobSpec(id=other, user=other), spec]), 0.0)
+        rows.append(store.columns["kinds"][1].tolist())
+    assert rows[0] == rows[1]
+    assert len({*rows[0]}) == 5
+    assert 0 not in rows[0]
