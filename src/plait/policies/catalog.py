@@ -320,14 +320,14 @@ _MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
 }
 #: those by durations, by what is known of these
 _BY_KNOWLEDGE: Mapping[str, Knowledge] = {"remaining": _SRSF, "lookahead": _LOOKAHEAD}
+_ORDER_NAMES = ("remaining", *_MURI_ORDERS, "lookahead")
 #: Options that name a file.
 _FILES = ("sizes",)
 _INTERLEAVE = {
     **_PLACED,
     "quantum_s": _FITTED_QUANTUM_S,
     **{option: _COMPOSED[option] for option in _URGENCY},
-    "order": choice("order of jobs; attained is continuous, discretised has queues as Tiresias", *_BY_KNOWLEDGE,
-                    *_MURI_ORDERS),
+    "order": choice("order of jobs; attained is continuous, discretised has queues as Tiresias", *_ORDER_NAMES),
     "max_jobs": whole("jobs a group at most", 1, 4, fit=Range(1, 4, "linear", whole=True)),
     "objective": choice("efficiency (the paper's gamma), speedup (sum of normalised throughput) or completion (sum of "
                         "completion times)", "efficiency", "speedup", "completion", fit=("efficiency", "speedup")),
@@ -347,7 +347,7 @@ _INTERLEAVE = {
 #: A policy with an order that needs durations declares them; `muri-l` works without.
 _MURI_S = {
     **_INTERLEAVE,
-    "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=(*_BY_KNOWLEDGE, *_MURI_ORDERS))),
+    "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=_ORDER_NAMES)),
     "knows": _KNOWS,
 }
 _MURI_L = {
