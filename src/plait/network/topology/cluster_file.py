@@ -49,7 +49,7 @@ class SwitchTable:
     reserved: int = option("Aggregators of these that no job may use", default=0, least=0, most=2**31)
     payload: int = option("Bytes in one packet and aggregator, a multiple of 4", default=248, least=4, most=65536)
     levels: int = option(
-        "1: adds up packets of workers; 2: also sums of other switches, which rates count for regions",
+        "1: adds up packets of workers; 2: also sums that other switches send",
         default=1,
         least=1,
         most=2,
