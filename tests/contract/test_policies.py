@@ -251,8 +251,16 @@ def never_again(view: View, plan: Plan) -> Plan:
     ("spoil", "breaks", "words"),
     [
         (gpu_twice, "finishes", r"policy wrong made a plan that puts job 'j\d+' .* on GPU \d+ of node 'n\d', which an"),
-        (one_gpu_short, "finishes", r"policy wrong made a plan that gives job 'j\d+' .* GPUs, which is not the size"),
-        (too_many_gpus, "finishes", r"policy wrong made a plan that gives job 'j\d+' .* GPUs, which is not the size"),
+        (
+            one_gpu_short,
+            "finishes",
+            r"policy wrong made a plan that gives job 'j\d+' .* GPUs, which is not the requested size",
+        ),
+        (
+            too_many_gpus,
+            "finishes",
+            r"policy wrong made a plan that gives job 'j\d+' .* GPUs, which is not the requested size",
+        ),
         (job_in_two_places, "finishes", r"policy wrong made a plan that runs job 'j\d+' .* in two places at once"),
         (ended_job, "finishes", r"policy wrong made a plan that runs job 'j000' .* already ended"),
         (unknown_job, "finishes", r"policy wrong made a plan that names job number 12345, which was never submitted"),

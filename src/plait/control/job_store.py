@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -144,7 +145,8 @@ class JobStore:
             codes = [known.setdefault(text, len(known)) for text in batch.column(name).tolist()]
             columns[f"{name}_number"][rows] = codes
         alike = (batch.column(name).tolist() for name in ("user", "model", "gpus", "like"))
-        columns["kinds"][rows] = [self._kinds.get(key) or self._kinds_of(*key) for key in zip(*alike, strict=True)]
+        kinds = [self._kinds.get(key) or self._kinds_of(*key) for key in zip(*alike, strict=True)]
+        columns["kinds"][rows] = np.array(kinds, dtype=np.int64).reshape(-1, 5)
         if batch.any_requires:
             numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
             asked = batch.column("ina").tolist()
@@ -318,8 +320,8 @@ class JobStore:
             if len(numbers) < count:
                 out["numbers"] = numbers.tolist()
                 out["past_gpu_s"] = base64.b64encode(past_gpu_s.astype("<f8").tobytes()).decode("ascii")
-                out["past_s"] = base64.b64encode(past_s.astype("<f8").tobytes()).decode("ascii")
-                out["past_kinds"] = base64.b64encode(past_kinds.astype("<i8").tobytes()).decode("ascii")
+                out["past_s"] = _packed(past_s.astype("<f8"))
+                out["past_kinds"] = _packed(past_kinds.astype("<i8").T)
             return out
 
         return plain
@@ -357,11 +359,11 @@ class JobStore:
         past = base64.b64decode(data.get("past_gpu_s", ""))
         job_store._past_gpu_s = np.frombuffer(past, dtype="<f8").astype(np.float64)
         job_store.departures = len(job_store._past_gpu_s)
-        seconds = np.frombuffer(base64.b64decode(data.get("past_s", "")), dtype="<f8").astype(np.float64)
-        kinds = np.frombuffer(base64.b64decode(data.get("past_kinds", "")), dtype="<i8").astype(np.int64)
+        seconds = np.frombuffer(_unpacked(data.get("past_s", "")), dtype="<f8").astype(np.float64)
+        kinds = np.frombuffer(_unpacked(data.get("past_kinds", "")), dtype="<i8").astype(np.int64)
         unknown = job_store.departures - len(seconds)  # in snapshots of version 0.2.0 and before
         job_store._past_s = np.concatenate([np.zeros(unknown), seconds])
-        job_store._past_kinds = np.concatenate([np.zeros((unknown, 5), dtype=np.int64), kinds.reshape(-1, 5)])
+        job_store._past_kinds = np.concatenate([np.zeros((unknown, 5), dtype=np.int64), kinds.reshape(5, -1).T])
         job_store.depart(np.array(data["departed"], dtype=np.int64))
         job_store._users = {u: i for i, u in enumerate(data["users"])}
         job_store._projects = {p: i for i, p in enumerate(data["groups"])}
@@ -407,6 +409,15 @@ class JobStore:
 def _number(*parts: object) -> int:
     """A number that is equal for equal parts, in every process; hardly ever for others."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _packed(values: FloatArray | IntArray) -> str:
+    """Compressed: kinds and durations of many jobs are alike."""
+    return base64.b64encode(zlib.compress(values.tobytes(), 1)).decode("ascii")
+
+
+def _unpacked(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text)) if text else b""
 
 
 def _known_rows(table: FloatArray) -> list[tuple[int, list[Any]]]:

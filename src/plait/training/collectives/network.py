@@ -42,6 +42,7 @@ class NetworkStage:
         self._gate: StageGate | None = None
         self._kept: list[tuple[Any, Any]] = []
         self.layout = Buckets(model)
+        job.compute.sleeps()
 
     def hook(self, state: Any, bucket: Any) -> Any:
         """What DDP calls; returns the future of the reduced bucket."""
@@ -172,7 +173,6 @@ def register(job: Rank, model: Any, inner: Hook | None) -> NetworkStage:
     slot = _slot_of(model)
     if slot is not None and inner is not None:
         slot.leave(OWN_HOOK)
-    job.compute.sleeps()
     stage = NetworkStage(job, model, inner if slot is None or inner is not None else slot.inner)
 
     def hook(state: Any, bucket: Any) -> Any:
