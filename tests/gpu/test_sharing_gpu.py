@@ -22,6 +22,7 @@ from plait.training.sharing.device_memory import CudaMemory  # noqa: E402
 from plait.training.sharing.host_pool import HostPool, build_allocator  # noqa: E402
 from plait.training.sharing.saved_tensors import SavedTensors  # noqa: E402
 from plait.training.stages import Stages  # noqa: E402
+from sampling import THOROUGH  # noqa: E402
 
 MIB = 1 << 20
 BOTH = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -125,6 +126,7 @@ def test_a_guest_runs_ahead_by_no_more_than_a_quantum(device: str, tmp_path: Pat
         gate.close()
 
 
+@pytest.mark.skipif(not THOROUGH, reason="trains for 16 s; set PLAIT_SLOW=1")
 def test_pairs_are_measured_on_the_cpu_too() -> None:
     """The code of the figures; a CPU slot is no device in order, so nothing follows from them here."""
     host = gpu_sharing.Work("cpu", 64, 3, 64, idle_s=0.1)
