@@ -44,6 +44,8 @@ OPTIONS: Mapping[str, str] = {
     "-t": "--time 2h",
     "--dependency": "--after j-3, --after-any j-3, --after-fail j-3",
     "-d": "--after j-3, --after-any j-3, --after-fail j-3",
+    "--array": "--file jobs.yaml with a list of jobs, one for each index",
+    "-a": "--file jobs.yaml with a list of jobs, one for each index",
     "--output": "plait logs j-3 prints what the job wrote",
     "-o": "plait logs j-3 prints what the job wrote",
     "--error": "plait logs j-3 prints what the job wrote",
