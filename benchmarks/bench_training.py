@@ -153,8 +153,12 @@ def loader_cost(job: AttachedJob) -> Figure:
 
 
 def attached_cost(job: AttachedJob) -> Figure:
-    """A loop of steps of about 1 ms, attached and with a wrapped loader, against the same loop without plait."""
-    rows = 64 * (20 if QUICK else 40)
+    """A loop of steps of about 1 ms, attached and with a wrapped loader, against the same loop without plait.
+
+    A pass takes a third of a second: of shorter ones, in turns with those of the other loop, each would begin with a
+    step that is measured whole, which a training has every 50 ms.
+    """
+    rows = 64 * (20 if QUICK else 400)
     data = TensorDataset(torch.randn(rows, 256), torch.arange(rows) % 16)
 
     hooks = dict(_global_optimizer_post_hooks)
@@ -188,7 +192,7 @@ def attached_cost(job: AttachedJob) -> Figure:
             seconds.append((time.thread_time() - begin) * 64 / rows)
     plain, ours = statistics.median(took[0][1:]), statistics.median(took[1][1:])
     note = f"{(ours - plain) * 1e6:+.0f} us, {(ours / plain - 1) * 100:+.1f} % of a step of {plain * 1e3:.2f} ms"
-    return Figure("attached loop of short steps", ours, len(took[1]), plain / ours, "plain loop", "goal <= 5 %", note)
+    return Figure("attached loop of short steps", ours, len(took[1]), plain / ours, "plain loop", "goal <= 50 us", note)
 
 
 def main() -> None:
