@@ -282,7 +282,7 @@ def test_a_leader_that_slept_past_its_lease_commands_nobody_and_follows(pair: Pa
     new = pair.leader()
     assert new is not None
     assert (status, said["leader"]) == (503, records(pair.layout)[new]["url"])
-    assert "stands by; the one that leads is at http://" in said["error"]["message"]
+    assert "stands by; the leader is at http://" in said["error"]["message"]
 
 
 def test_a_leader_that_slept_leaves_the_jobs_of_its_successor_alone(
