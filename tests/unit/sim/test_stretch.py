@@ -170,6 +170,8 @@ def test_runs_outside_the_language_name_the_reason(monkeypatch: pytest.MonkeyPat
     assert _outside("srsf", node_changes=[NodeChange(5.0, "n0", False)]) == "nodes are down or change"
     assert _outside("srsf", jobs=trace(1).replace(gpus=np.full(60, 17))) == "some are refused"
     assert _outside("srsf", jobs=trace(1).replace(priority=np.arange(60.0))) == "priorities differ"
+    limited = trace(1).replace(time_limit_s=np.full(60, 2000.0))  # held GPUs may go to such jobs
+    assert _outside("srsf", jobs=limited) == "some have a time limit"
 
 
 @pytest.mark.parametrize("why", [None, "compared"])

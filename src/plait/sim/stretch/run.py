@@ -57,6 +57,7 @@ def outside(controller: Controller, backend: Simulator, records: Sequence[object
         "some are elastic": bool((jobs.column("min_gpus") != jobs.column("max_gpus")).any()),
         "some have needs beside GPUs": jobs.any_demands or jobs.any_kinds or jobs.any_requires,
         "some need GPU memory": cluster.limits_gpu_memory and bool(jobs.column("gpu_memory_bytes").any()),
+        "some have a time limit": bool(np.isfinite(jobs.column("time_limit_s")).any()),
         "priorities differ": len(np.unique(jobs.column("priority"))) > 1,
         "some cannot stop at any time": bool((backend.saves_as != int(Checkpoints.ON_STOP)).any()),
         "the run has begun": backend.arrived > 0 or controller.events > 0,
