@@ -1,4 +1,4 @@
-"""The structure of the code: no circles of files, folders of few modules, public names between packages."""
+"""The structure of the code: no circles of files, short functions, public names between packages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,8 @@ import pytest
 import plait
 
 ROOT = Path(plait.__file__).parent.parent
-#: Most modules in a folder.
-MOST_MODULES = 15
-#: Folders of one module more, and why they are not divided.
-LARGER = {
-    "plait/cli/commands": "one module for each group of commands",
-    "plait/runtime": "all that agents and training processes share, without torch",
-    "plait/traces/formats": "one reader for each format",
-}
-#: More lines of code in a function, its docstring aside, than a screen shows.
-MOST_LINES = 65
+#: Maximum lines of code in a function, its docstring excluded.
+MOST_LINES = 100
 
 
 def _name(path: Path) -> str:
@@ -135,14 +127,7 @@ def test_benchmarks_and_examples_import_what_is_there() -> None:
     assert missing == []
 
 
-def test_folders_can_be_overlooked() -> None:
-    inside = Counter(path.parent for path in FILES.values() if path.name != "__init__.py")
-    counts = {folder.relative_to(ROOT).as_posix(): count for folder, count in inside.items()}
-    assert {folder: n for folder, n in counts.items() if n > MOST_MODULES + (folder in LARGER)} == {}
-    assert [folder for folder in LARGER if counts.get(folder, 0) <= MOST_MODULES] == []
-
-
-def test_functions_fit_a_screen() -> None:
+def test_functions_are_short() -> None:
     long = {}
     for name in FILES:
         for node in ast.walk(tree(name)):
