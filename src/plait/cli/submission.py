@@ -310,7 +310,7 @@ def runs_here(home: str | None, environ: Mapping[str, str]) -> bool:
     """Whether the service of this home folder and its nodes are on this machine."""
     from plait.live.client.client import read_service_file
     from plait.live.layout import Layout
-    from plait.live.supervisor.saved_options import remembered
+    from plait.live.supervisor.options import remembered
     from plait.live.system.procs import boot_id
 
     if environ.get("PLAIT_URL"):

@@ -18,7 +18,7 @@ from plait.core.options import declared, option, parse, parser, same, words
 from plait.live.agent.__main__ import main as agent_main
 from plait.live.agent.node import Settings
 from plait.live.agent.options import AgentOptions
-from plait.live.backends.slurm.options import OWN, SlurmOptions
+from plait.live.backends.slurm.backend import OWN, SlurmOptions
 from plait.live.protocol.job import Batch, Job, key_of
 from plait.live.protocol.job_file import schema
 from plait.live.scheduler.options import Options as EngineOptions

@@ -14,7 +14,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.live.layout import Layout
 from plait.live.supervisor import services, standby
-from plait.live.supervisor.saved_options import remember, remembered
+from plait.live.supervisor.options import remember, remembered
 from plait.live.system.procs import Process
 
 DB = "postgresql://host/name"

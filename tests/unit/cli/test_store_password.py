@@ -16,7 +16,7 @@ from plait.live.agent.processes.launch import environment  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
 from plait.live.supervisor import down, up  # noqa: E402
-from plait.live.supervisor.saved_options import options_file, remember, remembered  # noqa: E402
+from plait.live.supervisor.options import options_file, remember, remembered  # noqa: E402
 from plait.live.supervisor.services import start_service  # noqa: E402
 
 

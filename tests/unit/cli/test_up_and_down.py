@@ -27,10 +27,9 @@ from plait.live.service.main import only_one  # noqa: E402
 from plait.live.supervisor import agent_keeper as maintain  # noqa: E402
 from plait.live.supervisor import daemon, down, keeper  # noqa: E402
 from plait.live.supervisor import up as starting  # noqa: E402
-from plait.live.supervisor.saved_options import remember, remembered, was_up  # noqa: E402
+from plait.live.supervisor.options import remember, remembered, was_up  # noqa: E402
 from plait.live.supervisor.services import elsewhere, process_of, start_service  # noqa: E402
-from plait.live.system.activity import Patience  # noqa: E402
-from plait.live.system.procs import Process  # noqa: E402
+from plait.live.system.procs import Patience, Process  # noqa: E402
 
 #: Nothing here takes so long on any machine.
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.live.backends import base, registry
 from plait.live.layout import Layout
-from plait.live.supervisor.saved_options import pairs
+from plait.live.supervisor.options import pairs
 
 
 class Foreign:

@@ -13,7 +13,7 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.live.supervisor import services
-from plait.live.system.activity import Patience, thread_states
+from plait.live.system.procs import Patience, thread_states
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 

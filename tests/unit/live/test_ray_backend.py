@@ -16,7 +16,7 @@ import pytest
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.backends.base import COMING, DEAD, UP
 from plait.live.backends.ray import backend as ray
-from plait.live.backends.ray.nodes import name_nodes
+from plait.live.backends.ray.backend import name_nodes
 from plait.live.client.client import NotRunning, Refused
 from plait.live.layout import Layout, make_private
 from plait.live.system import procs

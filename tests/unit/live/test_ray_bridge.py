@@ -16,8 +16,8 @@ import pytest
 
 from plait.core.options import words
 from plait.live.agent.options import AgentOptions
+from plait.live.backends.ray import backend
 from plait.live.backends.ray import bridge as ray_bridge
-from plait.live.backends.ray import head
 from plait.live.layout import Layout
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
@@ -45,8 +45,8 @@ def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     made = []
 
-    def bridge(address: str) -> head.Bridge:
-        made.append(head.Bridge(address, "plait-test", "", tmp_path / "ray-folder"))
+    def bridge(address: str) -> backend.Bridge:
+        made.append(backend.Bridge(address, "plait-test", "", tmp_path / "ray-folder"))
         return made[-1]
 
     yield bridge
@@ -58,7 +58,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(connect: Any) -> None:
     bridge = connect("box:1")
     (node,) = bridge.ask({"do": "nodes"}, 60.0)["nodes"]
     assert (node["id"], node["gpus"], node["kind"], node["alive"]) == ("ab", 2, "A100", True)
-    with pytest.raises(head.NoHead, match=r"did not answer in 0\.2 s"):
+    with pytest.raises(backend.NoHead, match=r"did not answer in 0\.2 s"):
         bridge.ask({"do": "nodes"}, 0.2)
     bridge.kill()
     assert bridge._process.returncode == -9
@@ -68,22 +68,22 @@ def test_a_bridge_that_died_is_no_head(connect: Any) -> None:
     bridge = connect("box:1")
     bridge._process.kill()
     bridge._process.wait()
-    with pytest.raises(head.NoHead, match="is broken"):
+    with pytest.raises(backend.NoHead, match="is broken"):
         bridge.ask({"do": "nodes"}, 60.0)
 
 
 def test_a_question_that_it_does_not_know_does_not_end_it(connect: Any) -> None:
     bridge = connect("box:1")
-    with pytest.raises(head.NoHead, match="refused: ValueError: no request 'dance'"):
+    with pytest.raises(backend.NoHead, match="refused: ValueError: no request 'dance'"):
         bridge.ask({"do": "dance"}, 60.0)
     assert bridge.ask({"do": "nodes"}, 60.0)["nodes"]
 
 
 def test_a_cluster_that_refuses_or_does_not_let_in_is_named(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(head.NoHead, match=r"at refuses:1 refused: ConnectionError: no token; with token auth"):
+    with pytest.raises(backend.NoHead, match=r"at refuses:1 refused: ConnectionError: no token; with token auth"):
         connect("refuses:1")
-    monkeypatch.setattr(head, "CONNECT_S", 0.2)
-    with pytest.raises(head.NoHead, match=r"at hangs:1 did not answer in 0\.2 s"):
+    monkeypatch.setattr(backend, "CONNECT_S", 0.2)
+    with pytest.raises(backend.NoHead, match=r"at hangs:1 did not answer in 0\.2 s"):
         connect("hangs:1")
 
 

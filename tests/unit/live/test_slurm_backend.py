@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.live.backends.registry import open_backend
-from plait.live.backends.slurm.backend import SlurmBackend, job_of
+from plait.live.backends.slurm.backend import Held, Limits, Moves, SlurmBackend, SlurmOptions, job_of, plan_allocations
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
 from plait.live.backends.slurm.node import MARK, node_name
-from plait.live.backends.slurm.options import SlurmOptions
-from plait.live.backends.slurm.plan import Held, Limits, Moves, plan_allocations
 from plait.live.client.transport import Refused
 from plait.live.layout import NODE_NAME, Layout
 

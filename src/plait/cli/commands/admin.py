@@ -224,7 +224,7 @@ def replay(
     else:
         from plait.forecast import log_replay
         from plait.live.layout import Layout
-        from plait.live.supervisor.saved_options import remembered
+        from plait.live.supervisor.options import remembered
 
         with client(home) as service:
             rows = only_allowed(service.all_events(), allow_policy or (), remembered(Layout.at(home)))

@@ -27,7 +27,7 @@ def _up(asked: UpOptions) -> None:
     from plait.live.layout import Layout, make_private
     from plait.live.supervisor import daemon, keeper
     from plait.live.supervisor import up as cluster
-    from plait.live.supervisor.saved_options import pairs
+    from plait.live.supervisor.options import pairs
 
     layout = Layout.at(asked.home)
     make_private(layout.home)

@@ -79,7 +79,7 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None
     from plait.core.errors import PlaitError
     from plait.forecast.queue import foresee
     from plait.live.layout import Layout
-    from plait.live.supervisor.saved_options import remembered
+    from plait.live.supervisor.options import remembered
 
     try:
         let_load(str(state["policy"]), remembered(Layout.at(home)))
@@ -252,7 +252,7 @@ def fidelity(
     from plait.forecast import fidelity as judge
     from plait.forecast.log_replay import read_rows
     from plait.live.layout import Layout
-    from plait.live.supervisor.saved_options import remembered
+    from plait.live.supervisor.options import remembered
 
     allowed = allow_policy or ()
 

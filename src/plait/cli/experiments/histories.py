@@ -46,7 +46,7 @@ def past_of_service(home: str | None, allowed: Sequence[str]) -> Past:
     """The past of the service that runs; raises `InputError` if none does, or nothing has finished."""
     from plait.cli.connection import client
     from plait.live.layout import Layout
-    from plait.live.supervisor.saved_options import remembered
+    from plait.live.supervisor.options import remembered
 
     with client(home) as service:
         return past_of_rows(service.all_events(), SERVICE, allowed, remembered(Layout.at(home)))

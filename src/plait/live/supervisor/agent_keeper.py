@@ -19,8 +19,7 @@ from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon
-from plait.live.supervisor.options import UpOptions
-from plait.live.supervisor.saved_options import pairs
+from plait.live.supervisor.options import UpOptions, pairs
 from plait.live.supervisor.services import own_client
 
 

@@ -12,7 +12,7 @@ from plait.live.agent.processes.launch import LEASE_VARIABLE
 from plait.live.discovery import record_file, records
 from plait.live.layout import Layout, job_number
 from plait.live.supervisor import daemon
-from plait.live.supervisor.saved_options import remember_down, remembered, remembered_backend, was_up
+from plait.live.supervisor.options import remember_down, remembered, remembered_backend, was_up
 from plait.live.supervisor.services import (
     STOP_S,
     any_service_process,

@@ -15,11 +15,10 @@ from plait.core.options import option, parse
 from plait.live.backends.base import NodeBackend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon as keeping
-from plait.live.supervisor.saved_options import options_file, remembered_backend
+from plait.live.supervisor.options import options_file, remembered_backend
 from plait.live.supervisor.services import answers, any_service_process, end, own_client, service_process
 from plait.live.supervisor.up import restart_service
-from plait.live.system.activity import Patience, main_thread
-from plait.live.system.procs import Process
+from plait.live.system.procs import Patience, Process, main_thread
 
 NAME = keeping.KEEPER
 #: Looks without an answer at which the service's main thread slept, after which the service is stuck; CPU time below

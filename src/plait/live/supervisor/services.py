@@ -25,8 +25,7 @@ from plait.live.layout import FIRST, Layout, is_locked
 from plait.live.service.http.gateway import HEALTH
 from plait.live.service.options import SERVICE_OPTIONS, ServiceOptions
 from plait.live.system import modules, procs
-from plait.live.system.activity import Patience
-from plait.live.system.procs import Process, boot_id
+from plait.live.system.procs import Patience, Process, boot_id
 
 #: Seconds of sleep, in all, after which a starting process is stuck; seconds for a service to stop before it is killed.
 IDLE_S, STOP_S = 30.0, 10.0

@@ -10,7 +10,7 @@ from plait.core.errors import InputError
 from plait.core.options import option, parse
 from plait.live.layout import SECOND, Layout
 from plait.live.supervisor import daemon
-from plait.live.supervisor.saved_options import remember, remembered
+from plait.live.supervisor.options import remember, remembered
 from plait.live.supervisor.services import elsewhere, processes, refuse_elsewhere, refuse_taken_port, start_standby
 
 

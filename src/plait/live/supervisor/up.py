@@ -26,7 +26,7 @@ from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
 from plait.live.service.network import NONE, read_network
 from plait.live.supervisor import daemon
 from plait.live.supervisor.down import stop
-from plait.live.supervisor.saved_options import for_backend, options_file, remember, remember_down, remembered, was_up
+from plait.live.supervisor.options import for_backend, options_file, remember, remember_down, remembered, was_up
 from plait.live.supervisor.services import (
     IDLE_S,
     LOOK_S,
@@ -40,7 +40,7 @@ from plait.live.supervisor.services import (
     start_service,
     start_standby,
 )
-from plait.live.system.activity import Patience
+from plait.live.system.procs import Patience
 from plait.network.topology.declared import Declared
 from plait.network.topology.shapes import SHAPES
 

@@ -14,7 +14,7 @@ from plait.cli.experiments.antman_demo.jobs import BURST_GB, HOST_GB, Jobs, Samp
 from plait.core.errors import PlaitError
 from plait.live.client.client import Client
 from plait.live.layout import Layout
-from plait.live.supervisor.saved_options import remembered_backend
+from plait.live.supervisor.options import remembered_backend
 from plait.live.system import procs
 from plait.runtime.page import Page
 

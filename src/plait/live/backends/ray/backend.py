@@ -11,25 +11,252 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import json
+import os
+import re
 import secrets
+import select
+import socket
+import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.backends.base import COMING, DEAD, UP, BackendNode, whole
 from plait.live.backends.host import AgentHost
-from plait.live.backends.ray.head import Bridge, NoHead, probe
-from plait.live.backends.ray.lost_nodes import Gone
-from plait.live.backends.ray.nodes import RayNode, name_nodes, passed_over
+from plait.live.client.client import Client, Refused
 from plait.live.layout import Layout, make_private, write_secret
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.system import procs
 
-if TYPE_CHECKING:
-    from plait.live.client.client import Client
+# ---- requests to the head ----
+#
+# They go through a process that talks to Ray, `bridge`, and every wait has an end: Ray's own client waits long for a
+# head that is dead, and cannot be stopped while it does.
+
+#: Most seconds for a connection to the head, and for the bridge to come up.
+PROBE_S, CONNECT_S = 3.0, 30.0
+
+
+class NoHead(PlaitError):
+    """The Ray cluster does not answer."""
+
+
+def probe(host: str, port: int) -> None:
+    """Whether anything listens there; raises NoHead if not."""
+    try:
+        socket.create_connection((host, port), timeout=PROBE_S).close()
+    except OSError as error:
+        raise NoHead(
+            f"no head of a Ray cluster answers at {host}:{port} ({error}); is it up? One on this machine is "
+            "started with: plait ray up"
+        ) from None
+
+
+class Bridge:
+    """The process that talks to Ray; every wait has an end."""
+
+    def __init__(self, address: str, namespace: str, token: str, folder: Path) -> None:
+        """Started, and connected; raises NoHead if it is not in time. Its log is in the folder."""
+        environment = dict(os.environ)
+        if token:
+            environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
+        with open(make_private(folder) / "bridge.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "plait.live.backends.ray.bridge", address, namespace],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True,
+            )  # fmt: skip
+        self._address, self._log = address, folder / "bridge.log"
+        self._buffer = b""
+        try:
+            self._read(CONNECT_S)
+        except NoHead:
+            self.kill()
+            raise
+
+    def ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any]:
+        """The answer; raises NoHead if there is none in time, or Ray could not do it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise NoHead(f"the connection to the Ray cluster at {self._address} is broken ({error})") from None
+        return self._read(wait_s)
+
+    def _read(self, wait_s: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        fd, until = self._process.stdout.fileno(), time.monotonic() + wait_s
+        while b"\n" not in self._buffer:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                raise NoHead(f"the Ray cluster at {self._address} did not answer in {wait_s:g} s; see {self._log}")
+            part = os.read(fd, 1 << 16)
+            if not part:
+                raise NoHead(f"the connection to the Ray cluster at {self._address} ended; see {self._log}")
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise NoHead(
+                f"the Ray cluster at {self._address} refused: {answer['error']}; with token authentication, give "
+                "-o token-file=PATH or set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH"
+            )
+        return answer
+
+    def kill(self) -> None:
+        """End it at once; it has nothing to put in order."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+
+# ---- nodes that Ray has lost: reported to the service until it has recorded them ----
+
+
+class Gone:
+    """By name, until the service does not have them any more."""
+
+    def __init__(self) -> None:
+        self._why: dict[str, str] = {}  # Ray's reasons of their deaths; empty without a reason
+        self._told: set[str] = set()
+        self._dead: set[str] = set()  # ids of Ray's, each of which counts once
+
+    def note(self, found: Sequence[Mapping[str, Any]], before: Iterable[str], now: Collection[str]) -> None:
+        """Compare two looks at the nodes: `found` as the bridge gives them, and the names of nodes used before and now.
+
+        A restarted head may not know earlier nodes, which does not prove that they are dead.
+        """
+        dead = {item["id"]: item for item in found if not item["alive"]}
+        died = [item for number, item in dead.items() if number not in self._dead]
+        self._dead = set(dead)
+        self._why = dict.fromkeys(before, "") | self._why
+        self._why |= {name_of(item): item["why"] or "the node is dead" for item in died}
+        self._why = {name: why for name, why in self._why.items() if name not in now}
+        self._told &= set(self._why)
+
+    def tell(self, service: Client) -> list[str]:
+        """Report lost nodes; return messages. Raises any error of the client; the next poll reports everything again.
+
+        Nodes that a user drained stay in the service's list: they would come back without that.
+        """
+        there: dict[str, Any] = {node["id"]: node for node in service.nodes()} if self._why else {}
+        said = []
+        for name, why in list(self._why.items()):
+            node = there.get(name)
+            lost = node is not None and node["state"] in ("lost", "left")
+            if node is None or (lost and node["drained"]):
+                del self._why[name]
+            elif lost and not node["gpus_used"]:
+                with contextlib.suppress(Refused):  # something may still run there: retried
+                    service.forget_node(name)
+                    said.append(f"node {name} is gone")
+            elif why and not lost and (name not in self._told or node["state"] == "suspect"):
+                with contextlib.suppress(Refused):  # forgotten meanwhile
+                    service.node_gone(
+                        name, f"Ray: {why}", certain=False
+                    )  # its agent may live; if suspect again: the leader may be another by now
+                said += [] if name in self._told else [f"Ray reports that {name} is dead"]
+                self._told.add(name)
+        return said
+
+
+# ---- nodes that plait uses: their names there, and how many GPUs they have ----
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NAME, SLOTS, RACK = "plait/node", "plait/slots", "plait/rack"
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A node of Ray that plait uses. `real`: its GPUs are GPUs, not slots."""
+
+    id: str
+    name: str
+    gpus: int
+    real: bool
+    rack: int
+    kind: str | None
+    address: str
+
+    @property
+    def executor(self) -> str:
+        """Name of the actor on it; another one when the node comes back as another node of Ray."""
+        return f"executor-{self.name}-{self.id[:8]}"
+
+
+def name_nodes(found: Sequence[Mapping[str, Any]], taken: Mapping[str, str], slots: int | None) -> dict[str, RayNode]:
+    """The living nodes that have something to give, by name.
+
+    `found` as the bridge gives them, `taken` the names that nodes of Ray (by id) have already, `slots` of nodes that
+    report neither GPUs nor slots. Of two that claim one name, the one that has it keeps it until it is dead: so a
+    raylet that was started again takes over once Ray has noticed. The other one is not used: under a name made up for
+    it, which the next look may give differently, there would be two agents on the same GPUs.
+
+    >>> node = {"id": "ab12cd34ef", "alive": True, "host": "box", "address": "1.2.3.4", "gpus": 2, "kind": None}
+    >>> name_nodes([node | {"labels": {}}], {}, None)["box"].executor
+    'executor-box-ab12cd34'
+    >>> second = node | {"id": "99zz88yy77"}
+    >>> list(name_nodes([node | {"labels": {}}, second | {"labels": {"plait/node": "box-2"}}], {}, None))
+    ['box-2', 'box']
+    """
+    named: dict[str, RayNode] = {}
+    # nodes with a name already come first; then by id, so that every look gives the same
+    for item in sorted(found, key=lambda item: (item["id"] not in taken, item["id"])):
+        name, (gpus, real) = name_of(item), _size(item, slots)
+        if name in named or not item["alive"] or gpus == 0:
+            continue
+        rack = str(item["labels"].get(RACK, "0"))
+        kind = item["kind"] if item["kind"] and _NAME.fullmatch(item["kind"]) else None
+        named[name] = RayNode(
+            item["id"], name, gpus, real, int(rack) if rack.isdigit() else 0, kind, str(item["address"])
+        )
+    return named
+
+
+def passed_over(found: Sequence[Mapping[str, Any]], named: Mapping[str, RayNode], slots: int | None) -> list[str]:
+    """A sentence for each living node of `found` with resources that is not in `named` because its name is taken.
+
+    `slots`: CPU slots per node.
+    """
+    used = {node.id for node in named.values()}
+    return [
+        f"the raylet {item['id'][:8]} at {item['address']} is not used, since another one is {name_of(item)} already; "
+        "give it a name of its own: ray start --labels plait/node=NAME"
+        for item in found
+        if item["alive"] and item["id"] not in used and _size(item, slots)[0] > 0
+    ]
+
+
+def name_of(item: Mapping[str, Any]) -> str:
+    """The label plait/node, otherwise the host's name: a returning node gets the same name from every caller.
+
+    >>> name_of({"labels": {"plait/node": "n7"}, "host": "gpu box"}), name_of({"labels": {}, "host": "gpu box"})
+    ('n7', 'gpu-box')
+    """
+    label = str(item["labels"].get(NAME) or "")
+    if _NAME.fullmatch(label):
+        return label
+    return re.sub(r"[^A-Za-z0-9._-]", "-", str(item["host"]))[:63].lstrip("._-") or "node"
+
+
+def _size(item: Mapping[str, Any], slots: int | None) -> tuple[int, bool]:
+    """How many GPUs or slots; whether they are GPUs. A label of 0 keeps plait away from a node."""
+    label = str(item["labels"].get(SLOTS, ""))
+    if label.isdigit():
+        return int(label), False
+    if item["gpus"] > 0:
+        return int(item["gpus"]), True
+    return slots or 0, False
+
 
 #: Most seconds for an answer, for executors at the start.
 CALL_S, START_S = 10.0, 90.0

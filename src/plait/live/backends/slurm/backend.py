@@ -14,21 +14,213 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from plait.core.options import words
+from plait.core.errors import InputError
+from plait.core.options import declared, option, words
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError
 from plait.live.backends.slurm.node import MARK, NodeOptions, node_name
-from plait.live.backends.slurm.options import SlurmOptions
-from plait.live.backends.slurm.plan import Held, Moves, plan_allocations
-from plait.live.client.client import Refused
+from plait.live.client.client import Client, Refused
 from plait.live.layout import Layout, make_private
 from plait.live.system import procs
 
-if TYPE_CHECKING:
-    from plait.live.client.client import Client
+# ---- options of `plait up --backend slurm` ----
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """Options of requests for allocations; `read` makes it of the options of `plait up`."""
+
+    gpus: int = 1
+    cuda: bool = True
+    partition: str | None = option("Partition of the allocations", default=None, unset="Slurm's default")
+    time_limit: str | None = option(
+        "Time limit of an allocation, as for `sbatch --time`", default=None, unset="the partition's"
+    )
+    min_nodes: int = option("Number of allocations to keep at all times", default=0)
+    max_nodes: int = option("Largest number of allocations, plus one while one is being replaced", default=4)
+    idle_s: float = option("Seconds without work after which an allocation is released", default=300.0)
+    notice_s: float = option(
+        "Seconds before the time limit at which the agent stops its jobs; they have this long for a checkpoint",
+        default=60.0,
+    )
+    replace_s: float = option(
+        "Seconds before the time limit at which the replacement is requested, at most half of the limit", default=900.0
+    )
+    look_s: float = option("Seconds between two polls of Slurm's queue", default=5.0)
+    sbatch: tuple[str, ...] = option(
+        "More arguments for `sbatch`, e.g. account, constraint, memory", default=(), unset="none"
+    )
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> SlurmOptions:
+        """Options as `-o NAME=VALUE` gave them; raises `InputError` for an invalid one."""
+        unknown = sorted(set(given) - OPTIONS - OTHERS)
+        if unknown:
+            raise InputError(f"no option {unknown[0]!r} of --backend slurm; there are: {', '.join(sorted(OPTIONS))}")
+        words = given.get("sbatch") or ()
+        least = _count(given, "min-nodes", cls.min_nodes, least=0)
+        options = cls(
+            gpus=_count(given, "gpus-per-node", 4 if given.get("fake") else 1, least=1),
+            cuda=not given.get("fake"),
+            partition=_words(given, "partition"),
+            time_limit=_words(given, "time-limit"),
+            min_nodes=least,
+            max_nodes=_count(given, "max-nodes", max(cls.max_nodes, least), least=1),
+            idle_s=_seconds(given, "idle", cls.idle_s),
+            notice_s=_seconds(given, "notice", cls.notice_s),
+            replace_s=_seconds(given, "replace", cls.replace_s),
+            look_s=_seconds(given, "look", cls.look_s),
+            sbatch=tuple(shlex.split(words) if isinstance(words, str) else map(str, words)),
+        )
+        if options.min_nodes > options.max_nodes:
+            raise InputError(f"min-nodes={options.min_nodes} is more than max-nodes={options.max_nodes}")
+        return options
+
+    @property
+    def limits(self) -> Limits:
+        """The limits for the plan."""
+        return Limits(self.gpus, self.min_nodes, self.max_nodes, self.idle_s)
+
+
+def _words(given: Mapping[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    return None if value in (None, "") else str(value)
+
+
+def _count(given: Mapping[str, Any], name: str, default: int, *, least: int) -> int:
+    value = given.get(name)
+    try:
+        number = default if value is None else int(value)
+    except (TypeError, ValueError):
+        number = -1
+    if not least <= number <= 100_000:
+        raise InputError(f"{name}={value} of --backend slurm; needs a whole number of at least {least}")
+    return number
+
+
+def _seconds(given: Mapping[str, Any], name: str, default: float) -> float:
+    value = given.get(name)
+    try:
+        number = default if value is None else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InputError(f"{name}={value} of --backend slurm; needs seconds, at least 0")
+    return number
+
+
+#: Options as `-o NAME=VALUE`; options of `plait up` that count here, too; and options for other backends.
+OWN = tuple(one.word for one in declared(SlurmOptions))
+OPTIONS = frozenset((*OWN, "gpus-per-node", "fake"))
+OTHERS = frozenset(("backend", "nodes", "address"))
+
+
+# ---- the plan: which allocations to request, to empty, to give back; without clock and commands ----
+
+#: A running allocation whose agent is silent for so long is ended, seconds: no blip of a network lasts longer.
+SILENT_S = 120.0
+#: ... and one whose agent never joined.
+UNBORN_S = 300.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The user's limits: GPUs an allocation, minimum and maximum allocations, seconds that one may be idle."""
+
+    gpus: int
+    min_nodes: int = 0
+    max_nodes: int = 4
+    idle_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """One allocation, as Slurm and the service see it.
+
+    `joined`: its agent works. `drained`: its node takes no new work. `used`: GPUs in use. `idle_s`: for how long none
+    was. `silent_s`: for how long its agent has been silent, inf = it never joined. `left_s`: until its time limit; at
+    `replace_s` before that another one is to take its place.
+    """
+
+    job: int
+    state: str
+    joined: bool = False
+    drained: bool = False
+    used: int = 0
+    idle_s: float = 0.0
+    silent_s: float = 0.0
+    age_s: float = 0.0
+    left_s: float = math.inf
+    replace_s: float = 0.0
+
+    @property
+    def stuck(self) -> bool:
+        """Its agent is silent, though Slurm reports it as running."""
+        return self.state == RUNNING and (
+            SILENT_S <= self.silent_s < math.inf or (self.silent_s == math.inf and self.age_s >= UNBORN_S)
+        )
+
+    @property
+    def expiring(self) -> bool:
+        """It is time to request its successor."""
+        return self.left_s <= self.replace_s
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How many allocations to request now, and which to withdraw from the queue, to drain, to release, to end."""
+
+    submit: int = 0
+    cancel: tuple[int, ...] = ()
+    drain: tuple[int, ...] = ()
+    release: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+
+def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits, *, empty: bool = False) -> Moves:
+    """Changes that bring the allocations nearer to the jobs' demand, within the limits.
+
+    One that nears its time limit no longer counts, so its successor is requested while it still works (only then are
+    there more than `max_nodes`); it is drained once the others suffice. Allocations that are no longer wanted are
+    withdrawn from the queue first, then drained when idle for long enough; drained and empty ones are released.
+    `empty`: nodes with jobs may be drained too, nodes with the fewest GPUs in use first; their jobs continue elsewhere.
+
+    >>> plan_allocations([], 9, Limits(gpus=4, max_nodes=2))
+    Moves(submit=2, cancel=(), drain=(), release=(), end=())
+    """
+    target = min(max(math.ceil(wanted_gpus / limits.gpus), limits.min_nodes), limits.max_nodes)
+    pending = [one for one in held if one.state == PENDING]
+    stuck = [one for one in held if one.stuck]
+    running = [one for one in held if one.state == RUNNING and not one.stuck]
+    staying = [one for one in running if not one.drained]
+    fresh = [one for one in staying if not one.expiring]
+    surplus = len(pending) + len(fresh) - target
+    unwanted = sorted(pending, key=lambda one: -one.job)[: max(surplus, 0)]
+    surplus -= len(unwanted)
+    idle = [one for one in fresh if one.joined and not one.used and one.idle_s >= limits.idle_s]
+    going = sorted(idle, key=lambda one: (-one.idle_s, one.job))[: max(surplus, 0)]
+    if empty:
+        busy = [one for one in fresh if one.joined and one not in going]
+        going += sorted(busy, key=lambda one: (one.used, one.job))[: max(surplus - len(going), 0)]
+    return Moves(
+        submit=max(-surplus, 0),
+        cancel=tuple(one.job for one in unwanted),
+        drain=tuple(one.job for one in [*going, *_succeeded(staying, target)]),
+        release=tuple(one.job for one in running if one.drained and not one.used),
+        end=tuple(one.job for one in stuck),
+    )
+
+
+def _succeeded(staying: Sequence[Held], target: int) -> list[Held]:
+    """Expiring allocations that the others can replace, the earliest end first."""
+    ready = sum(one.joined and not one.expiring for one in staying)
+    expiring = sorted((one for one in staying if one.expiring and one.joined), key=lambda one: (one.left_s, one.job))
+    return expiring[: max(ready + len(expiring) - target, 0)]
+
 
 #: Pauses after a failed allocation before the next request: the first one, and the longest.
 FIRST_PAUSE_S, MOST_PAUSE_S = 10.0, 600.0
