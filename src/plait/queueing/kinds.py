@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
+from plait.core.jit import kernel
 
 LEVELS = (
     "user, script, arguments and size", "user and script", "model and size", "user and size", "user", "all jobs",
@@ -24,7 +25,7 @@ LEVELS = (
 #: Levels whose ends are runs of one script; at the others each script counts once.
 OF_SCRIPT = 2
 #: Strength of the wider kind in jobs, what an end leaves of those before, and the spread of an end, by level.
-PRIOR = (3.0, 2.0, 10.0, 4.0, 4.0, 4.0)
+PRIOR = np.array([3.0, 2.0, 10.0, 4.0, 4.0, 4.0])
 KEEPS = (0.85, 0.90, 0.98, 0.98, 0.99, 0.998)
 SPREAD = (0.30, 0.40, 1.5, 1.5, 1.5, 0.60)
 #: Step of the grid in the logarithm of seconds, number of bins, and bins to each side over which an end is spread.
@@ -77,6 +78,8 @@ class Kinds:
     #: Weighted ends by bin of each kind, 0 for row 0 (kinds, BINS); ends of each kind (kinds,).
     density: FloatArray = field(default_factory=lambda: np.zeros((64, BINS)))
     counts: FloatArray = field(default_factory=lambda: np.zeros(64))
+    #: Kinds in ascending order, and 0 with the row of each.
+    _sorted: tuple[IntArray, IntArray] = field(default=(np.zeros(0, np.int64), np.zeros(1, np.int64)), repr=False)
 
     def add(self, kinds: IntArray, seconds: FloatArray) -> None:
         """Count departed jobs of these kinds (jobs, levels - 1), which took so long (jobs,); 0 s: not an end."""
@@ -118,71 +121,129 @@ class Kinds:
 
     def lives(self, kinds: IntArray, done_s: FloatArray) -> Lives:
         """What each of these jobs still needs: all that have not ended, with `done_s` (jobs,) seconds of work done."""
-        first, chain = np.unique(kinds, axis=0, return_inverse=True) if len(kinds) else (kinds, np.zeros(0, np.int64))
-        chain = chain.reshape(-1)
-        at, begun = bins(done_s), done_s > 0
-        runs = self.counts[[self.rows.get(one, 0) if one else 0 for one in first[:, 1].tolist()]]
-        # Rows of `masses` are the kinds of this level that differ here or at a wider one, `row` of which each chain is.
-        masses, row = ASSUMED[None, :], np.zeros(len(first), dtype=np.int64)
-        for level in reversed(range(len(LEVELS))):
-            of = first[:, level] if level < len(LEVELS) - 1 else np.ones(len(first), dtype=np.int64)
-            same, local = np.unique(of, return_inverse=True)
-            weight = np.where(begun, 1.0 if level < OF_SCRIPT else 1.0 / (1.0 + runs[chain]), 0.0)
-            cells = np.bincount(local[chain] * BINS + at, weights=weight, minlength=len(same) * BINS)
-            _, one, next_row = np.unique(row * len(same) + local, return_index=True, return_inverse=True)
-            alive = cells.reshape(len(same), BINS)[local[one]]
-            density = self.density[[self.rows.get(kind, 0) if kind else 0 for kind in of[one].tolist()]]
-            known = (of[one] != 0) & ((density.sum(axis=1) > 0) | (alive.sum(axis=1) > 0))
-            masses, row = masses[row[one]], next_row
-            masses[known] = posterior(masses[known], density[known], alive[known], PRIOR[level])
-        return Lives(masses, row[chain], done_s)
+        order = np.lexsort(kinds.T)  # by the widest kind first: neighbours share the posteriors of wide kinds
+        ordered = kinds[order]
+        new = np.concatenate([np.ones(min(len(kinds), 1), bool), (ordered[1:] != ordered[:-1]).any(axis=1)])
+        chain = np.zeros(len(kinds), dtype=np.int64)
+        chain[order] = np.cumsum(new) - 1
+        chains = np.column_stack([ordered[new], np.ones(int(new.sum()), dtype=np.int64)])
+
+        begun = np.flatnonzero(done_s > 0)
+        runs = self.counts[self._rows_of(kinds[begun, 1])]
+        weight = np.where(np.arange(len(LEVELS)) < OF_SCRIPT, 1.0, 1.0 / (1.0 + runs[:, None]))
+        keys, row = np.unique(chains[chain[begun]], return_inverse=True)
+        cells = row.ravel() * BINS + np.repeat(bins(done_s[begun]), len(LEVELS))
+        alive = np.bincount(cells, weights=weight.ravel(), minlength=len(keys) * BINS).reshape(-1, BINS)
+        alive = np.concatenate([np.zeros((1, BINS)), alive])
+        going = _found(keys, chains)
+
+        above, area = np.empty((len(chains), BINS + 1)), np.empty((len(chains), BINS + 1))
+        _survival(chains, self._rows_of(chains), going, self.density, alive, above, area)
+        return Lives(above, area, chain, done_s)
+
+    def _rows_of(self, kinds: IntArray) -> IntArray:
+        """Rows of these kinds; 0 for kinds without ends."""
+        if len(self._sorted[0]) != len(self.rows):
+            keys, rows = (np.fromiter(one, dtype=np.int64) for one in (self.rows.keys(), self.rows.values()))
+            order = np.argsort(keys)
+            self._sorted = keys[order], np.concatenate([[0], rows[order]])
+        keys, rows = self._sorted
+        return rows[_found(keys, kinds)]
 
 
-def posterior(prior: FloatArray, density: FloatArray, alive: FloatArray, strength: float) -> FloatArray:
-    """Masses of the bins given `density`, weighted ends by bin, and `alive`, jobs by the bin of what they have done.
+def _found(keys: IntArray, values: IntArray) -> IntArray:
+    """One more than the index of each value in the ascending keys; 0 where it is not among them."""
+    if not len(keys):
+        return np.zeros(values.shape, dtype=np.int64)
+    at = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
+    return np.where(keys[at] == values, at + 1, 0)
 
-    All are (kinds, BINS); `prior` counts as `strength` jobs. Jobs alive in a bin are at risk only below it.
+
+@kernel
+def posterior(prior: FloatArray, density: FloatArray, alive: FloatArray, strength: float, masses: FloatArray) -> None:
+    """Fill the masses of the bins given `density`, weighted ends by bin, and `alive`, jobs by the bin of what they did.
+
+    All are (BINS,); `prior` counts as `strength` jobs. Jobs alive in a bin are at risk only below it.
     """
-    weight = density + strength * prior
-    total = density.sum(axis=1) + alive.sum(axis=1) + strength * prior.sum(axis=1)
-    risk = total[:, None] - np.cumsum(weight + alive, axis=1) + weight
-    hazard = np.minimum(weight / np.maximum(risk, 1e-300), 1.0)
-    stays = np.cumprod(1.0 - hazard, axis=1)
-    masses: FloatArray = np.concatenate([np.ones((len(prior), 1)), stays[:, :-1]], axis=1) * hazard
-    masses[:, -1] += stays[:, -1]
-    return masses
+    ended = going = left = 0.0
+    for g in range(len(prior)):
+        ended, going, left = ended + density[g], going + alive[g], left + prior[g]
+    stays = 1.0
+    for g in range(len(prior)):
+        going -= alive[g]
+        risk = ended + going + strength * left
+        weight = density[g] + strength * prior[g]
+        hazard = min(1.0, weight / risk) if risk > 0 else 1.0
+        left -= prior[g]
+        ended -= density[g]
+        masses[g] = stays * hazard
+        stays *= 1.0 - hazard
+    masses[-1] += stays
+
+
+@kernel
+def _survival(
+    chains: IntArray, ended: IntArray, going: IntArray, density: FloatArray, alive: FloatArray, above: FloatArray,
+    area: FloatArray,
+) -> None:  # fmt: skip
+    """Fill P(S > edge) and its integral up to there at the edges of the grid, `above` and `area` (chains, BINS + 1).
+
+    `chains` (chains, levels) are ordered by their widest kind first; `ended` and `going` their rows in `density` and
+    `alive`.
+    """
+    levels = chains.shape[1]
+    masses = np.empty((levels + 1, BINS))
+    for g in range(BINS):
+        masses[levels, g] = ASSUMED[g]
+    for c in range(len(chains)):
+        last = levels - 1
+        while c > 0 and last >= 0 and chains[c, last] == chains[c - 1, last]:
+            last -= 1
+        for level in range(last, -1, -1):
+            of, still = density[ended[c, level]], alive[going[c, level]]
+            if chains[c, level] != 0 and (ended[c, level] or going[c, level]):
+                posterior(masses[level + 1], of, still, PRIOR[level], masses[level])
+            else:
+                for g in range(BINS):
+                    masses[level, g] = masses[level + 1, g]
+        above[c, BINS] = 0.0
+        for g in range(BINS - 1, -1, -1):
+            above[c, g] = above[c, g + 1] + masses[0, g]
+        area[c, 0] = 0.0
+        for g in range(BINS):
+            area[c, g + 1] = area[c, g] + (EDGES[g + 1] - EDGES[g]) * (above[c, g] + above[c, g + 1]) / 2
+
+
+@kernel
+def _least_ratio(above: FloatArray, area: FloatArray, chain: IntArray, at: IntArray) -> FloatArray:
+    """Smallest mean time on a job for each that ends, over all times ahead, for each pair of chain and bin (pairs,)."""
+    out = np.empty(len(chain))
+    for i in range(len(chain)):
+        out[i] = np.inf
+        of, until, g = above[chain[i]], area[chain[i]], at[i]
+        for j in range(g + 1, len(of)):
+            ends = of[g] - of[j]
+            if ends > 0:
+                out[i] = min(out[i], (until[j] - until[g]) / ends)
+    return out
 
 
 class Lives:
     """Distributions of whole durations, seconds, each conditioned on what a job has done already.
 
-    `masses` (kinds, BINS), `chain` (jobs,) the kind of each job, `done_s` (jobs,).
+    `above` and `area` (chains, BINS + 1): P(S > edge) and its integral up to there, at the edges of the grid; `chain`
+    (jobs,) the chain of kinds of each job, `done_s` (jobs,).
     """
 
-    def __init__(self, masses: FloatArray, chain: IntArray, done_s: FloatArray) -> None:
-        """Integrate the survival functions."""
-        n = len(masses)
-        self.chain, self.done_s, self.at = chain, done_s, bins(done_s)
-        #: P(S > edge) and its integral up to there, at the edges of the grid (kinds, BINS + 1).
-        self.above = np.concatenate([np.cumsum(masses[:, ::-1], axis=1)[:, ::-1], np.zeros((n, 1))], axis=1)
-        steps = np.diff(EDGES) * (self.above[:, :-1] + self.above[:, 1:]) / 2
-        self.area = np.concatenate([np.zeros((n, 1)), np.cumsum(steps, axis=1)], axis=1)
+    def __init__(self, above: FloatArray, area: FloatArray, chain: IntArray, done_s: FloatArray) -> None:
+        self.above, self.area, self.chain, self.done_s, self.at = above, area, chain, done_s, bins(done_s)
 
     def rank_s(self) -> FloatArray:
         """Gittins ranks, seconds: the smallest mean time on a job for each that ends, over all times ahead.
 
         The rank is 1 / sup over D of P(S - a <= D | S > a) / E[min(S - a, D) | S > a]; smaller ranks go first.
         """
-
-        def least(chain: IntArray, at: IntArray) -> FloatArray:
-            above, area, rows = self.above[chain], self.area[chain], np.arange(len(chain))
-            ends = above[rows, at][:, None] - above
-            ahead = (np.arange(BINS + 1) > at[:, None]) & (ends > 0)
-            ratio = np.where(ahead, area - area[rows, at][:, None], np.inf) / np.where(ahead, ends, 1.0)
-            found: FloatArray = ratio.min(axis=1, initial=np.inf) * above[rows, at]
-            return found
-
-        return self._between(least)
+        return self._between(lambda chain, at: _least_ratio(self.above, self.area, chain, at) * self.above[chain, at])
 
     def mean_s(self) -> FloatArray:
         """Mean seconds that are left."""

@@ -12,7 +12,9 @@ OTHER = np.array([[12, 13, 14, 15, 6]])
 
 
 def figures(masses, at):
-    left = Lives(masses, np.zeros(1, dtype=np.int64), np.array([EDGES[at] * (1 + 1e-13)]))
+    above = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+    area = np.append(0.0, np.cumsum(np.diff(EDGES) * (above[:-1] + above[1:]) / 2))
+    left = Lives(above[None, :], area[None, :], np.zeros(1, dtype=np.int64), np.array([EDGES[at] * (1 + 1e-13)]))
     quantiles = [float(left.quantile_s(share)[0]) for share in (0.25, 0.5, 0.75)]
     return [float(left.mean_s()[0]), quantiles[1], float(left.rank_s()[0]), quantiles[0], quantiles[2]]
 
@@ -32,12 +34,12 @@ def test_the_reference_values_of_the_posterior(monkeypatch, ends, alive, at, exp
     monkeypatch.setattr("plait.queueing.kinds.OF_SCRIPT", 6)  # the reference counts runs at all levels
     kinds = Kinds()
     kinds.add(np.repeat(KIND, len(ends), axis=0), np.array(ends, dtype=np.float64))
-    masses, still = ASSUMED[None, :], np.zeros((1, BINS))
-    still[0, bins(np.array([7200.0]))] = alive
+    masses, still = ASSUMED.copy(), np.zeros(BINS)
+    still[bins(np.array([7200.0]))] = alive
     for level in reversed(range(6)):
-        density = kinds.density[[kinds.rows.get((*KIND[0].tolist(), 1)[level], 0)]]
+        density = kinds.density[kinds.rows.get((*KIND[0].tolist(), 1)[level], 0)]
         if density.any() or alive:
-            masses = posterior(masses, density, still, PRIOR[level])
+            posterior(masses.copy(), density, still, PRIOR[level], masses)
     assert masses.sum() == pytest.approx(1.0, abs=1e-9)
     assert figures(masses, at) == pytest.approx(expected, abs=6e-4)
 
@@ -45,8 +47,8 @@ def test_the_reference_values_of_the_posterior(monkeypatch, ends, alive, at, exp
 def test_without_a_prior_it_is_the_estimate_of_kaplan_and_meier():
     rng = np.random.default_rng(5)
     ends, still = rng.integers(20, 120, 30), rng.integers(20, 120, 15)
-    density, alive = (np.bincount(some, minlength=BINS)[None, :].astype(float) for some in (ends, still))
-    masses = posterior(np.zeros((1, BINS)), density, alive, 0.0)[0]
+    density, alive = (np.bincount(some, minlength=BINS).astype(float) for some in (ends, still))
+    posterior(np.zeros(BINS), density, alive, 0.0, masses := np.empty(BINS))
     survival = 1.0
     for g in range(119):
         at_risk = (ends >= g).sum() + (still > g).sum()  # who goes on in a bin is at risk below it only
@@ -79,6 +81,28 @@ def test_runs_of_a_script_are_closest_and_new_scripts_count_scripts_instead_of_r
     of_user = kinds.density[kinds.rows[6]].sum()
     assert of_user < 6, "48 runs of one script must not look like 48 scripts"
     assert kinds.ends(np.concatenate([known, new])).tolist() == [[0, 48], [4, 49]]
+
+
+def test_jobs_together_have_the_distributions_that_each_has_with_its_own_chain_of_posteriors():
+    rng = np.random.default_rng(3)
+    known = rng.integers(2, 5, (60, 5)) + 10 * np.arange(5)
+    known[rng.random(60) < 0.2, 2] = 0  # jobs without a model
+    done_s = np.where(rng.random(60) < 0.4, rng.lognormal(6, 2, 60), 0.0)
+    kinds = Kinds()
+    kinds.add(known[::3], rng.lognormal(7, 2, 20))
+    found = kinds.lives(known, done_s)
+    for i, chain in enumerate(known.tolist()):
+        masses = ASSUMED.copy()
+        for level, kind in reversed(list(enumerate([*chain, 1]))):
+            of = np.ones(60, bool) if level == 5 else known[:, level] == kind
+            still = np.zeros(BINS)
+            for j in np.flatnonzero(of & (done_s > 0)):
+                runs = kinds.counts[kinds.rows.get(int(known[j, 1]), 0)]
+                still[bins(done_s[j : j + 1])] += 1.0 if level < 2 else 1.0 / (1.0 + runs)
+            if kind and (kind in kinds.rows or still.any()):
+                row = kinds.density[kinds.rows.get(kind, 0)]
+                posterior(masses.copy(), row, still, PRIOR[level], masses)
+        assert found.above[found.chain[i], :-1] == pytest.approx(np.cumsum(masses[::-1])[::-1], abs=1e-12)
 
 
 def test_jobs_that_go_on_teach_that_their_kind_takes_longer():
