@@ -3,6 +3,12 @@
 import fcntl
 import json
 import os
+import signal
+import struct
+import sys
+import threading
+import time
+from functools import partial
 
 import pytest
 
@@ -164,3 +170,37 @@ def test_policy_text():
 def test_bad_ranges(text):
     with pytest.raises(InputError):
         parse_range(text, "seed")
+
+
+def _die_while_sending(folder, item):
+    if item:
+        while not (folder / "ready").exists():
+            time.sleep(0.01)
+        raise ValueError("an error elsewhere")
+    frame = sys._getframe()
+    while "result_queue" not in frame.f_locals:
+        frame = frame.f_back
+    pipe = frame.f_locals["result_queue"]._writer.fileno()
+
+    def send_half(*_):
+        os.write(pipe, struct.pack("!i", 100) + b"half of it")
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, send_half)
+    (folder / "ready").touch()
+    time.sleep(600)
+
+
+def test_an_error_ends_workers_that_are_sending_a_result(tmp_path):
+    errors = []
+
+    def run():
+        try:
+            list(over_processes(partial(_die_while_sending, tmp_path), [0, 1], 2))
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(120.0)  # longer than any machine takes: without an end of the pipe it waits for ever
+    assert errors == ["an error elsewhere"]

@@ -202,6 +202,8 @@ class Workers:
         if kind is not None and not issubclass(kind, BrokenProcessPool):
             for child in set(multiprocessing.active_children()) - self._others:
                 child.terminate()
+            # The pool waits for the rest of a result whose sender was ended, as long as anybody could still write it.
+            self._pool._result_queue._writer.close()  # type: ignore[attr-defined]
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
 
