@@ -18,7 +18,7 @@ from plait.core.goodput import BatchLimits, Estimate
 from plait.live.agent.pages import PageReader
 from plait.live.protocol.wire import Adaptive, Profile
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.ingest.adaptive import differs
+from plait.live.scheduler.measured import differs
 from plait.live.service.http.models import Invalid, JobIn, parse
 from plait.live.service.warmup import warm_up
 from plait.runtime.page import Page

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from plait.live.scheduler import decide as rounds_module
 from plait.live.scheduler import engine as engine_module
 from plait.live.scheduler import fold as fold_module
 from plait.live.scheduler import state as state_module
-from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.context import Context
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.options import Options
@@ -205,9 +205,9 @@ def test_reports_of_many_nodes_in_one_batch_are_acted_upon_once(
 ) -> None:
     passes = []
 
-    def counted(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[Step, None, bool]:
-        passes.append(now_s)
-        return reconcile(ctx, next_epoch, now_s)
+    def counted(ctx: Context, next_epoch: NextEpoch) -> bool:
+        passes.append(ctx.now_s)
+        return reconcile(ctx, next_epoch)
 
     monkeypatch.setattr(engine_module, "reconcile", counted)
     disk = MemoryDisk()

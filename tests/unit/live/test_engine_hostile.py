@@ -85,7 +85,7 @@ def test_a_report_that_cannot_be_taken_fails_its_job_and_is_logged_by_the_servic
     def broken(*_: object) -> None:
         raise ZeroDivisionError("no such profile")
 
-    monkeypatch.setattr("plait.live.scheduler.ingest.processes.learn", broken)
+    monkeypatch.setattr("plait.live.scheduler.measured._learn", broken)
     c.nodes[0].sync()
     worker = Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None)
     worker._log_problems()
@@ -120,7 +120,7 @@ def test_what_cannot_be_stored_is_refused_before_it_changes_anything(cluster: Ma
     c = started(cluster)
     before = c.engine.state.seq
     with pytest.raises(InputError, match="ProfileRecorded: skew is nan"):
-        c.engine.ledger.do(ProfileRecorded(c.now, key="k", skew=math.nan))
+        c.engine.context.record(ProfileRecorded(c.now, key="k", skew=math.nan))
     assert (c.engine.broken, c.engine.state.seq) == (False, before)
 
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_written_down_ends_the_engine_and_not_the_log(cluster: Ma
     """An entry that was applied but not noted would leave a gap that no restart gets over."""
     c = started(cluster)
     with pytest.raises(TypeError, match="JSON"):
-        c.engine.ledger.do(ProfileRecorded(c.now, key="k", skew=0.5, like=[object()]))  # type: ignore[list-item]
+        c.engine.context.record(ProfileRecorded(c.now, key="k", skew=0.5, like=[object()]))  # type: ignore[list-item]
     assert c.engine.broken
     assert Engine(c.store, c.engine.fencing, now_s=c.now).state.seq < c.engine.state.seq
 

@@ -240,21 +240,6 @@ def test_a_dead_node_is_forgotten_everywhere_and_for_good(cluster: Cluster) -> N
     assert list(again.nodes) == ["n1"]
 
 
-def test_what_a_forgotten_node_was_told_to_stop_is_forgotten_with_it(cluster: Cluster) -> None:
-    (job,) = cluster.submit({"gpus": 4})
-    cluster.pass_s(1.1)
-    cluster.engine.cancel(job, cluster.now)
-    assert cluster.engine.ledger.assigner.version("n0")
-    assert "n0" in cluster.engine.ledger.assigner._stops
-    cluster.nodes = cluster.nodes[1:]
-    cluster.engine.node_gone("n0", "its machine is off", cluster.now)
-    cluster.pass_s(cluster.options.suspect_s + 1.5)
-    cluster.engine.forget_node("n0", cluster.now)
-    cluster.pass_s(1.1)
-    assert "n0" not in cluster.engine.ledger.assigner._stops
-    assert cluster.engine.ledger.assigner.version("n0") == 0
-
-
 def test_a_drained_node_can_be_forgotten_once_its_agent_is_silent(cluster: Cluster) -> None:
     cluster.engine.drain("n0", cluster.now)
     with pytest.raises(Conflict, match="still reports"):

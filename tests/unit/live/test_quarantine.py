@@ -204,7 +204,7 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
             raise ZeroDivisionError("odd")
         return seen
 
-    monkeypatch.setattr("plait.live.scheduler.ingest.processes.sane_seen", sane_seen)
+    monkeypatch.setattr("plait.live.scheduler.report.sane_seen", sane_seen)
     c.nodes[0].end(odd)
     c.nodes[0].end(other)
     c.engine.observe(Observed(NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)
@@ -252,7 +252,7 @@ def test_what_no_store_can_hold_breaks_no_engine(tmp_path: Path) -> None:
     over = AttemptOver(c.now, 0, 1, "finished", math.inf, 0.0, 0.0, None, None)
     for entry in (ended, over):
         with pytest.raises(InputError, match="no number that can be stored"):
-            c.engine.ledger.do(entry)
+            c.engine.context.record(entry)
     assert not c.engine.broken
     c.store.close()
 

@@ -219,11 +219,11 @@ def test_what_is_cancelled_before_any_node_is_there_is_no_open_job(cluster: Make
     c.engine.cancel(1, c.now)
     assert c.submit({}) == [2]
     c.restart()
-    assert c.engine.ledger.open_jobs.by_owner == {"ann": 1}
+    assert c.engine.context.open_jobs["user", "ann"] == 1
     c.nodes.append(Node(c, "n0", 1))
     c.pass_s(3)
     assert [c.state(job) for job in range(3)] == ["cancelled", "cancelled", "running"]
-    assert c.engine.ledger.open_jobs.by_owner == {"ann": 1}
+    assert c.engine.context.open_jobs["user", "ann"] == 1
 
 
 def test_names_that_agents_and_users_invent_are_not_remembered() -> None:

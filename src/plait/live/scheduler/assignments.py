@@ -9,11 +9,11 @@ from typing import Any
 
 from plait.core.codec.values import Codec
 from plait.live.protocol.requests import command_of, limits_of, merge_key
-from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run, SwitchOrder
+from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.network.orders import grant_of_ranks, switch_orders
 from plait.live.scheduler.network.tell import waits_for_word
-from plait.live.scheduler.records.attempts import Attempt, JobRecord, Key, Rank
+from plait.live.scheduler.records.attempts import Attempt, JobRecord, Rank
 from plait.live.scheduler.stops import GRACEFUL, TIME_LIMIT
 
 #: Where a job finds the bounds of its batch that were given when it was submitted: `BatchLimits` as JSON.
@@ -22,94 +22,34 @@ BATCH_VARIABLE = "PLAIT_BATCH"
 CONTAINER_VARIABLE = "PLAIT_CONTAINER"
 
 
-class Assigner:
-    """Assignments by node, with versions that grow when their content changes."""
+def assignment(ctx: Context, node: str, agent: str | None = None) -> Assignment:
+    """The processes that should run on a node; none for a replaced agent, perhaps of another machine."""
+    record = ctx.state.nodes.get(node)
+    if record is None:  # forgotten while its agent's last question was open
+        return Assignment(ctx.term, 0, ctx.options.lease_s)
+    refresh(ctx)
+    runs, order, successors = record.assigned if agent in (None, record.agent) else ([], None, [])
+    return Assignment(ctx.term, record.version, ctx.options.lease_s, runs, switch=order, successors=successors)
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
-        self._runs: dict[str, list[Run]] = {}
-        self._orders: dict[str, SwitchOrder] = {}
-        self._successors: dict[str, list[Run]] = {}
-        self._told: dict[str, tuple[list[Run], SwitchOrder | None, list[Run]]] = {}
-        self._versions: dict[str, int] = {}
-        self._fresh = False
-        self._looks = 0
-        #: By node: processes that it has to stop, and since which version.
-        self._stops: dict[str, dict[Key, int]] = {}
 
-    def changed(self) -> None:
-        """Something was committed: look again before the next answer."""
-        self._fresh = False
+def refresh(ctx: Context) -> bool:
+    """Derive the assignments of all nodes again if they may have changed: versions of changed ones grow.
 
-    def forget(self, node: str) -> None:
-        """A node has gone for good, or was replaced by another of its name, whose versions continue from there."""
-        self._told.pop(node, None)
-        self._stops.pop(node, None)
-        self._fresh = False
-
-    def renumber(self, node: str) -> None:
-        """Restart the versions of a node of this name."""
-        self._versions.pop(node, None)
-
-    def looked(self) -> int:
-        """A number that grows whenever a version may have."""
-        self._refresh()
-        return self._looks
-
-    def versions(self) -> dict[str, int]:
-        """Versions of the assignments of all nodes as of the last commit."""
-        self._refresh()
-        return {name: self._versions.get(name, 0) for name in self._ctx.state.nodes}
-
-    def version(self, node: str) -> int:
-        """The version of a node's assignment as of the last commit; 0 for an unknown node."""
-        self._refresh()
-        return self._versions.get(node, 0) if node in self._ctx.state.nodes else 0
-
-    def assignment(self, node: str, agent: str | None = None) -> Assignment:
-        """The processes that should run on a node; none for a replaced agent, perhaps of another machine."""
-        self._refresh()
-        ctx = self._ctx
-        record = ctx.state.nodes.get(node)
-        if record is None:  # forgotten while its agent's last question was open
-            return Assignment(ctx.term, 0, ctx.options.lease_s)
-        mine = agent in (None, record.agent)
-        runs, order, successors = self._of(node) if mine else ([], None, [])
-        version = self._versions.get(node, 0)
-        return Assignment(ctx.term, version, ctx.options.lease_s, runs, switch=order, successors=successors)
-
-    def _of(self, node: str) -> tuple[list[Run], SwitchOrder | None, list[Run]]:
-        return self._runs.get(node, []), self._orders.get(node), self._successors.get(node, [])
-
-    def stopped_at(self, node: str, reached: int) -> list[Key]:
-        """Processes that an agent with this version of its assignment has a request to stop for."""
-        stops, jobs = self._stops.get(node, {}), self._ctx.state.jobs
-        for number, epoch, rank in list(stops):
-            job = jobs.get(number)
-            attempt = job.live if job else None
-            if attempt is None or attempt.epoch != epoch or attempt.ranks[rank].ended:
-                del stops[number, epoch, rank]
-        return [key for key, version in stops.items() if version <= reached]
-
-    def _refresh(self) -> None:
-        if self._fresh:
-            return
-        self._fresh = True
-        self._looks += 1
-        self._runs, self._orders = runs_by_node(self._ctx), switch_orders(self._ctx)
-        self._successors = _successors_by_node(self._ctx)
-        for node in self._ctx.state.nodes:
-            self._number(node)
-
-    def _number(self, node: str) -> None:
-        wanted = runs, _, _ = self._of(node)
-        version = self._versions.get(node, 0)
-        if wanted != self._told.get(node, ([], None, [])) or not version:
-            self._told[node] = wanted
-            version = self._versions[node] = max(version + 1, self._ctx.state.seq)
+    Returns whether they may have.
+    """
+    if not ctx.reassign:
+        return False
+    ctx.reassign = False
+    all_runs, orders, all_successors = runs_by_node(ctx), switch_orders(ctx), _successors_by_node(ctx)
+    for name, record in ctx.state.nodes.items():
+        runs = all_runs.get(name, [])
+        assigned = runs, orders.get(name), all_successors.get(name, [])
+        if assigned != record.assigned or not record.version:
+            record.assigned, record.version = assigned, max(record.version + 1, ctx.state.seq)
         for run in runs:
             if run.stop:
-                self._stops.setdefault(node, {}).setdefault((run.job, run.epoch, run.rank), version)
+                record.stops.setdefault((run.job, run.epoch, run.rank), record.version)
+    return True
 
 
 def runs_by_node(ctx: Context) -> dict[str, list[Run]]:

@@ -8,7 +8,7 @@ for a moment, and never so often that deciding takes more than a fifth of the ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import groupby
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from plait.control.job_store import refusal
 from plait.control.messages import JobCancelled, JobFailed, JobHeld, JobSubmitted
 from plait.core.jobs import JobBatch, JobSpec, Phase
-from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.context import Context
 from plait.live.scheduler.network.tell import due_s
 from plait.live.scheduler.records.obstacles import begin_s, obstacle
 
@@ -32,16 +32,9 @@ LONG_ROUND_S = 5.0
 REST = 4.0
 
 
-def settled_s(ctx: Context, now_s: float) -> float:
-    """Until when jobs too large for the cluster wait for more nodes, one having joined now."""
-    options, controller = ctx.options, ctx.state.controller
-    there = 0 if controller is None else controller.cluster.gpus
-    return now_s if 0 < options.expect_gpus <= there else now_s + options.settle_s
-
-
-def admit(ctx: Context, now_s: float) -> Iterator[Step]:
+def admit(ctx: Context) -> None:
     """Add new jobs to the controller, in order. The first that fits no node yet holds up the jobs behind it."""
-    state = ctx.state
+    state, now_s = ctx.state, ctx.now_s
     controller = state.controller
     if controller is None:
         return
@@ -58,37 +51,37 @@ def admit(ctx: Context, now_s: float) -> Iterator[Step]:
     first = number = controller.job_store.count
     for room, batch in groupby(zip(rooms, specs, strict=True), key=lambda pair: pair[0]):
         several = [spec for _, spec in batch]
-        yield JobSubmitted(now_s, number, JobBatch.of(several), room)
-        yield from withhold(ctx, range(number, number + len(several)), now_s)
+        ctx.record(JobSubmitted(now_s, number, JobBatch.of(several), room))
+        withhold(ctx, range(number, number + len(several)))
         number += len(several)
     for number in range(first, first + len(specs)):
         job = state.jobs[number]
         if job.cancelled and state.phase(job) <= Phase.RUNNING:
-            yield JobCancelled(now_s, np.array([number]))
+            ctx.record(JobCancelled(now_s, np.array([number])))
 
 
-def withhold(ctx: Context, numbers: Iterable[int], now_s: float) -> Iterator[JobHeld]:
+def withhold(ctx: Context, numbers: Iterable[int]) -> None:
     """Hide those of these waiting jobs from the policy that may not run yet."""
     controller = ctx.state.controller
     known = set() if controller is None else set(controller.held.tolist())
     jobs = (ctx.state.jobs[number] for number in numbers if number not in known)
-    away = [job.number for job in jobs if ctx.state.phase(job) is Phase.WAITING and obstacle(job, now_s)]
+    away = [job.number for job in jobs if ctx.state.phase(job) is Phase.WAITING and obstacle(job, ctx.now_s)]
     if away:
-        yield JobHeld(now_s, np.array(away), np.ones(len(away), dtype=np.int64))
+        ctx.record(JobHeld(ctx.now_s, np.array(away), np.ones(len(away), dtype=np.int64)))
 
 
-def release(ctx: Context, now_s: float) -> Iterator[JobHeld | JobFailed]:
+def release(ctx: Context) -> None:
     """Let jobs run whose last obstacle is gone, and end those that never may."""
     controller = ctx.state.controller
     if controller is None or not len(controller.held):
         return
     held = [ctx.state.jobs[number] for number in controller.held.tolist()]
-    back = [job.number for job in held if not obstacle(job, now_s)]
+    back = [job.number for job in held if not obstacle(job, ctx.now_s)]
     if back:
-        yield JobHeld(now_s, np.array(back), np.zeros(len(back), dtype=np.int64))
+        ctx.record(JobHeld(ctx.now_s, np.array(back), np.zeros(len(back), dtype=np.int64)))
     for job in held:
         if job.unmet:
-            yield JobFailed(now_s, np.array([job.number]), job.unmet, again=False)
+            ctx.record(JobFailed(ctx.now_s, np.array([job.number]), job.unmet, again=False))
 
 
 def _begins_s(ctx: Context) -> float:
@@ -142,9 +135,9 @@ def _early_s(ctx: Context) -> float:
     return max(quiet_s, state.decision_s + max(options.early_s, REST * timers.took_s))
 
 
-def wake_s(ctx: Context, now_s: float) -> float:
+def wake_s(ctx: Context) -> float:
     """When there is something to do even if nothing happens before."""
-    timers = ctx.timers
+    timers, now_s = ctx.timers, ctx.now_s
     times = [decision_s(ctx)]
     if ctx.state.pending and now_s < timers.settle_s:
         times.append(timers.settle_s)

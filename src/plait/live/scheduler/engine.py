@@ -5,48 +5,50 @@
     assignment = engine.observe(observed, now_s=1.2)        # what an agent saw -> what should run there
     wake_s = engine.tick(now_s=2.0)
 
-Each operation yields steps, which the ledger applies to the state (`plait.live.scheduler.ledger`). The engine then does
-what follows from them (`_advance`) and commits. Nothing is acted on before the commit. Inside `with engine.batch():`,
-operations share one commit; their results may be sent to others after the block.
+Each operation changes the state by `Context.record`, entry by entry. The engine then does what follows (`settle`) and
+commits: log, rows and snapshot in one transaction; after it, and only then, older attempts are fenced and assignments
+change. Inside `with engine.batch():`, operations share one commit; their results may be sent to others after the block.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from plait.control.messages import ReplanDue
-from plait.core.jobs import JobClass
+from plait.core.errors import PlaitError
+from plait.core.jobs import JobClass, Phase
 from plait.core.policy import has_grants
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Assignment, Observed
-from plait.live.scheduler.context import Context, Step, Unfenced
-from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, release, settled_s, wake_s
+from plait.live.scheduler import assignments
+from plait.live.scheduler.context import FENCE_TRIES, Context, Counts, Pending, Problem, Unfenced
+from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, release, wake_s
 from plait.live.scheduler.explain import views, waiting
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
 from plait.live.scheduler.explain.queue import queue
-from plait.live.scheduler.ingest.progress import report_progress
-from plait.live.scheduler.ingest.report import ingest
-from plait.live.scheduler.ingest.usage import report_usage
-from plait.live.scheduler.ledger import Counts, Fencing, Ledger, Problem, restore
+from plait.live.scheduler.fold import apply
 from plait.live.scheduler.live_policy import live_policy
-from plait.live.scheduler.memory import carry_over
+from plait.live.scheduler.measured import report_progress
 from plait.live.scheduler.network import shown, switches
-from plait.live.scheduler.network.report import report_network
 from plait.live.scheduler.network.tell import tell
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import reconcile
+from plait.live.scheduler.records.attempts import JobRecord
+from plait.live.scheduler.records.entries import entry_from_json
 from plait.live.scheduler.records.network import note_of
 from plait.live.scheduler.records.notes import PolicySet, ServiceStarted
-from plait.live.scheduler.records.observations import SilenceExcused
+from plait.live.scheduler.report import excuse_silence, silence_s, take_report, watch
 from plait.live.scheduler.requests import admission, changes, losses, operations
-from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
 from plait.live.scheduler.stops import stop_at_limits
-from plait.live.scheduler.watch import silence_s, watch
-from plait.live.store import Store
+from plait.live.scheduler.usage import report_network, report_usage
+from plait.live.store import Store, pack
 from plait.network.topology.declared import Declared
 from plait.policies.parts.ignored_requests import remarks
 
@@ -54,6 +56,56 @@ from plait.policies.parts.ignored_requests import remarks
 DEFAULT_POLICY = "tiresias-l"
 #: The same where switches have memory to grant.
 NETWORK_POLICY = "tiresias-l:placement=netpack,ina=inalloc"
+
+
+#: Lets something be done, elsewhere and later perhaps.
+Later: TypeAlias = Callable[[Callable[[], bytes]], "Future[bytes]"]
+
+
+def at_once(work: Callable[[], bytes]) -> Future[bytes]:
+    """Done here and now, as suits tests and tools."""
+    done: Future[bytes] = Future()
+    done.set_result(work())
+    return done
+
+
+class Snapshots:
+    """Snapshots of the state, so that a restart need not read the whole log; one at a time.
+
+    Begun when as much has happened as `limit` entries of the log weigh. The engine copies the parts that may change,
+    which takes milliseconds; another thread makes JSON of it and compresses it; the next commit writes it. A restart
+    uses a snapshot as soon as it exists, and needs none.
+    """
+
+    def __init__(self, limit: float, later: Later = at_once) -> None:
+        self._limit, self._later = limit, later
+        self._made: tuple[int, Future[bytes]] | None = None
+
+    def take(self, ctx: Context) -> tuple[int, bytes] | None:
+        """Begin a snapshot of the present state if one is due; return one that is ready to be written."""
+        if self._made is None and ctx.pending.weight >= self._limit:
+            plain = ctx.state.frozen()
+            self._made = ctx.state.seq, self._later(lambda: pack(plain()))
+            ctx.pending.weight = 0.0
+        if self._made is None or not self._made[1].done():
+            return None
+        (seq, body), self._made = self._made, None
+        return seq, body.result()
+
+
+class Fencing(Protocol):
+    """Where attempts are fenced, as `plait.live.fencing.Fences` does on disk."""
+
+    layout: Layout
+
+    def next_epoch(self, number: int, epoch: int) -> int:
+        """The epoch of a job's next attempt, its last one being `epoch`; `OSError`: later, perhaps."""
+
+    def write(self, number: int, epoch: int, first: int) -> None:
+        """Make attempts of a job before this epoch unable to commit; raises `OSError` if that cannot be written."""
+
+    def may_pass(self, number: int, error: OSError) -> bool:
+        """Whether an error of `write` may pass by itself, because it is not due to the job's own folder."""
 
 
 class Engine:
@@ -92,10 +144,12 @@ class Engine:
         for node in state.nodes.values():
             node.heard_s = self.begin_s
         ctx.unfenced = {number: Unfenced() for number in state.live}
-        ctx.timers.settle_s = settled_s(ctx, self.begin_s)
-        snapshots = Snapshots(self.options.snapshot_weight, later)
-        snapshots.weight = float(tail)
-        self.ledger = Ledger(ctx, store, snapshots, fencing, timer)
+        ctx.timers.settle_s = ctx.settled_s()
+        ctx.pending.weight = float(tail)
+        for job in state.jobs.values():
+            if not job.cancelled:
+                ctx.count_open(job, 1)
+        self._snapshots = Snapshots(self.options.snapshot_weight, later)
         self._timer, self._batching, self._gpu_demand = timer, False, GpuDemand()
         if not shows:
             self._begin_network(network)
@@ -105,7 +159,7 @@ class Engine:
     def note_start(self) -> None:
         """Note in the log that a service continues from the store, unless it is the first one."""
         if self.term > 1:
-            self.ledger.do(ServiceStarted(self.begin_s, self.term, round(self._away_s, 3)))
+            self.context.record(ServiceStarted(self.begin_s, self.term, round(self._away_s, 3)))
             self._commit()
 
     def stored(self, now_s: float) -> Engine:
@@ -116,7 +170,7 @@ class Engine:
         shown = Engine(
             self.store, self.fencing, now_s=now_s, options=self.options, secret=self.context.secret, shows=True
         )
-        carry_over(self.state, shown.state)
+        _carry_over(self.state, shown.state)
         shown.ready = self.ready
         return shown
 
@@ -124,7 +178,7 @@ class Engine:
         book = self.state.network
         wanted = network if network is None or network.text or network.listed else None
         if network is not None and wanted != book.declared:
-            self.ledger.do(note_of(wanted, self.begin_s))
+            self.context.record(note_of(wanted, self.begin_s))
 
     def _begin_policy(self, policy: str | None, may_lose_work: bool | None) -> None:
         state = self.state
@@ -135,13 +189,13 @@ class Engine:
             lose = state.may_lose_work and wanted == state.policy_text
         if (wanted, lose) != (state.policy_text, state.may_lose_work):
             operations.check_policy(self.context, wanted)
-            self.ledger.do(PolicySet(self.begin_s, wanted, lose))
+            self.context.record(PolicySet(self.begin_s, wanted, lose))
         elif has_grants(state.limited_policy()) and not network:
             live_policy(wanted, network)
 
     @property
     def state(self) -> State:
-        """Everything that is known; only the ledger changes it."""
+        """Everything that is known; only `Context.record` changes it, and reports what only memory has."""
         return self.context.state
 
     @property
@@ -157,7 +211,7 @@ class Engine:
     @property
     def broken(self) -> bool:
         """Whether the state may differ from the store: a new engine has to continue from there."""
-        return self.ledger.broken
+        return self.context.broken
 
     @property
     def ready(self) -> bool:
@@ -171,7 +225,7 @@ class Engine:
     @property
     def counts(self) -> Counts:
         """Figures and problems that the service reads and empties."""
-        return self.ledger.counts
+        return self.context.counts
 
     # -- what follows ---------------------------------------------------------------------------------
 
@@ -187,11 +241,12 @@ class Engine:
 
     def step(self, now_s: float) -> float:
         """Inside a batch: what `tick` does, without a commit of its own."""
-        return self._advance(self.clock(now_s))
+        self.clock(now_s)
+        return self._settle()
 
     def tick(self, now_s: float) -> float:
         """Do what is due; returns when there will be something to do even if nothing happens before."""
-        due_s = self._advance(self.clock(now_s))
+        due_s = self.step(now_s)
         self._commit()
         return due_s
 
@@ -201,75 +256,120 @@ class Engine:
         ctx.now_s = max(now_s, ctx.now_s)
         return ctx.now_s
 
-    def _run(self, steps: Iterator[Step], now_s: float) -> None:
-        """Take the steps of an operation, do what follows from them, and commit."""
-        self.ledger.take(steps)
-        self._advance(now_s)
+    def _run(self) -> None:
+        """Do what follows from an operation, and commit."""
+        self._settle()
         self._commit()
 
-    def _commit(self) -> None:
-        if not self._batching:
-            self.ledger.commit()
-
-    def _advance(self, now_s: float) -> float:
+    def _settle(self) -> float:
         """Nodes, admission, attempts, decision, in this order; returns when to come again."""
-        ctx, timers, ledger = self.context, self.context.timers, self.ledger
+        ctx, timers, now_s = self.context, self.context.timers, self.context.now_s
         if (late_s := now_s - timers.due_s) > LATE_S:  # no report could arrive while this process itself stood still
-            ledger.take(iter([SilenceExcused(now_s, late_s)]))
+            excuse_silence(ctx, late_s)
         if now_s >= timers.watched_s + WATCH_S:
             timers.watched_s = now_s
-            ledger.take(watch(ctx, now_s))
-            ledger.take(stop_at_limits(ctx, now_s))
+            watch(ctx)
+            stop_at_limits(ctx)
             timers.silence_s = silence_s(ctx)
         if self.state.network.declared is not None:
-            ledger.take(switches.follow(ctx, now_s))
+            switches.follow(ctx)
         if self.state.pending:
-            self._admit(now_s)
-        ledger.take(release(ctx, now_s))
-        ledger.stale |= ctx.deferred
-        self._settle(now_s)
+            controller = self.state.controller
+            first = 0 if controller is None else controller.job_store.count
+            admit(ctx)
+            if may_start(ctx, first):
+                timers.arrived = (timers.arrived[0] if timers.arrived else now_s, now_s)
+        release(ctx)
+        ctx.stale |= ctx.deferred
+        self._reconcile()
         if now_s >= decision_s(ctx):
-            self._decide(now_s)
+            self._report()
+            begin_s = self._timer()
+            ctx.record(ReplanDue(now_s))
+            timers.took_s, timers.arrived = self._timer() - begin_s, None
+            self.counts.decisions_s.append(timers.took_s)
+            self._reconcile()
         elif self.state.live and now_s >= timers.reported_s + self.options.progress_s:
-            self._report(now_s)
+            self._report()
         if self.state.network.declared is not None:
-            ledger.take(tell(ctx, now_s))
+            tell(ctx)
         if self.state.touched_nodes:  # one came, or came back
             timers.silence_s = silence_s(ctx)
-        timers.due_s = wake_s(ctx, now_s)
+        timers.due_s = wake_s(ctx)
         return timers.due_s
 
-    def _admit(self, now_s: float) -> None:
-        controller = self.state.controller
-        first = 0 if controller is None else controller.job_store.count
-        self.ledger.take(admit(self.context, now_s))
-        if may_start(self.context, first):
-            arrived = self.context.timers.arrived
-            self.context.timers.arrived = (arrived[0] if arrived else now_s, now_s)
+    def _reconcile(self) -> None:
+        ctx = self.context
+        while ctx.stale:
+            ctx.stale = False
+            ctx.deferred = reconcile(ctx, self.fencing.next_epoch)
 
-    def _settle(self, now_s: float) -> None:
-        while self.ledger.stale:
-            self.ledger.stale = False
-            self.context.deferred = bool(self.ledger.take(reconcile(self.context, self.fencing.next_epoch, now_s)))
-
-    def _report(self, now_s: float) -> None:
+    def _report(self) -> None:
+        ctx, timers = self.context, self.context.timers
         if self.state.controller is not None:
-            self.context.timers.reported_s = now_s
-        self.ledger.take(report_progress(self.context, sorted(self.state.live), now_s))
-        if now_s >= self.context.timers.usage_s + self.options.usage_s:
-            reported = self.ledger.take(report_usage(self.context, now_s))
+            timers.reported_s = ctx.now_s
+        report_progress(ctx, sorted(self.state.live))
+        if ctx.now_s >= timers.usage_s + self.options.usage_s:
+            reported = report_usage(ctx)
             if self.state.network.declared is not None:
-                reported = bool(self.ledger.take(report_network(self.context, now_s))) or reported
-            self.context.timers.usage_s = now_s if reported else self.context.timers.usage_s
+                reported = report_network(ctx) or reported
+            timers.usage_s = ctx.now_s if reported else timers.usage_s
 
-    def _decide(self, now_s: float) -> None:
-        self._report(now_s)
-        begin_s = self._timer()
-        self.ledger.do(ReplanDue(now_s))
-        took_s = self._timer() - begin_s
-        self.counts.decisions_s.append(took_s)
-        self.context.timers.took_s, self.context.timers.arrived = took_s, None
-        self._settle(now_s)
+    # -- commits --------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """Write what happened; then fence new attempts."""
+        if self._batching:
+            return
+        ctx, state, pending = self.context, self.state, self.context.pending
+        if pending.rows or state.touched or state.touched_nodes or pending.projects:
+            keep = self._snapshots.take(ctx)
+            begin_s = self._timer()
+            try:
+                self.store.commit(pending.rows, views.changed(ctx, pending.over, pending.projects), keep)
+            except BaseException:
+                ctx.broken = True
+                raise
+            self.counts.commits_s.append(self._timer() - begin_s)
+            self.counts.outcomes.update(attempt.outcome for attempt in pending.over)
+            self._forget()
+            ctx.pending, ctx.reassign = Pending(weight=pending.weight), True
+        self._raise_fences()
+
+    def _forget(self) -> None:
+        """Jobs that have ended and of which nothing runs are in the store from now on."""
+        state = self.state
+        for number in state.touched:
+            job = state.jobs.get(number)
+            if job is None or not _is_over(state, job):
+                continue
+            controller = state.controller
+            end_s = math.nan if controller is None else float(controller.job_store.columns["end_s"][number])
+            jct_s = (self.context.now_s if math.isnan(end_s) else end_s) - job.created_s
+            self.counts.left.append((state.phase(job).name.lower(), max(jct_s, 0.0)))
+            del state.jobs[number]
+            if not job.cancelled:
+                self.context.count_open(job, -1)
+        state.touched.clear()
+        state.touched_nodes.clear()
+
+    def _raise_fences(self) -> None:
+        """Attempts are assigned only once older ones cannot commit a checkpoint any more; a full disk means later."""
+        ctx = self.context
+        for number, waits in sorted(ctx.unfenced.items()):
+            job = self.state.jobs.get(number)
+            attempt = job.live if job else None
+            if job is not None and attempt is not None:
+                try:
+                    self.fencing.write(number, attempt.epoch, job.first_epoch)
+                except OSError as error:
+                    waits.why = str(error)
+                    if ctx.now_s >= waits.next_s and not self.fencing.may_pass(number, error):
+                        waits.tries, waits.next_s = waits.tries + 1, ctx.now_s + 1.0
+                        ctx.stale |= waits.tries >= FENCE_TRIES  # `reconcile` ends it after too many tries
+                    continue
+            del ctx.unfenced[number]
+            ctx.reassign = True
 
     # -- users ----------------------------------------------------------------------------------------
 
@@ -280,14 +380,15 @@ class Engine:
 
         A repeated submission: the same owner's submission of the same `key` has its jobs already.
         """
-        now_s = self.clock(now_s)
+        self.clock(now_s)
         if (before := self.state.submissions.find(owner, key, requests)) is not None:
             return before
         projects = [admission.project_of(request) for request in requests]
-        self.ledger.open_jobs.check(owner, projects, self.options)
-        note = admission.take_in(self.context, requests, owner, key, now_s, self.final_state)
+        admission.check_open_jobs(self.context, owner, projects)
+        note = admission.take_in(self.context, requests, owner, key, self.final_state)
         if requests:
-            self._run(iter([note]), now_s)
+            self.context.record(note)
+            self._run()
         return list(range(note.first, note.first + len(requests)))
 
     def final_state(self, number: int) -> str:
@@ -309,8 +410,9 @@ class Engine:
 
     def cancel(self, number: int, now_s: float, *, by: str = "") -> None:
         """Cancel a job; if it runs, it is stopped. `Conflict` if it has ended, `LookupError` if it never was."""
-        now_s = self.clock(now_s)
-        self._run(changes.cancel(self.context, number, by, now_s), now_s)
+        self.clock(now_s)
+        changes.cancel(self.context, number, by)
+        self._run()
 
     def requeue(
         self, number: int, now_s: float, *, by: str, key: str | None = None, may_lose_work: bool = False
@@ -320,16 +422,18 @@ class Engine:
         A repeated request, by the same user with the same `key`, does nothing more. Raises `Conflict` if the job has
         ended, or would lose its work and not `may_lose_work`; `LookupError` if it never existed.
         """
-        now_s = self.clock(now_s)
-        self._run(changes.requeue(self.context, number, by, now_s, key, may_lose_work), now_s)
+        self.clock(now_s)
+        changes.requeue(self.context, number, by, key, may_lose_work)
+        self._run()
 
     def update(
         self, number: int, fields: Mapping[str, Any], now_s: float, *, by: str, key: str | None = None,
         may_lose_work: bool = False,
     ) -> None:  # fmt: skip
         """Change priority, class, deadline or size of a job; as `requeue`, and `InputError` for what cannot be."""
-        now_s = self.clock(now_s)
-        self._run(changes.update(self.context, number, fields, by, now_s, key, may_lose_work), now_s)
+        self.clock(now_s)
+        changes.update(self.context, number, fields, by, key, may_lose_work)
+        self._run()
 
     def foreseen(
         self, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now_s: float
@@ -338,9 +442,9 @@ class Engine:
 
         The first forecast of a job counts; `start` is None for a running job. `LookupError` for a job that has ended.
         """
-        now_s = self.clock(now_s)
-        if steps := list(operations.foreseen(self.context, number, start, end, now_s)):
-            self._run(iter(steps), now_s)
+        self.clock(now_s)
+        operations.foreseen(self.context, number, start, end)
+        self._run()
 
     # -- operators ------------------------------------------------------------------------------------
 
@@ -349,26 +453,30 @@ class Engine:
 
         `may_lose_work`: it may stop jobs that cannot resume from a checkpoint.
         """
-        now_s = self.clock(now_s)
-        self._run(operations.set_policy(self.context, text, may_lose_work, now_s), now_s)
+        self.clock(now_s)
+        operations.set_policy(self.context, text, may_lose_work)
+        self._run()
 
     def set_project(self, name: str, *, gpu_quota: int | None, weight: float, now_s: float) -> None:
         """Make or change a project: at most `gpu_quota` GPUs at once (None = no limit), its weight in fair policies."""
-        now_s = self.clock(now_s)
-        self._run(operations.set_project(self.context, name, gpu_quota, weight, now_s), now_s)
+        self.clock(now_s)
+        operations.set_project(self.context, name, gpu_quota, weight)
+        self._run()
 
     def drop_project(self, name: str, now_s: float) -> None:
         """Forget a project's quota and weight; its jobs stay."""
-        now_s = self.clock(now_s)
-        self._run(operations.drop_project(self.context, name, now_s), now_s)
+        self.clock(now_s)
+        operations.drop_project(self.context, name)
+        self._run()
 
     def drain(self, node: str, now_s: float, *, may_lose_work: bool = False) -> None:
         """Take a node out: no new work; jobs there stop, after a checkpoint if possible, and continue elsewhere.
 
         Raises `Conflict` if one would lose work and not `may_lose_work`; `LookupError` for an unknown node.
         """
-        now_s = self.clock(now_s)
-        self._run(operations.drain(self.context, node, may_lose_work, now_s), now_s)
+        self.clock(now_s)
+        operations.drain(self.context, node, may_lose_work)
+        self._run()
 
     def losses(self, jobs: Sequence[int] = (), nodes: Sequence[str] = (), owner: str | None = None) -> dict[str, Any]:
         """Work that running jobs would lose if stopped now: of these jobs and nodes, of all if neither is given.
@@ -380,8 +488,9 @@ class Engine:
 
     def resume(self, node: str, now_s: float) -> None:
         """Let a drained node work again."""
-        now_s = self.clock(now_s)
-        self._run(operations.resume(self.context, node, now_s), now_s)
+        self.clock(now_s)
+        operations.resume(self.context, node)
+        self._run()
 
     def node_gone(self, node: str, why: str, now_s: float, *, certain: bool = True) -> None:
         """Take a node as dead on the word of its backend: it is lost at once if it is silent, or as soon as it is.
@@ -389,15 +498,15 @@ class Engine:
         Reports of the node itself count for more: a node that still reports is not lost. Unless it is `certain` that
         nothing runs there any more (it may only be out of reach), the service waits for its lease to end all the same.
         """
-        now_s = self.clock(now_s)
-        self._run(operations.node_gone(self.context, node, why, certain), now_s)
+        self.clock(now_s)
+        operations.node_gone(self.context, node, why, certain)
+        self._run()
 
     def forget_node(self, node: str, now_s: float) -> None:
         """Take a node that will not come back out of the lists; `Conflict` while it may still run something."""
-        now_s = self.clock(now_s)
-        self.ledger.take(operations.forget_node(self.context, node, now_s))
-        self.ledger.assigner.renumber(node)
-        self._run(iter(()), now_s)
+        self.clock(now_s)
+        operations.forget_node(self.context, node)
+        self._run()
 
     # -- agents ---------------------------------------------------------------------------------------
 
@@ -407,22 +516,21 @@ class Engine:
         Inside a `batch`, the consequences are left to `step`, once for all reports, and `assignment` returns the result
         after the batch.
         """
-        now_s = self.clock(now_s)
-        told_to_stop = self.ledger.assigner.stopped_at(seen.node.id, seen.reached)
-        steps = ingest(self.context, seen, told_to_stop, now_s, address)
-        if self._batching:
-            self.ledger.take(steps)
-        else:
-            self._run(steps, now_s)
+        self.clock(now_s)
+        take_report(self.context, seen, address)
+        if not self._batching:
+            self._run()
         return self.assignment(seen.node.id, seen.agent)
 
     def assignment(self, node: str, agent: str | None = None) -> Assignment:
         """The assignment of a node as of the last commit; empty for an agent that another one has replaced."""
-        return self.ledger.assigner.assignment(node, agent)
+        return assignments.assignment(self.context, node, agent)
 
-    def versions(self) -> tuple[int, Callable[[], dict[str, int]]]:
-        """A number that grows whenever a version of an assignment may have, and a function that returns them all."""
-        return self.ledger.assigner.looked(), self.ledger.assigner.versions
+    def new_versions(self) -> dict[str, int] | None:
+        """Versions of the assignments of all nodes as of the last commit; None if none can have changed since then."""
+        if not assignments.refresh(self.context):
+            return None
+        return {name: node.version for name, node in self.state.nodes.items()}
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -459,3 +567,40 @@ class Engine:
     def fields(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Fields that only memory has of these jobs, for jobs that have not ended."""
         return {n: views.live_fields(self.context, n) for n in numbers if n in self.state.jobs}
+
+
+def restore(store: Store) -> tuple[State, int]:
+    """The state as stored, and the number of entries after its snapshot; `PlaitError` for a log with a gap."""
+    data, tail = store.load()
+    state = State() if data is None else State.from_json(data)
+    behind = state.seq
+    for row in tail:
+        if row.seq != state.seq + 1:
+            raise PlaitError(f"the log has entry {row.seq} where {state.seq + 1} was expected; restore a backup")
+        apply(state, entry_from_json(json.loads(row.entry)))
+    state.touched.clear()
+    state.jobs = {number: job for number, job in state.jobs.items() if not _is_over(state, job)}
+    state.touched_nodes = set(state.nodes)
+    return state, state.seq - behind
+
+
+def _is_over(state: State, job: JobRecord) -> bool:
+    return job.admitted and not job.live and state.phase(job) > Phase.RUNNING
+
+
+def _carry_over(old: State, new: State) -> None:
+    """Give a state that was read from the store what another one of the same cluster has seen beyond the log."""
+    for name in old.nodes.keys() & new.nodes.keys():
+        was, node = old.nodes[name], new.nodes[name]
+        node.agent, node.agents, node.heard_s, node.address = was.agent, set(was.agents), was.heard_s, was.address
+        node.usage, node.reached, node.term, node.switch = was.usage, was.reached, was.term, was.switch
+        node.suspect, node.gone, node.dead, node.leaving_s = was.suspect, was.gone, was.dead, was.leaving_s
+    for number in old.jobs.keys() & new.jobs.keys():
+        past, job = old.jobs[number], new.jobs[number]
+        job.estimated_s, job.total, job.device_bytes = past.estimated_s, past.total, past.device_bytes
+        seen, attempt = past.attempt, job.attempt
+        if seen is None or attempt is None or seen.epoch != attempt.epoch:
+            continue
+        attempt.leaves, attempt.device_bytes = seen.leaves, seen.device_bytes
+        for before, rank in zip(seen.ranks, attempt.ranks, strict=True):
+            rank.seen, rank.learnt_s = before.seen, dict(before.learnt_s)

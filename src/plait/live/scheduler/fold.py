@@ -37,8 +37,8 @@ from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import AFTER, dependencies, ina_of, never_met
 from plait.live.protocol.wire import NodeInfo
+from plait.live.scheduler.leases import follow_grants
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
-from plait.live.scheduler.network.leases import follow_grants
 from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.scheduler.records.entries import Entry, jobs_of
 from plait.live.scheduler.records.network import Serving, declared_of

@@ -7,7 +7,7 @@ a lost node, where the epoch keeps it from committing anything. When one process
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -17,13 +17,11 @@ from plait.core.jobs import Phase
 from plait.core.words import noted
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
-from plait.live.scheduler.context import FENCE_TRIES, Context, Step
-from plait.live.scheduler.ingest.progress import report_progress
-from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, served_s, why_lost
-from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord, Rank
+from plait.live.scheduler.context import FENCE_TRIES, Context
+from plait.live.scheduler.measured import lost_work_s, never_saved, report_progress, served_s, why_lost
+from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord, Rank, Successor
 from plait.live.scheduler.records.end_words import same_end
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, RankEnded
-from plait.live.scheduler.records.observations import SuccessorAsked
 from plait.live.scheduler.stops import (
     TIME_LIMIT,
     YIELDS,
@@ -45,7 +43,7 @@ CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SI
 DEFERRABLE = frozenset({"preempted", "moved"})
 
 
-def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[Step, None, bool]:
+def reconcile(ctx: Context, next_epoch: NextEpoch) -> bool:
     """One pass over jobs that run or should.
 
     `next_epoch(job, epoch)`: the epoch of the next attempt of a job whose last one had `epoch`; an `OSError` from it
@@ -62,18 +60,18 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
             why = _why_stop(ctx, job, attempt, wanted)
             put_off = why in DEFERRABLE and _before_first_step(ctx, attempt)
             if not put_off and why == "moved":
-                put_off = yield from _overlaps(ctx, job, attempt, wanted, next_epoch, now_s)
+                put_off = _overlaps(ctx, job, attempt, wanted, next_epoch)
             if put_off:
                 deferred = True
             elif why in DEFERRABLE:
                 holders = new_holders(ctx) if holders is None else holders  # once a pass, as it looks at all jobs
                 takers = sorted({taker for gpu in attempt.gpus for taker in holders.get(gpu, ())} - {number})
-                yield ask_stop(ctx, attempt, why, now_s, preemption_reason(ctx, number, takers), takers)
+                ctx.record(ask_stop(ctx, attempt, why, preemption_reason(ctx, number, takers), takers))
             elif why:
-                yield ask_stop(ctx, attempt, why, now_s)
-        yield from _end_unfenced(ctx, number, attempt, now_s)
+                ctx.record(ask_stop(ctx, attempt, why))
+        _end_unfenced(ctx, number, attempt)
         if _may_close(ctx, job, attempt, wanted):
-            yield from _close(ctx, job, attempt, now_s)
+            _close(ctx, job, attempt)
     ports: set[int] | None = None
     for number, gpus in list(state.groups.of_job.items()):
         job = state.jobs[number]
@@ -85,12 +83,12 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[St
             except OSError:
                 deferred = True  # a disk that is full or gone: try again soon
                 continue
-            yield _begin(ctx, job, epoch, gpus, ports, now_s)
-    yield from end_successors(ctx)
+            _begin(ctx, job, epoch, gpus, ports)
+    end_successors(ctx)
     return deferred
 
 
-def _end_unfenced(ctx: Context, number: int, attempt: Attempt, now_s: float) -> Iterator[Step]:
+def _end_unfenced(ctx: Context, number: int, attempt: Attempt) -> None:
     """End an attempt that no agent runs, if its folder cannot be written or it is not wanted any more."""
     waits = ctx.unfenced.get(number)
     if waits is None or not (waits.fresh or _unknown_to_agents(ctx, attempt)):
@@ -103,7 +101,7 @@ def _end_unfenced(ctx: Context, number: int, attempt: Attempt, now_s: float) -> 
         return
     for i, rank in enumerate(attempt.ranks):
         if not rank.ended:
-            yield RankEnded(now_s, number, attempt.epoch, i, None, why, started=False)
+            ctx.record(RankEnded(ctx.now_s, number, attempt.epoch, i, None, why, started=False))
 
 
 def _unknown_to_agents(ctx: Context, attempt: Attempt) -> bool:
@@ -138,8 +136,8 @@ def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int,
 
 
 def _overlaps(
-    ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None, next_epoch: NextEpoch, now_s: float
-) -> Generator[Step, None, bool]:
+    ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None, next_epoch: NextEpoch
+) -> bool:
     """Start the next processes of a job that moves, if that can be; returns whether its stop waits for them."""
     open_ranks = [rank for rank in attempt.ranks if not rank.ended]
     unseen = any(rank.seen is None and ctx.state.nodes[rank.node].state == "ready" for rank in open_ranks)
@@ -154,9 +152,9 @@ def _overlaps(
         except OSError:
             return False
         ranks = [Rank(node, gpu) for node, gpu in _ranks(ctx, job, wanted)]
-        yield SuccessorAsked(now_s, Attempt(job.number, epoch, wanted, ranks, now_s))
-        successor = ctx.successors[job.number]
-    return waits_for(ctx, successor, now_s)
+        successor = Successor(Attempt(job.number, epoch, wanted, ranks, ctx.now_s), ctx.now_s)
+        ctx.successors[job.number], ctx.reassign = successor, True
+    return waits_for(ctx, successor)
 
 
 def _before_first_step(ctx: Context, attempt: Attempt) -> bool:
@@ -193,33 +191,34 @@ def _outcome(attempt: Attempt) -> str:
     return "cancelled" if attempt.stop == "cancelled" else "preempted"
 
 
-def _close(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iterator[Step]:
-    yield from report_progress(ctx, [job.number], now_s)
-    over = _over(ctx, job, attempt, now_s)
+def _close(ctx: Context, job: JobRecord, attempt: Attempt) -> None:
+    now_s = ctx.now_s
+    report_progress(ctx, [job.number])
+    over = _over(ctx, job, attempt)
     previous = "" if over.steps > job.mark else job.reason  # of the last attempt, if this one got no further
-    yield over
+    ctx.record(over)
     phase, jobs = ctx.state.phase(job), np.array([job.number])
     if phase > Phase.RUNNING:
         return
     if over.outcome == "finished":
-        yield JobFinished(now_s, jobs, np.array([over.ended_s]))
+        ctx.record(JobFinished(now_s, jobs, np.array([over.ended_s])))
     elif out_of_time(job):
-        yield JobFailed(now_s, jobs, f"time limit {limit_in_words(job)} reached", again=False)
+        ctx.record(JobFailed(now_s, jobs, f"time limit {limit_in_words(job)} reached", again=False))
     elif over.outcome == "failed":
-        yield _failed(job, attempt, previous, now_s)
+        ctx.record(_failed(job, attempt, previous, now_s))
     elif over.outcome in ("start failed", "requeued"):
         options = ctx.options
         if job.launch_failures >= options.launch_tries or job.requeues > options.requeues:
-            yield _failed(job, attempt, previous, now_s)
+            ctx.record(_failed(job, attempt, previous, now_s))
         elif phase is Phase.RUNNING:
-            yield LaunchFailed(now_s, jobs, attempt.cause)
+            ctx.record(LaunchFailed(now_s, jobs, attempt.cause))
     elif attempt.stop == YIELDS and phase is Phase.RUNNING:
-        yield LaunchFailed(now_s, jobs, attempt.leaves or "left the GPU to the job whose guest it was")
+        ctx.record(LaunchFailed(now_s, jobs, attempt.leaves or "left the GPU to the job whose guest it was"))
 
 
-def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> AttemptOver:
+def _over(ctx: Context, job: JobRecord, attempt: Attempt) -> AttemptOver:
     """How an attempt ended, what it had, and what of its work is lost."""
-    outcome, lead = _outcome(attempt), attempt.lead
+    outcome, lead, now_s = _outcome(attempt), attempt.lead, ctx.now_s
     ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
     held_s, never = served_s(ctx, job, attempt), never_saved(ctx, job)
     lost_s = 0.0 if outcome in ("finished", "cancelled") else lost_work_s(attempt, held_s, never)
@@ -258,14 +257,12 @@ def _on_unresponsive_node(ctx: Context, gpus: tuple[int, ...]) -> bool:
     return any(ctx.state.nodes[n].suspect or ctx.state.nodes[n].lost for n in nodes)
 
 
-def _begin(
-    ctx: Context, job: JobRecord, epoch: int, gpus: tuple[int, ...], ports: set[int], now_s: float
-) -> AttemptBegan:
-    """A new attempt; `ports` are the master ports in use, and its own is added."""
+def _begin(ctx: Context, job: JobRecord, epoch: int, gpus: tuple[int, ...], ports: set[int]) -> None:
+    """Record a new attempt; `ports` are the master ports in use, and its own is added."""
     ranks = _ranks(ctx, job, gpus)
     port = _port(ctx, ports) if len(ranks) > 1 else 0
     ports.add(port)
-    return AttemptBegan(now_s, job.number, epoch, list(gpus), ranks, port)
+    ctx.record(AttemptBegan(ctx.now_s, job.number, epoch, list(gpus), ranks, port))
 
 
 def _ranks(ctx: Context, job: JobRecord, gpus: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from plait.core.words import counted, duration
 from plait.live.layout import job_name
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.records.attempts import CAN, Attempt, JobRecord
+from plait.live.scheduler.records.attempts import CAN, Attempt, JobRecord, Successor
 from plait.live.scheduler.records.event_words import RESIZED
 from plait.live.scheduler.records.notes import StopAsked
-from plait.live.scheduler.records.observations import SuccessorOver
-from plait.live.scheduler.records.successors import Successor
 
 #: Reasons for stopping an attempt that could have continued.
 GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving", "yields", "requeued", "resized", "time limit"})
@@ -30,9 +28,7 @@ TIME_LIMIT = "time limit"
 NAMED, UNPLACED = 4, 1 << 60
 
 
-def ask_stop(
-    ctx: Context, attempt: Attempt, why: str, now_s: float, reason: str = "", takers: Sequence[int] = ()
-) -> StopAsked:
+def ask_stop(ctx: Context, attempt: Attempt, why: str, reason: str = "", takers: Sequence[int] = ()) -> StopAsked:
     """Request an attempt's stop; if its node is about to go, its checkpoint has no longer than the node.
 
     `reason`: who wants it, in words; `takers`: jobs that get its GPUs. At a time limit it has the seconds
@@ -43,7 +39,7 @@ def ask_stop(
         nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
         left_s = [n.leaving_s for n in nodes if n.leaving and n.leaving_s is not None]
         grace_s = min(left_s, default=None)  # None after a restart, until the node has reported it again
-    return StopAsked(now_s, attempt.job, attempt.epoch, why, grace_s, reason, tuple(takers))
+    return StopAsked(ctx.now_s, attempt.job, attempt.epoch, why, grace_s, reason, tuple(takers))
 
 
 def time_left_s(job: JobRecord) -> float:
@@ -62,12 +58,12 @@ def limit_in_words(job: JobRecord) -> str:
     return f"of {duration(job.request['time_limit_s'])} (--time)"
 
 
-def stop_at_limits(ctx: Context, now_s: float) -> Iterator[StopAsked]:
+def stop_at_limits(ctx: Context) -> None:
     """Request the stop of attempts whose jobs are out of time."""
     for number in sorted(ctx.state.live):
         job = ctx.state.jobs[number]
         if (attempt := job.live) is not None and attempt.stop is None and out_of_time(job):
-            yield ask_stop(ctx, attempt, TIME_LIMIT, now_s, limit_in_words(job))
+            ctx.record(ask_stop(ctx, attempt, TIME_LIMIT, limit_in_words(job)))
 
 
 def new_holders(ctx: Context) -> dict[int, list[int]]:
@@ -134,18 +130,19 @@ def may_overlap(ctx: Context, job: JobRecord, attempt: Attempt) -> bool:
     )
 
 
-def waits_for(ctx: Context, successor: Successor, now_s: float) -> bool:
+def waits_for(ctx: Context, successor: Successor) -> bool:
     """Whether a job trains on until its successor is ready."""
     nodes = ctx.state.nodes
     open_ranks = [rank for i, rank in enumerate(successor.attempt.ranks) if i not in successor.settled]
-    late = now_s - successor.since_s >= ctx.options.overlap_s
+    late = ctx.now_s - successor.since_s >= ctx.options.overlap_s
     return bool(open_ranks) and not late and all(nodes[rank.node].state == "ready" for rank in open_ranks)
 
 
-def end_successors(ctx: Context) -> Iterator[SuccessorOver]:
+def end_successors(ctx: Context) -> None:
     """End successors whose attempt has begun, or whose job is to run elsewhere now, or nowhere."""
     for number, successor in list(ctx.successors.items()):
         job = ctx.state.jobs.get(number)
         begun = job is not None and job.live is not None and job.live.gpus == successor.attempt.gpus
         if job is None or begun or ctx.state.wanted(job) != successor.attempt.gpus:
-            yield SuccessorOver(number)
+            ctx.overlapped[number] = ctx.successors.pop(number).attempt.epoch
+            ctx.reassign = True

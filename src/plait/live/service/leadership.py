@@ -11,8 +11,7 @@ from plait.live.layout import Layout, network_secret
 from plait.live.service.clock import FACT, Anchor, Clock, begin_s
 
 if TYPE_CHECKING:
-    from plait.live.scheduler.engine import Engine
-    from plait.live.scheduler.snapshots import Later
+    from plait.live.scheduler.engine import Engine, Later
     from plait.live.service.options import ServiceOptions
     from plait.live.store import Store
     from plait.live.store.leader_lease import LeaderLease

@@ -75,7 +75,6 @@ class Worker(threading.Thread):
         #: Called in this thread after each commit, to count what happened.
         self.notice: Callable[[Engine], object] = lambda engine: None
         self._versions: dict[str, int] = {}
-        self._looks = 0
         self.decisions, self.decision_s, self.commits, self.commit_s = 0, 0.0, 0, 0.0
 
     def submit(
@@ -217,12 +216,10 @@ class Worker(threading.Thread):
         self._log_problems()
         for item in items:
             self._answer(item)
-        looks, versions_of_all = engine.versions()
-        if looks != self._looks:  # a report with nothing new does not look at all nodes
-            self._looks, versions = looks, versions_of_all()
-            if versions != self._versions:
-                self._versions = versions
-                self._published(versions)
+        versions = engine.new_versions()
+        if versions is not None and versions != self._versions:
+            self._versions = versions
+            self._published(versions)
         return wake_s
 
     def _look(self, items: list[_Item]) -> None:

@@ -18,7 +18,7 @@ from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain.next_starts import Release, next_starts
 from plait.live.scheduler.explain.outlook import Calibrations
 from plait.live.scheduler.explain.queue_arrays import QueueArrays, Reported, Who, arrays_of
-from plait.live.scheduler.ingest.adaptive import work_of
+from plait.live.scheduler.measured import work_of
 from plait.live.scheduler.state import RECENT
 from plait.policies.parts.compose import Composed
 from plait.queueing.durations import History

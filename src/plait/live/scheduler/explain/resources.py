@@ -17,7 +17,7 @@ from plait.core.resources import Resource
 from plait.live.protocol.requests import limits_of
 from plait.live.protocol.wire import Seen, Usage
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.ingest.adaptive import work_of
+from plait.live.scheduler.measured import work_of
 from plait.live.scheduler.records.attempts import Attempt, JobRecord, Rank
 
 #: Utilisation below which a GPU that is held counts as idle.

@@ -14,7 +14,7 @@ from plait.goodput.model.jobs import GoodputJobs
 from plait.goodput.model.speedup import replica_cap
 from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.ingest.adaptive import row_of
+from plait.live.scheduler.measured import row_of
 from plait.live.scheduler.records.attempts import JobRecord
 
 #: Sizes that are shown at most.

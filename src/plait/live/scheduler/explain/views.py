@@ -20,9 +20,7 @@ from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import COMPILING, Context
 from plait.live.scheduler.explain import guests
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
-from plait.live.scheduler.ingest import stop_costs
-from plait.live.scheduler.ingest.adaptive import shown, work_of
-from plait.live.scheduler.ingest.profiles import profile_source
+from plait.live.scheduler.measured import adaptive_fields, profile_source, stop_fields, work_of
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.scheduler.records.event_words import stop_in_words
@@ -212,9 +210,9 @@ def live_fields(ctx: Context, number: int) -> dict[str, Any]:
     if out["state"] == "waiting":
         out["reason"] = waiting_reason(ctx, job)
     attempt = job.live
-    if adaptive := shown(ctx, job):
+    if adaptive := adaptive_fields(ctx, job):
         out["adaptive"] = adaptive
-    out["stops"] = stop_costs.shown(ctx, job)
+    out["stops"] = stop_fields(ctx, job)
     if source := profile_source(ctx, job):
         out["profile_source"] = source
     if attempt is None:

@@ -19,8 +19,7 @@ from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain import guests, views
 from plait.live.scheduler.explain.size_options import sizes
-from plait.live.scheduler.ingest import stop_costs
-from plait.live.scheduler.ingest.adaptive import shown, work_of
+from plait.live.scheduler.measured import adaptive_fields, kept, stop_fields, work_of
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
@@ -56,7 +55,7 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
         out["last_trouble"] = job.reason
     if (last := _last_stop(job)) is not None:
         out["last_stop"] = last
-    out["stops"] = stop_costs.shown(ctx, job)
+    out["stops"] = stop_fields(ctx, job)
     return out
 
 
@@ -125,10 +124,10 @@ def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict
     amounts = controller.cluster.limits_gpu_memory or bool(columns["has_demands"][0])
     passes = (job.request.get("class") or "guaranteed") == "guaranteed"
     for number, gpus in ctx.state.groups.of_job.items():
-        if passes and ctx.state.groups.by_job[number].guest and not (amounts and stop_costs.kept(controller, number)):
+        if passes and ctx.state.groups.by_job[number].guest and not (amounts and kept(controller, number)):
             continue
         ahead = int(columns["position"][number]) <= rank or rank >= 1 << 60
-        if columns["running_group"][number] >= 0 and (ahead or stop_costs.kept(controller, number)):
+        if columns["running_group"][number] >= 0 and (ahead or kept(controller, number)):
             found.append((int(columns["position"][number]), number, gpus))
     out = []
     for _, number, gpus in sorted(found, reverse=True)[:BLOCKERS]:
@@ -139,10 +138,10 @@ def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict
         text += f", shared with {', '.join(shares)}" if shares else ""
         if left is not None:
             text += f" and ends in about {duration(left)}" if left >= 1 else " and is about to end"
-        kept = stop_costs.kept(controller, number)
-        text += "; it cannot resume from a checkpoint, so no policy stops it" if kept else ""
+        stays = kept(controller, number)
+        text += "; it cannot resume from a checkpoint, so no policy stops it" if stays else ""
         out.append(
-            {"id": job_name(number), "number": number, "gpus": len(gpus), "left_s": left, "kept": kept, "text": text}
+            {"id": job_name(number), "number": number, "gpus": len(gpus), "left_s": left, "kept": stays, "text": text}
         )
     return out
 
@@ -199,7 +198,7 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     if (how := guests.shown(ctx, attempt)) is not None:
         out["sharing"] = how
         out.setdefault("summary", guests.sentence(ctx, job, attempt, how))
-    if adaptive := shown(ctx, job):
+    if adaptive := adaptive_fields(ctx, job):
         out["adaptive"], out["sizes"] = adaptive, sizes(ctx, job)
     left, limit_left_s = _seconds_left(ctx, job), time_left_s(job)
     if left is not None:

@@ -10,10 +10,10 @@ from plait.live.layout import job_name
 from plait.live.protocol.wire import LeaseSeen, SwitchSeen
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.network.orders import served
-from plait.live.scheduler.network.report import measured
 from plait.live.scheduler.network.switches import network_of, serving_node
 from plait.live.scheduler.network.tell import refusal
 from plait.live.scheduler.records.attempts import Attempt
+from plait.live.scheduler.usage import measured
 
 
 def network(ctx: Context) -> dict[str, Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from plait.control.messages import SwitchJoined, SwitchLost
 from plait.core.cluster import Network, Switch
-from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import NodeRecord
 from plait.live.scheduler.records.network import Serving
 from plait.live.scheduler.records.notes import SwitchServed
 
 
-def follow(ctx: Context, now_s: float) -> Iterator[Step]:
+def follow(ctx: Context) -> None:
     """Elect a node for each switch without one; report switches that are lost, started or restarted.
 
     Candidates are the node that is declared for the switch, or else the first one by name that is attached to it, once
@@ -23,17 +21,17 @@ def follow(ctx: Context, now_s: float) -> Iterator[Step]:
         serving = ctx.state.network.serving.get(switch.id)
         record = None if serving is None else ctx.state.nodes.get(serving.node)
         if serving is None or record is None or not _may_serve(record):
-            yield from _elect(ctx, switch, serving, now_s)
+            _elect(ctx, switch, serving)
             continue
         seen = record.switch
         if seen is None:
             continue  # its agent has not reported since the service started
         works = seen.name == switch.id and seen.incarnation != ""
         if _up(ctx, switch) and not (works and seen.incarnation == serving.incarnation):
-            yield SwitchLost(now_s, switch.id)
+            ctx.record(SwitchLost(ctx.now_s, switch.id))
         if works and not _up(ctx, switch):
-            yield SwitchServed(now_s, switch.id, record.id, seen.incarnation)
-            yield SwitchJoined(now_s, switch.id)
+            ctx.record(SwitchServed(ctx.now_s, switch.id, record.id, seen.incarnation))
+            ctx.record(SwitchJoined(ctx.now_s, switch.id))
 
 
 def serving_node(ctx: Context, switch: str) -> NodeRecord | None:
@@ -64,14 +62,14 @@ def _may_serve(record: NodeRecord) -> bool:
     return not (record.lost or record.drained or record.leaving)
 
 
-def _elect(ctx: Context, switch: Switch, serving: Serving | None, now_s: float) -> Iterator[Step]:
+def _elect(ctx: Context, switch: Switch, serving: Serving | None) -> None:
     if _up(ctx, switch):
-        yield SwitchLost(now_s, switch.id)
-    if now_s < ctx.timers.settle_s:
+        ctx.record(SwitchLost(ctx.now_s, switch.id))
+    if ctx.now_s < ctx.timers.settle_s:
         return  # more nodes may join, and the first of them is to serve it
     chosen = _candidate(ctx, switch)
     if (serving.node if serving else "") != chosen:
-        yield SwitchServed(now_s, switch.id, chosen)
+        ctx.record(SwitchServed(ctx.now_s, switch.id, chosen))
 
 
 def _candidate(ctx: Context, switch: Switch) -> str:

@@ -8,12 +8,11 @@ answer delays it by at most `PATIENCE_S`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from plait.live.protocol.wire import Exchange, SwitchSeen
-from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.network.leases import attempt_of, why_not
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.leases import attempt_of, why_not
 from plait.live.scheduler.network.orders import window_of
 from plait.live.scheduler.network.switches import network_of, serving_node
 from plait.live.scheduler.records.attempts import Attempt
@@ -29,8 +28,8 @@ REFUSED_S = 30.0
 MANY_NUMBERS = 2**31
 
 
-def tell(ctx: Context, now_s: float) -> Iterator[Step]:
-    """A note for each attempt whose ranks are to know something else than they do."""
+def tell(ctx: Context) -> None:
+    """Record a note for each attempt whose ranks are to know something else than they do."""
     state = ctx.state
     for number in sorted(state.live):
         attempt = state.jobs[number].live
@@ -39,17 +38,17 @@ def tell(ctx: Context, now_s: float) -> Iterator[Step]:
         before = state.network.told.get(number)
         before = before if before is not None and before.epoch == attempt.epoch else None
         if before is not None:
-            yield from _moved(ctx, attempt, before, now_s)
-        wanted = _wanted(ctx, number, attempt, before, now_s)
+            _moved(ctx, attempt, before)
+        wanted = _wanted(ctx, number, attempt, before)
         if wanted is None:
             continue
         wanted = replace(wanted, version=1 if before is None else before.version + 1)
         if before is None or replace(wanted, version=before.version, at_s=before.at_s) != before:
-            yield wanted
+            ctx.record(wanted)
 
 
-def _moved(ctx: Context, attempt: Attempt, told: RanksTold, now_s: float) -> Iterator[Step]:
-    """Notes that all ranks have left what they had before, and that they need other numbers for packets."""
+def _moved(ctx: Context, attempt: Attempt, told: RanksTold) -> None:
+    """Record that all ranks have left what they had before, and that they need other numbers for packets."""
     book = ctx.state.network
     said = [None if rank.seen is None else rank.seen.exchange or Exchange() for rank in attempt.ranks]
     # A rank that has found no grant yet uses none; the version of a rank that has not reported since the service
@@ -59,11 +58,11 @@ def _moved(ctx: Context, attempt: Attempt, told: RanksTold, now_s: float) -> Ite
     former, lease = book.former.get(attempt.job), book.leases.get(attempt.job)
     if former is not None:
         if not told.granted or told.lease != former.epoch:
-            yield RanksMoved(now_s, attempt.job, told.version)
+            ctx.record(RanksMoved(ctx.now_s, attempt.job, told.version))
         return
     many = any(one is not None and one.version >= 0 and one.numbers >= MANY_NUMBERS for one in said)
     if many and lease is not None and told.granted and told.lease == lease.epoch and not lease.spent:
-        yield NumbersSpent(now_s, attempt.job, lease.since)
+        ctx.record(NumbersSpent(ctx.now_s, attempt.job, lease.since))
 
 
 def due_s(ctx: Context) -> float:
@@ -83,15 +82,16 @@ def waits_for_word(ctx: Context, attempt: Attempt) -> bool:
     return attempt.networked and attempt.stop is None and (told is None or told.epoch != attempt.epoch)
 
 
-def _wanted(ctx: Context, number: int, attempt: Attempt, before: RanksTold | None, now_s: float) -> RanksTold | None:
+def _wanted(ctx: Context, number: int, attempt: Attempt, before: RanksTold | None) -> RanksTold | None:
     """The grant that the ranks should have, with no version yet; None to leave them theirs."""
+    now_s = ctx.now_s
     lease = ctx.state.network.leases.get(number)
     if lease is None:
         return RanksTold(now_s, number, attempt.epoch, 0, False, _why(ctx, number, attempt))
     node = serving_node(ctx, lease.grant.switch)
     seen = None if node is None else node.switch
     if node is not None and seen is not None and _serves(seen, lease):
-        return _granted(ctx, lease, attempt, node.address, seen, now_s)
+        return _granted(ctx, lease, attempt, node.address, seen)
     refused = refusal(seen, lease)
     if before is None and not refused and now_s < attempt.began_s + PATIENCE_S:
         return None
@@ -114,14 +114,14 @@ def refusal(seen: SwitchSeen | None, lease: Leased) -> str:
     return mine[0].refused if mine else ""
 
 
-def _granted(ctx: Context, lease: Leased, attempt: Attempt, address: str, seen: SwitchSeen, now_s: float) -> RanksTold:
+def _granted(ctx: Context, lease: Leased, attempt: Attempt, address: str, seen: SwitchSeen) -> RanksTold:
     network = network_of(ctx)
     assert network is not None
     switch, grant = network.switch(lease.grant.switch), lease.grant
     ports = [seen.data_port] + ([seen.server_port] if seen.server_port else [])
     whole = not grant.size
     return RanksTold(
-        now_s, lease.job, attempt.epoch, 0, True, grant.reason, grant.switch, address, ports, lease.epoch,
+        ctx.now_s, lease.job, attempt.epoch, 0, True, grant.reason, grant.switch, address, ports, lease.epoch,
         grant.offset, switch.usable if whole else grant.size, grant.priority, switch.usable,
         lease.options, lease.wire, lease.since, window_of(lease),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from plait.core.codec.values import Codec, form, row
-from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, SwitchSeen, Usage
+from plait.live.protocol.wire import PREEMPTED, NodeInfo, Run, Seen, SwitchOrder, SwitchSeen, Usage
 from plait.live.scheduler.records.end_words import NOT_STARTED, describe_end, left_before
 
 #: Exit codes of a process that was stopped: by signals of an agent, or as a shell reports them.
@@ -244,6 +244,20 @@ class JobRecord:
 
 
 @dataclass(slots=True)
+class Successor:
+    """Processes for `attempt`, which has not begun and may never do so; requested at `since_s`.
+
+    They start next to the running attempt of their job, are of this service's life only, and in no log: a successor
+    runs nothing of the job, and an attempt begins without one if it is missing. `settled`: ranks that need no waiting,
+    because they are ready or impossible.
+    """
+
+    attempt: Attempt
+    since_s: float
+    settled: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class NodeRecord:
     """A node: its resources, whether it takes work, and (*seen*) when and from which agent process it last reported.
 
@@ -251,6 +265,9 @@ class NodeRecord:
     has `leaving_s` left as of its last report; `gone`: why the backend reports it as dead; `dead`: nothing can run
     there any more, so that it is lost sooner. `switch` (*seen*): the switch that it serves, None before its first
     report.
+
+    `assigned`: the processes, the switch and the successors of the newest assignment, its `version`, and the version
+    from which on each process in `stops` has a request to stop: of this service's life only.
     """
 
     id: str
@@ -270,6 +287,9 @@ class NodeRecord:
     dead: bool = False
     leaving_s: float | None = None
     switch: SwitchSeen | None = None
+    assigned: tuple[list[Run], SwitchOrder | None, list[Run]] = field(default_factory=lambda: ([], None, []))
+    version: int = 0
+    stops: dict[Key, int] = field(default_factory=dict)
 
     @property
     def state(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import AFTER, dependencies, most_gpus, never_met
 from plait.live.scheduler.context import Context
+from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.notes import Requested
 from plait.policies.aggregation import aggregation_of
 from plait.policies.quotas import Quotas, never_admitted
@@ -21,18 +23,17 @@ from plait.runtime.network.grant import MOST_WORKERS
 
 
 def take_in(
-    ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, now_s: float,
-    final_state: Callable[[int], str],
-) -> Requested:  # fmt: skip
+    ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, final_state: Callable[[int], str]
+) -> Requested:
     """The note of new jobs; raises `InputError` for an invalid one.
 
     `key`: see `Submissions`. `final_state`: how a job ended that is no longer in the state.
     """
-    first = ctx.state.numbers
+    first, now_s = ctx.state.numbers, ctx.now_s
     for i, request in enumerate(requests):
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
-        check_size(ctx, ctx.spec(first + i, request, owner, project_of(request), now_s), request, now_s)
+        check_size(ctx, ctx.spec(first + i, request, owner, project_of(request), now_s), request)
     met = {number for waits in dependencies(requests, first) for number in _met(ctx, waits, first, final_state)}
     return Requested(now_s, first, owner, [dict(r) for r in requests], key, sorted(met))
 
@@ -50,19 +51,34 @@ def _met(ctx: Context, waits: Mapping[int, str], first: int, final_state: Callab
             yield number
 
 
-def check_size(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now_s: float) -> None:
+def check_open_jobs(ctx: Context, owner: str, projects: Sequence[str]) -> None:
+    """Raise `Conflict` if so many more jobs of a user in these projects are more than they may have.
+
+    A script in a loop must not fill the queue: a job that waits costs time in every decision, and others wait with it.
+    """
+    limits = [("user", owner, len(projects), ctx.options.user_jobs)]
+    limits += [("project", name, more, ctx.options.project_jobs) for name, more in Counter(projects).items()]
+    for what, name, more, limit in limits:
+        if limit and (there := ctx.open_jobs[what, name]) + more > limit:
+            raise Conflict(
+                f"{what} {name} has {there} jobs that have not ended, and may have {limit}; wait for some (plait "
+                f"wait), cancel some (plait cancel), or let the administrator raise it: plait up --{what}-jobs N"
+            )
+
+
+def check_size(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None:
     """Raise `InputError` for a job that could never run here, or never within the quotas of its project."""
     if spec.ina.required:
         _check_required(ctx, spec, request)
-    _check_room(ctx, spec, request, now_s)
+    _check_room(ctx, spec, request)
     if ctx.state.policy is not None:
-        _check_quotas(ctx, spec, now_s)
+        _check_quotas(ctx, spec)
 
 
-def _check_quotas(ctx: Context, spec: JobSpec, now_s: float) -> None:
+def _check_quotas(ctx: Context, spec: JobSpec) -> None:
     """Refuse a job above a quota of its project, be it of `plait project set` or of the policy."""
     controller = ctx.state.controller
-    kinds = () if controller is None or now_s < ctx.timers.settle_s else controller.cluster.kinds
+    kinds = () if controller is None or ctx.now_s < ctx.timers.settle_s else controller.cluster.kinds
     policy: Policy | None = ctx.state.limited_policy()
     while policy is not None:
         quotas = getattr(policy, "quotas", None)
@@ -102,10 +118,10 @@ def check_project(ctx: Context, name: str) -> None:
         raise InputError(f"no project {name!r}; {suggest(name, known, f'make it with: plait project set {name}')}")
 
 
-def _check_room(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now_s: float) -> None:
+def _check_room(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None:
     """Refuse a job that no present or expected node has room for; while nodes join this is unknown."""
     controller = ctx.state.controller
-    if controller is None or now_s < ctx.timers.settle_s:
+    if controller is None or ctx.now_s < ctx.timers.settle_s:
         return
     why = refusal(spec, controller.cluster, ctx.room(request))
     if why is not None:

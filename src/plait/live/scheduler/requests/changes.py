@@ -8,7 +8,7 @@ number of GPUs that no longer fits is stopped after a checkpoint and waits, any 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.layout import job_name
 from plait.live.protocol.requests import check_sizes
-from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.context import Context
 from plait.live.scheduler.decide import withhold
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.attempts import JobRecord
@@ -35,15 +35,14 @@ CHANGEABLE = ("priority", "class", "deadline_s", "hold", *SIZES)
 DEFAULTS: Mapping[str, Any] = {"priority": 0.0, "class": "guaranteed", "gpus": 1, "hold": False}
 
 
-def cancel(ctx: Context, number: int, by: str, now_s: float) -> Iterator[Step]:
+def cancel(ctx: Context, number: int, by: str) -> None:
     """Cancel job `number`. `Conflict` if it has ended, `LookupError` if it does not exist."""
     job = _open(ctx, number)
-    yield JobCancelled(now_s, np.array([number]), by) if job.admitted else CancelAsked(now_s, number, by)
+    now_s = ctx.now_s
+    ctx.record(JobCancelled(now_s, np.array([number]), by) if job.admitted else CancelAsked(now_s, number, by))
 
 
-def requeue(
-    ctx: Context, number: int, by: str, now_s: float, key: str | None = None, may_lose_work: bool = False
-) -> Iterator[Step]:
+def requeue(ctx: Context, number: int, by: str, key: str | None = None, may_lose_work: bool = False) -> None:
     """Send job `number` back to the queue; a waiting one keeps waiting.
 
     Raises `Conflict` if it has ended, or if it would begin at the beginning and not `may_lose_work`; `LookupError` if
@@ -54,17 +53,17 @@ def requeue(
     job = _open(ctx, number, f"run it again as a new job: plait clone {job_name(number)}")
     if not may_lose_work:
         refuse(losses(ctx, [job]))
-    yield RequeueAsked(now_s, number, by, key)
+    ctx.record(RequeueAsked(ctx.now_s, number, by, key))
     if ctx.state.phase(job) is Phase.RUNNING:
-        yield JobRequeued(now_s, np.array([number]))
+        ctx.record(JobRequeued(ctx.now_s, np.array([number])))
     if (attempt := job.live) is not None and attempt.stop is None:
-        yield ask_stop(ctx, attempt, "requeued", now_s, f"by {by}")
+        ctx.record(ask_stop(ctx, attempt, "requeued", f"by {by}"))
 
 
 def update(
-    ctx: Context, number: int, fields: Mapping[str, Any], by: str, now_s: float, key: str | None = None,
+    ctx: Context, number: int, fields: Mapping[str, Any], by: str, key: str | None = None,
     may_lose_work: bool = False,
-) -> Iterator[Step]:  # fmt: skip
+) -> None:  # fmt: skip
     """Change `fields` of the request of job `number`; None: as if the field had not been given.
 
     Raises `InputError` for a field or a value that no job can have; `Conflict` if the job has ended, or if it would
@@ -80,22 +79,22 @@ def update(
     before = {name: job.request.get(name) for name in fields}
     if all(_meant(name, before[name]) == _meant(name, value) for name, value in fields.items()):
         if key is not None:  # sent again after another change, it must still do nothing
-            yield UpdateAsked(now_s, number, by, dict(fields), before, key)
+            ctx.record(UpdateAsked(ctx.now_s, number, by, dict(fields), before, key))
         return
     request = {name: value for name, value in {**job.request, **fields}.items() if value is not None}
-    spec = _spec(ctx, job, request, fields, now_s)
+    spec = _spec(ctx, job, request, fields)
     if fields.get("hold") and ctx.state.phase(job) is Phase.RUNNING:
         name = job_name(number)
         raise Conflict(f"job {name} is running and cannot be held; send it to the queue first: plait requeue {name}")
     leaves = job.live is not None and job.live.stop is None and _resized(ctx, job, spec)
     if leaves and not may_lose_work:
         refuse(losses(ctx, [job]))
-    yield UpdateAsked(now_s, number, by, dict(fields), before, key)
+    ctx.record(UpdateAsked(ctx.now_s, number, by, dict(fields), before, key))
     if job.admitted:
-        yield JobUpdated(now_s, np.array([number]), JobBatch.of([spec]))
-        yield from withhold(ctx, [number], now_s)
+        ctx.record(JobUpdated(ctx.now_s, np.array([number]), JobBatch.of([spec])))
+        withhold(ctx, [number])
     if leaves and job.live is not None:
-        yield ask_stop(ctx, job.live, "resized", now_s, f"by {by}, {_sizes_in_words(before, fields)}")
+        ctx.record(ask_stop(ctx, job.live, "resized", f"by {by}, {_sizes_in_words(before, fields)}"))
 
 
 def _open(ctx: Context, number: int, instead: str = "") -> JobRecord:
@@ -116,14 +115,14 @@ def _check_whole(name: str, fields: Mapping[str, Any]) -> None:
             raise InputError(f"job {name}: {field} {value!r}: needs a whole number of GPUs, 1 or more")
 
 
-def _spec(ctx: Context, job: JobRecord, request: Mapping[str, Any], fields: Mapping[str, Any], now_s: float) -> JobSpec:
+def _spec(ctx: Context, job: JobRecord, request: Mapping[str, Any], fields: Mapping[str, Any]) -> JobSpec:
     """The job as policies see it with this request; `InputError` if it could not be submitted so."""
     name, controller = job_name(job.number), ctx.state.controller
     check_sizes(request, f"job {name}", (), command=False)
     spec = ctx.spec(job.number, request, job.owner, job.project, job.created_s)
     if any(_meant(one, job.request.get(one)) != _meant(one, fields[one]) for one in (*SIZES, "class") if one in fields):
         try:
-            check_size(ctx, spec, request, now_s)
+            check_size(ctx, spec, request)
         except InputError as error:
             raise InputError(f"job {name}: {error}") from None
     if job.admitted and controller is not None:  # the weight of its project when it was admitted stays

@@ -15,7 +15,7 @@ from plait.live.layout import job_name
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, served_s
+from plait.live.scheduler.measured import lost_work_s, never_saved, served_s
 from plait.live.scheduler.records.attempts import FROM_START, JobRecord
 
 #: Jobs that a sentence names.

@@ -1,9 +1,9 @@
-"""Requests of users and operators that are not about jobs: each is checked, and becomes steps."""
+"""Requests of users and operators that are not about jobs: each is checked, and recorded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from plait.control.messages import NodeJoined, NodeLost
 from plait.core.errors import InputError
@@ -11,9 +11,8 @@ from plait.core.jobs import Phase
 from plait.core.policy import Policy, has_grants
 from plait.live.layout import job_name
 from plait.live.protocol.requests import ina_of
-from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.context import Context
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.ingest.report import hardware
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.records.attempts import NodeRecord
 from plait.live.scheduler.records.notes import (
@@ -23,24 +22,23 @@ from plait.live.scheduler.records.notes import (
     PolicySet,
     ProjectSet,
 )
-from plait.live.scheduler.records.observations import NodeCheckDue, NodeGone
+from plait.live.scheduler.report import hardware
 from plait.live.scheduler.requests.losses import losses, on_node, refuse
 from plait.policies.aggregation import aggregation_of
 from plait.policies.quotas import Quotas
 
 
-def foreseen(
-    ctx: Context, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now_s: float
-) -> Iterator[Step]:
+def foreseen(ctx: Context, number: int, start: Sequence[float | None] | None, end: Sequence[float | None]) -> None:
     """Record the first forecast of job `number`: `start`, `end` in seconds from now. `LookupError` if it has ended."""
     job = ctx.state.jobs.get(number)
     if job is None or ctx.state.phase(job) > Phase.RUNNING:
         raise LookupError(f"job {job_name(number)} has ended")
     if number not in ctx.state.record.open:
-        yield ForecastRecorded(now_s, number, None if start is None or job.live is not None else list(start), list(end))
+        begin = None if start is None or job.live is not None else list(start)
+        ctx.record(ForecastRecorded(ctx.now_s, number, begin, list(end)))
 
 
-def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> Iterator[Step]:
+def set_policy(ctx: Context, text: str, may_lose_work: bool) -> None:
     """Change the policy to `text`; `may_lose_work`: it may stop jobs without checkpoints.
 
     Raises `InputError` for an unknown policy, one with needs that live clusters do not meet, or quotas of unknown
@@ -51,7 +49,7 @@ def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> It
     if isinstance(quotas, Quotas) and state.controller is not None:
         projects = {"default", *state.projects, *(job.project for job in state.jobs.values())}
         quotas.refuse_unknown(projects, state.controller.cluster.kinds)
-    yield PolicySet(now_s, text, may_lose_work)
+    ctx.record(PolicySet(ctx.now_s, text, may_lose_work))
 
 
 def check_policy(ctx: Context, text: str) -> Policy:
@@ -75,23 +73,23 @@ def check_policy(ctx: Context, text: str) -> Policy:
     return policy
 
 
-def set_project(ctx: Context, name: str, gpu_quota: int | None, weight: float, now_s: float) -> Iterator[Step]:
+def set_project(ctx: Context, name: str, gpu_quota: int | None, weight: float) -> None:
     """Make or change a project; `InputError` for an invalid quota or weight."""
     if gpu_quota is not None and gpu_quota < 0:
         raise InputError(f"gpu_quota is {gpu_quota}, needs a whole number >= 0, or null for no limit")
     if not (math.isfinite(weight) and weight > 0):
         raise InputError(f"weight is {weight}, needs a number > 0")
-    yield ProjectSet(now_s, name, gpu_quota=gpu_quota, weight=weight)
+    ctx.record(ProjectSet(ctx.now_s, name, gpu_quota=gpu_quota, weight=weight))
 
 
-def drop_project(ctx: Context, name: str, now_s: float) -> Iterator[Step]:
+def drop_project(ctx: Context, name: str) -> None:
     """Remove quota and weight of project `name`; `LookupError` if it has none."""
     if name not in ctx.state.projects:
         raise LookupError(f"no project {name!r}")
-    yield ProjectSet(now_s, name, gone=True)
+    ctx.record(ProjectSet(ctx.now_s, name, gone=True))
 
 
-def drain(ctx: Context, node: str, may_lose_work: bool, now_s: float) -> Iterator[Step]:
+def drain(ctx: Context, node: str, may_lose_work: bool) -> None:
     """Take a node out.
 
     Raises `Conflict` if a job there would lose work and not `may_lose_work`; `LookupError` for an unknown node.
@@ -101,43 +99,43 @@ def drain(ctx: Context, node: str, may_lose_work: bool, now_s: float) -> Iterato
         if not may_lose_work and not record.lost:
             refuse(losses(ctx, on_node(ctx, node)))
         if not record.lost:
-            yield NodeLost(now_s, node)
-        yield NodeDrained(now_s, node, drained=True)
+            ctx.record(NodeLost(ctx.now_s, node))
+        ctx.record(NodeDrained(ctx.now_s, node, drained=True))
 
 
-def resume(ctx: Context, node: str, now_s: float) -> Iterator[Step]:
+def resume(ctx: Context, node: str) -> None:
     """Let a drained node work again; `LookupError` for an unknown one."""
     record = _node(ctx, node)
     if record.drained:
-        yield NodeDrained(now_s, node, drained=False)
+        ctx.record(NodeDrained(ctx.now_s, node, drained=False))
         if not record.lost and not record.leaving:
             assert record.info is not None
-            yield NodeJoined(now_s, hardware(record.info))
-            yield NodeCheckDue()  # it may be silent
+            ctx.record(NodeJoined(ctx.now_s, hardware(record.info)))
+            ctx.timers.watched_s = -math.inf  # it may be silent
 
 
-def node_gone(ctx: Context, node: str, why: str, certain: bool) -> Iterator[Step]:
+def node_gone(ctx: Context, node: str, why: str, certain: bool) -> None:
     """Record that the backend reports a node as dead; `LookupError` for an unknown one."""
     record = _node(ctx, node)
     if not record.gone or (certain and not record.dead):
-        yield NodeGone(node, why or "reported by its backend", certain)
-        yield NodeCheckDue()
+        record.gone, record.dead = why or "reported by its backend", certain
+        ctx.stale, ctx.timers.watched_s = True, -math.inf
 
 
-def forget_node(ctx: Context, node: str, now_s: float) -> Iterator[Step]:
+def forget_node(ctx: Context, node: str) -> None:
     """Take a node out of the lists; `Conflict` while it may still run something, `LookupError` for an unknown one."""
     record, jobs = _node(ctx, node), ctx.state.jobs
     here = [n for n in sorted(ctx.state.live) if (a := jobs[n].live) and any(r.node == node for r in a.ranks)]
     if here:
         names = ", ".join(job_name(n) for n in here[:5])
         raise Conflict(f"node {node!r} may still run {names}; it can be forgotten once they go on elsewhere")
-    silent = now_s - record.heard_s >= ctx.options.suspect_s
+    silent = ctx.now_s - record.heard_s >= ctx.options.suspect_s
     if not record.lost and not (silent and (record.drained or record.leaving)):
         raise Conflict(
             f"node {node!r} is {record.state} and its agent still reports; end its agent first, with SIGTERM, and "
             "forget it when `plait nodes` shows it as left or lost"
         )
-    yield NodeForgotten(now_s, node)
+    ctx.record(NodeForgotten(ctx.now_s, node))
 
 
 def _node(ctx: Context, node: str) -> NodeRecord:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from plait.live.scheduler.ingest.stop_costs import LOSSES
+from plait.live.scheduler.measured import LOSSES
 
 if TYPE_CHECKING:
     from plait.live.scheduler.engine import Engine

@@ -41,11 +41,11 @@ async def submission(request: Request) -> Response:
     await check_files(api, [asked])
 
     def look(engine: Engine, now_s: float) -> tuple[QueueCopy | None, JobSpec, list[str]]:
-        ctx, project = engine.context, project_of(asked)
+        ctx, project, now_s = engine.context, project_of(asked), engine.clock(now_s)
         if project != token.project:
             check_project(ctx, project)
-        take_in(ctx, [asked], token.user, None, engine.clock(now_s), engine.final_state)
-        spec = ctx.spec(ctx.state.numbers, asked, token.user, project, engine.clock(now_s))
+        take_in(ctx, [asked], token.user, None, engine.final_state)
+        spec = ctx.spec(ctx.state.numbers, asked, token.user, project, now_s)
         return api.what_if.queue(engine, now_s), spec, engine.remarks(asked)
 
     copy, spec, remarks = await api.worker.look(look)

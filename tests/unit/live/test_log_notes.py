@@ -1,22 +1,13 @@
-"""Notes of the log and the steps of the scheduler: the codec, and that functions change nothing themselves."""
+"""Notes of the log: each is written with its fields and read back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from live_cases import Cluster
 
 from plait.core.errors import InputError
-from plait.live.protocol.wire import RUNNING, Observed
-from plait.live.scheduler import decide, watch
-from plait.live.scheduler.context import Context
-from plait.live.scheduler.ingest.report import ingest
-from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.entries import entry_from_json
 from plait.live.scheduler.records.notes import (
     KINDS,
@@ -47,7 +38,6 @@ from plait.live.scheduler.records.notes import (
     note_from_json,
     note_to_json,
 )
-from plait.live.scheduler.requests import changes, operations
 
 #: Each kind of note, and what the log has beside its type and time.
 WRITTEN: list[tuple[Note, dict[str, Any]]] = [
@@ -129,50 +119,6 @@ def test_every_kind_of_note_is_tried_above() -> None:
 def test_what_is_no_note_of_this_version_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="not a note of this version"):
         note_from_json(data)
-
-
-def test_functions_of_the_scheduler_change_nothing_themselves(tmp_path: Path) -> None:
-    """The first step of each is asked for and not taken: the state and all that was seen stay as they were."""
-    c = Cluster(tmp_path, (1, 1))
-    running, waiting = c.submit({}, {})[0], c.submit({"gpus": 2})[0]
-    c.pass_s(3.0)
-    ctx, node = c.engine.context, c.nodes[0]
-    node.report(running, steps=5.0, step_s=0.5, first_step_s=1.0)
-    report = replace(node.observed(), agent="another", leaving_s=5.0)
-    late = ctx.now_s + 100.0
-
-    def say(seen: Observed) -> Any:
-        return ingest(ctx, seen, [(running, 1, 0)], late, "10.0.0.1")
-
-    asked: list[Callable[[], Any]] = [
-        lambda: say(node.observed()),
-        lambda: say(report),
-        lambda: say(replace(report, node=replace(report.node, id="new"))),
-        lambda: watch.watch(ctx, late),
-        lambda: decide.admit(ctx, late),
-        lambda: reconcile(ctx, lambda number, epoch: epoch + 1, late),
-        lambda: changes.cancel(ctx, waiting, "ann", late),
-        lambda: operations.drain(ctx, "n0", True, late),
-        lambda: operations.node_gone(ctx, "n0", "dead", certain=True),
-        lambda: operations.set_policy(ctx, "srtf", may_lose_work=True, now_s=late),
-    ]
-    before, given = all_of(ctx), 0
-    for ask in asked:
-        given += next(ask(), None) is not None
-        assert all_of(ctx) == before
-    assert given >= 7
-    assert ctx.state.jobs[running].live is not None
-    assert ctx.state.jobs[running].live.ranks[0].seen.state == RUNNING  # type: ignore[union-attr]
-    c.store.close()
-
-
-def all_of(ctx: Context) -> str:
-    """Everything the context holds, what agents said included."""
-    state = ctx.state
-    seen = [state.jobs[n].live for n in sorted(state.live)]
-    touched = sorted(state.touched), sorted(state.touched_nodes)
-    own = ctx.timers, ctx.unfenced, ctx.successors, ctx.now_s
-    return repr((state.to_json(), list(state.nodes.values()), seen, touched, own))
 
 
 def test_a_log_from_before_lost_work_was_a_question_is_read() -> None:

@@ -1,0 +1,201 @@
+"""A fleet driven by a seed, with faults: its log is the same in every run, and it leads to the same rows when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.errors import InputError
+from plait.forecast.log_replay import replay, stored_rows
+from plait.live.protocol.wire import (
+    Adaptive,
+    GpuMean,
+    Memory,
+    NodeInfo,
+    Observed,
+    Profile,
+    Run,
+    Sharing,
+    Usage,
+    to_json,
+)
+from plait.live.scheduler.options import Options
+from plait.testing.agents import Fleet, SimulatedAgent
+from plait.testing.programs import Disk, MemoryDisk, Process, Program
+
+GPUS, NODES = 4, 3
+POLICIES = ("fifo-backfill", "tiresias-l", "muri-l:quantum_s=5", "pollux", "antman", "las:quantum_s=5")
+BATCH = {"initial": 32, "most": 128, "least_local": 8, "most_local": 64, "accumulation": True}
+#: Hash of (seq, at_s, type, jobs) of all entries by seed, after `LENGTH_S` seconds: what happened, without its words.
+LENGTH_S = 100.0
+LOGS = {0: "74d31f564fd1", 2: "0884782a5bb6"}
+
+
+@dataclass(frozen=True)
+class Measured(Program):
+    """A program whose processes report all that pages can have, in the measure of `kind`, a number from the seed."""
+
+    kind: int = 0
+
+    def process(self, run: Run, disk: Disk, pid: int, now_s: float) -> Process:
+        return MeasuredProcess(run, self, disk, pid, now_s)
+
+
+class MeasuredProcess(Process):
+    def said(self, now_s: float) -> dict[str, Any]:
+        program = self.program
+        assert isinstance(program, Measured)
+        out, steps = super().said(now_s), self.steps(now_s) - self.first
+        if program.plain or steps <= 0:
+            return out
+        pace_s, kind = program.pace_s, program.kind
+        stage_s = [pace_s * share for share in (0.1, 0.2 + 0.1 * (kind % 3), 0.3, 0.05)]
+        out.update(stage_s=stage_s, skew=0.5 + 0.01 * (steps // 40), memory=Memory(2e9, 1e9 + 1e6 * kind, 0.0))
+        if steps > 20:
+            out["profile"] = Profile(stage_s, pace_s * (1 + 0.3 * (steps > 60)), 25)
+        if kind % 4 == 1:
+            theta = [0.02, 0.004, 0.2, 0.005, 0.03, 0.002, 1.5]
+            estimate = [*theta, 1.0 + steps // 30, 2.0, 4.0, None]
+            out["adaptive"] = Adaptive(
+                steps * 1.5, 400.0, 32.0 * self.run.world, estimate, list(map(int, BATCH.values()))
+            )
+        if kind % 7 == 3 and self.run.rank == 0 and steps > 30:
+            out["sharing"] = Sharing(guest=True, share=0.2, leaves="no room for it" * (steps > 50))
+        if kind % 11 == 5:  # what no process can report
+            out.update(step_s=-1.0, skew=float("nan"), stage_s=[1e308] * 4, gate="\x1b[31m")
+        return out
+
+
+class Story:
+    """A fleet and what happens to it, drawn from a seed."""
+
+    def __init__(self, home: Path, seed: int) -> None:
+        self.draw, self.programs = random.Random(seed), dict[int, Measured]()
+        self.assignments, self.told = hashlib.sha256(), dict[str, list[Run]]()
+        disk = MemoryDisk()
+        nodes = [NodeInfo(f"n{i}", GPUS, rack=i % 2) for i in range(NODES)]
+        agents = [SimulatedAgent(node, self.program, disk) for node in nodes]
+        options = Options(
+            round_s=2.0, lost_s=12.0, lease_s=9.0, progress_s=5.0, usage_s=5.0, estimate_s=8.0, overlap_s=4.0
+        )
+        self.fleet = Fleet(home, agents, policy=POLICIES[seed % len(POLICIES)], options=options, disk=disk)
+        self.fleet.deliver = self.deliver
+        for agent in agents:
+            agent.observe = self.with_usage(agent)  # type: ignore[method-assign]
+
+    def program(self, run: Run) -> Measured:
+        """The program of a job, the same for all of its processes and attempts."""
+        if run.job not in self.programs:
+            draw = random.Random(run.job * 7919 + 13)
+            plain = draw.random() < 0.15
+            self.programs[run.job] = Measured(
+                steps=draw.choice([20, 60, 150, 400]), pace_s=draw.choice([0.1, 0.25, 0.5]),
+                exit_code=draw.choice([0, 0, 0, 0, 1, 75]), every=0 if plain else draw.choice([0, 10]),
+                stop_s=draw.choice([0.0, 1.0]), stubborn=draw.random() < 0.1, plain=plain,
+                boot_s=draw.choice([0.0, 1.0]), kind=run.job,
+            )  # fmt: skip
+        return self.programs[run.job]
+
+    def with_usage(self, agent: SimulatedAgent) -> Any:
+        observe = agent.observe
+
+        def observed(now_s: float, wait_s: float = 0.0) -> Observed:
+            means = [GpuMean(0.1 * (int(now_s) // 20 % 10), 1e9 * i) for i in range(agent.node.gpus)]
+            successors = [[run.job, run.epoch, run.rank] for run in self.told.get(agent.node.id, [])]
+            return replace(observe(now_s, wait_s), usage=Usage(0.5, 1e9, means=means), successors=successors)
+
+        return observed
+
+    def deliver(self, agent: SimulatedAgent, answer: Any) -> list[Any]:
+        self.told[agent.node.id] = answer.successors
+        self.assignments.update(json.dumps([agent.node.id, to_json(answer)], sort_keys=True).encode())
+        return [answer]
+
+    def happen(self) -> None:
+        """One event, or none."""
+        fleet, draw, now_s = self.fleet, self.draw, self.fleet.now_s
+        engine, agent = fleet.engine, fleet.agents[f"n{draw.randrange(NODES)}"]
+        number, kind = draw.randrange(max(engine.state.numbers, 1)), draw.randrange(40)
+        if kind < 12 and engine.state.numbers < 60:
+            requests = [self.request() for _ in range(draw.choice([1, 1, 1, 3]))]
+            key = f"k{draw.randrange(50)}" if draw.random() < 0.1 else None
+            engine.submit(requests, owner=draw.choice(["ann", "bo"]), now_s=now_s, key=key)
+        elif kind == 12:
+            engine.cancel(number, now_s, by="ann")
+        elif kind == 13:
+            engine.requeue(number, now_s, by="bo", may_lose_work=draw.random() < 0.5)
+        elif kind == 14:
+            fields = draw.choice(
+                [{"priority": 2.0}, {"gpus": 2}, {"hold": True}, {"hold": False}, {"deadline_s": 50.0}]
+            )
+            engine.update(number, fields, now_s, by="ann", may_lose_work=True)
+        elif kind == 15:
+            engine.set_policy(draw.choice(POLICIES), now_s, may_lose_work=draw.random() < 0.5)
+        elif kind == 16:
+            engine.drain(agent.node.id, now_s, may_lose_work=True)
+        elif kind == 17:
+            engine.resume(agent.node.id, now_s)
+        elif kind == 18:
+            agent.kill()
+        elif kind == 19:
+            agent.crash(now_s)
+        elif kind in (20, 21, 22, 23) and not agent.alive:
+            agent.start()
+        elif kind == 24:
+            agent.frozen = not agent.frozen
+        elif kind == 25 and draw.random() < 0.3:
+            agent.leave(now_s, draw.choice([2.0, 10.0]))
+        elif kind == 26:
+            fleet.restart()
+        elif kind == 27:
+            engine.set_project("p", gpu_quota=draw.choice([None, 3, 6]), weight=2.0, now_s=now_s)
+        elif kind == 28:
+            engine.node_gone(agent.node.id, "no heartbeat", now_s, certain=draw.random() < 0.5)
+        elif kind == 29:
+            engine.forget_node(agent.node.id, now_s)
+        elif kind == 30:
+            engine.foreseen(number, [1.0, 2.0, None], [5.0, 9.0, None], now_s)
+        elif kind == 31 and not agent.alive and not agent.running():
+            agent.node = replace(agent.node, gpus=draw.choice([2, GPUS]))
+
+    def request(self) -> dict[str, Any]:
+        draw = self.draw
+        out: dict[str, Any] = {"command": ["python", f"a{draw.randrange(3)}.py"], "gpus": draw.choice([1, 1, 2, 4])}
+        for share, fields in (
+            (0.5, {"iterations": 400.0}), (0.3, {"retries": 2}), (0.2, {"class": "opportunistic"}),
+            (0.1, {"project": "p"}), (0.1, {"model": "vgg"}), (0.1, {"time_limit_s": 20.0, "signal_s": 3.0}),
+            (0.05, {"begin_s": 10.0}), (0.15, {"min_gpus": 1, "max_gpus": 4, "gpus": 1, "batch": BATCH}),
+            (0.05, {"processes_per_gpu": 2}),
+        ):  # fmt: skip
+            if draw.random() < share:
+                out |= fields
+        return out
+
+    def run(self, seconds: float) -> None:
+        while self.fleet.now_s < seconds:
+            with suppress(InputError, LookupError):
+                self.happen()
+            with suppress(InputError):  # a node that came back with other GPUs while it still runs something
+                self.fleet.pass_s(1.0, every_s=0.5)
+
+
+def digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("seed", sorted(LOGS))
+def test_a_seeded_fleet_leaves_the_log_it_always_left(seed: int, tmp_path: Path) -> None:
+    story = Story(tmp_path, seed)
+    story.run(LENGTH_S)
+    happened = [(e.seq, e.at_s, e.type, list(e.jobs)) for e in story.fleet.store.entries()]
+    assert digest(happened) == LOGS[seed]
+    verified = replay(stored_rows(story.fleet.store))
+    assert verified.difference is None, str(verified.difference)
+    story.fleet.close()
