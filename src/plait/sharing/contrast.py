@@ -82,11 +82,11 @@ def noise_after(variance: float, square: float, placebos: int) -> float:
     return variance + rate * (square - variance)
 
 
-def period_of(values: Sequence[float]) -> int:
-    """The least period of steps, in steps: 1 for steps that do not repeat.
+def period_of(values: Sequence[float], least: float = 0.0) -> int:
+    """The least period of steps, in steps: 1 for steps that do not repeat, or whose differences are below `least`.
 
-    >>> period_of([0.15, 0.25] * 40)
-    2
+    >>> period_of([0.15, 0.25] * 40), period_of([0.15, 0.25] * 40, 0.2)
+    (2, 1)
     """
     longest = min(LONGEST_PERIOD, len(values) // VALUES_A_PERIOD)
     if longest < 2:
@@ -94,10 +94,10 @@ def period_of(values: Sequence[float]) -> int:
     most = OUTLIER * median(values)
     clipped = [min(value, most) for value in values]
     apart = [2.0 * local_variance(clipped, period) for period in range(1, longest + 1)]
-    least = min(apart)
-    if least >= apart[0] * (EXPLAINS if len(values) >= FEW_VALUES else EXPLAINS_FEW):
+    best = min(apart)
+    if apart[0] < least**2 or best >= apart[0] * (EXPLAINS if len(values) >= FEW_VALUES else EXPLAINS_FEW):
         return 1
-    return next(period for period, one in enumerate(apart, 1) if one <= WITHIN * least)
+    return next(period for period, one in enumerate(apart, 1) if one <= WITHIN * best)
 
 
 def small_shift(eps: float, sigma: float) -> float:

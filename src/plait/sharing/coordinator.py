@@ -31,13 +31,27 @@ from plait.sharing.share_state import Guests, ShareState
 #: that a reader does not know are ignored.
 CODEC = Codec(strict=True, sparse=(Directive, Sharer, StepStats), error=InputError)
 
+#: How much the quanta of a step count after each later step in what a random time falls into: a long one among 100
+#: steps is not met often, and is remembered if it comes again.
+MET_DECAY = 0.99
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The last step of a job that was processed (-1: none), and its longest quantum of late, in seconds."""
+    """The last step of a job that was processed (-1: none), and its quanta of late.
+
+    quantum_s     the longest, in seconds
+    sum_s, sum_s2 sums of the longest of each step and of their squares
+    """
 
     step: int
     quantum_s: float
+    sum_s: float = 0.0
+    sum_s2: float = 0.0
+
+    def met_s(self, now_s: float) -> float:
+        """Seconds of the quantum that a random time falls into; `now_s`: the longest of the unfinished step."""
+        return (self.sum_s2 + now_s * now_s) / (self.sum_s + now_s) if self.sum_s + now_s > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,7 @@ def decide(
             acknowledged=_acknowledged(state.share_number, running, device),
             gated=device.gated,
             latency=device.jobs[host].latency,
+            met_s=tuple(seen[name].met_s(device.jobs[name].quantum_s) for name in running),
             disturbed=bool(owing) or _on_its_way(memory.jobs[host], device.reached.get(host)),
         )
         share = share_law.decided(share, now_s, fresh[host], told)
@@ -156,9 +171,11 @@ def _fresh(seen: Seen | None, steps: Sequence[StepStats]) -> Sequence[StepStats]
 
 
 def _seen(before: Seen | None, steps: Sequence[StepStats], job: Sharer) -> Seen:
-    """The last step of a job, and its longest quantum of late: the largest, smaller with each step."""
-    quantum_s = 0.0 if before is None else before.quantum_s
+    """The last step of a job, and its quanta of late: each step makes those before it count less."""
+    number, quantum_s, sum_s, sum_s2 = -1, 0.0, 0.0, 0.0
+    if before is not None:
+        number, quantum_s, sum_s, sum_s2 = before.step, before.quantum_s, before.sum_s, before.sum_s2
     for step in steps:
-        quantum_s = max(step.quantum_s, DECAY * quantum_s)
-    number = steps[-1].step if steps else -1 if before is None else before.step
-    return Seen(number, max(quantum_s, job.quantum_s))
+        number, quantum_s = step.step, max(step.quantum_s, DECAY * quantum_s)
+        sum_s, sum_s2 = MET_DECAY * sum_s + step.quantum_s, MET_DECAY * sum_s2 + step.quantum_s**2
+    return Seen(number, max(quantum_s, job.quantum_s), sum_s, sum_s2)

@@ -7,6 +7,9 @@ device waits for at most one quantum q of each guest. With n returns in a step o
     expected  E D = n sum(s q / 2)        gaps of at least q, met at a random phase of the guest's cycle q / s
     work      D <= the guests' GPU time   a share s costs at most s, for any n and any gaps
 
+In the second line q is the quantum that a random time falls into, sum(q^2) / sum(q) of those of late: a single long one
+among many is seldom met.
+
 Gaps shorter than q are not covered but by the last line: there the guard (`share_law`) finds what sharing costs.
 """
 
@@ -48,11 +51,18 @@ class Grant:
         return math.fsum(self.shares)
 
 
-def grant(step_s: float, returns: float, quanta_s: Sequence[float], weights: Sequence[float]) -> Grant:
+def grant(
+    step_s: float,
+    returns: float,
+    quanta_s: Sequence[float],
+    weights: Sequence[float],
+    met_s: Sequence[float] | None = None,
+) -> Grant:
     """The grant of guests beside a job with steps of `step_s` seconds that returns to the device so often in each.
 
     quanta_s  longest quantum of each guest, in seconds; 0: none was seen, so that a share may cost all of itself
     weights   of each guest, above 0
+    met_s     the quantum of each that a random time falls into; None: the longest
 
     >>> grant(0.2, 1, [0.002, 0.02], [1.0, 1.0]).shares
     (0.5, 0.15)
@@ -62,7 +72,7 @@ def grant(step_s: float, returns: float, quanta_s: Sequence[float], weights: Seq
         return Grant(parts, Bound.CERTAIN)
     shares = tuple(
         part * (min(1.0, 2.0 * THETA * step_s / (returns * q)) if q > 0.0 else EPS)
-        for part, q in zip(parts, quanta_s, strict=True)
+        for part, q in zip(parts, quanta_s if met_s is None else met_s, strict=True)
     )
     return Grant(shares, Bound.EXPECTED if known else Bound.UNKNOWN)
 

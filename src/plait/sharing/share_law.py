@@ -76,6 +76,8 @@ LEAST_CAP, CAREFUL, BAD_S, MOST_BAD_S = 0.004, 0.8, 60.0, 3840.0
 RETRY_RAMP_S, MOST_RETRY_S = 120.0, 14_400.0
 #: What sharing is expected to cost at most, as a part of eps.
 EXPECTED = 0.75
+#: The phase at which a guest meets a host is not random where steps hardly vary: to so much of eps its cost is unknown.
+PHASE = 0.25
 #: An alarm below this part of eps is none; contrasts of growth, standard deviations of its upper bound, its limits.
 REAL, GROWTH_CONTRASTS, SURE, ROOM, LEAST_ROOM, GROWTH = 0.9, 2, 2.5, 0.85, 0.4, 2.0
 #: A half contrast makes suspect and cuts above eps and so many standard deviations, each HALF of those of a whole one.
@@ -99,7 +101,7 @@ HANGS_S, HANGS_STEPS, LOOK_STEPS, LOOK_S = 30.0, 20.0, 16, 1.0
 BLIND, REMEMBERED = 24, 64
 #: A first noise that is the square of one placebo counts as so many placebos fewer than one that many steps agree on.
 ONE_SQUARE = -8
-#: Quanta and returns of a job are the largest of late.
+#: Quanta and returns of a job are those of late: how much a step counts after each later one.
 DECAY = 0.97
 #: The level of an on block is lowered at once if the grant has become so much smaller.
 LOWERED = 0.9
@@ -198,7 +200,7 @@ def _grant(state: ShareState | _Law, guests: Guests) -> Grant:
     base_s = _base_s(state, guests.latency)
     if guests.latency and guests.gated:
         return beside_gated_server(base_s, guests.quanta_s, guests.weights)
-    return grant(base_s, max(state.returns, 1.0), guests.quanta_s, guests.weights)
+    return grant(base_s, max(state.returns, 1.0), guests.quanta_s, guests.weights, guests.met_s)
 
 
 def _base_s(state: ShareState | _Law, latency: bool) -> float:
@@ -413,7 +415,7 @@ class _Law:
             self.gpu0_s += FOLLOW * (gpu_s - self.gpu0_s)
         self._moved()
         if self.whole and self.period == 1 and self.variance is None:
-            self.period = period_of(self.ring)
+            self.period = period_of(self.ring, EPS * self.b0_s)
         block = self._block()
         if self.variance is None:
             self._first_noise(block)
@@ -485,7 +487,7 @@ class _Law:
 
     def _period(self) -> None:
         """Follow the period of the steps, once it was found twice."""
-        found = period_of(self.history)
+        found = period_of(self.history, EPS * (self.b0_s or 0.0))
         if found == self.period or found != self.maybe:
             self.maybe = found
             return
@@ -599,9 +601,10 @@ class _Law:
         self.weight += (level / sigma) ** 2
         self.slope += level * min(max(d, -SLOPE_SIGMA * sigma), level + SLOPE_SIGMA * sigma) / sigma**2
         base_s = _base_s(self, self.told.latency)
-        cost = expected_cost(base_s, max(self.returns, 1.0), self.told.quanta_s, level)
-        z = (d - min(EXPECTED * self.eps, cost)) / sigma
-        self.small = self.small.add(d, z, small_shift(self.eps, sigma))
+        cost = expected_cost(base_s, max(self.returns, 1.0), self.told.met_s or self.told.quanta_s, level)
+        error = max(sigma, PHASE * self.eps)
+        z = (d - min(EXPECTED * self.eps, cost)) / error
+        self.small = self.small.add(d, z, small_shift(self.eps, error))
         self.large = self.large.add(d, z, LARGE_SHIFT)
         for one in (self.small, self.large):
             if one.alarm and level > self.eps:  # a share costs at most itself

@@ -22,6 +22,7 @@ class Guests:
     gated         guests start only outside the GPU stage of the guaranteed job
     latency       the guaranteed job is a server
     disturbed     steps say nothing: guests finish a step at full share, or memory limits change
+    met_s         the quantum of each that a random time falls into, in seconds; None: the longest
     """
 
     quanta_s: tuple[float, ...]
@@ -30,6 +31,7 @@ class Guests:
     gated: bool = False
     latency: bool = False
     disturbed: bool = False
+    met_s: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

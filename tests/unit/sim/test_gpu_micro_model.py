@@ -25,6 +25,7 @@ from plait.sim.gpu import (
     Phase,
     Reporting,
     Scenario,
+    Variation,
     run,
 )
 
@@ -122,6 +123,22 @@ def test_interference_that_begins_is_found_within_the_minute() -> None:
     assert outcome.state.share.alarms >= 1
     assert outcome.slowdown(80.0) <= 1.02
     assert outcome.worst_minute() <= 1.05
+
+
+@pytest.mark.parametrize(("mode", "quantum_s", "cv"), [(Mode.GATE, 0.002, 0.0), (Mode.LAW, 0.004, 1e-4)])
+def test_steps_that_hardly_vary_leave_a_guest_as_much_as_others(mode: Mode, quantum_s: float, cv: float) -> None:
+    phase = Phase(PATTERNS["100+100"], variation=Variation(cv=cv))
+    outcome = run(Scenario((phase,), (Opportunistic("guest", quantum_s),), 60.0), mode, 1)
+    assert outcome.slack_share() >= 0.75  # as at 5 %
+    assert outcome.slowdown() <= 1.01
+    assert outcome.state.share.alarms == 0
+
+
+def test_a_guest_keeps_its_share_if_one_in_500_quanta_takes_three_times_as_long() -> None:
+    guest = Opportunistic("guest", 0.004, rare=500, rare_s=0.012)
+    outcome = run(Scenario((Phase(PATTERNS["100+100"], variation=Variation(cv=0.05)),), (guest,), 60.0), Mode.LAW, 1)
+    assert outcome.slack_share() >= 0.7
+    assert outcome.slowdown() <= 1.015
 
 
 def test_a_label_starts_a_measurement_at_once() -> None:

@@ -407,14 +407,20 @@ def _next_s(guest: _Guest) -> float:
 
 
 def table_cell(
-    pattern: Pattern, quantum_s: float, mode: Mode, seconds: float, seeds: Sequence[int], from_s: float = 0.0
+    pattern: Pattern,
+    quantum_s: float,
+    mode: Mode,
+    seconds: float,
+    seeds: Sequence[int],
+    from_s: float = 0.0,
+    cv: float = STEP_CV,
 ) -> tuple[float, float]:
     """Mean over seeds of the guaranteed slowdown, and of the part of the slack that one opportunistic job got.
 
-    Steps vary by `STEP_CV`. The slowdown counts all of them, the part of the slack those that ended after `from_s`.
+    Steps vary by `cv`. The slowdown counts all of them, the part of the slack those that ended after `from_s`.
     """
     scenario = Scenario(
-        (Phase(pattern, variation=Variation(cv=STEP_CV)),), (Opportunistic("opportunistic", quantum_s),), seconds
+        (Phase(pattern, variation=Variation(cv=cv)),), (Opportunistic("opportunistic", quantum_s),), seconds
     )
     done = [run(scenario, mode, seed) for seed in seeds]
     slowdown = sum(outcome.slowdown() for outcome in done) / len(done)
