@@ -1,14 +1,15 @@
 """Sharing one GPU by real processes: what the guaranteed job loses, what the opportunistic one gets; a memory burst.
 
     python benchmarks/bench_sharing_live.py [--quick] [--seconds 90] [--pattern "100+100"] [--quantum-ms 4] [--burst]
-                                            [--mode throttled]
+                                            [--mode throttled] [--cv 0.05]
 
 Two training processes with plait's library share an emulated GPU (`plait.training.device.fifo`): kernels in order,
 never preempted, declared memory. The coordinator of the node's agent decides ten times a second. Modes as in the micro
 model: packed (nobody is held back), the law, the gate and the law. Throttled: the opportunistic job is a program
 without plait, which launches kernels of 1 ms and waits for each, and its runner freezes it for all but its share; its
-micro model is that of the law with the quantum of the throttle. Beside each cell is the micro model's for the same
-seconds from a cold start. The guaranteed slowdown is relative to the same process alone, measured before.
+micro model is that of the law with the quantum of the throttle. Steps of the guaranteed job vary as in the micro model,
+whose cell for the same seconds from a cold start is beside each. The guaranteed slowdown is relative to the seconds
+that the same steps take by their declaration; alone: what the machine adds to them.
 
 The clock is real. Where it may (as root), everything that is measured runs with real-time priority, so that other
 programs hardly delay it, and the guaranteed job catches up with what they do delay it by; the last line says how late
@@ -37,7 +38,8 @@ from plait.live.system.procs import MARK
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import OLDEST, VERSION, Page
 from plait.sharing import Action, StepStats
-from plait.sim.gpu import PATTERNS, Mode, Pattern, table_cell
+from plait.sim.gpu import PATTERNS, Mode, Pattern, Variation, table_cell
+from plait.sim.gpu.variation import STEP_CV
 
 GB = 10**9
 HERE = Path(__file__).resolve()
@@ -184,18 +186,22 @@ def world() -> Iterator[World]:
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean guaranteed step, kernel seconds of both jobs, and how long that was watched; seconds."""
+    """Seconds that guaranteed steps took, and take alone; kernel seconds of both jobs meanwhile."""
 
-    step_s: float
+    took_s: float
+    alone_s: float
     host_gpu_s: float
     guest_gpu_s: float
-    watched_s: float
-    share: float
+
+    @property
+    def slowdown(self) -> float:
+        """Of the guaranteed job."""
+        return self.took_s / self.alone_s
 
     @property
     def slack_share(self) -> float:
         """The part of the time that the guaranteed job left on the GPU which the other one got."""
-        return self.guest_gpu_s / max(self.watched_s - self.host_gpu_s, 1e-9)
+        return self.guest_gpu_s / max(self.took_s - self.host_gpu_s, 1e-9)
 
 
 @contextmanager
@@ -212,35 +218,34 @@ def realtime() -> Iterator[None]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def measure(pattern: Pattern, quantum_s: float, mode: Mode | None, seconds: float, *, throttled: bool = False) -> Cell:
-    """Run the pair for so long; no `mode`: the guaranteed job alone, or with a guest that is `throttled`."""
+def measure(pattern: Pattern, quantum_s: float, label: str, seconds: float, cv: float) -> Cell:
+    """Run the pair for so long; `label`: a mode in small letters, "throttled", or "alone": a host without a guest."""
     gpu_s = sum(kernel.gpu_s for kernel in pattern.kernels)
-    host_s = pattern.step_s - gpu_s
     with realtime(), world() as here:
         host = here.start(
-            "host", {"host_s": host_s}, stage_s=gpu_s, kernel_s=gpu_s / len(pattern.kernels), peak_gb=8
+            "host", {"host_s": pattern.step_s - gpu_s, "cv": cv}, stage_s=gpu_s,
+            kernel_s=gpu_s / len(pattern.kernels), peak_gb=8,
         )  # fmt: skip
         _wait(host, 2)
         guest = None
-        if throttled:
+        if label == "throttled":
             guest = here.throttle("guest", host)
             here.share(host, guest)
-        if mode is not None:
+        elif label != "alone":
             role = None  # packed jobs do not know of each other
-            if mode is not Mode.PACKED:
-                role = Neighbours(True, (host.page.path,), gate=mode is Mode.GATE)
+            if label != "packed":
+                role = Neighbours(True, (host.page.path,), gate=label == "gate")
             guest = here.start(
                 "guest", {"host_s": 0.0}, stage_s=QUANTA * quantum_s, kernel_s=quantum_s, peak_gb=1, neighbours=role
             )  # fmt: skip
             _wait(guest, 0 if role is not None else 2)
             if role is not None:
                 here.share(host, guest)
-        begin_s, before, busy = time.monotonic(), _progress(host), _served(host, guest)
+        before, busy = _marked(host), _served(guest)
         time.sleep(seconds)
-        end_s, after, busy_after = time.monotonic(), _progress(host), _served(host, guest)
-        step_s = (after[1] - before[1]) / max(after[0] - before[0], 1)
-        gpu_s = [late - early for early, late in zip(busy, busy_after, strict=True)]
-        return Cell(step_s, gpu_s[0], gpu_s[1], end_s - begin_s, guest.page.share if guest is not None else 0.0)
+        after, busy_after = _marked(host), _served(guest)
+        kernels_s, alone_s, took_s = (late - early for early, late in zip(before, after, strict=True))
+        return Cell(took_s, alone_s, kernels_s, busy_after - busy)
 
 
 def burst(seconds: float) -> str:
@@ -275,20 +280,16 @@ def burst(seconds: float) -> str:
     )
 
 
-def _served(host: Process, guest: Process | None) -> tuple[float, float]:
-    """Kernel seconds of both so far."""
-    return tuple(  # type: ignore[return-value]
-        float((job.folder / "served").read_text() or 0) if job is not None and (job.folder / "served").exists() else 0.0
-        for job in (host, guest)
-    )
+def _marked(host: Process) -> tuple[float, float, float]:
+    """Seconds of kernels of the guaranteed job so far, of its steps as they take alone, and when the last one ended."""
+    kernels_s, alone_s, at_s = map(float, (host.folder / "served").read_text().split())
+    return kernels_s, alone_s, at_s
 
 
-def _progress(job: Process) -> tuple[float, float]:
-    """Steps, and when the last of them ended."""
-    while True:
-        steps, at_s = job.page.steps, job.page.last_step_monotonic
-        if job.page.steps == steps:
-            return steps, at_s
+def _served(guest: Process | None) -> float:
+    """Seconds of kernels of the other job so far."""
+    file = None if guest is None else guest.folder / "served"
+    return float(file.read_text().split()[0]) if file is not None and file.exists() else 0.0
 
 
 def _wait(job: Process, steps: int) -> None:
@@ -306,20 +307,23 @@ def _job(what: dict[str, float]) -> None:
     from plait.training import attach
 
     folder = Path(os.environ["PLAIT_RUN_DIR"])
-    job = attach(state={})
-    stages, written_s = job.stages, 0.0  # type: ignore[attr-defined]
-    if what["host_s"]:
+    done = {"alone_s": 0.0}
+    job = attach(state=done)
+    stages, host_s = job.stages, what["host_s"]  # type: ignore[attr-defined]
+    step_s = host_s + stages.stage_s
+    factors = Variation(cv=what.get("cv", 0.0)).factors(1, step_s)
+    if host_s:
         stages.device.ready_s = CATCH_UP_S
     for step in job.steps(10**9):
         if step == what.get("burst_at"):
             stages.memory.demand(what["burst"])
+        stages.factor, of_host = next(factors)
         with job.stage(Resource.GPU):
             pass
-        if what["host_s"]:
-            stages.device.host_work(what["host_s"])
-        if time.monotonic() - written_s > 0.5:
-            written_s = time.monotonic()
-            replace_file(folder / "served", str(stages.served_s))
+        if host_s:
+            stages.device.host_work(host_s * of_host)
+        done["alone_s"] += stages.factor * stages.stage_s + host_s * of_host
+        replace_file(folder / "served", f"{stages.served_s} {done['alone_s']} {time.monotonic()}")
 
 
 def _driver(device: Path) -> None:
@@ -357,7 +361,8 @@ def main() -> None:
     parser.add_argument("--burst", action="store_true", help="only the memory burst")
     parser.add_argument("--pattern", choices=list(PATTERNS))
     parser.add_argument("--quantum-ms", type=float)
-    modes = [*(mode.name.lower() for mode in Mode), "throttled"]
+    parser.add_argument("--cv", type=float, default=STEP_CV, help="variation of guaranteed steps (default 0.05)")
+    modes = ["alone", *(mode.name.lower() for mode in Mode), "throttled"]
     parser.add_argument("--mode", choices=modes, help="only this one (default: all, and the burst)")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--driver", type=Path, help=argparse.SUPPRESS)
@@ -379,20 +384,16 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|", flush=True)
     for name, quantum_s in cells:
         pattern = PATTERNS[name]
-        alone = measure(pattern, quantum_s, None, min(seconds, 20.0))
         for label in modes if options.mode is None else [options.mode]:
-            mode, q_s = (Mode[label.upper()], quantum_s) if label != "throttled" else (Mode.LAW, QUANTUM_S)
-            length_s = min(seconds, 30.0) if mode is Mode.PACKED else seconds
-            if label == "throttled":
-                found = measure(pattern, q_s, None, length_s, throttled=True)
-            else:
-                found = measure(pattern, q_s, mode, length_s)
-            slowdown, slack = table_cell(pattern, q_s, mode, length_s, (1, 2, 3))
-            print(
-                f"| {name} | {q_s * 1e3:g} | {label} | {found.step_s / alone.step_s:.3f} | "
-                f"{found.slack_share:.2f} | {slowdown:.3f} | {slack:.2f} |",
-                flush=True,
-            )
+            q_s = QUANTUM_S if label == "throttled" else quantum_s
+            length_s = min(seconds, 30.0) if label in ("alone", "packed") else seconds
+            found = measure(pattern, q_s, label, length_s, options.cv)
+            row = f"| {name} | {q_s * 1e3:g} | {label} | {found.slowdown:.3f} | {found.slack_share:.2f} |"
+            if label != "alone":
+                mode = Mode.LAW if label == "throttled" else Mode[label.upper()]
+                slowdown, slack = table_cell(pattern, q_s, mode, length_s, (1, 2, 3), cv=options.cv)
+                row += f" {slowdown:.3f} | {slack:.2f} |"
+            print(row, flush=True)
     if options.mode is None:
         print(f"\n{burst(seconds)}")
     print(f"{seconds:g} s a cell with the law; the machine woke sleepers {_lateness() * 1e3:.2f} ms late on average")

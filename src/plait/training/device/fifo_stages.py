@@ -127,10 +127,11 @@ class FifoStages(Stages):
     def __init__(self, declared: Declared, page: Page | None, *args: Any, **options: Any) -> None:
         """`declared` and what `Stages` takes. Opens the device."""
         super().__init__(page, *args, **options)
-        self._declared = declared
+        self.stage_s, self._kernel_s = declared.stage, declared.kernel
         self.device = FifoDevice(declared.file, declared.memory)
         self.memory: FifoMemory = FifoMemory(self.device, declared, page)
         self.served_s = 0.0  # seconds of kernels of this process
+        self.factor = 1.0  # of the kernels of the next stage
         self._kernels = 0  # since `returned`
 
     def leave(self, resource: Resource, *, sync: bool = False) -> None:
@@ -145,8 +146,8 @@ class FifoStages(Stages):
         return kernels, super().returned()[1]
 
     def _run_kernels(self) -> None:
-        stretch = self.memory.begin_step()
-        left_s, kernel_s = self._declared.stage, self._declared.kernel
+        stretch = self.memory.begin_step() * self.factor
+        left_s, kernel_s = self.stage_s, self._kernel_s
         while left_s > 1e-9:
             took_s = min(kernel_s, left_s) * stretch
             self.device.run(took_s)
