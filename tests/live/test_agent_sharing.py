@@ -110,6 +110,25 @@ def test_a_guest_starts_beside_its_host_and_another_host_waits(world: World) -> 
     until(lambda: control(world, 1)["hosts"] == [str(world.folder(2) / "page.bin")], "its new host")
 
 
+def test_a_guest_that_writes_its_own_share_is_ended_with_the_reason(world: World) -> None:
+    world.start()
+    world.service.want(run(world, 0))
+    world.said(0, "ready")
+    code = """
+import os, sys, time
+sys.path.insert(0, {source!r})
+from plait.runtime.page import Page
+page = Page.open(os.environ["PLAIT_RUN_DIR"] + "/page.bin")
+while True:
+    page.share_until = 0.0
+"""
+    source = str(Path(plait.__file__).parents[1])
+    world.service.want(world.python(1, code.format(source=source), group=replace(group("g1", 1), guest=True)))
+    until(lambda: (seen := world.service.seen(1)) is not None and seen.state == "ended", "the end of the guest")
+    assert "share_until" in (last(world, 1).reason or "")
+    assert last(world, 0).state == "running"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW)])
 def test_without_its_agent_a_guest_has_no_lease_and_a_host_runs_free(world: World, number: int) -> None:
     world.start("--slot-memory", "16")

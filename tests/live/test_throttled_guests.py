@@ -171,7 +171,10 @@ def test_a_program_without_plait_runs_for_its_share(start: Any, argv: tuple[str,
     before_s = guest.cpu_s()
     time.sleep(1.0)
     assert guest.cpu_s() <= before_s + 0.02
-    guest.page.share_until = 0.0  # it becomes a host
+    guest.page.share_until = 0.0  # it would like to be a host
+    time.sleep(0.5)
+    assert guest.frozen()
+    (guest.folder / "control.json").write_text('{"sharing": null}')  # its agent makes it one
     until(lambda: not guest.page.throttle, "a host that is free")
     assert guest.ran(1.0) == 1.0
 

@@ -182,6 +182,35 @@ def test_a_guest_may_run_for_a_lease_after_each_turn_and_a_host_without_one(benc
         assert leased.share_until == b.at_s + LEASE_S
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("share_until", 0.0), ("share_until", math.inf), ("share", 1.0), ("share", math.nan), ("share_number", 7),
+        ("memory_limit_bytes", 0.0), ("limit_number", 99), ("action", 0), ("micro_batches", 4),
+    ],
+)  # fmt: skip
+def test_a_guest_that_writes_its_own_directive_fails_with_the_reason(
+    bench: Callable[..., Bench], word: str, value: float
+) -> None:
+    b = bench(capacity_bytes=16.0 * GB)
+    host, guest = b.add(0, memory_bytes=GB), b.add(1, guest=True, memory_bytes=GB, persistent_bytes=GB)
+    b.turns(3)
+    b.coordinator = b.made()  # the next agent writes first, and compares from then on
+    b.turns(2)
+    assert b.coordinator.tampered((1, 1, 0)) == ""
+    if word == "action":  # it is to pause, and says that it may run
+        value = Action.RUN.value if guest.told.action is not Action.RUN else Action.PAUSE.value
+    with guest.page as page:
+        setattr(page, word, value)
+    b.turns()
+    assert word in b.coordinator.tampered((1, 1, 0))
+    assert b.coordinator.tampered((0, 1, 0)) == ""
+    assert (host.told.share, guest.told.share) == (1.0, 0.0)
+    del b.jobs[1]
+    b.turns()
+    assert b.coordinator.tampered((1, 1, 0)) == ""
+
+
 def test_an_agent_that_starts_again_goes_on_where_the_last_one_was(bench: Callable[..., Bench]) -> None:
     b = bench(capacity_bytes=16.0 * GB)
     b.add(0, memory_bytes=4 * GB, persistent_bytes=2 * GB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -178,17 +179,55 @@ def test_a_guest_that_paces_itself_is_left_alone_until_it_stops_doing_so(page: P
     assert drive(throttle, freezer, 10.0) == pytest.approx(0.2, abs=0.05)
 
 
-def test_a_host_is_free_for_good(page: Page) -> None:
+@pytest.mark.parametrize("sharing", [None, {"guest": False, "hosts": []}])
+def test_a_host_is_free_for_good(page: Page, sharing: dict[str, object] | None) -> None:
     freezer = Recorded()
     throttle = made(page, freezer)
     drive(throttle, freezer, 1.0)
     assert freezer.frozen
     page.share_until = 0.0
+    (page.path.parent / "control.json").write_text(json.dumps({"sharing": sharing}))
     assert throttle.turn() is None
     assert (freezer.frozen, freezer.closed, page.throttle) == (False, True, Throttled.NOT)
     page.share_until = 1e9
     assert throttle.turn() is None
     throttle.release()
+
+
+@pytest.mark.parametrize("control", [None, "{", '{"sharing": {"guest": true}}', '{"sharing": {"guest": 1}}'])
+def test_a_guest_that_makes_itself_a_host_in_its_page_alone_is_frozen(page: Page, control: str | None) -> None:
+    freezer = Recorded()
+    throttle = made(page, freezer)
+    if control is not None:
+        (page.path.parent / "control.json").write_text(control)
+    page.share, page.share_until = 1.0, 0.0
+    assert drive(throttle, freezer, 5.0) == 0.0
+    page.share_until = 1e9
+    assert drive(throttle, freezer, 5.0) == pytest.approx(1.0)
+
+
+def test_a_guest_that_notes_checks_but_obeys_no_new_share_is_throttled(page: Page) -> None:
+    freezer = Recorded()
+    throttle = made(page, freezer)
+    page.share, page.share_number = 0.2, 1
+
+    def ran(seconds: float, *, obeys: bool) -> float:
+        before_s, end_s = freezer.ran_s, freezer.now_s + seconds
+        while freezer.now_s < end_s:
+            page.paced_monotonic = freezer.now_s
+            if obeys:
+                page.share_reached = page.share_number
+            freezer.wait(throttle.turn() or 0.0)
+        return (freezer.ran_s - before_s) / seconds
+
+    assert ran(5.0, obeys=True) == pytest.approx(1.0, abs=0.01)
+    page.share_number = 2
+    assert ran(PACED_S - 0.5, obeys=False) == pytest.approx(1.0, abs=0.01)
+    ran(4.0, obeys=False)
+    assert ran(10.0, obeys=False) == pytest.approx(0.2, abs=0.02)
+    assert page.throttle == Throttled.CGROUP
+    ran(1.0, obeys=True)
+    assert ran(5.0, obeys=True) == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_guest_may_load_what_it_needs_until_it_opens_the_gpu(page: Page) -> None:

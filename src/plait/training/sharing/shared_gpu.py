@@ -205,7 +205,7 @@ class SharedGpu:
         begin_s = time.monotonic()
         self._stages.gate.drop()
         while (self._page.pause or self._page.action == Action.PAUSE.value) and not self._wants_stop():
-            self._page.paced_monotonic = time.monotonic()
+            self._page.share_reached, self._page.paced_monotonic = self._page.share_number, time.monotonic()
             time.sleep(LOOK_EVERY_S)
             if self.limit.due:
                 self._bound()

@@ -161,7 +161,9 @@ class ProcessManager:
             if attempt.state != RUNNING:
                 continue
             attempt.sharing = directive = self.coordinator.of(attempt.key)
-            if directive is not None and directive.leaves:
+            if why := self.coordinator.tampered(attempt.key):
+                attempt.fail(why)
+            elif directive is not None and directive.leaves:
                 self.log("leaves", key=attempt.key, why=directive.leaves)
                 attempt.stop(attempt.run.grace_s, directive.leaves, own=True)
                 self._changed()

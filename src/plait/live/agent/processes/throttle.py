@@ -1,8 +1,9 @@
 """Throttle a guest that does not pace itself: freeze its processes for all of the time but its share.
 
-A guest paces itself while its training library checks its share (`Page.paced_monotonic`). A program without plait, one
-in which no optimizer steps, and a job that has not come to its first step do not; their runner freezes and thaws them,
-by a token bucket: it fills at the rate of the share, runs empty while they run, and they run when it holds a quantum.
+A guest paces itself while its training library checks its share (`Page.paced_monotonic`) and acknowledges new ones. A
+program without plait, one in which no optimizer steps, and a job that has not come to its first step do not; their
+runner freezes and thaws them, by a token bucket: it fills at the rate of the share, runs empty while they run, and they
+run when it holds a quantum.
 
     balance   grows by share * dt, and shrinks by dt while the processes run
     freeze    at a balance of 0, but for no less than `LEAST_FROZEN_S`
@@ -11,18 +12,22 @@ by a token bucket: it fills at the rate of the share, runs empty while they run,
 A guest on a GPU is left alone until one of its processes opens the device: it may load modules and data meanwhile.
 
 The runner outlives the agent, and nothing renews `Page.share_until` then: the share counts as 0, and hosts run free.
+A job can write into its page; so `share_until` of 0, which a host has, counts only where control.json says the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from plait.core.errors import InputError
 from plait.live.system.freezer import Freezer
+from plait.runtime.neighbours import neighbours_of
 from plait.runtime.page import Page, PageError, Throttled
 
 #: For so many seconds the processes run before they may be frozen: a host that comes back waits no longer.
@@ -64,6 +69,8 @@ class Throttle:
         """
         self._uses_gpu, self._used_gpu = uses_gpu, False
         self._freezer, self._clock = freezer, clock
+        self._control = page.parent / "control.json"
+        self._number, self._number_s = 0, -PACED_S  # of the newest share, and since when
         self._page: Page | None = None
         with contextlib.suppress(PageError, OSError):
             self._page = Page.open(page, mapped=False)
@@ -80,14 +87,17 @@ class Throttle:
         now_s = self._clock()
         self._account(now_s)
         page = self._page
-        share, paced_s = 0.0, 0.0
+        share, paced = 0.0, False
         if page is not None and page.whole:  # words behind the end of a file read as 0, which is what a host's page has
             until_s, paced_s = page.share_until, page.paced_monotonic
-            if until_s == 0.0:  # it has become a host, which stays one
+            if until_s == 0.0 and self._promoted():
                 self.release()
                 return None
             share = page.share if now_s < until_s and 0.0 < page.share <= 1.0 else 0.0
-        paced = now_s - PACED_S < paced_s <= now_s
+            if page.share_number != self._number:
+                self._number, self._number_s = page.share_number, now_s
+            obeys = page.share_reached == self._number or now_s - self._number_s < PACED_S
+            paced = obeys and now_s - PACED_S < paced_s <= now_s
         self._used_gpu = self._used_gpu or paced or self._uses_gpu()
         if paced or not self._used_gpu:
             self._set(frozen=False)
@@ -98,6 +108,14 @@ class Throttle:
         wait_s = self._due(share)
         self._publish(now_s, throttled=True)
         return min(max(wait_s, LEAST_FROZEN_S), LOOK_S)
+
+    def _promoted(self) -> bool:
+        """Whether the job has become a host, which stays one."""
+        try:
+            found = neighbours_of(json.loads(self._control.read_text()))
+        except (InputError, OSError, ValueError, AttributeError):
+            return False
+        return found is None or not found.guest
 
     def release(self) -> None:
         """Let the processes run for good; may be called twice."""

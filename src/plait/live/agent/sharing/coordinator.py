@@ -5,8 +5,9 @@ directives into the pages. The main loop of the agent sets the processes (`assig
 separate thread runs the periods, so guests do not wait while the agent starts or ends processes.
 
 A guest may run for `LEASE_S` after a period: without an agent, guests pause and guaranteed jobs have the whole GPU. One
-that does not free the memory that a guaranteed job needs leaves after `OBEY_S`. The state of the law is in a file that
-is replaced as a whole, from which the node's next agent continues.
+that does not free the memory that a guaranteed job needs leaves after `OBEY_S`, and one that has changed its directive
+in its page fails. The state of the law is in a file that is replaced as a whole, from which the node's next agent
+continues.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from plait.sharing.share_law import described
 PERIOD_S, WRITE_S = 0.1, 1.0
 #: Seconds in which a guest has to do what frees memory for a guaranteed job.
 OBEY_S = 30.0
+_WORDS = tuple(field.name for field in fields(Directive))
 
 
 class Coordinator:
@@ -69,6 +71,9 @@ class Coordinator:
         self._said_last: dict[Key, Sharing] = {}
         #: Since when guests owe what frees memory for a guaranteed job.
         self._owing_s: dict[Key, float] = {}
+        #: What guests have in their pages, and why those fail that have changed it.
+        self._given: dict[Key, tuple[Directive, float]] = {}
+        self._tampered: dict[Key, str] = {}
         self._written, self._written_s = self._states, -WRITE_S
         #: The last error by its subject, so that it is logged once.
         self._trouble: dict[object, str] = {}
@@ -95,6 +100,10 @@ class Coordinator:
     def of(self, key: Key) -> Sharing | None:
         """The last directive of a process on a shared GPU, as reported to the service."""
         return self._said_last.get(key)
+
+    def tampered(self, key: Key) -> str:
+        """Why a guest fails that has changed its directive in its page; "" if it has not."""
+        return self._tampered.get(key, "")
 
     def owed(self, gpu: int) -> bool:
         """Whether guests that run on a GPU still hold memory which its host, that is to start, is to have.
@@ -163,6 +172,8 @@ class Coordinator:
         here = {process.key for process in processes if process.alive}
         self._free &= here
         self._owing_s = {key: since_s for key, since_s in self._owing_s.items() if key in here}
+        self._given = {key: given for key, given in self._given.items() if key in here}
+        self._tampered = {key: why for key, why in self._tampered.items() if key in here}
         for about in [one for one in self._trouble if isinstance(one, tuple) and one not in here]:
             del self._trouble[about]
 
@@ -213,9 +224,14 @@ class Coordinator:
             try:
                 if directive is None:
                     directive = self._freed(process, page)
+                if page is not None:
+                    self._look_for_changes(process.key, page)
                 if page is not None and directive is not None:
-                    page.set_directive(for_library(page, process, directive))
-                    page.share_until = now_s + LEASE_S if process.guest else 0.0
+                    given = for_library(page, process, directive)
+                    until_s = now_s + LEASE_S if process.guest else 0.0
+                    page.set_directive(given)
+                    page.share_until = until_s
+                    self._given[process.key] = given, until_s
             except (OSError, struct.error, ArithmeticError, ValueError) as error:
                 self._log_once("directive not written", process.key, error, key=process.key)
             if here:
@@ -223,6 +239,22 @@ class Coordinator:
                 late_s = owing_s if owing_s >= OBEY_S and not process.stopping else None
                 said[process.key] = as_said(process, here, directive or Directive(), late_s, page)
         self._said_last = said
+
+    def _look_for_changes(self, key: Key, page: Page) -> None:
+        """Note a guest whose page has another directive than was written there: only this object writes it."""
+        given, until_s = self._given.get(key, (None, 0.0))
+        if given is None or not until_s or key in self._tampered:
+            return
+        if given.memory_limit_bytes is not None:  # 0 bytes read as no limit
+            given = replace(given, memory_limit_bytes=max(given.memory_limit_bytes, 1))
+        names = [name for name in _WORDS if getattr(page.directive, name) != getattr(given, name)]
+        names += ["share_until"] * (page.share_until != until_s)
+        if names:
+            self._tampered[key] = (
+                f"the job has written into the part of its page that only the agent writes ({', '.join(names)}), so it "
+                "cannot be held to its share of the GPU; submit it with --class guaranteed, or leave page.bin to plait"
+            )
+            self._log("page changed", key=key, words=names)
 
     def _explain(self, processes: Sequence[GpuProcess], now_s: float) -> None:
         """Add the reasons of their shares to the reports of guests."""
