@@ -6,7 +6,7 @@ as contrasts agree with what the grant may cost, the level is the grant; where t
 and the level becomes what the contrasts say that the job can bear.
 
     ramp       returns to the device are not known: from RAMP of the grant on, at most doubled as contrasts allow;
-               half of the time is off until they say what sharing costs to within UNSURE
+               half of the time is off until they say that sharing costs at most UNSURE
     suspicion  a sum is high: half of the time is off until it is low again
     alarm      the level is cut; it grows by contrasts that show room, and is tried again after RETRY_S, twice as long
                each time
@@ -63,11 +63,11 @@ IN_TEST, USUAL, CALM, CALM_CONTRASTS = 1 / 2, 1 / 8, 1 / 16, 6
 #: On blocks differ in length, so that they do not alias with what a job does every so many steps.
 SHORTEST, LONGEST = 0.8, 1.2
 #: The ramp: its beginning, at which guests cost 5 % whatever happens, as half of the time is off; the most that the
-#: next level may cost by what is known, where a slope above its error counts so many times more; the least step up;
-#: errors of a slope that lowers the level.
-RAMP, RAMP_COST, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 2.0, 1.1, 2.2
-#: The ramp of a host that does not report its returns lasts until the error of what sharing costs is below this.
-UNSURE = 0.025
+#: next level may cost by what is known and ERRORS of that, where a slope above its error counts so many times more; the
+#: least step up; errors of a slope that lowers the level.
+RAMP, RAMP_COST, ERRORS, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 1.5, 2.0, 1.1, 2.6
+#: The ramp of a host that does not report its returns lasts until sharing costs at most this, ERRORS included.
+UNSURE = 1.5 * EPS
 #: Standard deviations by which a contrast counts as at most beyond what guests can cause.
 SLOPE_SIGMA = 2.0
 #: After an alarm: the least level; how long growth stops below what was too much; when all is forgotten: once in a
@@ -187,8 +187,11 @@ def part_off(state: ShareState | _Law) -> float:
 
 
 def _unsure(state: ShareState | _Law) -> bool:
-    """Whether contrasts since the ramp began do not say yet what sharing costs beside a host with unknown returns."""
-    return not state.returns and state.weight > 0.0 and state.level > UNSURE * math.sqrt(state.weight)
+    """Whether sharing with a host of unknown returns may cost too much, by the contrasts since the ramp began."""
+    if state.returns or state.weight <= 0.0:
+        return False
+    slope, error = state.slope / state.weight, 1.0 / math.sqrt(state.weight)
+    return state.level * (max(slope, 0.0) + ERRORS * error) > UNSURE
 
 
 def _grant(state: ShareState | _Law, guests: Guests) -> Grant:
@@ -662,7 +665,7 @@ class _Law:
                     self.cap = self.bad = None
         elif (self.trust < 1.0 or _unsure(self)) and self.weight > 0.0:
             slope, error = min(self.slope / self.weight, 1.0), 1.0 / math.sqrt(self.weight)
-            most = RAMP_COST / min(max(slope, 0.0) + error + RAMP_SLOPE * max(slope - error, 0.0), 1.0)
+            most = RAMP_COST / min(max(slope, 0.0) + ERRORS * error + RAMP_SLOPE * max(slope - error, 0.0), 1.0)
             trust = min(GROWTH * self.trust, most / max(self.granted, 1e-9), 1.0)
             if slope > RAMP_SURE * error and reach * slope > self.eps:
                 self.trust *= EXPECTED * self.eps / (reach * slope)
