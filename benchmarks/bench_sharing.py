@@ -47,7 +47,7 @@ def main() -> None:
 def series(folder: Path | None) -> list[Row]:
     """A row for each worker of the recorded jobs; none without a folder."""
     found = {} if folder is None else recorded(folder / "job_1.csv") | recorded(folder / "job_2.csv")
-    return [Row(f"{name} q 2", beside([2], varied=Variation(series=steps)), LEAST) for name, steps in found.items()]
+    return [Row(f"{name} q 2", beside([2], varied=Variation(cycle=steps)), LEAST) for name, steps in found.items()]
 
 
 def long_runs(hours: float) -> list[Row]:

@@ -19,8 +19,7 @@ class Variation:
 
     cv        coefficient of variation of independent steps
     lognormal their distribution: lognormal rather than normal
-    cycle     factors (GPU, host) that repeat from step to step
-    series    factors of steps that were recorded, from a random place on, again and again
+    cycle     factors (GPU, host) of steps, drawn or recorded, again and again from a random place on
     drift_h   part by which steps are longer after an hour
     warm_up   parts by which they are longer after each 100 steps, up to twice as long
     """
@@ -28,7 +27,6 @@ class Variation:
     cv: float = 0.0
     lognormal: bool = False
     cycle: tuple[tuple[float, float], ...] = ()
-    series: tuple[float, ...] = ()
     drift_h: float = 0.0
     warm_up: float = 0.0
 
@@ -36,17 +34,15 @@ class Variation:
         """Factors of GPU and host time of each step, without end; a step takes about `step_s` seconds."""
         chance = random.Random(f"{seed} steps")
         spread = math.sqrt(math.log(1.0 + self.cv**2))
-        at = chance.randrange(len(self.series)) if self.series else 0
+        at = chance.randrange(len(self.cycle)) if self.cycle else 0
         number, now_s = 0, 0.0
         while True:
             if self.lognormal:
                 factor = math.exp(chance.gauss(-spread * spread / 2.0, spread))
             else:
                 factor = max(chance.gauss(1.0, self.cv), 0.05) if self.cv else 1.0
-            if self.series:
-                factor *= self.series[(at + number) % len(self.series)]
             factor *= 1.0 + self.drift_h * now_s / 3600.0
             factor *= min(1.0 + self.warm_up * (number // 100), 2.0)
-            gpu, host = self.cycle[number % len(self.cycle)] if self.cycle else (1.0, 1.0)
+            gpu, host = self.cycle[(at + number) % len(self.cycle)] if self.cycle else (1.0, 1.0)
             yield factor * gpu, factor * host
             number, now_s = number + 1, now_s + step_s * factor
