@@ -71,7 +71,13 @@ class Process:
 
     def tell(self, version: int, neighbours: Neighbours | None) -> None:
         """Write its control.json."""
-        control = {"version": version, "epoch": 1, "group": None, "made_by": VERSION, "oldest": OLDEST}
+        control: dict[str, object] = {
+            "version": version,
+            "epoch": 1,
+            "group": None,
+            "made_by": VERSION,
+            "oldest": OLDEST,
+        }
         if neighbours is not None:
             control["sharing"] = neighbours.control()
         (self.folder / "control.json").write_text(json.dumps(control))
