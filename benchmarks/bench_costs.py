@@ -20,7 +20,7 @@ from pathlib import Path
 import common
 from common import Figure
 
-from plait.live.agent.process_usage import counters
+from plait.live.agent.monitor import counters
 from plait.live.scheduler.explain.resources import JobUsage
 from plait.live.service.usage.files import UsageFiles
 from plait.live.service.usage.recorder import SAMPLE_S, Usages

@@ -31,9 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.live.agent.processes.throttle import QUANTUM_S
-from plait.live.agent.sharing.coordinator import Coordinator
-from plait.live.agent.sharing.gpu_processes import GpuProcess
-from plait.live.agent.sharing.orders import hold_back
+from plait.live.agent.sharing import Coordinator, GpuProcess, hold_back
 from plait.live.system.procs import MARK
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import OLDEST, VERSION, Page

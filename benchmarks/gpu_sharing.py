@@ -20,9 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plait.live.agent.sharing.coordinator import Coordinator
-from plait.live.agent.sharing.gpu_processes import GpuProcess
-from plait.live.agent.sharing.orders import hold_back
+from plait.live.agent.sharing import Coordinator, GpuProcess, hold_back
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import OLDEST, VERSION, Page
 

@@ -19,7 +19,7 @@ import plait
 from plait.live.agent.lease import NodeLease
 from plait.live.agent.processes import launch
 from plait.live.agent.processes.throttle import PACED_S
-from plait.live.agent.sharing.orders import hold_back
+from plait.live.agent.sharing import hold_back
 from plait.live.layout import Layout
 from plait.live.protocol.wire import GroupInfo, Run
 from plait.live.system import cgroups, procs

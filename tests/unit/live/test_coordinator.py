@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
-from plait.live.agent.gpu_usage import Busy, GpuWindow
-from plait.live.agent.sharing import coordinator as coordinating
-from plait.live.agent.sharing.coordinator import OBEY_S, PERIOD_S, Coordinator
-from plait.live.agent.sharing.gpu_processes import GpuProcess, neighbours, shared_gpus
-from plait.live.agent.sharing.orders import LEASE_S, hold_back
+from plait.live.agent import sharing as coordinating
+from plait.live.agent.monitor import Busy, GpuWindow
+from plait.live.agent.sharing import (
+    LEASE_S,
+    OBEY_S,
+    PERIOD_S,
+    Coordinator,
+    GpuProcess,
+    hold_back,
+    neighbours,
+    shared_gpus,
+)
 from plait.live.protocol.wire import GpuMean, GpuUsage
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import Page

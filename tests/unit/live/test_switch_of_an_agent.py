@@ -13,9 +13,8 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.live.agent.network import plane_processes
-from plait.live.agent.network.leases import Leases
-from plait.live.agent.network.rank_files import RankFiles
-from plait.live.agent.network.switch_host import SwitchHost
+from plait.live.agent.network.switch_host import Leases, SwitchHost
+from plait.live.agent.processes.attempt import RankFiles
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Lease, SwitchOrder
 from plait.live.system import procs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.live.agent.process_usage import Counters, ProcessUsage, counters
+from plait.live.agent.monitor import Counters, ProcessUsage, counters
 from plait.live.protocol.validation import sane_seen
 from plait.live.protocol.wire import RUNNING, Resources, Seen
 from plait.live.scheduler.explain.resources import JobUsage
@@ -52,7 +52,7 @@ def test_rates_are_of_the_time_between_samples(tree: subprocess.Popen[str], monk
     process = Process.of(tree.pid)
     assert process is not None
     samples = iter([Counters(10.0, 5e9, 1e6, None), Counters(20.0, 6e9, 6e6, None), Counters(19.0, 1e9, 0.0, 7.0)])
-    monkeypatch.setattr("plait.live.agent.process_usage.counters", lambda roots: dict.fromkeys(roots, next(samples)))
+    monkeypatch.setattr("plait.live.agent.monitor.counters", lambda roots: dict.fromkeys(roots, next(samples)))
     usage, key = ProcessUsage(5.0), (1, 1, 0)
     assert usage.read(100.0, {key: process}) == {}
     assert usage.read(104.0, {key: process}) == {}  # it is too early for a sample

@@ -20,12 +20,11 @@ from pathlib import Path
 
 from plait.live import tls
 from plait.live.agent import journal
-from plait.live.agent.gpu_usage import Busy, GpuWindow
 from plait.live.agent.lease import Lease, sound_lease_s
 from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
+from plait.live.agent.monitor import Busy, GpuWindow, ProcessUsage
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
-from plait.live.agent.process_usage import ProcessUsage
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
 from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
 from plait.live.agent.processes.successor import Successor

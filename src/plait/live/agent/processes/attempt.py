@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from plait.core.errors import InputError
 from plait.live.agent.journal import Key, Remembered
 from plait.live.agent.lease import Lease
-from plait.live.agent.network.rank_files import RankFiles
 from plait.live.agent.pages import PageReader
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
-from plait.live.agent.sharing.gpu_processes import GpuProcess
+from plait.live.agent.sharing import GpuProcess
 from plait.live.protocol.validation import sane_seen, sane_text
 from plait.live.protocol.wire import (
     ENDED,
@@ -23,6 +23,7 @@ from plait.live.protocol.wire import (
     RUNNING,
     STARTING,
     STOPPING,
+    Exchange,
     Resources,
     Run,
     Seen,
@@ -31,6 +32,9 @@ from plait.live.protocol.wire import (
 from plait.live.system import cgroups, procs
 from plait.live.system.procs import Process
 from plait.runtime.neighbours import Neighbours
+from plait.runtime.network import report
+from plait.runtime.network.grant import FILE, NetworkGrant, read_grant, write_grant
+from plait.runtime.network.report import read_report
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW
 
 #: Seconds of the runner beyond the grace before the agent ends everything itself.
@@ -39,6 +43,49 @@ RUNNER_PATIENCE_S = 5.0
 HANG_S = 30.0
 #: Exit codes of a process that was stopped and does not handle it.
 _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
+
+
+class RankFiles:
+    """A rank's files about aggregation: the grant, which the agent writes, and the report, which the agent reads."""
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing is read or written yet."""
+        self._folder = folder
+        self._version: int | None = None
+        self._stamp: tuple[int, int] | None = None
+        self._exchange: Exchange | None = None
+
+    @property
+    def grant(self) -> Path:
+        """Where the grant is."""
+        return self._folder / FILE
+
+    def write(self, grant: NetworkGrant) -> None:
+        """Write the grant, if it is newer than the present one. Raises `OSError`, `InputError`."""
+        if self._version is None:
+            self._version = 0
+            with contextlib.suppress(OSError, InputError):
+                self._version = read_grant(self.grant).version
+        if grant.version > self._version:
+            write_grant(self.grant, grant)
+            self._version = grant.version
+
+    def exchange(self) -> Exchange | None:
+        """The rank's last report; None before the first."""
+        try:
+            found = os.stat(self._folder / report.FILE)
+        except OSError:
+            return self._exchange
+        stamp = found.st_mtime_ns, found.st_ino
+        if stamp != self._stamp and (said := read_report(self._folder)) is not None:
+            self._stamp = stamp
+            seconds = said.agreement_s + said.quantise_s + said.transfer_s + said.decode_s + said.success_s
+            self._exchange = Exchange(
+                said.mode, said.reason, said.grant_version, float(said.aggregated_bytes), float(said.fallback_bytes),
+                seconds + said.gloo_s, said.collided_share, said.resend_share, float(said.timeouts),
+                float(said.numbers),
+            )  # fmt: skip
+        return self._exchange
 
 
 @dataclass

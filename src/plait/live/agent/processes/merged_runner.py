@@ -28,8 +28,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.live.agent.processes.grace import grace_of
-from plait.live.agent.processes.runner import LogWriter, Runner, Task, claim, kernel_kills, write_exit
+from plait.live.agent.processes.runner import LogWriter, Runner, Task, claim, grace_of, kernel_kills, write_exit
 from plait.live.system import procs
 
 CULPRIT, BYSTANDER, UNKNOWN, REFUSED = "culprit", "bystander", "unknown", "refused"

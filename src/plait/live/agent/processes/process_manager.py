@@ -28,9 +28,7 @@ from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.agent.processes.job_files import read_claim
 from plait.live.agent.processes.runner import EXIT_BYTES
 from plait.live.agent.processes.successor import Successor
-from plait.live.agent.sharing.coordinator import Coordinator
-from plait.live.agent.sharing.gpu_processes import neighbours
-from plait.live.agent.sharing.orders import hold_back
+from plait.live.agent.sharing import Coordinator, hold_back, neighbours
 from plait.live.layout import Layout
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, GroupInfo, Run

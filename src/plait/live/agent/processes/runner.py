@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import selectors
 import signal
@@ -30,7 +31,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from plait.live.agent.lease import Deadman, Lease
 from plait.live.agent.processes import guardian
-from plait.live.agent.processes.grace import read_grace_s
 from plait.live.system import cgroups, procs
 from plait.live.system.freezer import Freezer
 
@@ -45,6 +45,7 @@ _CHUNK = 1 << 16
 EXIT_BYTES = 4096  # of exit.json, taken from the disk at the start: a full disk must not hide how a job ended
 _TAIL_BYTES = 1 << 15  # of the output, from which the last lines of a reason are taken
 _MEMORY_EVERY_S = 0.5
+_MOST_GRACE_S = 1e6
 _STACKS_S = 1.0  # for writing down where a hung process is
 _NOT_FOUND, _NOT_RUNNABLE, _PREEMPTED = 127, 126, 75
 
@@ -539,6 +540,22 @@ def kernel_kills() -> int:
                 if name == "oom_kill":
                     return int(count)
     return 0
+
+
+def read_grace_s(path: Path, usual_s: float) -> float:
+    """Seconds of grace in a stop.json."""
+    return grace_of((procs.read_json(path) or {}).get("grace_s"), usual_s)
+
+
+def grace_of(value: object, usual_s: float) -> float:
+    """A grace that can be waited for.
+
+    >>> grace_of(1e308, 60.0), grace_of("x", 60.0), grace_of(3, 60.0)
+    (60.0, 60.0, 3.0)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MOST_GRACE_S:
+        return usual_s
+    return max(float(value), 0.0) if math.isfinite(value) else usual_s
 
 
 def claim(folder: str, **more: object) -> bool:

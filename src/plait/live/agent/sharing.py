@@ -17,31 +17,292 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.files import OWNER_ONLY, replace_file
 from plait.live.agent.journal import Key
-from plait.live.agent.sharing.gpu_processes import GpuProcess, shared_gpus
-from plait.live.agent.sharing.orders import (
-    LEASE_S,
-    as_said,
-    for_library,
-    holds_more,
-    of_gangs,
-    of_processes,
-    until_it_starts,
-)
-from plait.live.agent.sharing.reports import Reports
+from plait.live.layout import job_name
 from plait.live.protocol.wire import Sharing
 from plait.live.system import procs
-from plait.runtime.page import Page
-from plait.sharing import CODEC, Directive, State, decide
+from plait.runtime.host_stages import marks_gpu_stages
+from plait.runtime.neighbours import Neighbours
+from plait.runtime.page import Page, PageError, Throttled
+from plait.sharing import CODEC, Action, Device, Directive, Reached, Sharer, State, StepStats, decide
 from plait.sharing.coordinator import owes
+from plait.sharing.memory_state import MemoryState
 from plait.sharing.share_law import described
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process on a GPU (the node's number of it): it runs there, or is about to (not `alive`).
+
+    `stopping`: it has a request to end. `persistent_bytes`: device memory that persists between steps, 0 if unknown.
+    """
+
+    key: Key
+    gpu: int
+    guest: bool
+    page: Path
+    alive: bool = True
+    stopping: bool = False
+    persistent_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its attempt: the law looks at jobs, of which a GPU may have several processes."""
+        return f"{self.key[0]}:{self.key[1]}"
+
+
+def shared_gpus(processes: Iterable[GpuProcess]) -> dict[int, list[GpuProcess]]:
+    """Who is on each GPU that has guests, hosts first; processes of a job next to each other."""
+    found: dict[int, list[GpuProcess]] = {}
+    for process in sorted(processes, key=lambda s: (s.guest, not s.alive, s.stopping, s.key)):
+        found.setdefault(process.gpu, []).append(process)
+    return {gpu: here for gpu, here in found.items() if any(process.guest for process in here)}
+
+
+def neighbours(processes: Iterable[GpuProcess]) -> dict[Key, Neighbours]:
+    """The part of control.json about neighbours, for each process on a GPU with guests."""
+    return {
+        process.key: Neighbours(
+            process.guest, tuple(one.page for one in here if not one.guest) if process.guest else ()
+        )
+        for here in shared_gpus(processes).values()
+        for process in here
+    }
+
+
+#: Stands for an unknown memory size of a device: it is not limited.
+UNLIMITED_BYTES = 1 << 60
+_THROTTLED = frozenset(Throttled) - {Throttled.NOT}
+#: The label of steps that are requests to a server, as pages have it.
+SERVING = f"{zlib.crc32(b'serving'):08x}"
+
+
+class Reports:
+    """The pages of the processes that run, and which steps in them are known."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        """Open nothing yet. `capacity_bytes`: memory of each GPU; 0: unknown, and not limited then."""
+        self._capacity = capacity_bytes
+        self._pages: dict[Key, Page] = {}
+        self._seen: dict[Key, int] = {}
+        self._servers: set[Key] = set()  # whose newest step is labelled as a request
+
+    def open(self, processes: Iterable[GpuProcess]) -> None:
+        """Open the pages of new processes, close the others."""
+        here = {process.key: process for process in processes if process.alive}
+        for key in self._pages.keys() - here.keys():
+            self._pages.pop(key).close()
+            self._seen.pop(key, None)
+            self._servers.discard(key)
+        for key in here.keys() - self._pages.keys():
+            with contextlib.suppress(PageError, OSError):  # not there yet, or spoilt by its job
+                self._pages[key] = Page.open(here[key].page, mapped=False)
+
+    def page(self, process: GpuProcess) -> Page | None:
+        """The page of a process that runs; None if it has none that can be read."""
+        return self._pages.get(process.key)
+
+    def steps(self, processes: Sequence[GpuProcess]) -> list[StepStats]:
+        """New steps of a job, from its first process here; memory counts once per process."""
+        page, first, count = self._pages.get(processes[0].key), processes[0].key, len(processes)
+        if page is None:
+            return []
+        steps = page.new_steps(self._seen.get(first, -1))
+        if steps:
+            self._seen[first] = steps[-1].step
+            (self._servers.add if steps[-1].phase == SERVING else self._servers.discard)(first)
+        return steps if count == 1 else [_times(step, count) for step in steps]
+
+    def device(self, memory: MemoryState, jobs: Mapping[str, Sequence[GpuProcess]], host: str | None) -> Device:
+        """A GPU with these jobs on it; `memory`: the state of the law before, whose directives are in the pages.
+
+        A guest without a report has not allocated anything: it looks for a newer limit after it has reported one.
+        """
+        capacity = self._capacity or UNLIMITED_BYTES
+        reached: dict[str, Reached] = {}
+        refused: dict[str, int] = {}
+        for name, processes in jobs.items():
+            pages = [page for process in processes if (page := self._pages.get(process.key)) is not None]
+            known = memory.jobs.get(name)
+            if not self._capacity:  # nothing is limited, so all limits are kept
+                if known is not None:
+                    reached[name] = Reached(known.number, known.cap_bytes)
+                continue
+            said = [one for page in pages if (one := page.reached(capacity)) is not None]
+            if said and len(said) == len(processes):
+                least = min(one.number for one in said)
+                reached[name] = Reached(least, min(sum(one.limit_bytes for one in said), capacity))
+            elif known is not None and (said or any(map(reports_nothing, pages))):  # it has started, and keeps all
+                reached[name] = Reached(known.number, known.held_bytes)
+            elif known is not None and processes[0].guest:  # it has not started, and will find what it was given last
+                reached[name] = Reached(known.number, known.cap_bytes)
+            if wanted := sum(int(size) for page in pages if (size := page.number("refused_bytes") or 0.0) > 0):
+                refused[name] = wanted
+        for name, one in reached.items():
+            reached[name] = replace(one, share_number=self._obeyed(jobs[name]))
+        sharers = {
+            name: Sharer(
+                name == host,
+                persistent_bytes=self._kept(jobs[name]),
+                latency=jobs[name][0].key in self._servers,
+                quantum_s=self._quantum_s(jobs[name]),
+            )
+            for name in jobs
+        }
+        return Device(capacity, sharers, reached, refused, self._gated(jobs.get(host, ()) if host else ()))
+
+    def _obeyed(self, processes: Sequence[GpuProcess]) -> int | None:
+        """The last change of shares that all processes of a job obey; None if one of them does not report it."""
+        pages = [self._pages.get(process.key) for process in processes]
+        least = min((page.share_reached if page is not None else 0 for page in pages), default=0)
+        return least if least > 0 else None
+
+    def _quantum_s(self, processes: Sequence[GpuProcess]) -> float:
+        """The longest quantum of the unfinished steps of a job, in seconds, or of steps that their runners throttle."""
+        pages = [page for process in processes if (page := self._pages.get(process.key)) is not None]
+        words = ["throttle_quantum_s" if process_throttle(page) else "longest_quantum_s" for page in pages]
+        found = [page.number(word) or 0.0 for page, word in zip(pages, words, strict=True)]
+        return max((seconds for seconds in found if seconds > 0.0), default=0.0)
+
+    def _gated(self, hosts: Sequence[GpuProcess]) -> bool:
+        """Whether guests can see when the processes of the guaranteed job are in their GPU stage."""
+        pages = [self._pages.get(process.key) for process in hosts]
+        return bool(pages) and all(page is not None and marks_gpu_stages(page) for page in pages)
+
+    def _kept(self, processes: Sequence[GpuProcess]) -> int | None:
+        """Device memory that a job here keeps from step to step; None if it matters and is unknown."""
+        return sum(process.persistent_bytes for process in processes) or (None if self._capacity else 0)
+
+
+def reports_nothing(page: Page) -> bool:
+    """Whether the training library of a process is of the version before; not known before its first step."""
+    return not page.library_version and page.steps > 0
+
+
+def process_throttle(page: Page | None) -> str:
+    """How the runner of a process throttles it: the name of a `Throttled` in small letters; "" if it does not."""
+    number = 0 if page is None else page.throttle
+    return Throttled(number).name.lower() if number in _THROTTLED else ""
+
+
+def _times(step: StepStats, count: int) -> StepStats:
+    """A step of so many processes that all take the same memory."""
+    return replace(
+        step,
+        device_peak_bytes=step.device_peak_bytes * count,
+        device_persistent_bytes=step.device_persistent_bytes * count,
+        device_reserved_bytes=step.device_reserved_bytes * count,
+        host_spill_bytes=step.host_spill_bytes * count,
+    )
+
+
+#: Seconds for which a guest may run after a period.
+LEASE_S = 3.0
+
+
+def hold_back(page: Path) -> None:
+    """Before a guest starts: it gets nothing until the coordinator has seen it, and pauses if that never happens."""
+    with Page.open(page, mapped=False) as words:
+        words.share, words.share_until = 0.0, time.monotonic() + LEASE_S
+
+
+def until_it_starts(host: str, directives: Mapping[str, Directive], memory: MemoryState) -> dict[str, Directive]:
+    """Directives of guests until the process of their host starts: they have the whole GPU.
+
+    The host may wait for the memory that they free at the end of their steps; without a share they would not get there.
+    """
+    busy = [
+        name
+        for name, one in directives.items()
+        if name != host and (one.action is Action.RUN or holds_more(memory, name))
+    ]
+    return {name: replace(directives[name], share=1.0 / len(busy)) for name in busy}
+
+
+def holds_more(memory: MemoryState, name: str) -> bool:
+    """Whether a job may still use more memory than its limit."""
+    return name in memory.jobs and memory.jobs[name].held_bytes > memory.jobs[name].cap_bytes
+
+
+def of_processes(
+    jobs: Mapping[str, Sequence[GpuProcess]], directives: Mapping[str, Directive], limited: bool
+) -> dict[Key, Directive]:
+    """The directive of each process of these jobs: they share their limit, if memory is `limited`."""
+    orders: dict[Key, Directive] = {}
+    for name, directive in directives.items():
+        limit = directive.memory_limit_bytes
+        if limit is not None:
+            limit = limit // len(jobs[name]) if limited else None
+        orders |= {process.key: replace(directive, memory_limit_bytes=limit) for process in jobs[name]}
+    return orders
+
+
+def of_gangs(processes: Sequence[GpuProcess], orders: Mapping[Key, Directive]) -> dict[Key, Directive]:
+    """The same for gangs: each process gets what the worst GPU of its attempt gives, and leaves if one has to.
+
+    A process with a request to end finishes its step at full share, so that it reaches its checkpoint.
+    """
+    attempts: dict[str, list[Directive]] = {}
+    for process in processes:
+        if process.key in orders:
+            attempts.setdefault(process.name, []).append(orders[process.key])
+    out = {}
+    for process in processes:
+        if process.key not in orders:
+            continue
+        all_ = attempts[process.name]
+        share, action = min(d.share for d in all_), max((d.action for d in all_), key=lambda a: a.value)
+        if process.stopping:
+            share, action = 1.0, Action.RUN
+        out[process.key] = replace(orders[process.key], share=share, action=action)
+    return out
+
+
+def for_library(page: Page, process: GpuProcess, directive: Directive) -> Directive:
+    """The directive as the training library of a process understands it.
+
+    One of the version before keeps to a share at the end of each step, takes a share of 0 for all, and knows `pause`
+    instead. It cannot spill, so that a limit would end the job.
+    """
+    if not reports_nothing(page):
+        return directive
+    page.pause = int(process.guest and (directive.share == 0 or directive.action is Action.PAUSE))
+    return replace(directive, memory_limit_bytes=None)
+
+
+def as_said(
+    process: GpuProcess, here: Sequence[GpuProcess], directive: Directive, late_s: float | None, page: Page | None
+) -> Sharing:
+    """The directive of a process among the ones `here` on its GPU, in the form for the service.
+
+    `late_s`: for so many seconds, too many, it has not done what the guaranteed job waits for; None if it has. `page`:
+    of the process, which shows whether its runner throttles it.
+    """
+    beside = list(dict.fromkeys(one.key[0] for one in here if one.name != process.name))
+    others, leaves = ", ".join(job_name(job) for job in beside) or "others", ""
+    if directive.action is Action.CHECKPOINT:
+        leaves = f"its GPU memory does not fit next to {others}"
+    elif late_s is not None:
+        leaves = f"it was to free GPU memory for {others} and has not come to the end of a step for {late_s:.0f} s"
+    return Sharing(
+        guest=process.guest,
+        share=directive.share,
+        limit_bytes=float(directive.memory_limit_bytes or 0),
+        action=directive.action.name.lower(),
+        beside=beside,
+        leaves=leaves,
+        throttled=(throttled := process_throttle(page)),
+        duty=page.number("throttle_duty") if throttled and page is not None else None,
+    )
+
 
 #: Seconds of a period; at least between two writes of the state.
 PERIOD_S, WRITE_S = 0.1, 1.0
