@@ -38,8 +38,7 @@ from plait.training.process import here
 from plait.training.profiler import Profiler
 from plait.training.rehearsal.order import VARIABLE
 from plait.training.sharing.device_memory import find_device_memory
-from plait.training.sharing.shared_gpu import SharedGpu
-from plait.training.sharing.step_report import ALONE_EVERY_S
+from plait.training.sharing.shared_gpu import ALONE_EVERY_S, SharedGpu
 from plait.training.stages import IN_STAGE
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.state.checkpoint_store import CheckpointStore, Commit

@@ -18,12 +18,10 @@ from plait.runtime.page import Page
 from plait.runtime.stage_gate import NullGate
 from plait.sharing import Action, Directive, Reached, SpillReason
 from plait.training.sharing import first_step, host_pool
-from plait.training.sharing.cuda_graphs import GraphReplays
-from plait.training.sharing.device_memory import CudaMemory, MemoryUse
+from plait.training.sharing.device_memory import BUDGET_STEPS, CudaMemory, MemoryLimit, MemoryUse
 from plait.training.sharing.host_pool import HostPool, HostPoolError, arena_bytes, build_allocator
-from plait.training.sharing.memory_limit import BUDGET_STEPS, MemoryLimit
-from plait.training.sharing.shared_gpu import SharedGpu
-from plait.training.sharing.step_report import StepReports
+from plait.training.sharing.shared_gpu import SharedGpu, StepReports
+from plait.training.sharing.yield_points import GraphReplays
 from plait.training.stages import Stages
 
 GIB = 1 << 30
