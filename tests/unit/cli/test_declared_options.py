@@ -16,8 +16,7 @@ from plait.cli.app import app
 from plait.cli.submission import Asked
 from plait.core.options import declared, option, parse, parser, same, words
 from plait.live.agent.__main__ import main as agent_main
-from plait.live.agent.node import Settings
-from plait.live.agent.options import AgentOptions
+from plait.live.agent.node import AgentOptions, Settings
 from plait.live.backends.slurm.backend import OWN, SlurmOptions
 from plait.live.protocol.job import Batch, Job, key_of
 from plait.live.protocol.job_file import schema

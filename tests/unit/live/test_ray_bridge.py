@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from plait.core.options import words
-from plait.live.agent.options import AgentOptions
+from plait.live.agent.node import AgentOptions
 from plait.live.backends.ray import backend
 from plait.live.backends.ray import bridge as ray_bridge
 from plait.live.layout import Layout

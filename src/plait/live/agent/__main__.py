@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from plait.core.options import parser
 from plait.live.agent.agent import HELD_BACK, Agent, AlreadyRuns, Settings
-from plait.live.agent.options import AgentOptions
+from plait.live.agent.node import AgentOptions
 from plait.live.layout import Layout
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -18,7 +18,7 @@ from plait.core.errors import PlaitError
 from plait.core.options import words
 from plait.live.agent import journal
 from plait.live.agent.journal import Key
-from plait.live.agent.options import AgentOptions
+from plait.live.agent.node import AgentOptions
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.agent.processes.launch import mark_of
 from plait.live.layout import Layout, is_locked, make_private, write_secret

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from plait.core.options import option, parse, words
 from plait.live.agent.agent import HELD_BACK
-from plait.live.agent.options import AgentOptions
+from plait.live.agent.node import AgentOptions
 from plait.live.agent.processes.node_environment import VARIABLE
 from plait.live.layout import Layout, make_private, write_secret
 from plait.live.system import procs
