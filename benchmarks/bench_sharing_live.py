@@ -37,7 +37,7 @@ from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import OLDEST, VERSION, Page
 from plait.sharing import Action, StepStats
 from plait.sim.gpu import PATTERNS, Mode, Pattern, Variation, table_cell
-from plait.sim.gpu.variation import STEP_CV
+from plait.sim.gpu.scenario import STEP_CV
 
 GB = 10**9
 HERE = Path(__file__).resolve()

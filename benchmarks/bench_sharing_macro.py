@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from plait.sharing import estimate
 from plait.sim.gpu import PATTERNS, QUANTA_S, Mode, Opportunistic, Pattern, Phase, Scenario, Variation, drawn, run
-from plait.sim.gpu.variation import STEP_CV
+from plait.sim.gpu.scenario import STEP_CV
 
 GOAL = 0.15
 

@@ -52,7 +52,7 @@ from plait.policies.parts.compose import Ranking
 from plait.policies.parts.orders import by_remaining_service, by_remaining_time
 from plait.policies.quotas import ALL, Quotas
 from plait.policies.tiresias import Queues
-from plait.sharing.memory_state import CONTEXT_BYTES
+from plait.sharing.memory_law import CONTEXT_BYTES
 
 Order = Literal["fifo", "tiresias", "srtf", "srsf"]
 ORDERS: tuple[Order, ...] = get_args(Order)

@@ -6,9 +6,9 @@ al., OSDI 2020); the feedback laws, which were never published, are plait's own.
 
 from plait.sharing.coordinator import CODEC, Observation, State, decide, replay
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, SpillReason, StepStats
+from plait.sharing.grant import longest_quantum_s
 from plait.sharing.macro_model import Estimate, Load, estimate
-from plait.sharing.memory_state import Rung, next_rung
-from plait.sharing.slowdown import longest_quantum_s
+from plait.sharing.memory_law import Rung, next_rung
 
 __all__ = [
     "CODEC",

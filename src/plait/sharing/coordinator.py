@@ -23,7 +23,7 @@ from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.sharing import memory_law, share_law
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, StepStats
-from plait.sharing.memory_state import JobMemory, MemoryState
+from plait.sharing.memory_law import JobMemory, MemoryState
 from plait.sharing.share_law import DECAY
 from plait.sharing.share_state import Guests, ShareState
 

@@ -13,28 +13,171 @@ Of a job that was never seen nobody knows what its parameters take. It starts wi
 such job at a time, until its first step says what persists.
 
 The mechanisms (limit at a step boundary, spill to the host instead of an error) are AntMan's (Xiao et al., OSDI 2020,
-section 4.1, and its published code). The sizes, the order of shrinking and the ladder for errors are plait's own.
+section 4.1, and its published code). It grows opportunistic jobs by greedy trial and error, as here: a twentieth of the
+device for one job at a time, kept if it makes the job faster. Where nothing is left another job gives it, and gets it
+back unless the first makes more of it. The sizes, the order of shrinking, the comparison by relative speed a byte and
+the ladder for errors are plait's own. Sizes are bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 from plait.sharing.directive import Action, Device, Reached, StepStats
-from plait.sharing.growth import PART, least_gain, tried
-from plait.sharing.memory_state import (
-    FOOTPRINT_STEPS,
-    HOLD_S,
-    JobMemory,
-    MemoryState,
-    Meter,
-    Rung,
-    Trial,
-    budget,
-    headroom,
-    next_rung,
-)
+
+#: Memory of the device that is never given away, and what the context of each process takes beside its limit.
+MARGIN_BYTES, CONTEXT_BYTES = 512 << 20, 500_000_000
+#: Room above a footprint: this part of it, at least so many bytes.
+HEADROOM, LEAST_HEADROOM_BYTES = 0.05, 256 << 20
+#: The footprint of the guaranteed job is the most of so many steps; after a burst it is not lowered for HOLD_S either.
+FOOTPRINT_STEPS, HOLD_S = 50, 30.0
+#: Part of the device that one trial moves, and steps at either limit that are compared.
+PART, TRIAL_STEPS = 0.05, 5
+#: Relative speed that a trial has to bring, and how long a job waits after one that did not.
+LEAST_GAIN, AGAIN_S = 0.01, 60.0
+
+
+class Rung(IntEnum):
+    """What is tried for an allocation that fails, in this order; the first two by the job itself."""
+
+    RELEASE_CACHE = 1
+    SPILL = 2
+    PAUSE_NEIGHBOURS = 3
+    SMALLER_BATCH = 4
+    FAIL = 5
+
+
+def next_rung(last: Rung | None, *, neighbours: bool, can_split: bool) -> Rung:
+    """What to try after `last`, which did not help (None: nothing was tried).
+
+    neighbours: opportunistic jobs beside it can still be paused; can_split: its steps may become micro-batches, which
+    is repeated while it is possible.
+
+    >>> next_rung(Rung.SPILL, neighbours=False, can_split=True).name
+    'SMALLER_BATCH'
+    """
+    if last is None:
+        return Rung.RELEASE_CACHE
+    if last is Rung.RELEASE_CACHE:
+        return Rung.SPILL
+    if last <= Rung.PAUSE_NEIGHBOURS and neighbours:
+        return Rung.PAUSE_NEIGHBOURS
+    return Rung.SMALLER_BATCH if can_split else Rung.FAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Bytes above the least limit of an opportunistic job, and the relative speed that each of them brought."""
+
+    size_bytes: int
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Work and the job's own seconds in counted steps at one limit; the first step at a limit is not counted."""
+
+    steps: int = -1
+    work: float = 0.0
+    own_s: float = 0.0
+
+    def add(self, step: StepStats) -> Meter:
+        """The meter with one step more."""
+        if self.steps < 0:
+            return Meter(0)
+        return Meter(self.steps + 1, self.work + (step.work or 1.0), self.own_s + step.own_s)
+
+    @property
+    def speed(self) -> float:
+        """Work a second of the job's own; steps a second if it does not state its work."""
+        return self.work / self.own_s if self.own_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobMemory:
+    """One job.
+
+    cap_bytes         the limit in its last directive
+    number            counts changes of it, and pauses, so that the job can report what it applied
+    held_bytes        the most that it may still use: its limit until it has confirmed a lower one
+    persistent_bytes  as its last step reported, before that as declared
+    unlimited         it has confirmed a limit and keeps none: what it needs beyond could not go to the host
+    unknown           nobody has said what persists: neither a declaration nor a step
+    needed_bytes      the least limit that an out-of-memory error taught; of an unknown job, to start with
+    demand_bytes      of the guaranteed job: reserved and spilled by the last steps
+    grants            of an opportunistic job: what it has above the least limit, oldest first
+    tried_at_s        when more memory last brought it nothing
+    split             into how many micro-batches its steps are split
+    rung              how far its allocation that fails has climbed the ladder
+    leaving           its directive is to save its state and leave
+    """
+
+    cap_bytes: int = 0
+    number: int = 0
+    held_bytes: int = 0
+    persistent_bytes: int = 0
+    needed_bytes: int = 0
+    demand_bytes: tuple[int, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    meter: Meter = Meter()
+    tried_at_s: float | None = None
+    split: int = 1
+    rung: Rung | None = None
+    leaving: bool = False
+    action: Action = Action.PAUSE
+    unknown: bool = False
+    unlimited: bool = False
+
+    @property
+    def least_bytes(self) -> int:
+        """The limit below which it cannot run."""
+        return max(self.persistent_bytes + headroom(self.persistent_bytes), self.needed_bytes)
+
+    @property
+    def granted_bytes(self) -> int:
+        """Bytes above the least limit."""
+        return sum(grant.size_bytes for grant in self.grants)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """The most that the last steps of the guaranteed job asked for, and headroom."""
+        footprint = max(self.demand_bytes, default=0)
+        return footprint + headroom(footprint)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """More memory for one job, to see what it brings; `taken` is what another job gave for it, `giver` which one."""
+
+    job: str
+    size_bytes: int
+    speed: float
+    giver: str | None = None
+    taken: Grant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryState:
+    """The state of the law. `hold_until_s`: the guaranteed limit is not lowered before; the rest are counts."""
+
+    jobs: Mapping[str, JobMemory] = field(default_factory=dict)
+    trial: Trial | None = None
+    hold_until_s: float = 0.0
+    bursts: int = 0
+    partial_shrinks: int = 0
+
+
+def headroom(size_bytes: int) -> int:
+    """Bytes of room above a footprint."""
+    return max(int(HEADROOM * size_bytes), LEAST_HEADROOM_BYTES)
+
+
+def budget(capacity_bytes: int, jobs: int) -> int:
+    """Bytes that the limits of so many jobs may add up to: without the margin and the contexts of the processes."""
+    return max(capacity_bytes - MARGIN_BYTES - jobs * CONTEXT_BYTES, 0)
+
 
 Steps = Mapping[str, Sequence[StepStats]]
 Jobs = dict[str, JobMemory]
@@ -267,3 +410,57 @@ def _limited(jobs: Jobs, targets: Mapping[str, int], host: str | None, whole: in
         if job.action is Action.RUN and not guaranteed and job.cap_bytes < job.least_bytes:
             job = replace(job, action=Action.PAUSE)  # until there is enough for it
         jobs[name] = job
+
+
+# -- growth ---------------------------------------------------------------------------------------------------
+
+
+def tried(jobs: Jobs, trial: Trial | None, device: Device, now_s: float, spare_bytes: int) -> Trial | None:
+    """The trial that is active from now on, if any; a finished one leaves its result in the grants of `jobs`.
+
+    `spare_bytes` are unassigned. No trial is judged or started while a job has yet to apply a limit.
+    """
+    if any(job.held_bytes != job.cap_bytes for job in jobs.values()):
+        return trial
+    if trial is None:
+        return _begun(jobs, device, now_s, spare_bytes)
+    job = jobs[trial.job]
+    if job.cap_bytes < job.least_bytes + job.granted_bytes + trial.size_bytes or job.meter.steps < TRIAL_STEPS:
+        return trial
+    gain = (job.meter.speed / trial.speed - 1.0) / trial.size_bytes if trial.speed > 0 else 0.0
+    lost = trial.taken.gain if trial.taken is not None else 0.0
+    if (gain - lost) * trial.size_bytes > LEAST_GAIN:
+        jobs[trial.job] = replace(job, grants=(*job.grants, Grant(trial.size_bytes, gain)))
+        return None
+    jobs[trial.job] = replace(job, tried_at_s=now_s)
+    if trial.giver is not None and trial.taken is not None:
+        giver = jobs[trial.giver]
+        jobs[trial.giver] = replace(giver, grants=(*giver.grants, trial.taken))
+    return None
+
+
+def _begun(jobs: Jobs, device: Device, now_s: float, spare_bytes: int) -> Trial | None:
+    """A trial for the job that has waited longest for one; None if no job is due or none can give memory."""
+    size = int(PART * device.capacity_bytes)
+    due = [
+        name for name in device.opportunistic
+        if jobs[name].action is Action.RUN and jobs[name].meter.steps >= TRIAL_STEPS
+        and (jobs[name].tried_at_s is None or now_s - (jobs[name].tried_at_s or 0.0) >= AGAIN_S)
+    ]  # fmt: skip
+    for name in sorted(due, key=lambda name: jobs[name].tried_at_s or 0.0):
+        speed = jobs[name].meter.speed
+        if spare_bytes >= size:
+            return Trial(name, size, speed)
+        giver = least_gain(jobs, except_for=name)
+        own = jobs[name].grants
+        if giver is not None and (not own or own[-1].gain > jobs[giver].grants[-1].gain):
+            taken = jobs[giver].grants[-1]
+            jobs[giver] = replace(jobs[giver], grants=jobs[giver].grants[:-1])
+            return Trial(name, taken.size_bytes, speed, giver, taken)
+    return None
+
+
+def least_gain(jobs: Jobs, except_for: str | None = None) -> str | None:
+    """The job whose newest grant brought it least per byte; None if no job has one."""
+    owners = [name for name, job in jobs.items() if job.grants and name != except_for]
+    return min(owners, key=lambda name: jobs[name].grants[-1].gain, default=None)

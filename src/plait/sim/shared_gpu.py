@@ -20,8 +20,7 @@ from plait.core.plan import Groups
 from plait.core.resources import Resource
 from plait.sharing import Load, estimate
 from plait.sharing.macro_model import NOISE
-from plait.sim.guests.memory import Use, use
-from plait.sim.guests.models import GuestModels
+from plait.sim.guest_models import GuestModels, Use, use
 
 #: What a guest gets at least: the law tries one quantum now and then, however little a host leaves.
 LEAST_SHARE = 1e-4
@@ -135,7 +134,7 @@ class GpuSharing:
 
     quantum_s  GPU work that a guest starts without a look at its share, seconds
     gaps       times in a step that a host waits for the GPU; 1 with stage marks and the gate
-    models     quanta, gaps, memory and bursts by model; None: all alike, and memory does not matter
+    models     quanta, gaps, noise, memory and bursts by model; None: all alike, and memory does not matter
     noise      coefficient of variation of a host's steps
 
     A guest gets the part of a host's slack that the macro model of the law says, all of a GPU without a host; the host
@@ -173,10 +172,10 @@ class GpuSharing:
         columns = groups.jobs, groups.first_job, groups.gpus, groups.first_gpu, guest, alone
         gpu_s, guests, crowd, hosts = either(host_loads, work)(*columns, truth.stage_s, truth.iteration_s)
         part, longer = np.ones(len(groups)), np.ones(len(groups))
-        quantum_s, gaps = self._quanta(truth, groups, guest)
+        quantum_s, gaps, noise = self._pairs(truth, groups, guest)
         for g in np.flatnonzero(crowd).tolist():
             host = float(hosts[g, 0]), float(hosts[g, 1])
-            part[g], longer[g] = _usable(*host, int(crowd[g]), quantum_s[g], gaps[g], self.noise)
+            part[g], longer[g] = _usable(*host, int(crowd[g]), quantum_s[g], gaps[g], noise[g])
         share = NO_SHARES
         if guests.max(initial=0) > 1 and (guest & (groups.gpu_count() > 1)).any():
             owner, usable = np.repeat(np.arange(len(groups)), groups.gpu_count()), np.ones(len(guests))
@@ -200,17 +199,19 @@ class GpuSharing:
         of_group = np.add.reduceat(memory[groups.jobs], first)
         return use(groups, _guests(groups), models, of_group, np.maximum.reduceat(alone, first), capacity_bytes)
 
-    def _quanta(self, truth: JobBatch, groups: Groups, guest: BoolArray) -> tuple[list[float], list[int]]:
-        """For each group the longest quantum of guests on its GPUs, in seconds, and the gaps of its own steps."""
+    def _pairs(
+        self, truth: JobBatch, groups: Groups, guest: BoolArray
+    ) -> tuple[list[float], list[int], list[float]]:  # fmt: skip
+        """For each group the longest quantum of guests on its GPUs, in seconds; gaps and noise of its own steps."""
         if self.models is None:
-            return [self.quantum_s] * len(groups), [self.gaps] * len(groups)
-        _, quantum_s, gaps, _ = self.models.columns(truth)
+            return [self.quantum_s] * len(groups), [self.gaps] * len(groups), [self.noise] * len(groups)
+        each, quantum_s, gaps, _ = self.models.columns(truth)
         lead, gpus = groups.jobs[groups.first_job[:-1]], groups.gpus
         owner, longest = np.repeat(np.arange(len(groups)), groups.gpu_count()), np.zeros(int(gpus.max()) + 1)
         there = guest[owner]
         np.maximum.at(longest, gpus[there], quantum_s[lead][owner[there]])
         of_group = np.maximum.reduceat(longest[gpus], groups.first_gpu[:-1])
-        return of_group.tolist(), gaps[lead].tolist()
+        return of_group.tolist(), gaps[lead].tolist(), [each[job].noise for job in lead.tolist()]
 
 
 def _guests(groups: Groups) -> BoolArray:

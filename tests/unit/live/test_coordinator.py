@@ -27,7 +27,7 @@ from plait.live.protocol.wire import GpuMean, GpuUsage
 from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import Page
 from plait.sharing import Action, Directive, State, StepStats
-from plait.sharing.memory_state import CONTEXT_BYTES, MARGIN_BYTES
+from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES
 
 GB = 1_000_000_000
 

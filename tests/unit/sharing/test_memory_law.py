@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.sharing import Action, Reached, Rung, Sharer, next_rung
-from plait.sharing.memory_state import CONTEXT_BYTES, HOLD_S, MARGIN_BYTES, budget, headroom
+from plait.sharing.memory_law import CONTEXT_BYTES, HOLD_S, MARGIN_BYTES, budget, headroom
 from sharing_cases import CAPACITY, GB, HOST, Bench
 
 DELTA = CAPACITY // 20

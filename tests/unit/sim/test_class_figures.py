@@ -16,7 +16,7 @@ from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
 from plait.policies.catalog import make_policy
 from plait.sharing import Load, estimate
-from plait.sim.guests.models import GuestModels
+from plait.sim.guest_models import GuestModels
 from plait.sim.physics import MeasuredPhysics
 from plait.sim.run import simulate
 from plait.sim.shared_gpu import GpuSharing

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plait.core.errors import SimulationError
 from plait.sharing import CODEC, Action, Device, Directive, Reached, Sharer, SpillReason, State, StepStats, decide
-from plait.sharing.memory_state import CONTEXT_BYTES, MARGIN_BYTES, budget, headroom
+from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES, budget, headroom
 from plait.sim.gpu import SimDevice
 
 GB = 1_000_000_000

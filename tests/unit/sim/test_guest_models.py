@@ -19,9 +19,8 @@ from plait.core.plan import Group, Groups, Member
 from plait.core.resources import StageProfile
 from plait.policies.catalog import make_policy
 from plait.sharing import Load, estimate
-from plait.sharing.memory_state import CONTEXT_BYTES, MARGIN_BYTES
-from plait.sim.guests.memory import GROW_S, SHRINK_S, SPILL_COST
-from plait.sim.guests.models import CURVES, GuestModel, GuestModels
+from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES
+from plait.sim.guest_models import CURVES, GROW_S, SHRINK_S, SPILL_COST, GuestModel, GuestModels
 from plait.sim.physics import MeasuredPhysics, StandardPhysics
 from plait.sim.run import simulate
 from plait.sim.shared_gpu import GpuSharing, fair_shares
@@ -128,6 +127,17 @@ def test_quanta_are_those_of_the_guests_and_gaps_those_of_the_host() -> None:
     assert beside_host() < beside_host(0.05)
 
 
+def test_noise_is_that_of_the_hosts_model() -> None:
+    host, guest = ("h", 1, (0,), False), ("g", 1, (0,), True)
+    shares = [
+        paces({"h": GuestModel(noise=noise), "g": GuestModel(noise=0.5)}, host, guest)[1] for noise in (0.05, 0.2)
+    ]
+    assert shares[0] == pytest.approx(beside_host())
+    part = estimate(Load(1.0, 0.5, noise=0.2), 0.002, seconds=3600.0, counted=True).slack_share
+    assert shares[1] == pytest.approx(0.5 + 0.5 / (0.5 * part))
+    assert shares[1] > shares[0]
+
+
 def test_what_a_slow_gang_leaves_on_its_other_gpus_goes_to_the_guests_there() -> None:
     """A gang on a GPU with a busy host and on an idle one, where another guest gets the rest of that."""
     gang_s, other_s = paces({}, ("g", 1, (0, 1), True), ("g", 1, (1,), True), ("h", 1, (0,), False))[:2]
@@ -164,12 +174,12 @@ def test_a_table_of_models_is_read(tmp_path: Path) -> None:
     models = GuestModels.read(
         table(
             tmp_path,
-            "model,quantum_ms,gaps,memory_gb,persistent_gb,curve,burst_every_s,burst_gb\n"
-            "sr,4,3,10,1,sr,600,2\n*,,,,,0.2=0.5/0.6=0.9,,\n",
+            "model,quantum_ms,gaps,memory_gb,persistent_gb,curve,burst_every_s,burst_gb,noise\n"
+            "sr,4,3,10,1,sr,600,2,0.1\n*,,,,,0.2=0.5/0.6=0.9,,,\n",
         )
     )
     known = dict(models.rows)
-    assert known["sr"] == GuestModel(0.004, 3, 10 * GB, 1 * GB, ((0.1, 0.75),), 600.0, 2 * GB)
+    assert known["sr"] == GuestModel(0.004, 3, 0.1, 10 * GB, 1 * GB, ((0.1, 0.75),), 600.0, 2 * GB)
     assert known["*"] == GuestModel(curve=((0.2, 0.5), (0.6, 0.9)))
 
 
@@ -184,6 +194,7 @@ def test_a_table_of_models_is_read(tmp_path: Path) -> None:
         ("model,curve\nx,0.9=0.4/0.5=0.6\n", "model x: a curve has growing parts"),
         ("model,memory_gb,persistent_gb\nx,2,4\n", "memory of 2 GB is less than the 4 GB that are persistent"),
         ("model,quantum_ms\nx,0\n", "model x: quantum_s must be > 0"),
+        ("model,noise\nx,-0.1\n", "model x: noise must be a number >= 0, got -0.1"),
         ("model,burst_every_s\nx,0\n", "burst_every_s must be > 0"),
     ],
 )

@@ -12,7 +12,7 @@ from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
 from plait.network.fluid.iterations import PHASES
 from plait.sim.contention.network import NetworkPhysics
-from plait.sim.guests.models import GuestModels
+from plait.sim.guest_models import GuestModels
 from plait.sim.overheads import Overheads
 from plait.sim.physics import MeasuredPhysics, StandardPhysics
 from plait.sim.run import with_round

@@ -32,7 +32,7 @@ from plait.policies.catalog import make_policy, split_policies
 from plait.policies.parts.ignored_requests import classes_ignored, remarks
 from plait.sim.contention.network import cut_jobs, with_gradient_bytes
 from plait.sim.failures import read_failures
-from plait.sim.guests.models import GuestModels
+from plait.sim.guest_models import GuestModels
 from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
 from plait.traces.load import cluster_of
 

@@ -20,7 +20,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
 from plait.core.jit import kernel
 from plait.core.plan import GPU_MEMORY_BYTES, Groups
-from plait.sharing.memory_state import CONTEXT_BYTES
+from plait.sharing.memory_law import CONTEXT_BYTES
 
 FITS, CORES, MEMORY, GPU_MEMORY = range(4)
 #: Room for rounding, as a part of what there is and in cores or bytes.

@@ -34,7 +34,7 @@ from plait.runtime.neighbours import Neighbours
 from plait.runtime.page import Page, PageError, Throttled
 from plait.sharing import CODEC, Action, Device, Directive, Reached, Sharer, State, StepStats, decide
 from plait.sharing.coordinator import owes
-from plait.sharing.memory_state import MemoryState
+from plait.sharing.memory_law import MemoryState
 from plait.sharing.share_law import described
 
 

@@ -3,12 +3,21 @@
 It runs `plait.sharing.decide` itself, the function that the agent of a node runs. Start reading at `micro_model.run`.
 """
 
-from plait.sim.gpu.memory import SimDevice
-from plait.sim.gpu.micro_model import run, table_cell
-from plait.sim.gpu.outcome import Mark, Outcome
-from plait.sim.gpu.patterns import PATTERNS, QUANTA_S, Kernel, Pattern, drawn
-from plait.sim.gpu.scenario import Hardware, Mode, Opportunistic, Phase, Reporting, Scenario
-from plait.sim.gpu.variation import Variation
+from plait.sim.gpu.micro_model import Mark, Outcome, SimDevice, run, table_cell
+from plait.sim.gpu.scenario import (
+    PATTERNS,
+    QUANTA_S,
+    Hardware,
+    Kernel,
+    Mode,
+    Opportunistic,
+    Pattern,
+    Phase,
+    Reporting,
+    Scenario,
+    Variation,
+    drawn,
+)
 
 __all__ = [
     "PATTERNS",

@@ -9,18 +9,30 @@ outside its GPU stage for a millisecond.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from plait.sharing import Action, Device, Directive, Observation, Sharer, StepStats, decide
+from plait.core.errors import SimulationError
+from plait.sharing import (
+    Action,
+    Device,
+    Directive,
+    Observation,
+    Reached,
+    Rung,
+    Sharer,
+    SpillReason,
+    State,
+    StepStats,
+    decide,
+    next_rung,
+)
+from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES
 from plait.sharing.quanta import Quanta
-from plait.sim.gpu.memory import SimDevice
-from plait.sim.gpu.outcome import Mark, Outcome
-from plait.sim.gpu.patterns import Pattern
-from plait.sim.gpu.scenario import NEVER, Mode, Opportunistic, Phase, Scenario
-from plait.sim.gpu.variation import NOISE, STEP_CV, Variation
+from plait.sim.gpu.scenario import NEVER, NOISE, STEP_CV, Mode, Opportunistic, Pattern, Phase, Scenario, Variation
 
 #: From the end of an opportunistic kernel to the launch of the next one.
 LAUNCH_S = 10e-6
@@ -34,8 +46,157 @@ JITTER = 0.5
 SPILL_COST = 4.0
 #: Variation of a server's service.
 SERVICE_CV = 0.02
+#: Windows of a minute begin so many seconds apart.
+WINDOW_S, APART_S = 60.0, 10.0
 #: The name of the guaranteed job.
 GUARANTEED = "guaranteed"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a step got: bytes reserved on the device, bytes on the host and why, bytes that could not be served."""
+
+    reserved_bytes: int
+    spill_bytes: int
+    reason: SpillReason
+    refused_bytes: int
+
+
+@dataclass(slots=True)
+class _Pool:
+    limit_bytes: int
+    number: int = 0
+    reserved_bytes: int = 0
+
+
+class SimDevice:
+    """Memory pools of jobs with limits at step boundaries; a pool keeps what the last step used.
+
+    Limits follow the published code of AntMan (adjust at a boundary, partial shrink, spill to a host pool).
+    """
+
+    def __init__(self, capacity_bytes: int, host_bytes: int = 64 << 30) -> None:
+        """`host_bytes`: the most that each job may pin on the host."""
+        self.capacity_bytes, self.host_bytes = capacity_bytes, host_bytes
+        self._pools: dict[str, _Pool] = {}
+
+    def bound(self, job: str, directive: Directive, live_bytes: int = 0) -> None:
+        """Set the limit of a job at its boundary; its process starts with the first one.
+
+        What is reserved is freed until the limit is reached; `live_bytes` are in use and stay: a shrink may be partial.
+        """
+        given = directive.memory_limit_bytes
+        limit = self.capacity_bytes if given is None else given
+        pool = self._pools.setdefault(job, _Pool(limit))
+        pool.reserved_bytes = min(pool.reserved_bytes, max(limit, live_bytes))
+        pool.limit_bytes, pool.number = max(limit, pool.reserved_bytes), directive.limit_number
+
+    def step(self, job: str, demand_bytes: int, fragmented_bytes: int = 0) -> Allocation:
+        """Allocate for a step: from the pool within the limit, then on the host, and what neither has is refused.
+
+        `fragmented_bytes` of the cache are of no use until it is released.
+        """
+        pool = self._pools[job]
+        reason, rung, spill = SpillReason.NONE, None, 0
+        usable = pool.limit_bytes - fragmented_bytes
+        while demand_bytes > usable + spill:
+            rung = next_rung(rung, neighbours=False, can_split=False)
+            if rung is Rung.RELEASE_CACHE:
+                usable = pool.limit_bytes
+            elif rung is Rung.SPILL:
+                reason = SpillReason.OUT_OF_MEMORY
+                spill = min(demand_bytes - usable, self.host_bytes)
+            else:
+                break
+        served = min(demand_bytes, usable)
+        pool.reserved_bytes = served
+        return Allocation(served, spill, reason, demand_bytes - served - spill)
+
+    def leave(self, job: str) -> None:
+        """The process has ended."""
+        self._pools.pop(job, None)
+
+    def reached(self) -> dict[str, Reached]:
+        """The limits as jobs report them."""
+        return {job: Reached(pool.number, pool.limit_bytes) for job, pool in self._pools.items()}
+
+    def verify(self) -> None:
+        """Raise `SimulationError` if limits in force, contexts and margin exceed the capacity of a shared device."""
+        if len(self._pools) < 2:
+            return
+        limits = sum(pool.limit_bytes for pool in self._pools.values())
+        total = limits + len(self._pools) * CONTEXT_BYTES + MARGIN_BYTES
+        if total > self.capacity_bytes:
+            names = ", ".join(f"{job} {pool.limit_bytes:,}" for job, pool in self._pools.items())
+            raise SimulationError(
+                f"memory limits of a GPU with {self.capacity_bytes:,} bytes are over-committed by "
+                f"{total - self.capacity_bytes:,}: {names}, {CONTEXT_BYTES:,} a context, {MARGIN_BYTES:,} margin"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The end of a guaranteed step: seconds it took and took on the GPU, opportunistic GPU seconds so far, share.
+
+    `alone_s`: the same step without others; `latency_s`: of a request, from its arrival.
+    """
+
+    end_s: float
+    step_s: float
+    alone_s: float
+    gpu_s: float
+    others_s: float
+    share: float
+    spill_bytes: int
+    latency_s: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """What happened: the guaranteed steps; GPU seconds of each opportunistic job; what was decided.
+
+    `shares` are (seconds, sum of opportunistic shares) at each decision that changed it.
+    """
+
+    marks: list[Mark] = field(default_factory=list)
+    busy_s: dict[str, float] = field(default_factory=dict)
+    shares: list[tuple[float, float]] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+    decisions: list[tuple[State, dict[str, Directive]]] = field(default_factory=list)
+    state: State = field(default_factory=State)
+
+    def slowdown(self, from_s: float = 0.0, until_s: float = math.inf) -> float:
+        """Mean guaranteed step that ended between these times over the same steps without sharing; 1 without any."""
+        marks = [m for m in self.marks if from_s < m.end_s <= until_s]
+        return math.fsum(m.step_s for m in marks) / math.fsum(m.alone_s for m in marks) if marks else 1.0
+
+    def worst_minute(self) -> float:
+        """The largest slowdown of a minute; of all of it if it is shorter."""
+        if not self.marks or self.marks[-1].end_s < WINDOW_S:
+            return self.slowdown()
+        slots: dict[int, list[float]] = {}
+        for mark in self.marks:
+            slot = slots.setdefault(int(mark.end_s // APART_S), [0.0, 0.0])
+            slot[0], slot[1] = slot[0] + mark.step_s, slot[1] + mark.alone_s
+        worst, width = 1.0, int(WINDOW_S / APART_S)
+        for first in range(int(self.marks[-1].end_s // APART_S) - width + 1):
+            window = [slots.get(slot, (0.0, 0.0)) for slot in range(first, first + width)]
+            alone_s = sum(one[1] for one in window)
+            if alone_s > 0.0:
+                worst = max(worst, sum(one[0] for one in window) / alone_s)
+        return worst
+
+    def latency_s(self, part: float = 0.99) -> float:
+        """The latency that this part of requests does not exceed, in seconds."""
+        ranked = sorted(mark.latency_s for mark in self.marks)
+        return ranked[min(int(part * len(ranked)), len(ranked) - 1)]
+
+    def slack_share(self, from_s: float = 0.0) -> float:
+        """Opportunistic GPU time after `from_s` over the time in which the guaranteed job left the GPU, 0 to 1."""
+        marks = [m for m in self.marks if m.end_s > from_s]
+        first, last = marks[0], marks[-1]
+        others_s = last.others_s - first.others_s
+        return others_s / (last.end_s - first.end_s - math.fsum(m.gpu_s for m in marks[1:]))
 
 
 def run(scenario: Scenario, mode: Mode, seed: int, *, record: bool = False) -> Outcome:
