@@ -34,8 +34,6 @@ from plait.live.system import procs
 
 DEADLINE_S = 20.0
 TOKEN = "enrolment-token"
-#: How a service of version 2 answers somebody of a later one.
-REFUSAL = Path(__file__).parents[1] / "golden" / "wire" / "refusal_v2.json"
 
 
 def until(true: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S, look_s: float = 0.02) -> Any:
@@ -139,10 +137,10 @@ class Service:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 good = self.path == "/agent/v1/sync" and self.headers["Authorization"] == f"Bearer {TOKEN}"
                 service.heard.append(body["v"])
-                known = body["v"] <= service.speaks
+                known = body["v"] == service.speaks
                 answer = service.answer(from_json(Observed, body)) if good and known and not service.quiet else None
-                refused: Any = {"error": {"message": "no"}} if known else json.loads(REFUSAL.read_text())
-                data = json.dumps(to_json(answer, service.speaks) if answer else refused).encode()
+                why = "no" if known else f"Observed has version {body['v']}; this plait speaks version {service.speaks}"
+                data = json.dumps(to_json(answer) if answer else {"error": {"message": why}}).encode()
                 with contextlib.suppress(OSError):
                     self.send_response(200 if answer else 503 if known else 422)
                     self.send_header("Content-Length", str(len(data)))

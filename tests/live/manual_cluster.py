@@ -1,4 +1,4 @@
-"""A cluster whose service and agents are started one by one, each from the sources that a test names."""
+"""A cluster whose service and agents are started one by one."""
 
 from __future__ import annotations
 
@@ -41,20 +41,18 @@ class HandCluster:
     def client(self) -> Client:
         return Client.at(str(self.home))
 
-    def _spawn(self, log: Path, sources: Path | None, *words: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, log: Path, *words: str) -> subprocess.Popen[bytes]:
         env = {k: v for k, v in os.environ.items() if k not in ("PLAIT_URL", "PLAIT_TOKEN", "PLAIT_HOME")}
-        if sources is not None:  # where no machine code is kept, and compiling it takes longer than a test waits
-            env |= {"PYTHONPATH": str(sources), "NUMBA_DISABLE_JIT": "1"}
         with open(log, "ab") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", *words, "--home", str(self.home)],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env, cwd=self.home,
             )  # fmt: skip
 
-    def start_service(self, sources: Path | None = None, *options: str) -> None:
+    def start_service(self, *options: str) -> None:
         make_private(self.home)
         words = ("plait.live.service", "--round", "0.2", "--policy", "fifo", *options)
-        self.service = self._spawn(self.home / "service.log", sources, *words)
+        self.service = self._spawn(self.home / "service.log", *words)
         until(self.layout.service_file.exists, f"service.json; {self.home / 'service.log'}", WAIT_S, LOOK_S)
 
     def end_service(self) -> None:
@@ -63,12 +61,12 @@ class HandCluster:
         assert self.service.wait(WAIT_S) == 0
         self.service = None
 
-    def start_agent(self, node: str, *options: str, sources: Path | None = None, gpus: int = 1) -> None:
+    def start_agent(self, node: str, *options: str, gpus: int = 1) -> None:
         folder = make_private(self.layout.node(node))
         if not (folder / "enrol").exists():
             (folder / "enrol").write_text(secrets.token_urlsafe(48))
         words = ("plait.live.agent", "--node", node, "--gpus", str(gpus), *options)
-        self.agents[node] = self._spawn(folder / "agent.log", sources, *words)
+        self.agents[node] = self._spawn(folder / "agent.log", *words)
         self.node_is(node, "ready")
 
     def end_agent(self, node: str, number: int = signal.SIGTERM) -> int:

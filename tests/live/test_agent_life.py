@@ -571,30 +571,18 @@ def test_a_full_disk_hides_no_end_and_delays_starts_until_there_is_room(small_di
         world.close()
 
 
-def test_an_agent_falls_back_to_the_version_of_its_service_and_comes_forward_with_it(world: World) -> None:
-    world.service.speaks = 2
+def test_a_service_of_another_version_is_reported_and_jobs_run_on_until_there_is_one_of_ours(world: World) -> None:
     world.start()
     world.service.want(world.python(1, PATIENT))
     world.said(1, "ready")
     runner = world.runner(1)
-    # Each connection asks once in its own version, and then no more.
-    until(lambda: len(world.service.heard) > 5 and set(world.service.heard[-3:]) == {2}, "questions in version 2")
-    world.service.quiet = True  # the service is away, and comes back upgraded
-    asked = len(world.service.heard)
-    until(lambda: len(world.service.heard) > asked + 1, "questions that get no answer")
+    world.service.speaks = 0
+    log = world.layout.node("n0") / "agent.log"
+    until(lambda: "this plait speaks version 0" in log.read_text(), "the refusal in the agent's log")
     world.service.told.clear()
-    world.service.speaks, world.service.quiet = 3, False
-    until(lambda: world.service.heard[-1] == 3, "a question in version 3")
+    world.service.speaks = 1
     assert world.service.wait(1, "running").epoch == 1
     assert world.runner(1) == runner
-
-
-def test_a_service_that_speaks_no_version_of_ours_is_reported(world: World) -> None:
-    world.service.speaks = 1
-    world.start()
-    log = world.layout.node("n0") / "agent.log"
-    until(lambda: "this plait speaks version" in log.read_text(), "the refusal in the agent's log")
-    assert {2, 3} <= set(world.service.heard)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

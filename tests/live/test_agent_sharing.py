@@ -15,7 +15,7 @@ import pytest
 from agent_world import World, group, until
 
 import plait
-from plait.live.protocol.wire import GroupInfo, Run, Seen
+from plait.live.protocol.wire import Run, Seen
 from plait.runtime.page import Page
 from plait.sharing import Action, Directive
 
@@ -231,14 +231,3 @@ def test_use_and_memory_of_slots_are_reported(world: World) -> None:
     found = world.service.told[-1].usage.means
     assert found[0].utilisation <= 1.0
     assert (found[1].utilisation, found[1].memory_bytes) == (0.0, 0.0)
-
-
-@SLOW
-def test_an_agent_before_guests_is_told_of_none(world: World) -> None:
-    """Its answers leave out who is a guest: the guest waits for the GPU like anybody else."""
-    world.service.speaks = 2
-    world.start()
-    world.service.want(run(world, 0), run(world, 1, guest=True))
-    world.said(0, "ready")
-    until(lambda: "waits until attempt 1 of job 0" in (last(world, 1).reason or ""), "why it waits")
-    assert GroupInfo("g").guest is False

@@ -29,8 +29,8 @@ from plait.core.plan import Groups, Plan, Reservation
 from plait.core.policy import Policy, Usage
 from plait.core.preemption import PreemptionRule
 
-#: Written; and read.
-VERSION, READ = 2, (1, 2)
+#: Of snapshots that are written and read.
+VERSION = 2
 _FORM = Codec(nulls=True, own=AS_LISTS)
 
 
@@ -137,8 +137,11 @@ def restore(
     `max_guests_per_gpu`, `kills` and `aggregates` as for `Controller`. Raises `InputError` for a snapshot of another
     version.
     """
-    if data.get("version") not in READ:
-        raise InputError(f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}")
+    if data.get("version") != VERSION:
+        raise InputError(
+            f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}: use the plait that "
+            "wrote it"
+        )
     nodes = tuple(node_from_json(node) for node in data["cluster"]["nodes"])
     rule = PreemptionRule.from_json(data.get("preemption"))
     network = data["cluster"].get("network")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from types import TracebackType
 from urllib.parse import urlsplit
 
 from plait.live.agent.link import PATH
-from plait.live.protocol.wire import Assignment, Observed, from_json, to_json
+from plait.live.protocol.wire import Assignment, Observed, decode, encode
 from plait.testing.agents import SimulatedAgent
 
 
@@ -50,7 +49,7 @@ class HttpLink:
 
     async def ask(self, report: Observed) -> Assignment:
         """The assignment in answer to the report `report`."""
-        return from_json(Assignment, json.loads(await self.send(json.dumps(to_json(report)).encode())))
+        return decode(Assignment, await self.send(encode(report)))
 
 
 async def live(

@@ -33,9 +33,11 @@ from plait.live.protocol.wire import (
     Profile,
     Run,
     Seen,
-    report_from_json,
+    decode_report,
     to_json,
 )  # fmt: skip
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.notes import AttemptOver, RankEnded
 from plait.live.system import procs
 
@@ -105,7 +107,7 @@ def test_files_of_a_job_are_its_own_trouble(node: LocalAgent) -> None:
         assert len(text) < 100_000, (file, data[:80])
         assert [one.state for one in told.attempts] == [ENDED], (file, data[:80])
         assert "\x1b" not in (told.attempts[0].reason or "")
-        report_from_json(json.loads(text))
+        decode_report(text.encode())
         assert service.engine.fencing.next_epoch(i, 0) < 1000, (file, data[:80])
         path.unlink()
         node.want()
@@ -183,12 +185,15 @@ def test_a_report_that_cannot_be_read_fails_its_job_and_no_other(tmp_path: Path)
     data = json.loads(json.dumps(to_json(c.nodes[0].observed())))
     for one, odd in zip(data["attempts"], ODD_SEEN, strict=False):
         one |= odd
-    c.engine.observe(report_from_json(data), c.now)
+    c.engine.observe(decode_report(json.dumps(data).encode()), c.now)
     states = [c.state(job) for job in jobs]
     assert states == ["failed"] * len(ODD_SEEN) + ["running"]
     row = c.store.job(jobs[0])
     assert row is not None
-    assert "the agent sent an unreadable report about this process: Seen.steps is 'many', needs float" in row["reason"]
+    assert (
+        "the agent sent an unreadable report about this process: Seen: Expected `float`, got `str` - at `$.steps`"
+        in row["reason"]
+    )
     c.store.close()
 
 
@@ -199,12 +204,11 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
     odd, other = c.submit({"retries": 0}, {"retries": 0})
     c.pass_s(3.0)
 
-    def sane_seen(seen: Seen) -> Seen:
+    def broken(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen) -> None:
         if seen.job == odd:
             raise ZeroDivisionError("odd")
-        return seen
 
-    monkeypatch.setattr("plait.live.scheduler.report.sane_seen", sane_seen)
+    monkeypatch.setattr("plait.live.scheduler.report.report_measurements", broken)
     c.nodes[0].end(odd)
     c.nodes[0].end(other)
     c.engine.observe(Observed(NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)
@@ -258,9 +262,7 @@ def test_what_no_store_can_hold_breaks_no_engine(tmp_path: Path) -> None:
 
 
 def test_reasons_of_many_ranks_fit_into_a_report() -> None:
-    from plait.live.protocol.validation import sane_seen
-
-    seen = [sane_seen(Seen(1, 1, rank, ENDED, reason="\x1b[2J" * 200_000)) for rank in range(1000)]
+    seen = [Seen(1, 1, rank, ENDED, reason="\x1b[2J" * 200_000) for rank in range(1000)]
     text = json.dumps(to_json(Observed(NodeInfo("n0", 8), "a", attempts=seen)))
     assert len(text) < 4_000_000
     assert "\\u001b" not in text

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.live.agent.monitor import Counters, ProcessUsage, counters
-from plait.live.protocol.validation import sane_seen
-from plait.live.protocol.wire import RUNNING, Resources, Seen
+from plait.live.protocol.wire import Resources
 from plait.live.scheduler.explain.resources import JobUsage
 from plait.live.service.usage.files import Measured, UsageFiles
 from plait.live.service.usage.recorder import HOUR_S, SAMPLE_S, Usages
@@ -63,8 +62,7 @@ def test_rates_are_of_the_time_between_samples(tree: subprocess.Popen[str], monk
 
 
 def test_what_no_node_has_is_left_out() -> None:
-    odd = Resources(math.inf, -1.0, math.nan, 1e300)
-    assert sane_seen(Seen(1, 1, 0, RUNNING, resources=odd)).resources == Resources(0.0, 0.0, None, None)
+    assert Resources(math.inf, -1.0, math.nan, 1e300) == Resources(0.0, 0.0, None, None)
 
 
 def test_series_are_bounded_and_keep_means_peaks_and_gaps() -> None:

@@ -4,15 +4,12 @@ One thread keeps a long poll open: the service answers when there is something n
 also the heartbeat. The second sends a report at once when something changes here. Each reconnect reads address and
 token again, so the agent finds a service that moved. The third polls the address, since a replaced leader may be paused
 and not answer for long.
-Requests use the newest version of the protocol, and the previous one if the service refuses it, until the next
-reconnect: an upgraded service closes its connections.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import random
 import socket
@@ -24,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from plait.live.protocol.wire import OLDEST, VERSION, Assignment, Observed, WireError, from_json, to_json
+from plait.live.protocol.wire import Assignment, Observed, WireError, decode, encode
 from plait.live.system.procs import boot_s
 
 PATH = "/agent/v1/sync"
@@ -40,10 +37,6 @@ _MOST_BYTES = 64 << 20
 
 class Unreachable(Exception):
     """The service did not answer, or its answer is invalid; the message has the reason."""
-
-
-class _OtherVersion(ValueError):
-    """The service does not support this version of the protocol."""
 
 
 class Link:
@@ -216,13 +209,12 @@ class _Connection:
         self._http: http.client.HTTPConnection | None = None
         self._token = ""
         self._prefix = ""
-        self.version = VERSION
 
     def ask(self, report: Observed) -> Assignment:
         """Send a report and return the assignment; raises `Unreachable`."""
         fresh = self._http is None
         try:
-            return self._try(report)
+            return self._send(report)
         except (ConnectionError, http.client.RemoteDisconnected) as error:
             self.close()
             if fresh:
@@ -231,34 +223,21 @@ class _Connection:
             self.close()
             raise Unreachable(_why(error)) from None
         try:  # a kept-open connection may have been closed meanwhile: retry on a new one
-            return self._try(report)
+            return self._send(report)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             raise Unreachable(_why(error)) from None
 
-    def _try(self, report: Observed) -> Assignment:
-        """Send and read; retry in the previous version if the service does not know this one."""
-        try:
-            return self._send(report)
-        except _OtherVersion:
-            if self.version == OLDEST:
-                raise
-            self.version = OLDEST
-        return self._send(report)
-
     def _send(self, report: Observed) -> Assignment:
         link = self._open()
-        body = json.dumps(to_json(report, self.version)).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        link.request("POST", self._prefix + PATH, body, headers)
+        link.request("POST", self._prefix + PATH, encode(report), headers)
         response = link.getresponse()
         data = response.read(_MOST_BYTES)
         if response.status != 200:
-            text = data[:300].decode(errors="replace")
-            kind = _OtherVersion if response.status == 422 and "this plait speaks version" in text else ValueError
-            raise kind(f"the service answered {response.status}: {text}")
+            raise ValueError(f"the service answered {response.status}: {data[:300].decode(errors='replace')}")
         try:
-            return from_json(Assignment, json.loads(data))
+            return decode(Assignment, data)
         except WireError as error:
             raise ValueError(f"the service's answer is no assignment: {error}") from None
 
@@ -271,7 +250,6 @@ class _Connection:
                     self._http = self._connect(url)
                     break
             assert self._http is not None
-            self.version = VERSION
         return self._http
 
     def _connect(self, url: str) -> http.client.HTTPConnection:

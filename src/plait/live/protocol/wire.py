@@ -4,26 +4,54 @@ The agent sends its observations (`Observed`), the service returns the desired s
 states, not changes, so a message that is repeated, lost or late does no harm. An attempt of a job is (job, epoch); each
 of its processes has a rank.
 
-Messages have a version. A receiver accepts its own version and the previous one, so that a service and its agents can
-be upgraded one after the other, in any order, while jobs run. The service answers in the version of the request. An
-agent sends the newest version it has, and the previous one once a service has refused that (see `link`). Additions of a
-version are marked `since` and left out for earlier ones; a version is never changed once it has been released, and
-examples of each are kept in the tests.
+Messages have a version, and a receiver refuses others. Fields that it does not know are ignored.
+
+A message is decoded and cleaned once, where it arrives. Jobs can write to their pages and folders, so numbers that
+cannot be and texts that a store or a terminal could not take are replaced when a message is constructed: an invalid
+number would get into the log, where every later reader meets it; a profile of 1e308 seconds overflows in the policy,
+whose decisions then fail for everybody.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.core.codec.schema import CodecSchemas
-from plait.core.codec.values import Codec, form
+from plait.core.codec.values import Codec
+from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BatchLimits, Estimate
+from plait.core.resources import Resource
+from plait.live.protocol.validation import (
+    CLOCKS_S,
+    LONGEST_S,
+    MOST_BYTES,
+    MOST_CORES,
+    MOST_EXAMPLES,
+    MOST_LEASES,
+    MOST_NEIGHBOURS,
+    MOST_PID,
+    MOST_SECONDS,
+    MOST_STEPS,
+    MOST_STORED,
+    MOST_TRANSFERRED,
+    NONSENSE,
+    SHORTEST_S,
+    between,
+    number_or_none,
+    sane_code,
+    sane_text,
+)
 from plait.runtime.network.grant import NetworkGrant
+from plait.runtime.page import Throttled
+from plait.sharing import Action
 
-VERSION = 3
-#: The oldest version that is understood.
-OLDEST = VERSION - 1
+if TYPE_CHECKING:
+    import msgspec
+
+VERSION = 1
 STARTING, RUNNING, STOPPING, ENDED = "starting", "running", "stopping", "ended"
 STATES = (STARTING, RUNNING, STOPPING, ENDED)
 #: Exit codes with a meaning; any other failed.
@@ -36,7 +64,20 @@ class WireError(ValueError):
     """A message that does not match its version; names the field."""
 
 
-_WIRE = Codec(strict=True, error=WireError)
+#: Words of `Sharing`.
+_ACTIONS = frozenset(one.name.lower() for one in Action)
+_THROTTLED = frozenset(one.name.lower() for one in Throttled if one is not Throttled.NOT)
+
+
+def _clean(message: Any, **values: Any) -> None:
+    """Replace fields of a message that is being constructed."""
+    for name, value in values.items():
+        object.__setattr__(message, name, value)
+
+
+def _number(value: float, most: float) -> float:
+    """The number if it can be, 0 otherwise."""
+    return number_or_none(value, most) or 0.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +119,24 @@ class Adaptive:
     limits: list[int] | None = None
     not_finite: float = 0.0
 
+    def __post_init__(self) -> None:
+        estimate, limits = self.estimate, self.limits
+        if estimate is not None and not _can_be_estimate(estimate):
+            estimate = None
+        if limits is not None and len(limits) != len(fields(BatchLimits)):
+            limits = None
+        if limits is not None and not all(between(x, 0, MOST_EXAMPLES) for x in limits):
+            limits = None
+        _clean(
+            self,
+            progress=_number(self.progress, MOST_STEPS),
+            total=number_or_none(self.total, MOST_STEPS),
+            batch_size=number_or_none(self.batch_size, MOST_EXAMPLES, 1.0),
+            estimate=estimate,
+            limits=limits,
+            not_finite=_number(self.not_finite, MOST_STEPS),
+        )
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -86,6 +145,14 @@ class Memory:
     peak_bytes: float = 0.0
     persistent_bytes: float = 0.0
     spill_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        _clean(
+            self,
+            peak_bytes=_number(self.peak_bytes, MOST_BYTES),
+            persistent_bytes=_number(self.persistent_bytes, MOST_BYTES),
+            spill_bytes=_number(self.spill_bytes, MOST_BYTES),
+        )
 
 
 @dataclass(frozen=True)
@@ -106,9 +173,22 @@ class Sharing:
     action: str = "run"
     beside: list[int] = field(default_factory=list)
     leaves: str = ""
-    throttled: str = field(default="", metadata=form(omit=True))
-    duty: float | None = field(default=None, metadata=form(omit=True))
-    law: str = field(default="", metadata=form(omit=True))
+    throttled: str = ""
+    duty: float | None = None
+    law: str = ""
+
+    def __post_init__(self) -> None:
+        _clean(
+            self,
+            share=_number(self.share, 1.0),
+            limit_bytes=_number(self.limit_bytes, MOST_BYTES),
+            action=self.action if self.action in _ACTIONS else Action.RUN.name.lower(),
+            beside=[job for job in self.beside if 0 <= job <= MOST_STORED][:MOST_NEIGHBOURS],
+            leaves=sane_text(self.leaves),
+            throttled=self.throttled if self.throttled in _THROTTLED else "",
+            duty=number_or_none(self.duty, 1.0),
+            law=sane_text(self.law),
+        )
 
 
 @dataclass(frozen=True)
@@ -132,6 +212,21 @@ class Exchange:
     timeouts: float = 0.0
     numbers: float = 0.0
 
+    def __post_init__(self) -> None:
+        _clean(
+            self,
+            mode="aggregation" if self.mode == "aggregation" else "gloo",
+            reason=sane_text(self.reason)[:500],
+            version=min(max(self.version, -1), MOST_STORED),
+            aggregated_bytes=_number(self.aggregated_bytes, MOST_TRANSFERRED),
+            fallback_bytes=_number(self.fallback_bytes, MOST_TRANSFERRED),
+            exchange_s=_number(self.exchange_s, MOST_SECONDS),
+            collided_share=_number(self.collided_share, 1.0),
+            resend_share=_number(self.resend_share, 1.0),
+            timeouts=_number(self.timeouts, MOST_STEPS),
+            numbers=_number(self.numbers, MOST_STEPS),
+        )
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -144,6 +239,15 @@ class Resources:
     memory_bytes: float = 0.0
     read_bytes_s: float | None = None
     written_bytes_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _clean(
+            self,
+            cpus=_number(self.cpus, MOST_CORES),
+            memory_bytes=_number(self.memory_bytes, MOST_BYTES),
+            read_bytes_s=number_or_none(self.read_bytes_s, MOST_BYTES),
+            written_bytes_s=number_or_none(self.written_bytes_s, MOST_BYTES),
+        )
 
 
 @dataclass(frozen=True)
@@ -182,12 +286,39 @@ class Seen:
     merged: str = ""
     first_step_s: float | None = None
     last_step_s: float | None = None
-    adaptive: Adaptive | None = field(default=None, metadata=form(since=2))
-    saves: str = field(default="", metadata=form(since=2))
-    memory: Memory | None = field(default=None, metadata=form(since=3))
-    sharing: Sharing | None = field(default=None, metadata=form(since=3))
-    exchange: Exchange | None = field(default=None, metadata=form(since=3))
-    resources: Resources | None = field(default=None, metadata=form(since=3))
+    adaptive: Adaptive | None = None
+    saves: str = ""
+    memory: Memory | None = None
+    sharing: Sharing | None = None
+    exchange: Exchange | None = None
+    resources: Resources | None = None
+
+    def __post_init__(self) -> None:
+        held_s, code, stage_s = _number(self.held_s, MOST_SECONDS), self.exit_code, self.stage_s
+        since_s = held_s + CLOCKS_S  # within which it has made its steps
+        if stage_s is not None and not all(between(t, 0.0, LONGEST_S) for t in stage_s):
+            stage_s = None
+        _clean(
+            self,
+            exit_code=None if code is None else sane_code(code),
+            pid=self.pid if 0 <= self.pid <= MOST_PID else 0,
+            reason=None if self.reason is None else sane_text(self.reason),
+            gate=sane_text(self.gate)[:20],
+            merged=sane_text(self.merged)[:20],
+            saves=sane_text(self.saves)[:20],
+            steps=_number(self.steps, MOST_STEPS),
+            held_s=held_s,
+            ended_s_ago=_number(self.ended_s_ago, MOST_SECONDS),
+            first_step_s=number_or_none(self.first_step_s, since_s),
+            last_step_s=number_or_none(self.last_step_s, since_s),
+            step_s=number_or_none(self.step_s, LONGEST_S, SHORTEST_S),
+            total_steps=number_or_none(self.total_steps, MOST_STEPS),
+            checkpoint_steps=number_or_none(self.checkpoint_steps, MOST_STEPS),
+            checkpoint_age_s=number_or_none(self.checkpoint_age_s, MOST_SECONDS),
+            skew=number_or_none(self.skew, 1.0),
+            stage_s=stage_s,
+            profile=self.profile if self.profile is not None and sane_profile(self.profile) else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -205,6 +336,13 @@ class GpuMean:
     utilisation: float | None = None
     memory_bytes: float | None = None
 
+    def __post_init__(self) -> None:
+        _clean(
+            self,
+            utilisation=number_or_none(self.utilisation, 1.0),
+            memory_bytes=number_or_none(self.memory_bytes, MOST_BYTES),
+        )
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -213,7 +351,7 @@ class Usage:
     cpu: float = 0.0
     memory_bytes: float = 0.0
     gpus: list[GpuUsage] = field(default_factory=list)
-    means: list[GpuMean] = field(default_factory=list, metadata=form(since=3))
+    means: list[GpuMean] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -231,6 +369,16 @@ class LeaseSeen:
     collided: float = 0.0
     completed: float = 0.0
     refused: str = ""
+
+    def __post_init__(self) -> None:
+        _clean(
+            self,
+            held=_number(self.held, MOST_STEPS),
+            received=_number(self.received, MOST_STEPS),
+            collided=_number(self.collided, MOST_STEPS),
+            completed=_number(self.completed, MOST_STEPS),
+            refused=sane_text(self.refused)[:500],
+        )
 
 
 @dataclass(frozen=True)
@@ -252,6 +400,22 @@ class SwitchSeen:
     held: float = 0.0
     restarts: int = 0
     leases: list[LeaseSeen] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        leases = [one for one in self.leases if 0 <= one.job <= MOST_STORED and 0 <= one.epoch <= MOST_STORED]
+        _clean(
+            self,
+            name=sane_text(self.name)[:200],
+            declared=sane_text(self.declared)[:200],
+            incarnation=sane_text(self.incarnation)[:200],
+            trouble=sane_text(self.trouble)[:500],
+            data_port=self.data_port if 0 <= self.data_port < 65_536 else 0,
+            server_port=self.server_port if 0 <= self.server_port < 65_536 else 0,
+            aggregators=min(max(self.aggregators, 0), MOST_STORED),
+            restarts=min(max(self.restarts, 0), MOST_STORED),
+            held=_number(self.held, MOST_STEPS),
+            leases=leases[:MOST_LEASES],
+        )
 
 
 @dataclass(frozen=True)
@@ -288,10 +452,13 @@ class Observed:
     usage: Usage = field(default_factory=Usage)
     replies: list[Reply] = field(default_factory=list)
     wait_s: float = 1.0
-    leaving_s: float | None = field(default=None, metadata=form(since=2))
-    switch: SwitchSeen | None = field(default=None, metadata=form(since=3))
-    successors: list[list[int]] | None = field(default=None, metadata=form(since=3))
+    leaving_s: float | None = None
+    switch: SwitchSeen | None = None
+    successors: list[list[int]] | None = None
     v: int = VERSION
+
+    def __post_init__(self) -> None:
+        _clean(self, leaving_s=number_or_none(self.leaving_s, LONGEST_S))
 
 
 @dataclass(frozen=True)
@@ -315,7 +482,7 @@ class GroupInfo:
     quantum_s: float = 0.01
     members: list[Mate] = field(default_factory=list)
     version: int = 0
-    guest: bool = field(default=False, metadata=form(since=3))
+    guest: bool = False
 
 
 @dataclass(frozen=True)
@@ -349,8 +516,8 @@ class Run:
     memory_bytes: float = 0.0
     total_steps: float | None = None
     merge: str = ""
-    device_bytes: float = field(default=0.0, metadata=form(since=3))
-    network: NetworkGrant | None = field(default=None, metadata=form(since=3))
+    device_bytes: float = 0.0
+    network: NetworkGrant | None = None
 
 
 @dataclass(frozen=True)
@@ -422,20 +589,20 @@ class Assignment:
     attempts: list[Run] = field(default_factory=list)
     keep: list[list[int]] = field(default_factory=list)
     ask: list[Ask] = field(default_factory=list)
-    switch: SwitchOrder | None = field(default=None, metadata=form(since=3))
-    successors: list[Run] = field(default_factory=list, metadata=form(since=3))
+    switch: SwitchOrder | None = None
+    successors: list[Run] = field(default_factory=list)
     v: int = VERSION
 
 
-def to_json(message: Any, v: int = VERSION) -> dict[str, Any]:
-    """A message as plain values, for a receiver of version `v`.
+def to_json(message: Any) -> dict[str, Any]:
+    """A message as plain values.
 
-    >>> "guest" in to_json(GroupInfo("g1", guest=True), 2)
-    False
+    >>> to_json(Mate(3, 1))
+    {'job': 3, 'turn': 1, 'world': 1}
     """
-    plain: dict[str, Any] = _WIRE.encode(message, v)
-    if "v" in plain:
-        plain["v"] = v
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(message)
     return plain
 
 
@@ -445,31 +612,70 @@ def from_json(kind: type[T], data: Any) -> T:
     >>> from_json(Mate, {"job": 3, "turn": 1, "later": True})
     Mate(job=3, turn=1, world=1)
     """
-    versioned = "v" in getattr(kind, "__dataclass_fields__", ()) and isinstance(data, Mapping)
-    if versioned and data.get("v", VERSION) not in (VERSION, OLDEST):
-        raise WireError(
-            f"{kind.__name__} has version {data.get('v')!r}; this plait speaks version {VERSION} and {OLDEST}: upgrade "
-            "the older side, one version at a time"
-        )
-    return _WIRE.decode(kind, data)
+    import msgspec
+
+    _check_version(kind, data.get("v", VERSION) if isinstance(data, Mapping) else VERSION)
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise WireError(f"{kind.__name__}: {error}") from None
 
 
-def schemas(prefix: str) -> CodecSchemas:
-    """JSON Schema of the values that `to_json` writes; references begin with `prefix`."""
-    return CodecSchemas(_WIRE, prefix)
+def encode(message: Any) -> bytes:
+    """A message as JSON text."""
+    import msgspec
+
+    return msgspec.json.encode(message)
 
 
-def report_from_json(data: Any) -> Observed:
+def decode(kind: type[T], body: bytes) -> T:
+    """The message of this kind in a JSON text; raises `WireError` as `from_json` does, or for what is no JSON."""
+    import msgspec
+
+    try:
+        message: T = _decoder(kind).decode(body)
+    except msgspec.DecodeError:
+        try:
+            return from_json(kind, json.loads(body))  # it reads NaN, as Python writes it, and finds another version
+        except (ValueError, RecursionError) as error:
+            raise error if isinstance(error, WireError) else WireError(f"{kind.__name__}: {error}") from None
+    _check_version(kind, getattr(message, "v", VERSION))
+    return message
+
+
+def decode_report(body: bytes) -> Observed:
     """An agent's report; an unreadable report of a process becomes the end of that process, with the reason.
 
     Raises `WireError` for what is no report otherwise.
     """
-    attempts = data.get("attempts") if isinstance(data, Mapping) else None
-    if not isinstance(attempts, list):
-        return from_json(Observed, data)
+    try:
+        return decode(Observed, body)
+    except WireError:
+        try:
+            data = json.loads(body)
+        except (ValueError, RecursionError):
+            data = None
+        attempts = data.get("attempts") if isinstance(data, dict) else None
+        if not isinstance(attempts, list):
+            raise
     report = from_json(Observed, {**data, "attempts": []})
-    seen = [one for item in attempts if (one := _seen_from_json(item)) is not None]
-    return replace(report, attempts=seen)
+    return replace(report, attempts=[one for item in attempts if (one := _seen_from_json(item)) is not None])
+
+
+# msgspec is imported where it is used: programs that are started without a cluster have these classes and no msgspec.
+@cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    import msgspec
+
+    return msgspec.json.Decoder(kind)
+
+
+def _check_version(kind: type[Any], version: Any) -> None:
+    if version != VERSION:
+        raise WireError(
+            f"{kind.__name__} has version {version!r}; this plait speaks version {VERSION}: install the same plait on "
+            "all machines, and start the service and its agents again"
+        )
 
 
 def _seen_from_json(item: Any) -> Seen | None:
@@ -480,4 +686,31 @@ def _seen_from_json(item: Any) -> Seen | None:
         if not (isinstance(job, int) and isinstance(epoch, int) and isinstance(rank, int)):
             return None  # of no process
         why = f"the agent sent an unreadable report about this process: {error}"[:500]
-        return Seen(job, epoch, rank, ENDED, exit_code=255, reason=why, pid=1)
+        return Seen(job, epoch, rank, ENDED, exit_code=NONSENSE, reason=why, pid=1)
+
+
+def _can_be_estimate(estimate: list[float | None]) -> bool:
+    """Whether all of it can be; seconds and norms so large that they overflow in a policy are none."""
+    if len(estimate) != len(Estimate):
+        return False
+    theta, gamma = estimate[:THETA], estimate[Estimate.GAMMA]
+    whole = all(t is None for t in theta) or (gamma is not None and None not in theta and 1 <= gamma <= MOST_GAMMA)
+    times_only = all(t is None or between(t, LEAST_S, MOST_S) for t in theta)
+    return whole and times_only and all(x is None or between(x, 0.0, MOST_NOISE) for x in estimate[THETA:])
+
+
+def sane_profile(profile: Profile) -> bool:
+    """Whether a measured profile is one: all four stages, some of them longer than nothing, none for ever."""
+    times = profile.stage_s
+    return (
+        len(times) == len(Resource)
+        and all(between(t, 0.0, LONGEST_S) for t in times)
+        and sum(times) > 0
+        and 0 < profile.iteration_s <= LONGEST_S
+        and 0 <= profile.samples <= MOST_STEPS
+    )
+
+
+def schemas(prefix: str) -> CodecSchemas:
+    """JSON Schema of messages; references begin with `prefix`."""
+    return CodecSchemas(Codec(strict=True), prefix)

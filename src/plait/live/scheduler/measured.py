@@ -38,8 +38,7 @@ from plait.core.resources import Resource
 from plait.goodput.model.efficiency import efficiency, gain
 from plait.live.protocol.profile_keys import known_profile, like_keys, profile_key
 from plait.live.protocol.requests import limits_of
-from plait.live.protocol.validation import sane_profile
-from plait.live.protocol.wire import RUNNING, Adaptive, Profile, Seen
+from plait.live.protocol.wire import RUNNING, Adaptive, Profile, Seen, sane_profile
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import CAN, FAILS, FROM_START, NO_STEP, Attempt, JobRecord
 from plait.live.scheduler.records.notes import ProfileRecorded, Restarted
@@ -92,7 +91,7 @@ def _learn(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen) -> None:
     profile = seen.profile
     if now_s < rank.learnt_s.get("profile", -math.inf) + LEARN_S:
         return
-    if profile is None or not sane_profile(profile) or state.phase(job) > Phase.RUNNING:
+    if profile is None or state.phase(job) > Phase.RUNNING:
         return
     if attempt.guest and _beside_guests(ctx, attempt):
         return  # paced: its iterations do not show their own time

