@@ -20,7 +20,7 @@ from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.forecast.log_replay import replay, stored_rows
 from plait.live.layout import make_private
-from plait.live.protocol.wire import ENDED, RUNNING, STARTING, Assignment, GroupInfo, Observed, Run, Seen, to_json
+from plait.live.protocol.wire import ENDED, RUNNING, STARTING, Assignment, GroupInfo, Observed, Run, Seen
 from plait.live.system import procs
 from plait.policies.catalog import make_policy
 
@@ -362,9 +362,3 @@ def test_nothing_waits_for_a_command_that_was_not_seen_to_wait(local: Local, rec
     assert all(successor.process is None for successor in local.agent.agent.successors.values())
     local.want(local.run(3))
     assert local.agent.agent.attempts[5, 3, 0].state in (STARTING, RUNNING)
-
-
-def test_the_message_has_the_processes_that_start_beside() -> None:
-    run = Run(5, 3, 0, 1, ["python"], [0], GroupInfo("g1"))
-    assert to_json(Assignment(1, 1, successors=[run]))["successors"][0]["epoch"] == 3
-    assert "successors" not in to_json(Assignment(1, 1, successors=[run]), 2)

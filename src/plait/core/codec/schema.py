@@ -30,9 +30,9 @@ class CodecSchemas:
     `own` are schemas of types that the codec writes another way. Types that it takes as they are may be anything.
     """
 
-    def __init__(self, codec: Codec, prefix: str, own: Mapping[Any, Schema] | None = None, version: int = 0) -> None:
-        """References begin with `prefix`; `version` of the messages, 0: all fields."""
-        self.codec, self.prefix, self.own, self.version = codec, prefix, dict(own or {}), version
+    def __init__(self, codec: Codec, prefix: str, own: Mapping[Any, Schema] | None = None) -> None:
+        """References begin with `prefix`."""
+        self.codec, self.prefix, self.own = codec, prefix, dict(own or {})
         self.found: dict[str, Schema] = {}
 
     def of(self, hint: Any) -> Schema:
@@ -77,8 +77,6 @@ class CodecSchemas:
     def _object(self, kind: type[Any]) -> Schema:
         hints = typing.get_type_hints(kind)
         written = [f for f in fields(kind) if not f.metadata.get("skip")]
-        if self.version:
-            written = [f for f in written if f.metadata.get("since", 0) <= self.version]
         tagged: Schema = {"type": {"const": kind.__name__}} if kind in self.codec.kinds.values() else {}
         required = [*tagged, *(f.name for f in written if self._required(kind, f))]
         return {

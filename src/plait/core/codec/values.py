@@ -45,7 +45,6 @@ def form(
     *,
     omit: bool | Callable[[Any], bool] | None = None,
     skip: bool = False,
-    since: int = 0,
     absent: Any = MISSING,
     columns: int = 0,
 ) -> dict[str, Any]:
@@ -53,11 +52,10 @@ def form(
 
     `omit`     leave it out where it has its default, or where this function of the whole object is true; False: never
     `skip`     never write it
-    `since`    the first version of the format that has it
     `absent`   its value where it is missing; otherwise its default, if it has one
     `columns`  number of columns of a two-dimensional array
     """
-    said: dict[str, Any] = {"skip": skip, "since": since, "columns": columns}
+    said: dict[str, Any] = {"skip": skip, "columns": columns}
     if omit is not None:
         said["omit"] = omit
     if absent is not MISSING:
@@ -93,63 +91,62 @@ class Codec:
         self.sparse, self.strict, self.closed, self.nulls = sparse, strict, closed, nulls
         self.kinds = {kind.__name__: kind for kind in kinds}
         self.error = error
-        self._writers: dict[tuple[Any, int], Write | None] = {}
+        self._writers: dict[Any, Write | None] = {}
         self._readers: dict[Any, Read | None] = {}
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def encode(self, value: Any, version: int = 0) -> Any:
-        """JSON values of a dataclass; without what came after `version`, if one is given.
+    def encode(self, value: Any) -> Any:
+        """JSON values of a dataclass.
 
         >>> from plait.core.goodput import BatchLimits
         >>> Codec().encode(BatchLimits(initial=8, most=64, least_local=1, most_local=8))["most"]
         64
         """
-        write = self.writer(type(value), version)
+        write = self.writer(type(value))
         return value if write is None else write(value)
 
     def encode_kind(self, value: Any) -> dict[str, Any]:
         """The same with its `type`; what is written is one of `kinds`."""
         return {"type": type(value).__name__, **self.encode(value)}
 
-    def writer(self, hint: Any, version: int = 0) -> Write | None:
+    def writer(self, hint: Any) -> Write | None:
         """Writer of values of this type; None where they are written unchanged."""
-        key = hint, version
-        if key not in self._writers:
-            self._writers[key] = self._writer(hint, version)
-        return self._writers[key]
+        if hint not in self._writers:
+            self._writers[hint] = self._writer(hint)
+        return self._writers[hint]
 
-    def _writer(self, hint: Any, version: int) -> Write | None:
+    def _writer(self, hint: Any) -> Write | None:
         origin = typing.get_origin(hint) or hint
         parts = typing.get_args(hint)
         if hint in self.own or origin in self.own:
             return self.own[hint if hint in self.own else origin][0]
         if isinstance(origin, type) and is_dataclass(origin):
-            return self._object_writer(hint, version)
+            return self._object_writer(hint)
         if isinstance(origin, type) and issubclass(origin, Enum):
             return _enum_name
         if origin in (typing.Union, types.UnionType):
             one = _optional(parts)
-            return None if one is None else _or_null(self.writer(one, version))
+            return None if one is None else _or_null(self.writer(one))
         if origin in _LISTS:
-            return self._list_writer(origin, parts, version)
+            return self._list_writer(origin, parts)
         if origin in _MAPPINGS and parts:
-            return _mapping_writer(parts[0], self.writer(parts[1], version))
+            return _mapping_writer(parts[0], self.writer(parts[1]))
         return _null_if_nan if origin is float and self.nulls else None
 
-    def _list_writer(self, origin: Any, parts: Sequence[Any], version: int) -> Write:
+    def _list_writer(self, origin: Any, parts: Sequence[Any]) -> Write:
         if origin is tuple and parts[-1:] != (...,):
-            each = [self.writer(part, version) for part in parts]
+            each = [self.writer(part) for part in parts]
             return lambda value: [v if w is None else w(v) for v, w in zip(value, each, strict=True)]
-        item = self.writer(parts[0], version) if parts else None
+        item = self.writer(parts[0]) if parts else None
         return list if item is None else lambda value: [item(one) for one in value]
 
-    def _object_writer(self, kind: Any, version: int) -> Write:
+    def _object_writer(self, kind: Any) -> Write:
         hints = typing.get_type_hints(kind)
         plan = [
-            (f.name, self.writer(hints[f.name], version), self._left_out(kind, f))
+            (f.name, self.writer(hints[f.name]), self._left_out(kind, f))
             for f in fields(kind)
-            if not f.metadata.get("skip") and not (version and f.metadata.get("since", 0) > version)
+            if not f.metadata.get("skip")
         ]
 
         def write(value: Any) -> dict[str, Any]:
