@@ -664,7 +664,7 @@ def decode_report(body: bytes) -> Observed:
 
 # msgspec is imported where it is used: programs that are started without a cluster have these classes and no msgspec.
 @cache
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
     import msgspec
 
     return msgspec.json.Decoder(kind)

@@ -233,10 +233,11 @@ def _process_reported(ctx: Context, node: NodeRecord, seen: Seen) -> None:
 
 def _never_less(seen: Seen, before: Seen) -> Seen:
     """The report with no less work done than in the previous one."""
-    seen = replace(seen, held_s=max(seen.held_s, before.held_s), steps=max(seen.steps, before.steps))
-    if seen.adaptive is not None and before.adaptive is not None:
-        done = max(seen.adaptive.progress, before.adaptive.progress)
-        seen = replace(seen, adaptive=replace(seen.adaptive, progress=done))
+    if seen.held_s < before.held_s or seen.steps < before.steps:
+        seen = replace(seen, held_s=max(seen.held_s, before.held_s), steps=max(seen.steps, before.steps))
+    new, old = seen.adaptive, before.adaptive
+    if new is not None and old is not None and new.progress < old.progress:
+        seen = replace(seen, adaptive=replace(new, progress=old.progress))
     return seen
 
 
