@@ -18,7 +18,7 @@ from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.words import counted
 from plait.live.layout import NODE_NAME, job_name
-from plait.live.protocol.validation import NONSENSE, between, sane_text
+from plait.live.protocol.validation import NONSENSE, sane_text
 from plait.live.protocol.wire import ENDED, STARTING, STATES, NodeInfo, Observed, Seen
 from plait.live.scheduler.context import Context, Problem
 from plait.live.scheduler.errors import Conflict
@@ -117,7 +117,7 @@ def _check_hardware(info: NodeInfo) -> None:
     for name in ("gpus", "gpu_memory_bytes", "cpus", "memory_bytes", "rack"):
         value = getattr(info, name)
         most = 1024 if name == "gpus" else 1e18
-        if not between(value, 0.0, most):
+        if not 0.0 <= value <= most:  # NaN compares false
             raise InputError(f"node {info.id!r}: {name} is {value}, needs a number from 0 to {most:g}")
     if info.gpu_kind != sane_text(info.gpu_kind)[:100]:
         raise InputError(f"node {info.id!r}: gpu_kind is {info.gpu_kind!r:.120}, needs up to 100 plain characters")
