@@ -152,6 +152,7 @@ class GuestGate:
             self._ended_s - began_s,
             max(left_s - began_s, 0.0) if self._met else 0.0,
             alone=hosts.marked and not (self._met or hosts.busy or left_s > began_s),
+            before_s=0.0 if self._met else max(min(hosts.entered_s, self._ended_s) - began_s, 0.0),
         )
         self._vary = 1.0 - JITTER + 2.0 * JITTER * self._chance()
         if counts_s > self.longest_s:

@@ -66,6 +66,15 @@ class HostStages:
         """When a host last left its GPU stage, on its monotonic clock; 0: none has."""
         return max((page.gpu_left_monotonic for page in self._pages), default=0.0)
 
+    @property
+    def entered_s(self) -> float:
+        """When the first host that is in its GPU stage now has entered it, on its monotonic clock; 0: none, or unknown.
+
+        It is not known of a host that gives way to a group of its own, which begins its stage again each time.
+        """
+        found = [page.stage_since for page in self._pages if page.in_stage == _IN_GPU_STAGE and not page.gate]
+        return min((since_s for since_s in found if since_s > 0.0), default=0.0)
+
     def close(self) -> None:
         """Close the pages; may be called twice."""
         while self._pages:

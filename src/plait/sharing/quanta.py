@@ -2,7 +2,8 @@
 
 A device serves kernels in the order of their launch, so a quantum that begins during the GPU stage of a host waits for
 the kernels of that stage, and its own time begins when the stage ends. Where that cannot be seen, the least of recent
-quanta at the same place of a step counts.
+quanta at the same place of a step counts, or the time until a host entered its stage, if that is more: a quantum that
+is longer than the gaps of a host always meets it.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ class Quanta:
         """The next quantum is the first of a step."""
         self._place = 0
 
-    def ended(self, whole_s: float, behind_s: float = 0.0, *, alone: bool) -> tuple[float, float]:
+    def ended(
+        self, whole_s: float, behind_s: float = 0.0, *, alone: bool, before_s: float = 0.0
+    ) -> tuple[float, float]:
         """Seconds of a quantum that has ended: what it took on a free GPU, and what it counts as among the longest.
 
         whole_s   from its beginning to its end
         behind_s  of these until the stage ended that a host was in when it began; 0: none was, or it goes on
         alone     no host can have been on the GPU
+        before_s  from its beginning until a host entered its stage, in which it ended; 0: none did
 
         The second is 0 where too few quanta were seen. It goes by those of all places until its own has enough.
         """
@@ -55,4 +59,4 @@ class Quanta:
             return took_s, took_s if first else whole_s
         known = here if len(here) >= RECENT else self._any
         took_s = min(min(known), FIRST_S)
-        return took_s, took_s if len(known) >= RECENT else 0.0
+        return took_s, max(took_s if len(known) >= RECENT else 0.0, min(before_s, FIRST_S))

@@ -22,3 +22,11 @@ def test_quanta_that_become_longer_are_reported_in_the_end() -> None:
     counted = [quanta.ended(0.002 if step < RECENT else 0.02, alone=False)[1] for step in range(200)]
     assert counted[RECENT - 1] == 0.002
     assert counted[-1] == 0.02
+
+
+def test_a_long_quantum_that_a_host_meets_counts_until_the_host_came() -> None:
+    quanta = Quanta()
+    for _ in range(RECENT):
+        quanta.ended(0.001, alone=True)
+    assert quanta.ended(0.3, alone=False, before_s=0.06) == (0.001, 0.06)
+    assert quanta.ended(0.1, alone=False, before_s=0.0005)[1] == 0.001  # it began just before the host came

@@ -141,6 +141,13 @@ def test_a_guest_keeps_its_share_if_one_in_500_quanta_takes_three_times_as_long(
     assert outcome.slowdown() <= 1.015
 
 
+def test_a_rare_quantum_as_long_as_a_step_is_seen_although_it_always_meets_the_host() -> None:
+    guest = Opportunistic("guest", 0.001, rare=200, rare_s=0.2)
+    outcome = run(Scenario((Phase(PATTERNS["100+100"], variation=Variation(cv=0.01)),), (guest,), 300.0), Mode.LAW, 1)
+    assert outcome.slowdown() <= 1.03
+    assert outcome.worst_minute() <= 1.07
+
+
 def test_a_label_starts_a_measurement_at_once() -> None:
     phases = (Phase(BASE, 60.0, label="training"), Phase(BASE, label="evaluation"))
     outcome = run(Scenario(phases, (Opportunistic("o", SHORT),), 62.0), Mode.LAW, 1)

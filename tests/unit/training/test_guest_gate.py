@@ -375,6 +375,19 @@ def test_a_gate_opens_once_a_host_has_been_outside_for_a_millisecond(gate, time,
     assert 0.0210 <= began <= 0.0210 + 2 * guest_gate.GATE_LOOK_S
 
 
+@pytest.mark.parametrize(("own_gate", "counts_s"), [(0, 0.030), (1, 0.004)])
+def test_a_long_quantum_that_meets_a_host_counts_until_the_host_came(gate, time, page, host, own_gate, counts_s):
+    host.gpu_left_monotonic, host.gate = 1.0, own_gate
+    guest = gate(host, gate=False)
+    for _ in range(20):
+        quanta(guest, time, 1, 0.004, between=0.010)
+    guest.longest_s = 0.0
+    came_s = time.now_s + 0.030
+    time.at(came_s - 100.0, lambda: (setattr(host, "stage_since", came_s), setattr(host, "in_stage", GPU + 1)))
+    quanta(guest, time, 1, 0.200)
+    assert guest.longest_s == pytest.approx(counts_s)
+
+
 def test_a_long_quantum_is_reported_whole_where_no_host_was_met(gate, time, page, host):
     host.gpu_left_monotonic = 1.0
     guest = gate(host)

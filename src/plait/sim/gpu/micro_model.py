@@ -341,7 +341,9 @@ class _Gpu:
         inside = self.stage_from_s is not None or self.kernel_end_s > began_s
         left = self.stage_from_s is None and self.kernel_end_s <= guest.ended_s
         behind_s = self.kernel_end_s - began_s if marked and inside and left else 0.0
-        return guest.seconds.ended(whole_s, behind_s, alone=marked and not inside and self.next_s >= guest.ended_s)
+        alone = marked and not inside and self.next_s >= guest.ended_s
+        before_s = max(self.next_s - began_s, 0.0) if marked and not (inside or alone) else 0.0
+        return guest.seconds.ended(whole_s, behind_s, alone=alone, before_s=before_s)
 
     def _sliced(self, now_s: float, took_s: float) -> float:
         """When a guest's kernel ends that takes turns with that of the guaranteed job, which ends later for it."""
