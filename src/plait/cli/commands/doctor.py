@@ -19,7 +19,7 @@ OK, WARNING, BROKEN = "ok", "warning", "broken"
 
 #: extra -> modules it brings; the first two are needed to run a cluster
 EXTRAS = {
-    "live": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "psutil", "yaml", "prometheus_client"),
+    "live": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "psutil", "yaml", "prometheus_client", "msgspec"),
     "torch": ("torch",),
     "sim": ("numba",),
 }

@@ -17,8 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from plait.core.codec.schema import CodecSchemas
 from plait.core.codec.values import Codec
@@ -47,9 +46,6 @@ from plait.live.protocol.validation import (
 from plait.runtime.network.grant import NetworkGrant
 from plait.runtime.page import Throttled
 from plait.sharing import Action
-
-if TYPE_CHECKING:
-    import msgspec
 
 VERSION = 1
 STARTING, RUNNING, STOPPING, ENDED = "starting", "running", "stopping", "ended"
@@ -594,6 +590,9 @@ class Assignment:
     v: int = VERSION
 
 
+# msgspec is imported where it is used: programs that are started without a cluster have these classes and no msgspec.
+
+
 def to_json(message: Any) -> dict[str, Any]:
     """A message as plain values.
 
@@ -633,7 +632,7 @@ def decode(kind: type[T], body: bytes) -> T:
     import msgspec
 
     try:
-        message: T = _decoder(kind).decode(body)
+        message = msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError:
         try:
             return from_json(kind, json.loads(body))  # it reads NaN, as Python writes it, and finds another version
@@ -660,14 +659,6 @@ def decode_report(body: bytes) -> Observed:
             raise
     report = from_json(Observed, {**data, "attempts": []})
     return replace(report, attempts=[one for item in attempts if (one := _seen_from_json(item)) is not None])
-
-
-# msgspec is imported where it is used: programs that are started without a cluster have these classes and no msgspec.
-@cache
-def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    import msgspec
-
-    return msgspec.json.Decoder(kind)
 
 
 def _check_version(kind: type[Any], version: Any) -> None:

@@ -21,9 +21,8 @@ from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
 from plait.live.scheduler.records.groups import GroupBook
-from plait.live.scheduler.records.key_memory import KeyMemory
 from plait.live.scheduler.records.network import NetworkBook
-from plait.live.scheduler.records.submissions import Submissions
+from plait.live.scheduler.records.submissions import KeyMemory, Submissions
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.policies.quotas import Quotas, within
 
