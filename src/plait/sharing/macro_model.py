@@ -24,7 +24,7 @@ NOISE = 0.05
 #: Where off blocks take a sixteenth of the time: up to this variation.
 QUIET_NOISE = 0.05
 #: Seconds that the ramp takes at RAMP_NOISE, longer as that squared, where returns are not counted.
-RAMP_S, RAMP_NOISE = 126.0, 0.2
+RAMP_S, RAMP_NOISE = 220.0, 0.2
 #: What a share costs on average where the guard holds it below the grant, as a part of a step: cuts aim at half of eps.
 HELD = EPS / 2.0
 #: Steps around an off block that are neither on nor off: guests obey within a tenth of a second and a step.
