@@ -1,4 +1,4 @@
-"""Limits of numbers and texts that come from jobs, and what replaces those that cannot be."""
+"""Limits of numbers and texts that come from jobs, and what replaces invalid ones."""
 
 from __future__ import annotations
 
