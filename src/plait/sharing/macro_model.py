@@ -1,6 +1,6 @@
 """Cost of sharing for a guaranteed job and gain for opportunistic ones over minutes, without simulating kernels.
 
-    estimate(Load(step_s=0.2, gpu_s=0.1), quantum_s=0.004)     # slowdown 1.009, 0.92 of the slack
+    estimate(Load(step_s=0.2, gpu_s=0.1), quantum_s=0.004)     # slowdown 1.009, 0.89 of the slack
 
 The micro model (`plait.sim.gpu`) runs jobs, memory and decisions kernel by kernel. This one has what makes the result,
 in closed form: the grant of `plait.sharing.grant`; what a share really costs, also where gaps are shorter than a
