@@ -20,7 +20,7 @@ from plait.control.controller import Controller
 from plait.control.drive import drive
 from plait.core.arrays import FloatArray
 from plait.sim.backend import Simulator
-from plait.sim.settings import SimulationSettings
+from plait.sim.world import SimulationSettings
 
 POLICIES = ("tiresias-l", "pollux")
 ASK_MS = 30_000.0

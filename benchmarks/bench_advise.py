@@ -3,8 +3,8 @@
     python benchmarks/bench_advise.py [--quick] [--processes N] [--full]
 
 The history is one that `fifo-backfill` made on 2,504 GPUs, of jobs as Philly had them at load 0.95: for hours there is
-no queue, then it is long. Advice is the whole of `plait.advice.advise`: the fit, the rounds, cluster sizes and effects,
-with the CPU seconds of all processes. The alternative is what twenty full simulations would take: that of
+no queue, then it is long. Advice is the whole of `plait.outlook.advice`: the fit, the rounds, cluster sizes and
+effects, with the CPU seconds of all processes. The alternative is what twenty full simulations would take: that of
 `fifo-backfill`, which is among the fastest, times twenty. The fit must be within the tolerance, or the benchmark fails.
 
 `--full` simulates every policy on all jobs, with the decision interval of the advice, and prints the regret: how much
@@ -23,13 +23,12 @@ import numpy as np
 from common import Figure, show
 
 from plait import Cluster, make_policy, simulate
-from plait.advice.advise import CANDIDATES, Advice, Asked, advise
-from plait.advice.choices import Choice, mean_jct_s
-from plait.advice.past import Past
-from plait.advice.simulations import Simulations, history_world, round_of
+from plait.outlook.advice import CANDIDATES, Advice, AdviceRequest, advise
+from plait.outlook.choices import Alternative, Simulations, history_world, mean_jct_s, round_of
+from plait.outlook.past import Past
+from plait.traces.assign import assign_tenants
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.assign import assign_tenants
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 USED = "fifo-backfill"
 #: Twenty in all, with the policy that was used.
@@ -57,11 +56,11 @@ def history(count: int, nodes: int) -> tuple[Past, float]:
     return Past(jobs, columns["first_start_s"][:count].copy(), ends, ~np.isnan(ends), cluster, USED), took
 
 
-def in_full(past: Past, advice: Advice, asked: Asked) -> str:
+def in_full(past: Past, advice: Advice, asked: AdviceRequest) -> str:
     """Every policy on all jobs beside the order of the rounds, as a note."""
     begin = cpu_s()
     with Simulations(past, round_s=round_of(past, asked.budget), processes=asked.processes) as simulations:
-        choices = [Choice("policy", text, text, past.cluster) for text in POLICIES]
+        choices = [Alternative("policy", text, text, past.cluster) for text in POLICIES]
         outcomes = simulations.of(choices, len(past.jobs))
     took = cpu_s() - begin
     mean_s = {choice.policy: mean_jct_s(outcome) for choice, outcome in zip(choices, outcomes, strict=True)}
@@ -84,7 +83,7 @@ def main() -> None:
     count, nodes = (10_000, 63) if "--quick" in sys.argv else (100_000, 313)
     processes = int(sys.argv[sys.argv.index("--processes") + 1]) if "--processes" in sys.argv else os.cpu_count() or 1
     past, once_s = history(count, nodes)
-    asked = Asked(policies=POLICIES, nodes=("-10%",), processes=processes)
+    asked = AdviceRequest(policies=POLICIES, nodes=("-10%",), processes=processes)
     begin, wall = cpu_s(), time.monotonic()
     advice = advise(past, asked)
     took, wall = cpu_s() - begin, time.monotonic() - wall

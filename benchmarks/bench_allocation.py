@@ -19,15 +19,14 @@ import numpy as np
 from common import Figure
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.goodput.allocate.fitness import fitness
-from plait.goodput.allocate.ilp import best_arrangement
-from plait.goodput.allocate.kinds import best_configurations, kind_configs, relative
-from plait.goodput.allocate.knapsack import best_sizes
+from plait.goodput.batch import goodput_table
+from plait.goodput.fitness import fitness
 from plait.goodput.genetic.search import evolve
-from plait.goodput.model.speedup import fair_share, speedup
-from plait.goodput.model.table import goodput_table
-from plait.placement.elastic import place_sizes
-from plait.placement.rebuild import place_arranged
+from plait.goodput.ilp import best_arrangement
+from plait.goodput.kinds import best_configurations, kind_configs, relative
+from plait.goodput.knapsack import best_sizes
+from plait.goodput.throughput import fair_share, speedup
+from plait.placement.elastic import place_arranged, place_sizes
 from plait.testing.allocations import Round, random_jobs, random_round
 
 SIZES = ((20, 16), (160, 16), (160, 64), (300, 512))

@@ -21,7 +21,7 @@ import numpy as np
 from plait import Cluster, load_jobs, make_world
 from plait.sim.studies.cases import Case, run_case
 from plait.traces.formats.registry import read_trace
-from plait.traces.synthetic.load import target_load
+from plait.traces.synthetic import target_load
 
 DATA = Path(os.environ.get("PLAIT_DATA", common.ROOT.parent / "shared" / "data")) / "muri"
 QUICK = "--quick" in sys.argv

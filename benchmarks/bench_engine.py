@@ -26,8 +26,8 @@ import numpy as np
 from common import Figure
 
 from plait import JobBatch, load_jobs, make_policy
-from plait.traces.synthetic.assign import assign_classes, assign_models, assign_tenants
-from plait.traces.synthetic.generate import generate
+from plait.traces.assign import assign_classes, assign_models, assign_tenants
+from plait.traces.synthetic import generate
 
 POLICIES = ("srsf", "2d-las")
 EVERY_EVENT, ROUND_S = 0.0, 360.0

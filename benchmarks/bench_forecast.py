@@ -24,8 +24,8 @@ from typing import Any
 import common
 
 from plait.core.errors import InputError
-from plait.forecast.queue import foresee
 from plait.live.client.client import Client
+from plait.outlook.queue import foresee
 from plait.testing.cluster import Cluster
 
 STARTS = 12 if "--quick" in sys.argv else 50

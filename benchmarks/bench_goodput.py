@@ -17,12 +17,10 @@ import numpy as np
 from common import Figure
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.goodput.model.batch import best_batch
-from plait.goodput.model.fit import START, Measurements, bounds, fit_many, loss, minimised
-from plait.goodput.model.jobs import GoodputJobs
-from plait.goodput.model.objective import observations
-from plait.goodput.model.table import goodput_table
-from plait.goodput.model.throughput import grad_s, step_s
+from plait.goodput.batch import best_batch, goodput_table
+from plait.goodput.fit import START, Measurements, bounds, fit_many, loss, minimised
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import grad_s, observations, step_s
 
 # bert, cifar10, ncf, imagenet, deepspeech2, yolov3: theta, then M0, M_max, m_min, m_max, share of the workload.
 THETA = np.array(

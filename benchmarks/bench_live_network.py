@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plait.report.scatter import Cloud, scatter_svg
+from plait.report.charts import Cloud, scatter_svg
 from plait.testing.paced_points import LinkFigures, Outcome, PacedDataplane, Point, median, simulations
 
 QUICK = "--quick" in sys.argv

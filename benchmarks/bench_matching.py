@@ -24,8 +24,8 @@ from common import Figure
 
 from plait.core.arrays import IntArray
 from plait.core.jit import plain
-from plait.grouping.matching.blossom import SMALL, maximum_weight_matching, solved
-from plait.grouping.matching.kernels import assign, match
+from plait.grouping.matching import SMALL, maximum_weight_matching, solved
+from plait.grouping.matching_kernels import assign, match
 
 # Milliseconds an iteration on storage, CPU, GPU, network on 8 GPUs: shufflenet, resnet18, vgg16, vgg19, bert, gpt2,
 # a2c, dqn. The published data stage is storage and CPU together; 70 % to the one the authors call the bottleneck,
@@ -47,7 +47,7 @@ SCALE = 10**7
 FIRST_CALL = """
 import time
 import numpy as np
-from plait.grouping.matching.blossom import maximum_weight_matching
+from plait.grouping.matching import maximum_weight_matching
 w = np.random.default_rng(0).random((100, 100))
 begin = time.process_time()
 maximum_weight_matching(w + w.T)

@@ -17,9 +17,9 @@ import numpy as np
 
 from plait import Cluster, load_jobs, make_world
 from plait.control.job_store import JobStore
-from plait.queueing.kinds import LEVELS, Kinds
+from plait.policies.kinds import LEVELS, Kinds
 from plait.sim.studies.cases import Case, run_case
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 QUICK = "--quick" in sys.argv
 JOBS, SEEDS, LOADS = (200, (0,), (1.0,)) if QUICK else (600, (0, 1, 2), (0.7, 1.0, 1.3))

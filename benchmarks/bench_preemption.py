@@ -24,9 +24,9 @@ from plait import Cluster, JobBatch, Plan, View, load_jobs, make_policy, make_wo
 from plait.core.jobs import Checkpoints
 from plait.core.policy import Policy, has_preemption
 from plait.core.preemption import DEFAULT_RULE, FREELY, PreemptionRule
+from plait.traces.assign import assign_models
 from plait.traces.formats.registry import read_trace
-from plait.traces.synthetic.assign import assign_models
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 LOADS = (0.7, 1.0, 1.5)
 POLICIES = ("muri-s", "muri-l", "srsf")

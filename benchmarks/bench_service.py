@@ -19,7 +19,6 @@ from pathlib import Path
 
 import common
 
-from plait.forecast.log_replay import replay, stored_rows
 from plait.live.client.client import Client
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
@@ -27,6 +26,7 @@ from plait.live.protocol.wire import NodeInfo, Observed
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.store import Store
+from plait.outlook.log_replay import replay, stored_rows
 
 Figure = partial(common.Figure, unit="s")
 QUICK = "--quick" in sys.argv

@@ -20,7 +20,7 @@ from plait.control.messages import GoodputReported, JobSubmitted, ReplanDue
 from plait.core.cluster import Cluster
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobBatch, JobSpec
-from plait.goodput.model.shipped import shipped
+from plait.goodput.shipped import shipped
 from plait.policies.catalog import make_policy
 from plait.policies.sizing.rounds import InRounds
 from plait.sim.run import simulate

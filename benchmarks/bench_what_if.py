@@ -24,17 +24,17 @@ from plait.control.drive import drive
 from plait.control.messages import Command, Event, JobSubmitted, ReplanDue
 from plait.control.snapshot import of_active
 from plait.core.jobs import JobBatch, JobSpec
-from plait.forecast.coverage import Coverage
-from plait.forecast.drawn import draw as draw_truth
-from plait.forecast.eta import pace_s, play
+from plait.live.scheduler.explain.durations import History
 from plait.live.scheduler.explain.outlook import Calibrations, foresee
 from plait.live.scheduler.explain.queue_arrays import Who
 from plait.live.scheduler.explain.queue_copy import QueueCopy
 from plait.live.scheduler.explain.submission import what_if
 from plait.live.scheduler.records.track_record import TrackRecord
-from plait.queueing.durations import History
+from plait.outlook.coverage import Coverage
+from plait.outlook.eta import draw as draw_truth
+from plait.outlook.eta import pace_s, play
 from plait.sim.backend import Simulator
-from plait.sim.settings import SimulationSettings
+from plait.sim.world import SimulationSettings
 from plait.traces.formats.registry import read_trace
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -23,7 +23,7 @@ from pathlib import Path
 from plait import Cluster, JobBatch, Policy, World, load_jobs, make_world, simulate
 from plait.core.jit import HAVE_NUMBA
 from plait.sim.run import Simulation, with_round
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = 5

@@ -25,7 +25,7 @@ from plait.reproduce.worlds import SUMMARIES, published_world
 from plait.sim.world import WORLDS, make_world
 from plait.traces.formats.registry import FORMATS
 from plait.traces.schema import JOB_COLUMNS, NODE_COLUMNS
-from plait.traces.synthetic.generate import ADAPTIVE, PRESETS
+from plait.traces.synthetic import ADAPTIVE, PRESETS
 
 POLICIES_INTRO = """
 Written from the catalog; `plait policies` prints the same. An option follows the name:

@@ -23,14 +23,12 @@ from plait import Cluster, load_jobs, make_world
 from plait.cli.experiments.simulated_demo.blocks import JOBS
 from plait.cli.experiments.simulated_demo.demo import CLUSTERS, batches, traces
 from plait.core.preemption import FREELY
-from plait.goodput.model.efficiency import efficiency
-from plait.goodput.model.jobs import GoodputJobs
-from plait.goodput.model.table import goodput_table
-from plait.goodput.model.throughput import throughput
-from plait.report.bars import GroupedBar, grouped_bars_svg
-from plait.report.figures import cdf_svg, policy_bars_svg
+from plait.goodput.batch import goodput_table
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import efficiency, throughput
+from plait.report.charts import ChartLine, GroupedBar, grouped_bars_svg, lines_svg
 from plait.report.html import write_html
-from plait.report.lines import Line, lines_svg
+from plait.report.sections import cdf_svg, policy_bars_svg
 from plait.reproduce.muri.fair_world import HARDWARE, PLACEMENT, ROUND_S
 from plait.reproduce.muri.fair_world import POLICIES as MURI_POLICIES
 from plait.sim.studies.cases import Case, run_case
@@ -88,19 +86,19 @@ def goodput() -> None:
     theta = np.array([[0.01866, 0.0006798, 0.09152, 0.002525, 0.01540, 5e-8, 1.277]])  # docs/explanation/pollux.md
     initial, batch = 128, 128 * 2.0 ** np.arange(0, 5.01, 0.125)
     early, late = 72.0, 38_660.0  # gradient noise scale in the first and in the last epoch, examples
-    by_gpus = [Line(f"{k} GPUs", batch, throughput(theta, -(-k // 4), k, batch / k, 0)) for k in (4, 8, 16)]
+    by_gpus = [ChartLine(f"{k} GPUs", batch, throughput(theta, -(-k // 4), k, batch / k, 0)) for k in (4, 8, 16)]
     worth = [
-        Line(f"{when} (noise scale {phi:,.0f})", batch, efficiency(1.0, phi / initial, batch / initial))
+        ChartLine(f"{when} (noise scale {phi:,.0f})", batch, efficiency(1.0, phi / initial, batch / initial))
         for when, phi in (("first epoch", early), ("last epoch", late))
     ]
     speed = throughput(theta, 2, 8, batch / 8, 0)
-    useful = [Line(line.name, batch, speed * np.asarray(line.y), mark_best=True) for line in worth]
+    useful = [ChartLine(line.name, batch, speed * np.asarray(line.y), mark_best=True) for line in worth]
     gpus = np.array([1, 2, 4, 8, 16, 32, 64])
     sizes = []
     for line, phi in zip(worth, (early, late), strict=True):
         job = GoodputJobs(theta, [1.0], [phi / initial], [initial], [4096], [32], [1024], [True])
         table = goodput_table(job, np.stack([-(-gpus // 4), gpus], axis=1))
-        sizes.append(Line(line.name, gpus, table[0] / table[0, 0]))
+        sizes.append(ChartLine(line.name, gpus, table[0] / table[0, 0]))
     for name, picture in {
         "throughput": lines_svg("Throughput", by_gpus, "total batch, examples", "examples/s"),
         "efficiency": lines_svg("Statistical efficiency", worth, "total batch, examples", "share"),

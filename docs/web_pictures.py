@@ -113,7 +113,7 @@ def _report(path: Path) -> None:
     from plait import Cluster, load_jobs, make_world
     from plait.report.html import write_html
     from plait.sim.studies.cases import Case, run_case
-    from plait.traces.synthetic.generate import generate
+    from plait.traces.synthetic import generate
 
     jobs = load_jobs(generate("philly", 300, 64, 1.0, 1, models="uniform")).jobs
     cluster, world = Cluster.parse("8x8"), make_world("plait")

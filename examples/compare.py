@@ -3,7 +3,7 @@
 from plait import Cluster, load_jobs, make_world
 from plait.report.html import write_html
 from plait.sim.studies.cases import Case, run_case
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 cluster = Cluster.parse("8x8")
 world = make_world("plait")

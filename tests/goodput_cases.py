@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput.jobs import GoodputJobs
 
 LIMITS = np.array(
     [

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster, Node
 from plait.core.goodput import BatchLimits
 from plait.core.jobs import InaRequest, JobClass, JobSpec
+from plait.core.network_grants import NetworkGrant
 from plait.core.resources import StageProfile
 
 KINDS = ("v100", "a100")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plait.core.resources import Resource, StageProfile
     from plait.placement import Scheme, place
     from plait.policies.catalog import make_policy
-    from plait.policies.parts.compose import Composed, Ranking
+    from plait.policies.compose import Composed, Ranking
     from plait.sim.run import simulate
     from plait.sim.studies.tune import fit_policy
     from plait.sim.world import World, make_world
@@ -83,7 +83,7 @@ _HOME = {
     **dict.fromkeys(("Resource", "StageProfile"), "plait.core.resources"),
     **dict.fromkeys(("Scheme", "place"), "plait.placement"),
     **dict.fromkeys(("make_policy",), "plait.policies.catalog"),
-    **dict.fromkeys(("Composed", "Ranking"), "plait.policies.parts.compose"),
+    **dict.fromkeys(("Composed", "Ranking"), "plait.policies.compose"),
     **dict.fromkeys(("simulate",), "plait.sim.run"),
     **dict.fromkeys(("fit_policy",), "plait.sim.studies.tune"),
     **dict.fromkeys(("World", "make_world"), "plait.sim.world"),

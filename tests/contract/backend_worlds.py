@@ -189,7 +189,7 @@ class World(ABC):
 
 def verified(layout: Layout) -> str | None:
     """How the log of a closed world differs from what is derived from it again; None if it does not."""
-    from plait.forecast.log_replay import replay, stored_rows
+    from plait.outlook.log_replay import replay, stored_rows
 
     store = Store.open(layout.database)
     try:

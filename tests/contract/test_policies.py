@@ -15,11 +15,11 @@ from plait.control import controller
 from plait.core.jobs import JobTable
 from plait.core.plan import Group, Member, Plan
 from plait.core.policy import Policy, View
-from plait.goodput.model import batch
-from plait.goodput.model.jobs import COLUMNS, GoodputJobs
+from plait.goodput import batch
+from plait.goodput.jobs import COLUMNS, GoodputJobs
 from plait.placement import Scheme, place
 from plait.policies.catalog import CATALOG, make_policy
-from plait.sim import adaptive
+from plait.sim import training
 from plait.sim.contract import CONTRACTS, check_policy
 
 VARIANTS = (
@@ -95,7 +95,7 @@ def remembered() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for function in (batch.best_batch_each, batch.goodput):
-            patch.setattr(adaptive, function.__name__, once(function))
+            patch.setattr(training, function.__name__, once(function))
         yield
 
 

@@ -15,16 +15,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plait.goodput.allocate.exact_placement import realised
-from plait.goodput.allocate.fitness import after_restart, fitness
-from plait.goodput.allocate.ilp import best_arrangement
-from plait.goodput.allocate.knapsack import best_sizes
-from plait.goodput.allocate.ladder import column_of
+from plait.goodput.batch import goodput_table
+from plait.goodput.fitness import after_restart, column_of, fitness
 from plait.goodput.genetic.search import Search, evolve
-from plait.goodput.model.speedup import fair_share, speedup
-from plait.goodput.model.table import goodput_table
-from plait.placement.rebuild import place_arranged
-from plait.policies.sizing.exact import best_of_all
+from plait.goodput.ilp import best_arrangement, realised
+from plait.goodput.knapsack import best_sizes
+from plait.goodput.throughput import fair_share, speedup
+from plait.placement.elastic import place_arranged
+from plait.policies.sizing.steps import best_of_all
 from plait.testing.allocations import Round, random_round
 from sampling import sample
 

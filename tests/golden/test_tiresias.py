@@ -21,10 +21,10 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy
 from plait.core.resources import skew
 from plait.placement import Scheme
+from plait.policies import compose
 from plait.policies.catalog import make_policy
-from plait.policies.parts import orders
-from plait.policies.parts.compose import Composed
-from plait.policies.parts.gittins import Distribution, FixedIndex
+from plait.policies.compose import Composed
+from plait.policies.gittins import Distribution, FixedIndex
 from plait.policies.themis import fair_shares
 from plait.policies.tiresias import Queues
 from plait.sim.run import simulate, with_round
@@ -382,5 +382,5 @@ def test_time_has_no_unit(seed: int, policy: str) -> None:
 
 def test_orders_are_what_their_names_say() -> None:
     jobs = random_jobs(3)
-    controller = run(jobs, "1x8", Composed("x", orders.by_gpus))
+    controller = run(jobs, "1x8", Composed("x", compose.by_gpus))
     assert sorted(controller.job_store.columns["phase"][: len(jobs)].tolist()) == [2] * len(jobs)

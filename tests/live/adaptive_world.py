@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from plait.core.goodput import BatchLimits
-from plait.forecast.fidelity import Fidelity, fidelity
-from plait.forecast.log_replay import Difference, replay, stored_rows
 from plait.live.layout import job_name
 from plait.live.store import Store
+from plait.outlook.fidelity import Fidelity, fidelity
+from plait.outlook.log_replay import LogDifference, replay, stored_rows
 from plait.testing import Cluster
 
 SCRIPT = Path(__file__).parent / "scripts" / "adaptive_job.py"
@@ -72,7 +72,7 @@ class Outcome:
     sizes: list[list[int]] = field(default_factory=list)
     batches: list[set[float]] = field(default_factory=list)
     estimates: Any = None
-    difference: Difference | None = None
+    difference: LogDifference | None = None
     foretold: Fidelity | None = None
 
     @property

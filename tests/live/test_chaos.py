@@ -32,9 +32,9 @@ pytestmark = [
 ]
 
 from plait.core.errors import PlaitError  # noqa: E402
-from plait.forecast.log_replay import LoggedEntry, replay, stored_rows  # noqa: E402
 from plait.live.scheduler.state import State  # noqa: E402
 from plait.live.store import Store  # noqa: E402
+from plait.outlook.log_replay import LoggedEntry, replay, stored_rows  # noqa: E402
 from plait.testing import (  # noqa: E402
     Chaos,
     Cluster,

@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
-from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.backends.local import LocalBackend  # noqa: E402
 from plait.live.client.client import Client  # noqa: E402
 from plait.live.discovery import records  # noqa: E402
@@ -32,6 +31,7 @@ from plait.live.protocol.wire import NodeInfo, Observed, to_json  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.live.supervisor.services import process_of, processes  # noqa: E402
 from plait.live.system import procs  # noqa: E402
+from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
 from plait.testing import leaks  # noqa: E402
 
 #: Nothing here takes so long on any machine.

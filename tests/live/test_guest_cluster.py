@@ -19,9 +19,9 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
-from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.live.system import procs  # noqa: E402
+from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
 from plait.runtime.page import Page  # noqa: E402
 from plait.testing import Cluster, leaks  # noqa: E402
 

@@ -24,8 +24,8 @@ pytestmark = [
 ]
 
 from plait.core.errors import PlaitError  # noqa: E402
-from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.store import Store  # noqa: E402
+from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
 from plait.testing import Chaos, Cluster, Kind, leaks, plan_faults  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "aggregated_job.py"

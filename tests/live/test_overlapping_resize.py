@@ -21,11 +21,11 @@ pytestmark = [
 
 from adaptive_world import SCRIPT, Paced, samples_of  # noqa: E402
 
-from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.live.system import procs  # noqa: E402
 from plait.live.system.procs import Process  # noqa: E402
+from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
 from plait.testing import Cluster, leaks  # noqa: E402
 from plait.testing.cluster import workers  # noqa: E402
 

@@ -22,7 +22,6 @@ import test_chaos as chaos
 from small_ray import SmallRay, why_not
 
 from plait.core.errors import InputError
-from plait.forecast.log_replay import replay, stored_rows
 from plait.live.backends.ray.backend import RayBackend
 from plait.live.backends.ray.local_cluster import HEAD
 from plait.live.client.client import Client
@@ -30,6 +29,7 @@ from plait.live.layout import Layout
 from plait.live.store import Store
 from plait.live.supervisor.down import job_processes, kill_jobs
 from plait.live.system import procs
+from plait.outlook.log_replay import replay, stored_rows
 
 pytestmark = [
     pytest.mark.engines,

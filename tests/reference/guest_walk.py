@@ -1,4 +1,4 @@
-"""AntMan's walk as `plait.policies.guest_walk.walk` does it, a job and a GPU at a time: its reference."""
+"""AntMan's walk as `plait.policies.guest_walk` does it, a job and a GPU at a time: its reference."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.policies.guest_walk import walk as walk_itself
-from plait.policies.guest_walk.kernels import (
+from plait.policies import guest_walk as walk_itself
+from plait.policies.guest_walk import (
+    ABOVE_QUOTA,
+    BEHIND,
+    HOLDS,
+    OVER_QUOTA,
+    UNSHARED,
+    Devices,
+    GuestRules,
+    Lists,
+    WalkJobs,
+)  # fmt: skip
+from plait.policies.guest_walk_kernels import (
     BYTES,
     CAPACITY,
     CLOSED,
@@ -44,17 +55,6 @@ from plait.policies.guest_walk.kernels import (
     UP,
     USE,
 )  # fmt: skip
-from plait.policies.guest_walk.walk import (
-    ABOVE_QUOTA,
-    BEHIND,
-    HOLDS,
-    OVER_QUOTA,
-    UNSHARED,
-    Devices,
-    Jobs,
-    Lists,
-    Rules,
-)  # fmt: skip
 
 
 class Projects(NamedTuple):
@@ -71,23 +71,28 @@ class Projects(NamedTuple):
 
 
 def walk(
-    lists: Lists, projects: walk_itself.Projects, jobs: Jobs, devices: Devices, rules: Rules, measured: FloatArray
+    lists: Lists,
+    projects: walk_itself.Projects,
+    jobs: WalkJobs,
+    devices: Devices,
+    rules: GuestRules,
+    measured: FloatArray,
 ) -> IntArray:
-    """As `plait.policies.guest_walk.walk.walk`."""
+    """As `plait.policies.guest_walk.walk`."""
     none = np.zeros_like(projects.quota)
     turns = admit_hosts(lists, Projects(none, none.copy(), *projects), jobs, devices, rules)
     admit_guests(lists, jobs, devices, rules, measured)
     return turns
 
 
-def fits(gpu: int, row: int, guest: bool, jobs: Jobs, devices: Devices, rules: Rules) -> bool:
+def fits(gpu: int, row: int, guest: bool, jobs: WalkJobs, devices: Devices, rules: GuestRules) -> bool:
     """Whether the GPU has the memory for one job more; contexts count where there are guests."""
     context = rules.context if guest or devices.whole[gpu, JOBS] > 0 else 0.0
     needed = devices.amounts[gpu, TAKEN] + jobs.amounts[row, BYTES] + context
     return bool(needed <= devices.amounts[gpu, CAPACITY] * (1.0 + 1e-9))
 
 
-def on_node(node: int, row: int, jobs: Jobs, devices: Devices) -> int:
+def on_node(node: int, row: int, jobs: WalkJobs, devices: Devices) -> int:
     """GPUs of a job that a node's cores and host memory are enough for."""
     room = 1 << 30
     for i in range(2):
@@ -96,7 +101,9 @@ def on_node(node: int, row: int, jobs: Jobs, devices: Devices) -> int:
     return max(room, 0)
 
 
-def take(gpus: IntArray, lo: int, hi: int, row: int, host: bool, jobs: Jobs, devices: Devices, rules: Rules) -> None:
+def take(
+    gpus: IntArray, lo: int, hi: int, row: int, host: bool, jobs: WalkJobs, devices: Devices, rules: GuestRules
+) -> None:
     """Put a job on `gpus[lo:hi]`."""
     for i in range(lo, hi):
         gpu = gpus[i]
@@ -112,7 +119,7 @@ def take(gpus: IntArray, lo: int, hi: int, row: int, host: bool, jobs: Jobs, dev
             devices.whole[gpu, GUESTS] += 1
 
 
-def still_fits(gpus: IntArray, lo: int, hi: int, row: int, jobs: Jobs, devices: Devices, rules: Rules) -> bool:
+def still_fits(gpus: IntArray, lo: int, hi: int, row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules) -> bool:
     """Whether a guest may stay on `gpus[lo:hi]` beside those that came before it."""
     there = np.zeros(len(devices.nodes), dtype=np.int64)
     for i in range(lo, hi):
@@ -127,7 +134,9 @@ def still_fits(gpus: IntArray, lo: int, hi: int, row: int, jobs: Jobs, devices: 
     return True
 
 
-def rooms(row: int, kind: int, jobs: Jobs, devices: Devices, rules: Rules, room: IntArray, clean: IntArray) -> int:
+def rooms(
+    row: int, kind: int, jobs: WalkJobs, devices: Devices, rules: GuestRules, room: IntArray, clean: IntArray
+) -> int:
     """How many GPUs of each node of a kind a job could have as a host, and those without guests; the former's sum."""
     total = 0
     for node in range(len(devices.nodes)):
@@ -174,7 +183,9 @@ def spread(
     return count, shared
 
 
-def name_gpus(row: int, from_node: IntArray, jobs: Jobs, devices: Devices, rules: Rules, out: IntArray) -> None:
+def name_gpus(
+    row: int, from_node: IntArray, jobs: WalkJobs, devices: Devices, rules: GuestRules, out: IntArray
+) -> None:
     """So many GPUs of each node into `out`: those with fewest guests, the lowest numbers first."""
     found = 0
     for node in range(len(from_node)):
@@ -190,7 +201,7 @@ def name_gpus(row: int, from_node: IntArray, jobs: Jobs, devices: Devices, rules
 
 
 def best_topology(
-    row: int, jobs: Jobs, devices: Devices, rules: Rules, allowed: BoolArray, out: IntArray
+    row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules, allowed: BoolArray, out: IntArray
 ) -> tuple[int, int]:
     """The best GPUs of one of the `allowed` kinds for a host into `out`: the kind and how many.
 
@@ -222,12 +233,12 @@ def best_topology(
     return best, best_got
 
 
-def open_to_guests(gpu: int, devices: Devices, rules: Rules) -> bool:
+def open_to_guests(gpu: int, devices: Devices, rules: GuestRules) -> bool:
     """Whether a GPU is used little enough, by few enough guests."""
     return bool(devices.amounts[gpu, LOAD] < rules.limit and devices.whole[gpu, GUESTS] < rules.most)
 
 
-def least_used(row: int, jobs: Jobs, devices: Devices, rules: Rules, out: IntArray) -> int:
+def least_used(row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules, out: IntArray) -> int:
     """The least used GPUs of one kind for a guest into `out`, none of them its present ones; how many it found.
 
     Fewer than it needs is what the kind with most of them has.
@@ -270,7 +281,7 @@ def least_used(row: int, jobs: Jobs, devices: Devices, rules: Rules, out: IntArr
     return best
 
 
-def release(gpus: IntArray, lo: int, hi: int, row: int, jobs: Jobs, devices: Devices, rules: Rules) -> None:
+def release(gpus: IntArray, lo: int, hi: int, row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules) -> None:
     """Take a guest off `gpus[lo:hi]` again."""
     for i in range(lo, hi):
         gpu = gpus[i]
@@ -290,7 +301,7 @@ def total(table: FloatArray, row: int) -> float:
     return out
 
 
-def next_project(lists: Lists, projects: Projects, jobs: Jobs, at: IntArray) -> int:
+def next_project(lists: Lists, projects: Projects, jobs: WalkJobs, at: IntArray) -> int:
     """The project with waiting jobs that uses least of its share; at equal ones whose job is first; -1 if none."""
     best, least = -1, 0.0
     for t in range(len(at)):
@@ -303,7 +314,7 @@ def next_project(lists: Lists, projects: Projects, jobs: Jobs, at: IntArray) -> 
     return best
 
 
-def note(jobs: Jobs, row: int, status: int, gpus: IntArray, count: int) -> None:
+def note(jobs: WalkJobs, row: int, status: int, gpus: IntArray, count: int) -> None:
     """What becomes of a job, and on which GPUs."""
     jobs.whole[row, STATUS], jobs.given[row] = status, np.sort(gpus[:count])
 
@@ -312,9 +323,9 @@ def promote(
     row: int,
     kind: int,
     projects: Projects,
-    jobs: Jobs,
+    jobs: WalkJobs,
     devices: Devices,
-    rules: Rules,
+    rules: GuestRules,
 ) -> int:
     """Make a guest the host of its GPUs, if they have none and are not reserved; how many GPUs that closes."""
     lo, hi = jobs.whole[row, LO], jobs.whole[row, HI]
@@ -335,7 +346,7 @@ def promote(
 
 
 def admit_host(
-    row: int, projects: Projects, jobs: Jobs, devices: Devices, rules: Rules, free: IntArray,
+    row: int, projects: Projects, jobs: WalkJobs, devices: Devices, rules: GuestRules, free: IntArray,
 ) -> None:  # fmt: skip
     """The turn of one job that wants to be a host: start, promote, reserve, or wait."""
     t, need, room, some, ever = jobs.whole[row, PROJECT], jobs.whole[row, GPUS], 0, False, -1
@@ -379,7 +390,7 @@ def admit_host(
         free[kind] -= got
 
 
-def seat_running(lists: Lists, used: FloatArray, jobs: Jobs, devices: Devices, rules: Rules) -> None:
+def seat_running(lists: Lists, used: FloatArray, jobs: WalkJobs, devices: Devices, rules: GuestRules) -> None:
     """Put hosts, and guests that may not be moved, on their GPUs; `used` as in `Projects`."""
     for gpu in range(len(devices.whole)):
         devices.whole[gpu, CLOSED] = not devices.nodes[devices.whole[gpu, NODE], UP]
@@ -397,7 +408,7 @@ def seat_running(lists: Lists, used: FloatArray, jobs: Jobs, devices: Devices, r
 
 
 def admit_hosts(
-    lists: Lists, projects: Projects, jobs: Jobs, devices: Devices, rules: Rules
+    lists: Lists, projects: Projects, jobs: WalkJobs, devices: Devices, rules: GuestRules
 ) -> IntArray:  # fmt: skip
     """Whose turn it is, as long as anybody can get anything; the rows of the queue in that order."""
     seat_running(lists, projects.used, jobs, devices, rules)
@@ -442,9 +453,9 @@ def admit_hosts(
 
 def keep_guests(
     lists: Lists,
-    jobs: Jobs,
+    jobs: WalkJobs,
     devices: Devices,
-    rules: Rules,
+    rules: GuestRules,
     measured: FloatArray,
 ) -> None:
     """Guests stay where hosts leave room for them, the first ones first; then GPUs are as used as measured."""
@@ -468,7 +479,7 @@ def keep_guests(
 
 
 def admit_guest(
-    row: int, jobs: Jobs, devices: Devices, rules: Rules, count: IntArray
+    row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules, count: IntArray
 ) -> bool:  # fmt: skip
     """Put a guest on the least used GPUs that are not its present ones, all or nothing; `count` (kinds,): open GPUs."""
     need, most = jobs.whole[row, GPUS], 0
@@ -494,7 +505,7 @@ def admit_guest(
     return True
 
 
-def admit_guests(lists: Lists, jobs: Jobs, devices: Devices, rules: Rules, measured: FloatArray) -> None:
+def admit_guests(lists: Lists, jobs: WalkJobs, devices: Devices, rules: GuestRules, measured: FloatArray) -> None:
     """Guests that stay, then those that have no room or no time where they are, then those that wait.
 
     `measured` (gpus,): use of GPUs with jobs whose own use is not known, NaN elsewhere; it counts where nobody starts.

@@ -20,10 +20,9 @@ from plait.core.preemption import FREELY
 from plait.core.resources import StageProfile
 from plait.policies.catalog import CATALOG, make_policy
 from plait.sim.failures import NodeChange
-from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
-from plait.sim.world import World
+from plait.sim.world import Overheads, World
 from reference import orders
 from reference.naive import Choice, Naive, Rules, asking, naive
 

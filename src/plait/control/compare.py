@@ -17,7 +17,7 @@ GROUP_BY = ("trace", "policy", "world", "cluster")
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class GroupEstimate:
     """A mean and its 95 % interval; the interval is NaN for a single value."""
 
     mean: float
@@ -35,7 +35,7 @@ class Comparison:
     cluster: str
     runs: int
     seeds: tuple[str, ...]
-    figures: Mapping[str, Estimate]
+    figures: Mapping[str, GroupEstimate]
 
 
 def bootstrap(values: npt.ArrayLike, seed: int = 0, n: int = 2000) -> tuple[float, float, float]:
@@ -80,13 +80,13 @@ def is_of(result: RunResult, group: Comparison) -> bool:
 
 
 def _compared(key: tuple[str, ...], runs: Sequence[RunResult], seed: int) -> Comparison:
-    figures: dict[str, Estimate] = {}
+    figures: dict[str, GroupEstimate] = {}
     for name, value in runs[0].summary.items():
         if isinstance(value, str) or name in (*GROUP_BY, "seed"):
             continue
         values = [run.summary.get(name, math.nan) for run in runs]
         if not any(isinstance(v, str) for v in values):
-            figures[name] = Estimate(*bootstrap([float(v) for v in values], seed))
+            figures[name] = GroupEstimate(*bootstrap([float(v) for v in values], seed))
     seeds = tuple(str(run.summary["seed"]) for run in runs if "seed" in run.summary)
     trace, policy, world, cluster = key
     return Comparison(trace, policy, world, cluster, len(runs), seeds, figures)

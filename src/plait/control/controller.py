@@ -54,7 +54,17 @@ from plait.control.messages import (
     Wake,
 )
 from plait.control.plan_check.capacity import refuse_overfull, refuse_overload
-from plait.control.plan_check.check import OK, PlanChanges, assign, check_plan, neighbours, plan_error, unfinished
+from plait.control.plan_check.check import (
+    OK,
+    PlanChanges,
+    assign,
+    check_plan,
+    neighbours,
+    plan_error,
+    refuse_reservations,
+    still_reserved,
+    unfinished,
+)
 from plait.control.plan_check.grants import (
     grant_changes,
     grants_in_words,
@@ -63,13 +73,12 @@ from plait.control.plan_check.grants import (
     refuse_missing_grants,
     still_granted,
 )
-from plait.control.plan_check.reservations import refuse_reservations, still_reserved
 from plait.control.usage import note_slow_progress, note_slow_steps, updated, updated_figures, without_gpus
-from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import NO_JOBS, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
+from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
 from plait.core.policy import Policy, Usage, View, has_preemption
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule

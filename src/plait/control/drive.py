@@ -29,9 +29,7 @@ class Backend(Protocol):
 class Record(Protocol):
     """Takes note of each event and the commands it caused, before they are executed."""
 
-    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
-        """One step of the run."""
-        ...
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

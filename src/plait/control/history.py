@@ -46,9 +46,9 @@ from plait.control.messages import (
     UsageReported,
 )
 from plait.control.plan_check.check import guest_flags
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
+from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Groups, Reservation
 
 Int32Array = npt.NDArray[np.int32]

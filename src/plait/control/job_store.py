@@ -271,7 +271,6 @@ class JobStore:
         self._updated = {n: spec for n, spec in self._updated.items() if phase[n] <= _LAST_OPEN or n in wanted}
 
     def __len__(self) -> int:
-        """Number of jobs ever submitted."""
         return self.count
 
     def name(self, number: int) -> str:

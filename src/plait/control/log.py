@@ -89,7 +89,7 @@ def cluster_to_json(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Step:
+class LogStep:
     """One line of a log: its place, the event and the commands."""
 
     line: int
@@ -102,7 +102,7 @@ class RecordedRun:
     """A log that was read: its header and its steps."""
 
     header: Mapping[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[LogStep, ...]
 
     @property
     def cluster(self) -> Cluster:
@@ -122,7 +122,7 @@ def read_log(path: str | Path) -> RecordedRun:
     for number, data in lines:
         try:
             commands = tuple(from_json(c) for c in data["commands"])
-            steps.append(Step(number, from_json(data["event"]), commands))  # type: ignore[arg-type]
+            steps.append(LogStep(number, from_json(data["event"]), commands))  # type: ignore[arg-type]
         except (KeyError, TypeError, InputError) as error:
             raise InputError(f"{path}:{number}: {error}") from error
     return RecordedRun(first[1], tuple(steps))

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import AS_LISTS, FloatArray, IntArray
 from plait.core.cluster import Network, Node
 from plait.core.codec.schema import CodecSchemas
@@ -18,6 +17,7 @@ from plait.core.codec.values import Codec, form
 from plait.core.errors import InputError
 from plait.core.goodput import Estimate
 from plait.core.jobs import InaRequest, JobBatch, JobSpec
+from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import Resource, StageProfile
 

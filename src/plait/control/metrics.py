@@ -14,9 +14,39 @@ Conventions, once for all figures:
   than the GPU time they hold; `lost_gpu_h` is held minus useful; both are unknown if a job that ran adapts
   its batch, as its work is worth other GPU time at another size
   spill is the part of the jobs' GPU memory that is on the host, of runs in which usage is reported
-  money is divided as in `figures.costs`, in runs for which prices were given
+  money is divided as in `Costs`, in runs for which prices were given
   reserved idle is GPU time in which a GPU is held for a waiting job and no host runs there; guests may use it, and
   their time counts each GPU once; runs without reservations and guests do not have these figures
+
+Costs of a run: every GPU for every hour of the run, divided among jobs, idle GPUs and nodes that are down.
+
+Conventions:
+  all GPUs of the cluster are paid for from the first submission to the last end of the counted jobs, also while their
+  node is down: the total is GPUs x hours x price
+  jobs that share a GPU divide its price equally, at every moment; a GPU without a job is idle
+  a job's money includes its lost work and restarts, which are also shown apart: the part of its time on GPUs that is
+  lost work (as above), and the cost of its restarts by the job store (saving and loading a checkpoint)
+  money of jobs outside the window of a result is `other_jobs`
+
+Figures of guaranteed and opportunistic jobs side by side: an average over both hides what was promised to each.
+
+In addition to the conventions above:
+  a job counts in the class it was submitted with
+  stretch is a job's time on GPUs over its time alone at the requested size: it includes the cost of sharing,
+  placement, starts and lost work, but no waiting
+  throttled time is the time of guests on their GPUs, starts included, minus the time of their work alone
+  a conversion lets a job of class auto run as a guest, once a job
+  a promotion makes a guest the host of the GPUs it is on
+  a kill stops an opportunistic job without a checkpoint, or one that cannot resume from any
+
+Figures of runs on a cluster with a network; other runs do not have them.
+
+In addition to the conventions above:
+  a deadline is missed by a job that ended after it, or has not ended
+  the aggregated share is the mean over time and over jobs that exchange gradients between nodes, of the share of their
+  packets that switches add up; the fallback share, of packets whose aggregator belongs to others, so that the server
+  adds them; NaN without such jobs
+  granted time is the time in which jobs have memory of switches, added up over jobs
 """
 
 from __future__ import annotations
@@ -29,18 +59,236 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from plait.control.controller import Controller, describe
-from plait.control.figures.class_figures import class_figures
-from plait.control.figures.costs import Costs, costs
-from plait.control.figures.network_figures import network_figures
-from plait.control.figures.prices import Prices
-from plait.control.history import History, Timeline
+from plait.control.history import History, SpanEnd, Timeline
 from plait.control.occupancy import Occupancy, blocking_index, by_gpu, covered, fragmentation, occupancy
 from plait.control.outcomes import STATES, Isolated, Outcomes, fairness, outcomes, table
+from plait.control.prices import Prices
 from plait.control.step_functions import Steps
-from plait.core.arrays import BoolArray, FloatArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.core.jobs import JobBatch
+from plait.core.jobs import Checkpoints, JobBatch, JobClass
 from plait.core.resources import Resource
+
+#: Figures of a run with prices, in this order.
+COST_NAMES = ("cost", "cost_jobs", "cost_idle", "cost_down", "cost_lost", "cost_restarts")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """Money of a run. `job`, `lost` and `restarts` have one entry a job of the run; lost and restarts are part of it.
+
+    `total` is what the whole cluster costs over `hours`; it equals the sum of `job`, `idle` and `down` up to rounding.
+    """
+
+    prices: Prices
+    gpus: int
+    hours: float
+    total: float
+    idle: float
+    down: float
+    job: FloatArray
+    lost: FloatArray
+    restarts: FloatArray
+    counted: BoolArray
+
+    def figures(self) -> dict[str, float | str]:
+        """The figures of a summary."""
+        values = (
+            self.total, float(self.job[self.counted].sum()), self.idle, self.down,
+            float(self.lost[self.counted].sum()), float(self.restarts[self.counted].sum()),
+        )  # fmt: skip
+        known: dict[str, float | str] = dict(zip(COST_NAMES, values, strict=True))
+        if not self.counted.all():
+            known["cost_other_jobs"] = float(self.job[~self.counted].sum())
+        return known | {"prices": str(self.prices)}
+
+
+def costs(
+    prices: Prices, timeline: Timeline, columns: Mapping[str, Any], counted: BoolArray, span: tuple[float, float]
+) -> Costs:
+    """The costs of a run over `span` (seconds). `columns` are from the job store.
+
+    Raises `InputError` for a kind of GPU without a price.
+    """
+    cluster, n = timeline.cluster, timeline.jobs
+    prices.refuse_unknown(cluster.kinds)
+    rate = prices.of_gpus(cluster) / 3600
+    first, last = span
+    gpu, from_s, to_s, job = _rows(timeline, span)
+    shares, held_s = _divided(gpu, from_s, to_s, cluster.gpus)
+    money = np.bincount(job, weights=shares * rate[gpu], minlength=n).astype(np.float64)
+    up_s = np.full(cluster.gpus, last - first)
+    down_s = np.zeros(len(cluster.nodes))
+    lasted = np.minimum(timeline.down_to_s, last) - np.maximum(timeline.down_from_s, first)
+    np.add.at(down_s, timeline.down_node, np.maximum(lasted, 0.0))
+    up_s -= down_s[cluster.gpu_node]
+    ran_s = np.bincount(timeline.span_job, weights=timeline.span_to_s - timeline.span_from_s, minlength=n)
+    lost_s = np.clip(columns["lost_s"][:n], 0.0, ran_s)
+    again = np.maximum(columns["starts"][:n] - 1, 0) * np.nan_to_num(columns["restart_s"][:n])
+    again_s = np.clip(again, 0.0, ran_s - lost_s)
+    per_s = np.divide(money, ran_s, out=np.zeros(n), where=ran_s > 0)
+    hours = (last - first) / 3600
+    return Costs(
+        prices, cluster.gpus, hours, math.fsum(rate.tolist()) * (last - first), float(((up_s - held_s) * rate).sum()),
+        float((down_s[cluster.gpu_node] * rate).sum()), money, per_s * lost_s, per_s * again_s, counted,
+    )  # fmt: skip
+
+
+def _rows(t: Timeline, span: tuple[float, float]) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
+    """One row a GPU of each span of a job, cut to `span`: (GPU, from, to, job)."""
+    lengths = np.diff(t.group_first_gpu)[t.span_group]
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    gpu = t.group_gpus[t.group_first_gpu[t.span_group[row]] + offset].astype(np.int64)
+    from_s, to_s = np.clip(t.span_from_s[row], *span), np.clip(t.span_to_s[row], *span)
+    keep = to_s > from_s
+    return gpu[keep], from_s[keep], to_s[keep], t.span_job[row[keep]]
+
+
+def _divided(gpu: IntArray, from_s: FloatArray, to_s: FloatArray, gpus: int) -> tuple[FloatArray, FloatArray]:
+    """Seconds of each row, divided equally among the rows on a GPU at every moment; seconds each GPU is held."""
+    n = len(gpu)
+    if not n:
+        return np.zeros(0), np.zeros(gpus)
+    on, at_s = np.concatenate([gpu, gpu]), np.concatenate([from_s, to_s])
+    order = np.lexsort((at_s, on))
+    present = np.cumsum(np.repeat([1, -1], n)[order])[:-1]
+    lasted = np.where(present > 0, np.diff(at_s[order]), 0.0)  # no job is left where the next GPU begins
+    total = np.empty(2 * n)
+    total[order] = np.append(0.0, np.cumsum(lasted / np.maximum(present, 1)))
+    held_s = np.bincount(on[order][:-1], weights=lasted, minlength=gpus)
+    return total[n:] - total[:n], held_s.astype(np.float64)
+
+
+#: Figures of runs in which some job is not guaranteed; `*_auto` and others only if there is a job of that class.
+CLASS_NAMES = (
+    *(f"{figure}_{each.name.lower()}{unit}" for each in JobClass
+      for figure, unit in (("jobs", ""), ("avg_jct", "_s"), ("p99_jct", "_s"), ("avg_queue", "_s"))),
+    *(f"{name}_stretch_guaranteed" for name in ("avg", "p50", "p99", "max")),
+    "throttled_h", "conversions", "promotions_in_place", "opportunistic_kills", "opportunistic_killed_share",
+)  # fmt: skip
+
+
+def class_figures(
+    columns: Mapping[str, Any], jobs: Outcomes, timeline: Timeline, counted: BoolArray
+) -> dict[str, float | int]:
+    """Figures by class, of the jobs that count; none if all are guaranteed.
+
+    `columns` are from the job store. Averages are NaN if a job of the class has not ended, as in `metrics`.
+    """
+    n = len(jobs.state)
+    job_class, checkpoints = columns["job_class"][:n], columns["checkpoints"][:n]
+    if not (job_class[counted] != int(JobClass.GUARANTEED)).any():
+        return {}
+    figures: dict[str, float | int] = {}
+    for each in JobClass:
+        rows = counted & (job_class == int(each))
+        if rows.any():
+            figures |= _of_class(each.name.lower(), rows, jobs)
+    rows = counted & (job_class == int(JobClass.GUARANTEED)) & jobs.finished & (jobs.duration_s > 0)
+    stretch = jobs.run_s[rows] / jobs.duration_s[rows]
+    names = ("avg", "p50", "p99", "max")
+    values = [_mean(stretch), *_percentiles(stretch, (50, 99, 100))]
+    figures |= {f"{name}_stretch_guaranteed": value for name, value in zip(names, values, strict=True)}
+    lowly = (job_class != int(JobClass.GUARANTEED)) & counted
+    lost = lowly & (checkpoints == int(Checkpoints.NEVER))
+    kills = (timeline.span_end == int(SpanEnd.STOPPED)) & lost[timeline.span_job]
+    kills |= (timeline.span_end == int(SpanEnd.KILLED)) & lowly[timeline.span_job]
+    killed = np.unique(timeline.span_job[kills])
+    return figures | {
+        "throttled_h": _throttled_s(timeline, jobs, counted) / 3600,
+        "conversions": _conversions(timeline, job_class == int(JobClass.AUTO), counted),
+        "promotions_in_place": _promotions(timeline, counted),
+        "opportunistic_kills": int(kills.sum()),
+        "opportunistic_killed_share": len(killed) / int(lowly.sum()),
+    }
+
+
+def _of_class(name: str, rows: BoolArray, jobs: Outcomes) -> dict[str, float | int]:
+    open_jobs = bool(np.isnan(jobs.end_s[rows]).any())
+    use = rows & jobs.finished & (not open_jobs)
+    return {
+        f"jobs_{name}": int(rows.sum()),
+        f"avg_jct_{name}_s": _mean(jobs.jct_s[use]),
+        f"p99_jct_{name}_s": _percentiles(jobs.jct_s[use], (99,))[0],
+        f"avg_queue_{name}_s": _mean(jobs.queue_s[use]),
+    }
+
+
+def _guest_spans(timeline: Timeline) -> BoolArray:
+    """Whether each span is that of a guest."""
+    if not len(timeline.group_guest):
+        return np.zeros(len(timeline.span_job), dtype=bool)
+    flags: BoolArray = timeline.group_guest[timeline.span_group]
+    return flags
+
+
+def _throttled_s(timeline: Timeline, jobs: Outcomes, counted: BoolArray) -> float:
+    spans = _guest_spans(timeline) & counted[timeline.span_job]
+    held_s = timeline.span_to_s[spans] - timeline.span_from_s[spans]
+    alone_s = timeline.span_iterations[spans] * jobs.iteration_s[timeline.span_job[spans]]
+    return float(np.nansum(np.maximum(held_s - alone_s, 0.0)))
+
+
+def _conversions(timeline: Timeline, auto: BoolArray, counted: BoolArray) -> int:
+    """Jobs of class auto that were guests at some time."""
+    job = timeline.span_job[_guest_spans(timeline)]
+    return len(np.unique(job[(auto & counted)[job]]))
+
+
+def _promotions(timeline: Timeline, counted: BoolArray) -> int:
+    """Spans of hosts that continue a span of the same job as a guest, on the same GPUs."""
+    guest, job = _guest_spans(timeline), timeline.span_job
+    turned: IntArray = np.flatnonzero(guest[:-1] & ~guest[1:] & (job[:-1] == job[1:]) & timeline.span_continued[1:])
+    return int(counted[job[turned]].sum())
+
+
+NETWORK_NAMES = (
+    "deadlines",
+    "deadlines_missed",
+    "aggregated_share",
+    "fallback_share",
+    "exchange_job_h",
+    "granted_job_h",
+)
+
+
+def network_figures(
+    controller: Controller, jobs: Outcomes, timeline: Timeline, counted: BoolArray
+) -> dict[str, float | int]:
+    """Deadlines of jobs that count, and what became of exchanges of all jobs; none without a network."""
+    if controller.cluster.network is None:
+        return {}
+    deadline_s = controller.job_store.columns["deadline_s"][: len(jobs.state)]
+    has = counted & ~np.isnan(deadline_s)
+    end_s = np.where(jobs.finished, jobs.end_s, math.inf)
+    missed = has & ~(end_s <= jobs.submit_s + deadline_s)
+    last_s = timeline.last_s if len(timeline.exchange_at_s) else 0.0
+    lasted_s = np.diff(timeline.exchange_at_s, append=last_s)
+    exchanged_s = float((timeline.exchange_jobs * lasted_s).sum())
+    aggregated_s = float((timeline.exchange_aggregated * lasted_s).sum())
+    fallback_s = float((timeline.exchange_fallback * lasted_s).sum())
+    pairs: dict[int, list[tuple[float, float]]] = {}  # a job with grants on several switches counts once
+    for job, begin_s, end in zip(timeline.grant_job, timeline.grant_from_s, timeline.grant_to_s, strict=True):
+        pairs.setdefault(int(job), []).append((float(begin_s), float(end)))
+    return {
+        "deadlines": int(has.sum()),
+        "deadlines_missed": int(missed.sum()),
+        "aggregated_share": aggregated_s / exchanged_s if exchanged_s else math.nan,
+        "fallback_share": fallback_s / exchanged_s if exchanged_s else math.nan,
+        "exchange_job_h": exchanged_s / 3600,
+        "granted_job_h": sum(_covered_s(spans) for spans in pairs.values()) / 3600,
+    }
+
+
+def _covered_s(spans: list[tuple[float, float]]) -> float:
+    """Seconds that some of these spans cover."""
+    total, until_s = 0.0, -math.inf
+    for begin_s, end_s in sorted(spans):
+        total += max(0.0, end_s - max(begin_s, until_s))
+        until_s = max(until_s, end_s)
+    return total
+
 
 Value: TypeAlias = float | int | str
 

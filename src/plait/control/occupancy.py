@@ -82,7 +82,7 @@ def _rates(t: Timeline, jobs: Outcomes) -> list[Steps | None]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class HeldSpans:
     """`gpus[first_gpu[i]:first_gpu[i + 1]]` are held from `from_s[i]` to `to_s[i]`; no GPU twice at a time."""
 
     from_s: FloatArray
@@ -91,12 +91,12 @@ class Held:
     gpus: IntArray
 
 
-def held_gpus(t: Timeline) -> Held:
+def held_gpus(t: Timeline) -> HeldSpans:
     """The groups of a run; with guests, one entry per GPU for as long as any group holds it."""
     if not len(t.group_guest):
-        return Held(t.group_from_s, t.group_to_s, t.group_first_gpu, t.group_gpus.astype(np.int64))
+        return HeldSpans(t.group_from_s, t.group_to_s, t.group_first_gpu, t.group_gpus.astype(np.int64))
     gpu, from_s, to_s = covered(*by_gpu(t, np.arange(len(t.group_from_s))))
-    return Held(from_s, to_s, np.arange(len(gpu) + 1), gpu)
+    return HeldSpans(from_s, to_s, np.arange(len(gpu) + 1), gpu)
 
 
 def by_gpu(t: Timeline, groups: IntArray) -> tuple[IntArray, FloatArray, FloatArray]:
@@ -127,7 +127,7 @@ def covered(
     return gpus[real], times[real], times[real + 1]
 
 
-def _fragments(t: Timeline, held: Held) -> Steps:
+def _fragments(t: Timeline, held: HeldSpans) -> Steps:
     """Free GPUs on nodes of which others are held."""
     lengths = np.diff(held.first_gpu)
     row = np.repeat(np.arange(len(lengths)), lengths)

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.control.controller import Controller
 from plait.control.drive import drive
-from plait.control.log import RecordedRun, Step
+from plait.control.log import LogStep, RecordedRun
 from plait.control.messages import Command, Event, to_json
 from plait.core.policy import Policy
 from plait.core.preemption import PreemptionRule
@@ -52,7 +52,7 @@ class Replay:
         """Collect what the controller decided."""
         self._derived.append(command)
 
-    def _compare(self, step: Step) -> None:
+    def _compare(self, step: LogStep) -> None:
         recorded = [to_json(c) for c in step.commands]
         derived = [to_json(c) for c in self._derived]
         for i in range(max(len(recorded), len(derived))):

@@ -20,11 +20,11 @@ from plait.control.messages import (
     node_to_json,
 )
 from plait.control.usage import figures_of_jobs, of_jobs
-from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import AS_LISTS, IntArray
 from plait.core.cluster import Cluster
 from plait.core.codec.values import Codec
 from plait.core.errors import InputError
+from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import Groups, Plan, Reservation
 from plait.core.policy import Policy, Usage
 from plait.core.preemption import PreemptionRule

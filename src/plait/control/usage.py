@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from plait.control.messages import NetworkReported, ProgressReported, UsageReported
-from plait.core.aggregation.grants import NetworkFigures
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import PlaitError
 from plait.core.jit import kernel
+from plait.core.network_grants import NetworkFigures
 from plait.core.plan import Groups
 from plait.core.policy import Usage
 

@@ -11,9 +11,9 @@ from typing import overload
 
 import numpy as np
 
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.core.network_grants import NetworkGrant
 
 
 class Gate(IntEnum):
@@ -167,7 +167,6 @@ class Groups:
         )
 
     def __iter__(self) -> Iterator[Group]:
-        """Iterate over groups as objects."""
         return (self[i] for i in range(len(self)))
 
     @property

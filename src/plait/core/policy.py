@@ -8,13 +8,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobClass, JobTable
+from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import Groups, Plan, Reservation
 from plait.core.preemption import DEFAULT_RULE, KeptJobs, PreemptionRule
-from plait.core.preemption.kernels import CLOCK_S
+from plait.core.preemption_kernels import CLOCK_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)

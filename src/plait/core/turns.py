@@ -2,7 +2,7 @@
 
 In slot s the job of turn t is on resource (s + t) mod k, and a slot is as long as its longest stage. These are the
 plain forms, on the standard library alone, which agents and reports call too. The forms for many groups at once are
-`group_times` of `grouping/model/times.py` and `lock_step_s` of `sim/physics.py`; tests compare them with these.
+`group_times` of `grouping/times.py` and `lock_step_s` of `sim/physics.py`; tests compare them with these.
 """
 
 from __future__ import annotations

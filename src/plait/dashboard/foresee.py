@@ -18,7 +18,7 @@ def main() -> int:
 
 def foreseen(state: dict[str, Any]) -> dict[str, Any]:
     """The fields of `plait.dashboard.outlook.Outlook`."""
-    from plait.forecast.queue import foresee
+    from plait.outlook.queue import foresee
 
     try:
         found = foresee(state)

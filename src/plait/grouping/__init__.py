@@ -3,13 +3,10 @@
 Start at `group.group`.
 """
 
-from plait.grouping.cache import GroupingCache
-from plait.grouping.extend import Extended, extended
-from plait.grouping.group import group
-from plait.grouping.matching.blossom import Matching, matching_with_bound, maximum_weight_matching
-from plait.grouping.model.candidates import Candidates
-from plait.grouping.model.result import Grouping
-from plait.grouping.model.times import (
+from plait.grouping.bucket import Candidates, GroupingCache
+from plait.grouping.group import Extended, Grouping, extended, group, pair_weights
+from plait.grouping.matching import Matching, matching_with_bound, maximum_weight_matching
+from plait.grouping.times import (
     best_turns,
     efficiency,
     group_times,
@@ -17,7 +14,6 @@ from plait.grouping.model.times import (
     speedup,
     together_s,
 )
-from plait.grouping.model.weights import pair_weights
 
 __all__ = [
     "Candidates",

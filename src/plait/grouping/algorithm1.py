@@ -1,22 +1,110 @@
 """Algorithm 1 of Muri: rounds of matching in every bucket of equal GPU count (paper, section 4.2 and A.7).
 
 Also its ablation without matching. Both merge only while GPUs are short if the number of GPUs is given.
+
+Local search: exchange members of two groups while that is better.
+
+The rounds of Algorithm 1 fix pairs before it sees quadruples; exchanging single members afterwards gains 3 to 8 % of
+total efficiency, more where jobs have one long stage each. Where it starts from hardly matters, and exchanging two
+members for two as well gains 0.05 % more for twice the time, so it is not done. The total never falls, the number of
+groups never changes, and no group arises that the guard would split.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.grouping.cache import GroupingCache
-from plait.grouping.matching.blossom import maximum_weight_matching
-from plait.grouping.matching.greedy import greedy_matching
-from plait.grouping.model.bucket import Model, Node
-from plait.grouping.model.memo import Known
+from plait.core.compile_policy import compiled, run
+from plait.core.jit import plain
+from plait.grouping import kernels
+from plait.grouping.bucket import ClassedBucket, GroupingCache, KnownWorth, Node
+from plait.grouping.matching import greedy_matching, maximum_weight_matching
+
+#: More passes than any search has needed; it stops by itself when a pass changes nothing.
+MOST_PASSES = 200
+#: All pairs of groups are examined: up to this many groups that takes less than a second.
+MOST_TO_IMPROVE = 300
+
+
+def improved(model: ClassedBucket, nodes: Sequence[Node], cache: GroupingCache) -> list[Node]:
+    """The groups after local search, in canonical order; `nodes` is unchanged."""
+    start = tuple(sorted(nodes))
+    return cache.remember(("improve", model.key, start), lambda: _improved(model, start))
+
+
+def _improved(model: ClassedBucket, nodes: Sequence[Node]) -> list[Node]:
+    if len(nodes) < 2:
+        return list(nodes)
+    members = model.padded(nodes)
+    arguments = (
+        model.rows,
+        members,
+        MOST_PASSES,
+        model.options.floor,
+        *model.packed,
+        *kernels.search_room(len(members), model.packed[1]),
+    )
+    if compiled(kernels.swap_search, len(nodes) ** 2 * model.options.max_jobs**2):
+        run(kernels.swap_search, *arguments)
+    else:
+        plain(kernels.swap_search)(*arguments)
+    return sorted(tuple(c for c in group if c >= 0) for group in members.tolist())
+
+
+def reference_swap_search(
+    nodes: Sequence[Node],
+    most: int,
+    value_of: Callable[[Node], float],
+    may_be: Callable[[Node], bool] = lambda node: True,
+) -> list[Node]:
+    """The plain reference of the search: `value_of` is the worth of a group, `may_be` whether it is allowed.
+
+    `nodes` are groups of classes, of at most `most` members each.
+
+    >>> reference_swap_search([(1, 1), (2, 2)], 2, lambda node: len(set(node)))
+    [(1, 2), (1, 2)]
+    """
+    groups = [tuple(sorted(node)) for node in nodes]
+    seen: dict[tuple[int, int], tuple[Node, Node]] = {}
+    while True:
+        before = list(groups)
+        for a, b in combinations(range(len(groups)), 2):
+            if seen.get((a, b)) == (groups[a], groups[b]):
+                continue
+            seen[a, b] = groups[a], groups[b]
+            best = value_of(groups[a]) + value_of(groups[b]) + kernels.GAIN
+            for one, other in _exchanges(groups[a], groups[b], most):
+                total = value_of(one) + value_of(other)
+                if may_be(one) and may_be(other) and total > best:
+                    best, groups[a], groups[b] = total, one, other
+        if groups == before:
+            return sorted(groups)
+
+
+def _exchanges(one: Node, other: Node, most: int) -> list[tuple[Node, Node]]:
+    """Both groups after every exchange of two members, or after a move of one."""
+    found = []
+    for leaves in _members(one, most):
+        for joins in _members(other, most):
+            left, right = list(one), list(other)
+            for member, group, to in ((leaves, left, right), (joins, right, left)):
+                if member is not None:
+                    group.remove(member)
+                    to.append(member)
+            if left and right and max(len(left), len(right)) <= most:
+                found.append((tuple(sorted(left)), tuple(sorted(right))))
+    return found
+
+
+def _members(group: Node, most: int) -> list[int | None]:
+    return [*dict.fromkeys(group), *([None] if len(group) < most else [])]
+
 
 #: Above so many nodes a bucket is matched greedily, in parts of at most this size: a dense matrix of 4,000 nodes takes
 #: 128 MB, and exact matching ten seconds.
@@ -34,8 +122,8 @@ class Bucket:
 
     gpus: int
     jobs: IntArray
-    model: Model
-    known: Known
+    model: ClassedBucket
+    known: KnownWorth
     nodes: list[Node]
     method: str = "alone"
     greedy: bool = False
@@ -116,7 +204,7 @@ def matched(bucket: Bucket, last: bool, cache: GroupingCache) -> Pairs:
     return cache.remember(key, lambda: _matched(bucket.model, bucket.nodes, last, bucket.greedy))
 
 
-def _matched(model: Model, nodes: Sequence[Node], last: bool, greedy: bool) -> Pairs:
+def _matched(model: ClassedBucket, nodes: Sequence[Node], last: bool, greedy: bool) -> Pairs:
     """Nodes are sorted, so that equal ones are neighbours: weights are computed once for each kind of node."""
     if len(nodes) > MOST_NODES:
         return _in_parts(model, nodes, last, greedy)
@@ -140,7 +228,7 @@ def pairs_of(mate: IntArray, weight: FloatArray) -> Pairs:
     return Pairs(tuple(u.tolist()), tuple(mate[u].tolist()), tuple(value.tolist()), float(value.sum()))
 
 
-def _in_parts(model: Model, nodes: Sequence[Node], last: bool, greedy: bool) -> Pairs:
+def _in_parts(model: ClassedBucket, nodes: Sequence[Node], last: bool, greedy: bool) -> Pairs:
     """Too many nodes for one matrix: every part takes each n-th node, so that all parts have all kinds."""
     parts = math.ceil(len(nodes) / MOST_NODES)
     first: list[int] = []

@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jit import lean_part, linked
-from plait.grouping.model import kernels
+from plait.grouping import kernels
 
-#: Columns of `Line.about`: bucket (-1: runs alone), class of equal profiles, GPUs, set of kinds of GPUs, running group
-#: (-1: waits), 1 if it may not be stopped.
+#: Columns of `WorthLine.about`: bucket (-1: runs alone), class of equal profiles, GPUs, set of kinds of GPUs, running
+#: group (-1: waits), 1 if it may not be stopped.
 BUCKET, CLASS, GPUS, KINDS, RUNS, KEPT = 0, 1, 2, 3, 4, 5
-#: Columns of `Line.worth`: v, and what a restart would cost in the unit of v.
+#: Columns of `WorthLine.worth`: v, and what a restart would cost in the unit of v.
 V, STAY = 0, 1
 #: Companions that a lead chooses from: running mates and the next in line, so many of one class.
 POOL, ALIKE = 16, 3
-#: Shape of `Plan.scratch`.
+#: Shape of `CompletionPlan.scratch`.
 SCRATCH_ROWS, SCRATCH = 5, 40
 #: Sweeps of exchanges at most.
 SWEEPS = 4
@@ -33,8 +33,8 @@ SWEEPS = 4
 GAIN = 1e-9
 
 
-class Line(NamedTuple):
-    """The jobs in their order and what they are worth; the last five as `model.kernels` takes them."""
+class WorthLine(NamedTuple):
+    """The jobs in their order and what they are worth; the last five as `grouping.kernels` takes them."""
 
     about: IntArray
     worth: FloatArray
@@ -45,7 +45,7 @@ class Line(NamedTuple):
     first: IntArray
 
 
-class Plan(NamedTuple):
+class CompletionPlan(NamedTuple):
     """Units: the unit of each rank (-1: waits), and members and size of each; the first member leads.
 
     `scratch` is room for the kernels, which make no arrays: classes, a group to try, the best group, picks, the pool.
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
 
 @lean_part
-def group_worth(ranks: IntArray, jobs: int, line: Line, classes: IntArray) -> float:
+def group_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> float:
     """Value of the first `jobs` of `ranks` as a group, avoided restarts included; -1 if it may not be."""
     about, worth, rows = line.about, line.worth, line.rows
     if jobs == 1:
@@ -93,7 +93,7 @@ def group_worth(ranks: IntArray, jobs: int, line: Line, classes: IntArray) -> fl
 
 
 @lean_part
-def best_group(lead: int, fixed: int, pooled: int, price: float, line: Line, scratch: IntArray) -> int:
+def best_group(lead: int, fixed: int, pooled: int, price: float, line: WorthLine, scratch: IntArray) -> int:
     """Write the best group of `lead` into row 2 of `scratch`; its size.
 
     It has the first `fixed` entries of the pool (row 4) and the best subset of the others up to `pooled`. Each of these
@@ -127,7 +127,7 @@ def best_group(lead: int, fixed: int, pooled: int, price: float, line: Line, scr
 
 
 @lean_part
-def fits(rank: int, line: Line, free: IntArray, inside: BoolArray) -> bool:
+def fits(rank: int, line: WorthLine, free: IntArray, inside: BoolArray) -> bool:
     """Whether a job finds its GPUs in all sets that it takes from."""
     for t in range(len(free)):  # noqa: SIM110 - a loop compiles
         if inside[line.about[rank, KINDS], t] and line.about[rank, GPUS] > free[t]:
@@ -136,7 +136,7 @@ def fits(rank: int, line: Line, free: IntArray, inside: BoolArray) -> bool:
 
 
 @lean_part
-def take(rank: int, line: Line, free: IntArray, inside: BoolArray) -> None:
+def take(rank: int, line: WorthLine, free: IntArray, inside: BoolArray) -> None:
     """Take the GPUs of a job."""
     for t in range(len(free)):
         if inside[line.about[rank, KINDS], t]:
@@ -144,7 +144,7 @@ def take(rank: int, line: Line, free: IntArray, inside: BoolArray) -> None:
 
 
 @lean_part
-def in_pool(pool: IntArray, pooled: int, rank: int, line: Line) -> bool:
+def in_pool(pool: IntArray, pooled: int, rank: int, line: WorthLine) -> bool:
     """Whether a rank is in the pool already, or enough of its class are."""
     alike = 0
     for i in range(pooled):
@@ -155,7 +155,9 @@ def in_pool(pool: IntArray, pooled: int, rank: int, line: Line) -> bool:
 
 
 @linked(kernels)
-def construct(line: Line, plan: Plan, price: float, grouped: bool, free: IntArray, inside: BoolArray) -> int:
+def construct(
+    line: WorthLine, plan: CompletionPlan, price: float, grouped: bool, free: IntArray, inside: BoolArray
+) -> int:
     """Make units of all jobs, the best of the order first; their number. `free`: GPUs by set of kinds, used up.
 
     Jobs that may not be stopped come first, with their unstoppable mates. Each unit gets the companions that make it
@@ -204,7 +206,7 @@ def construct(line: Line, plan: Plan, price: float, grouped: bool, free: IntArra
 
 
 @lean_part
-def exchanged_worth(plan: Plan, unit: int, leaves: int, joins: int, line: Line) -> float:
+def exchanged_worth(plan: CompletionPlan, unit: int, leaves: int, joins: int, line: WorthLine) -> float:
     """Value of a unit with `joins` instead of `leaves`; -1 if it may not be."""
     trial = plan.scratch[1]
     for i in range(plan.size[unit]):
@@ -213,7 +215,7 @@ def exchanged_worth(plan: Plan, unit: int, leaves: int, joins: int, line: Line) 
 
 
 @lean_part
-def put(plan: Plan, unit: int, leaves: int, joins: int) -> None:
+def put(plan: CompletionPlan, unit: int, leaves: int, joins: int) -> None:
     """Put `joins` in the place of `leaves`; the best of the order leads."""
     for i in range(plan.size[unit]):
         if plan.members[unit, i] == leaves:
@@ -227,7 +229,7 @@ def put(plan: Plan, unit: int, leaves: int, joins: int) -> None:
 
 
 @linked(kernels)
-def exchange(line: Line, plan: Plan) -> None:
+def exchange(line: WorthLine, plan: CompletionPlan) -> None:
     """Exchange jobs of two units, or of a unit and waiting ones, while the plan gains."""
     about, jobs = line.about, len(line.about)
     for _ in range(SWEEPS):
@@ -263,7 +265,7 @@ def exchange(line: Line, plan: Plan) -> None:
 
 
 @linked(kernels)
-def repick(line: Line, plan: Plan, count: int) -> bool:
+def repick(line: WorthLine, plan: CompletionPlan, count: int) -> bool:
     """Choose the companions of each lead again, among its own and the first that wait; whether any changed."""
     about, jobs, changed = line.about, len(line.about), False
     pool, best = plan.scratch[4], plan.scratch[2]
@@ -299,7 +301,7 @@ def repick(line: Line, plan: Plan, count: int) -> bool:
 
 
 @linked(kernels)
-def plan_worth(line: Line, plan: Plan, count: int) -> float:
+def plan_worth(line: WorthLine, plan: CompletionPlan, count: int) -> float:
     """Sum of the values of all units."""
     total = 0.0
     for unit in range(count):

@@ -1,26 +1,199 @@
-"""The entry point of grouping: which jobs share GPUs, by which method, and a bound on the distance to the optimum."""
+"""The entry point of grouping: which jobs share GPUs, by which method, and a bound on the distance to the optimum.
+
+Next to it: groups that exist and jobs that join them while GPUs are short, where no job changes groups (`extended`),
+and the unpack guard, which splits a group that would run slower than its members one after another. `completion_guard`
+is the margin by which a group has to be faster, where completion times count.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Literal, get_args
 
 import numpy as np
 
+from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError, suggest
-from plait.grouping.algorithm1 import MOST_NODES, Bucket, algorithm1, consecutive
-from plait.grouping.cache import GroupingCache
-from plait.grouping.exact.classes import MOST_KINDS, exact_groups, fewest_is_known, kinds_of_groups, round_robin
-from plait.grouping.exact.programs import HAVE_HIGHS
-from plait.grouping.local_search import MOST_TO_IMPROVE, improved
-from plait.grouping.model.bucket import OBJECTIVES, Model, Objective, Options
-from plait.grouping.model.candidates import Candidates
-from plait.grouping.model.guard import apply_guard
-from plait.grouping.model.memo import Known
-from plait.grouping.model.result import Grouping, assembled
-from plait.grouping.model.times import ORDERS, Order
+from plait.core.highs import HAVE_HIGHS
+from plait.grouping.algorithm1 import MOST_NODES, MOST_TO_IMPROVE, Bucket, algorithm1, classes_of, consecutive, improved
+from plait.grouping.bucket import (
+    OBJECTIVES,
+    Candidates,
+    ClassedBucket,
+    GroupingCache,
+    GroupingOptions,
+    KnownWorth,
+    Node,
+    Objective,
+)
+from plait.grouping.exact import (
+    MOST_KINDS,
+    bound_of,
+    exact_groups,
+    fewest_is_known,
+    kinds_of_groups,
+    round_robin,
+)
+from plait.grouping.times import ORDERS, Order
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """A grouping; columns by group, groups in order of their best job.
+
+    `groups` rows of the candidates, best priority first; `turns` the turn of each member, the first's is 0;
+    `iteration_s` T with interference (solo time for a job alone); `efficiency` gamma, formula (4), and `speedup` summed
+    normalised throughput. `total` is the objective over all groups and `bound` no grouping into as many groups can
+    exceed, by `bound_kind`. `method` is the method used, `why` the reason in a sentence, `split` counts groups that the
+    guard took apart.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    turns: tuple[tuple[int, ...], ...]
+    iteration_s: tuple[float, ...]
+    efficiency: tuple[float, ...]
+    speedup: tuple[float, ...]
+    total: float
+    bound: float
+    bound_kind: str
+    method: str
+    why: str
+    split: int
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of `total` below `bound`; the distance to the optimum is at most this."""
+        return max(0.0, 1.0 - self.total / self.bound) if self.bound > 0 else 0.0
+
+
+def assembled(
+    buckets: Sequence[Bucket], method: str, why: str, split: int, now: Sequence[int] | None = None
+) -> Grouping:
+    """Classes back to jobs, and what is known of each group; `now` as for `expand`, one entry a candidate."""
+    found: list[tuple[tuple[int, ...], tuple[int, ...], float, float, float]] = []
+    total, bound, kinds = 0.0, 0.0, []
+    for bucket in buckets:
+        worth = bucket.known.worth(bucket.nodes)
+        total += math.fsum(w.value for w in worth)
+        most, kind = bound_of(bucket)
+        bound += most
+        kinds.append(kind)
+        rows, of_job = bucket.jobs.tolist(), bucket.model.of_job.tolist()
+        for known, members in zip(worth, expand(bucket, now), strict=True):
+            positions = sorted(members)
+            turns, efficiency = bucket.known.arranged(tuple([of_job[position] for position in positions]))
+            group = tuple([rows[position] for position in positions])
+            found.append((group, turns, known.iteration_s, efficiency, known.speedup))
+    found.sort()
+    return Grouping(
+        groups=tuple(f[0] for f in found),
+        turns=tuple(f[1] for f in found),
+        iteration_s=tuple(f[2] for f in found),
+        efficiency=tuple(f[3] for f in found),
+        speedup=tuple(f[4] for f in found),
+        total=total,
+        bound=max(bound, total),
+        bound_kind="+".join(dict.fromkeys(kinds)),
+        method=method,
+        why=why,
+        split=split,
+    )
+
+
+def expand(bucket: Bucket, now: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+    """Positions of the jobs in each node, in the order of its classes.
+
+    `now[row]` is the present group of a candidate, -1 for none: of equal jobs, members of one group stay together
+    (`stayed`). The others, in priority order, take a place of their class in the group that was opened first, and open
+    one only if no open group wants them, so that the best priorities come together.
+    """
+    if bucket.rows is not None:
+        of_job = bucket.model.of_job
+        return [tuple(sorted(group, key=lambda i: (of_job[i], i))) for group in bucket.rows]
+    count = len(bucket.model.counts)
+    of_job = bucket.model.of_job.tolist()
+    members: list[list[tuple[int, int]]] = [[] for _ in bucket.nodes]
+    unopened: list[deque[int]] = [deque() for _ in range(count)]
+    wanted: list[deque[int]] = [deque() for _ in range(count)]
+    placed: set[int] = set()
+    if now is not None:
+        for g, stay in sorted(stayed(bucket, of_job, now).items(), key=lambda item: min(item[1])):
+            members[g] = [(of_job[position], position) for position in stay]
+            placed.update(stay)
+            _want(wanted, bucket.nodes[g], [c for c, _ in members[g]], g)
+    for g, node in enumerate(bucket.nodes):
+        if not members[g]:
+            for c in dict.fromkeys(node):
+                unopened[c].append(g)
+    for position, c in enumerate(of_job):
+        if position in placed:
+            continue
+        if wanted[c]:
+            g = wanted[c].popleft()
+        else:
+            g = unopened[c].popleft()
+            while members[g]:
+                g = unopened[c].popleft()
+            _want(wanted, bucket.nodes[g], [c], g)
+        members[g].append((c, position))
+    return [tuple(position for _, position in sorted(some)) for some in members]
+
+
+def _want(wanted: Sequence[deque[int]], node: Node, there: Sequence[int], g: int) -> None:
+    """Note the free places of group `g` next to these classes."""
+    others = list(node)
+    for c in there:
+        others.remove(c)
+    for c in others:
+        wanted[c].append(g)
+
+
+def stayed(bucket: Bucket, of_job: Sequence[int], now: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Jobs (positions) that stay together in a node: members of one present group, as many as its classes allow.
+
+    `of_job` are the classes of the bucket's jobs; `now` as for `expand`. First present groups that are among the nodes
+    unchanged, then groups that keep most members.
+    """
+    present: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for position, row in enumerate(bucket.jobs.tolist()):
+        if now[row] >= 0:
+            present[now[row]].append((of_job[position], position))
+    found: dict[int, tuple[int, ...]] = {}
+    free: dict[Node, list[int]] = defaultdict(list)
+    for g in reversed(range(len(bucket.nodes))):
+        free[bucket.nodes[g]].append(g)
+    changed = []
+    for unit in map(sorted, present.values()):
+        same = free.get(tuple(c for c, _ in unit))
+        if same:
+            found[same.pop()] = tuple(position for _, position in unit)
+        else:
+            changed.append(unit)
+    for size in range(max(map(len, changed), default=0), 0, -1):
+        holds: dict[Node, deque[int]] = defaultdict(deque)
+        for g in sorted(g for some in free.values() for g in some if g not in found):
+            for part in dict.fromkeys(combinations(bucket.nodes[g], size)):
+                holds[part].append(g)
+        still = []
+        for unit in changed:
+            for stay in combinations(unit, size):
+                fits = holds[tuple(c for c, _ in stay)]
+                while fits and fits[0] in found:
+                    fits.popleft()
+                if fits:
+                    found[fits[0]] = tuple(position for _, position in stay)
+                    break
+            else:
+                still.append(unit)
+        changed = still
+    return found
+
 
 Method = Literal["auto", "blossom", "exact", "greedy", "consecutive"]
 
@@ -70,7 +243,7 @@ def group(
     >>> found.groups, found.turns, found.iteration_s, found.total
     (((0, 2), (1, 3)), ((0, 1), (0, 1)), (3.0, 3.0), 2.0)
     """
-    options = Options(
+    options = GroupingOptions(
         max_jobs,
         objective,
         order,
@@ -134,7 +307,7 @@ def _better(bucket: Bucket, search: bool, cache: GroupingCache) -> None:
             bucket.nodes, bucket.rows = nodes, None
 
 
-def checked(options: Options, jobs: Candidates, method: str = "auto") -> None:
+def checked(options: GroupingOptions, jobs: Candidates, method: str = "auto") -> None:
     """Raise `InputError` for invalid `options` or `method`, or options that do not fit `jobs`."""
     for name, value, known in (
         ("method", method, get_args(Method)),
@@ -156,18 +329,239 @@ def checked(options: Options, jobs: Candidates, method: str = "auto") -> None:
         raise InputError(f"memory_limit_bytes must be >= 0, got {options.memory_limit_bytes}")
 
 
-def buckets_of(jobs: Candidates, options: Options, cache: GroupingCache) -> list[Bucket]:
+def buckets_of(jobs: Candidates, options: GroupingOptions, cache: GroupingCache) -> list[Bucket]:
     """`jobs` by GPU count, in order of first appearance, each bucket modelled under `options`."""
     buckets = []
     for gpus in dict.fromkeys(jobs.gpus.tolist()):
         rows = np.flatnonzero(jobs.gpus == gpus)
-        model = Model.of(
+        model = ClassedBucket.of(
             options,
             jobs.stage_s[rows],
             jobs.iteration_s[rows],
             None if jobs.memory_bytes is None else jobs.memory_bytes[rows],
             None if jobs.shares is None else jobs.shares[rows],
         )
-        known = cache.remember(("known", model.key), partial(Known, model))
+        known = cache.remember(("known", model.key), partial(KnownWorth, model))
         buckets.append(Bucket(gpus, rows, model, known, model.nodes_of_jobs()))
     return buckets
+
+
+@dataclass(frozen=True)
+class Extended:
+    """Groups of rows, best priority first inside each, with their turns and summed normalised throughput.
+
+    `short`: GPUs that the groups need beyond the available ones; 0 or less if they fit.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    turns: tuple[tuple[int, ...], ...]
+    speedup: tuple[float, ...]
+    short: int
+
+
+def extended(
+    jobs: Candidates,
+    units: Sequence[Sequence[int]],
+    fixed: Sequence[bool],
+    short: int,
+    options: GroupingOptions,
+    cache: GroupingCache,
+) -> Extended:
+    """Let jobs that are in none of `units` (groups of rows) join them, cheapest first, while `short` GPUs are missing.
+
+    If GPUs are missing even then, whole units join others, but no two units that are `fixed` to their GPUs. The cost of
+    a join is that of Algorithm 1 with known room: the loss of the objective, times GPUs. No job joins a group in which
+    all together would do no more than one alone (the guard). Existing groups stay, whatever their worth.
+    """
+    buckets = buckets_of(jobs, options, cache)
+    parts = []
+    for bucket in buckets:
+        mine = [i for i, unit in enumerate(units) if jobs.gpus[unit[0]] == bucket.gpus]
+        parts.append(_Part(bucket, [units[i] for i in mine], [bool(fixed[i]) for i in mine]))
+    for movable in (_Part.singles, _Part.loose):
+        heap = [offer for i, part in enumerate(parts) for one in movable(part) if (offer := part.offer(i, one))]
+        heapq.heapify(heap)
+        while heap and short > 0:
+            _, i, one, unit, versions = heapq.heappop(heap)
+            part = parts[i]
+            if one not in part.units:
+                continue
+            if (part.versions[one], part.versions.get(unit)) == versions:
+                part.join(one, unit)
+                short -= part.bucket.gpus
+            elif offer := part.offer(i, one):
+                heapq.heappush(heap, offer)
+    found = sorted(group for part in parts for group in part.groups())
+    return Extended(tuple(f[0] for f in found), tuple(f[1] for f in found), tuple(f[2] for f in found), short)
+
+
+class _Part:
+    """The groups of one GPU count, by a number each, while one joins another. The first are the initial ones."""
+
+    def __init__(self, bucket: Bucket, units: Sequence[Sequence[int]], fixed: Sequence[bool]) -> None:
+        self.bucket = bucket
+        rows: IntArray = bucket.jobs
+        self.class_of = dict(zip(rows.tolist(), bucket.model.of_job.tolist(), strict=True))
+        together = {row for unit in units for row in unit}
+        alone = [[row] for row in rows.tolist() if row not in together]
+        self.units = {i: list(unit) for i, unit in enumerate([*units, *alone])}
+        self.versions = dict.fromkeys(self.units, 0)
+        self.fixed = {i for i, flag in enumerate(fixed) if flag}
+        self.there = len(units)
+
+    def singles(self) -> list[int]:
+        """Jobs that were in no group."""
+        return [one for one in self.units if one >= self.there]
+
+    def loose(self) -> list[int]:
+        """Groups that may move."""
+        return [one for one in self.units if one not in self.fixed]
+
+    def node(self, *units: int) -> Node:
+        """Groups together as classes."""
+        return tuple(sorted(self.class_of[row] for unit in units for row in self.units[unit]))
+
+    def offer(self, part: int, one: int) -> tuple[float, int, int, int, tuple[int, int | None]] | None:
+        """The cheapest group to join: (cost, part, joining unit, group, versions of both); None if there is none."""
+        options, gpus = self.bucket.model.options, self.bucket.gpus
+        room = options.max_jobs - len(self.units[one])
+        able = [i for i in self.units if i < self.there and i != one and len(self.units[i]) <= room]
+        nodes = [self.node(i, one) for i in able]
+        best: tuple[float, int] | None = None
+        for i, node, worth in zip(able, nodes, self.bucket.known.worth(nodes), strict=True):
+            if worth.value > 0.0 and worth.speedup > options.floor:
+                most = 1.0 if options.objective == "efficiency" else float(len(node))
+                cost = (most - worth.value) * gpus
+                if best is None or (cost, i) < best:
+                    best = cost, i
+        if best is None:
+            return None
+        return best[0], part, one, best[1], (self.versions[one], self.versions[best[1]])
+
+    def join(self, one: int, unit: int) -> None:
+        """Add one group to another."""
+        self.units[unit] += self.units.pop(one)
+        self.versions[unit] += 1
+        self.versions[one] += 1
+        if one in self.fixed:
+            self.fixed.add(unit)
+
+    def groups(self) -> list[tuple[tuple[int, ...], tuple[int, ...], float]]:
+        """All groups of the part: rows, turns, speed-up."""
+        known = self.bucket.known
+        worth = known.worth([self.node(unit) for unit in self.units])
+        out = []
+        for unit, one in zip(self.units.values(), worth, strict=True):
+            members = tuple(sorted(unit))
+            out.append((members, known.arranged(tuple(self.class_of[row] for row in members))[0], one.speedup))
+        return out
+
+
+#: Partitions are tried up to this size (52 of them for five jobs); larger groups become singles.
+MOST_TO_TRY = 5
+
+
+def completion_guard(jobs: float, waiting: float) -> float:
+    """By how much a group must exceed the throughput of one job alone, so that the sum of completion times falls.
+
+    `jobs` members of equal rate, and `waiting` jobs in line behind their GPUs. One member after another ends the best
+    of them sooner; the group brings forward the others and all that wait. plait's own; 0 where many wait, 0.6 for four
+    members and an empty line.
+
+    >>> [round(completion_guard(k, m), 6) for k, m in ((2, 0), (3, 0), (4, 0), (4, 5), (2, 3), (4, 20))]
+    [0.333333, 0.5, 0.6, 0.2, 0.111111, 0.066667]
+    """
+    return (jobs - 1) / (jobs + 1 + 2 * waiting)
+
+
+def apply_guard(bucket: Bucket) -> int:
+    """Split the groups of a bucket whose summed normalised throughput is <= 1 + margin; how many there were."""
+    model = bucket.model
+    if model.options.guard is None or not bucket.nodes:
+        return 0
+    floor = model.options.floor
+    worth = bucket.known.worth(bucket.nodes)
+    bad = {g for g, node in enumerate(bucket.nodes) if len(node) > 1 and worth[g].speedup <= floor}
+    if not bad:
+        return 0
+    if bucket.rows is not None:
+        kept: list[tuple[int, ...]] = []
+        for g, group in enumerate(bucket.rows):
+            classes = tuple(model.of_job[list(group)].tolist())
+            kept += (
+                [tuple(group[i] for i in part) for part in _parts(bucket.known, floor, classes)]
+                if g in bad
+                else [group]
+            )
+        bucket.rows = kept
+        bucket.nodes = [classes_of(bucket, group) for group in bucket.rows]
+        return len(bad)
+    nodes: list[Node] = []
+    for g, node in enumerate(bucket.nodes):
+        nodes += [tuple(node[i] for i in part) for part in _parts(bucket.known, floor, node)] if g in bad else [node]
+    bucket.nodes = sorted(nodes)
+    return len(bad)
+
+
+def _parts(known: KnownWorth, floor: float, classes: Node) -> list[tuple[int, ...]]:
+    """The best way to split a group, as positions: every part passes, minimum parts, then the highest objective."""
+    jobs = len(classes)
+    alone: list[tuple[int, ...]] = [(i,) for i in range(jobs)]
+    if not 2 < jobs <= MOST_TO_TRY:
+        return alone
+    ways = [way for way in _partitions(list(range(jobs))) if 1 < len(way) < jobs]
+    sets = sorted({part for way in ways for part in way})
+    found = dict(zip(sets, known.worth([tuple(sorted(classes[i] for i in part)) for part in sets]), strict=True))
+    passes = {part: len(part) == 1 or found[part].speedup > floor for part in sets}
+    fine = [way for way in ways if all(passes[part] for part in way)]
+    return min(fine, key=lambda way: (len(way), -sum(found[part].value for part in way), way), default=alone)
+
+
+def _partitions(items: list[int]) -> Iterator[list[tuple[int, ...]]]:
+    """Every way to split a list into sets."""
+    if not items:
+        yield []
+        return
+    head, *tail = items
+    for way in _partitions(tail):
+        yield [(head,), *way]
+        for i, part in enumerate(way):
+            yield [*way[:i], (head, *part), *way[i + 1 :]]
+
+
+def pair_weights(
+    jobs: Candidates,
+    nodes: Sequence[Sequence[int]] | None = None,
+    max_jobs: int = 4,
+    objective: Objective = "efficiency",
+    *,
+    order: Order = "best",
+    idle_slots: bool = True,
+    interference: tuple[float, ...] = (1.0,),
+    guard: float | None = None,
+    memory_limit_bytes: float | None = None,
+) -> FloatArray:
+    """Objective of the union of every two nodes, shape (m, m): the edge weights of Algorithm 1 (Muri, section 4.2).
+
+    `nodes` are groups of rows of `jobs`, None = each job alone. 0 on the diagonal and for nodes that may not join: of
+    different GPU counts, together more than `max_jobs`, above the memory limit or the shares, or split by the `guard`.
+    Options as in `group`. Raises `InputError`.
+
+    >>> stages = np.array([[2.0, 1.0], [2.0, 1.0], [1.0, 2.0]])
+    >>> pair_weights(Candidates(stages, stages.sum(axis=1), np.ones(3)), max_jobs=2)
+    array([[0.  , 0.75, 1.  ],
+           [0.75, 0.  , 1.  ],
+           [1.  , 1.  , 0.  ]])
+    """
+    limit = float("inf") if memory_limit_bytes is None else float(memory_limit_bytes)
+    options = GroupingOptions(max_jobs, objective, order, idle_slots, interference, guard, limit)
+    checked(options, jobs)
+    groups = [(row,) for row in range(len(jobs))] if nodes is None else [tuple(node) for node in nodes]
+    if not groups:
+        return np.zeros((0, 0))
+    model = ClassedBucket.of(options, jobs.stage_s, jobs.iteration_s, jobs.memory_bytes, jobs.shares)
+    weight = model.weights([tuple(sorted(model.of_job[list(g)].tolist())) for g in groups], guarded=True)
+    gpus = jobs.gpus[[g[0] for g in groups]]
+    weight[gpus[:, None] != gpus] = 0.0
+    np.fill_diagonal(weight, 0.0)
+    return weight

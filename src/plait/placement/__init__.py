@@ -3,7 +3,6 @@
 Start at `packing.place`.
 """
 
-from plait.placement.packing import Scheme, place
-from plait.placement.skew import SkewAware, unknown_models
+from plait.placement.packing import Scheme, SkewAware, place, unknown_models
 
 __all__ = ["Scheme", "SkewAware", "place", "unknown_models"]

@@ -1,6 +1,6 @@
 """The placement kernel: walk jobs in order, keep what runs, place what is new, move only when it must.
 
-`placement/reference.py` is the same in plain Python, and a test compares the two.
+`tests/reference/placement_walk.py` is the same in plain Python, and a test compares the two.
 
 From the top: choosing the GPUs of one gang, scheme by scheme, up to `choose`; then the walk, up to `admit`. All
 in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.

@@ -20,7 +20,7 @@ from plait.placement.pinned import elsewhere
 
 
 @dataclass(frozen=True, eq=False)
-class Gang:
+class ChoosingGang:
     """A gang that chooses its nodes.
 
     row     of `view.jobs`; of GPU sharers, the first's
@@ -38,10 +38,10 @@ class Gang:
 
 
 #: From a gang to GPUs of each node, shape (nodes,): as many as it needs, no more than there is room.
-Chooser = Callable[[Gang], IntArray]
+Chooser = Callable[[ChoosingGang], IntArray]
 
 
-class Answer(NamedTuple):
+class WalkAnswer(NamedTuple):
     """Result of `kernels.admit`."""
 
     status: IntArray
@@ -50,12 +50,12 @@ class Answer(NamedTuple):
     first_gpu: IntArray
 
 
-#: `kernels.admit` with all but its groups: (running_group, now_gpus, now_first) -> `Answer`.
-Admit = Callable[[IntArray, IntArray, IntArray], Answer]
+#: `kernels.admit` with all but its groups: (running_group, now_gpus, now_first) -> `WalkAnswer`.
+Admit = Callable[[IntArray, IntArray, IntArray], WalkAnswer]
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
+class WalkOrder:
     """The jobs of a walk: rows in their order, then `size` and `per_gpu` and `strict`, as `kernels.admit` has them."""
 
     rows: IntArray
@@ -78,9 +78,9 @@ class Order:
 
 
 def located_walk(
-    admit: Admit, order: Order, running_group: IntArray, gpus: IntArray, first_gpu: IntArray, cluster: Cluster,
+    admit: Admit, order: WalkOrder, running_group: IntArray, gpus: IntArray, first_gpu: IntArray, cluster: Cluster,
     choose: Chooser,
-) -> Answer:  # fmt: skip
+) -> WalkAnswer:  # fmt: skip
     """Walk an order and let each gang that does not stay choose its nodes.
 
     Row r holds `gpus[first_gpu[g]:first_gpu[g + 1]]` for g = `running_group[r]`, and nothing for -1.
@@ -105,7 +105,7 @@ def located_walk(
         _drop_overlapping(group, row, chosen, gpus, first_gpu, cluster.gpus)
 
 
-def _moves(rows: IntArray, found: Answer, group: IntArray, gpus: IntArray, first_gpu: IntArray) -> BoolArray:
+def _moves(rows: IntArray, found: WalkAnswer, group: IntArray, gpus: IntArray, first_gpu: IntArray) -> BoolArray:
     """Whether each placed row gets other GPUs than it has."""
     group_of = np.full(len(group), -1, dtype=np.int64)
     group_of[rows] = np.arange(len(rows))
@@ -117,7 +117,7 @@ def _moves(rows: IntArray, found: Answer, group: IntArray, gpus: IntArray, first
 
 
 def _chosen(
-    order: Order, found: Answer, rows: IntArray, settled: BoolArray, k: int, cluster: Cluster, choose: Chooser
+    order: WalkOrder, found: WalkAnswer, rows: IntArray, settled: BoolArray, k: int, cluster: Cluster, choose: Chooser
 ) -> IntArray:
     """The GPUs that the gang at position `k` of the placed ones chooses; `settled` ones keep theirs."""
     first = found.first_gpu
@@ -143,7 +143,7 @@ def _chosen(
         int(rows[i]): tuple(np.unique(cluster.gpu_node[found.gpus[first[i] : first[i + 1]]]).tolist())
         for i in np.flatnonzero(settled).tolist()
     }
-    gang = Gang(row, need, room, free, placed)
+    gang = ChoosingGang(row, need, room, free, placed)
     take = choose(gang)
     assert int(take.sum()) == gang.gpus
     assert (take <= room).all()

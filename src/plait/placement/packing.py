@@ -6,6 +6,13 @@
 
 A kept job keeps its GPUs; a running job moves only if a higher-ranked job cannot be placed otherwise. The walk itself
 is in `kernels.py`.
+
+Tensor-size skew decides which jobs must be consolidated (Tiresias, section 3).
+
+A tensor is one message: a huge one suffers from contention, small ones interleave. The paper's own formula
+is not published; the default here is the share of the largest tensor, which separates the paper's sensitive
+models (VGG, AlexNet: 0.61-0.77) from the insensitive ones (ResNet, Inception: 0.04-0.20). Shares of the models that
+ship with plait: `traces/data/tensors.csv`.
 """
 
 from __future__ import annotations
@@ -19,12 +26,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
+from plait.core.errors import InputError
 from plait.core.jobs import JobTable
 from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
 from plait.core.words import counted
 from plait.placement import kernels
-from plait.placement.located import Answer, Chooser, Order, located_walk
+from plait.placement.located import Chooser, WalkAnswer, WalkOrder, located_walk
 from plait.placement.pinned import elsewhere, kept_units
 
 A = TypeVar("A", bound="np.ndarray[Any, Any]")
@@ -77,7 +85,6 @@ class WaitReasons(Mapping[int, str]):
         self._ahead = {job: i for i, job in enumerate(view.jobs.number[order].tolist())}
 
     def __getitem__(self, job: int) -> str:
-        """The reason of one waiting job."""
         status, gpus, ahead = self._status[job], self._gpus[job], self._ahead[job]
         if status == KEPT:
             return f"needs {counted(gpus, 'GPU')}; the jobs that hold them cannot be stopped without losing work"
@@ -100,7 +107,6 @@ class LazyReasons(Mapping[int, str]):
     """`WaitReasons` built on first use: most plans' reasons are never read."""
 
     def __init__(self, view: View, order: IntArray, status: IntArray) -> None:
-        """Keep what is needed to answer."""
         self._make = (view, order, status)
         self._made: WaitReasons | None = None
 
@@ -110,7 +116,6 @@ class LazyReasons(Mapping[int, str]):
         return self._made
 
     def __getitem__(self, job: int) -> str:
-        """The reason of one waiting job."""
         return self._reasons()[job]
 
     def __iter__(self) -> Iterator[int]:
@@ -283,7 +288,7 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlacementRequest:
     """The arguments of `place`, one value a row of `view.jobs`, or one for all."""
 
     view: View
@@ -307,8 +312,8 @@ class Asked:
         per_gpu = _for_units(demands(view.jobs), companions, np.add)
         kinds = _for_units(allowed_kinds(view), companions, np.bitwise_and)
 
-        def admit(running_group: IntArray, now_gpus: IntArray, now_first: IntArray) -> Answer:
-            return Answer(
+        def admit(running_group: IntArray, now_gpus: IntArray, now_first: IntArray) -> WalkAnswer:
+            return WalkAnswer(
                 *kernels.admit(
                     order,
                     gpus,
@@ -335,12 +340,12 @@ class Asked:
         if self.choose is None:
             found = admit(running_group, now.gpus, now.first_gpu)
         else:
-            jobs = Order(order, gpus, self.strict, per_gpu)
+            jobs = WalkOrder(order, gpus, self.strict, per_gpu)
             found = located_walk(admit, jobs, running_group, now.gpus, now.first_gpu, cluster, self.choose)
         return Walk(order, companions, *found, taken_out)
 
 
-def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
+def _keeping(ask: PlacementRequest, free: Walk) -> tuple[Walk, float]:
     """A walk in which all kept jobs stay, and when to decide again, seconds.
 
     `free` is the walk as the policy requested it. Kept jobs hold their GPUs first. The rest goes to jobs that the
@@ -422,7 +427,7 @@ def place(
     other company. Raises no errors: a job that does not fit waits, with a reason.
     """
     order = np.asarray(order, dtype=np.int64)
-    ask = Asked(
+    ask = PlacementRequest(
         view,
         view.jobs.gpus if gpus is None else gpus,
         _FOR_ALL[scheme] if isinstance(scheme, Scheme) else _FOR_ALL[Scheme.COUNTING] if callable(scheme) else scheme,
@@ -459,3 +464,50 @@ def place(
         valid_until_s,
         settled=all_run,
     )
+
+
+#: Most models named in a remark.
+MOST_NAMES = 8
+
+
+def unknown_models(models: Sequence[str], skew: FloatArray, gpus: IntArray) -> str:
+    """A remark on gangs without known `skew` (J,) on several `gpus` (J,), each of `models` once; empty without any.
+
+    >>> unknown_models(["mine", "mine", "vgg16"], np.array([np.nan, np.nan, 0.7]), np.array([2, 4, 2]))
+    'tensor sizes of mine are unknown: placement=skew keeps these jobs together'
+    """
+    rows = np.flatnonzero(np.isnan(skew) & (gpus > 1)).tolist()
+    names = sorted({models[i] for i in rows} - {""})
+    shown = names if len(names) <= MOST_NAMES else [*names[:MOST_NAMES], f"{len(names) - MOST_NAMES} more models"]
+    nameless = sum(models[i] == "" for i in rows)
+    parts = [", ".join(shown)] if shown else []
+    if nameless:
+        parts.append(f"{'of ' * bool(shown)}{nameless} job{'s' * (nameless > 1)} without a model")
+    return (
+        f"tensor sizes of {' and '.join(parts)} are unknown: placement=skew keeps these jobs together" if parts else ""
+    )
+
+
+@dataclass(frozen=True)
+class SkewAware:
+    """Consolidate jobs whose skew exceeds `packlimit`, spread the rest.
+
+    Unknown skew counts as sensitive. After `patience_s` of waiting a sensitive job accepts any GPUs. Raises
+    `InputError` for invalid limits.
+    """
+
+    packlimit: float = 0.3
+    patience_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.packlimit <= 1:
+            raise InputError(f"packlimit is {self.packlimit}; it takes a share of all tensor bytes, from 0 to 1")
+        if not self.patience_s >= 0:
+            raise InputError(f"patience_s is {self.patience_s}; it takes seconds >= 0, or inf")
+
+    def __call__(self, view: View) -> IntArray:
+        jobs = view.jobs
+        spread = jobs.skew <= self.packlimit  # NaN compares false: consolidated
+        if math.isfinite(self.patience_s):
+            spread = spread | (~jobs.running & (jobs.waiting_s >= self.patience_s))
+        return np.where(spread, int(Scheme.SPREAD), int(Scheme.CONSOLIDATED))

@@ -30,7 +30,7 @@ from plait.core.policy import View
 from plait.core.words import counted
 from plait.placement import kernels
 from plait.placement.packing import allowed_kinds, demands
-from plait.placement.pinned_grants import keep_grants
+from plait.placement.pinned import keep_grants
 
 #: Waiting jobs that are considered, from the first: earlier ones may wait for something other than GPUs.
 CANDIDATES = 16
@@ -407,7 +407,6 @@ class _HoldReasons(Mapping[int, str]):
         self.shut_out, self.free_at_s = set(planned.view.jobs.number[shut_out].tolist()), hold.at_s
 
     def __getitem__(self, job: int) -> str:
-        """The reason of one waiting job."""
         if job != self._head and job not in self.shut_out:
             return self._base[job]
         jobs = self._planned.view.jobs

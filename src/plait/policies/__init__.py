@@ -3,6 +3,6 @@
 Start at `catalog.make_policy`; `parts` and `sizing` are what policies are made of.
 """
 
-from plait.policies.parts.compose import Composed, Ranking
+from plait.policies.compose import Composed, Ranking
 
 __all__ = ["Composed", "Ranking"]

@@ -21,8 +21,9 @@ from plait.core.policy import JOB_CLASS, View
 from plait.core.resources import Resource
 from plait.core.words import counted
 from plait.placement.packing import allowed_kinds
-from plait.policies.guest_walk import walk as k
-from plait.policies.guest_walk.kernels import (
+from plait.policies import guest_walk as k
+from plait.policies.compose import Ranking, by_remaining_service, by_remaining_time
+from plait.policies.guest_walk_kernels import (
     BYTES,
     CAPACITY,
     CORES,
@@ -48,8 +49,6 @@ from plait.policies.guest_walk.kernels import (
     THERE,
     USE,
 )
-from plait.policies.parts.compose import Ranking
-from plait.policies.parts.orders import by_remaining_service, by_remaining_time
 from plait.policies.quotas import ALL, Quotas
 from plait.policies.tiresias import Queues
 from plait.sharing.memory_law import CONTEXT_BYTES
@@ -153,7 +152,7 @@ class AntMan:
         until_s = self._until(view, status, slow, runs, lends)
         young = opportunistic & ~runs & ~aged
         until_s = min(until_s, float(jobs.pending_since_s[young].min(initial=math.inf)) + self.guest_age_s)
-        reasons = WaitReasons(view, found, self)
+        reasons = GuestWaitReasons(view, found, self)
         if self.preempts and len(reasons):
             on_as_hosts = (status == STARTS) | (status == PROMOTED) | (runs & ~guest & (status == STAYS))
             until_s = min(until_s, _may_stop_at_s(view, lists.hosts), view.now_s + ranking.changes_in_s(on_as_hosts))
@@ -205,12 +204,12 @@ class AntMan:
         share = np.maximum(np.where(np.isfinite(share), share, 1.0), 1e-9)
         return k.Projects(quota, total, share)
 
-    def _walk(self, view: View, jobs: k.Jobs, lists: k.Lists) -> IntArray:
+    def _walk(self, view: View, jobs: k.WalkJobs, lists: k.Lists) -> IntArray:
         """Fill in what becomes of the jobs; the rows of guaranteed ones in the order of their turn."""
         cluster = view.cluster
         racks = int(cluster.node_rack.max()) + 1
         context = float(CONTEXT_BYTES)
-        rules = k.Rules(self.limit, self.max_per_gpu, context, len(cluster.kinds), racks, self.backfill)
+        rules = k.GuestRules(self.limit, self.max_per_gpu, context, len(cluster.kinds), racks, self.backfill)
         return k.walk(lists, self._projects(view), jobs, _devices(cluster), rules, _measured(view))
 
     def _until(self, view: View, status: IntArray, slow: IntArray, runs: BoolArray, lends: BoolArray) -> float:
@@ -226,17 +225,16 @@ class AntMan:
         return until
 
 
-class WaitReasons(Mapping[int, str]):
+class GuestWaitReasons(Mapping[int, str]):
     """Why each waiting job waits; sentences are made on demand."""
 
-    def __init__(self, view: View, found: k.Jobs, policy: AntMan) -> None:
+    def __init__(self, view: View, found: k.WalkJobs, policy: AntMan) -> None:
         """`found` as the walk left it."""
         self._view, self._found, self._given, self._policy = view, found.whole, found.given, policy
         waits = np.flatnonzero(found.whole[:, STATUS] >= DISPLACED)
         self._row = dict(zip(view.jobs.number[waits].tolist(), waits.tolist(), strict=True))
 
     def __getitem__(self, job: int) -> str:
-        """The reason of one waiting job."""
         row, found, jobs = self._row[job], self._found, self._view.jobs
         status, there = int(found[row, STATUS]), int(found[row, THERE])
         needs = f"needs {counted(int(jobs.gpus[row]), 'GPU')}"
@@ -296,7 +294,7 @@ def _ranks(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
     return out
 
 
-def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray, levels: IntArray | None) -> k.Jobs:
+def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray, levels: IntArray | None) -> k.WalkJobs:
     """The jobs of the view as the walk sees them; `stalled` are rows, `levels` queues of an order that preempts."""
     jobs, running, n = view.jobs, view.running, len(view.jobs)
     whole, amounts = np.zeros((n, THERE + 1), dtype=np.int64), np.zeros((n, 5))
@@ -313,8 +311,8 @@ def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray, 
     amounts[:, USE] = np.where(np.isnan(use), 1.0, use)
     left_s = _left_s(view)
     if levels is None:
-        return k.Jobs(whole, amounts, left_s, left_s, np.zeros(n, dtype=np.int64), running.gpus, {})
-    return k.Jobs(whole, amounts, left_s, _room_s(view, left_s), levels, running.gpus, {})
+        return k.WalkJobs(whole, amounts, left_s, left_s, np.zeros(n, dtype=np.int64), running.gpus, {})
+    return k.WalkJobs(whole, amounts, left_s, _room_s(view, left_s), levels, running.gpus, {})
 
 
 def _left_s(view: View) -> FloatArray:
@@ -423,7 +421,7 @@ def _nothing_since_s(view: View, rows: IntArray) -> FloatArray:
 
 def _plan(
     view: View,
-    found: k.Jobs,
+    found: k.WalkJobs,
     lists: k.Lists,
     turns: IntArray,
     guest: BoolArray,
@@ -472,7 +470,7 @@ def _kept(view: View, rows: IntArray, guest: BoolArray) -> Groups:
     )  # fmt: skip
 
 
-def _started(view: View, rows: IntArray, found: k.Jobs, guest: BoolArray) -> Groups:
+def _started(view: View, rows: IntArray, found: k.WalkJobs, guest: BoolArray) -> Groups:
     """Groups of one member each for these rows; jobs that start with less memory than requested have that."""
     gpus = [found.given[r] for r in rows.tolist()]
     first = np.concatenate([[0], np.cumsum([len(one) for one in gpus])]).astype(np.int64)

@@ -20,17 +20,20 @@ from typing import Any
 
 from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.policy import Policy
-from plait.goodput.allocate.kinds import MOST_POWER
-from plait.grouping.model.interference import MEASURED_INTERFERENCE
+from plait.goodput.kinds import MOST_POWER
+from plait.grouping.times import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
-from plait.placement.balance import FlowBalance, GpuBalance, LeastFragmentation
-from plait.placement.netpack import MEMORY_LAWS, NetPack
+from plait.placement.netpack import MEMORY_LAWS, FlowBalance, GpuBalance, LeastFragmentation, NetPack
 from plait.placement.packing import Placement
+from plait.policies import compose
 from plait.policies.aggregation import ROUTES, WithAggregation, manager_of
 from plait.policies.antman import MOST_GUESTS, ORDERS, AntMan
+from plait.policies.by_completion import ByCompletion
 from plait.policies.citations import CITATIONS
+from plait.policies.compose import Composed, Urgency, by_batch
 from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
+from plait.policies.gittins import REFRESH, Distribution, FixedIndex, GittinsIndex, LearntIndex
 from plait.policies.interleave import Interleave
 from plait.policies.interleave_over_sizes import PolluxInterleaved
 from plait.policies.optimus import Optimus
@@ -38,7 +41,7 @@ from plait.policies.options import (
     LEAST_S,
     MOST_SEED,
     SWITCH,
-    Option,
+    PolicyOption,
     Range,
     choice,
     free_text,
@@ -47,16 +50,9 @@ from plait.policies.options import (
     switch,
     whole,
 )
-from plait.policies.parts import orders
-from plait.policies.parts.batches import by_batch
-from plait.policies.parts.by_completion import ByCompletion
-from plait.policies.parts.compose import Composed
-from plait.policies.parts.gittins import REFRESH, Distribution, FixedIndex, Index, LearntIndex
-from plait.policies.parts.list_schedule import ByListSchedule
-from plait.policies.parts.predicted import ByPrediction
-from plait.policies.parts.urgency import Urgency
 from plait.policies.pollux import Pollux
 from plait.policies.pollux_ga import MOST, PolluxGa
+from plait.policies.predicted import ByListSchedule, ByPrediction
 from plait.policies.quotas import Quotas, WithinQuotas
 from plait.policies.sia import Sia
 from plait.policies.themis import Themis
@@ -76,7 +72,7 @@ class Row:
     make: Callable[..., Policy]
     knows: str
     cites: tuple[str, ...]
-    options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, PolicyOption] = dataclasses.field(default_factory=dict)
     preempts: bool | str | None = None
     needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -177,16 +173,16 @@ def _ordered(summary: str, name: str, order: Any, knows: str, *cites: str, **def
 
 #: What an order knows of durations -> the order, and what goes with it in `Composed`.
 Knowledge = Mapping[str, tuple[Any, Mapping[str, Any]]]
-_ATTAINED: tuple[Any, Mapping[str, Any]] = (orders.by_attained_service, {"quantum_s": 360.0})
+_ATTAINED: tuple[Any, Mapping[str, Any]] = (compose.by_attained_service, {"quantum_s": 360.0})
 _SRSF: Knowledge = {
-    "exact": (orders.by_remaining_service, {}), "predicted": (ByPrediction(1.0), {}), "nothing": _ATTAINED,
+    "exact": (compose.by_remaining_service, {}), "predicted": (ByPrediction(1.0), {}), "nothing": _ATTAINED,
 }  # fmt: skip
 _SRTF: Knowledge = {
-    "exact": (orders.by_remaining_time, {}), "predicted": (ByPrediction(), {}),
-    "nothing": (orders.by_run_time, {"quantum_s": 360.0}),
+    "exact": (compose.by_remaining_time, {}), "predicted": (ByPrediction(), {}),
+    "nothing": (compose.by_run_time, {"quantum_s": 360.0}),
 }  # fmt: skip
 _SJF: Knowledge = {
-    "exact": (orders.by_duration, {}), "predicted": (ByPrediction(mean=True), {}), "nothing": (orders.by_arrival, {}),
+    "exact": (compose.by_duration, {}), "predicted": (ByPrediction(mean=True), {}), "nothing": (compose.by_arrival, {}),
 }  # fmt: skip
 _LOOKAHEAD: Knowledge = {
     "exact": (ByListSchedule(), {}), "predicted": (ByListSchedule(predicted=True), {}), "nothing": _ATTAINED,
@@ -219,7 +215,7 @@ def _tiresias(name: str, **options: Any) -> Composed:
 
 
 def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int | None = None, **options: Any) -> Composed:
-    index: Index
+    index: GittinsIndex
     if sizes:
         if every is not None:
             raise InputError(f"policy tiresias-g: every is {every}; it goes with sizes that are learnt, without sizes=")
@@ -403,9 +399,9 @@ _ANTMAN = {
 
 CATALOG: dict[str, Row] = dict(
     [
-        _ordered("first in, first out; the head of the line blocks", "fifo", orders.by_arrival, "nothing",
+        _ordered("first in, first out; the head of the line blocks", "fifo", compose.by_arrival, "nothing",
                  preempt=False, strict=True),
-        _ordered("first in, first out; what fits may go ahead", "fifo-backfill", orders.by_arrival, "nothing",
+        _ordered("first in, first out; what fits may go ahead", "fifo-backfill", compose.by_arrival, "nothing",
                  "tiresias", preempt=False),
         ("yarn-cs", Row("capacity scheduler: FIFO queues, gangs wait to be consolidated under one switch",
                         partial(_placed, "yarn-cs", YarnCapacity), "nothing", ("yarn", "tiresias"),
@@ -414,14 +410,14 @@ CATALOG: dict[str, Row] = dict(
                         preempts="preempt=on")),
         _by_duration("shortest job first, not preemptive", "sjf", _SJF, "duration", preempt=False),
         _ordered("smallest gang first (called sjf in the released Tiresias simulator)", "smallest-first",
-                 orders.by_gpus, "GPU count", "tiresias"),
+                 compose.by_gpus, "GPU count", "tiresias"),
         _ordered("the set of waiting jobs that fills the most GPUs, not preemptive", "knapsack", by_batch,
                  "nothing", "netpack", preempt=False),
         _by_duration("shortest remaining time first", "srtf", _SRTF, "remaining time", "schrage"),
         _by_duration("shortest remaining service (time x GPUs) first", "srsf", _SRSF, "remaining time", "tiresias"),
-        _ordered("least attained service by time, re-evaluated every quantum", "las", orders.by_run_time,
+        _ordered("least attained service by time, re-evaluated every quantum", "las", compose.by_run_time,
                  "nothing", "las", quantum_s=360.0),
-        _ordered("least attained service by GPU-time, continuous", "2d-las", orders.by_attained_service,
+        _ordered("least attained service by GPU-time, continuous", "2d-las", compose.by_attained_service,
                  "nothing", "tiresias", quantum_s=360.0),
         ("tiresias-l", Row("discretised 2D-LAS: queues over attained GPU-time, promotion, skew-aware placement",
                            partial(_tiresias, "tiresias-l"), "nothing", ("tiresias",), _QUEUES, True)),
@@ -487,7 +483,7 @@ CATALOG: dict[str, Row] = dict(
 
 
 #: Options of every policy of the catalog.
-COMMON: Mapping[str, Option] = {
+COMMON: Mapping[str, PolicyOption] = {
     "quota": free_text("GPUs that all jobs of a project may hold together, also by GPU kind, e.g. "
                        "vision=32/speech@v100=16/*=8 (* = all other projects)"),
     "ina": free_text("memory of switches, which add up gradients: switchml, atp, a2tp, esa, inalloc, or a manager "
@@ -592,7 +588,7 @@ def _named(policy: Policy, text: str) -> Policy:
     return made  # type: ignore[no-any-return]
 
 
-def _options(policy: str, text: str, known: Mapping[str, Option]) -> dict[str, Any]:
+def _options(policy: str, text: str, known: Mapping[str, PolicyOption]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
@@ -625,7 +621,7 @@ def _user_policy(module: str, attribute: str, rest: str) -> Policy:
         )
     if isinstance(found, type) or not hasattr(found, "decide"):
         parameters = inspect.signature(found).parameters
-        options = _options(f"{module}:{attribute}", rest, dict.fromkeys(parameters, Option("")))
+        options = _options(f"{module}:{attribute}", rest, dict.fromkeys(parameters, PolicyOption("")))
         missing = [n for n, p in parameters.items() if p.default is p.empty and p.kind in _NAMED and n not in options]
         if missing:
             raise InputError(f"policy {module}:{attribute} needs {missing[0]}: {module}:{attribute}:{missing[0]}=...")

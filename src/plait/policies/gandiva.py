@@ -41,7 +41,6 @@ class Gandiva:
     name: str = "gandiva"
 
     def __post_init__(self) -> None:
-        """Check the length of a slice."""
         if not self.slice_s > 0:
             raise InputError(f"slice_s must be > 0 seconds, got {self.slice_s}")
 

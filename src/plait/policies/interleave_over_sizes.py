@@ -10,8 +10,8 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.policy import View
-from plait.goodput.allocate.knapsack import best_sizes
-from plait.grouping.model.times import together_s
+from plait.goodput.knapsack import best_sizes
+from plait.grouping.times import together_s
 from plait.policies.interleave import Interleave
 from plait.policies.pollux import Pollux
 from plait.policies.sizing.free_gpus import FreeGpus

@@ -42,7 +42,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Option:
+class PolicyOption:
     """One option of a policy as text: `parse` returns its value or an error with a remedy.
 
     help      what it does, with its unit
@@ -124,36 +124,38 @@ class Option:
         return what + (", separated by /" if self.many else "")
 
 
-def switch(meaning: str, fit: bool = False) -> Option:
+def switch(meaning: str, fit: bool = False) -> PolicyOption:
     """`on` or `off`; `fit`: whether tuning may try both."""
-    return Option(meaning, "words", words=SWITCH, fit=Range(also=("on", "off")) if fit else None)
+    return PolicyOption(meaning, "words", words=SWITCH, fit=Range(also=("on", "off")) if fit else None)
 
 
-def choice(meaning: str, *names: str, fit: tuple[str, ...] = (), words: Mapping[str, Any] | None = None) -> Option:
+def choice(
+    meaning: str, *names: str, fit: tuple[str, ...] = (), words: Mapping[str, Any] | None = None
+) -> PolicyOption:
     """One of `names`; `words` are others, and the values that they stand for."""
-    return Option(
+    return PolicyOption(
         meaning, "words", words={n: n for n in names} | dict(words or {}), fit=Range(also=fit) if fit else None
     )
 
 
-def number(meaning: str, least: float = 0.0, most: float = math.inf, **more: Any) -> Option:
-    """A number from `least` to `most`; `more` are other fields of an `Option`."""
-    return Option(meaning, "number", least=least, most=most, **more)
+def number(meaning: str, least: float = 0.0, most: float = math.inf, **more: Any) -> PolicyOption:
+    """A number from `least` to `most`; `more` are other fields of an `PolicyOption`."""
+    return PolicyOption(meaning, "number", least=least, most=most, **more)
 
 
-def seconds(meaning: str, least: float = 0.0, **more: Any) -> Option:
-    """A number of seconds from `least` on; `more` are other fields of an `Option`."""
+def seconds(meaning: str, least: float = 0.0, **more: Any) -> PolicyOption:
+    """A number of seconds from `least` on; `more` are other fields of an `PolicyOption`."""
     return number(meaning, least, unit="seconds", **more)
 
 
-def whole(meaning: str, least: int, most: int, **more: Any) -> Option:
+def whole(meaning: str, least: int, most: int, **more: Any) -> PolicyOption:
     """A whole number from `least` to `most`."""
-    return Option(meaning, "whole", least=least, most=most, **more)
+    return PolicyOption(meaning, "whole", least=least, most=most, **more)
 
 
-def free_text(meaning: str) -> Option:
+def free_text(meaning: str) -> PolicyOption:
     """Text that the policy itself reads."""
-    return Option(meaning, "text")
+    return PolicyOption(meaning, "text")
 
 
 def _guess(text: str) -> Any:

@@ -33,7 +33,6 @@ class PolluxGa(ByFitness):
     name: str = "pollux-ga"
 
     def __post_init__(self) -> None:
-        """Check the size of the search."""
         super().__post_init__()
         for name, low, high in (("generations", 1, MOST), ("population", 2, MOST), ("seed", 0, MOST_SEED)):
             self._require(name, partial(_whole, low=low, high=high), f"a whole number from {low} to {high}")

@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.errors import InputError, MissingExtra
+from plait.core.errors import InputError
+from plait.core.highs import need_highs
 from plait.core.policy import View
-from plait.goodput.allocate.kinds import MOST_POWER, PENALTY, POWER, best_configurations, best_of_one_kind, relative
-from plait.goodput.allocate.solver import HAVE_HIGHS
+from plait.goodput.kinds import MOST_POWER, PENALTY, POWER, best_configurations, best_of_one_kind, relative
 from plait.placement.packing import allowed_kinds
-from plait.policies.sizing.exact import MOST_NODES
 from plait.policies.sizing.free_gpus import FreeGpus
 from plait.policies.sizing.pools import Pool, every_pool, none_adapts, pools
 from plait.policies.sizing.rounds import Chosen, InRounds, PoolAllocation, Sizes
-from plait.policies.sizing.steps import Ladder
+from plait.policies.sizing.steps import MOST_NODES, Ladder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,7 @@ class Sia(InRounds):
         wrong = [f"{kind}={speed}" for kind, speed in self.speeds.items() if not 0 < speed < math.inf]
         if wrong:
             raise InputError(f"policy {self.name}: speeds of GPU kinds must be finite and > 0, got {', '.join(wrong)}")
-        if not HAVE_HIGHS:
-            raise MissingExtra("highspy", "sim", f"policy {self.name}")
+        need_highs(f"policy {self.name}")
 
     def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """Choose among all kinds at once, then place kind by kind."""

@@ -13,7 +13,7 @@ from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.placement import Scheme, place
 from plait.placement.packing import Placement
-from plait.policies.parts.compose import Ranking, sort
+from plait.policies.compose import Ranking, sort
 
 
 def fair_shares(
@@ -71,7 +71,6 @@ class Themis:
     name: str = "themis"
 
     def __post_init__(self) -> None:
-        """Check the length of a lease."""
         if not self.lease_s > 0:
             raise InputError(f"lease_s must be > 0 seconds, got {self.lease_s}")
         if self.independent not in ("share", "queue"):

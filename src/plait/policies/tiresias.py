@@ -12,8 +12,8 @@ from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobTable
 from plait.core.policy import View
-from plait.policies.parts.compose import CLOCK_S, Ranking
-from plait.policies.parts.gittins import Index
+from plait.policies.compose import CLOCK_S, Ranking
+from plait.policies.gittins import GittinsIndex
 
 WithinQueue = Literal["first_start", "running_first", "submit"]
 WITHIN: tuple[WithinQueue, ...] = get_args(WithinQueue)
@@ -50,7 +50,7 @@ class Queues:
     guard: bool = True
     floor_s: float = 3600.0
     dimensions: int = 2
-    index: Index | None = field(default=None, compare=False)
+    index: GittinsIndex | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         values = self.thresholds

@@ -14,10 +14,9 @@ from markupsafe import Markup
 from plait.core.arrays import FloatArray
 from plait.network.packets.results import JobFigures, PacketResults
 from plait.network.protocol.header import COLLIDED, DATA, EVICT, EXPONENT, RESEND, RESULT
+from plait.report.charts import STYLE, ChartLine, series_svg, text_at, unit_of_time
 from plait.report.files import write_text
-from plait.report.lines import STYLE, Line, text_at
 from plait.report.sections import Section, sections_page
-from plait.report.series import series_svg, unit_of_time
 
 #: Column of a table of runs or jobs -> (unit, meaning).
 COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -117,13 +116,13 @@ def _row(label: str, cells: Mapping[str, float]) -> dict[str, Any]:
     return {"label": label, "cells": made}
 
 
-def _over_time(found: PacketResults, values: FloatArray, name: str) -> Line:
+def _over_time(found: PacketResults, values: FloatArray, name: str) -> ChartLine:
     """A line over the bins until the last finish, each point the mean of so many bins that there are few points."""
     bins = math.ceil(max(job.finish_s for job in found.jobs) / found.bin_s)
     step = math.ceil(bins / POINTS)
     parts = [values[b : min(b + step, bins)] for b in range(0, bins, step)]
     times = [(b + 0.5 * len(part)) * found.bin_s for b, part in zip(range(0, bins, step), parts, strict=True)]
-    return Line(name, times, [float(part.mean()) for part in parts])
+    return ChartLine(name, times, [float(part.mean()) for part in parts])
 
 
 def _overview(runs: Mapping[str, PacketResults]) -> Section:

@@ -40,15 +40,15 @@ from plait.control.messages import (
     SwitchLost,
     Wake,
 )
-from plait.core.aggregation.grants import by_job
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import JobBatch
+from plait.core.network_grants import by_job
 from plait.sim.failures import NodeChange, has_room
-from plait.sim.running import ON_STOP, PERIODIC, Running
-from plait.sim.settings import SimulationSettings
+from plait.sim.running import ON_STOP, PERIODIC, JobsOnGpus
 from plait.sim.state import due_by, earliest, measure, still, to_ms
+from plait.sim.world import SimulationSettings
 
 NO_TIMES: FloatArray = np.zeros(0)
 
@@ -56,7 +56,7 @@ NO_TIMES: FloatArray = np.zeros(0)
 PATIENCE = 1000
 
 
-class Simulator(Running):
+class Simulator(JobsOnGpus):
     """A simulated cluster; see the module docstring.
 
     `truth` holds the jobs as they are, sorted by submission; `reported` is what users and profiling say of

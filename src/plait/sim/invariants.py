@@ -19,9 +19,9 @@ from plait.control.messages import (
     Stop,
 )
 from plait.control.plan_check.capacity import needed_bytes
-from plait.core.aggregation.grants import NetworkGrant, by_job, clashing
 from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints, Phase
+from plait.core.network_grants import NetworkGrant, by_job, clashing
 from plait.core.plan import Groups
 from plait.sim.backend import Simulator
 
@@ -30,7 +30,6 @@ class Invariants:
     """A record that checks controller and simulator after each event and raises at the first violation."""
 
     def __init__(self, controller: Controller, backend: Simulator) -> None:
-        """Watch this run."""
         self.controller = controller
         self.backend = backend
         self._done = np.zeros(len(backend.truth))

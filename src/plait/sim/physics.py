@@ -18,8 +18,7 @@ from plait.core.jobs import JobBatch
 from plait.core.plan import TURN, Gate, Groups
 from plait.core.policy import Usage
 from plait.core.resources import Resource
-from plait.grouping.model.interference import MEASURED_INTERFERENCE
-from plait.grouping.model.times import interleaved_iteration_s
+from plait.grouping.times import MEASURED_INTERFERENCE, interleaved_iteration_s
 from plait.sim.shared_gpu import GpuSharing
 
 

@@ -24,10 +24,8 @@ from plait.sim.backend import Simulator
 from plait.sim.contention.network import Contends
 from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
-from plait.sim.overheads import CHECKPOINT, RESTORE, Overheads
-from plait.sim.settings import SimulationSettings
-from plait.sim.stretch.run import outside, run_stretches
-from plait.sim.world import World
+from plait.sim.stretch import outside, run_stretches
+from plait.sim.world import CHECKPOINT, RESTORE, Overheads, SimulationSettings, World
 
 Step = Callable[[Event, Sequence[Command]], None]
 

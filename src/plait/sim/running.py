@@ -15,18 +15,15 @@ from typing import TypeAlias
 
 import numpy as np
 
-from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch
+from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import Groups
-from plait.sim.adaptive import AdaptiveJobs
-from plait.sim.contention.neighbours import Everyone, GpuFigures, Neighbours
 from plait.sim.contention.network import Contends
 from plait.sim.failures import time_to_failure_s
-from plait.sim.overheads import CHECKPOINT
+from plait.sim.neighbours import Everyone, GpuFigures, GpuNeighbours
 from plait.sim.physics import MeasuresUsage
-from plait.sim.settings import SimulationSettings, adaptive_jobs, with_known_batches
 from plait.sim.state import (
     DONE,
     GPUS,
@@ -44,6 +41,8 @@ from plait.sim.state import (
     start_one,
     to_ms,
 )  # fmt: skip
+from plait.sim.training import AdaptiveJobs
+from plait.sim.world import CHECKPOINT, SimulationSettings, adaptive_jobs, with_known_batches
 
 #: A group of some groups, by its index.
 Shared: TypeAlias = tuple[Groups, int]
@@ -57,14 +56,13 @@ NEVER, PERIODIC, ON_STOP = (int(kind) for kind in Checkpoints)
 EDGE_MS = 1e-3
 
 
-class Running:
+class JobsOnGpus:
     """All jobs of a simulation: who runs where, since when and how fast, and what each has done.
 
     `truth` holds the jobs as they are.
     """
 
     def __init__(self, truth: JobBatch, cluster: Cluster, settings: SimulationSettings) -> None:
-        """Nobody runs."""
         n = len(truth)
         self.truth, self.settings, self.cluster = truth, settings, cluster
         self.unit_ms: FloatArray = truth.iteration_s * 1000
@@ -98,7 +96,7 @@ class Running:
         self.exchanged: NetworkFigures | None = None  # since the last report
         self.contends = physics if isinstance(physics, Contends) else None
         # From the first guest on, in place of `groups` and `thinned`; `touched`: GPUs whose jobs need a new pace.
-        self.neighbours = Everyone() if self.contends else None if self.usage is None else Neighbours()
+        self.neighbours = Everyone() if self.contends else None if self.usage is None else GpuNeighbours()
         self.touched: set[int] = set()
         self.gpu_free_ms = np.zeros(cluster.gpus)
         self.where: dict[int, IntArray] = {}
@@ -250,9 +248,9 @@ class Running:
             None if groups.details is None else groups.details[stay],
         )
 
-    def _touching(self) -> Neighbours:
+    def _touching(self) -> GpuNeighbours:
         """All running groups, needed when the first guest arrives; from then on they replace `groups`."""
-        neighbours = Neighbours()
+        neighbours = GpuNeighbours()
         for job in self.running.tolist():
             gpus = self.where[job]
             neighbours.put(Groups(np.array([job]), gpus, np.array([0, len(gpus)])))
@@ -266,7 +264,7 @@ class Running:
         self.thinned.clear()
         return neighbours
 
-    def _leave_neighbours(self, neighbours: Neighbours, job: int, gpus: IntArray, at: float) -> None:
+    def _leave_neighbours(self, neighbours: GpuNeighbours, job: int, gpus: IntArray, at: float) -> None:
         """Take a job off its GPUs; jobs sharing them get a new pace now, or together with other events at `at`."""
         others = neighbours.leave(job)
         if self.usage is not None:
@@ -289,7 +287,7 @@ class Running:
             touched, self.touched = self.touched, set()
             self.pace_around(self.neighbours, np.array(sorted(touched), dtype=np.int64))
 
-    def pace_around(self, neighbours: Neighbours, gpus: IntArray) -> None:
+    def pace_around(self, neighbours: GpuNeighbours, gpus: IntArray) -> None:
         """Update the pace of all jobs on these GPUs, ascending, and of all that share GPUs with them."""
         groups = neighbours.around(gpus)
         if len(groups):

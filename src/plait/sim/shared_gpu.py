@@ -150,7 +150,6 @@ class GpuSharing:
     noise: float = NOISE
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not 0 <= self.noise < math.inf:
             raise InputError(f"noise must be a number >= 0, got {self.noise}")
         if not (self.quantum_s > 0 and self.gaps >= 1):

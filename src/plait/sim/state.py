@@ -11,7 +11,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel, lean_part, linked
-from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
+from plait.sim.world import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
 
 #: columns of `Running.state`: what the monitors need to know of a job, together in memory
 DONE, RATE, SINCE, HOLD, RUN, SERVICE, GPUS, UNIT = range(8)

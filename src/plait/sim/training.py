@@ -1,17 +1,39 @@
-"""How adaptive jobs really train: true throughput and gradient noise, which neither policies nor jobs get to see."""
+"""How adaptive jobs really train: true throughput and gradient noise, which neither policies nor jobs get to see.
+
+Simulated jobs that adapt: each measures itself, fits its throughput and chooses its batch, as a real one would.
+
+A job knows of itself what it has measured on the configurations (nodes, GPUs, batch of a GPU) it has run in for
+some time, and the gradient noise of the epoch it is in. It chooses its batch when it starts, when it has measured
+a new configuration and when its noise has changed: between those its estimates stay the same, and so would its
+choice. Until its first fit it runs at its initial batch.
+
+What it measures is the time on the GPUs it has. A kind of GPU is faster or slower by one factor, so a job that moves to
+another kind takes its measurements along by that factor: at any time its estimates are those for where it runs.
+
+How long adaptive jobs would take alone on a fixed part of the cluster: the baseline of finish-time fairness.
+
+On k GPUs such a job makes `best goodput / M0` iterations a second, at the batch that is best for the gradient noise
+that it has then (Pollux, OSDI'21, section 3): more GPUs bring less each, and what they bring changes as it trains.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, FloatArray
-from plait.core.goodput import THETA, Estimate
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.cluster import Cluster
+from plait.core.goodput import LEAST_S, THETA, Estimate
 from plait.core.jobs import JobBatch
-from plait.goodput.model.shipped import shipped
+from plait.goodput.batch import best_batch, best_batch_each, goodput
+from plait.goodput.fit import Measurements, fit
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.shipped import shipped
+from plait.goodput.throughput import gain, grad_s, iteration_s, step_s
 
 #: Iterations done when a job reported, and its row of `Estimate`.
 Report: TypeAlias = tuple[float, FloatArray]
@@ -80,3 +102,206 @@ class Training:
 
 _NONE: FloatArray = np.zeros(0)
 _USED = [*range(THETA), Estimate.SQR, Estimate.VAR]
+
+
+def isolated_s(jobs: JobBatch, training: Training, cluster: Cluster, share: FloatArray) -> FloatArray:
+    """Seconds (J,) of each job on `share` (J,) GPUs of its own, on as few nodes as they fit on, without start-up.
+
+    NaN for jobs that do not adapt or cannot run, and where the share is NaN. A share below the fewest GPUs of the job
+    gives it those for a part of the time, one between two numbers of GPUs both in turn; GPUs that would slow it down
+    stay idle.
+    """
+    seconds = np.full(len(jobs), math.nan)
+    for job in np.flatnonzero(training.adapts & np.isfinite(share)).tolist():
+        seconds[job] = _seconds(jobs, training, cluster, job, float(share[job]))
+    return seconds
+
+
+def _seconds(jobs: JobBatch, training: Training, cluster: Cluster, job: int, share: float) -> float:
+    own = {name: int(jobs.column(name)[job]) for name in _LIMITS}
+    least = own["min_gpus"]
+    most = min(own["max_gpus"], own["max_batch_size"] // own["min_local_batch"], cluster.gpus)
+    share = max(min(share, float(most)), 0.0)
+    sizes = _sizes(least, share)
+    speed = np.maximum.accumulate(_speed(jobs, training, job, sizes, _nodes(cluster, sizes)), axis=1)  # (levels, sizes)
+    if share < least:
+        rate = speed[:, 0] * share / least
+    else:
+        part = share - math.floor(share)
+        rate = speed[:, -1] * part + speed[:, -2] * (1.0 - part) if part else speed[:, -1]
+    if not rate.all():
+        return math.nan
+    ends = np.minimum(training.ends[job], jobs.iterations[job])
+    ends[-1] = jobs.iterations[job]  # the last level lasts to the end
+    return float((np.diff(ends, prepend=0.0) / rate).sum())
+
+
+def _sizes(least: int, share: float) -> IntArray:
+    """Numbers of GPUs to look at, rising: powers of two on the way, and the whole numbers around the share."""
+    sizes = {least, max(least, math.floor(share)), max(least, math.ceil(share))}
+    size = 1
+    while size < share:
+        sizes.add(max(size, least))
+        size *= 2
+    return np.array(sorted(sizes), dtype=np.int64)
+
+
+def _nodes(cluster: Cluster, sizes: IntArray) -> IntArray:
+    """The fewest nodes that have so many GPUs."""
+    held = np.cumsum(np.sort(cluster.node_gpus)[::-1])
+    nodes: IntArray = np.minimum(np.searchsorted(held, sizes), len(held) - 1) + 1
+    return nodes
+
+
+def _speed(jobs: JobBatch, training: Training, job: int, sizes: IntArray, nodes: IntArray) -> FloatArray:
+    """Iterations at the initial batch a second, (levels of noise, sizes)."""
+    noise = training.noise[job]
+    levels = len(noise)
+    own = [np.full(levels, int(jobs.column(name)[job])) for name in _BATCH]
+    variance = noise / own[0]
+    row = np.broadcast_to(training.theta[job], (levels, training.theta.shape[1]))
+    known = GoodputJobs(row, np.ones(levels), variance, *own)
+    speed: FloatArray = best_batch(known, nodes, sizes).goodput / own[0][:, None]
+    return speed
+
+
+_BATCH = ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch", "accumulates")
+_LIMITS = ("min_gpus", "max_gpus", "max_batch_size", "min_local_batch")
+
+
+#: Seconds that a job runs in a configuration until it has measured it: the paper's interval (Pollux, section 4.1).
+INTERVAL_S = 30.0
+
+#: A running job changes its batch if the predicted goodput is this many times higher; as in the published library.
+HYSTERESIS = 1.05
+
+#: Nodes, GPUs and batch of a GPU: what step times depend on.
+Key = tuple[int, int, int]
+
+
+class AdaptiveJobs:
+    """All adaptive jobs of a simulation, by number: their truth, their knowledge, their configuration."""
+
+    def __init__(self, jobs: JobBatch, training: Training, *, noise: float = 0.0, seed: int = 0) -> None:
+        """No job has run. Measured times are off by a factor U[1 - noise, 1 + noise], one for each job and key."""
+        n = len(jobs)
+        self.training, self.adapts = training, training.adapts
+        self.noise, self.seed = noise, seed
+        self.estimates = np.full((n, len(Estimate)), np.nan)
+        limits = (jobs.column(c) for c in ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch"))
+        initial, most, least_local, most_local = (np.where(self.adapts, column, 1) for column in limits)
+        accumulates = jobs.column("accumulates") != 0
+        #: what each job believes; its `theta`, `sqr` and `var` change as it learns
+        self.known = GoodputJobs(
+            np.full((n, THETA), np.nan), np.zeros(n), np.ones(n), initial, most, least_local, most_local, accumulates
+        )
+        self.speed = np.full(n, np.nan)  # of the GPUs that each job has or had last; NaN: none yet
+        self.nodes, self.gpus = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.local, self.passes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.level = np.zeros(n, dtype=np.int64)  # of the gradient noise
+        self.profiles: dict[int, dict[Key, tuple[float, float]]] = {}  # seconds on GPUs of speed 1
+        self.sure: set[int] = set()  # jobs whose estimates are the truth, so they need no measurements
+        self.fresh: set[int] = set()  # jobs with new measurements since the last report
+
+    def start(self, job: int, nodes: int, gpus: int, done: float, speed: float = 1.0) -> None:
+        """The job starts on these GPUs, which are of this speed, with so many iterations done."""
+        self._move(job, speed)
+        self.nodes[job], self.gpus[job] = nodes, gpus
+        self.level[job] = min(int(np.searchsorted(self.training.ends[job], done, side="right")), self._last(job))
+        self._see_noise(job)
+        choice = best_batch_each(self.known[job], [nodes], [gpus])
+        self._take(job, choice.local[0], choice.passes[0])
+
+    def _move(self, job: int, speed: float) -> None:
+        """Scale the job's measurements to the speed of its new GPUs."""
+        before, self.speed[job] = self.speed[job], speed
+        if np.isfinite(before) and before != speed:
+            times = slice(0, int(Estimate.GAMMA))
+            self.known.theta[job, times] = np.maximum(self.known.theta[job, times] * before / speed, LEAST_S)
+            if job in self.profiles:
+                self.estimates[job, :THETA] = self.known.theta[job]
+                self.fresh.add(job)
+
+    def trust(self, estimates: FloatArray) -> None:
+        """Let jobs with a given truth know all of it; they have reported these estimates (J, `Estimate`)."""
+        self.estimates[:] = estimates
+        self.known.theta[:] = self.training.theta
+        self.sure.update(np.flatnonzero(self.adapts).tolist())
+
+    def _last(self, job: int) -> int:
+        return len(self.training.ends[job]) - 1
+
+    def _see_noise(self, job: int) -> None:
+        """Update the gradient noise that the job knows, once it has a fit; before, it has no statistics."""
+        if job in self.profiles or job in self.sure:
+            self.known.sqr[job] = 1.0
+            self.known.var[job] = self.training.noise[job][self.level[job]] / self.known.initial[job]
+            self.estimates[job, [Estimate.SQR, Estimate.VAR]] = self.known.sqr[job], self.known.var[job]
+            self.fresh.add(job)
+
+    def _take(self, job: int, local: int, passes: int) -> None:
+        """Run with this batch; with more GPUs than the batch can use, each takes its minimum."""
+        self.local[job], self.passes[job] = (local, passes) if local else (self.known.least_local[job], 0)
+
+    def key(self, job: int) -> Key:
+        """The configuration that the job runs in."""
+        return int(self.nodes[job]), int(self.gpus[job]), int(self.local[job])
+
+    def rate(self, job: int) -> float:
+        """Iterations at the initial batch that the job really makes in a second."""
+        nodes, gpus, local = self.key(job)
+        passes, initial = int(self.passes[job]), self.known.initial[job]
+        noise = self.training.noise[job][self.level[job]]
+        steps_s = iteration_s(self.training.theta[job], nodes, gpus, local, passes)
+        return float(gain(1.0, noise / initial, gpus * local * (passes + 1) / initial) / steps_s)
+
+    def knows(self, job: int) -> bool:
+        """Whether the job has measured the configuration that it runs in."""
+        return job in self.sure or self.key(job) in self.profiles.get(job, ())
+
+    def level_ends(self, job: int) -> float:
+        """Iterations done when the job's gradient noise changes next; infinite if it will not."""
+        level = int(self.level[job])
+        return float(self.training.ends[job][level]) if level < self._last(job) else np.inf
+
+    def measure(self, job: int) -> None:
+        """Fit the job's throughput again: it has run long enough in this configuration to know its step time."""
+        key = self.key(job)
+        theta = self.training.theta[job]
+        off = 1.0
+        if self.noise:
+            off = np.random.default_rng((self.seed, 0x57E9, job, *key)).uniform(1 - self.noise, 1 + self.noise)
+        times = float(grad_s(theta, key[2])) * off, float(step_s(theta, *key)) * off
+        profile = self.profiles.setdefault(job, {})
+        profile[key] = times
+        columns = np.array([(*k, *v) for k, v in profile.items()]).T
+        columns[3:] /= self.speed[job]
+        self.known.theta[job] = fit(Measurements(*columns), self.known.theta[job])
+        self.estimates[job, :THETA] = self.known.theta[job]
+        self.estimates[job, Estimate.PROFILED_GPUS] = max(gpus for _, gpus, _ in self.profiles[job])
+        self._see_noise(job)
+
+    def pass_level(self, job: int) -> None:
+        """Enter the next level of gradient noise."""
+        self.level[job] += 1
+        self._see_noise(job)
+
+    def adapt(self, job: int) -> None:
+        """Choose the batch again; a gain below `HYSTERESIS` does not justify a change."""
+        own = self.known[job]
+        nodes, gpus = [self.nodes[job]], [self.gpus[job]]
+        choice = best_batch_each(own, nodes, gpus)
+        now = goodput(own, nodes, gpus, [self.local[job]], [self.passes[job]])
+        if choice.goodput[0] > HYSTERESIS * now[0]:
+            self._take(job, choice.local[0], choice.passes[0])
+
+    def restarted(self, job: int, seconds: float) -> None:
+        """Record the measured cost of a restart of the job."""
+        self.estimates[job, Estimate.RESTART_S] = seconds
+        self.fresh.add(job)
+
+    def report(self) -> tuple[IntArray, FloatArray]:
+        """Jobs with new measurements since the last report, and their current estimates."""
+        jobs = np.array(sorted(self.fresh), dtype=np.int64)
+        self.fresh.clear()
+        return jobs, self.estimates[jobs]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.goodput.allocate.ladder import column_of, every_size, ladder
+from plait.goodput.batch import goodput_table
+from plait.goodput.fitness import column_of, every_size, ladder
 from plait.goodput.genetic.search import Search
-from plait.goodput.model.jobs import GoodputJobs
-from plait.goodput.model.shipped import shipped
-from plait.goodput.model.speedup import fair_share, speedup
-from plait.goodput.model.table import goodput_table
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.shipped import shipped
+from plait.goodput.throughput import fair_share, speedup
 
 #: Jobs of each model among 160 (Pollux, section 5.1, workload 6).
 SHARES = {"cifar10": 67, "ncf": 54, "deepspeech2": 16, "bert": 15, "yolov3": 5, "imagenet": 3}

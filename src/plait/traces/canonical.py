@@ -1,5 +1,5 @@
-"""Canonical traces as files: CSV or Parquet for the jobs, `<name>.nodes.*` for the cluster,
-`<name>.meta.json`.
+"""Canonical traces as files: CSV or Parquet (needs the extra `parquet`) for the jobs, `<name>.nodes.*`
+for the cluster, `<name>.meta.json`.
 
 Reading, writing and reading again is the identity, nulls included.
 """
@@ -15,13 +15,90 @@ from typing import Any, Literal
 
 import numpy as np
 
-from plait.core.errors import InputError, TraceError
+from plait.core.errors import InputError, MissingExtra, TraceError
 from plait.traces.delimited import read_rows, with_point
 from plait.traces.files import RULES, Pathish, Rules, Source, Unreadable, open_for_writing, writing
 from plait.traces.formats.reader import Format, Head, readable_table
 from plait.traces.schema import JOBS, NODES, Array, Column, extra_column
 from plait.traces.table import TraceTable, column_of, new_meta
 from plait.traces.validate import checked_nodes
+
+ROWS_A_GROUP = 1 << 16
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "parquet", "reading and writing Parquet traces") from error
+    return pyarrow, pyarrow.parquet
+
+
+def read_parquet(
+    source: Source, names: Callable[[Sequence[str]], list[str]], known: Mapping[str, Column]
+) -> tuple[dict[str, Array], Array]:
+    """The columns of a file and their row numbers from 1; `names` maps the names found to canonical ones."""
+    pyarrow, parquet = _pyarrow()
+    chunks: list[dict[str, Array]] = []
+    try:
+        with parquet.ParquetFile(source.path) as file:
+            called = names(file.schema_arrow.names)
+            columns = [
+                _column(source, pyarrow, n, f.type, known) for n, f in zip(called, file.schema_arrow, strict=True)
+            ]
+            chunks.extend(
+                {c.name: _values(pyarrow, c, p) for c, p in zip(columns, batch.columns, strict=True)}
+                for batch in file.iter_batches(ROWS_A_GROUP)
+            )
+    except (pyarrow.ArrowException, OSError, ValueError, NotImplementedError) as error:
+        problem = (str(error).splitlines() or [type(error).__name__])[0]
+        raise source.error(f"not readable as Parquet: {problem}", hint="fetch it again") from error
+    missing = [c.name for c in known.values() if not c.nullable and c.default is None and c.name not in called]
+    if missing:
+        raise source.error("a required column is missing", column=missing[0])
+    found = {c.name: np.concatenate([k[c.name] for k in chunks] or [c.nulls(0)]) for c in columns}
+    return found, np.arange(1, len(found[called[0]]) + 1)
+
+
+def _column(source: Source, pyarrow: Any, name: str, kind: Any, known: Mapping[str, Column]) -> Column:
+    """The declaration of a column, if the file's type suits it."""
+    types = pyarrow.types
+    text = types.is_string(kind) or types.is_large_string(kind)
+    numeric = types.is_integer(kind) or types.is_floating(kind)
+    column = known.get(name) or extra_column(name, "float" if numeric else "string")
+    if not (types.is_null(kind) or (text if column.kind == "string" else numeric)):
+        raise source.error(f"holds {kind}, not {column.kind}", column=name)
+    return column
+
+
+def _values(pyarrow: Any, column: Column, part: Any) -> Array:
+    if pyarrow.types.is_null(part.type):
+        return column.nulls(len(part))
+    if column.kind == "string":
+        return np.array(part.to_pylist(), dtype=object)
+    numbers: Array = part.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return numbers.astype(np.float64)
+
+
+def write_parquet(path: Path, columns: Mapping[str, Array], known: Mapping[str, Column]) -> None:
+    """Write `columns` to `path` in their declared types (`known`, by name), nulls as nulls."""
+    pyarrow, parquet = _pyarrow()
+    types = {
+        "string": pyarrow.string(),
+        "float": pyarrow.float64(),
+        "int32": pyarrow.int32(),
+        "int64": pyarrow.int64(),
+    }
+    arrays = {}
+    for name, values in columns.items():
+        column = column_of(name, values, known)
+        null = np.isnan(values) if values.dtype.kind == "f" else None
+        if column.is_integer and null is not None:
+            values = np.where(null, 0, values).astype(np.int64)
+        arrays[name] = pyarrow.array(values, type=types[column.kind], mask=null)
+    parquet.write_table(pyarrow.table(arrays), path)
+
 
 __all__ = ["FORMAT", "TraceTable", "read_canonical", "sidecar_path", "write_canonical"]
 
@@ -105,10 +182,7 @@ def write_canonical(table: TraceTable, path: Pathish) -> None:
     if not ending:
         raise InputError(f"cannot tell the format to write from {str(path)!r}; use an ending of {', '.join(ENDINGS)}")
     write: Callable[[Path, Mapping[str, Array], Mapping[str, Column]], None]
-    if ending == ".parquet":
-        from plait.traces.parquet import write_parquet as write
-    else:
-        write = _write_zipped if ending == ".csv.gz" else _write_csv
+    write = write_parquet if ending == ".parquet" else _write_zipped if ending == ".csv.gz" else _write_csv
     meta = {**new_meta(), **table.meta, "jobs": len(table)}
     with ExitStack() as stack:  # leaves in reverse order: the jobs take their place last
         write(stack.enter_context(writing(target)), table.columns, JOBS)
@@ -152,8 +226,6 @@ def _read_columns(
     source: Source, known: Mapping[str, Column], kinds: Mapping[str, str], unreadable: Unreadable | None
 ) -> tuple[dict[str, Array], Array]:
     if is_parquet(source.path):
-        from plait.traces.parquet import read_parquet
-
         return read_parquet(source, lambda header: canonical_names(source, header, known), known)
     names: list[str] = []
     chunks: list[dict[str, Array]] = []

@@ -1,5 +1,17 @@
-"""A trace in memory: the canonical jobs as columns, the cluster's nodes if known, and where it all came
-from.
+"""A trace in memory: the canonical jobs as columns, the cluster's nodes if known, and where it all came from.
+
+Offered load: how busy the jobs of a trace keep a cluster while they are submitted.
+
+    load = sum over jobs of GPUs x |[submit, submit + duration] in W| / (GPUs of the cluster x |W|)
+
+W, the busy period, runs from the 5th percentile of the submissions to the last one: before it the cluster fills up,
+after it the cluster empties. The numerator is the work that is due in W if no job waits. For a stream without end this
+is the utilisation factor of queueing theory, arrival rate x mean work / servers. A cluster at load L is therefore about
+min(1, L) busy during W, if the policy finds GPUs for the jobs that wait; above 1 the queue grows until the last
+submission.
+
+GPU-seconds of all jobs over the span of submissions count work that is due only after the last submission. In traces
+with heavy tails this is most of the work, and a cluster at load 1 by that measure has no queue.
 """
 
 from __future__ import annotations
@@ -13,8 +25,71 @@ import numpy as np
 
 from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
-from plait.traces.offered_load import offered_load
 from plait.traces.schema import JOBS, SCHEMA_VERSION, Array, Column, extra_column
+
+#: Percentile of the submissions at which the busy period begins.
+WARM_UP = 5.0
+#: Halvings of the interval of the stretch factor: more than the bits of a float.
+HALVINGS = 64
+
+
+def busy_period(submit_s: Array) -> tuple[float, float]:
+    """First and last second of the busy period; equal if (nearly) all jobs are submitted at one time."""
+    return float(np.percentile(submit_s, WARM_UP)), float(np.max(submit_s))
+
+
+def offered_load(submit_s: Array, gpus: Array, duration_s: Array, cluster_gpus: int) -> float:
+    """Load of these jobs on `cluster_gpus` GPUs, as this module defines it; infinite without a busy period.
+
+    `submit_s`, `duration_s`: seconds (n,), NaN durations count as 0; `gpus`: GPUs of each job (n,).
+
+    >>> import numpy as np
+    >>> offered_load(np.arange(100.0), np.ones(100), np.full(100, 4.0), 4)
+    1.0
+    """
+    if cluster_gpus < 1:
+        raise InputError(f"a cluster needs at least one GPU (got {cluster_gpus})")
+    if not len(submit_s):
+        return 0.0
+    first, last = busy_period(submit_s)
+    if not last > first:
+        return float("inf")
+    end_s = np.minimum(submit_s + np.nan_to_num(duration_s), last)
+    inside_s = np.maximum(end_s - np.maximum(submit_s, first), 0.0)
+    return float((gpus * inside_s).sum() / (cluster_gpus * (last - first)))
+
+
+def stretch_factor(submit_s: Array, gpus: Array, duration_s: Array, cluster_gpus: int, load: float) -> float:
+    """Factor by which submissions after the first are stretched for the offered load to be `load`.
+
+    Arguments as for `offered_load`. Raises `InputError` if no factor does: the load has an upper bound, which it has
+    when every job runs from its submission to the end of the busy period.
+    """
+    if not 0 < load < float("inf"):
+        raise InputError(f"load must be more than 0 (got {load})")
+    if not np.nansum(gpus * duration_s) > 0:
+        raise InputError("no job of this trace has a duration, so it has no load to stretch; leave load out")
+    after_s = submit_s - submit_s.min()
+    endless = np.where(duration_s > 0, np.inf, 0.0)
+    most = offered_load(after_s, gpus, endless, cluster_gpus)
+    if most == float("inf"):
+        raise InputError(
+            "the jobs of this trace are submitted at one time, which has no load to stretch; leave load out"
+        )
+    if not load < most:
+        raise InputError(
+            f"load {load:g} needs more jobs: these {len(after_s):,} reach at most {most:.2g} on {cluster_gpus} GPUs"
+        )
+    # The load falls with the factor: each job's part of a longer period is at most as large.
+    low, high = np.log(1e-9), np.log(1e9)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if offered_load(after_s * np.exp(middle), gpus, duration_s, cluster_gpus) > load:
+            low = middle
+        else:
+            high = middle
+    return float(np.exp((low + high) / 2))
+
 
 Columns = Mapping[str, Array]
 
@@ -65,7 +140,6 @@ class TraceTable:
     nodes: dict[str, Array] | None = None
 
     def __repr__(self) -> str:
-        """Size and columns, not the data."""
         return f"TraceTable({len(self)} jobs: {', '.join(self.columns)})"
 
     def __len__(self) -> int:
@@ -112,7 +186,7 @@ class TraceTable:
         return float(np.nansum(self["gpus"] * share * self["duration_s"]))
 
     def load(self, cluster_gpus: int) -> float:
-        """Offered load on `cluster_gpus` GPUs, as `plait.traces.offered_load` defines it.
+        """Offered load on `cluster_gpus` GPUs, as `plait.traces.table` defines it.
 
         A job that requests part of a GPU counts a whole one, which simulations give it.
         """
@@ -173,3 +247,40 @@ def submit_order(submit_s: Array, job_ids: Array) -> Array:
         tied = order[first:last].tolist()
         order[first:last] = sorted(tied, key=lambda i: natural_key(str(job_ids[i])))
     return order
+
+
+def size_counts(table: TraceTable) -> dict[int, int]:
+    """Jobs by gang size, ascending."""
+    sizes, counts = np.unique(table["gpus"], return_counts=True)
+    return dict(zip(sizes.tolist(), counts.tolist(), strict=True))
+
+
+def summary(table: TraceTable, cluster_gpus: int | None = None) -> list[tuple[str, str]]:
+    """Names and printed values: jobs, sizes, span, GPU-hours, durations, load, censoring, dropped rows,
+    warnings.
+    """
+    lines = [
+        ("format", str(table.meta.get("format") or "canonical")),
+        ("jobs", f"{len(table):,}"),
+        ("GPUs: jobs", ", ".join(f"{size}: {count:,}" for size, count in size_counts(table).items())),
+        ("submit span", f"{table.span_s / 3600:,.1f} h"),
+        ("GPU-hours", f"{table.gpu_s / 3600:,.0f}"),
+    ]
+    durations = table["duration_s"][~np.isnan(table["duration_s"])]
+    if len(durations):
+        numbers = f"{np.median(durations):,.1f} / {durations.mean():,.1f} / {durations.max():,.1f} s"
+        lines.append(("duration median / mean / max", numbers))
+    if len(durations) < len(table):
+        lines.append(("jobs without a duration", f"{len(table) - len(durations):,}"))
+    if cluster_gpus is not None:
+        lines.append((f"load on {cluster_gpus} GPUs", f"{table.load(cluster_gpus):.3f}"))
+    for name in ("duration_kind", "state", "model"):
+        if name in table:
+            values, counts = np.unique([str(v or "-") for v in table[name]], return_counts=True)
+            if len(values) <= 12:
+                lines.append((name, ", ".join(f"{v}: {c:,}" for v, c in zip(values, counts, strict=True))))
+    if table.nodes is not None:
+        lines.append(("nodes", f"{len(table.nodes['node_id']):,} with {int(table.nodes['gpus'].sum()):,} GPUs"))
+    lines.append(("rows read / kept", f"{table.meta['rows_read']:,} / {table.meta['rows_kept']:,}"))
+    lines += [(f"dropped: {reason}", f"{count:,}") for reason, count in table.meta["rows_dropped"].items()]
+    return lines + [("warning", text) for text in table.meta["warnings"]]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.aggregation.request import InaRequest
 from plait.core.errors import InputError, TraceError, suggest
+from plait.core.ina_request import InaRequest
 from plait.traces.files import Unreadable
 from plait.traces.schema import JOBS, MAX_INTEGER, NODES, STAGES, Array, Column
 from plait.traces.table import TraceTable, column_of, new_meta, plain, submit_order

@@ -13,23 +13,27 @@ import httpx
 import pytest
 from fake_service import TOKEN, Fake, serve
 
-from plait.cli.commands.explain import eta_lines, explanation_lines
+from plait.cli.commands.explain import check_lines, checked_by, explanation_lines
 from plait.cli.commands.jobs import ALIVE
 from plait.cli.commands.status import _shown_jobs
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
-from plait.forecast.eta import Eta, Forecast, Interval
 from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, Refused, ServiceError
 from plait.live.protocol import not_current
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs, schema
+from plait.live.scheduler.explain.durations import History
+from plait.live.scheduler.explain.outlook import Calibrations, foresee
+from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.records.entries import entry_to_json
 from plait.live.scheduler.records.event_words import _WORDS, in_words, step_in_words
 from plait.live.scheduler.records.notes import KINDS, PolicySet, Requested
+from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import State
+from plait.outlook.eta import Eta, Forecast, Interval
 
 JOB = {
     "id": "j-3", "number": 3, "name": "mnist", "user": "ada", "project": "default", "state": "running", "gpus": 2,
@@ -456,10 +460,16 @@ def test_explain_of_a_failed_job_says_once_that_it_failed(plait, fake):
     assert plait("explain", "j-3").out.splitlines()[0] == "j-3 has failed: exit code 1; failed 4 times"
 
 
-def test_explain_of_a_job_that_starts_in_no_run_says_of_how_many():
+def test_a_check_of_a_job_that_starts_in_no_run_says_of_how_many():
     never = Interval.of([math.inf] * 10)
-    lines = eta_lines(Forecast(0.0, 10, {}, ()), Eta(never, never, 0.0))
-    assert lines == ["  starts in none of 10 runs of the forecast", "  ends   in none of 10 runs of the forecast"]
+    none = {"middle_s": None, "half_s": [None, None], "wide_s": [None, None]}
+    simulated = Forecast(0.0, 10, {3: Eta(never, never, 0.0)}, ())
+    found = checked_by({"start": none, "end": none}, simulated, 3)
+    assert check_lines(found) == ["  simulated: starts as said above in 10 of 10 runs; ends as said in 10 of 10"]
+    soon = {"middle_s": 1.0, "half_s": [1.0, 1.0], "wide_s": [1.0, 1.0]}
+    (line,) = check_lines(checked_by({"start": soon, "end": soon}, simulated, 3))
+    assert line.startswith("  simulated: starts as said above in 0 of 10 runs, mostly never; ends as said in 0 of 10, ")
+    assert checked_by({"start": none, "end": none}, simulated, 4) is None
 
 
 def test_show_begins_with_the_job_and_quotes_the_last_line_of_each_attempt(plait, fake):
@@ -922,18 +932,24 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
     assert "entry 17 of the log" in out
     assert "ahead of it: j-0 of bob has 2 GPUs" in out
     assert "with 1 GPU it would start now" in out
-    assert "starts in 1 min" in out
-    assert "assumed: 10 runs of the queue as it is, under fifo" in out
-    eta = json.loads(plait("explain", "j-1", "--eta", "--json").out)["eta"]
-    assert 70 < eta["start_in_s"][0] < eta["start_in_s"][1] < 130
-    assert eta["end_in_s"][0] > eta["start_in_s"][0] + 70
-    fake.answers["GET", "/v1/jobs/j-0/explain"] = {"id": "j-0", "number": 0, "state": "running", "left_s": 200.0}
-    out = plait("explain", "j-0", "--eta").out
-    assert "to 3 min 20 s; at its pace now in 3 min 20 s" in out
-    assert "left at this pace" not in out  # one statement of the end
-    low, high = json.loads(plait("explain", "j-0", "--eta", "--json").out)["eta"]["end_in_s"]
-    assert 70 < low < 120
-    assert high == 200.0
+    assert "no estimate of times: the service has no forecast of it yet" in out
+    # The forecast of the service, checked by the simulator: one pair of intervals, and both have the same queue.
+    queue = arrays_of(state.controller, lambda number: Who("ada", "", "true"))
+    now, by = foresee(queue, History(), state.controller.now_s), Calibrations.of(TrackRecord(), 4.0)
+    assert (math.inf > now.starts_s[:, 1]).all()
+    for number, name in ((0, "j-0"), (1, "j-1")):
+        forecast = {**now.of(number, by), "assumptions": []}
+        answer = {"id": name, "number": number, "state": "waiting" if number else "running", "forecast": forecast}
+        fake.answers["GET", f"/v1/jobs/{name}/explain"] = answer
+        fake.answers["POST", f"/v1/jobs/{name}/forecast"] = {}
+        eta = json.loads(plait("explain", name, "--eta", "--json").out)["eta"]
+        assert eta["start_in_s"] == (None if number == 0 else forecast["start"]["wide_s"])
+        assert eta["end_in_s"] == forecast["end"]["wide_s"]
+        assert (eta["starts_held"], eta["ends_held"]) == (None if number == 0 else 10, 10)
+    out = plait("explain", "j-1", "--eta").out
+    assert "  simulated: starts as said above in 10 of 10 runs; ends as said in 10 of 10\n" in out
+    assert "assumed there: 10 runs of the queue as it is, under fifo" in out
+    assert out.count("starts in") == 1  # one statement of the start
 
 
 def test_submit_what_if_submits_nothing_and_says_when_and_why(plait, fake):

@@ -9,9 +9,9 @@ from scripted_runs import decide, submit
 
 from plait.control.controller import Controller
 from plait.control.messages import Command, Grant
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster, Link, Network, Switch
 from plait.core.jobs import InaRequest, JobSpec
+from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Group, Member, Plan
 from plait.core.policy import View
 

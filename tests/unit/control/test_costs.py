@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 from scripted_runs import decide, finish, run, submit
 
-from plait.control.figures.prices import Prices
 from plait.control.messages import NodeJoined, NodeLost
 from plait.control.metrics import Window, measure
+from plait.control.prices import Prices
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobSpec
 from plait.sim.failures import NodeChange
-from plait.sim.overheads import Overheads
 from plait.sim.studies.cases import Case, run_case
-from plait.sim.world import World
+from plait.sim.world import Overheads, World
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 PRICES = Prices.parse(["3.6"])
 

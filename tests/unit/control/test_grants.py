@@ -33,11 +33,11 @@ from plait.control.messages import (
 )
 from plait.control.replay import replay
 from plait.control.snapshot import of_active, restore, snapshot
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster, Network, Switch
 from plait.core.errors import InputError, PlaitError, PlanError
 from plait.core.jobs import Checkpoints, InaRequest, JobBatch, JobSpec, Phase
-from plait.placement.pinned_grants import HELD
+from plait.core.network_grants import NetworkGrant
+from plait.placement.pinned import HELD
 
 # -- which plans are refused --------------------------------------------------------------------------------
 

@@ -23,10 +23,10 @@ from plait.control.messages import (
     SwitchLost,
 )
 from plait.control.snapshot import snapshot
-from plait.core.aggregation.grants import NetworkGrant, clashing
 from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
 from plait.core.jobs import Checkpoints, InaRequest, JobSpec, Phase
+from plait.core.network_grants import NetworkGrant, clashing
 from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.placement.pinned import keep_running

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from plait.control import messages as m
 from plait.control.job_store import JobStore
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.goodput import Estimate
 from plait.core.jobs import JobBatch, JobSpec
+from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Gate, Group, Groups, Member
 from strategies import grants, nodes, spec_lists
 

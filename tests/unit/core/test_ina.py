@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from plait.control.messages import spec_from_json, spec_to_json
-from plait.core.aggregation.request import AUTO, InaRequest, fields_of
 from plait.core.errors import InputError
+from plait.core.ina_request import AUTO, InaRequest, fields_of
 from plait.core.jobs import JobBatch, JobSpec
 from plait.live.protocol.job import Ina
 from plait.network.protocol.options import CHOICES

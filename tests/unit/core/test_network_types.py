@@ -105,7 +105,7 @@ def test_nodes_have_their_former_json_unless_bandwidth_is_known() -> None:
 
 def test_the_nodes_of_a_trace_keep_their_bandwidth() -> None:
     from plait.traces.load import cluster_of
-    from plait.traces.synthetic.generate import generate
+    from plait.traces.synthetic import generate
 
     nodes = {
         "node_id": np.array(["a", "b"], dtype=object),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.jobs import Checkpoints
-from plait.core.preemption.kernels import CLOCK_S, keep, stop_losses
+from plait.core.preemption_kernels import CLOCK_S, keep, stop_losses
 from plait.placement.pinned import elsewhere
 
 COLUMNS = (

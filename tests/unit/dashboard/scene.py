@@ -9,7 +9,7 @@ from pathlib import Path
 
 from world import HOSTILE, World
 
-from plait.control.figures.prices import Prices
+from plait.control.prices import Prices
 from plait.live.protocol.wire import Memory, Profile, Resources
 from plait.live.scheduler.explain.resources import JobUsage, job_usages
 

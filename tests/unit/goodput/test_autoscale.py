@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.allocate.autoscale import resize, utility
+from plait.policies.pollux import resize, utility
 
 
 def test_utility_is_one_when_every_job_scales_linearly_on_full_nodes():

@@ -17,11 +17,9 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobSpec
-from plait.goodput.model.batch import best_batch, best_batch_each, fixed_batch, goodput
-from plait.goodput.model.efficiency import efficiency
-from plait.goodput.model.jobs import GoodputJobs
-from plait.goodput.model.table import goodput_table
-from plait.goodput.model.throughput import iteration_s, throughput
+from plait.goodput.batch import best_batch, best_batch_each, fixed_batch, goodput, goodput_table
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import efficiency, iteration_s, throughput
 from plait.policies.catalog import make_policy
 
 CONFIGS = [(1, 1), (1, 2), (1, 4), (2, 2), (2, 8), (4, 16), (16, 64), (32, 128)]
@@ -222,7 +220,7 @@ def test_the_table_computes_what_the_model_cannot_tell_apart_once(monkeypatch) -
         asked.append(len(local))
         return throughput(theta, nodes, gpus, local, passes)
 
-    monkeypatch.setattr("plait.goodput.model.table.throughput", counted)
+    monkeypatch.setattr("plait.goodput.batch.throughput", counted)
     table = goodput_table(jobs, configs, speed=counted)
     assert sum(asked) == 6 * 3
     assert table == pytest.approx(best_batch(jobs, *configs.T).goodput, rel=1e-15)

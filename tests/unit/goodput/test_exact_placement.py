@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.allocate.exact_placement import best_placement, realised
-from plait.goodput.allocate.fitness import fitness
-from plait.goodput.allocate.ladder import every_size
+from plait.goodput.fitness import every_size, fitness
+from plait.goodput.ilp import best_placement, realised
 from sampling import examples
 
 

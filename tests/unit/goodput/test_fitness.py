@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.allocate.fitness import FLOOR, MOST, after_restart, check, fitness, terms
-from plait.goodput.allocate.knapsack import best_sizes
-from plait.goodput.allocate.ladder import column_of, every_size, ladder
+from plait.goodput.fitness import FLOOR, MOST, after_restart, check, column_of, every_size, fitness, ladder, terms
+from plait.goodput.knapsack import best_sizes
 from sampling import examples
 
 NUMBERS = st.lists(st.floats(0.0, 50.0), min_size=1, max_size=8)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.allocate.fitness import fitness
-from plait.goodput.allocate.ladder import every_size
+from plait.goodput.fitness import every_size, fitness
 from plait.goodput.genetic.nsga2 import crowding, dominates, survivors, tournaments
 from plait.goodput.genetic.operators import MOST_NODES, Limits, cross, distinct, mutate, repair
 from plait.goodput.genetic.search import Front, Search, evolve

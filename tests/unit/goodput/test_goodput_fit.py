@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError, MissingExtra
 from plait.core.jit import HAVE_NUMBA, plain
-from plait.goodput.model import levenberg_marquardt, objective
-from plait.goodput.model.fit import START, Measurements, bounds, fit, fit_many, loss, loss_and_gradient, minimised
-from plait.goodput.model.throughput import grad_s, step_s
+from plait.goodput import levenberg_marquardt
+from plait.goodput.fit import START, Measurements, bounds, fit, fit_many, loss, loss_and_gradient, minimised
+from plait.goodput.throughput import array_residuals, grad_s, observations, step_s
 from sampling import examples
 
 slow = pytest.mark.skipif(os.environ.get("PLAIT_SLOW") != "1", reason="half a minute; set PLAIT_SLOW=1")
@@ -122,7 +122,7 @@ def test_never_above_the_published_search_from_the_same_starts() -> None:
     excess = []
     for seed in range(20):
         profile, start = drawn(seed)
-        limits, seen = bounds(profile), objective.observations(profile)
+        limits, seen = bounds(profile), observations(profile)
         scipys = min(minimised(seen, begin, *limits)[0] for begin in (START, start))
         ours = np.clip(fit(profile, start), *limits)  # without what is added for a network never measured
         excess.append(loss(ours, profile) - scipys)
@@ -150,7 +150,7 @@ def test_hardly_one_in_many_small_profiles_ends_above_the_published_search_and_n
     excess = []
     for profile, theta in zip(profiles, fit_many(profiles), strict=True):
         limits = bounds(profile)
-        scipys = minimised(objective.observations(profile), START, *limits)[0]
+        scipys = minimised(observations(profile), START, *limits)[0]
         excess.append(loss(np.clip(theta, *limits), profile) - scipys)
     above = np.array(excess)
     assert (above > 1e-6).sum() <= count / 60
@@ -164,7 +164,7 @@ WORST = (155, 413, 903, 999, 1204)
 def test_no_end_where_measured_synchronisation_is_free_but_costs_more(seed) -> None:
     profile = few(seed)
     limits = bounds(profile)
-    _, theirs = minimised(objective.observations(profile), START, *limits)
+    _, theirs = minimised(observations(profile), START, *limits)
     ours = np.clip(fit(profile), *limits)
     assert loss(ours, profile) <= loss(theirs, profile) + 1e-6
     paid = [
@@ -177,9 +177,9 @@ def test_no_end_where_measured_synchronisation_is_free_but_costs_more(seed) -> N
 def test_loops_and_arrays_agree() -> None:
     for seed in range(10):
         profile, theta = drawn(seed)
-        seen = objective.observations(profile)
+        seen = observations(profile)
         both = [(np.zeros((2, len(profile))), np.zeros((9, len(profile)))) for _ in range(2)]
-        objective.residuals(theta, seen, *both[0])
+        array_residuals(theta, seen, *both[0])
         levenberg_marquardt.each_residual(theta, seen, *both[1])
         for arrays, loops in zip(*both, strict=True):
             np.testing.assert_allclose(loops, arrays, rtol=1e-11, atol=1e-14)
@@ -191,7 +191,7 @@ def test_the_plain_search_ends_where_the_compiled_one_does() -> None:
         profile, start = drawn(seed)
         lower, upper = bounds(profile)
         problem = (
-            objective.observations(profile),
+            observations(profile),
             np.array([0, len(profile)]),
             start[None, None],
             lower[None],
@@ -269,10 +269,10 @@ import subprocess
 import sys
 sys.modules["numba"] = sys.modules["scipy"] = None
 import numpy as np
-from plait.goodput.model import lr_scaling
-from plait.goodput.model.batch import best_batch
-from plait.goodput.model.fit import Measurements, fit
-from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput import lr_scaling
+from plait.goodput.batch import best_batch
+from plait.goodput.fit import Measurements, fit
+from plait.goodput.jobs import GoodputJobs
 assert "plait.core.jit" not in sys.modules, "the compiler is asked for before it is needed"
 theta = fit(Measurements([1, 1, 2], [1, 4, 4], [16, 8, 8], [0.3, 0.2, 0.2], [0.3, 0.3, 0.4]))
 jobs = GoodputJobs(theta[None], [1], [4], [16], [256], [4], [32], [True])

@@ -8,10 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_cases import some_jobs
-from plait.goodput.model.batch import goodput
-from plait.goodput.model.efficiency import efficiency, gain, noise_scale
-from plait.goodput.model.speedup import fair_share, replica_cap, restart_factor, speedup
-from plait.goodput.model.throughput import TINY, grad_s, iteration_s, step_s, sync_s, throughput
+from plait.goodput.batch import goodput
+from plait.goodput.throughput import (
+    TINY,
+    efficiency,
+    fair_share,
+    gain,
+    grad_s,
+    iteration_s,
+    noise_scale,
+    replica_cap,
+    restart_factor,
+    speedup,
+    step_s,
+    sync_s,
+    throughput,
+)
 
 seeds = st.integers(0, 10**6)
 LIMITS = np.array([[16, 4096, 1, 4096]])

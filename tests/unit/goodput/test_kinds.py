@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.allocate.kinds import MOST_POWER, Limit, best_configurations, kind_configs, relative
+from plait.goodput.kinds import MOST_POWER, Limit, best_configurations, kind_configs, relative
 from sampling import examples
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from plait.core import compile_policy
 from plait.core.errors import InputError
 from plait.core.jit import plain
-from plait.goodput.allocate.fitness import fitness, terms
-from plait.goodput.allocate.knapsack import best_of_only_sizes, best_sizes, fill_table, knapsack, plain_table
-from plait.goodput.allocate.ladder import ladder
+from plait.goodput.fitness import fitness, ladder, terms
+from plait.goodput.knapsack import best_of_only_sizes, best_sizes, fill_table, knapsack, plain_table
 from sampling import examples
 
 P = [-10.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plait.core.errors import InputError
-from plait.goodput.model.lr_scaling import RULES, adamscale, adascale, default_rule, legw, linear, rule_of, square_root
+from plait.goodput.lr_scaling import RULES, adamscale, adascale, default_rule, legw, linear, rule_of, square_root
 
 VAR, SQR = [1, 0, 0, 2], [-1, 0, -1, 1]
 

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.allocate.fitness import fitness
-from plait.goodput.allocate.ilp import best_arrangement
-from plait.goodput.allocate.knapsack import best_sizes
-from plait.goodput.allocate.ladder import every_size, ladder
+from plait.goodput.fitness import every_size, fitness, ladder
+from plait.goodput.ilp import best_arrangement
+from plait.goodput.knapsack import best_sizes
 from plait.testing.allocations import random_round
 from sampling import examples
 
@@ -116,8 +115,8 @@ def test_solving_prints_nothing():
     """Standard output is for results; HiGHS 1.16 greets there, once a process."""
     program = """if True:
         import numpy as np
-        from plait.goodput.allocate.ilp import best_arrangement
-        from plait.goodput.allocate.ladder import every_size
+        from plait.goodput.ilp import best_arrangement
+        from plait.goodput.fitness import every_size
         configs = every_size(4, 6)
         best_arrangement(np.where(configs[:, 1] == 5, 5.0, 0.0)[None], configs, 4, 6)
     """

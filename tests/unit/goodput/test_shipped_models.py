@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from plait.core.errors import InputError
-from plait.goodput.model.fit import Measurements, fit, loss
-from plait.goodput.model.shipped import Noise, shipped
+from plait.goodput.fit import Measurements, fit, loss
+from plait.goodput.shipped import ShippedNoise, shipped
 
 #: Objective of the reference fit of each model, and the noise scale of its first, middle and last epoch.
 PUBLISHED = {
@@ -61,7 +61,7 @@ def test_noise_curves_pass_through_the_published_values(name: str):
 
 
 def test_a_curve_of_one_epoch_stays_where_it_begins():
-    assert Noise(3.0, 7.0, 0.5).by_epoch(1).tolist() == [3.0]
+    assert ShippedNoise(3.0, 7.0, 0.5).by_epoch(1).tolist() == [3.0]
 
 
 def test_iterations_by_hand():

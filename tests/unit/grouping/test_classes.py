@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.jit import plain
-from plait.grouping import GroupingCache, group
-from plait.grouping.exact import classes
-from plait.grouping.exact.classes import exact_groups, kinds_of_groups, round_robin
-from plait.grouping.exact.programs import LinearProgram, integer_program
-from plait.grouping.model import kernels
-from plait.grouping.model.bucket import Model, Options
+from plait.grouping import GroupingCache, exact, group, kernels
+from plait.grouping.bucket import ClassedBucket, GroupingOptions
+from plait.grouping.exact import Relaxation, exact_groups, integer_program, kinds_of_groups, round_robin
 from sampling import sample
 
 
@@ -45,8 +42,8 @@ def partitions(items, groups, most):
     shared=st.booleans(),
 )
 def test_brute_force(stage_s, max_jobs, spare, limit, shared, **options):
-    made = Model.of(
-        Options(max_jobs, guard=None, memory_limit_bytes=limit, **options),
+    made = ClassedBucket.of(
+        GroupingOptions(max_jobs, guard=None, memory_limit_bytes=limit, **options),
         stage_s,
         stage_s.sum(axis=1) * 1.1,
         np.arange(len(stage_s)) % 3.0,
@@ -69,7 +66,7 @@ def test_brute_force(stage_s, max_jobs, spare, limit, shared, **options):
     found = exact_groups(made, start, GroupingCache())
     assert len(found.nodes) == groups
     assert sorted(c for node in found.nodes for c in node) == sorted(made.of_job.tolist())
-    assert best * (1 - classes.GAP) - 1e-9 <= found.total <= best + 1e-9
+    assert best * (1 - exact.GAP) - 1e-9 <= found.total <= best + 1e-9
     assert found.bound >= best - 1e-9
 
 
@@ -100,8 +97,8 @@ def test_as_many_groups_as_gpus_ask_for():
 
 @given(stages(st.integers(1, 6)), st.integers(1, 4), st.sampled_from([-0.2, 1e-7, 0.05]), st.booleans())
 def test_pricing_finds_what_enumeration_finds(stage_s, max_jobs, floor, shared):
-    made = Model.of(
-        Options(max_jobs, guard=None),
+    made = ClassedBucket.of(
+        GroupingOptions(max_jobs, guard=None),
         np.repeat(stage_s, 2, axis=0),
         np.repeat(stage_s.sum(axis=1), 2),
         None,
@@ -144,7 +141,7 @@ def every_kind(counts, most, lowest=0):
 
 
 def test_the_linear_program_knows_what_it_cannot_seat():
-    program = LinearProgram(np.array([2, 1]), 2)
+    program = Relaxation(np.array([2, 1]), 2)
     program.add([(0, 0)], [0.5])
     program.solve()
     assert not program.covered

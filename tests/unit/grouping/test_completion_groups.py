@@ -13,10 +13,10 @@ import pytest
 
 from plait.core.jit import plain
 from plait.grouping import completion as kernels
-from plait.grouping.completion import Line, group_worth
-from plait.grouping.model.bucket import Model, Options
-from plait.grouping.model.interference import MEASURED_INTERFERENCE
-from plait.policies.parts.by_completion import best_plan
+from plait.grouping.bucket import ClassedBucket, GroupingOptions
+from plait.grouping.completion import WorthLine, group_worth
+from plait.grouping.times import MEASURED_INTERFERENCE
+from plait.policies.by_completion import best_plan
 
 #: Seconds on storage, CPU, GPU and network, and of an iteration alone: eight models of Muri's third trace, 8 GPUs each.
 PROFILES = {
@@ -30,20 +30,20 @@ PROFILES = {
     "vgg19": (0.082, 0, 0.088, 0.06, 0.226),
 }
 GPUS = 8
-OPTIONS = Options(4, "efficiency", "best", True, MEASURED_INTERFERENCE, None, 1.0)
+OPTIONS = GroupingOptions(4, "efficiency", "best", True, MEASURED_INTERFERENCE, None, 1.0)
 SLOW = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="takes minutes; PLAIT_SLOW=1 runs it")
 
 
 def line_of(names, values, *, runs=None, kept=None, stay=None):
     profile = np.array([PROFILES[name] for name in names], dtype=float)
-    model = Model.of(OPTIONS, profile[:, :4], profile[:, 4], None, None)
+    model = ClassedBucket.of(OPTIONS, profile[:, :4], profile[:, 4], None, None)
     about = np.zeros((len(names), 6), dtype=np.int64)
     about[:, kernels.BUCKET] = about[:, kernels.GPUS] = GPUS
     about[:, kernels.CLASS] = model.of_job
     about[:, kernels.RUNS] = -1 if runs is None else runs
     about[:, kernels.KEPT] = 0 if kept is None else kept
     worth = np.column_stack([np.asarray(values, dtype=float), np.zeros(len(names)) if stay is None else stay])
-    return Line(about, worth, model.rows, *model.packed)
+    return WorthLine(about, worth, model.rows, *model.packed)
 
 
 def values_of(jobs, slots, future):
@@ -160,7 +160,7 @@ def test_the_compiled_kernels_and_the_plain_ones_agree():
         line = line_of(names, values_of(len(names), slots, future))
         both = []
         for make in (lambda kernel: kernel, plain):
-            plan = kernels.Plan(
+            plan = kernels.CompletionPlan(
                 np.full(len(names), -1),
                 np.zeros((len(names), 4), dtype=np.int64),
                 np.zeros(len(names), dtype=np.int64),

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from grouping_cases import continuous
-from plait.grouping.matching.blossom import maximum_weight_matching
-from plait.grouping.matching.greedy import greedy_matching, reference_greedy_matching
-from plait.grouping.model.bucket import Model, Options
+from plait.grouping.bucket import ClassedBucket, GroupingOptions
+from plait.grouping.matching import greedy_matching, maximum_weight_matching, reference_greedy_matching
 
 
 @given(st.integers(0, 9).flatmap(lambda n: hnp.arrays(np.float64, (n, n), elements=st.integers(0, 5).map(float))))
@@ -25,7 +24,7 @@ def test_kernels_and_plain_words_agree(weight):
 def test_close_to_the_optimum():
     """kernels.md measures 99.7 % on such profiles."""
     stage_s = continuous(300)
-    made = Model.of(Options(), stage_s, stage_s.sum(axis=1), None, None)
+    made = ClassedBucket.of(GroupingOptions(), stage_s, stage_s.sum(axis=1), None, None)
     weight = made.weights(made.nodes_of_jobs(), guarded=False)
     np.fill_diagonal(weight, 0.0)
 

@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.errors import InputError
-from plait.grouping import Candidates, GroupingCache, algorithm1, best_turns, group, pair_weights, together_s
-from plait.grouping.model import bucket, kernels
-from plait.grouping.model.bucket import Model, Options
+from plait.grouping import (
+    Candidates,
+    GroupingCache,
+    algorithm1,
+    best_turns,
+    bucket,
+    group,
+    kernels,
+    pair_weights,
+    together_s,
+)
+from plait.grouping.bucket import ClassedBucket, GroupingOptions
 
 METHODS = ("auto", "blossom", "exact", "greedy", "consecutive")
 
@@ -245,8 +254,8 @@ class TestOneAnswer:
         for compiled in (True, False):
             with (
                 mock.patch.object(bucket, "compiled", return_value=compiled),
-                mock.patch("plait.grouping.local_search.compiled", return_value=compiled),
-                mock.patch("plait.grouping.exact.classes.compiled", return_value=compiled),
+                mock.patch("plait.grouping.algorithm1.compiled", return_value=compiled),
+                mock.patch("plait.grouping.exact.compiled", return_value=compiled),
             ):
                 answers += [[vars(group(jobs, method=m, memory_limit_bytes=20.0)) for m in ("auto", "exact")]]
         assert answers[0] == answers[1]
@@ -261,7 +270,7 @@ class TestOneAnswer:
 @given(stages(st.integers(2, 7)), st.booleans(), st.booleans(), st.sampled_from([None, 5.0]))
 def test_weights_of_all_pairs(stage_s, worst, speedup, limit):
     """Kernel, NumPy and the plain formula agree on unions of nodes."""
-    options = Options(
+    options = GroupingOptions(
         order="worst" if worst else "best",
         objective="speedup" if speedup else "efficiency",
         interference=(1.0, 1.2, 1.5, 1.1),
@@ -270,7 +279,7 @@ def test_weights_of_all_pairs(stage_s, worst, speedup, limit):
     )
     alone = stage_s.sum(axis=1) * np.where(np.arange(len(stage_s)) % 2, 0.9, 1.7)
     memory = np.arange(len(stage_s), dtype=float)
-    made = Model.of(options, stage_s, alone, memory, None)
+    made = ClassedBucket.of(options, stage_s, alone, memory, None)
     nodes = sorted({(int(c),) for c in made.of_job} | {tuple(sorted(made.of_job[:2].tolist()))})
     answers = []
     for compiled in (True, False):
@@ -339,7 +348,7 @@ class TestAuto:
         with mock.patch("plait.grouping.group.HAVE_HIGHS", False):
             assert group(candidates(few_kinds(300, 8))).method == "blossom"
         with (
-            mock.patch("plait.grouping.exact.programs.HAVE_HIGHS", False),
+            mock.patch("plait.core.highs.HAVE_HIGHS", False),
             pytest.raises(
                 InputError, match=r"exact grouping needs highspy; install it with: pip install 'plait\[sim\]'"
             ),
@@ -416,7 +425,7 @@ class TestMistakes:
 
 
 def test_a_union_that_may_not_be_weighs_nothing():
-    made = Model.of(Options(max_jobs=2), continuous(2), np.ones(2), None, None)
+    made = ClassedBucket.of(GroupingOptions(max_jobs=2), continuous(2), np.ones(2), None, None)
     weight = np.empty((2, 2))
     members = np.array([[0, 1], [0, -1]])
     kernels.fill_weights(made.rows, members, -1.0, *made.packed, weight)

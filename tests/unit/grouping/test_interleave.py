@@ -14,7 +14,7 @@ from grouping_cases import MODELS, stages
 from plait.core.errors import InputError
 from plait.core.turns import turn_vectors
 from plait.grouping import best_turns, efficiency, group_times, interleaved_iteration_s, speedup
-from plait.grouping.model import times as interleave
+from plait.grouping import times as interleave
 
 # jobs, best T and gamma, worst T and gamma
 ORACLES = {

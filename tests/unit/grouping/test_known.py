@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 
 from plait.grouping import Candidates, GroupingCache, group
-from plait.grouping.model.bucket import Model, Options
-from plait.grouping.model.memo import Known
+from plait.grouping.bucket import ClassedBucket, GroupingOptions, KnownWorth
 
 STAGES = np.array([[3.0, 1.0, 0.0], [0.5, 2.0, 1.0], [1.0, 1.0, 4.0]])
 
 
 @pytest.fixture
 def model():
-    return Model.of(Options(max_jobs=3), STAGES, STAGES.sum(axis=1), None, None)
+    return ClassedBucket.of(GroupingOptions(max_jobs=3), STAGES, STAGES.sum(axis=1), None, None)
 
 
 def test_worth_is_what_the_model_says_one_at_a_time(model):
     nodes = [node for jobs in (1, 2, 3) for node in combinations_with_replacement(range(3), jobs)]
-    known = Known(model)
+    known = KnownWorth(model)
     for asked in (nodes[::2], nodes):
         for node, worth in zip(asked, known.worth(asked), strict=True):
             alone = model.values([node])
@@ -31,7 +30,7 @@ def test_worth_is_what_the_model_says_one_at_a_time(model):
 
 @pytest.mark.parametrize("members", [2, 3])
 def test_turns_follow_the_members_and_take_the_time_of_the_group(model, members):
-    known = Known(model)
+    known = KnownWorth(model)
     for classes in permutations(range(3), members):
         turns, efficiency = known.arranged(classes)
         (worth,) = known.worth([tuple(sorted(classes))])
@@ -46,5 +45,5 @@ def test_groups_are_evaluated_once_in_a_cache():
     cache = GroupingCache()
     candidates = Candidates(STAGES, STAGES.sum(axis=1), np.ones(3))
     first = group(candidates, max_jobs=2, cache=cache)
-    with mock.patch.object(Model, "values_of", side_effect=AssertionError("computes again")):
+    with mock.patch.object(ClassedBucket, "values_of", side_effect=AssertionError("computes again")):
         assert group(candidates, max_jobs=2, cache=cache) == first

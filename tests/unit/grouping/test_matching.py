@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.core.jit import plain
-from plait.grouping.matching import blossom
-from plait.grouping.matching.blossom import matching_with_bound, maximum_weight_matching
-from plait.grouping.matching.kernels import MATE, assign, match, room
-from plait.grouping.matching.reference import reference_matching
+from plait.grouping import matching
+from plait.grouping.matching import matching_with_bound, maximum_weight_matching
+from plait.grouping.matching_kernels import MATE, assign, match, room
+from reference.plain_matching import reference_matching
 
 
 def how(way):
     """Force the compiled kernel or its plain twin, whatever the size."""
-    return mock.patch.object(blossom, "_worth_compiling", return_value=way == "kernel")
+    return mock.patch.object(matching, "_worth_compiling", return_value=way == "kernel")
 
 
 def symmetric(upper):
@@ -270,7 +270,7 @@ def test_plain_python():
     """Without the compiler: other processes, same results."""
     w = efficiencies(np.random.default_rng(7), 50, 8)
     program = (
-        "import sys, json, numpy as np; from plait.grouping.matching.blossom import maximum_weight_matching as m;"
+        "import sys, json, numpy as np; from plait.grouping.matching import maximum_weight_matching as m;"
         "print(m(np.array(json.load(sys.stdin))).tolist())"
     )
     done = subprocess.run(
@@ -286,15 +286,15 @@ def test_plain_python():
 
 
 def test_small_problems_wait_for_no_compiler_and_many_do_once():
-    ones = np.ones((blossom.SMALL, blossom.SMALL))
+    ones = np.ones((matching.SMALL, matching.SMALL))
     with (
-        mock.patch.object(blossom.compile_policy, "compiled", return_value=False) as patience,
-        mock.patch.object(blossom, "assign", side_effect=AssertionError("compiles")),
+        mock.patch.object(matching.compile_policy, "compiled", return_value=False) as patience,
+        mock.patch.object(matching, "assign", side_effect=AssertionError("compiles")),
     ):
         assert maximum_weight_matching(ones).min() >= 0
         assert patience.called
         with pytest.raises(AssertionError, match="compiles"):
-            maximum_weight_matching(np.ones((blossom.SMALL + 1, blossom.SMALL + 1)))
+            maximum_weight_matching(np.ones((matching.SMALL + 1, matching.SMALL + 1)))
         patience.return_value = True
         with pytest.raises(AssertionError, match="compiles"):
             maximum_weight_matching(ones)

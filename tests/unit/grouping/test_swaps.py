@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.jit import plain
-from plait.grouping import GroupingCache, group
-from plait.grouping.local_search import improved, reference_swap_search
-from plait.grouping.model import kernels
-from plait.grouping.model.bucket import Model, Options
+from plait.grouping import GroupingCache, group, kernels
+from plait.grouping.algorithm1 import improved, reference_swap_search
+from plait.grouping.bucket import ClassedBucket, GroupingOptions
 
 
-def dealt(model: Model, groups: int) -> list[tuple[int, ...]]:
+def dealt(model: ClassedBucket, groups: int) -> list[tuple[int, ...]]:
     jobs = np.sort(model.of_job)
     return sorted(tuple(jobs[g::groups].tolist()) for g in range(groups))
 
@@ -42,8 +41,8 @@ def total(model, nodes):
     shared=st.booleans(),
 )
 def test_kernel_and_plain_search_take_the_same_way(stage_s, max_jobs, spare, shared, guard, limit, **options):
-    made = Model.of(
-        Options(max_jobs, guard=guard, memory_limit_bytes=limit, interference=(1.0, 1.2, 1.4, 1.3), **options),
+    made = ClassedBucket.of(
+        GroupingOptions(max_jobs, guard=guard, memory_limit_bytes=limit, interference=(1.0, 1.2, 1.4, 1.3), **options),
         stage_s,
         stage_s.sum(axis=1) * 1.1,
         np.arange(len(stage_s)) % 4.0,
@@ -65,7 +64,7 @@ def test_kernel_and_plain_search_take_the_same_way(stage_s, max_jobs, spare, sha
 
 @given(stages(st.integers(4, 24)), st.integers(2, 4), st.sampled_from([None, 0.0, 0.3]))
 def test_never_worse_and_as_many_groups(stage_s, max_jobs, guard):
-    made = Model.of(Options(max_jobs, guard=guard), stage_s, stage_s.sum(axis=1), None, None)
+    made = ClassedBucket.of(GroupingOptions(max_jobs, guard=guard), stage_s, stage_s.sum(axis=1), None, None)
     nodes = dealt(made, -(-len(stage_s) // max_jobs))
     found = improved(made, nodes, GroupingCache())
     assert total(made, found) >= total(made, nodes) - 1e-12
@@ -92,7 +91,7 @@ def test_gains_over_the_rounds(stage_s):
 def test_an_empty_seat_is_a_seat():
     """Three of one kind and one of another: the odd one moves to the free place opposite, not in exchange for a job."""
     stage_s = np.array([[1.0, 0, 0, 0], [0.9, 0, 0, 0], [0, 1.0, 0, 0]])
-    made = Model.of(Options(2), stage_s, stage_s.sum(axis=1), None, None)
+    made = ClassedBucket.of(GroupingOptions(2), stage_s, stage_s.sum(axis=1), None, None)
     a, b, c = made.of_job.tolist()
     found = improved(made, [tuple(sorted((a, b))), (c,)], GroupingCache())
     assert sorted(map(len, found)) == [1, 2]

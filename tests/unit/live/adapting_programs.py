@@ -9,8 +9,7 @@ from typing import Any
 from plait.core.goodput import Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.live.protocol.wire import PREEMPTED, Adaptive, Run
-from plait.sim.adaptive import AdaptiveJobs
-from plait.sim.training import Training
+from plait.sim.training import AdaptiveJobs, Training
 from plait.testing.programs import Disk, Process, Program
 
 

@@ -14,7 +14,7 @@ from plait.live.system import procs
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Makes clusters; what they decided must be derived again from their logs."""
-    from plait.forecast.log_replay import replay, stored_rows
+    from plait.outlook.log_replay import replay, stored_rows
 
     made: list[Cluster] = []
 

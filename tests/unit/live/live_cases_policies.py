@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.core.aggregation.grants import NetworkGrant
+from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Group, Member, Plan, Reservation
 from plait.core.policy import View
 from plait.policies.catalog import make_policy

@@ -17,16 +17,15 @@ from plait.control.messages import Command, Event, JobFinished
 from plait.core.cluster import Cluster
 from plait.core.goodput import BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobSpec
-from plait.forecast.log_replay import replay, stored_rows
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.records.notes import AttemptBegan, StopAsked
+from plait.outlook.log_replay import replay, stored_rows
 from plait.policies.catalog import make_policy
 from plait.sim.backend import Simulator
-from plait.sim.overheads import Overheads
-from plait.sim.settings import SimulationSettings
 from plait.sim.training import Training
+from plait.sim.world import Overheads, SimulationSettings
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program
 

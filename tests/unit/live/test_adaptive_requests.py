@@ -273,7 +273,7 @@ def test_the_service_compiles_what_adaptive_jobs_need_where_the_policy_is_for_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fitted = []
-    monkeypatch.setattr("plait.goodput.model.fit.fit", lambda profile: fitted.append(profile))
+    monkeypatch.setattr("plait.goodput.fit.fit", lambda profile: fitted.append(profile))
     warm_up("fifo")
     assert not fitted
     warm_up("pollux")

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from live_cases import Cluster
 
-from plait.forecast.eta import forecast
-from plait.forecast.queue import controller_of
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.wire import NodeInfo
@@ -28,6 +26,8 @@ from plait.live.scheduler.records.notes import ProfileRecorded
 from plait.live.scheduler.state import State
 from plait.live.service.what_if import WhatIfService
 from plait.live.store import pack
+from plait.outlook.eta import forecast
+from plait.outlook.queue import controller_of
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import MemoryDisk, Program
 

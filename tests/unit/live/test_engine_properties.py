@@ -15,9 +15,9 @@ from live_cases import Cluster
 
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
-from plait.forecast.log_replay import replay, stored_rows
 from plait.live.protocol.wire import ENDED, RUNNING, Assignment, Observed, Run, to_json
 from plait.live.scheduler.errors import Conflict
+from plait.outlook.log_replay import replay, stored_rows
 from sampling import sample
 
 FINAL = {"finished", "failed", "cancelled"}

@@ -354,7 +354,7 @@ def test_guests_that_cannot_be_are_refused_when_they_are_submitted(
 
 
 def test_forecasts_play_guests_forward(cluster: Make) -> None:
-    from plait.forecast.queue import foresee
+    from plait.outlook.queue import foresee
 
     c = cluster((1,), policy="antman")
     c.submit({**HALF, "iterations": 100})

@@ -468,7 +468,7 @@ def test_a_cluster_without_network_has_no_word_of_it_in_its_log_or_snapshot(make
 
 
 def test_a_queue_with_grants_is_played_forward(make: Make) -> None:
-    from plait.forecast.queue import foresee
+    from plait.outlook.queue import foresee
 
     c = make(policy="fifo:ina=esa")
     c.pass_s(2.0)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError
-from plait.forecast.log_replay import replay, stored_rows
 from plait.live.protocol.wire import (
     Adaptive,
     GpuMean,
@@ -27,6 +26,7 @@ from plait.live.protocol.wire import (
     to_json,
 )
 from plait.live.scheduler.options import Options
+from plait.outlook.log_replay import replay, stored_rows
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Disk, MemoryDisk, Process, Program
 

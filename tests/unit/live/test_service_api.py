@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from plait.control.figures.prices import Prices
+from plait.control.prices import Prices
 from plait.live.client.client import jobs_of_table
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
@@ -202,8 +202,8 @@ def test_a_policy_named_over_http_runs_nothing(
     effect = tmp_path / "effect"
     module = f"""
         from os import system
-        from plait.policies.parts.compose import Composed
-        from plait.policies.parts.orders import by_arrival
+        from plait.policies.compose import Composed
+        from plait.policies.compose import by_arrival
         with open({str(effect)!r}, "a") as file:
             file.write("imported ")
         class Mine(Composed):

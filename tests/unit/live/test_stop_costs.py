@@ -11,10 +11,10 @@ import pytest
 
 from plait.control.history import SpanEnd
 from plait.control.messages import from_json
-from plait.forecast.log_replay import replay, stored_rows
 from plait.live.protocol.wire import NodeInfo, Profile
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.options import Options
+from plait.outlook.log_replay import replay, stored_rows
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program
 

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from live_cases import Cluster
 
 from plait.core.errors import InputError
-from plait.forecast.log_replay import replay, stored_rows
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.scheduler.engine import Engine
@@ -24,6 +23,7 @@ from plait.live.store import Entry, Store, StoreError, Token, schema
 from plait.live.store import store as store_module
 from plait.live.store.backup import restore_backup
 from plait.live.store.migrate import migrate, upgrade, version
+from plait.outlook.log_replay import replay, stored_rows
 from sampling import sample
 
 

@@ -18,10 +18,10 @@ from local_agent import LocalAgent
 
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
-from plait.forecast.log_replay import replay, stored_rows
 from plait.live.layout import make_private
 from plait.live.protocol.wire import ENDED, RUNNING, STARTING, Assignment, GroupInfo, Observed, Run, Seen
 from plait.live.system import procs
+from plait.outlook.log_replay import replay, stored_rows
 from plait.policies.catalog import make_policy
 
 

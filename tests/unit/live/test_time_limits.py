@@ -16,9 +16,9 @@ from plait.core.errors import InputError
 from plait.live.protocol.job_file import check, parse_seconds
 from plait.live.protocol.requests import spec_of
 from plait.live.protocol.wire import PREEMPTED
+from plait.live.scheduler.explain.durations import History, draw
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.records.event_words import in_words
-from plait.queueing.durations import History, draw
 
 Make = Callable[..., Cluster]
 REACHED = "time limit of 10.0 s (--time) reached"

@@ -18,7 +18,7 @@ from plait.control import controller as controllers
 from plait.core.jobs import Phase
 from plait.live.protocol.wire import NodeInfo, Run
 from plait.live.scheduler.options import Options
-from plait.sim.contract.waiting import LATE_S
+from plait.sim.contract import LATE_S
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import MemoryDisk, Program
 

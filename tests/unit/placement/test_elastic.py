@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.placement import elastic
-from plait.placement.elastic import Placed, place_sizes
+from plait.placement.elastic import PlacedSizes, place_sizes
 from plait.placement.elastic_kernels import place_undisturbed
 from sampling import examples
 
@@ -24,7 +24,7 @@ def column(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def check(found: Placed, sizes: np.ndarray, running: np.ndarray, capacity: np.ndarray) -> None:
+def check(found: PlacedSizes, sizes: np.ndarray, running: np.ndarray, capacity: np.ndarray) -> None:
     """What holds for every placement."""
     got = found.gpus.sum(axis=1)
     assert (found.gpus >= 0).all()

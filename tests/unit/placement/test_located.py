@@ -12,29 +12,31 @@ from hypothesis import strategies as st
 from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster
 from plait.placement import Scheme, kernels
-from plait.placement.located import Answer, Chooser, Order, located_walk
-from plait.placement.located import Gang as Question
-from plait.placement.reference import Gang, Hardware
+from plait.placement.located import Chooser, WalkAnswer, WalkOrder, located_walk
+from plait.placement.located import ChoosingGang as Question
+from reference.placement_walk import Gang, Hardware
 from sampling import examples
 from unit.placement.test_walk import compiled, questions
 
 
-def located(gangs: list[Gang], cluster: Cluster, choose: Chooser) -> Answer:
+def located(gangs: list[Gang], cluster: Cluster, choose: Chooser) -> WalkAnswer:
     """The walk of these gangs, which choose where they go; the order is the identity."""
     held = [gang.runs_on for gang in gangs]
     distinct = sorted({h for h in held if h})
     kinds = np.array([cluster.kind_mask(gang.kinds) for gang in gangs], dtype=np.int64)
     rows = np.arange(len(gangs), dtype=np.int64)
     per_gpu = np.array([[gang.cpus, gang.memory_bytes] for gang in gangs], dtype=np.float64)
-    order = Order(rows, np.array([g.size for g in gangs], dtype=np.int64), np.array([g.strict for g in gangs]), per_gpu)
+    order = WalkOrder(
+        rows, np.array([g.size for g in gangs], dtype=np.int64), np.array([g.strict for g in gangs]), per_gpu
+    )
 
-    def admit(running_group: IntArray, gpus: IntArray, first_gpu: IntArray) -> Answer:
+    def admit(running_group: IntArray, gpus: IntArray, first_gpu: IntArray) -> WalkAnswer:
         found = kernels.admit(
             rows, order.size, running_group, np.array([int(Scheme.COUNTING)]), order.strict, kinds, per_gpu, gpus,
             first_gpu, 0, cluster.cap_prefix, cluster.node_kind, cluster.node_rack, cluster.node_gpus,
             cluster.first_gpu, cluster.gpu_node, cluster.node_up, cluster.node_spare,
         )  # fmt: skip
-        return Answer(*found)
+        return WalkAnswer(*found)
 
     return located_walk(
         admit, order, np.array([distinct.index(h) if h else -1 for h in held], dtype=np.int64),

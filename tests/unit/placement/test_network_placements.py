@@ -8,19 +8,18 @@ from itertools import product
 import numpy as np
 import pytest
 
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
+from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.steady_state import SteadyState
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
-from plait.placement.located import Gang
-from plait.placement.netpack import NetPack, Places
-from plait.placement.servers import best_servers
+from plait.placement.located import ChoosingGang
+from plait.placement.netpack import NetPack, Places, best_servers
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
@@ -211,7 +210,7 @@ def test_running_jobs_exchange_as_their_grants_say() -> None:
         grants = (NetworkGrant(0, "leaf0", server=server),)
         places = Places(NetPack(), view_of(cluster, grants), SteadyState.of(Graph.of(cluster)))
         room = np.array([0, 0, 0, 0, 4, 4, 4, 0])
-        take = places.nodes(Gang(1, 8, room, room, nodes))
+        take = places.nodes(ChoosingGang(1, 8, room, room, nodes))
         assert set(np.flatnonzero(take).tolist()) == expected
         assert places.state.exchanges[0].placed == PlacedJob((0, 1), server)
         assert places.chosen[1, tuple(sorted(expected))].law == "hash"
@@ -222,7 +221,7 @@ def test_where_running_jobs_have_no_grants_the_next_is_a_ring_too() -> None:
     room = np.array([0, 0, 0, 0, 4, 4, 4, 4])
     for placed_before, law in (({}, "hash"), ({0: (0, 1)}, "none")):
         places = Places(NetPack(), view_of(cluster, ()), SteadyState.of(Graph.of(cluster)))
-        places.nodes(Gang(1, 8, room, room, placed_before))
+        places.nodes(ChoosingGang(1, 8, room, room, placed_before))
         assert [one.law for one in places.chosen.values()] == [law]
 
 

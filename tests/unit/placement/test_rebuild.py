@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.placement.elastic import place_sizes
-from plait.placement.rebuild import place_arranged, rebuild
+from plait.placement.elastic import place_arranged, place_sizes, rebuild
 from sampling import examples
 
 

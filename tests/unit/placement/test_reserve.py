@@ -21,7 +21,7 @@ from plait.core.preemption import FREELY
 from plait.placement import reserve
 from plait.policies.catalog import make_policy
 from plait.policies.quotas import Quotas, WithinQuotas
-from plait.sim.contract import IDEAL, Workload, play
+from plait.sim.contract import IDEAL, SmallWorkload, play
 from plait.sim.run import Step, simulate
 
 PLAIN, ON_STOP = Checkpoints.NEVER, Checkpoints.ON_STOP
@@ -127,7 +127,7 @@ def test_a_stream_of_narrow_jobs_delays_a_wide_one_by_what_ran_before_it(policy:
     stream = [job(f"n{i:02d}", 25.0, at_s=8.0 * (i // 2)) for i in range(60)]
     wide = job("wide", 10.0, gpus=4, at_s=12.0, priority=5.0)
     specs = sorted([*stream, wide], key=lambda spec: spec.submit_s)
-    played = play(make_policy(policy), Workload("stream", JobBatch.of(specs), Cluster.parse("2x2")))
+    played = play(make_policy(policy), SmallWorkload("stream", JobBatch.of(specs), Cluster.parse("2x2")))
     started_s = played.controller.job_store.columns["first_start_s"][specs.index(wide)]
     assert started_s == 33.0  # the last of the jobs that ran at 12 s began at 8 s
 
@@ -335,7 +335,7 @@ def test_the_schedule_of_jobs_that_may_all_be_stopped_is_the_same(monkeypatch: p
     rng = np.random.default_rng(1)
     specs = [job(f"j{i}", float(rng.integers(5, 90)), int(rng.choice([1, 1, 2, 4])), 5.0 * i, checkpoints=ON_STOP)
              for i in range(40)]  # fmt: skip
-    workload = Workload("attached", JobBatch.of(specs), Cluster.parse("2x4"))
+    workload = SmallWorkload("attached", JobBatch.of(specs), Cluster.parse("2x4"))
     policies = ("fifo-backfill", "tiresias-l", "muri-l")
     lines = [play(make_policy(policy), workload).lines for policy in policies]
     monkeypatch.setattr(controllers, "hold_back", lambda view, plan, preempts: plan)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from plait.core.cluster import Cluster, Node
 from plait.placement import Scheme, kernels
-from plait.placement.reference import Answer, Gang, Hardware, choose, walk
+from reference.placement_walk import Answer, Gang, Hardware, choose, walk
 from sampling import examples
 from strategies import clusters
 

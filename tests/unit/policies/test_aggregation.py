@@ -11,27 +11,26 @@ from plait.control.controller import Controller
 from plait.control.history import History
 from plait.control.messages import Grant, JobSubmitted, ReplanDue, SwitchJoined, SwitchLost, Wake
 from plait.control.metrics import measure
-from plait.core.aggregation.grants import NetworkGrant, by_job
-from plait.core.aggregation.request import InaRequest
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.core.highs import HAVE_HIGHS
+from plait.core.ina_request import InaRequest
 from plait.core.jobs import JobBatch, JobSpec
+from plait.core.network_grants import NetworkGrant, by_job
 from plait.core.plan import Group, Member, Plan
 from plait.core.policy import View
 from plait.network.fluid.granted import granted_exchange
 from plait.network.memory.records import Request
-from plait.network.routing.linear_program import HAVE_HIGHS
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 from plait.network.topology.trees import STRAIGHT
-from plait.policies.aggregation import ROUTES, WithAggregation, manager_of
-from plait.policies.aggregation.requests import lease_of
+from plait.policies.aggregation import ROUTES, WithAggregation, lease_of, manager_of
 from plait.policies.catalog import make_policy
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 RACKS = networked(Cluster.parse("8x4@4"), "leaf-spine:oversubscription=4,aggregators=4000,aggregating=all")
 WORLD = replace(make_world("ideal"), physics=NetworkPhysics())

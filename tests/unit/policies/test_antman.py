@@ -21,9 +21,9 @@ from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec, JobTable, 
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
 from plait.core.policy import Usage, View
 from plait.core.resources import Resource, StageProfile
+from plait.policies import guest_walk, guest_walk_kernels
 from plait.policies.antman import AntMan
 from plait.policies.catalog import make_policy
-from plait.policies.guest_walk import kernels, walk
 from plait.reproduce.antman.workload import Workload, jobs_of
 from plait.sim.run import simulate
 from plait.sim.world import make_world
@@ -631,16 +631,16 @@ def test_no_gang_waits_for_ever_and_all_rules_hold(seed: int) -> None:
 def test_the_walk_does_what_its_reference_does_compiled_or_not(
     monkeypatch: pytest.MonkeyPatch, seed: int, work: bool
 ) -> None:
-    if work and not (os.environ.get("PLAIT_SLOW") or has_machine_code(kernels.start_guests)):
+    if work and not (os.environ.get("PLAIT_SLOW") or has_machine_code(guest_walk_kernels.start_guests)):
         pytest.skip("compiles for 10 s, or lacks the extra [sim]; set PLAIT_SLOW=1")
     compared = [0]
 
     def both(
-        lists: walk.Lists,
-        projects: walk.Projects,
-        jobs: walk.Jobs,
-        devices: walk.Devices,
-        rules: walk.Rules,
+        lists: guest_walk.Lists,
+        projects: guest_walk.Projects,
+        jobs: guest_walk.WalkJobs,
+        devices: guest_walk.Devices,
+        rules: guest_walk.GuestRules,
         measured: Any,
     ) -> Any:
         copies = [
@@ -663,9 +663,9 @@ def test_the_walk_does_what_its_reference_does_compiled_or_not(
         compared[0] += 1
         return ours_alone(lists, projects, jobs, devices, rules, measured)
 
-    ours_alone = walk.walk
-    monkeypatch.setattr(walk, "walk", both)
-    monkeypatch.setattr(walk, "either", lambda kernel, *_: kernel if work else plain(kernel))
+    ours_alone = guest_walk.walk
+    monkeypatch.setattr(guest_walk, "walk", both)
+    monkeypatch.setattr(guest_walk, "either", lambda kernel, *_: kernel if work else plain(kernel))
     chance = random.Random(seed)
     here = crowded_house(chance, seed)
     for i in range(50):

@@ -10,7 +10,7 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
 from plait.policies.catalog import make_policy
-from plait.policies.parts.batches import knapsack
+from plait.policies.compose import knapsack
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 

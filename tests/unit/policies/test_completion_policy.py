@@ -17,10 +17,10 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.core.resources import StageProfile
+from plait.policies.by_completion import progress_values
 from plait.policies.catalog import make_policy
 from plait.policies.interleave import Room
-from plait.policies.parts.by_completion import progress_values
-from plait.policies.parts.list_schedule import ByListSchedule, list_schedule
+from plait.policies.predicted import ByListSchedule, list_schedule
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from plait.core.jobs import JobBatch
 from plait.policies.gandiva import Gandiva
-from plait.sim.contract import CLUSTERS, COSTLY, Workload, outages, play, random_jobs
+from plait.sim.contract import CLUSTERS, COSTLY, SmallWorkload, outages, play, random_jobs
 
 
 def test_a_migration_beside_a_kept_pair() -> None:
@@ -17,6 +17,6 @@ def test_a_migration_beside_a_kept_pair() -> None:
     saves = np.random.default_rng((seed, 5)).choice([0, 0, 1, 2], len(jobs)).astype(np.int64)
     jobs = JobBatch.of(replace(spec, retries=1000) for spec in jobs.replace(checkpoints=saves))
     world = replace(COSTLY, checkpoint_every_s=120.0, job_mtbf_s=4000.0)
-    workload = Workload("outages", jobs, CLUSTERS[seed % len(CLUSTERS)], world, seed=seed)
+    workload = SmallWorkload("outages", jobs, CLUSTERS[seed % len(CLUSTERS)], world, seed=seed)
     played = play(Gandiva(), replace(workload, changes=outages(workload, seed)))
     assert len(played.ends()) == len(jobs)

@@ -11,7 +11,7 @@ from plait.control.job_store import JobStore
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy
-from plait.policies.parts.gittins import CensoredSizes, Distribution
+from plait.policies.gittins import CensoredSizes, Distribution
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from sampling import examples

@@ -17,11 +17,10 @@ from plait.core.plan import Gate, Plan
 from plait.core.policy import Policy, View
 from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
-from plait.grouping.model.interference import MEASURED_INTERFERENCE
+from plait.grouping.times import MEASURED_INTERFERENCE
 from plait.policies.catalog import make_policy
+from plait.policies.compose import Composed, by_arrival
 from plait.policies.interleave import Interleave, Room, candidates
-from plait.policies.parts.compose import Composed
-from plait.policies.parts.orders import by_arrival
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
 from plait.sim.world import make_world

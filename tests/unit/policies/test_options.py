@@ -12,12 +12,12 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.core.highs import HAVE_HIGHS
 from plait.core.jobs import JobBatch
-from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.placement import SkewAware
 from plait.policies.catalog import CATALOG, COMMON, make_policy, rows
-from plait.policies.options import Option, Range, number
-from plait.policies.parts.gittins import Distribution, FixedIndex, LearntIndex
+from plait.policies.gittins import Distribution, FixedIndex, LearntIndex
+from plait.policies.options import PolicyOption, Range, number
 from plait.policies.tiresias import Queues
 from plait.sim.run import simulate
 from plait.sim.world import make_world
@@ -124,11 +124,11 @@ def test_the_quantum_reaches_the_learnt_index() -> None:
 
 def test_declared_once() -> None:
     assert number("x", 1, 5).takes == "a number from 1 to 5"
-    assert Option("whatever").parse("mine", "o", "on") is True
-    assert Option("whatever").parse("mine", "o", "2.5") == 2.5
+    assert PolicyOption("whatever").parse("mine", "o", "on") is True
+    assert PolicyOption("whatever").parse("mine", "o", "2.5") == 2.5
     assert not Range(also=("a",)).spread
     for row in rows().values():
-        assert all(isinstance(option, Option) and option.help for option in row.options.values())
+        assert all(isinstance(option, PolicyOption) and option.help for option in row.options.values())
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from adaptive_cases import adaptive, controlled, estimate, fixed, nodes_of, repo
 from plait.control.controller import Controller
 from plait.control.messages import JobFinished, JobSubmitted, NodeLost, ProgressReported, ReplanDue
 from plait.core.cluster import Cluster
+from plait.core.highs import HAVE_HIGHS
 from plait.core.jobs import JobBatch, JobClass, JobSpec
-from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.policies.catalog import make_policy
 from plait.policies.pollux import Pollux
 from plait.sim.run import simulate

@@ -11,7 +11,7 @@ from adaptive_cases import adaptive, controlled, estimate, fixed, nodes_of, repo
 from plait.control.messages import JobFinished, JobSubmitted, NodeLost, ProgressReported, ReplanDue
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobClass
-from plait.goodput.allocate.fitness import fitness
+from plait.goodput.fitness import fitness
 from plait.policies.catalog import make_policy
 from plait.policies.pollux import Pollux
 from plait.policies.sizing import steps

@@ -13,7 +13,7 @@ from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 ORDERS = ("srtf", "srsf", "sjf", "muri-s", "muri-s:order=lookahead", "muri-s:objective=completion", "plait")
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.policy import View
-from plait.policies.parts.regrouping import RatedGroup, parts_of, pays_s, stay_whole, units_of
+from plait.policies.interleave import RatedGroup, parts_of, pays_s, stay_whole, units_of
 
 
 def view_of(running_group: list[int], kept: list[int] = [], **more: object) -> View:  # noqa: B006 - never written

@@ -17,11 +17,10 @@ from plait.core.jobs import Checkpoints, JobClass, Phase
 from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.policies.catalog import make_policy
-from plait.policies.sizing import line_kernels
+from plait.policies.sizing import kernels
 from plait.policies.sizing.free_gpus import FreeGpus
 from plait.policies.sizing.pools import Pool, pools
-from plait.policies.sizing.rounds import InRounds
-from plait.policies.sizing.skippable_rounds import unchanged_until
+from plait.policies.sizing.rounds import InRounds, unchanged_until
 from plait.policies.sizing.steps import Ladder
 from sampling import sample
 
@@ -152,5 +151,5 @@ def test_the_line_is_the_same_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_that_compile_are_those_of_the_words() -> None:
     named = Phase.RUNNING, JobClass.OPPORTUNISTIC, Checkpoints.PERIODIC, Estimate.RESTART_S
-    numbers = line_kernels._RUNNING, line_kernels._OPPORTUNISTIC, line_kernels._PERIODIC, line_kernels._RESTART_S
+    numbers = kernels._RUNNING, kernels._OPPORTUNISTIC, kernels._PERIODIC, kernels._RESTART_S
     assert tuple(map(int, named)) == numbers

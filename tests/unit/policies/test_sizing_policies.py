@@ -10,11 +10,11 @@ from adaptive_cases import adaptive, controlled, estimate, fixed, nodes_of, size
 
 from plait.control.messages import JobFinished, ReplanDue
 from plait.core.errors import InputError
+from plait.core.highs import HAVE_HIGHS
 from plait.core.jobs import JobSpec
 from plait.core.plan import Gate
 from plait.core.resources import StageProfile
-from plait.goodput.allocate.fitness import fitness
-from plait.goodput.allocate.solver import HAVE_HIGHS
+from plait.goodput.fitness import fitness
 from plait.policies.catalog import make_policy
 from plait.policies.optimus import Optimus, grants
 from plait.policies.pollux import Pollux

@@ -15,20 +15,21 @@ from adaptive_cases import fixed
 from plait.control.controller import Controller
 from plait.control.messages import Adjust, Command, Event, JobSubmitted, Launch, ReplanDue, Stop, to_json
 from plait.core.cluster import Cluster
+from plait.core.highs import HAVE_HIGHS
 from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec
 from plait.core.preemption import RULES, PreemptionRule
-from plait.goodput.allocate import exact_placement, kinds, knapsack, solver
-from plait.goodput.allocate import ilp as programs_of
-from plait.goodput.model.shipped import shipped
+from plait.goodput import ilp as programs_of
+from plait.goodput import kinds, knapsack
+from plait.goodput.shipped import shipped
 from plait.policies.catalog import make_policy
 from plait.policies.sizing import rounds
 from plait.sim.failures import NodeChange
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
-needs_solver = pytest.mark.skipif(not solver.HAVE_HIGHS, reason="needs highspy: the extra sim")
+needs_solver = pytest.mark.skipif(not HAVE_HIGHS, reason="needs highspy: the extra sim")
 SLOW = bool(os.environ.get("PLAIT_SLOW"))
 MORE = ["pollux", "pollux:group=interleave", "sia:patience_s=700,restart_s=200,interval_s=45"] if SLOW else []
 POLICIES = [
@@ -151,7 +152,7 @@ def test_a_trace_like_the_demo_takes_few_decisions_and_no_integer_program(
     tables, programs = Counter[str](), Counter[str]()
     for module, name in ((kinds, "knapsack_of_one_size"), (knapsack, "knapsack_of_one_size"), (knapsack, "knapsack")):
         monkeypatch.setattr(module, name, counted(getattr(module, name), tables))
-    for module in (kinds, programs_of, exact_placement):
+    for module in (kinds, programs_of):
         monkeypatch.setattr(module, "solve", counted(module.solve, programs))
     ours = run(policy, case)
     assert ours.commands == every.commands

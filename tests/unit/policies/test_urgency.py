@@ -14,7 +14,7 @@ from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Plan
 from plait.core.policy import View, ignored_by
 from plait.policies.catalog import CATALOG, make_policy
-from plait.policies.parts.ignored_requests import TELL_CLASSES_APART, remarks
+from plait.policies.ignored_requests import TELL_CLASSES_APART, remarks
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 

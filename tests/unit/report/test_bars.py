@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from plait.report.bars import GroupedBar, grouped_bars_svg
+from plait.report.charts import GroupedBar, grouped_bars_svg
 
 SPACE = "{http://www.w3.org/2000/svg}"
 

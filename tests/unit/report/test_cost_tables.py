@@ -4,16 +4,15 @@ import json
 
 import pytest
 
-from plait.control.figures.prices import Prices
+from plait.control.prices import Prices
 from plait.core.cluster import Cluster
-from plait.report.costs import MOST, by_owner, owner_rows
 from plait.report.html import html_report
-from plait.report.tables import write_json
+from plait.report.tables import MOST, by_owner, owner_rows, write_json
 from plait.sim.studies.cases import Case, run_case
 from plait.sim.world import make_world
+from plait.traces.assign import assign_tenants
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.assign import assign_tenants
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.report.html import html_report, write_html
-from plait.report.payload import distribution, embed, gantt
-from plait.report.sections import sweep_page
-from plait.report.stages import StageGroup, StageRow, stages_page
+from plait.report.html import distribution, embed, gantt, html_report, write_html
+from plait.report.sections import StageGroup, StageRow, stages_page, sweep_page
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028'\""

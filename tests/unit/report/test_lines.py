@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 import pytest
 
 from plait.core.errors import InputError
-from plait.report.lines import Line, lines_svg
+from plait.report.charts import ChartLine, lines_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_every_line_is_drawn_and_named_and_its_best_point_marked() -> None:
-    lines = [Line("a <b>", [1, 2, 4, 8], [1, 3, 2, 1], mark_best=True), Line("flat", [1, 8], [0.5, 0.5])]
+    lines = [ChartLine("a <b>", [1, 2, 4, 8], [1, 3, 2, 1], mark_best=True), ChartLine("flat", [1, 8], [0.5, 0.5])]
     root = ElementTree.fromstring(lines_svg("Goodput", lines, "batch", "examples/s"))
     curves = [c.attrib["points"].split() for c in root.iter(f"{SVG}polyline")]
     assert [len(c) for c in curves] == [4, 2]
@@ -25,15 +25,21 @@ def test_every_line_is_drawn_and_named_and_its_best_point_marked() -> None:
 
 
 def test_powers_of_two_are_equally_far_apart() -> None:
-    picture = lines_svg("t", [Line("a", [1, 2, 4], [1, 1, 1])], "x", "y")
+    picture = lines_svg("t", [ChartLine("a", [1, 2, 4], [1, 1, 1])], "x", "y")
     (points,) = re.findall(r"points='([^']*)'", picture)
     x = [float(p.split(",")[0]) for p in points.split()]
     assert x[2] - x[1] == pytest.approx(x[1] - x[0], abs=0.11)
 
 
 @pytest.mark.parametrize(
-    "line", [Line("a", [0, 1], [1, 1]), Line("a", [1], [1, 2]), Line("a", [], []), Line("a", [1], [float("nan")])]
+    "line",
+    [
+        ChartLine("a", [0, 1], [1, 1]),
+        ChartLine("a", [1], [1, 2]),
+        ChartLine("a", [], []),
+        ChartLine("a", [1], [float("nan")]),
+    ],
 )
-def test_lines_that_cannot_be_drawn_are_named(line: Line) -> None:
+def test_lines_that_cannot_be_drawn_are_named(line: ChartLine) -> None:
     with pytest.raises(InputError, match="'a'"):
         lines_svg("t", [line], "x", "y")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core.errors import InputError
-from plait.report.scatter import Cloud, scatter_svg
+from plait.report.charts import Cloud, scatter_svg
 
 
 def test_scatter_refuses_what_cannot_be_drawn() -> None:

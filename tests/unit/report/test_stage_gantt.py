@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from plait.report.stages import StageGroup, StageRow, stages_page, stages_svg, write_stages
+from plait.report.sections import StageGroup, StageRow, stages_page, stages_svg, write_stages
 
 A, B = StageRow("a", 0, (1.0, 2.0, 3.0, 1.0)), StageRow("b", 1, (2.0, 1.0, 1.0, 0.0))
 

@@ -7,9 +7,7 @@ import stat
 import pytest
 from rich.console import Console
 
-from plait.control.figures import costs, network_figures
-from plait.control.figures.class_figures import NAMES
-from plait.control.metrics import SHARING, SPILL
+from plait.control.metrics import CLASS_NAMES, COST_NAMES, NETWORK_NAMES, SHARING, SPILL
 from plait.report.files import whole_file
 from plait.report.metrics import METRICS, best, show, unit_of
 from plait.report.tables import comparison_table, write_csv, write_jobs_csv, write_json
@@ -103,6 +101,6 @@ def test_units_and_winners():
 
 
 def test_every_shown_metric_is_in_the_summary(results):
-    assert {m.key for m in METRICS} - {*SHARING, SPILL, *NAMES, *costs.NAMES, *network_figures.NAMES} <= set(
+    assert {m.key for m in METRICS} - {*SHARING, SPILL, *CLASS_NAMES, *COST_NAMES, *NETWORK_NAMES} <= set(
         results[0].summary
     )

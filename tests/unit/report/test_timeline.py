@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from plait.core.errors import InputError
-from plait.report.figures import cdf_svg, policy_bars_svg
+from plait.report.sections import cdf_svg, policy_bars_svg
 from plait.report.timeline import write_chrome_trace
 
 

@@ -24,7 +24,7 @@ from plait.reproduce.antman.variants import ANTMAN, COMPARED, GANDIVA, PARTS, PR
 from plait.reproduce.antman.workload import GPUS, NINTH, Workload, jobs_of, nine_models, trace_of
 from plait.sim.run import simulate
 from plait.sim.world import make_world
-from plait.traces.profiles import catalogue
+from plait.traces.assign import catalogue
 
 slow = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="takes minutes; set PLAIT_SLOW=1")
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plait.goodput.model.batch import best_batch
-from plait.goodput.model.objective import Measurements, loss
+from plait.goodput.batch import best_batch
+from plait.goodput.throughput import Measurements, loss
 from plait.reproduce.pollux.adaptive import AdaptiveJob, table_of
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, Shape, free_gpus, run
 from plait.reproduce.pollux.pollux import FLOOR, Pollux, PolluxExact, PolluxSearch, Round

@@ -16,19 +16,16 @@ from plait.core.goodput import THETA, BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Group, Groups, Member, Plan
 from plait.core.policy import Policy, View
-from plait.goodput.model.shipped import shipped
-from plait.goodput.model.throughput import step_s
+from plait.goodput.shipped import shipped
+from plait.goodput.throughput import step_s
 from plait.policies.catalog import make_policy
-from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.backend import Simulator
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
-from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
-from plait.sim.settings import SimulationSettings
-from plait.sim.training import Training
-from plait.sim.world import make_world
+from plait.sim.training import AdaptiveJobs, Training
+from plait.sim.world import Overheads, SimulationSettings, make_world
 from plait.traces.load import load_jobs
 from plait.traces.table import new_meta
 from plait.traces.validate import checked_table

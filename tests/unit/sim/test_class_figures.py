@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.figures.class_figures import NAMES
 from plait.control.history import History
-from plait.control.metrics import RunResult, measure
+from plait.control.metrics import CLASS_NAMES, RunResult, measure
 from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec
 from plait.core.preemption import PreemptionRule
@@ -98,6 +97,6 @@ def test_a_job_stopped_without_a_checkpoint_is_a_kill() -> None:
 
 
 def test_only_runs_with_classes_have_such_figures() -> None:
-    assert not set(NAMES) & set(figures("antman", job("a", 10.0)).summary)
+    assert not set(CLASS_NAMES) & set(figures("antman", job("a", 10.0)).summary)
     some = figures("antman", job("a", 10.0), job("b", 10.0, GUEST), job("c", 10.0, AUTO)).summary
-    assert set(NAMES) <= set(some)
+    assert set(CLASS_NAMES) <= set(some)

@@ -11,16 +11,16 @@ from plait.control.controller import Controller
 from plait.control.log import EventLog, read_log
 from plait.control.messages import Command, Event, Grant
 from plait.control.replay import replay
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster, Link, Network, Switch
 from plait.core.errors import InputError, PlanError, SimulationError
 from plait.core.jobs import InaRequest, JobBatch, JobSpec
+from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.policies.catalog import make_policy
 from plait.sim.backend import Simulator
 from plait.sim.contention.network import NetworkPhysics
-from plait.sim.contract import COSTLY, IDEAL, Workload, play, random_jobs
+from plait.sim.contract import COSTLY, IDEAL, SmallWorkload, play, random_jobs
 from plait.sim.run import simulate
 
 SIZE = 16
@@ -73,7 +73,7 @@ def test_a_run_with_grants_keeps_its_invariants_and_replays(tmp_path: Path) -> N
 
 
 def test_a_run_with_grants_goes_on_unchanged_from_snapshots() -> None:
-    workload = Workload("shared switch", random_jobs(5, 12), CLUSTER, COSTLY)
+    workload = SmallWorkload("shared switch", random_jobs(5, 12), CLUSTER, COSTLY)
     whole = play(Partitioned(make_policy("srtf")), workload)
     steps = range(10, len(whole.lines), max(1, len(whole.lines) // 8))
     parts = play(

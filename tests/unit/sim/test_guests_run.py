@@ -26,11 +26,11 @@ from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Group, Groups, Member, Plan, Reservation
 from plait.core.policy import Usage, View
 from plait.core.resources import StageProfile
+from plait.report.html import gantt
 from plait.report.metrics import METRICS
-from plait.report.payload import gantt
 from plait.report.timeline import write_chrome_trace
-from plait.sim.contention.neighbours import Neighbours
-from plait.sim.contract import CLUSTERS, COSTLY, IDEAL, Workload, outages, play, random_jobs
+from plait.sim.contract import CLUSTERS, COSTLY, IDEAL, SmallWorkload, outages, play, random_jobs
+from plait.sim.neighbours import GpuNeighbours
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate, simulator
 from plait.sim.world import World
@@ -125,7 +125,7 @@ def test_a_guest_that_comes_later_slows_who_runs_and_a_stop_of_it_frees_them() -
 def test_a_change_reaches_guests_through_other_guests() -> None:
     """Groups touch in a chain: 0-1, 1-2, 2-3."""
     chain = [host(0, 0), guest(1, 0, 1), host(2, 1), guest(3, 1, 2), host(4, 3)]
-    neighbours = Neighbours()
+    neighbours = GpuNeighbours()
     neighbours.put(Groups.of(chain))
     assert sorted(neighbours.around(np.array([0])).jobs.tolist()) == [0, 1, 2, 3]
     assert neighbours.around(np.array([3])).jobs.tolist() == [4]
@@ -296,11 +296,11 @@ class Roulette:
         return Plan.of(groups, dict.fromkeys(waiting, "no luck"), until, tuple(reservations))
 
 
-def workload(seed: int, world: World) -> Workload:
+def workload(seed: int, world: World) -> SmallWorkload:
     jobs = random_jobs(seed, 10, 4).replace(cpus=np.zeros(10), memory_bytes=np.zeros(10))
     jobs = jobs.replace(gpu_memory_bytes=np.zeros(10), job_class=np.arange(10) % len(JobClass))
     cluster = CLUSTERS[seed % 4]
-    some = Workload(f"guests on {cluster}", jobs, cluster, world, seed=seed)
+    some = SmallWorkload(f"guests on {cluster}", jobs, cluster, world, seed=seed)
     return replace(some, changes=outages(some, seed))
 
 

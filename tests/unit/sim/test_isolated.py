@@ -8,10 +8,9 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
-from plait.goodput.model.shipped import shipped
-from plait.sim.isolated import isolated_s
+from plait.goodput.shipped import shipped
 from plait.sim.studies.cases import Case, run_case
-from plait.sim.training import Training
+from plait.sim.training import Training, isolated_s
 from plait.sim.world import make_world
 
 #: a pass takes 0.1 s whatever the batch, synchronising inside a node as much again, between nodes 0.3 s

@@ -9,9 +9,9 @@ import pytest
 
 from plait.control.history import History
 from plait.control.metrics import measure
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
+from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import StageProfile
 from plait.network.topology.read import networked
@@ -21,7 +21,7 @@ from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
 from plait.sim.world import World, make_world
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 #: Two racks of two nodes with four GPUs; one spine, half the rate of the nodes of a rack to it.
 RACKS = networked(Cluster.parse("4x4@2"), "leaf-spine:spines=1,oversubscription=2,link_gbps=80,aggregators=4096")

@@ -16,14 +16,13 @@ from plait.control.messages import Event, JobFinished, ProgressReported, ReplanD
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import JobBatch, JobSpec, Phase
-from plait.goodput.model.shipped import shipped
+from plait.goodput.shipped import shipped
 from plait.policies.catalog import CATALOG, make_policy
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
-from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import Simulation, simulate, simulator
-from plait.sim.world import World
+from plait.sim.world import Overheads, World
 from sampling import examples
 from strategies import profiles
 

@@ -9,17 +9,16 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
-from plait.sim.running import Running
-from plait.sim.settings import SimulationSettings
-from plait.sim.world import make_world
+from plait.sim.running import JobsOnGpus
+from plait.sim.world import SimulationSettings, make_world
 
 
-def drawn(seed: int) -> Running:
+def drawn(seed: int) -> JobsOnGpus:
     """Twenty jobs, some of which have begun."""
     chance, world = np.random.default_rng(seed), make_world("ideal")
     specs = [JobSpec(id=f"j{i}", iterations=1000.0, iteration_s=float(chance.uniform(0.1, 2.0))) for i in range(20)]
     settings = SimulationSettings(physics=world.physics, overheads=world.overheads)
-    here = Running(JobBatch.of(specs), Cluster.parse("1x8"), settings)
+    here = JobsOnGpus(JobBatch.of(specs), Cluster.parse("1x8"), settings)
     here.now = 5000.0
     here.since_ms[:], here.done_ms[:] = chance.integers(0, 9000, 20), chance.uniform(0.0, 90.0, 20)
     here.rate[:], here.fail_ms[:] = chance.uniform(0.1, 1.0, 20), chance.choice([math.inf, 1e5], 20)

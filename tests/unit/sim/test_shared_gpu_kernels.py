@@ -12,8 +12,7 @@ from plait.core.jit import has_machine_code, plain
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import StageProfile
-from plait.sim import shared_gpu
-from plait.sim.contention import neighbours
+from plait.sim import neighbours, shared_gpu
 from reference import shared_gpu as reference
 
 KERNELS = neighbours.connected, neighbours.enter, neighbours.drop, shared_gpu.host_loads, shared_gpu.beside_others
@@ -39,7 +38,7 @@ def drawn_group(chance: random.Random, jobs: list[int], gpus: list[int]) -> Grou
 @pytest.mark.parametrize("seed", range(10))
 def test_groups_that_share_gpus_are_found_whoever_came_and_left(seed: int) -> None:
     chance, running, number = random.Random(seed), list[Group](), 0
-    tables = neighbours.Neighbours()
+    tables = neighbours.GpuNeighbours()
     for _ in range(60):
         if running and chance.random() < 0.4:
             at = chance.randrange(len(running))

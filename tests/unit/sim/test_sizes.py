@@ -8,7 +8,7 @@ from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import StageProfile
-from plait.forecast.turns import TurnsPhysics
+from plait.outlook.fidelity import TurnsPhysics
 from plait.policies.catalog import make_policy
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate

@@ -18,13 +18,13 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.preemption import FREELY
 from plait.placement import kernels
 from plait.policies.catalog import make_policy
-from plait.policies.parts.compose import Composed
+from plait.policies.compose import Composed
 from plait.sim import run as runs
+from plait.sim import stretch as stretching
+from plait.sim import stretch_kernels
 from plait.sim.failures import NodeChange
 from plait.sim.run import Simulation, Step, simulate, simulator
-from plait.sim.stretch import decide, loop, state
-from plait.sim.stretch import run as stretching
-from plait.sim.stretch.run import outside
+from plait.sim.stretch import outside
 from plait.sim.world import World, make_world
 
 #: What only the policy's last decision says, of jobs that have ended, and scratch.
@@ -207,19 +207,27 @@ def _after(part: Callable[..., Any], then: Callable[[Any], None]) -> Callable[..
 
 
 def _forget_wake(s: Any) -> None:
-    if s.counts[state.SETTLED] == 1:
-        s.at[state.WAKE] = np.inf
+    if s.counts[stretch_kernels.SETTLED] == 1:
+        s.at[stretch_kernels.WAKE] = np.inf
 
 
 #: What is broken -> where, by its name there, and the broken part.
 MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "two jobs that end at once end by number": (state, "earlier", _last_number_first),
-    "a wake-up is not withdrawn by a settled plan": (decide, "follow", _after(decide.follow, _forget_wake)),
+    "two jobs that end at once end by number": (stretch_kernels, "earlier", _last_number_first),
+    "a wake-up is not withdrawn by a settled plan": (
+        stretch_kernels,
+        "follow",
+        _after(stretch_kernels.follow, _forget_wake),
+    ),
     "room is what is free on all nodes": (kernels, "total", lambda values: int(values.max())),
-    "kept jobs stay": (decide, "released_s", lambda s: np.inf),
-    "GPUs of a job that is shut out stay free": (decide, "hold_for_shut_out", lambda s: None),
-    "a gang that is spread is slower": (decide, "over_many_nodes", lambda *gang: False),
-    "equal keys go by number": (decide, "ahead", lambda a, b, preempt, runs, keys: bool(keys[a] <= keys[b] and a != b)),
+    "kept jobs stay": (stretch_kernels, "released_s", lambda s: np.inf),
+    "GPUs of a job that is shut out stay free": (stretch_kernels, "hold_for_shut_out", lambda s: None),
+    "a gang that is spread is slower": (stretch_kernels, "over_many_nodes", lambda *gang: False),
+    "equal keys go by number": (
+        stretch_kernels,
+        "ahead",
+        lambda a, b, preempt, runs, keys: bool(keys[a] <= keys[b] and a != b),
+    ),
 }
 
 
@@ -231,7 +239,9 @@ def test_no_rule_of_a_stretch_can_be_left_out(rule: str | None, monkeypatch: pyt
     for policy, name in (("2d-las:quantum_s=60", "plait"), ("srsf:placement=counting", "plait"), ("srsf", "ideal")):
         world = make_world(name)
         driven, lines = played(jobs, "2x8", policy, world, monkeypatch, "compared")
-        monkeypatch.setattr(stretching, "run_stretch", getattr(loop.run_stretch, "py_func", loop.run_stretch))
+        monkeypatch.setattr(
+            stretching, "run_stretch", getattr(stretch_kernels.run_stretch, "py_func", stretch_kernels.run_stretch)
+        )
         if rule is not None:
             monkeypatch.setattr(*MUTATIONS[rule])
         stretched, other_lines = played(jobs, "2x8", policy, world, monkeypatch)

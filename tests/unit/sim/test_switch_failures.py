@@ -12,14 +12,14 @@ from plait.control.history import History
 from plait.control.log import EventLog, read_log
 from plait.control.messages import NodeJoined, NodeLost, SwitchJoined, SwitchLost
 from plait.control.replay import replay
-from plait.core.aggregation.request import InaRequest
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, TraceError
+from plait.core.ina_request import InaRequest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.network.topology.read import networked
 from plait.policies.catalog import make_policy
 from plait.sim.contention.network import NetworkPhysics
-from plait.sim.contract import Workload, play
+from plait.sim.contract import SmallWorkload, play
 from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures, read_failures
 from plait.sim.run import simulate
 from plait.sim.world import World, make_world
@@ -157,7 +157,7 @@ def test_runs_with_lost_switches_go_on_from_snapshots_and_replay_from_logs(polic
             [(70, False), (90, False), (150, True), (210, True), (300, False), (301, False), (420, True), (430, True)]
         )
     )  # fmt: skip
-    workload = Workload("lost switches", jobs, RACKS, WORLD, changes=changes)
+    workload = SmallWorkload("lost switches", jobs, RACKS, WORLD, changes=changes)
     whole = play(make_policy(policy), workload)
     assert sum('"SwitchLost"' in line for line in whole.lines) == 4
     steps = range(4, len(whole.lines), max(1, len(whole.lines) // 10))

@@ -12,8 +12,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy
 from plait.policies.options import Range
-from plait.sim.studies.search import ONE_QUEUE, Choice, Space, search
-from plait.sim.studies.tune import Fit, average_jct_s, fit_policy
+from plait.sim.studies.tune import ONE_QUEUE, Setting, Space, TunedPolicy, average_jct_s, fit_policy, search
 
 CLUSTER = Cluster.parse("2x4")
 
@@ -36,7 +35,7 @@ def batch(n):
 @pytest.fixture
 def few(monkeypatch):
     """Fewer thresholds tried alone, so that a test is short."""
-    monkeypatch.setattr("plait.sim.studies.search.GRID", 4)
+    monkeypatch.setattr("plait.sim.studies.tune.GRID", 4)
 
 
 def fit_thresholds(jobs, cluster, max_queues=4, policy="tiresias-l"):
@@ -161,14 +160,14 @@ def test_the_search_takes_few_jobs_first_and_prefers_what_is_simple():
     assert far(float(dict(found.options)["knob"]), 20.0) < 0.3
     counts = [len({c for c, p in asked if p == part}) for part in (1 / 9, 1 / 3)]
     assert counts[0] > 2 * counts[1] > 10
-    assert search(space, lambda choice, part: 1.0) == Choice()
+    assert search(space, lambda choice, part: 1.0) == Setting()
     assert search(space, lambda c, part: float(c.thresholds != ONE_QUEUE)).thresholds == ONE_QUEUE
 
 
 def test_the_verdict_is_plain():
     def fit(fitted, default):
         values = {"fitted": fitted, "default": default, "fifo": 9.0, "srsf": 1.0}
-        return Fit("f", "d", {}, (1.0,), 2, (1.0,), values, values, 1, 1, 0, ())
+        return TunedPolicy("f", "d", {}, (1.0,), 2, (1.0,), values, values, 1, 1, 0, ())
 
     assert fit(3.0, 4.0).verdict == "on the second half the fitted options beat d by 25.0%"
     assert "do not beat d: they are 25.0% worse" in fit(5.0, 4.0).verdict

@@ -5,11 +5,11 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
-from plait.goodput.model.shipped import shipped
+from plait.goodput.shipped import shipped
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
-from plait.traces.adaptive import no_larger_than
+from plait.traces.load import no_larger_than
 
 CIFAR = shipped()["cifar10"]
 

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 from plait.core.errors import InputError
+from plait.traces.assign import assign_classes, assign_deadlines, assign_models, catalogue, uniforms
 from plait.traces.load import load_jobs
-from plait.traces.offered_load import offered_load
-from plait.traces.profiles import catalogue
-from plait.traces.synthetic.adaptive import SHARES, tuned_sizes
-from plait.traces.synthetic.assign import assign_classes, assign_deadlines, assign_models, uniforms
-from plait.traces.synthetic.generate import PRESETS, generate
-from plait.traces.synthetic.load import target_load
+from plait.traces.synthetic import PRESETS, SHARES, generate, target_load, tuned_sizes
+from plait.traces.table import offered_load
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from plait.advice.past import past_of
 from plait.cli.commands.trace import app
 from plait.core.errors import InputError, TraceError
+from plait.outlook.past import past_of
 from plait.traces.delimited import read_rows
 from plait.traces.files import Source
 from plait.traces.formats.registry import read_trace, sniff
@@ -18,7 +18,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 TABLES = {
     "muri": "muri.csv", "muri_testbed": "muri_testbed.csv", "tiresias": "tiresias.csv", "pollux": "pollux.csv",
     "helios": "helios.csv", "acme_seren": "acme_seren.csv", "acme_kalos": "acme_kalos.csv",
-    "openb2023": "openb_pods.csv", "alibaba2025": "dlrm.csv", "spot2026": "spot.csv", "sacct": "sacct.txt",
+    "openb2023": "openb_pods.csv", "spot2026": "spot.csv", "sacct": "sacct.txt",
 }  # fmt: skip
 HEADERLESS = {"gavel": "gavel10.trace", "synergy": "synergy.csv"}
 LISTS = {"philly": "philly.json", "kueue": "kueue.json"}

@@ -6,10 +6,8 @@ import pytest
 from plait import Cluster, load_jobs, make_world
 from plait.core.errors import InputError
 from plait.sim.studies.cases import Case, run_case
-from plait.traces.offered_load import busy_period, offered_load
-from plait.traces.synthetic.generate import generate
-from plait.traces.synthetic.load import target_load
-from plait.traces.table import TraceTable
+from plait.traces.synthetic import generate, target_load
+from plait.traces.table import TraceTable, busy_period, offered_load
 
 GPUS = 64
 

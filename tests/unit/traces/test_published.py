@@ -8,7 +8,7 @@ import pytest
 
 from plait.traces.canonical import read_canonical, write_canonical
 from plait.traces.formats.registry import read_trace
-from plait.traces.statistics import size_counts
+from plait.traces.table import size_counts
 
 DATA = Path(os.environ.get("PLAIT_DATA") or Path(__file__).parents[4] / "shared" / "data")
 

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError, TraceError
-from plait.traces.formats import gavel, openb2023, spot2026
+from plait.traces.formats.alibaba import read_openb_nodes, read_spot_nodes
 from plait.traces.formats.registry import FORMATS, read_trace, sniff
+from plait.traces.formats.simulators import read_throughputs
 from plait.traces.load import cluster_of, load_jobs
 from plait.traces.table import TraceTable
 from sampling import examples
@@ -32,7 +33,6 @@ FILES = {
     "acme_kalos": "acme_kalos.csv",
     "alibaba2020": "pai",
     "openb2023": "openb_pods.csv",
-    "alibaba2025": "dlrm.csv",
     "spot2026": "spot.csv",
     "sacct": "sacct.txt",
     "kueue": "kueue.json",
@@ -234,17 +234,17 @@ def test_gavel_field_counts_and_throughputs(tmp_path):
     evil = tmp_path / "evil.json"
     evil.write_text('{"v100": {"__import__(\'os\')": {"null": 1}}}')
     with pytest.raises(TraceError, match="expected"):
-        gavel.read_throughputs(evil)
+        read_throughputs(evil)
 
 
 def test_node_lists():
-    nodes = openb2023.read_nodes(FIXTURES / "openb_nodes.csv")
+    nodes = read_openb_nodes(FIXTURES / "openb_nodes.csv")
     assert nodes["gpus"].tolist() == [2, 0]
     assert nodes["gpu_kind"].tolist() == ["P100", None]
     table = read_trace(FIXTURES / "spot.csv", nodes=FIXTURES / "spot_nodes.csv")
     assert table.nodes is not None
     assert table.nodes["node_id"].tolist() == ["n-0"]
-    assert spot2026.read_nodes(FIXTURES / "spot_nodes.csv")["cpu_milli"].tolist() == [32000]
+    assert read_spot_nodes(FIXTURES / "spot_nodes.csv")["cpu_milli"].tolist() == [32000]
 
 
 def test_openb_variants_without_times_say_so(tmp_path):

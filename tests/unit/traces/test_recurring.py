@@ -8,7 +8,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.traces.canonical import read_canonical, write_canonical
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
-from plait.goodput.model.shipped import shipped
-from plait.placement.skew import unknown_models
+from plait.goodput.shipped import shipped
+from plait.placement.packing import unknown_models
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
+from plait.traces.assign import catalogue
 from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs, model_skew
-from plait.traces.profiles import catalogue
 
 MIB = 2.0**20
 Tensors = list[int]

@@ -14,7 +14,7 @@ import numpy as np
 
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
-from plait.goodput.model.fit import Measurements
+from plait.goodput.fit import Measurements
 from plait.runtime.page import Page
 from plait.training.adaptive.choosing import Fitter, choose, first_batch
 from plait.training.adaptive.data.loader import AdaptiveDataLoader

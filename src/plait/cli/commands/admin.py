@@ -222,9 +222,9 @@ def replay(
         controller, found = replay_log(run, make_policy(str(run.header["policy"])))
         count, last_s, difference = len(run.steps), controller.now_s, None if found is None else str(found)
     else:
-        from plait.forecast import log_replay
         from plait.live.layout import Layout
         from plait.live.supervisor.options import remembered
+        from plait.outlook import log_replay
 
         with client(home) as service:
             rows = only_allowed(service.all_events(), allow_policy or (), remembered(Layout.at(home)))

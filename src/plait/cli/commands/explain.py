@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,20 +17,20 @@ from plait.cli.render import adaptive_view
 from plait.cli.render.fidelity_table import FIDELITY_HEADS, coverage_lines, fidelity_lines, fidelity_row
 from plait.cli.render.forecast_lines import forecast_lines
 from plait.cli.render.tables import plain_lines
-from plait.core.words import counted, duration
+from plait.core.words import duration
 
 if TYPE_CHECKING:
-    from plait.forecast.eta import Eta, Forecast, Interval
-    from plait.forecast.log_replay import LoggedEntry
-    from plait.forecast.queue import Foreseen
     from plait.live.client.client import Client
+    from plait.outlook.eta import Forecast
+    from plait.outlook.log_replay import LoggedEntry
+    from plait.outlook.queue import Foreseen
 
 
 def explain(
     job: JobArgument,
     eta: Annotated[
         bool,
-        typer.Option(help="Also simulate the whole queue, ten times, under the policy itself. Slow if long."),
+        typer.Option(help="Check the times: simulate the whole queue, ten times, under the policy. Slow if long."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Random seed of unknown durations, for --eta.")] = 0,
     home: HomeOption = None,
@@ -52,20 +50,20 @@ def explain(
         if forecast is not None:
             tell(service, str(found["id"]), forecast["said"])
     number = found.get("number", job_number(str(found.get("id", job))))
-    foreseen, unforeseen = (None, None) if state is None else try_to_foresee(state, seed, home)
-    mine = None if foreseen is None or number is None else foreseen.honest.etas.get(int(number))
-    # At its own pace, which a job that is about to stop will not keep.
-    left_s = found.get("left_s") if found["state"] == "running" else None
-    mine = mine and _with_pace(mine, left_s)
+    simulated, unknown = (None, None) if state is None else try_to_foresee(state, seed, home)
+    if simulated is not None and forecast is None:
+        unknown = "the service has no forecast of it yet"
+    checked = None
+    if simulated is not None and forecast is not None and number is not None:
+        checked = checked_by(forecast, simulated.raw, int(number))
     if as_json:
-        print_json({**found, "eta": _eta_json(foreseen, mine), "no_eta": unforeseen})
+        print_json({**found, "eta": checked, "no_eta": unknown})
         return
-    lines = explanation_lines({**found, "left_s": None} if mine is not None else found)
+    lines = explanation_lines(found)
     if forecast is not None:
         lines += forecast_lines(forecast)
-    if foreseen is not None and mine is not None:
-        lines += ["  simulated:", *eta_lines(foreseen.honest, mine, left_s)]
-    lines += [f"  no estimate of times: {unforeseen}"] if unforeseen else []
+    lines += [] if checked is None else check_lines(checked)
+    lines += [f"  no estimate of times: {unknown}"] if unknown else []
     for line in lines:
         typer.echo(plain_lines(line))
 
@@ -77,9 +75,9 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None
     """
     from plait.cli.policy_modules import let_load
     from plait.core.errors import PlaitError
-    from plait.forecast.queue import foresee
     from plait.live.layout import Layout
     from plait.live.supervisor.options import remembered
+    from plait.outlook.queue import foresee
 
     try:
         let_load(str(state["policy"]), remembered(Layout.at(home)))
@@ -186,46 +184,49 @@ def _ms(seconds: Any) -> str:
     return "-" if seconds is None else f"{1000 * float(seconds):.1f} ms"
 
 
-def _with_pace(eta: Eta, left_s: float | None) -> Eta:
-    """The forecast with its interval widened to the end that the job's own pace gives, if known."""
-    if left_s is None:
-        return eta
-    end = replace(eta.end, low_s=min(eta.end.low_s, left_s), high_s=max(eta.end.high_s, left_s))
-    return replace(eta, end=end)
+def checked_by(forecast: Mapping[str, Any], simulated: Forecast, number: int) -> dict[str, Any] | None:
+    """The intervals of a job's `forecast`, and how many runs of the simulated queue lie in them.
 
-
-def eta_lines(foreseen: Forecast, eta: Eta, left_s: float | None = None) -> list[str]:
-    """Lines with the intervals of start and end, and the assumptions.
-
-    `foreseen`: forecast of the queue; `eta`: of this job; `left_s`: seconds left at its current pace, if it runs.
+    None for a job that the simulation does not have.
     """
-    lines = []
-    if eta.start is not None:
-        lines.append(f"  starts {_interval(eta.start, foreseen.runs)}")
-    pace = "" if left_s is None else f"; at its pace now in {duration(left_s)}"
-    lines.append(f"  ends   {_interval(eta.end, foreseen.runs)}{pace}")
-    lines += [f"  assumed: {text}" for text in foreseen.assumptions]
-    return lines
-
-
-def _interval(interval: Interval, runs: int) -> str:
-    low, high = (duration(max(0.0, v)) if math.isfinite(v) else None for v in (interval.low_s, interval.high_s))
-    if low is None:
-        return f"in none of {counted(runs, 'run')} of the forecast"
-    if high is None:
-        return f"in {low} or later; in some runs never"
-    return f"in {low}" if low == high else f"in {low} to {high}"
-
-
-def _eta_json(found: Foreseen | None, eta: Eta | None) -> dict[str, Any] | None:
-    if found is None or eta is None:
+    eta = simulated.etas.get(number)
+    if eta is None:
         return None
+    start, end = (times and times["wide_s"] for times in (forecast["start"], forecast["end"]))
     return {
-        "start_in_s": None if eta.start is None else eta.start.to_json(),
-        "end_in_s": eta.end.to_json(),
-        "runs": found.honest.runs,
-        "assumptions": list(found.honest.assumptions),
+        "start_in_s": start,
+        "end_in_s": end,
+        "runs": simulated.runs,
+        "starts_held": None if start is None or eta.start is None else eta.start.held(start),
+        "ends_held": eta.end.held(end),
+        "simulated_start_s": None if eta.start is None else eta.start.to_json(),
+        "simulated_end_s": eta.end.to_json(),
+        "assumptions": list(simulated.assumptions),
     }
+
+
+def check_lines(found: Mapping[str, Any]) -> list[str]:
+    """Lines that compare the forecast with the runs of the simulated queue, and the assumptions of these.
+
+    >>> check_lines({"runs": 10, "starts_held": 9, "ends_held": 2, "simulated_end_s": [60.0, None], "assumptions": []})
+    ['  simulated: starts as said above in 9 of 10 runs; ends as said in 2 of 10, mostly in 1 min 0 s or later']
+    """
+    runs, parts = found["runs"], list[str]()
+    for verb in ("starts", "ends"):
+        held = found[f"{verb}_held"]
+        if held is not None:
+            part = f"{verb} as said{'' if parts else ' above'} in {held} of {runs}{'' if parts else ' runs'}"
+            other = "" if 2 * held >= runs else f", mostly {_span(found[f'simulated_{verb[:-1]}_s'])}"
+            parts.append(part + other)
+    return [f"  simulated: {'; '.join(parts)}", *(f"  assumed there: {text}" for text in found["assumptions"])]
+
+
+def _span(bounds: Sequence[float | None]) -> str:
+    """An interval of the simulation, null for never."""
+    low, high = (None if s is None else duration(max(0.0, s)) for s in bounds)
+    if low is None:
+        return "never"
+    return f"in {low} or later" if high is None else f"in {low} to {high}"
 
 
 def fidelity(
@@ -249,10 +250,10 @@ def fidelity(
     when profiles and policies changed. Predicted are all decisions, waits, and the speed of jobs that share GPUs.
     """
     from plait.cli.policy_modules import only_allowed
-    from plait.forecast import fidelity as judge
-    from plait.forecast.log_replay import read_rows
     from plait.live.layout import Layout
     from plait.live.supervisor.options import remembered
+    from plait.outlook import fidelity as judge
+    from plait.outlook.log_replay import read_rows
 
     allowed = allow_policy or ()
 
@@ -276,8 +277,8 @@ def fidelity(
 
 def _coverage(rows: list[LoggedEntry], *, as_json: bool) -> None:
     """How often intervals held, if each submission of this log had been forecast."""
-    from plait.forecast.coverage import LogCoverage
-    from plait.forecast.log_replay import replay
+    from plait.outlook.coverage import LogCoverage
+    from plait.outlook.log_replay import replay
 
     watch = LogCoverage()
     replay(rows, compare=False, observe=watch)

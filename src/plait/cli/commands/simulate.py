@@ -12,8 +12,8 @@ from plait.cli.experiments.options import Json, Page
 from plait.cli.experiments.request import Request, SweepRequest
 
 if TYPE_CHECKING:
-    from plait.advice.pairs import Pair
     from plait.cli.render.console import Printer
+    from plait.outlook.page import RunPair
 
 JOBS_FILE = "Jobs of a run, of `plait simulate --jobs-csv`."
 
@@ -67,10 +67,10 @@ def compare(
     from functools import partial
     from json import dumps
 
-    from plait.advice.pairs import compare_files, pair_page
     from plait.cli.experiments.outputs import STDOUT, Outputs
     from plait.cli.render.console import console
     from plait.live.notes import note
+    from plait.outlook.page import compare_files, pair_page
     from plait.report.files import write_text
 
     with Outputs() as outputs:
@@ -92,11 +92,11 @@ def compare(
             note(f"wrote {path}")
 
 
-def _show(pair: Pair, printer: Printer) -> None:
+def _show(pair: RunPair, printer: Printer) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from plait.advice.pairs import NAMED, best, changed, worst
+    from plait.outlook.page import NAMED, best, changed, worst
 
     printer.print(Text(pair.sentence))
     for title, rows in (

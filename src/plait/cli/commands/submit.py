@@ -277,14 +277,14 @@ def _of_log(log: Path, asked: Choices) -> dict[str, Any]:
     """The queue at the end of a saved log."""
     from plait.cli.commands.explain import saved_events
     from plait.cli.policy_modules import only_allowed
-    from plait.forecast.coverage import LogCoverage
-    from plait.forecast.log_replay import read_rows, replay
     from plait.live.scheduler.context import Context
     from plait.live.scheduler.explain.choices import Choice, compare, parse_priorities
     from plait.live.scheduler.explain.outlook import foresee
     from plait.live.scheduler.explain.queue_copy import QueueCopy
     from plait.live.scheduler.live_policy import live_policy
     from plait.live.scheduler.options import Options
+    from plait.outlook.coverage import LogCoverage
+    from plait.outlook.log_replay import read_rows, replay
 
     watch = LogCoverage(forecasts=False)
     rows = list(read_rows(only_allowed(saved_events(log), ())))

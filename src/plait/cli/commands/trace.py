@@ -78,7 +78,7 @@ def convert(
     options |= reading(unreadable, columns, time_zone)
     table = read_trace(source, trace_format, strict=strict, **options)
     if models is not None:
-        from plait.traces.synthetic.assign import assign_models
+        from plait.traces.assign import assign_models
 
         table = assign_models(table, seed=seed, mix=models)
     table = _assigned(table, seed, deadlines, opportunistic_share, tenants)
@@ -106,7 +106,7 @@ def generate(
 ) -> None:
     """Generate a synthetic trace."""
     from plait.traces.canonical import write_canonical
-    from plait.traces.synthetic.generate import generate as make
+    from plait.traces.synthetic import generate as make
 
     table = make(preset, jobs, gpus, load, seed, models=models, max_duration_s=max_duration)
     table = _assigned(table, seed, deadlines, opportunistic_share, tenants)
@@ -132,7 +132,7 @@ def show(
     from rich.table import Table
 
     from plait.traces.formats.registry import read_trace
-    from plait.traces.statistics import summary
+    from plait.traces.table import summary
 
     table = read_trace(file, trace_format, strict=strict, **reading(unreadable, columns, time_zone))
     grid = Table(title=str(file), title_justify="left", show_header=False)
@@ -207,7 +207,7 @@ def _assigned(
 ) -> TraceTable:
     """The trace with the deadlines, classes and tenants of the options."""
     from plait.core.errors import InputError
-    from plait.traces.synthetic.assign import assign_classes, assign_deadlines, assign_tenants
+    from plait.traces.assign import assign_classes, assign_deadlines, assign_tenants
 
     if deadlines is not None:
         try:

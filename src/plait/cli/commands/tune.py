@@ -11,7 +11,7 @@ from plait.cli.experiments.options import Censored, FirstJobs, Json, TraceFormat
 from plait.core.words import counted
 
 if TYPE_CHECKING:
-    from plait.sim.studies.tune import Fit
+    from plait.sim.studies.tune import TunedPolicy
 
 
 def tune(
@@ -69,7 +69,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _show(fit: Fit) -> None:
+def _show(fit: TunedPolicy) -> None:
     from rich.table import Table
 
     from plait.cli.render.console import console

@@ -88,12 +88,12 @@ def answer(request: AdviseRequest) -> None:
     """Execute the request."""
     import os
 
-    from plait.advice.advise import Asked, advise
     from plait.cli.experiments.cases import read_prices
     from plait.cli.experiments.outputs import STDOUT, Outputs
     from plait.cli.render.console import console
     from plait.cli.render.progress import Bar
     from plait.live.notes import note
+    from plait.outlook.advice import AdviceRequest, advise
     from plait.policies.catalog import import_from_here, split_policies
 
     import_from_here()
@@ -106,7 +106,7 @@ def answer(request: AdviseRequest) -> None:
         for remark in past.remarks:
             note(f"{request.history or request.name}: {remark}")
         more = {} if request.candidates is None else {"policies": tuple(split_policies(request.candidates))}
-        asked = Asked(
+        asked = AdviceRequest(
             policy=request.policy or "", nodes=tuple(part.strip() for part in request.nodes.split(",") if part.strip()),
             quotas=tuple(request.quota or ()), prices=prices,
             budget=request.budget, processes=request.processes or os.cpu_count() or 1, seed=request.seed, **more,
@@ -121,7 +121,7 @@ def answer(request: AdviseRequest) -> None:
         if to_stdout:
             outputs.print_later(partial(write_text, text=text))
         if page is not None:
-            from plait.advice.page import advice_page
+            from plait.outlook.page import advice_page
 
             outputs.fill(page, partial(write_text, text=advice_page(advice, request.name)))
         show(advice, console(error=to_stdout))
@@ -131,8 +131,8 @@ def answer(request: AdviseRequest) -> None:
 
 def read_past(request: AdviseRequest) -> Any:
     """The past that a request names: in a file, else of the running service."""
-    from plait.advice.past import first_jobs
     from plait.core.errors import InputError
+    from plait.outlook.past import first_jobs
 
     if request.jobs is not None and request.jobs < 1:
         raise InputError(f"--jobs must be at least 1, got {request.jobs}")
@@ -152,7 +152,7 @@ def show(advice: Any, printer: Any) -> None:
     from rich.table import Table
     from rich.text import Text as Plain
 
-    from plait.advice.page import LEFT_EARLY, summary_rows
+    from plait.outlook.page import LEFT_EARLY, summary_rows
 
     fit = advice.fit
     said = "as given" if fit.given else "the closest of those tried"

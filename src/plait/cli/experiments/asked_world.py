@@ -13,11 +13,10 @@ from plait.core.version import __version__
 from plait.network.fluid.iterations import PHASES
 from plait.sim.contention.network import NetworkPhysics
 from plait.sim.guest_models import GuestModels
-from plait.sim.overheads import Overheads
 from plait.sim.physics import MeasuredPhysics, StandardPhysics
 from plait.sim.run import with_round
 from plait.sim.shared_gpu import GpuSharing
-from plait.sim.world import World, make_world
+from plait.sim.world import Overheads, World, make_world
 
 
 def make_asked_world(name: str, request: Request) -> World:

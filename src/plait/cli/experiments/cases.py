@@ -18,8 +18,8 @@ from plait.cli.experiments.asked_world import (
 from plait.cli.experiments.request import Request
 from plait.cli.experiments.workload import read_table, workload_of
 from plait.cli.hardware import read_cluster, with_network
-from plait.control.figures.prices import Prices
 from plait.control.metrics import Window
+from plait.control.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobClass
@@ -29,7 +29,7 @@ from plait.live.notes import note
 from plait.network.gradients import MOST_EXCHANGE
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
-from plait.policies.parts.ignored_requests import classes_ignored, remarks
+from plait.policies.ignored_requests import classes_ignored, remarks
 from plait.sim.contention.network import cut_jobs, with_gradient_bytes
 from plait.sim.failures import read_failures
 from plait.sim.guest_models import GuestModels

@@ -21,17 +21,17 @@ from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.resources import Resource
 from plait.core.words import duration
-from plait.forecast.fidelity import Fidelity, fidelity
-from plait.forecast.log_replay import LogReplay, read_rows, replay
-from plait.forecast.sharing import Sharing, Watch
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
 from plait.live.protocol.job_file import read_jobs
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.up import start
+from plait.outlook.fidelity import Fidelity, fidelity
+from plait.outlook.log_replay import LogReplay, read_rows, replay
+from plait.outlook.sharing import GroupSharing, SharingWatch
 from plait.report.files import write_text
 from plait.report.html import write_html
-from plait.report.stages import StageGroup, StageRow, write_stages
+from plait.report.sections import StageGroup, StageRow, write_stages
 
 #: The demo's list of jobs in `examples/training`.
 JOBS_FILE = "demo.yaml"
@@ -58,7 +58,7 @@ class DemoRun:
 
     policy: str
     result: RunResult
-    sharings: list[Sharing]
+    sharings: list[GroupSharing]
     fidelity: Fidelity
     jct_s: dict[str, float]
     makespan_s: float
@@ -167,7 +167,7 @@ def run_once(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> De
         stop(layout, stop_jobs=True, patience_s=5.0)
         shutil.rmtree(home, ignore_errors=True)
     write_text(out / f"events-{policy.split(':')[0]}.json", json.dumps(log))
-    rows, watch = list(read_rows(log)), Watch()
+    rows, watch = list(read_rows(log)), SharingWatch()
     answer = replay(rows, observe=watch)
     if answer.difference is not None:
         raise PlaitError(f"the replay of the demo makes another decision: {answer.difference}")
@@ -266,7 +266,7 @@ def show(runs: list[DemoRun]) -> None:
     print(f"The largest error is {max(run.fidelity.worst for run in runs):.1%}.")
 
 
-def _sharing_row(run: DemoRun, sharing: Sharing) -> list[str]:
+def _sharing_row(run: DemoRun, sharing: GroupSharing) -> list[str]:
     names = " + ".join(run.names[m.id] for m in sharing.members)
     error = f"{sharing.predicted_s / sharing.measured_s - 1:+.0%}" if sharing.measured_s > 0 else "-"
     speed = f"{sharing.speed:.2f}" if sharing.speed == sharing.speed else "-"
@@ -286,7 +286,7 @@ def write(runs: list[DemoRun], out: Path) -> None:
     print(f"\nOpen {(out / 'live.html').resolve()} (who held which slot) and stages.html next to it in a browser.")
 
 
-def _stages(run: DemoRun, sharing: Sharing) -> StageGroup:
+def _stages(run: DemoRun, sharing: GroupSharing) -> StageGroup:
     names = " + ".join(run.names[m.id] for m in sharing.members)
     predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
     text = f"Together for {duration(sharing.to_s - sharing.from_s)}. An iteration of all: {predicted} by the model, "

@@ -12,7 +12,7 @@ from plait.core.errors import InputError
 from plait.core.words import counted
 
 if TYPE_CHECKING:
-    from plait.advice.past import Past
+    from plait.outlook.past import Past
 
 #: Name of the log of a service in errors.
 SERVICE = "the log of the service"
@@ -25,8 +25,8 @@ def past_of_file(
 
     Raises `InputError` naming file, line and field of what is wrong.
     """
-    from plait.advice.past import past_of, past_of_log
     from plait.cli.hardware import read_cluster
+    from plait.outlook.past import past_of, past_of_log
     from plait.policies.catalog import make_policy
     from plait.traces.formats.registry import read_trace
 
@@ -61,11 +61,11 @@ def past_of_rows(
     """
     from dataclasses import replace
 
-    from plait.advice.past import past_of_controller
     from plait.cli.policy_modules import only_allowed
     from plait.control.messages import NodeLost
     from plait.core.cluster import Cluster
-    from plait.forecast.log_replay import LoggedEntry, read_rows, replay
+    from plait.outlook.log_replay import LoggedEntry, read_rows, replay
+    from plait.outlook.past import past_of_controller
 
     policies: list[str] = []
     lost = 0

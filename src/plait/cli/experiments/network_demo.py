@@ -18,16 +18,15 @@ from plait.cli.commands.network.cluster_view import rate_text, region_text, shar
 from plait.cli.connection import print_table
 from plait.cli.experiments.demonstration import find_examples
 from plait.core.errors import MissingExtra, PlaitError
-from plait.forecast.log_replay import read_rows, replay
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.up import start
+from plait.outlook.log_replay import read_rows, replay
+from plait.report.charts import ChartLine, series_svg
 from plait.report.files import write_text
 from plait.report.html import write_html
-from plait.report.lines import Line
 from plait.report.sections import Section, sections_page
-from plait.report.series import series_svg
 
 SCRIPT = "network_ddp.py"
 #: Aggregators of the switch, of 1,024 B each; megabytes of gradients of a job, its steps, seconds to its deadline.
@@ -169,14 +168,14 @@ def page(worlds: list[World]) -> str:
     """The page of the demo as text: occupancy over time, and what each job had, in each world."""
     sections = []
     for world in worlds:
-        held = Line(
+        held = ChartLine(
             "aggregators that are not free", [0.0, *(one.at_s for one in world.looks)], [0.0, *_held(world.looks)]
         )
         lines = [held]
         for label in sorted(world.last):
             seen = [one for one in world.looks if label in one.jobs]
             region = [float((one.jobs[label]["region"] or {}).get("size", 0) or AGGREGATORS) for one in seen]
-            lines.append(Line(f"may be used by {label}", [one.at_s for one in seen], region))
+            lines.append(ChartLine(f"may be used by {label}", [one.at_s for one in seen], region))
         columns = [{"label": name, "unit": unit, "meaning": why} for name, (unit, why) in COLUMNS.items()]
         rows = [
             {"label": row[0], "cells": [{"text": text, "best": False, "interval": ""} for text in row[1:]]}

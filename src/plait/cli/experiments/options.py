@@ -45,7 +45,7 @@ FirstJobs = Annotated[int | None, typer.Option(help="Only the first N jobs of ea
 #: As the options of `Unreadable` give it.
 UNREADABLE = "1%"
 
-#: Explains `--load`; `plait.traces.offered_load` is the definition.
+#: Explains `--load`; `plait.traces.table` is the definition.
 OFFERED_LOAD = (
     "GPU time due while jobs are submitted, over that of the cluster: at 1 it is just busy, above 1 the queue grows"
 )

@@ -80,8 +80,7 @@ def show(results: Sequence[RunResult], printer: Printer) -> None:
         note("a wider terminal shows more figures; --json, --csv and --report have all of them")
     if any(result.costs is not None for result in results):
         from plait.control.compare import compare, is_of
-        from plait.report.costs import cost_tables
-        from plait.report.tables import labels
+        from plait.report.tables import cost_tables, labels
 
         groups = compare(results)
         first = [next(r for r in results if is_of(r, group)) for group in groups]

@@ -15,10 +15,9 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.live.notes import note
 from plait.sim.studies.cases import parse_range
-from plait.traces.adaptive import no_larger_than
+from plait.traces.assign import assign_classes, assign_models, assign_tenants
 from plait.traces.formats.registry import read_trace
-from plait.traces.load import WITHOUT, load_jobs
-from plait.traces.synthetic.assign import assign_classes, assign_models, assign_tenants
+from plait.traces.load import WITHOUT, load_jobs, no_larger_than
 from plait.traces.table import TraceTable
 
 

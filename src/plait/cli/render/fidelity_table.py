@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from plait.core.words import counted, duration
 
 if TYPE_CHECKING:
-    from plait.forecast.coverage import Share
-    from plait.forecast.fidelity import Compared, Fidelity
+    from plait.outlook.coverage import HeldShare
+    from plait.outlook.fidelity import Fidelity, JobFidelity
 
 #: Columns of a comparison: first what was predicted, then what was given.
 FIDELITY_HEADS = ("job", ">predicted", ">measured", ">error", ">given: start", ">iterations", ">each alone", ">end")
 
 
-def fidelity_row(job: Compared, name: str = "") -> list[str]:
+def fidelity_row(job: JobFidelity, name: str = "") -> list[str]:
     """A row with one job's predicted and measured completion time, and the inputs of the prediction."""
     return [
         name or job.id, f"{job.predicted_s:.2f} s", f"{job.measured_s:.2f} s", f"{job.error:+.1%}",
@@ -27,7 +27,7 @@ def fidelity_row(job: Compared, name: str = "") -> list[str]:
 
 def fidelity_lines(found: Fidelity) -> list[str]:
     """Lines on which values were measured, which were predicted, and which are missing."""
-    from plait.forecast.fidelity import PREDICTED, TAKEN
+    from plait.outlook.fidelity import PREDICTED, TAKEN
 
     lines = [
         f"{found.policy}; the largest error is {found.worst:.1%}",
@@ -45,7 +45,7 @@ def fidelity_lines(found: Fidelity) -> list[str]:
     return lines
 
 
-def coverage_lines(shares: Mapping[str, Share]) -> list[str]:
+def coverage_lines(shares: Mapping[str, HeldShare]) -> list[str]:
     """Lines on how often intervals held, of all forecasts and of forecasts that were corrected by enough others."""
     lines = ["each submission is forecast at its first decision, with what was known then"]
     if not any(share.count for share in shares.values()):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from plait.control.messages import Grant
-from plait.core.aggregation.grants import NetworkGrant, by_job, clashing
 from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
 from plait.core.jobs import JobSpec
+from plait.core.network_grants import NetworkGrant, by_job, clashing
 from plait.core.plan import NO_REASONS, Plan
 
 

@@ -7,21 +7,21 @@ commands and plans use numbers.
 `spec` and `batch` hold requests, `table` the present state. Start at `spec.JobSpec`.
 """
 
-from plait.core.aggregation.request import InaRequest
+from plait.core.ina_request import InaRequest
 from plait.core.jobs.batch import FLOAT_ROW, WHOLE_ROW, JobBatch
 from plait.core.jobs.spec import TRANSITIONS, Checkpoints, JobClass, JobSpec, Phase
-from plait.core.jobs.table import Column, JobArchive, JobStatus, JobTable, work_done_s
+from plait.core.jobs.table import JobArchive, JobColumn, JobStatus, JobTable, work_done_s
 
 __all__ = [
     "FLOAT_ROW",
     "TRANSITIONS",
     "WHOLE_ROW",
     "Checkpoints",
-    "Column",
     "InaRequest",
     "JobArchive",
     "JobBatch",
     "JobClass",
+    "JobColumn",
     "JobSpec",
     "JobStatus",
     "JobTable",

@@ -8,10 +8,10 @@ from typing import Any, cast, overload
 
 import numpy as np
 
-from plait.core.aggregation.request import AUTO
 from plait.core.arrays import BoolArray, FloatArray, IntArray, ObjectArray, objects
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
+from plait.core.ina_request import AUTO
 from plait.core.jobs.spec import Checkpoints, JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 

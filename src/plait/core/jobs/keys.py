@@ -1,6 +1,6 @@
 """Keys of orders of jobs, one job at a time: smaller goes first.
 
-A policy declares its order as one of these kinds (`plait.policies.parts.orders`), so that the table of a view and the
+A policy declares its order as one of these kinds (`plait.policies.compose`), so that the table of a view and the
 simulator's compiled stretches (`plait.sim.stretch`) compute it by the same code.
 """
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from plait.core.aggregation.request import AUTO, InaRequest
 from plait.core.codec.values import form
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
+from plait.core.ina_request import AUTO, InaRequest
 from plait.core.resources import StageProfile, skew
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs.keys import fill_left_s
 from plait.core.jobs.spec import Checkpoints, JobSpec, Phase
-from plait.core.preemption.kernels import stop_losses
+from plait.core.preemption_kernels import stop_losses
 from plait.core.resources import StageProfile
 
 
@@ -54,7 +54,7 @@ class JobStatus:
 A = TypeVar("A")
 
 
-class Column(Generic[A]):
+class JobColumn(Generic[A]):
     """A column of a `JobTable`: gathered on first use, then an ordinary attribute."""
 
     def __init__(self, doc: str) -> None:
@@ -62,14 +62,13 @@ class Column(Generic[A]):
         self.__doc__ = doc
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Remember which column this is."""
         self.name = name
 
     @overload
-    def __get__(self, table: None, owner: type) -> Column[A]: ...
+    def __get__(self, table: None, owner: type) -> JobColumn[A]: ...
     @overload
     def __get__(self, table: JobTable, owner: type) -> A: ...
-    def __get__(self, table: JobTable | None, owner: type) -> A | Column[A]:
+    def __get__(self, table: JobTable | None, owner: type) -> A | JobColumn[A]:
         """Gather the rows; a copy, so a policy cannot change the job store."""
         if table is None:
             return self
@@ -107,59 +106,61 @@ class JobTable:
     """
 
     #: the users' requests
-    submit_s = Column[FloatArray]("submission, seconds")
-    gpus = Column[IntArray]("gang size")
-    min_gpus = Column[IntArray]("minimum GPUs an elastic job can use; `gpus` if not elastic")
-    max_gpus = Column[IntArray]("most GPUs an elastic job can use; `gpus` if not elastic")
-    iterations = Column[FloatArray]("work in iterations; NaN if unknown")
-    job_class = Column[IntArray]("`JobClass`")
-    kinds = Column[IntArray]("numbers of what jobs are alike in, shape (jobs, 5), the closest first; 0 if unknown")
-    user_number = Column[IntArray]("users numbered in order of appearance")
-    project_number = Column[IntArray]("projects (queues, virtual clusters) numbered in order of appearance")
-    cpus = Column[FloatArray]("CPU cores of the gang; 0 = no limit")
-    memory_bytes = Column[FloatArray]("memory of the gang; 0 = no limit")
-    gpu_memory_bytes = Column[FloatArray]("memory a GPU; 0 = unknown")
-    skew = Column[FloatArray]("share of the largest tensor in all tensor bytes; NaN if unknown")
-    gradient_bytes = Column[FloatArray]("bytes that each worker exchanges in an iteration; NaN if unknown")
-    deadline_s = Column[FloatArray]("seconds after submission; NaN if none")
-    time_limit_s = Column[FloatArray]("seconds on GPUs after which it is ended; NaN if none")
-    priority = Column[FloatArray]("larger is more important")
-    weight = Column[FloatArray]("share in fair policies")
-    batch_size = Column[IntArray]("total batch the user tuned, examples; 0 if the job does not adapt its batch")
-    max_batch_size = Column[IntArray]("largest total batch, examples")
-    min_local_batch = Column[IntArray]("minimum examples of one GPU in one pass")
-    max_local_batch = Column[IntArray]("most examples of one GPU in one pass")
-    accumulates = Column[IntArray]("1 if several passes may make one step of the optimiser")
+    submit_s = JobColumn[FloatArray]("submission, seconds")
+    gpus = JobColumn[IntArray]("gang size")
+    min_gpus = JobColumn[IntArray]("minimum GPUs an elastic job can use; `gpus` if not elastic")
+    max_gpus = JobColumn[IntArray]("most GPUs an elastic job can use; `gpus` if not elastic")
+    iterations = JobColumn[FloatArray]("work in iterations; NaN if unknown")
+    job_class = JobColumn[IntArray]("`JobClass`")
+    kinds = JobColumn[IntArray]("numbers of what jobs are alike in, shape (jobs, 5), the closest first; 0 if unknown")
+    user_number = JobColumn[IntArray]("users numbered in order of appearance")
+    project_number = JobColumn[IntArray]("projects (queues, virtual clusters) numbered in order of appearance")
+    cpus = JobColumn[FloatArray]("CPU cores of the gang; 0 = no limit")
+    memory_bytes = JobColumn[FloatArray]("memory of the gang; 0 = no limit")
+    gpu_memory_bytes = JobColumn[FloatArray]("memory a GPU; 0 = unknown")
+    skew = JobColumn[FloatArray]("share of the largest tensor in all tensor bytes; NaN if unknown")
+    gradient_bytes = JobColumn[FloatArray]("bytes that each worker exchanges in an iteration; NaN if unknown")
+    deadline_s = JobColumn[FloatArray]("seconds after submission; NaN if none")
+    time_limit_s = JobColumn[FloatArray]("seconds on GPUs after which it is ended; NaN if none")
+    priority = JobColumn[FloatArray]("larger is more important")
+    weight = JobColumn[FloatArray]("share in fair policies")
+    batch_size = JobColumn[IntArray]("total batch the user tuned, examples; 0 if the job does not adapt its batch")
+    max_batch_size = JobColumn[IntArray]("largest total batch, examples")
+    min_local_batch = JobColumn[IntArray]("minimum examples of one GPU in one pass")
+    max_local_batch = JobColumn[IntArray]("most examples of one GPU in one pass")
+    accumulates = JobColumn[IntArray]("1 if several passes may make one step of the optimiser")
     #: what has been measured
-    phase = Column[IntArray]("`Phase`")
-    iteration_s = Column[FloatArray]("measured seconds of an iteration alone; NaN if unknown")
-    stage_s = Column[FloatArray]("measured stage seconds, shape (jobs, resources); NaN if unknown")
-    goodput = Column[FloatArray]("what the job estimates of itself, shape (jobs, `Estimate`); NaN if unknown")
-    iterations_done = Column[FloatArray]("progress")
-    attained_gpu_s = Column[FloatArray]("GPU-seconds held so far")
-    run_s = Column[FloatArray]("seconds on GPUs so far, overheads included")
-    shared_speed = Column[FloatArray]("speed relative to alone when it last shared GPUs; NaN if never")
-    slow_since_s = Column[FloatArray]("since when it has got next to nothing as a guest, seconds; NaN if it gets more")
+    phase = JobColumn[IntArray]("`Phase`")
+    iteration_s = JobColumn[FloatArray]("measured seconds of an iteration alone; NaN if unknown")
+    stage_s = JobColumn[FloatArray]("measured stage seconds, shape (jobs, resources); NaN if unknown")
+    goodput = JobColumn[FloatArray]("what the job estimates of itself, shape (jobs, `Estimate`); NaN if unknown")
+    iterations_done = JobColumn[FloatArray]("progress")
+    attained_gpu_s = JobColumn[FloatArray]("GPU-seconds held so far")
+    run_s = JobColumn[FloatArray]("seconds on GPUs so far, overheads included")
+    shared_speed = JobColumn[FloatArray]("speed relative to alone when it last shared GPUs; NaN if never")
+    slow_since_s = JobColumn[FloatArray](
+        "since when it has got next to nothing as a guest, seconds; NaN if it gets more"
+    )
     #: what stopping it would lose
-    checkpoints = Column[IntArray]("`Checkpoints`: what of its work outlives a stop")
-    saved_run_s = Column[FloatArray]("run seconds whose work its last checkpoint holds; counts where PERIODIC")
-    restart_s = Column[FloatArray]("seconds that a stop and the start after it take; NaN if unknown")
-    keep_until_s = Column[FloatArray]("until then policies neither stop nor move it, seconds; NaN if free")
+    checkpoints = JobColumn[IntArray]("`Checkpoints`: what of its work outlives a stop")
+    saved_run_s = JobColumn[FloatArray]("run seconds whose work its last checkpoint holds; counts where PERIODIC")
+    restart_s = JobColumn[FloatArray]("seconds that a stop and the start after it take; NaN if unknown")
+    keep_until_s = JobColumn[FloatArray]("until then policies neither stop nor move it, seconds; NaN if free")
     #: its history
-    pending_since_s = Column[FloatArray]("when it last began to wait, seconds")
-    first_start_s = Column[FloatArray]("first start, seconds; NaN if never")
-    last_start_s = Column[FloatArray]("last start, seconds; NaN if never")
-    starts = Column[IntArray]("number of starts")
-    preemptions = Column[IntArray]("number of times the scheduler stopped it")
-    failures = Column[IntArray]("number of failures")
-    promotions = Column[IntArray]("number of promotions")
-    position = Column[IntArray]("place in the order of the last plan; large if it was in none")
-    level = Column[IntArray]("queue in the last plan; -1 if it was in none")
-    running_group = Column[IntArray]("its group in `View.running`; -1 if it is not running")
-    attained_base_gpu_s = Column[FloatArray]("attained GPU-seconds at the last promotion")
-    run_base_s = Column[FloatArray]("run seconds at the last promotion")
-    wait_s = Column[FloatArray]("closed waits between runs since the last promotion, seconds")
-    competing_base = Column[FloatArray]("integral of active jobs over time at submission, job-seconds")
+    pending_since_s = JobColumn[FloatArray]("when it last began to wait, seconds")
+    first_start_s = JobColumn[FloatArray]("first start, seconds; NaN if never")
+    last_start_s = JobColumn[FloatArray]("last start, seconds; NaN if never")
+    starts = JobColumn[IntArray]("number of starts")
+    preemptions = JobColumn[IntArray]("number of times the scheduler stopped it")
+    failures = JobColumn[IntArray]("number of failures")
+    promotions = JobColumn[IntArray]("number of promotions")
+    position = JobColumn[IntArray]("place in the order of the last plan; large if it was in none")
+    level = JobColumn[IntArray]("queue in the last plan; -1 if it was in none")
+    running_group = JobColumn[IntArray]("its group in `View.running`; -1 if it is not running")
+    attained_base_gpu_s = JobColumn[FloatArray]("attained GPU-seconds at the last promotion")
+    run_base_s = JobColumn[FloatArray]("run seconds at the last promotion")
+    wait_s = JobColumn[FloatArray]("closed waits between runs since the last promotion, seconds")
+    competing_base = JobColumn[FloatArray]("integral of active jobs over time at submission, job-seconds")
 
     def __init__(
         self,
@@ -228,7 +229,6 @@ class JobTable:
         return self._specs.spec(int(self.number[i]))
 
     def __getitem__(self, i: int) -> JobStatus:
-        """Row `i` as an object."""
         spec, n = self.spec(i), int(self.number[i])
         col = self.columns
         stage, iteration_s = col["stage_s"][n], float(col["iteration_s"][n])
@@ -334,7 +334,7 @@ _DERIVED: Mapping[str, Any] = {
 
 
 def _known_columns() -> str:
-    names = [n for n, c in vars(JobTable).items() if isinstance(c, Column)] + list(_DERIVED)
+    names = [n for n, c in vars(JobTable).items() if isinstance(c, JobColumn)] + list(_DERIVED)
     return "known: " + ", ".join(sorted(names))
 
 

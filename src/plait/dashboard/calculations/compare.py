@@ -18,8 +18,8 @@ RUNS, MOST_JOBS, ROWS = 8, 1000, 300
 
 def compared(given: dict[str, Any]) -> dict[str, Any]:
     """The decisions of both policies and what the simulations ended with; raises `PlaitError`."""
-    from plait.forecast import side_by_side as both
-    from plait.forecast.queue import controller_of
+    from plait.outlook import queue as both
+    from plait.outlook.queue import controller_of
 
     until_s = time.monotonic() + float(given["seconds"])
     state, policy = given["state"], str(given["policy"])

@@ -20,8 +20,8 @@ def judged(given: dict[str, Any]) -> dict[str, Any]:
     """Errors of all jobs in a few figures, and the jobs that are furthest off; raises `PlaitError`."""
     import numpy as np
 
-    from plait.forecast.fidelity import fidelity
-    from plait.forecast.log_replay import read_rows
+    from plait.outlook.fidelity import fidelity
+    from plait.outlook.log_replay import read_rows
 
     rows, entries = given["rows"], []
     for i, row in enumerate(read_rows(rows)):

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from plait.dashboard.api_client import Refused, segment
 from plait.dashboard.web import Viewer, shown
 from plait.dashboard.work import Note, Work
-from plait.report.scatter import Cloud, scatter_svg
+from plait.report.charts import Cloud, scatter_svg
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

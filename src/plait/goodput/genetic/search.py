@@ -13,7 +13,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.goodput.allocate.fitness import FLOOR, HARMONIC, fitness
+from plait.goodput.fitness import FLOOR, HARMONIC, fitness
 from plait.goodput.genetic.nsga2 import survivors, tournaments
 from plait.goodput.genetic.operators import Limits, States, cross, distinct, mutate, repair
 
@@ -64,7 +64,6 @@ class Search:
     apart: bool = True
 
     def __post_init__(self) -> None:
-        """Check the lengths of columns."""
         jobs, nodes = self.running.shape
         wrong = self.speedup.shape != (jobs, len(self.configs)) or self.capacity.shape != (nodes,)
         if wrong or self.factor.shape != (jobs,) or self.most.shape != (jobs,):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from typing import Any, Literal
 
-from plait.core.aggregation.request import MOST_MEMORY, MOST_PRIORITY, MOST_WINDOW, Addressing, Mode, Protocol
+from plait.core.ina_request import MOST_MEMORY, MOST_PRIORITY, MOST_WINDOW, Addressing, Mode, Protocol
 from plait.core.options import Declared, Option, declared, put
 
 _JSON = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -80,7 +80,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Ina:
-    """Request for in-network aggregation; see `plait.core.aggregation.request.InaRequest`."""
+    """Request for in-network aggregation; see `plait.core.ina_request.InaRequest`."""
 
     mode: Mode = said("auto: where it is granted; require: run only with a grant; off: never", default="auto")
     protocol: Protocol | None = said("Aggregate as this system does", unset="as the manager decides")

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from plait.core.aggregation.request import fields_of
 from plait.core.errors import InputError, MissingExtra, suggest
+from plait.core.ina_request import fields_of
 from plait.live.protocol.job import BYTES, DURATIONS, Job, schema_of
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

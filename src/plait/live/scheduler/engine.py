@@ -50,7 +50,7 @@ from plait.live.scheduler.stops import stop_at_limits
 from plait.live.scheduler.usage import report_network, report_usage
 from plait.live.store import Store, pack
 from plait.network.topology.declared import Declared
-from plait.policies.parts.ignored_requests import remarks
+from plait.policies.ignored_requests import remarks
 
 #: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
 DEFAULT_POLICY = "tiresias-l"

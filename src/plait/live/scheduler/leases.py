@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from plait.core.aggregation.grants import NetworkGrant, by_job
 from plait.core.cluster import Network
 from plait.core.jobs import Phase
+from plait.core.network_grants import NetworkGrant, by_job
 from plait.live.protocol.requests import ina_of
 from plait.live.scheduler.live_policy import system_of
 from plait.live.scheduler.records.attempts import Attempt

@@ -35,7 +35,7 @@ from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.resources import Resource
-from plait.goodput.model.efficiency import efficiency, gain
+from plait.goodput.throughput import efficiency, gain
 from plait.live.protocol.profile_keys import known_profile, like_keys, profile_key
 from plait.live.protocol.requests import limits_of
 from plait.live.protocol.wire import RUNNING, Adaptive, Profile, Seen, sane_profile

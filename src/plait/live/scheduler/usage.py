@@ -140,7 +140,7 @@ def _changed_jobs(jobs: IntArray, figures: FloatArray, known: Usage) -> BoolArra
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of a job; see `plait.core.aggregation.grants.NetworkFigures`."""
+    """Figures of a job; see `plait.core.network_grants.NetworkFigures`."""
 
     bits_per_s: float
     aggregated: float

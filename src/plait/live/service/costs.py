@@ -1,6 +1,6 @@
 """Costs of the GPUs of the live cluster: for every GPU, hour by hour, its holder.
 
-Conventions, as in simulations (`plait.control.figures.costs`):
+Conventions, as in simulations (`plait.control.metrics`):
   a node is paid for from the time it joined until it left after a notice, or was forgotten, also while it is lost or
   drained: all of it is GPUs x hours x price
   at every moment a GPU belongs to the jobs that hold it, in equal parts; else it is idle, or down while its node takes
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from plait.control.figures.prices import Prices
+from plait.control.prices import Prices
 from plait.live.service.usage.files import Measured
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import Any
 
-from plait.control.figures.prices import Prices
+from plait.control.prices import Prices
 from plait.core.errors import InputError
 from plait.core.options import declared, option, parse, put
 from plait.live.discovery import STORE_VARIABLE

@@ -54,8 +54,8 @@ def _warm_up_fit() -> None:
     """Fit a throughput and fill a table, so that jobs and decisions find that compiled: they would stand still."""
     import numpy as np
 
-    from plait.goodput.allocate.knapsack import fill_table
-    from plait.goodput.model.fit import Measurements, fit
+    from plait.goodput.fit import Measurements, fit
+    from plait.goodput.knapsack import fill_table
 
     one, seconds = np.array([1]), np.array([0.1])
     fit(Measurements(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))

@@ -13,11 +13,11 @@ from plait.core.jobs import JobSpec
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain import submission
 from plait.live.scheduler.explain.choices import Choice, compare
+from plait.live.scheduler.explain.durations import OWN_PROGRESS, History, draw
 from plait.live.scheduler.explain.outlook import Outlook, assumptions, foresee
 from plait.live.scheduler.explain.queue_copy import QueueCopy, history_of
 from plait.live.scheduler.explain.what_if import Copy, Question
 from plait.live.store import Store
-from plait.queueing.durations import OWN_PROGRESS, History, draw
 
 T = TypeVar("T")
 

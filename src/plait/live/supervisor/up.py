@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from plait.control.figures.prices import Prices
+from plait.control.prices import Prices
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.files import replace_file
 from plait.core.words import counted, duration

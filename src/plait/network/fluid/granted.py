@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.core.aggregation.grants import NetworkGrant
+from plait.core.network_grants import NetworkGrant
 from plait.network.fluid.exchanges import Exchange
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.topology.paths import Graph

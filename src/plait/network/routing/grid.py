@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import FloatArray
-from plait.network.routing.linear_program import LinearProgram
+from plait.core.highs import LinearProgram
 from plait.network.routing.problem import Choice, Problem, Routing
 from plait.network.topology.trees import STRAIGHT
 
@@ -128,6 +128,6 @@ def relax(problem: Problem) -> tuple[list[np.ndarray[tuple[int, int], np.dtype[n
         for v, terms in rows.items():
             if np.isfinite(limits[v]):
                 program.row(-np.inf, 1.0, {at: value / limits[v] for at, value in terms.items()})
-    found = program.solve()
+    found = program.solve("routing by linear program")
     shares = [np.clip(found[np.array(workers)], 0.0, 1.0) for workers in columns]
     return [share / share.sum(axis=1, keepdims=True) for share in shares], float(found[fullest])

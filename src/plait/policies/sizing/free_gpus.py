@@ -11,7 +11,7 @@ from plait.core.arrays import NO_JOBS, BoolArray, IntArray
 from plait.core.compile_policy import compiled, run
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.policy import View
-from plait.policies.sizing.free_gpus_kernels import fill_free_gpus, name_gpus
+from plait.policies.sizing.kernels import fill_free_gpus, name_gpus
 from plait.policies.sizing.pools import Pool, room, staying
 
 #: Cost of the plain form of a kernel for the jobs of a round, tenths of a millisecond.

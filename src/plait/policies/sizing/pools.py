@@ -18,11 +18,11 @@ from plait.core.compile_policy import compiled, run
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobClass, JobTable
 from plait.core.policy import View
-from plait.goodput.model.batch import best_batch
-from plait.goodput.model.jobs import GoodputJobs
-from plait.goodput.model.speedup import fair_share, replica_cap, restart_factor
+from plait.goodput.batch import best_batch
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import fair_share, replica_cap, restart_factor
 from plait.placement.packing import allowed_kinds, demands
-from plait.policies.sizing.line_kernels import CLOCK_S, plain_pool
+from plait.policies.sizing.kernels import CLOCK_S, plain_pool
 
 #: Cost of a pool without its kernel, tenths of a millisecond.
 WORK = 2

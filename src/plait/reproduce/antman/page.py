@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from plait.report.bars import GroupedBar, grouped_bars_svg
+from plait.report.charts import GroupedBar, grouped_bars_svg
 from plait.report.files import write_text
 from plait.reproduce.antman.compare import Comparison, Outcome, killed, nearest
 from plait.reproduce.antman.muri_artifact import METRICS, ArtifactRow

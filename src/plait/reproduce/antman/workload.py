@@ -1,7 +1,7 @@
 """The nine-model mix on 64 GPUs for two tenants: seeded traces of the experiment's shape.
 
 Known facts of the published one: 64 V100 GPUs, nine workloads, two tenants, guaranteed and opportunistic jobs. Its
-trace, its models by name, its load and its gangs are unknown. Here eight models are from `plait.traces.profiles`
+trace, its models by name, its load and its gangs are unknown. Here eight models are from `plait.traces.assign`
 (measured on V100, Muri, SIGCOMM'22). The ninth is a speech model, as the paper has one (ESPnet): DeepSpeech2, with the
 step times that plait ships for Pollux's models (measured on T4). Only the parts of a step in which a job uses its
 resources matter here, as durations come from the trace. Its data time was not measured apart and counts as GPU time, so
@@ -19,13 +19,12 @@ import numpy as np
 
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch
-from plait.goodput.model.shipped import measured_node, shipped
-from plait.goodput.model.throughput import grad_s, iteration_s, sync_s
+from plait.goodput.shipped import measured_node, shipped
+from plait.goodput.throughput import grad_s, iteration_s, sync_s
+from plait.traces.assign import Catalogue, ModelProfile, assign_classes, assign_models, assign_tenants, catalogue
 from plait.traces.load import load_jobs
-from plait.traces.profiles import Catalogue, ModelProfile, catalogue
 from plait.traces.schema import Array
-from plait.traces.synthetic.assign import assign_classes, assign_models, assign_tenants
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 from plait.traces.table import TraceTable
 from plait.traces.validate import checked_table
 
@@ -45,7 +44,7 @@ SPLITS = ("mixed", "by tenant")
 class Workload:
     """A trace as a value; the same one gives the same jobs.
 
-    `load`: GPU time of all jobs over the span of submissions x 64 GPUs. Unlike `plait.traces.offered_load` it also
+    `load`: GPU time of all jobs over the span of submissions x 64 GPUs. Unlike `plait.traces.table` it also
     counts work that is due after the last submission. Infinite: all jobs are submitted at once. Durations above
     `longest_h` hours are cut to it. `opportunistic` is the share of such jobs. `gangs`: the largest gang; larger ones
     request that many GPUs.

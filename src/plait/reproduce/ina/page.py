@@ -7,8 +7,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from plait.report.charts import ChartLine, lines_svg
 from plait.report.files import write_text
-from plait.report.lines import Line, lines_svg
 from plait.reproduce.ina.compare import SECTIONS, Compared, Outcome
 from plait.reproduce.ina.reference import AGGREGATORS, GOODPUT
 from plait.reproduce.ina.tables import HEAD, cells
@@ -57,6 +57,6 @@ def _goodput(rows: list[Compared]) -> str:
     x = [float(count) for count in AGGREGATORS]
     lines = []
     for protocol, values in GOODPUT.items():
-        lines.append(Line(protocol, x, [ours[f"{protocol}, {count:,} aggregators"] for count in AGGREGATORS]))
-        lines.append(Line(f"{protocol}, reference", x, list(values)))
+        lines.append(ChartLine(protocol, x, [ours[f"{protocol}, {count:,} aggregators"] for count in AGGREGATORS]))
+        lines.append(ChartLine(f"{protocol}, reference", x, list(values)))
     return lines_svg("Goodput of a job, 8 jobs", lines, "aggregators", "Gb/s", width=760, height=420)

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from plait.report.bars import GroupedBar, grouped_bars_svg, highest_of
+from plait.report.charts import GroupedBar, grouped_bars_svg, highest_of
 from plait.report.files import write_text
 from plait.reproduce.muri.artifact.trace import PERCENTILE_RULE
 from plait.reproduce.muri.compare import Comparison

@@ -20,7 +20,7 @@ from plait.reproduce.muri import published
 from plait.reproduce.muri.artifact.trace import p99
 from plait.reproduce.muri.compare import Folder
 from plait.reproduce.muri.runs import Case, Done
-from plait.traces.formats.muri_testbed import read
+from plait.traces.formats.simulators import read_testbed
 
 TRACE = "cluster_trace"
 ROUND_S = 360.0
@@ -119,7 +119,7 @@ def error_rows(folder: Folder, done: Mapping[Case, Done]) -> list[ErrorRow]:
 
 def log(path: Path) -> dict[str, FloatArray]:
     """Columns of a log, in order of job: `jct_s`, `end_s`, `run_s`."""
-    table = read(path)
+    table = read_testbed(path)
     try:
         order = np.argsort([int(job) for job in table["job_id"]], kind="stable")
     except ValueError:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from plait.core.arrays import FloatArray
-from plait.goodput.model.batch import best_batch
-from plait.goodput.model.fit import fit
-from plait.goodput.model.jobs import GoodputJobs
-from plait.goodput.model.objective import Measurements
+from plait.goodput.batch import best_batch
+from plait.goodput.fit import fit
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import Measurements
 from plait.reproduce.pollux.jobs import Job, fixed_batch, within
 from plait.reproduce.pollux.tables import Measured
 from plait.reproduce.pollux.workload import Submitted

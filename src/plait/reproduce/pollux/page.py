@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from plait.report.bars import GroupedBar, grouped_bars_svg
+from plait.report.charts import GroupedBar, grouped_bars_svg
 from plait.report.files import write_text
 from plait.reproduce.muri.page import Section
 from plait.reproduce.pages import render

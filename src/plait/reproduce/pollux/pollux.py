@@ -9,15 +9,13 @@ from typing import Literal
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.goodput.allocate.fitness import after_restart, fitness
-from plait.goodput.allocate.knapsack import best_sizes
-from plait.goodput.allocate.ladder import column_of, every_size, ladder
+from plait.goodput.batch import best_batch, goodput_table
+from plait.goodput.fitness import after_restart, column_of, every_size, fitness, ladder
 from plait.goodput.genetic.search import Front, Search, evolve
-from plait.goodput.model.batch import best_batch
-from plait.goodput.model.speedup import fair_share, restart_factor, speedup
-from plait.goodput.model.table import goodput_table
+from plait.goodput.knapsack import best_sizes
+from plait.goodput.throughput import fair_share, restart_factor, speedup
 from plait.placement.elastic import place_sizes
-from plait.policies.sizing.exact import best_of_all
+from plait.policies.sizing.steps import best_of_all
 from plait.reproduce.pollux.adaptive import AdaptiveJob, table_of
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, Allocation, Shape
 from plait.reproduce.pollux.jobs import RESTART_S, Job

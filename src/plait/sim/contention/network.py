@@ -13,10 +13,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from plait.core.aggregation.grants import NetworkFigures, NetworkGrant
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
+from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import Gate, Groups
 from plait.core.resources import Resource
 from plait.network.fluid.exchanges import Exchange, Prepared, prepared

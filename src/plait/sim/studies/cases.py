@@ -16,19 +16,19 @@ from typing import Any, TypeVar
 
 from plait.control.controller import Controller
 from plait.control.drive import ENDS, Block
-from plait.control.figures.prices import Prices
 from plait.control.history import History
 from plait.control.log import EventLog
 from plait.control.messages import Command, Event, JobFinished, Refuse
 from plait.control.metrics import RunResult, Value, Window, measure
+from plait.control.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, PlaitError, SimulationError
 from plait.core.jobs import JobBatch
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.catalog import make_policy, placement, rows
 from plait.sim.failures import NodeChange
-from plait.sim.isolated import isolated_s
 from plait.sim.run import Step, simulate
+from plait.sim.training import isolated_s
 from plait.sim.world import World
 
 Clock = Callable[[], float]
@@ -176,7 +176,7 @@ class RemoteError(PlaitError):
         return RemoteError, (str(self), self.exit_code)
 
 
-class Workers:
+class StudyWorkers:
     """Processes that stay for several lists of items, and to which `shared` is sent once, when they start.
 
     They start with the first list of more than one item; with one process everything happens here, in order. Leaving
@@ -191,12 +191,10 @@ class Workers:
         self._others: set[Any] = set()
         self._pool: ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> Workers:
-        """Nothing starts before it is needed."""
+    def __enter__(self) -> StudyWorkers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the processes."""
         if self._pool is None:
             return
         if kind is not None and not issubclass(kind, BrokenProcessPool):
@@ -236,7 +234,7 @@ def over_processes(work: Callable[[A], B], items: Sequence[A], processes: int) -
     `work` and the items must be picklable. Closing the generator, an error or Ctrl-C ends the workers. With one
     process everything happens here, in order.
     """
-    with Workers(min(processes, len(items)) if items else processes) as workers:
+    with StudyWorkers(min(processes, len(items)) if items else processes) as workers:
         yield from workers.over(partial(_alone, work), items)
 
 
@@ -260,7 +258,7 @@ def _collect(
             yield pending.pop(future), future.result()
 
 
-#: What this process was given when it started as one of `Workers`.
+#: What this process was given when it started as one of `StudyWorkers`.
 _given: Any = None
 
 

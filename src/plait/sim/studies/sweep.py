@@ -21,8 +21,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from plait.control.figures.prices import Prices
 from plait.control.metrics import Value
+from plait.control.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.files import replace_file
@@ -30,12 +30,11 @@ from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy
 from plait.sim.studies.cases import Case, Clock, over_processes, policy_text, run_case
 from plait.sim.world import World
+from plait.traces.assign import assign_models
 from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
-from plait.traces.offered_load import offered_load
-from plait.traces.synthetic.assign import assign_models
-from plait.traces.synthetic.generate import generate
-from plait.traces.synthetic.load import target_load
+from plait.traces.synthetic import generate, target_load
+from plait.traces.table import offered_load
 
 Summary = Mapping[str, Value | None]
 

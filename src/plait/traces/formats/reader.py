@@ -87,7 +87,6 @@ class TableBuilder:
     _texts: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take the rules from the source."""
         self.unreadable = Unreadable(self.source.rules)
 
     def read(self, rows: Iterable[T], add: Callable[[T], None]) -> None:

@@ -11,47 +11,44 @@ from plait.core.errors import InputError, TraceError, suggest
 from plait.traces import canonical, schema  # fmt: skip
 from plait.traces.delimited import HEAD_LINES
 from plait.traces.files import UNREADABLE, Pathish, Rules, Source
-from plait.traces.formats import (
-    acme,  # fmt: skip
-    alibaba2020,  # fmt: skip
-    alibaba2025,  # fmt: skip
-    gavel,  # fmt: skip
-    helios,  # fmt: skip
-    muri,  # fmt: skip
-    muri_testbed,  # fmt: skip
-    openb2023,  # fmt: skip
-    philly,  # fmt: skip
-    pollux,  # fmt: skip
-    spot2026,  # fmt: skip
-    synergy,  # fmt: skip
-    tiresias,  # fmt: skip
-)
-from plait.traces.formats.managers import kueue, sacct, swf
+from plait.traces.formats import synergy
+from plait.traces.formats.alibaba import OPENB, PAI, SPOT
+from plait.traces.formats.clusters import HELIOS, KALOS, PHILLY, SEREN
+from plait.traces.formats.managers import COMMAND, KUEUE, SACCT, SWF, is_table
 from plait.traces.formats.reader import Format, Head
+from plait.traces.formats.simulators import (
+    GAVEL,
+    MURI,
+    MURI_HEADER,
+    POLLUX,
+    SIA,
+    TESTBED,
+    TIRESIAS,
+    TIRESIAS_HEADER,
+)
 from plait.traces.table import TraceTable
 
 FORMATS: dict[str, Format] = {
     fmt.name: fmt
     for fmt in (
         canonical.FORMAT,
-        muri.FORMAT,
-        muri_testbed.FORMAT,
-        tiresias.FORMAT,
-        gavel.FORMAT,
-        pollux.FORMAT,
-        pollux.SIA,
+        MURI,
+        TESTBED,
+        TIRESIAS,
+        GAVEL,
+        POLLUX,
+        SIA,
         synergy.FORMAT,
-        philly.FORMAT,
-        helios.FORMAT,
-        acme.SEREN,
-        acme.KALOS,
-        alibaba2020.FORMAT,
-        openb2023.FORMAT,
-        alibaba2025.FORMAT,
-        spot2026.FORMAT,
-        sacct.FORMAT,
-        swf.FORMAT,
-        kueue.FORMAT,
+        PHILLY,
+        HELIOS,
+        SEREN,
+        KALOS,
+        PAI,
+        OPENB,
+        SPOT,
+        SACCT,
+        SWF,
+        KUEUE,
     )
 }
 """Every format, by name: adding one is writing its reader and naming it here."""
@@ -77,10 +74,10 @@ def sniff(path: Pathish, columns: tuple[str, ...] = ()) -> Format:
 
 def _explain_near_miss(path: Pathish, head: Head) -> None:
     """Raise `TraceError` with the difference for a header that is almost that of a known format."""
-    if sacct.is_table(head):
+    if is_table(head):
         problem = "the columns of sacct are cut to a fixed width"
-        raise TraceError(problem, file=str(path), hint=f"print them whole with -P: {sacct.COMMAND}")
-    headers = {"canonical": ("job_id", "submit_s", "gpus"), "muri": muri.HEADER, "tiresias": tiresias.HEADER}
+        raise TraceError(problem, file=str(path), hint=f"print them whole with -P: {COMMAND}")
+    headers = {"canonical": ("job_id", "submit_s", "gpus"), "muri": MURI_HEADER, "tiresias": TIRESIAS_HEADER}
     known = {"canonical": (*schema.JOBS,)}
     shares = {
         name: sum(column in known.get(name, header) for column in head.comma) / max(len(head.comma), len(header))

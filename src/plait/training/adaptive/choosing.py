@@ -17,8 +17,8 @@ from plait.core.errors import InputError, PlaitError
 from plait.core.goodput import THETA, BatchLimits
 
 if TYPE_CHECKING:
-    from plait.goodput.model.fit import Measurements
-    from plait.goodput.model.jobs import GoodputJobs
+    from plait.goodput.fit import Measurements
+    from plait.goodput.jobs import GoodputJobs
 
 #: Least ratio of predicted to current goodput for which the batch changes.
 HYSTERESIS = 1.05
@@ -53,7 +53,7 @@ class Fitter:
     """Fits the throughput model beside training, one fit at a time."""
 
     def __init__(self, fit: Callable[[Measurements, Theta | None], Theta] | None = None) -> None:
-        """`fit` replaces `plait.goodput.model.fit`."""
+        """`fit` replaces `plait.goodput.fit`."""
         self._fit = fit or _fit
         self._thread: threading.Thread | None = None
         self._failed = self._at_exit = False
@@ -91,7 +91,7 @@ class Fitter:
 def _fit(profile: Measurements, start: Theta | None) -> Theta:
     import numpy as np
 
-    from plait.goodput.model.fit import fit
+    from plait.goodput.fit import fit
 
     theta = fit(profile, start=None if start is None else np.array(start))
     return tuple(float(value) for value in theta)
@@ -102,7 +102,7 @@ def first_batch(limits: BatchLimits, gpus: int) -> tuple[int, int]:
 
     It is the initial batch, or the smallest batch that these GPUs can take. Raises `InputError` if `limits` forbid it.
     """
-    from plait.goodput.model.batch import fixed_batch
+    from plait.goodput.batch import fixed_batch
 
     least = limits.least_local * gpus
     if least > limits.most:
@@ -152,7 +152,7 @@ def choose(
     fallback = current if current is not None else first_batch(limits, gpus)
     if theta is None or noise is None or not noise.known:
         return fallback
-    from plait.goodput.model.batch import best_batch, goodput
+    from plait.goodput.batch import best_batch, goodput
 
     jobs = _job(limits, theta, noise)
     best = best_batch(jobs, [nodes], [gpus])
@@ -168,7 +168,7 @@ def choose(
 def _job(limits: BatchLimits, theta: Theta, noise: Noise) -> GoodputJobs:
     import numpy as np
 
-    from plait.goodput.model.jobs import GoodputJobs
+    from plait.goodput.jobs import GoodputJobs
 
     column = [limits.initial], [limits.most], [limits.least_local], [limits.most_local], [limits.accumulation]
     whole: list[Any] = [np.array(values) for values in column]

@@ -19,7 +19,7 @@ from plait.training.adaptive.data.plan import Microbatch
 from plait.training.device.cuda import torch_cuda
 
 if TYPE_CHECKING:
-    from plait.goodput.model.fit import Measurements
+    from plait.goodput.fit import Measurements
 
 Key = tuple[int, int, int]
 
@@ -157,7 +157,7 @@ class Timings:
         """
         import numpy as np
 
-        from plait.goodput.model.fit import Measurements
+        from plait.goodput.fit import Measurements
 
         rows = [
             (*key, (t.grad_s + t.step_s - t.sync_s) / (t.grads + t.steps), t.step_s / t.steps)

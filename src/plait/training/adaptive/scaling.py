@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from plait.core.errors import InputError
-from plait.goodput.model.lr_scaling import Rule, default_rule, rule_of
+from plait.goodput.lr_scaling import Rule, default_rule, rule_of
 from plait.training.adaptive.gradients.noise import Statistics
 from plait.training.adaptive.gradients.preconditioner import divides
 

@@ -37,7 +37,7 @@ from plait.training.adaptive.scaling import LearningRate, reset_moments
 from plait.training.attached_job import AttachedJob
 
 if TYPE_CHECKING:
-    from plait.goodput.model.lr_scaling import Rule
+    from plait.goodput.lr_scaling import Rule
     from plait.training.adaptive.base import AdaptiveLoader
     from plait.training.adaptive.data.plan import Microbatch
     from plait.training.job import Job
@@ -68,7 +68,7 @@ class Adaptive:
     ) -> None:
         """Adapt `model` (in DDP if there are several ranks), which `optimizer` steps and `loader` feeds.
 
-        `rule` scales the learning rate: a name of `plait.goodput.model.lr_scaling.RULES`, or a function like those; by
+        `rule` scales the learning rate: a name of `plait.goodput.lr_scaling.RULES`, or a function like those; by
         default AdaScale, and the square root for Adam, AdamW, RMSprop and Adagrad. `scaler` is the script's GradScaler.
         `scheduler` is stepped here, once per iteration at the initial batch, so that it follows the progress of
         training whatever the batch size; the script must not step it. Schedulers by epochs stay with the script.

@@ -15,10 +15,10 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import Resource, StageProfile
-from plait.grouping.model.times import best_turns
+from plait.grouping.times import best_turns
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
 from plait.sim.physics import StandardPhysics
-from plait.traces.profiles import catalogue
+from plait.traces.assign import catalogue
 
 
 def turn_rows(

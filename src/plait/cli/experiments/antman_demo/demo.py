@@ -26,11 +26,11 @@ from plait.cli.experiments.antman_demo.jobs import (
 from plait.cli.experiments.antman_demo.trouble import WORLD, Burst, Killed, Trouble
 from plait.cli.experiments.demonstration import find_examples
 from plait.core.errors import MissingExtra, PlaitError
-from plait.forecast.log_replay import read_rows, replay
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.up import start
+from plait.outlook.log_replay import read_rows, replay
 from plait.report.files import write_text
 from plait.report.html import write_html
 from plait.sim.gpu import Mode, table_cell

@@ -18,10 +18,10 @@ from plait.report.html import write_html
 from plait.report.tables import write_json
 from plait.sim.studies.cases import Case, run_case
 from plait.sim.world import make_world
+from plait.traces.assign import assign_classes, assign_tenants
 from plait.traces.canonical import write_canonical
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.assign import assign_classes, assign_tenants
-from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic import generate
 from plait.traces.table import TraceTable
 
 #: Both have 64 GPUs; the second has the nodes on which the models of adaptive jobs were measured.

@@ -15,11 +15,11 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.compile_policy import either
+from plait.live.scheduler.explain.durations import History, draw
+from plait.live.scheduler.explain.list_schedule import PREEMPT, play
 from plait.live.scheduler.explain.next_starts import Release, started
 from plait.live.scheduler.explain.queue_arrays import QueueArrays
 from plait.live.scheduler.records.track_record import ENOUGH, TAIL, Calibration, Said, TrackRecord
-from plait.queueing.durations import History, draw
-from plait.queueing.schedule import PREEMPT, play
 
 #: Draws of a forecast.
 DRAWS = 40

@@ -1,4 +1,4 @@
-"""A controller's jobs as the arrays that `plait.queueing.schedule` plays forward."""
+"""A controller's jobs as the arrays that `plait.live.scheduler.explain.list_schedule` plays forward."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import Phase
 from plait.core.policy import Policy
-from plait.policies.parts.compose import Composed
-from plait.queueing.durations import Unknown
-from plait.queueing.schedule import PREEMPT, STRICT
+from plait.live.scheduler.explain.durations import Unknown
+from plait.live.scheduler.explain.list_schedule import PREEMPT, STRICT
+from plait.policies.compose import Composed
 
 
 class Who(NamedTuple):

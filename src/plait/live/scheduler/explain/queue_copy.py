@@ -15,13 +15,13 @@ from plait.core.policy import Policy
 from plait.live.layout import job_name
 from plait.live.protocol.requests import command_text
 from plait.live.scheduler.context import Context
+from plait.live.scheduler.explain.durations import History
 from plait.live.scheduler.explain.next_starts import Release, next_starts
 from plait.live.scheduler.explain.outlook import Calibrations
 from plait.live.scheduler.explain.queue_arrays import QueueArrays, Reported, Who, arrays_of
 from plait.live.scheduler.measured import work_of
 from plait.live.scheduler.state import RECENT
-from plait.policies.parts.compose import Composed
-from plait.queueing.durations import History
+from plait.policies.compose import Composed
 
 #: States in which a job has given its GPUs back.
 _ENDED = ("finished", "failed", "cancelled")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from plait.core.goodput import THETA, Estimate
-from plait.goodput.allocate.ladder import ladder
-from plait.goodput.model.batch import best_batch
-from plait.goodput.model.jobs import GoodputJobs
-from plait.goodput.model.speedup import replica_cap
+from plait.goodput.batch import best_batch
+from plait.goodput.fitness import ladder
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import replica_cap
 from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.measured import row_of

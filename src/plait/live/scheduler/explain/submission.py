@@ -18,12 +18,12 @@ from plait.core.jobs import JobClass, JobSpec
 from plait.core.policy import JOB_CLASS, UsesRequests, has_guests
 from plait.core.words import counted, duration
 from plait.live.scheduler.context import COMPILING
+from plait.live.scheduler.explain.durations import History, Unknown, draw
+from plait.live.scheduler.explain.list_schedule import STRICT
 from plait.live.scheduler.explain.next_starts import Release, started
 from plait.live.scheduler.explain.outlook import Outlook, Times, assumptions, middles, played
 from plait.live.scheduler.explain.queue_arrays import QueueArrays, Who, kind_masks
 from plait.live.scheduler.explain.queue_copy import QueueCopy, order_with
-from plait.queueing.durations import History, Unknown, draw
-from plait.queueing.schedule import STRICT
 
 #: Variants that are shown, and jobs that are named, at most.
 SHOWN, NAMED = 3, 4

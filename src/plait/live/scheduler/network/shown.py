@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.core.aggregation.grants import NetworkGrant
+from plait.core.network_grants import NetworkGrant
 from plait.core.policy import has_grants
 from plait.live.layout import job_name
 from plait.live.protocol.wire import LeaseSeen, SwitchSeen

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.control.messages import network_from_json, network_to_json
-from plait.core.aggregation.grants import NetworkGrant
 from plait.core.arrays import AS_LISTS
 from plait.core.codec.values import Codec
+from plait.core.network_grants import NetworkGrant
 from plait.live.scheduler.records.notes import NetworkSet, RanksTold
 from plait.network.topology.declared import Declared
 

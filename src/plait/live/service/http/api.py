@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as to_json_bytes
 
-from plait.control.figures.prices import Prices
+from plait.control.prices import Prices
 from plait.live.layout import job_name, job_number
 from plait.live.service.costs import Costs
 from plait.live.service.http import serializers

@@ -20,8 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from plait.core.aggregation.request import fields_of
 from plait.core.errors import InputError
+from plait.core.ina_request import fields_of
 from plait.core.options import Declared, declared
 from plait.live.layout import NODE_NAME
 from plait.live.protocol.job import LINE, Job, JobField, key_of, meaning_of

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.grouping.matching.blossom import maximum_weight_matching
+from plait.grouping.matching import maximum_weight_matching
 from plait.reproduce.muri.artifact.matching import tied_matching
 from plait.reproduce.muri.artifact.nodes import Nodes, merge, share, split_slow
 from plait.reproduce.muri.artifact.queues import Queues

@@ -11,7 +11,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.sim.overheads import Overheads
+from plait.sim.world import Overheads
 from plait.traces.delimited import TextRow, read_rows
 from plait.traces.files import Pathish, Source
 

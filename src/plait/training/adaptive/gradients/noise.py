@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.goodput.model.efficiency import noise_scale
+from plait.goodput.throughput import noise_scale
 
 #: The averages forget with this factor for each batch of the initial size, whatever the batch size is.
 SMOOTHING = 0.999

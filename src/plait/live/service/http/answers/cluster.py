@@ -256,7 +256,7 @@ class PolicyAnswer(Answer):
 
 
 class ForecastState(Answer):
-    """Everything a forward simulation needs, for `plait.forecast`; jobs are numbered from 0 again.
+    """Everything a forward simulation needs, for `plait.outlook`; jobs are numbered from 0 again.
 
     Commands of jobs, their environments and reasons of failures are not in it.
     """

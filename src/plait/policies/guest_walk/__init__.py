@@ -1,4 +1,0 @@
-"""Placement under AntMan: hosts, reservations and guests of one decision, for thousands of jobs and GPUs.
-
-Start at `walk.walk`.
-"""

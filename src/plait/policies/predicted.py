@@ -1,0 +1,146 @@
+"""Orders by what is predicted of jobs whose durations are not known, from jobs of their kind that ended.
+
+srtf = Composed("srtf", order=ByPrediction())
+srsf = Composed("srsf", order=ByPrediction(power=1.0))
+
+`ByListSchedule` is between shortest remaining time and shortest remaining service, chosen by look-ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.compile_policy import either
+from plait.core.errors import InputError
+from plait.core.jit import kernel
+from plait.core.jobs import JobTable
+from plait.core.policy import View
+from plait.policies.compose import Ranking
+from plait.policies.kinds import Kinds, Lives
+
+#: A waiting job takes the GPUs of a running one only if its key is below this part of that one's: ranks grow with
+#: service, so jobs of one kind would stop each other over and over.
+KEEP = 0.7
+#: The order changes by itself at most this often, seconds.
+LEAST_S = 60.0
+
+
+def lives(jobs: JobTable) -> Lives:
+    """What each job of the table still needs, from what has ended by then."""
+    kinds: Kinds = jobs.memo.setdefault("kinds", Kinds())
+    kinds.add(*jobs.ended(kinds.ended))
+    return kinds.lives(jobs.kinds, jobs.done_s)
+
+
+def kept(jobs: JobTable, keys: FloatArray) -> FloatArray:
+    """The keys, those of running jobs times `KEEP`."""
+    found: FloatArray = np.where(jobs.running, KEEP * keys, keys)
+    return found
+
+
+def changes_in_s(left: Lives) -> FloatArray:
+    """Seconds until what is predicted of a job changes while it runs."""
+    return np.maximum(left.next_edge_s(), LEAST_S)
+
+
+@dataclass(frozen=True)
+class ByPrediction:
+    """Gittins rank in seconds times GPUs to the power of `power`: SRTF with 0, SRSF with 1.
+
+    `mean`: the mean of what is left instead, for policies that stop no job.
+    """
+
+    power: float = 0.0
+    mean: bool = False
+
+    def __call__(self, view: View) -> Ranking:
+        """Keys, and when those of running jobs change."""
+        left, jobs = lives(view.jobs), view.jobs
+        found = left.mean_s() if self.mean else left.rank_s()
+        keys = kept(jobs, found * jobs.gpus**self.power)
+        return Ranking((keys,), running_s=changes_in_s(left))
+
+
+#: Sums of completion times that differ by less, relatively, are equal.
+TIE = 1e-6
+
+
+@kernel
+def list_schedule(order: IntArray, gpus: IntArray, remaining_s: FloatArray, room: int) -> float:
+    """Sum of completion times, seconds, if at each moment the best jobs of `order` that still find GPUs run.
+
+    Jobs are stopped at will and count GPUs only; jobs wider than `room` never run and count nothing.
+    """
+    left = remaining_s.copy()
+    waiting = order.copy()
+    count, now_s, total_s = len(order), 0.0, 0.0
+    while count > 0:
+        free, step_s = room, np.inf
+        for i in range(count):
+            if gpus[waiting[i]] <= free:
+                free -= gpus[waiting[i]]
+                step_s = min(step_s, left[waiting[i]])
+        if step_s == np.inf:
+            break
+        now_s += step_s
+        free, kept = room, 0
+        for i in range(count):
+            row = waiting[i]
+            if gpus[row] <= free:
+                free -= gpus[row]
+                left[row] -= step_s
+                if left[row] <= 0.0:
+                    total_s += now_s
+                    continue
+            waiting[kept] = row
+            kept += 1
+        count = kept
+    return total_s
+
+
+@dataclass(frozen=True)
+class ByListSchedule:
+    """Remaining time times GPUs to the power of alpha: 0 is SRTF, 1 is SRSF; the best of `alphas` at each decision.
+
+    Neither end is right for every queue: few wide jobs favour one, many narrow ones the other. Where all jobs fit, the
+    last of `alphas` rules. A job whose remaining time is unknown counts with its prediction: its Gittins rank in the
+    order, its mean in the look-ahead; `predicted`: all jobs do. Raises `InputError` without alphas or for one outside
+    0 to 1.
+    """
+
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    predicted: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.alphas or not all(0 <= alpha <= 1 for alpha in self.alphas):
+            raise InputError(f"alphas must be numbers from 0 to 1, got {self.alphas!r}")
+
+    def __call__(self, view: View) -> Ranking | FloatArray:
+        """The keys of the alpha whose list schedule has the smallest sum of completion times."""
+        jobs = view.jobs
+        unknown = np.isnan(jobs.remaining_s) | self.predicted
+        if not unknown.any():
+            return self._keys(view, jobs.remaining_s, jobs.remaining_s)
+        left = lives(jobs)
+        rank_s = np.where(unknown, kept(jobs, left.rank_s()), jobs.remaining_s)
+        keys = self._keys(view, rank_s, np.where(unknown, left.mean_s(), jobs.remaining_s))
+        return Ranking((keys,), running_s=np.where(unknown, changes_in_s(left), np.inf))
+
+    def _keys(self, view: View, rank_s: FloatArray, left_s: FloatArray) -> FloatArray:
+        """Ranks times GPUs to the power of the alpha that rules; `left_s` is for the look-ahead. Both in seconds."""
+        gpus = view.jobs.gpus
+        room = int(view.node_gpus.sum())
+        keys: FloatArray = rank_s * gpus ** self.alphas[-1]
+        if gpus.sum() <= room or len(self.alphas) == 1:
+            return keys
+        schedule = either(list_schedule, len(gpus) ** 2 * 2e-3)
+        best_s = np.inf
+        for alpha in self.alphas:
+            found: FloatArray = rank_s * gpus**alpha
+            sum_s = schedule(np.argsort(found, kind="stable"), gpus, left_s, room)
+            if sum_s < best_s * (1 - TIE):
+                keys, best_s = found, sum_s
+        return keys

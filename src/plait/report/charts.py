@@ -1,0 +1,326 @@
+"""Charts as SVG, each in both colour schemes and without scripts.
+
+lines     over a logarithmic axis: how a quantity changes with the batch size, the GPUs, an interval
+bars      one group a label, one bar a series, with what others published as a mark across the bar
+scatter   measured against predicted: a point each, the line on which both agree, and a band around it
+series    lines over time: what a simulation measures in bins of equal width
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from plait.core.errors import InputError
+
+#: Colours and dashes by line, so that lines can be distinguished without colours.
+PENS = (("#2b83ba", ""), ("#e0692a", "7 3"), ("#1f9d76", "2 3"), ("#a88a1c", "10 3 2 3"), ("#7a67d0", "14 4"))
+STYLE = (
+    ".lines text{font:12px system-ui,sans-serif;fill:#1b2430}.lines .soft{fill:#566274}.lines .title{font-weight:600}"
+    ".lines .axis{stroke:#c3cad5;fill:none}.lines .curve{fill:none;stroke-width:2}"
+    "@media(prefers-color-scheme:dark){.lines text{fill:#e6eaf0}.lines .soft{fill:#9fabbb}.lines .axis{stroke:#3a4556}}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """A named line: x (> 0) and y, and whether its highest point is marked."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    mark_best: bool = False
+
+
+def lines_svg(
+    title: str, lines: Sequence[ChartLine], x_label: str, y_label: str, *, width: int = 420, height: int = 300
+) -> str:
+    """Draw `lines` over x in powers of two, y from 0, in `width` x `height` pixels.
+
+    `x_label` and `y_label` name the axes. Raises `InputError` for a line that cannot be drawn.
+    """
+    for line in lines:
+        if len(line.x) != len(line.y) or not len(line.x) or min(line.x) <= 0 or not all(map(math.isfinite, line.y)):
+            raise InputError(f"line {line.name!r} needs as many finite y as x, and x > 0")
+    low = min(math.floor(math.log2(min(line.x))) for line in lines)
+    high = max(max(math.ceil(math.log2(max(line.x))) for line in lines), low + 1)
+    top_y, step = round_up(max(max(line.y) for line in lines))
+    left, right, top, bottom = 52, width - 20, 44 + 16 * len(lines), height - 40
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = (math.log2(x) - low) / (high - low)
+        return left + across * (right - left), bottom - y / top_y * (bottom - top)
+
+    parts = [
+        text_at(8, 18, title, "class='title'"),
+        f"<path class='axis' d='M{left} {top}V{bottom}H{right}'/>",
+        text_at(8, top - 10, y_label, "class='soft'"),
+        text_at((left + right) / 2, height - 6, x_label, "class='soft' text-anchor='middle'"),
+    ]
+    for i in range(round(top_y / step) + 1):
+        y = at(2.0**low, i * step)[1]
+        parts.append(text_at(left - 6, y + 4, f"{i * step:g}", "class='soft' text-anchor='end'"))
+    every = max(1, math.ceil((high - low) / 8))
+    parts += [
+        text_at(at(2.0**power, 0)[0], bottom + 16, f"{2**power:g}", "class='soft' text-anchor='middle'")
+        for power in range(low, high + 1, every)
+    ]
+    for i, line in enumerate(lines):
+        colour, dash = PENS[i % len(PENS)]
+        pen = f"stroke='{colour}' stroke-dasharray='{dash}'"
+        places = [at(x, y) for x, y in zip(line.x, line.y, strict=True)]
+        parts.append(f"<polyline class='curve' {pen} points='{' '.join(f'{x:.1f},{y:.1f}' for x, y in places)}'/>")
+        if line.mark_best:
+            x, y = places[max(range(len(places)), key=lambda k: line.y[k])]
+            parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{colour}'/>")
+        parts.append(f"<path {pen} stroke-width='2' d='M{left + 8} {30 + 16 * i}h24'/>")
+        parts.append(text_at(left + 38, 34 + 16 * i, line.name))
+    label = escape(f"{title}: {', '.join(line.name for line in lines)}")
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
+    body = "\n".join(parts)
+    return f"{head} role='img' class='lines'>\n<title>{label}</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n"
+
+
+def round_up(value: float) -> tuple[float, float]:
+    """A round number not below `value`, and a step that divides it, for an axis from 0."""
+    if value <= 0:
+        return 1.0, 0.5
+    unit = 10.0 ** math.floor(math.log10(value))
+    for factor, step in ((1.0, 0.25), (1.5, 0.5), (2.0, 0.5), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0), (8.0, 2.0)):
+        if value <= factor * unit * (1 + 1e-9):
+            return factor * unit, step * unit
+    return 10 * unit, 2.5 * unit
+
+
+def text_at(x: float, y: float, text: str, more: str = "") -> str:
+    """A text of a picture; `more` are attributes."""
+    return f"<text x='{x:.1f}' y='{y:.1f}' {more}>{escape(text)}</text>"
+
+
+#: Fill patterns by series; the same order as the columns of their tables.
+_FILLS = ("#2b83ba", "#e0692a", "#1f9d76", "#a88a1c", "#7a67d0", "#c0609c")
+#: The value above a bar narrower than this is turned, so that it does not run into the next one's.
+ROOM = 20.0
+_STYLE = (
+    ".bars text{font:12px system-ui,sans-serif;fill:#1b2430}.bars .soft{fill:#566274}.bars .title{font-weight:600}"
+    ".bars .axis{stroke:#c3cad5}"
+    ".bars .mark{stroke:#1b2430;stroke-width:2}.bars .range{fill:none;stroke:#1b2430;stroke-dasharray:3 2}"
+    "@media(prefers-color-scheme:dark){.bars text{fill:#e6eaf0}.bars .soft{fill:#9fabbb}.bars .axis{stroke:#3a4556}"
+    ".bars .mark,.bars .range{stroke:#e6eaf0}}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedBar:
+    """One bar: its height, and the published height, `low` to `high`, where it is known (NaN otherwise)."""
+
+    group: str
+    series: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+def grouped_bars_svg(
+    title: str, bars: Sequence[GroupedBar], unit: str = "", width: int = 760, up_to: float | None = None
+) -> str:
+    """Vertical bars from 0. A published value is a line across the bar, a published range a dashed box.
+
+    Groups and series come in order of first appearance. The axis reaches at least `up_to`, so that
+    pictures can be compared.
+    """
+    groups = list(dict.fromkeys(bar.group for bar in bars))
+    series = list(dict.fromkeys(bar.series for bar in bars))
+    left, top, bottom, height = 44, 58, 250, 284
+    highest = highest_of(bars) if up_to is None else max(up_to, highest_of(bars))
+    step = _step(highest)
+    scale = (bottom - top) / (math.ceil(highest / step - 1e-9) * step)
+    parts = [_text(8, 16, title, "class='title'")]
+    for i, name in enumerate(series):
+        x = left + i * (width - left) / max(len(series), 4)
+        parts.append(f"<rect x='{x:.1f}' y='28' width='11' height='11' rx='2' fill='{_FILLS[i % len(_FILLS)]}'/>")
+        parts.append(_text(x + 16, 38, name))
+    for k in range(math.ceil(highest / step - 1e-9) + 1):
+        y = bottom - k * step * scale
+        parts.append(f"<path class='axis' d='M{left} {y:.1f}H{width - 8}'/>")
+        parts.append(_text(left - 6, y + 4, f"{k * step:g}{unit}", "class='soft' text-anchor='end'"))
+    span = (width - left - 8) / max(len(groups), 1)
+    wide = min(34.0, 0.8 * span / max(len(series), 1))
+    for bar in bars:
+        if not math.isfinite(bar.value):
+            continue
+        at, index = groups.index(bar.group), series.index(bar.series)
+        x = left + at * span + span / 2 + (index - len(series) / 2) * wide
+        parts += _bar(bar, x, wide - 3, bottom, scale, _FILLS[index % len(_FILLS)], unit)
+    for i, name in enumerate(groups):
+        parts.append(_text(left + (i + 0.5) * span, bottom + 18, name, "text-anchor='middle'"))
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' class='bars' viewBox='0 0 {width} {height}' width='{width}'"
+    body = "\n".join(parts)
+    return f"{head} role='img'>\n<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n{body}\n</svg>\n"
+
+
+def highest_of(bars: Sequence[GroupedBar]) -> float:
+    """The largest value of bars and marks; 1 if there is none."""
+    return max((v for b in bars for v in (b.value, b.high) if math.isfinite(v)), default=1.0) or 1.0
+
+
+def _bar(bar: GroupedBar, x: float, wide: float, bottom: float, scale: float, fill: str, unit: str) -> list[str]:
+    y = bottom - bar.value * scale
+    low, high = bottom - bar.low * scale, bottom - bar.high * scale
+    known = math.isfinite(bar.low) and math.isfinite(bar.high)
+    published = ""
+    if known:
+        shown = f"{bar.low:.3g}" if bar.low == bar.high else f"{bar.low:.3g} to {bar.high:.3g}"
+        published = f", published {shown}{unit}"
+    tip = f"<title>{escape(f'{bar.group}, {bar.series}: {bar.value:.3g}{unit}{published}')}</title>"
+    area = f"x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{bottom - y:.1f}'"
+    parts = [f"<rect {area} fill='{fill}'>{tip}</rect>"]
+    if known and bar.low == bar.high:
+        parts.append(f"<path class='mark' d='M{x - 2:.1f} {low:.1f}h{wide + 4:.1f}'/>")
+    elif known:
+        parts.append(f"<rect class='range' x='{x:.1f}' y='{high:.1f}' width='{wide:.1f}' height='{low - high:.1f}'/>")
+    above, middle = (min(y, high) if known else y) - 5, x + wide / 2
+    upright = f"transform='rotate(-90 {middle:.1f} {above:.1f})' dy='3.5'"
+    lies = "text-anchor='middle'" if wide >= ROOM else upright
+    parts.append(_text(middle, above, f"{bar.value:.2f}", f"{lies} style='font-size:10px'"))
+    return parts
+
+
+def _step(highest: float) -> float:
+    """A round distance between lines of the grid."""
+    power = 10.0 ** math.floor(math.log10(highest))
+    return next(m * power for m in (0.2, 0.5, 1.0, 2.0) if highest <= 6 * m * power)
+
+
+def _text(x: float, y: float, text: str, more: str = "") -> str:
+    return f"<text x='{x:.1f}' y='{y:.1f}' {more}>{escape(text)}</text>"
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """Named points: x and y, finite and not negative."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def scatter_svg(
+    title: str, clouds: Sequence[Cloud], x_label: str, y_label: str, *, band: float = 0.0, relative: bool = True,
+    width: int = 420, height: int = 420,
+) -> str:  # fmt: skip
+    """Draw `clouds` over equal axes from 0, in `width` x `height` pixels.
+
+    `band`: in addition to the line of agreement, lines at 1 - band and 1 + band times x, or band below and above x if
+    not `relative`. Raises `InputError` for points that cannot be drawn.
+    """
+    for cloud in clouds:
+        values = (*cloud.x, *cloud.y)
+        if len(cloud.x) != len(cloud.y) or not all(math.isfinite(one) and one >= 0 for one in values):
+            raise InputError(f"points {cloud.name!r} need as many y as x, finite and not negative")
+    top_value, step = round_up(max((max(*cloud.x, *cloud.y) for cloud in clouds if len(cloud.x)), default=0.0))
+    left, right, top, bottom = 52, width - 20, 44 + 16 * len(clouds), height - 40
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x / top_value * (right - left), bottom - y / top_value * (bottom - top)
+
+    def line(slope: float, shift: float, more: str) -> str:
+        """Y = slope * x + shift, as far as it is inside."""
+        first = max(0.0, -shift / slope)
+        last = min(top_value, (top_value - shift) / slope)
+        (x0, y0), (x1, y1) = at(first, slope * first + shift), at(last, slope * last + shift)
+        return f"<path class='axis' {more} d='M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}'/>"
+
+    parts = [
+        text_at(8, 18, title, "class='title'"),
+        f"<path class='axis' d='M{left} {top}V{bottom}H{right}'/>",
+        text_at(8, top - 10, y_label, "class='soft'"),
+        text_at((left + right) / 2, height - 6, x_label, "class='soft' text-anchor='middle'"),
+        line(1.0, 0.0, ""),
+    ]
+    for sign in (-1, 1) if band else ():
+        dashed = "stroke-dasharray='4 4'"
+        parts.append(line(1 + sign * band, 0.0, dashed) if relative else line(1.0, sign * band, dashed))
+    for i in range(round(top_value / step) + 1):
+        x, y = at(i * step, i * step)
+        parts.append(text_at(left - 6, y + 4, f"{i * step:g}", "class='soft' text-anchor='end'"))
+        parts.append(text_at(x, bottom + 16, f"{i * step:g}", "class='soft' text-anchor='middle'"))
+    for i, cloud in enumerate(clouds):
+        colour, y = PENS[i % len(PENS)][0], 30 + 16 * i
+        places = [(left + 16.0, float(y)), *(at(a, b) for a, b in zip(cloud.x, cloud.y, strict=True))]
+        parts += [_mark(i, x, y, colour) for x, y in places]
+        parts.append(text_at(left + 30, y + 4, cloud.name))
+    label = escape(f"{title}: {', '.join(cloud.name for cloud in clouds)}")
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
+    body = "\n".join(parts)
+    return f"{head} role='img' class='lines'>\n<title>{label}</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n"
+
+
+def _mark(i: int, x: float, y: float, colour: str) -> str:
+    """A mark at a place; its form shows its cloud, also without colours."""
+    forms = (
+        "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
+        "M-4-4h8v8h-8z",
+        "M0-5L5 4H-5z",
+        "M-4-4L4 4M4-4L-4 4",
+        "M0-5L5 0L0 5L-5 0z",
+    )
+    return (
+        f"<path transform='translate({x:.1f} {y:.1f})' d='{forms[i % len(forms)]}' fill='{colour}' fill-opacity='.35' "
+        f"stroke='{colour}' stroke-width='1.5'/>"
+    )
+
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+
+def unit_of_time(span_s: float) -> tuple[float, str]:
+    """The seconds of a unit in which a span is a number of at least 1, and its name.
+
+    >>> unit_of_time(0.02), unit_of_time(3e-6)
+    ((0.001, 'ms'), (1e-06, 'us'))
+    """
+    return next((one for one in _UNITS if span_s >= one[0]), _UNITS[-1])
+
+
+def series_svg(title: str, lines: Sequence[ChartLine], y_label: str, *, width: int = 560, height: int = 300) -> str:
+    """Draw `lines` over time, whose x are seconds from 0, y from 0; as many as there are pens, the rest is left out."""
+    shown = lines[: len(PENS)]
+    last_s = max((max(line.x, default=0.0) for line in lines), default=0.0) or 1.0
+    seconds, unit = unit_of_time(last_s)
+    top_x, step_x = round_up(last_s / seconds)
+    top_y, step_y = round_up(max((max(line.y, default=0.0) for line in shown), default=0.0))
+    left, right, top, bottom = 56, width - 16, 44 + 16 * ((len(shown) + 2) // 3), height - 40
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x / top_x * (right - left), bottom - y / top_y * (bottom - top)
+
+    parts = [
+        text_at(8, 18, title, "class='title'"),
+        f"<path class='axis' d='M{left} {top}V{bottom}H{right}'/>",
+        text_at(8, top - 10, y_label, "class='soft'"),
+        text_at((left + right) / 2, height - 6, f"time, {unit}", "class='soft' text-anchor='middle'"),
+    ]
+    parts += [
+        text_at(left - 6, at(0, i * step_y)[1] + 4, f"{i * step_y:g}", "class='soft' text-anchor='end'")
+        for i in range(round(top_y / step_y) + 1)
+    ]
+    parts += [
+        text_at(at(i * step_x, 0)[0], bottom + 16, f"{i * step_x:g}", "class='soft' text-anchor='middle'")
+        for i in range(round(top_x / step_x) + 1)
+    ]
+    for i, line in enumerate(shown):
+        colour, dash = PENS[i]
+        pen = f"stroke='{colour}' stroke-dasharray='{dash}'"
+        places = " ".join(
+            f"{x:.1f},{y:.1f}" for x, y in (at(a / seconds, b) for a, b in zip(line.x, line.y, strict=True))
+        )
+        parts.append(f"<polyline class='curve' {pen} points='{places}'/>")
+        x, y = 8 + (i % 3) * width / 3, 30 + 16 * (i // 3)
+        parts.append(f"<path {pen} stroke-width='2' d='M{x:.0f} {y}h24'/>{text_at(x + 30, y + 4, line.name)}")
+    label = escape(f"{title}: {', '.join(line.name for line in shown)}")
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
+    body = "\n".join(parts)
+    return f"{head} role='img' class='lines'>\n<title>{label}</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n"

@@ -1,0 +1,227 @@
+"""Compiled stretches of a simulation: instant after instant in one kernel, until something outside its language.
+
+A run whose policy is an order of fixed gangs needs no Python between two instants. `run_stretches` finds out, hands the
+arrays that simulator and controller own to the kernel `run_stretch`, and passes on what happened in blocks of rows. All
+rules are the parts that the other path calls, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from plait.control.controller import Controller, describe
+from plait.control.drive import ENDS, STARTS, Block, TakesBlocks
+from plait.control.job_rows import FINISHED
+from plait.control.plan_check.check import OK, plan_error
+from plait.core.arrays import IntArray
+from plait.core.jobs import Checkpoints
+from plait.core.plan import Groups, Plan
+from plait.placement import Scheme
+from plait.placement.kernels import PLACED, Found, Left, Nodes, Running, Work
+from plait.placement.packing import LazyReasons
+from plait.policies.compose import Composed, OrderKey
+from plait.sim import stretch_kernels as layout
+from plait.sim.backend import PATIENCE, Simulator
+from plait.sim.physics import StandardPhysics
+from plait.sim.state import measure
+from plait.sim.stretch_kernels import (
+    Bodies,
+    HeldGpus,
+    Life,
+    Rows,
+    Stretch,
+    StretchQueue,
+    StretchRules,
+    StretchTrace,
+    StretchWalk,
+    run_stretch,
+)
+
+#: Rows of a block, unless the cluster needs more for one instant.
+BLOCK = 131_072
+#: Without the compiler, arrays of all jobs at once are faster than loops over single jobs.
+COMPILED = hasattr(run_stretch, "py_func")
+
+
+def outside(controller: Controller, backend: Simulator, records: Sequence[object]) -> str | None:
+    """Why a run is driven message by message; None if it is stretched."""
+    policy, settings, cluster, jobs = controller.policy, backend.settings, backend.cluster, backend.reported
+    if not isinstance(policy, Composed) or not isinstance(policy.order, OrderKey):
+        return f"policy {describe(policy)} is not an order by one key"
+    told = {
+        "its jobs share GPUs": policy.group is not None,
+        "its placement looks at the jobs": not isinstance(policy.place, Scheme),
+        "it has a shortest run": policy.min_run_s > 0,
+        "it reserves GPUs": math.isfinite(policy.reserve_after_s),
+        "priorities change in time": math.isfinite(policy.urgency.age_s) or policy.urgency.deadlines,
+    }
+    run = {
+        "kernels are not compiled": not COMPILED,
+        "a record takes single messages": not all(isinstance(record, TakesBlocks) for record in records),
+        "the cluster has a network": cluster.network is not None,
+        "nodes are down or change": not cluster.all_up or backend.next_change is not None,
+        "processes fail": math.isfinite(settings.job_mtbf_s),
+        "the world has a physics of its own": type(settings.physics) is not StandardPhysics,
+        "some are refused": bool(backend.refused) or int(jobs.gpus.max(initial=0)) > cluster.largest_gang(),
+        "some adapt their batch": bool((jobs.column("batch_size") > 0).any()),
+        "some are elastic": bool((jobs.column("min_gpus") != jobs.column("max_gpus")).any()),
+        "some have needs beside GPUs": jobs.any_demands or jobs.any_kinds or jobs.any_requires,
+        "some need GPU memory": cluster.limits_gpu_memory and bool(jobs.column("gpu_memory_bytes").any()),
+        "some have a time limit": bool(np.isfinite(jobs.column("time_limit_s")).any()),
+        "priorities differ": len(np.unique(jobs.column("priority"))) > 1,
+        "some cannot stop at any time": bool((backend.saves_as != int(Checkpoints.ON_STOP)).any()),
+        "the run has begun": backend.arrived > 0 or controller.events > 0,
+    }
+    reasons = [f"policy {describe(policy)}: {why}" for why, is_so in told.items() if is_so]
+    return next(iter([*reasons, *(why for why, is_so in run.items() if is_so)]), None)
+
+
+def run_stretches(controller: Controller, backend: Simulator, records: Sequence[TakesBlocks]) -> None:
+    """Drive a run to its end, of a controller and a simulator that are not `outside`; `records` take what happens.
+
+    Raises `PlanError` for a plan that cannot run, and `SimulationError` if no job makes progress.
+    """
+    store = controller.job_store
+    store.append(backend.reported, 0.0)
+    s = _stretch(controller, backend)
+    while True:
+        before = int(s.counts[layout.EVENTS])
+        run_stretch(s, PATIENCE - int(s.counts[layout.INSTANTS]) % PATIENCE)
+        block = _block(s, int(s.counts[layout.EVENTS]) - before)
+        store.depart(block.job[block.kind == ENDS])
+        for record in records:
+            record.take(block)
+        s.counts[layout.ROWS] = s.counts[layout.ROW_GPUS] = 0
+        if s.counts[layout.FAULT] != OK:
+            _refuse(s, controller)
+        if s.counts[layout.ENDED] == len(backend.truth) or block.events == 0:
+            break
+        if s.counts[layout.INSTANTS] % PATIENCE == 0:
+            _show(s, backend)
+            backend.note_progress()
+    _show(s, backend)
+    _adopt(s, controller, backend)
+
+
+def _stretch(controller: Controller, backend: Simulator) -> Stretch:
+    """The state before the first instant, whose columns are those of the controller's job store and the simulator."""
+    n, cluster, columns, b = len(backend.truth), backend.cluster, controller.job_store.columns, backend
+    gpus, nodes = cluster.gpus, len(cluster.nodes)
+    physics, rows = b.settings.physics, max(BLOCK, 4 * gpus)
+    assert isinstance(physics, StandardPhysics)
+
+    def whole(size: int) -> IntArray:
+        return np.zeros(size, dtype=np.int64)
+
+    def walk(held: HeldGpus, order: IntArray) -> StretchWalk:
+        found = Found(whole(n), np.zeros(n, dtype=np.bool_), whole(gpus + 1), whole(n), whole(n))
+        return StretchWalk(order, np.zeros(n, dtype=np.bool_), Running(held.gpus, whole(n), whole(n), whole(n)), found)
+
+    def left() -> Left:
+        return Left(np.zeros(gpus, dtype=np.bool_), cluster.node_gpus.copy(), cluster.node_spare)
+
+    held = HeldGpus(whole(4 * gpus), whole(4 * gpus), whole(4 * gpus + 2), np.full(gpus, -1, dtype=np.int64))
+    order = whole(n)
+    at = np.array([b.now, math.inf, controller.plan.valid_until_s, 0.0, 0.0])
+    return Stretch(
+        _rules(controller, backend),
+        StretchTrace(
+            b.submit_ms, columns["gpus"][:n], columns["iterations"][:n], columns["iteration_s"][:n],
+            columns["checkpoints"][:n], columns["restart_s"][:n], columns["saved_run_s"][:n],
+            columns["keep_until_s"][:n], b.truth.iteration_s, b.total_ms, b.cost_ms,
+            physics.sensitive(b.truth, np.arange(n)),
+        ),
+        Life(*(columns[name][:n] for name in Life._fields)),
+        Bodies(*(getattr(b, name) for name in Bodies._fields)),
+        StretchQueue(order, np.zeros(n), whole(gpus + 1), whole(n), whole(n)),
+        held,
+        Nodes(
+            cluster.cap_prefix, cluster.node_kind, cluster.node_rack, cluster.node_gpus, cluster.first_gpu,
+            cluster.gpu_node, int(cluster.node_rack.max()) + 1, True, False, cluster.node_gpus, cluster.node_spare,
+        ),
+        left(), left(),
+        Work(whole(nodes), whole(nodes), whole(nodes), whole(nodes), whole(gpus), whole(gpus + 1)),
+        walk(held, order), walk(held, whole(n)), np.zeros(n, dtype=np.bool_), whole(n),
+        Rows(np.zeros(rows), whole(rows), whole(rows), np.zeros(rows), whole(rows), whole(max(8 * BLOCK, 4 * gpus))),
+        at, whole(15),
+    )  # fmt: skip
+
+
+def _rules(controller: Controller, backend: Simulator) -> StretchRules:
+    """The numbers of policy, preemption rule and world."""
+    policy, rule, cluster, physics = controller.policy, controller.rule, backend.cluster, backend.settings.physics
+    assert isinstance(policy, Composed)
+    assert isinstance(policy.order, OrderKey)
+    assert isinstance(policy.place, Scheme)
+    assert isinstance(physics, StandardPhysics)
+    losses = bool(controller.job_store.columns["has_losses"][0]) and not rule.free
+    return StretchRules(
+        policy.order.kind, policy.preempt, float(policy.quantum_s), policy.seed,
+        np.array([int(policy.place)], dtype=np.int64), np.array([policy.strict]), cluster.any_kind, np.zeros((1, 2)),
+        losses, rule.may_lose_work, float(rule.runs_for), rule.finishes, float(backend.round_ms),
+        float(physics.spread_slowdown), np.array([physics.kind_speed.get(kind, 1.0) for kind in cluster.kinds]),
+        cluster.node_up,
+    )  # fmt: skip
+
+
+def _block(s: Stretch, events: int) -> Block:
+    """The rows so far."""
+    n = s.counts[layout.ROWS]
+    kind = s.rows.kind[:n].copy()
+    starts = kind == STARTS
+    gpus = s.rows.gpus[: s.counts[layout.ROW_GPUS]].copy()
+    done, count = s.rows.done[:n][starts], s.rows.gpu_count[:n][starts]
+    return Block(kind, s.rows.job[:n].copy(), s.rows.at_ms[:n] / 1000, done, count, gpus, events,
+                 float(s.at[layout.LAST_EVENT]))  # fmt: skip
+
+
+def _refuse(s: Stretch, controller: Controller) -> None:
+    """Raise `PlanError` for the start that the kernel refused."""
+    code, job, gpu = (int(s.counts[at]) for at in (layout.FAULT, layout.FAULT_JOB, layout.FAULT_GPU))
+    raise plan_error(code, controller.job_store.name(job), gpu, controller.cluster, describe(controller.policy))
+
+
+def _show(s: Stretch, backend: Simulator) -> None:
+    """Let the simulator have the time, what runs, and how far the run is."""
+    backend.now, backend.arrived = float(s.at[layout.NOW]), int(s.counts[layout.ARRIVED])
+    backend.ended, backend.instants = int(s.counts[layout.ENDED]), int(s.counts[layout.INSTANTS])
+    backend.wake_ms = float(s.at[layout.WAKE])
+    backend.running = np.sort(s.queue.heap[: s.counts[layout.RUNNING]])
+
+
+def _adopt(s: Stretch, controller: Controller, backend: Simulator) -> None:
+    """Let simulator and controller have what message by message they would have come to."""
+    store, order, held = controller.job_store, s.queue.order[: s.counts[layout.ACTIVE]].copy(), s.held
+    columns, count = store.columns, int(s.counts[layout.ARRIVED])
+    store.count = count
+    jobs = np.arange(count)
+    done, attained, ran, _ = measure(jobs, backend.now, backend.is_running, backend.state)
+    ended = columns["phase"][:count] == FINISHED
+    columns["iterations_done"][:count] = np.where(ended, columns["iterations"][:count], done)
+    columns["attained_gpu_s"][:count], columns["run_s"][:count] = attained, ran
+    columns["position"][order] = np.arange(len(order))
+    runs = order[columns["running_group"][order] >= 0]
+    slots = columns["running_group"][runs]
+    gpus = [held.gpus[held.first[g] : held.first[g + 1]].copy() for g in slots.tolist()]
+    first = np.concatenate([[0], np.cumsum(held.first[slots + 1] - held.first[slots])]).astype(np.int64)
+    columns["running_group"][runs] = np.arange(len(runs))
+    backend.where = dict(zip(runs.tolist(), gpus, strict=True))
+    controller.active = np.sort(order)
+    controller.running = Groups(runs, np.concatenate([*gpus, runs[:0]]), first)
+    controller.now_s, controller.events = float(s.at[layout.LAST_EVENT]), int(s.counts[layout.EVENTS])
+    controller.competing, controller.changed = (
+        float(s.at[layout.COMPETING]),
+        bool(s.counts[layout.CHANGED]),
+    )
+    view = controller.view()
+    view = replace(view, jobs=view.jobs.subset(order))
+    why = np.where(columns["running_group"][order] >= 0, PLACED, s.queue.why[order])
+    reasons = LazyReasons(view, np.arange(len(order)), why)
+    controller.plan = Plan(
+        controller.running, order, reasons=reasons, valid_until_s=float(s.at[layout.VALID_UNTIL]),
+        settled=bool(s.counts[layout.SETTLED]),
+    )  # fmt: skip
