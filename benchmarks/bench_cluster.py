@@ -40,14 +40,14 @@ SIZES = (1, 1, 2, 2, 4, 8)
 EMPTY = """
 import asyncio, json, sys
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
-app = FastAPI()
-@app.post("/agent/v1/sync")
-async def sync(request: Request):
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+async def sync(request):
     told = json.loads(await request.body())
     await asyncio.sleep(told["wait_s"])
     return JSONResponse({"term": 1, "version": 1})
+app = Starlette(routes=[Route("/agent/v1/sync", sync, methods=["POST"])])
 uvicorn.run(app, port=int(sys.argv[1]), log_config=None, access_log=False, timeout_keep_alive=75)
 """
 

@@ -107,7 +107,7 @@ def rounds(home: Path) -> list[common.Figure]:
         begin = time.perf_counter()
         engine.observe(told, now + 0.01)
         quiet.append(time.perf_counter() - begin)
-    waiting = engine.status(now)["jobs"]["waiting"]
+    waiting = engine.status(now).jobs["waiting"]
     store.close()
     return [
         Figure(f"a round with {waiting:,} waiting jobs", statistics.median(taken), common.RUNS, goal="goal 0.3 s"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import contract_job
+import msgspec
 from backend_worlds import FINAL, GPUS, LOST_S, POLICY, SCRIPT, Json, World
 
 from plait.live.protocol.leases import LEASE_SHARE
@@ -52,18 +53,19 @@ class Simulated(World):
     def let_go(self) -> None: ...
 
     def job(self, number: int) -> Json:
-        from plait.live.service.http import serializers
+        from plait.live.service.http.routes.jobs import whole_job
 
-        row = self.fleet.store.job(number)
-        assert row is not None
-        live = self.fleet.engine.fields([number]).get(number, {})
-        return serializers.whole_job(row, live, self.fleet.now_s, secrets=False)
+        stored = self.fleet.store.job(number, self.fleet.now_s)
+        assert stored is not None
+        row = self.fleet.engine.jobs([number], self.fleet.now_s).get(number, stored.row)
+        found: Json = msgspec.to_builtins(whole_job(stored, row, secrets=False))
+        return found
 
     def cancel(self, number: int) -> None:
         self.fleet.engine.cancel(number, self.fleet.now_s)
 
     def states(self) -> dict[str, str]:
-        return {node["id"]: node["state"] for node in self.fleet.engine.nodes(self.fleet.now_s)}
+        return {node.id: node.state for node in self.fleet.engine.nodes(self.fleet.now_s)}
 
     def drain(self, node: str) -> None:
         self.fleet.engine.drain(node, self.fleet.now_s, may_lose_work=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("starlette", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from backend_worlds import FINAL, GPUS, LOST_S, World, verified  # noqa: E402

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("starlette", reason="needs the extra [live]")
 pytest.importorskip("numba", reason="a switch without compiled kernels takes minutes to start: needs the extra [sim]")
 torch = pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
 pytestmark = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("starlette", reason="needs the extra [live]")
 pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
 pytestmark = [
     pytest.mark.engines,

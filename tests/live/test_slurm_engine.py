@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from slurm.slurm_cluster import SlurmCluster, why_not
 
-pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("starlette", reason="needs the extra [live]")
 
 from plait.live.backends.slurm.node import MARK
 from plait.live.client.client import Client

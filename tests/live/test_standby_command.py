@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("starlette", reason="needs the extra [live]")
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),

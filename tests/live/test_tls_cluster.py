@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("starlette", reason="needs the extra [live]")
 
 from plait.live import tls
 from plait.live.client.client import Client, NotRunning

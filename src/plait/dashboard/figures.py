@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,20 +90,21 @@ class Reason:
     jobs: tuple[str, ...] = ()
 
 
-def reasons(columns: Mapping[str, Sequence[Any]]) -> list[Reason]:
-    """Why jobs wait, most frequent first, from a listing by columns; jobs with the same reason but for numbers are one.
+def reasons(jobs: Iterable[Mapping[str, Any]]) -> list[Reason]:
+    """Why jobs wait, most frequent first; jobs with the same reason but for numbers are one.
 
-    >>> found = reasons({"number": [3, 2], "reason": ["needs 4 GPUs, 1 is free", "needs 2 GPUs, 1 is free"]})
+    >>> words = {3: "needs 4 GPUs, 1 is free", 2: "needs 2 GPUs, 1 is free"}
+    >>> found = reasons({"number": number, "reason": text} for number, text in words.items())
     >>> [(one.text, one.count, one.jobs) for one in found]
     [('needs 2 GPUs, 1 is free', 2, ('j-2', 'j-3'))]
     """
     alike: dict[str, list[tuple[int, str]]] = defaultdict(list)
     shapes: dict[str, str] = {}
-    for job, reason in zip(columns["number"], columns["reason"], strict=True):
-        text = reason or "no reason is recorded"
+    for job in jobs:
+        text = job["reason"] or "no reason is recorded"
         if (shape := shapes.get(text)) is None:
             shape = shapes[text] = _PLURALS.sub(r"# \1", _NUMBERS.sub("#", _NAMES.sub("#", text)))
-        alike[shape].append((job, text))
+        alike[shape].append((job["number"], text))
     found = []
     for some in sorted(alike.values(), key=len, reverse=True):
         oldest = sorted(some)[:3]
@@ -121,14 +122,14 @@ class Holder:
     waiting: int = 0
 
 
-def holders(running: Iterable[Mapping[str, Any]], waiting: Iterable[str]) -> list[Holder]:
-    """Who holds how many GPUs, most first; `waiting` are the owners of the jobs that wait."""
+def holders(running: Iterable[Mapping[str, Any]], waiting: Iterable[Mapping[str, Any]]) -> list[Holder]:
+    """Who holds how many GPUs, most first, of the jobs that run and wait."""
     found: dict[str, Holder] = {}
     for job in running:
         one = found.setdefault(job["user"], Holder(job["user"]))
         one.gpus += len({(place["node"], place["gpu"]) for place in job.get("places") or ()}) or job["gpus"]
         one.running += 1
-    for user, count in Counter(waiting).items():
+    for user, count in Counter(job["user"] for job in waiting).items():
         found.setdefault(user, Holder(user)).waiting = count
     return sorted(found.values(), key=lambda one: (-one.gpus, -one.waiting, one.user))
 

@@ -311,11 +311,11 @@ def test_ls_show_history(plait, fake):
     assert "1 min 15 s" in out  # its age
     assert "1 min 0 s" in out  # held by two GPUs
     assert "n0 with j-4" in out
-    assert fake.asked[0][2] == {"state": "running", "limit": "50", "offset": "0", "columns": "1"}
+    assert fake.asked[0][2] == {"state": "running", "limit": "50", "offset": "0"}
     plait("ls", "-s", "mnist")
-    assert fake.asked[-1][2] == {"state": ALIVE, "text": "mnist", "limit": "50", "offset": "0", "columns": "1"}
+    assert fake.asked[-1][2] == {"state": ALIVE, "text": "mnist", "limit": "50", "offset": "0"}
     plait("ls", "--all")
-    assert fake.asked[-1][2] == {"limit": "50", "offset": "0", "columns": "1"}
+    assert fake.asked[-1][2] == {"limit": "50", "offset": "0"}
     shown = plait("show", "j-3").out
     assert "python train.py" in shown
     assert "77" in shown
@@ -1240,7 +1240,7 @@ def test_the_help_has_panels_and_loads_nothing_heavy(plait):
     text = plait("--help").out
     for panel in ("Jobs:", "Cluster:", "Why, when, what if:", "Administration:", "Simulation:", "Catalogs and traces:"):
         assert panel in text
-    heavy = "('fastapi', 'sqlalchemy', 'numpy', 'torch', 'httpx', 'rich.console', 'psutil', 'yaml')"
+    heavy = "('msgspec', 'starlette', 'sqlalchemy', 'numpy', 'torch', 'httpx', 'rich.console', 'psutil', 'yaml')"
     code = (
         "import sys; from plait.cli import main\n"
         "try: main(['--help'])\n"
@@ -1336,7 +1336,7 @@ def test_the_log_of_an_older_attempt(plait, fake):
 def test_listings_say_once_that_they_are_not_current(plait, fake):
     why = "cannot write to the store /data/jürgen/plait.db: its disk is full"
     fake.headers[not_current.HEADER] = not_current.header_value(why, 125.0)
-    fake.answers["GET", "/v1/jobs"] = {"now_s": 80.0, "columns": {}, "more": {}}
+    fake.answers["GET", "/v1/jobs"] = []
     fake.answers["GET", "/v1/nodes"] = []
     fake.answers["GET", "/v1/queue"] = {"now_s": 80.0, "policy": "srsf", "total": 0, "jobs": []}
     fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": []}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("starlette", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
 from plait.cli.commands import cluster  # noqa: E402

@@ -114,7 +114,7 @@ def test_a_form_without_the_token_of_its_session_does_nothing(
     answer = root.ask("POST", path, {"Origin": "https://evil.example"}, data={"csrf": token})
     assert answer.status_code == 403
     root.get("/web/")  # still logged in
-    assert world.store.job(0)["state"] not in ("cancelled", "stopping"), job
+    assert world.store.job(0).row.state not in ("cancelled", "stopping"), job
     assert world.store.job(1) is None
     assert world.engine.state.policy_text == "fifo-backfill"
     assert not world.engine.state.nodes["n0"].drained

@@ -164,7 +164,7 @@ def test_a_job_is_cancelled_by_its_owner_and_by_nobody_else(world: World, login:
     assert "/cancel" not in eve.get("/web/jobs/j-1")
     assert ann.post("/web/jobs/j-1/cancel").headers["location"] == "/web/jobs/j-1"
     world.settle()
-    assert world.store.job(1)["state"] == "cancelled"
+    assert world.store.job(1).row.state == "cancelled"
     assert "Submit again" in ann.get("/web/jobs/j-1")
 
 
@@ -235,7 +235,7 @@ def test_a_job_is_submitted_again_and_what_is_wrong_with_it_is_said(world: World
     form = values_of(ann.get("/web/submit?from=j-1"))
     assert (form["gpus"], form["name"], form["command"]) == ("2", "long", "python train.py")
     assert ann.post("/web/submit", **form).headers["location"] == "/web/jobs/j-4"
-    assert world.store.job(4)["name"] == "long"
+    assert world.store.job(4).row.name == "long"
     wrong = html.unescape(ann.post("/web/submit", 422, **{**form, "gpus": "x", "name": HOSTILE}).text)
     assert "needs a whole number (got 'x')" in wrong
     assert values_of(wrong)["gpus"] == "x"
@@ -304,11 +304,11 @@ def test_the_queue_is_in_the_order_of_the_policy(world: World, login: Login) -> 
     text = login("ann").get("/web/queue")
     assert text.index("j-1<") < text.index("j-2<") < text.index("j-3<")
     found = world.do(lambda engine, now_s: engine.queue(now_s, 2, 1))
-    assert (found["total"], [job["place"] for job in found["jobs"]]) == (3, [2, 3])
-    assert found["jobs"][1]["waits"]
-    assert found["jobs"][0]["waited_s"] is None
-    assert found["jobs"][0]["reason"] == ""
-    assert found["jobs"][1]["reason"] in html.unescape(text)
+    assert (found.total, [job.place for job in found.jobs]) == (3, [2, 3])
+    assert found.jobs[1].waits
+    assert found.jobs[0].waited_s is None
+    assert found.jobs[0].reason == ""
+    assert found.jobs[1].reason in html.unescape(text)
 
 
 def test_events_are_found_by_kind_and_words(world: World, login: Login) -> None:
@@ -445,7 +445,8 @@ def test_a_service_without_pages_has_an_api_all_the_same() -> None:
 
 
 def test_reasons_that_differ_in_numbers_are_one() -> None:
-    found = reasons({"number": [1, 2, 3, 4], "reason": ["needs 1 GPU", "needs 2 GPUs", "", "the quota is used"]})
+    words = ("needs 1 GPU", "needs 2 GPUs", "", "the quota is used")
+    found = reasons({"number": number, "reason": text} for number, text in enumerate(words))
     assert [(one.text, one.count) for one in found] == [
         ("needs 1 GPU", 2), ("no reason is recorded", 1), ("the quota is used", 1),
     ]  # fmt: skip
@@ -456,7 +457,8 @@ def test_holders_are_counted_by_the_gpus_they_have() -> None:
         {"user": "ann", "gpus": 2, "places": [{"node": "n0", "gpu": 0}, {"node": "n0", "gpu": 0}]},
         {"user": "ben", "gpus": 4},
     ]
-    assert [(one.user, one.gpus, one.running, one.waiting) for one in holders(running, ["cy", "ann"])] == [
+    found = holders(running, [{"user": "cy"}, {"user": "ann"}])
+    assert [(one.user, one.gpus, one.running, one.waiting) for one in found] == [
         ("ben", 4, 1, 0), ("ann", 1, 1, 1), ("cy", 0, 0, 1),
     ]  # fmt: skip
 

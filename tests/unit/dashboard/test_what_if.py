@@ -119,10 +119,10 @@ def test_the_holders_are_named_where_nobody_is_ahead(world: World, http: TestCli
     [
         ("eve", JOB, 403, ""),
         ("ann", {**JOB, "gpus": 5}, 422, "the largest gang that fits this cluster is 4"),
-        ("ann", {**JOB, "gpus": 0}, 422, "greater than or equal to 1"),
+        ("ann", {**JOB, "gpus": 0}, 422, "gpus is 0, needs at least 1"),
         ("ann", {**JOB, "gpu_memory": 90e9}, 422, "the GPUs it may use have 80 GB (a100)"),
         ("ann", {**JOB, "project": "other"}, 403, "belongs to project default"),
-        ("ann", {"gpus": 1}, 422, "Field required"),
+        ("ann", {"gpus": 1}, 422, "command is missing"),
     ],
 )
 def test_it_is_refused_like_a_submission(

@@ -141,9 +141,9 @@ class Cluster:
                     node.sync()
 
     def state(self, job: int) -> str:
-        row = self.store.job(job)
-        assert row is not None
-        return str(row["state"])
+        stored = self.store.job(job)
+        assert stored is not None
+        return str(stored.row.state)
 
     def types(self) -> list[str]:
         """The log's entries by type."""

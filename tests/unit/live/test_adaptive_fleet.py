@@ -91,8 +91,8 @@ class Served:
                 fleet.engine.submit([request(left.pop(0))], owner="ann", now_s=fleet.now_s)
             fleet.pass_s(2.0, 1.0)
         rows = [fleet.store.job(i) for i in range(len(jobs))]
-        self.jct_s = np.array([row["ended_s"] - row["created_s"] for row in rows if row is not None])
-        self.states = [row["state"] for row in rows if row is not None]
+        self.jct_s = np.array([row.row.ended_s - row.row.created_s for row in rows if row is not None])
+        self.states = [row.row.state for row in rows if row is not None]
 
     def _program(self, number: int, spec: JobSpec, noise: float | None) -> Program:
         if noise is None:

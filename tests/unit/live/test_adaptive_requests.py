@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from live_cases import Cluster
@@ -16,10 +17,12 @@ from plait.cli.commands.explain import explanation_lines
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.live.agent.pages import PageReader
+from plait.live.api import encoded
+from plait.live.api.explain import SizeOptions, StageTime
 from plait.live.protocol.wire import Adaptive, Profile
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.measured import differs
-from plait.live.service.http.models import Invalid, JobIn, parse
+from plait.live.service.http.bodies import JOB, Invalid, parse
 from plait.live.service.warmup import warm_up
 from plait.runtime.page import Page
 
@@ -90,7 +93,7 @@ def test_processes_that_share_a_gpu_do_not_adapt(cluster: Make) -> None:
 )  # fmt: skip
 def test_a_wrong_bound_is_named(batch: Any, field: str) -> None:
     with pytest.raises(Invalid) as refused:
-        parse(JobIn, {"command": ["true"], "batch": batch})
+        parse(JOB, {"command": ["true"], "batch": batch})
     assert refused.value.field == field
 
 
@@ -144,7 +147,7 @@ def test_only_adaptive_jobs_are_believed_an_estimate(cluster: Make) -> None:
     c.pass_s(12.0)
     assert count(c, "GoodputReported") == 0
     assert known(c, "iterations_done") == 4.0
-    assert "adaptive" not in c.engine.fields([0])[0]
+    assert c.engine.jobs([0], c.now)[0].adaptive is None
 
 
 def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(cluster: Make) -> None:
@@ -154,24 +157,29 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
     c.nodes[0].report(0, adaptive=said(10.0), steps=4.0, step_s=0.5)
     c.pass_s(2.2)
     assert known(c, "iterations_done") == 10.0
-    (fields,) = c.engine.fields([0]).values()
-    adaptive = fields["adaptive"]
-    assert fields["steps"] == 4.0
-    assert (adaptive["progress"], adaptive["total_progress"], adaptive["batch_size"]) == (10.0, 100.0, 64.0)
+    (row,) = c.engine.jobs([0], c.now).values()
+    adaptive = row.adaptive
+    assert adaptive is not None
+    assert row.iterations_done == 4.0
+    assert (adaptive.progress, adaptive.total_progress, adaptive.batch_size) == (10.0, 100.0, 64.0)
     # A step of 0.5 s is worth 2.5 iterations of 16 examples, and had 4 x 16.
-    assert adaptive["goodput"] == pytest.approx(16 * 2.5 / 0.5)
-    assert adaptive["efficiency"] == pytest.approx(2.5 / 4)
-    assert (adaptive["min_gpus"], adaptive["max_gpus"]) == (1, 4)
-    assert c.engine.explain(0, c.now)["left_s"] == pytest.approx(90 * 0.2)
+    assert adaptive.goodput == pytest.approx(16 * 2.5 / 0.5)
+    assert adaptive.efficiency == pytest.approx(2.5 / 4)
+    assert (adaptive.min_gpus, adaptive.max_gpus) == (1, 4)
+    assert c.engine.explain(0, c.now).left_s == pytest.approx(90 * 0.2)
     c.nodes[0].report(0, adaptive=said(5.0))  # late words
     c.pass_s(2.2)
     assert known(c, "iterations_done") == 10.0
     c.nodes[0].end(0)
     c.pass_s(2.2)
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["steps"], row["iterations"]) == ("finished", 100.0, 100)  # the unit its share had before
-    assert [attempt["batch_size"] for attempt in row["attempts"]] == [64.0]
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.iterations_done, stored.row.iterations) == (
+        "finished",
+        100.0,
+        100,
+    )  # the unit its share had before
+    assert [attempt.batch_size for attempt in stored.attempts] == [64.0]
 
 
 def test_an_ended_job_shows_the_size_it_ended_on(cluster: Make) -> None:
@@ -186,12 +194,17 @@ def test_an_ended_job_shows_the_size_it_ended_on(cluster: Make) -> None:
     c.pass_s()
     c.nodes[0].end(0)
     c.pass_s()
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["gpus"], row["steps"], row["iterations"]) == ("finished", held, 10.0, 100.0)
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.gpus, stored.row.iterations_done, stored.row.iterations) == (
+        "finished",
+        held,
+        10.0,
+        100.0,
+    )
     waits = c.store.job(1)
     assert waits is not None
-    assert waits["gpus"] == 4
+    assert waits.row.gpus == 4
 
 
 def test_explain_compares_no_larger_batch_with_an_iteration_alone(cluster: Make) -> None:
@@ -202,10 +215,10 @@ def test_explain_compares_no_larger_batch_with_an_iteration_alone(cluster: Make)
     c.nodes[0].report(0, adaptive=said(), step_s=0.5, stage_s=stages, profile=Profile([0.0, 0.1, 0.1, 0.0], 0.2, 30))
     c.pass_s(2.2)
     found = c.engine.explain(0, c.now)
-    assert found["stages"]["gpu"] == {"now_s": 0.4, "alone_s": None}
-    assert found["stages"]["iteration"] == {"now_s": 0.5, "alone_s": None}
-    assert "slowdown" not in found
-    told = "\n".join(explanation_lines(found))
+    assert found.stages["gpu"] == StageTime(0.4, None)
+    assert found.stages["iteration"] == StageTime(0.5, None)
+    assert found.slowdown is None
+    told = "\n".join(explanation_lines(msgspec.to_builtins(found)))
     assert "an iteration takes 500.0 ms\n" in told
     assert "alone" not in told
 
@@ -215,20 +228,20 @@ def test_explain_says_what_other_sizes_would_bring(cluster: Make) -> None:
     c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 1, "max_gpus": 8}, {})
     c.pass_s()
     found = c.engine.explain(0, c.now)
-    assert found["sizes"] == {"profiled": 0, "cap": 1, "at": []}
-    assert "sizes" not in c.engine.explain(1, c.now)
+    assert found.sizes == SizeOptions(0, 1, [])
+    assert c.engine.explain(1, c.now).sizes is None
     c.nodes[0].report(0, adaptive=said(), step_s=0.5)
     c.engine.set_policy("pollux:interval_s=60", c.now)
     c.pass_s()
-    found = c.engine.explain(0, c.now)["sizes"]
-    assert 0.0 <= found["next_s"] <= 60.0
-    assert (found["profiled"], found["cap"]) == (2, 4)
+    found = c.engine.explain(0, c.now).sizes
+    assert 0.0 <= found.next_s <= 60.0
+    assert (found.profiled, found.cap) == (2, 4)
     # The oracle of the model's tests: theta, (sqr, var) = (1, 4), M0 = 16, M_max = 256, m in 4 to 32.
-    assert [(row["nodes"], row["gpus"], row["batch_size"]) for row in found["at"][:3]] == [
+    assert [(row.nodes, row.gpus, row.batch_size) for row in found.at[:3]] == [
         (1, 1, 16), (1, 2, 56), (1, 4, 88),
     ]  # fmt: skip
-    assert [row["goodput"] for row in found["at"][:3]] == pytest.approx([61.538462, 79.191185, 103.675038])
-    assert found["at"][3]["gpus"] == 8
+    assert [row.goodput for row in found.at[:3]] == pytest.approx([61.538462, 79.191185, 103.675038])
+    assert found.at[3].gpus == 8
 
 
 def test_a_profile_is_of_the_size_and_the_batch_asked_for(cluster: Make) -> None:
@@ -250,10 +263,10 @@ def test_other_bounds_of_the_script_are_shown(cluster: Make) -> None:
     c.pass_s()
     c.nodes[0].report(0, adaptive=said())
     c.pass_s()
-    assert "difference" not in c.engine.fields([0])[0]["adaptive"]
+    assert c.engine.jobs([0], c.now)[0].adaptive.difference is None
     c.nodes[0].report(0, adaptive=said(limits=[16, 512, 4, 32, 0]))
     c.pass_s()
-    told = c.engine.fields([0])[0]["adaptive"]["difference"]
+    told = c.engine.jobs([0], c.now)[0].adaptive.difference
     assert "most 512 and not 256, accumulation False and not True" in told
 
 
@@ -263,10 +276,10 @@ def test_a_script_that_does_not_adapt_is_told_of(cluster: Make) -> None:
     c.pass_s()
     c.nodes[0].report(0, steps=9.0)
     c.pass_s()
-    assert "difference" not in c.engine.fields([0])[0]["adaptive"]
+    assert c.engine.jobs([0], c.now)[0].adaptive.difference is None
     c.nodes[0].report(0, steps=10.0)
     c.pass_s()
-    assert "AdaptiveDataLoader" in c.engine.fields([0])[0]["adaptive"]["difference"]
+    assert "AdaptiveDataLoader" in c.engine.jobs([0], c.now)[0].adaptive.difference
 
 
 def test_the_service_compiles_what_adaptive_jobs_need_where_the_policy_is_for_them(
@@ -298,7 +311,7 @@ def test_nonsense_of_a_job_reaches_nobody(cluster: Make, bad: Adaptive) -> None:
     c.pass_s(5.0)
     assert np.isnan(known(c, "goodput")).all()
     assert not c.engine.broken
-    json.dumps(c.engine.fields([0])[0], allow_nan=False)
+    encoded(c.engine.jobs([0], c.now)[0])
     assert Engine(c.store, c.engine.fencing, now_s=c.now).state.seq >= c.engine.state.seq
 
 
@@ -316,7 +329,7 @@ def test_a_batch_or_a_step_that_cannot_be_stops_no_round(
     c.pass_s(5.0)
     assert not c.engine.broken
     assert known(c, "iterations_done", 1) == 7
-    json.dumps(c.engine.fields([0])[0], allow_nan=False)
+    encoded(c.engine.jobs([0], c.now)[0])
     json.dumps([c.engine.explain(0, c.now), c.engine.state_for_forecast(c.now)()], allow_nan=False, default=str)
 
 
@@ -361,8 +374,8 @@ def test_the_share_done_is_known_while_a_job_starts_again(cluster: Make) -> None
     assert attempt.epoch == 2
     assert attempt.lead is not None
     assert attempt.lead.adaptive is None  # it has not said anything yet
-    adaptive = c.engine.fields([0])[0]["adaptive"]
-    assert (adaptive["progress"], adaptive["total_progress"]) == (10.0, 100.0)
+    adaptive = c.engine.jobs([0], c.now)[0].adaptive
+    assert (adaptive.progress, adaptive.total_progress) == (10.0, 100.0)
     (pace,) = [p for p in c.engine.state_for_forecast(c.now)()["paces"].values() if p["total_steps"]]
     assert pace["total_steps"] == 100.0
 
@@ -399,8 +412,8 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     stopped_and_begun(c, 1.0, 2.0)
     second = [json.loads(row.entry)["cost_s"] for row in c.store.entries() if row.type == "Restarted"][1]
     assert known(c, "goodput")[Estimate.RESTART_S] == pytest.approx((first + second) / 2)
-    adaptive = c.engine.fields([0])[0]["adaptive"]
-    assert (adaptive["restarts"], adaptive["restart_s"]) == (2, pytest.approx((first + second) / 2))
+    adaptive = c.engine.jobs([0], c.now)[0].adaptive
+    assert (adaptive.restarts, adaptive.restart_s) == (2, pytest.approx((first + second) / 2))
 
 
 def test_waiting_for_gpus_is_no_cost_of_a_restart_and_neither_is_a_failure(cluster: Make) -> None:

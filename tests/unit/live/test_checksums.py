@@ -108,27 +108,12 @@ def test_numbers_come_back_as_they_were_summed(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "plait.db")
     sums = schema.SUMMED["attempts"]
     numbers = [0, -0.0, 1, 0.1, 1e300, 5e-324, math.inf, 2**53, math.nan, None]
-    row = {"job": 1, "ended_s": None, "outcome": "", "cause": "\ud800"[:0] + "é\u202e", "ranks": "[]"}
-    rows = [{**row, "epoch": i, "began_s": 3, "batch_size": x, "lost_work_s": x} for i, x in enumerate(numbers)]
+    row = {"job": 1, "ended_s": None, "state": "running", "reason": "\ud800"[:0] + "é\u202e", "ranks": "[]"}
+    rows = [{**row, "epoch": i, "started_s": 3, "batch_size": x, "lost_work_s": x} for i, x in enumerate(numbers)]
     with store._writing() as connection:
         connection.execute(store._upsert["attempts"], sums.add(rows))
     assert list(store.damaged()) == []
     store.close()
-
-
-def test_rows_of_older_versions_have_no_checksum_and_are_read(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "plait.db")
-    store.commit([Entry(1, 1.0, "submitted", "{}")])
-    with store._engine.begin() as connection:
-        for table in schema.SUMMED:
-            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN crc"))
-        connection.execute(sa.text("UPDATE alembic_version SET version_num = '0005'"))
-    store.close()
-    again = Store.open(tmp_path / "plait.db")
-    again.commit([Entry(2, 2.0, "submitted", "{}")])
-    assert [entry.seq for entry in again.entries()] == [1, 2]
-    assert [row[CRC] is None for row in rows_of(again, schema.log)] == [True, False]
-    again.close()
 
 
 def test_a_token_of_which_a_bit_flipped_opens_nothing(tmp_path: Path) -> None:
@@ -227,7 +212,7 @@ def test_the_whole_store_is_checked_in_slices_with_a_rest_after_each(
     monkeypatch.setattr(Checksums, "of", counted)
     assert list(store.damaged(lambda: rests.append(0))) == []
     assert max(rests) == 10
-    assert sum(rests) == 95 + 190 + 2  # entries, jobs that they are about, facts
+    assert sum(rests) == 95 + 190 + 3  # entries, jobs that they are about, facts
     with store._engine.begin() as connection:
         connection.execute(sa.text("UPDATE log SET at_s = 7 WHERE seq IN (10, 11, 95)"))
         connection.execute(sa.text("UPDATE log_jobs SET crc = 7 WHERE seq = 50 AND job = 7"))

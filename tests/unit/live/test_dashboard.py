@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from live_cases import Cluster
+from msgspec import structs
 
+from plait.live.api.cluster import ClusterStatus
 from plait.live.protocol.wire import Exchange
 from plait.live.service.http.metrics import Metrics
 from plait.live.service.worker import Worker
@@ -39,7 +41,9 @@ def test_every_figure_that_is_shown_is_there(tmp_path: Path) -> None:
     c.pass_s(1)
     metrics.notice(c.engine)
     metrics.requests.labels("GET", "200").inc()
-    text = metrics.render({**c.engine.status(c.now), "network": c.engine.network(c.now)}).decode()
+    figures = structs.asdict(c.engine.status(c.now))
+    status = ClusterStatus(**figures, prices=None, store_error=None, stored_s=None, version="", uptime_s=0.0)
+    text = metrics.render(status, c.engine.network(c.now), None, 0.0).decode()
     c.store.close()
     there = set(re.findall(r"^(plait_\w+)[{ ]", text, re.M))
     named = {name for words in expressions() for name in re.findall(r"plait_\w+", words)}

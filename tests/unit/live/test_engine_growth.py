@@ -105,10 +105,10 @@ def test_a_snapshot_is_written_when_it_is_ready_and_goes_on_the_same(cluster: Ma
     assert found["seq"] <= taken_at
     state = State.from_json(found)
     assert state.seq + len(list(tail)) == c.engine.state.seq
-    jobs = c.engine.status(c.now)["jobs"]
+    jobs = c.engine.status(c.now).jobs
     c.restart()
     c.pass_s(0.1)
-    assert c.engine.status(c.now)["jobs"] == jobs
+    assert c.engine.status(c.now).jobs == jobs
 
 
 def test_what_is_packed_in_parts_is_the_same_json() -> None:
@@ -195,7 +195,7 @@ def test_questions_have_an_end(cluster: Make) -> None:
                 asked.append(answer)
         assert len(asked) == 16
         stuck.set_result(None)
-        assert asked[0].result()[0]["jobs"] == ["j-0"]
+        assert asked[0].result()[0].jobs == ["j-0"]
     finally:
         what_if.close()
 

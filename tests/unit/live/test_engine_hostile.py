@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from live_cases import Cluster
 
 from plait.core.errors import InputError
+from plait.live.api import encoded
 from plait.live.protocol.validation import LONGEST_REASON
 from plait.live.protocol.wire import NodeInfo, Observed, Profile
 from plait.live.scheduler.engine import Engine
@@ -56,7 +56,7 @@ def test_numbers_that_are_none_harm_nobody(cluster: Make, values: dict[str, Any]
     assert not c.engine.broken
     assert c.engine.state.policy_error == ""
     for job in c.engine.state.jobs:
-        json.dumps(c.engine.fields([job]), allow_nan=False).encode()
+        encoded(c.engine.jobs([job], c.now)[job])
     assert Engine(c.store, c.engine.fencing, now_s=c.now).state.seq >= c.engine.state.seq
 
 
@@ -66,15 +66,15 @@ def test_an_end_that_no_process_has_can_be_stored(cluster: Make, code: int, reas
     c = started(cluster)
     c.nodes[0].end(0, code, reason=reason)
     go(c, 3)
-    row = c.store.job(0)
-    assert row is not None
-    assert row["failures"] == 1
-    (failed,) = (a for a in row["attempts"] if a["outcome"] == "failed")
-    (rank,) = failed["ranks"]
-    assert -128 <= rank["exit_code"] <= 255
-    assert len(rank["reason"]) <= LONGEST_REASON
-    rank["reason"].encode()
-    assert "\0" not in failed["cause"]
+    stored = c.store.job(0)
+    assert stored is not None
+    assert stored.row.failures == 1
+    (failed,) = (a for a in stored.attempts if a.state == "failed")
+    (rank,) = failed.ranks
+    assert -128 <= rank.exit_code <= 255
+    assert len(rank.reason) <= LONGEST_REASON
+    rank.reason.encode()
+    assert "\0" not in failed.reason
 
 
 def test_a_report_that_cannot_be_taken_fails_its_job_and_is_logged_by_the_service(
@@ -95,9 +95,9 @@ def test_a_report_that_cannot_be_taken_fails_its_job_and_is_logged_by_the_servic
     assert vars(record)["facts"] == {"job": 0, "epoch": 1}
     assert not c.engine.counts.problems
     go(c, 1)
-    row = c.store.job(0)
-    assert row is not None
-    assert "the agent sent an invalid report about this process: no such profile" in row["attempts"][0]["cause"]
+    stored = c.store.job(0)
+    assert stored is not None
+    assert "the agent sent an invalid report about this process: no such profile" in stored.attempts[0].reason
 
 
 @pytest.mark.parametrize(

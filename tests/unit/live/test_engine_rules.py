@@ -15,6 +15,7 @@ from live_cases import Cluster, Node
 from plait.core.cluster import Link, Network, Switch
 from plait.core.errors import InputError
 from plait.core.jobs import InaRequest, Phase
+from plait.live.api.explain import StageTime
 from plait.live.layout import make_private
 from plait.live.protocol.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
 from plait.live.scheduler.errors import Conflict
@@ -154,10 +155,10 @@ def test_failure_of_one_process_stops_the_gang_and_is_retried(cluster: Make) -> 
     assert c.state(0) == "running"
     c.nodes[0].end(0, -9, rank=0)
     c.pass_s(2.2)
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["failures"], row["epoch"]) == ("failed", 2, 2)
-    assert "rank 0 was killed by SIGKILL" in row["reason"]
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.failures, stored.row.epoch) == ("failed", 2, 2)
+    assert "rank 0 was killed by SIGKILL" in stored.row.reason
 
 
 def test_preempted_jobs_go_on_later_without_using_a_retry(cluster: Make) -> None:
@@ -171,9 +172,9 @@ def test_preempted_jobs_go_on_later_without_using_a_retry(cluster: Make) -> None
     assert (c.state(0), c.state(1)) == ("running", "waiting")  # a restart would cost more than it has run
     c.pass_s(7.0)
     assert (c.state(0), c.state(1)) == ("waiting", "running")
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["preemptions"], row["failures"], row["attempts"][0]["outcome"]) == (1, 0, "preempted")
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.preemptions, stored.row.failures, stored.attempts[0].state) == (1, 0, "preempted")
     c.nodes[0].end(1)
     c.pass_s(2.2)
     assert c.state(0) == "running"
@@ -190,9 +191,9 @@ def test_ends_after_a_requested_stop_are_no_failures(cluster: Make, code: int | 
     c.pass_s(0.6)
     c.nodes[0].end(0, code)
     c.pass_s(0.6)
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["failures"]) == ("waiting", 0)
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.failures) == ("waiting", 0)
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the killed one is heard first", "its peer is heard first"])
@@ -206,9 +207,9 @@ def test_a_gang_stopped_while_it_starts_uses_no_retry(cluster: Make, first: int)
     for rank in (first, 1 - first):
         c.nodes[0].end(0, (-15, 1)[rank], rank=rank, reason="connection closed by peer" if rank else None)
         c.pass_s(0.6)
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["failures"], row["attempts"][0]["outcome"]) == ("waiting", 0, "preempted")
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.failures, stored.attempts[0].state) == ("waiting", 0, "preempted")
 
 
 def test_a_gang_that_fails_by_itself_when_it_is_stopped_has_failed(cluster: Make) -> None:
@@ -221,9 +222,9 @@ def test_a_gang_that_fails_by_itself_when_it_is_stopped_has_failed(cluster: Make
     c.nodes[0].end(0, 75, rank=0)
     c.nodes[0].end(0, 1, rank=1, reason="AssertionError")
     c.pass_s(0.6)
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["reason"]) == ("failed", "AssertionError (rank 1, exit code 1)")
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.reason) == ("failed", "AssertionError (rank 1, exit code 1)")
 
 
 LOST_PEER = "exit code 1; last lines of the log: Traceback | RuntimeError: Connection closed by peer [::1]:2950"
@@ -244,10 +245,13 @@ def test_a_rank_that_left_with_0_before_its_peers_fail_is_named(cluster: Make, o
         c.now += later_s
         c.nodes[0].sync()
     c.pass_s(0.6)
-    row = c.store.job(0)
-    assert row is not None
-    first = brief(row["reason"])
-    assert (row["state"], first) == ("failed", f"rank 1 ended with exit code 0 before the others: {CLOSED.format(0)}")
+    stored = c.store.job(0)
+    assert stored is not None
+    first = brief(stored.row.reason)
+    assert (stored.row.state, first) == (
+        "failed",
+        f"rank 1 ended with exit code 0 before the others: {CLOSED.format(0)}",
+    )
 
 
 def test_a_rank_that_ends_with_0_after_the_failure_of_a_peer_is_not_named(cluster: Make) -> None:
@@ -258,9 +262,9 @@ def test_a_rank_that_ends_with_0_after_the_failure_of_a_peer_is_not_named(cluste
     c.nodes[0].end(0, 1, rank=0, reason="exit code 1; last lines of the log: ValueError: bad", ended_s_ago=5.0)
     c.nodes[0].end(0, 0, rank=1, ended_s_ago=1.0)
     c.pass_s(0.6)
-    row = c.store.job(0)
-    assert row is not None
-    assert brief(row["reason"]) == "ValueError: bad (rank 0, exit code 1)"
+    stored = c.store.job(0)
+    assert stored is not None
+    assert brief(stored.row.reason) == "ValueError: bad (rank 0, exit code 1)"
 
 
 def test_the_process_of_a_gang_that_failed_first_is_the_cause(cluster: Make) -> None:
@@ -273,11 +277,11 @@ def test_the_process_of_a_gang_that_failed_first_is_the_cause(cluster: Make) -> 
         0, -9, rank=1, reason="killed by SIGKILL (by hand, or out of memory); it printed nothing", ended_s_ago=0.4
     )
     c.pass_s(0.6)
-    row = c.store.job(0)
-    assert row is not None
-    assert row["reason"] == "rank 1 was killed by SIGKILL (by hand, or out of memory); it printed nothing"
+    stored = c.store.job(0)
+    assert stored is not None
+    assert stored.row.reason == "rank 1 was killed by SIGKILL (by hand, or out of memory); it printed nothing"
     c.restart()
-    assert c.store.job(0)["reason"] == row["reason"]
+    assert c.store.job(0).row.reason == stored.row.reason
 
 
 def test_a_gang_whose_peer_was_lost_with_its_node_uses_no_retry(cluster: Make) -> None:
@@ -286,9 +290,9 @@ def test_a_gang_whose_peer_was_lost_with_its_node_uses_no_retry(cluster: Make) -
     c.pass_s()
     c.nodes[1].end(0, 1, reason="connection reset by peer")
     c.pass_s(17, silent=["n0"])
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["failures"], row["attempts"][0]["outcome"]) == ("waiting", 0, "lost")
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.failures, stored.attempts[0].state) == ("waiting", 0, "lost")
 
 
 def test_a_job_that_finishes_while_it_is_stopped_has_finished(cluster: Make) -> None:
@@ -334,10 +338,10 @@ def test_starts_that_fail_are_tried_again_then_count(cluster: Make) -> None:
             k = (run.job, run.epoch, run.rank)
             c.nodes[0].seen[k] = Seen(*k, ENDED, pid=0, exit_code=127, reason="no such program")
     c.pass_s(1.1)
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["epoch"]) == ("failed", 2)
-    assert row["reason"] == "no such program"
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.epoch) == ("failed", 2)
+    assert stored.row.reason == "no such program"
     assert "LaunchFailed" in c.types()
 
 
@@ -406,9 +410,9 @@ def test_an_attempt_gets_time_for_its_first_step_before_it_makes_room(cluster: M
     c.nodes[0].report(0, held_s=11.0, steps=1.0, step_s=0.1)
     c.pass_s(2.2)
     assert c.nodes[0].jobs() == {1}
-    row = c.store.job(0)
-    assert row is not None
-    assert row["attempts"][0]["outcome"] == "preempted"
+    stored = c.store.job(0)
+    assert stored is not None
+    assert stored.attempts[0].state == "preempted"
     c.nodes[0].report(1, held_s=15.0)
     c.pass_s(10)
     assert 1 in c.nodes[0].jobs()
@@ -466,9 +470,9 @@ def test_a_new_agent_without_a_journal_has_lost_what_it_does_not_list(cluster: M
     c.pass_s()
     c.nodes[0].agent, c.nodes[0].seen = "another", {}
     c.pass_s(2.2)
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["state"], row["epoch"], row["failures"]) == ("running", 2, 0)
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.state, stored.row.epoch, stored.row.failures) == ("running", 2, 0)
 
 
 def test_drain_and_resume(cluster: Make) -> None:
@@ -500,7 +504,7 @@ def test_jobs_wait_for_nodes_then_those_that_can_never_fit_are_refused(cluster: 
     assert c.submit({"gpus": 3}, {}) == [0, 1]
     c.pass_s(20)
     assert c.state(0) == "waiting"
-    assert "no node has joined" in c.engine.explain(0, c.now)["summary"]
+    assert "no node has joined" in c.engine.explain(0, c.now).summary
     c.engine.observe(Observed(NodeInfo("n0", 2), "a"), c.now)
     c.pass_s(1.1)
     assert (c.state(0), c.state(1)) == ("waiting", "waiting")  # numbers stay in order
@@ -510,10 +514,10 @@ def test_jobs_wait_for_nodes_then_those_that_can_never_fit_are_refused(cluster: 
     assert (c.state(0), c.state(1)) == ("starting", "starting")
     c.submit({"gpus": 5})
     c.pass_s(11)
-    row = c.store.job(2)
-    assert row is not None
-    assert row["state"] == "failed"
-    assert "needs 5 GPUs" in row["reason"]
+    stored = c.store.job(2)
+    assert stored is not None
+    assert stored.row.state == "failed"
+    assert "needs 5 GPUs" in stored.row.reason
 
 
 def test_a_job_cancelled_before_it_was_admitted(cluster: Make) -> None:
@@ -551,9 +555,9 @@ def test_service_counts_over_all_attempts(cluster: Make) -> None:
     c.pass_s(0.6)
     c.nodes[0].end(0, 0)
     c.pass_s()
-    row = c.store.job(0)
-    assert row is not None
-    assert (row["held_gpu_s"], row["run_s"], row["steps"]) == (28.0, 14.0, 7.0)
+    stored = c.store.job(0)
+    assert stored is not None
+    assert (stored.row.attained_gpu_s, stored.row.run_s, stored.row.iterations_done) == (28.0, 14.0, 7.0)
 
 
 def test_profiles_are_learnt_and_given_to_later_jobs_of_the_kind(cluster: Make) -> None:
@@ -591,15 +595,15 @@ def test_jobs_like_one_that_was_measured_get_a_provisional_profile(cluster: Make
     assert controller is not None
     known = [not math.isnan(t) for t in controller.job_store.columns["iteration_s"][:5].tolist()]
     assert known == [True, True, False, True, False], "also the one that waited when it was measured"
-    sources = {n: c.engine.fields([n])[n].get("profile_source") for n in range(5)}
+    sources = {n: c.engine.jobs([n], c.now)[n].profile_source for n in range(5)}
     assert sources == {0: "measured", 1: (like := "provisional, from jobs like it"), 2: None, 3: like, 4: None}
     c.nodes[0].end(0)
     c.pass_s(2.2)
     c.nodes[0].report(1, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20))
     c.pass_s(0.6)
-    assert c.engine.fields([1])[1]["profile_source"] == "measured", "its own, though it is the same"
+    assert c.engine.jobs([1], c.now)[1].profile_source == "measured", "its own, though it is the same"
     c.restart()
-    assert c.engine.fields([1])[1]["profile_source"] == "measured"
+    assert c.engine.jobs([1], c.now)[1].profile_source == "measured"
 
 
 @pytest.mark.parametrize("saves", ["", "yes"])
@@ -619,9 +623,9 @@ def test_progress_without_a_checkpoint_is_not_shown_as_kept(cluster: Make, saves
     c.nodes[0].obeys = False
     c.engine.drain("n0", c.now, may_lose_work=True)
     c.pass_s(3.0)
-    row = c.store.job(job)
-    assert row is not None
-    assert (row["state"], row["steps"]) == ("waiting", 40.0 if saves else 0.0)
+    stored = c.store.job(job)
+    assert stored is not None
+    assert (stored.row.state, stored.row.iterations_done) == ("waiting", 40.0 if saves else 0.0)
 
 
 def grouped(cluster: Make, gate: str, **seen: Any) -> Cluster:
@@ -634,7 +638,7 @@ def grouped(cluster: Make, gate: str, **seen: Any) -> Cluster:
     c.submit({"model": "vgg"})
     c.pass_s(2.2)
     assert c.nodes[0].jobs() == {0, 1}, "grouped at once"
-    assert c.engine.fields([1])[1]["profile_source"] == "provisional, from jobs like it"
+    assert c.engine.jobs([1], c.now)[1].profile_source == "provisional, from jobs like it"
     for steps in (1.0, 30.0, 71.0):
         c.nodes[0].report(1, gate=gate, steps=steps, step_s=0.9, **seen)
         c.pass_s(1.1)
@@ -649,15 +653,15 @@ def test_a_job_that_is_never_alone_measures_its_stages_behind_the_gate(cluster: 
     assert columns["stage_s"][1].tolist() == [0.05, 0.1, 0.15, 0.1], "transfers are not seen in company"
     assert columns["iteration_s"][1] == pytest.approx(0.7 * 0.4 / 0.7)
     assert columns["stage_s"][0].tolist() == [0.0, 0.3, 0.3, 0.1]
-    assert c.engine.fields([1])[1]["profile_source"] == "measured beside others"
+    assert c.engine.jobs([1], c.now)[1].profile_source == "measured beside others"
     c.restart()
-    assert c.engine.fields([1])[1]["profile_source"] == "measured beside others"
+    assert c.engine.jobs([1], c.now)[1].profile_source == "measured beside others"
     c.pass_s(0.6)
     c.nodes[0].end(0)
     c.pass_s(2.2)
     c.nodes[0].report(1, profile=Profile([0.05, 0.1, 0.15, 0.1], 0.4, 20), gate="none")
     c.pass_s(0.6)
-    assert c.engine.fields([1])[1]["profile_source"] == "measured"
+    assert c.engine.jobs([1], c.now)[1].profile_source == "measured"
 
 
 @pytest.mark.parametrize(
@@ -670,7 +674,7 @@ def test_without_a_gate_or_marks_a_provisional_profile_stays(
     controller = c.engine.state.controller
     assert controller is not None
     assert controller.job_store.columns["stage_s"][1].tolist() == [0.0, 0.3, 0.3, 0.1]
-    assert c.engine.fields([1])[1]["profile_source"] == "provisional, from jobs like it"
+    assert c.engine.jobs([1], c.now)[1].profile_source == "provisional, from jobs like it"
 
 
 @pytest.mark.parametrize("step_s", [0.5, 30.0])
@@ -758,7 +762,7 @@ def test_quota_holds_jobs_back_and_says_so(cluster: Make) -> None:
     c.submit({"project": "small"}, {"project": "small"}, {"project": "small"}, {})
     c.pass_s(2.2)
     assert [c.state(n) for n in range(4)] == ["running", "running", "waiting", "running"]
-    assert "quota of project small" in c.engine.explain(2, c.now)["summary"]
+    assert "quota of project small" in c.engine.explain(2, c.now).summary
     c.nodes[0].end(0)
     c.pass_s(2.2)
     assert c.state(2) == "running"
@@ -774,11 +778,11 @@ def test_reservations_are_explained(cluster: Make) -> None:
     c.submit({"gpus": 2})
     c.pass_s(2.2)
     assert c.state(0) == "running"
-    assert c.engine.explain(1, c.now)["summary"] == "waits (1 GPU reserved for it: n0:1)"
-    assert c.engine.status(c.now)["gpus"]["reserved_idle"] == 1
+    assert c.engine.explain(1, c.now).summary == "waits (1 GPU reserved for it: n0:1)"
+    assert c.engine.status(c.now).gpus.reserved_idle == 1
     c.restart()
     c.pass_s(2.2)
-    assert c.engine.explain(1, c.now)["summary"] == "waits (1 GPU reserved for it: n0:1)"
+    assert c.engine.explain(1, c.now).summary == "waits (1 GPU reserved for it: n0:1)"
 
 
 def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
@@ -788,13 +792,13 @@ def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
     c.engine.set_policy("live_cases_policies:Broken", c.now)
     c.submit({})
     c.pass_s(2.2)
-    assert "ZeroDivisionError" in c.engine.status(c.now)["policy_error"]
+    assert "ZeroDivisionError" in c.engine.status(c.now).policy_error
     assert c.state(0) == "running"
     with pytest.raises(InputError, match="did you mean 'fifo'"):
         c.engine.set_policy("fifoo", c.now)
     c.engine.set_policy("fifo", c.now)
     c.pass_s(6)
-    assert c.engine.status(c.now)["policy_error"] is None
+    assert c.engine.status(c.now).policy_error is None
     assert c.state(1) == "running"
 
 
@@ -807,7 +811,7 @@ def test_a_live_cluster_grants_no_memory_of_switches_and_says_who_asked_for_it(c
     c.engine.set_policy("live_cases_policies:SecretGrants", c.now)
     c.submit({})
     c.pass_s(2.2)
-    assert "grants memory of switch 's' to job 'j-0'" in c.engine.status(c.now)["policy_error"]
+    assert "grants memory of switch 's' to job 'j-0'" in c.engine.status(c.now).policy_error
     assert c.state(0) == "waiting"
 
 
@@ -815,13 +819,13 @@ def test_explain_speaks_of_aggregation_only_where_switches_could_do_it(cluster: 
     c = cluster(policy="fifo")
     c.submit({})
     c.pass_s()
-    assert "network" not in c.engine.explain(0, c.now)
+    assert c.engine.explain(0, c.now).network is None
     controller = c.engine.state.controller
     assert controller is not None
     node = controller.cluster.nodes[0].id
     net = Network((Switch("s", aggregators=8),), (Link(node, "s", 1e11),))
     controller.cluster = controller.cluster.with_network(net)
-    assert c.engine.explain(0, c.now)["network"] == "not aggregated: policy fifo grants it no memory of switches"
+    assert c.engine.explain(0, c.now).network == "not aggregated: policy fifo grants it no memory of switches"
 
 
 def test_a_policy_that_fails_is_no_answer_and_no_error_to_whoever_asks(cluster: Make) -> None:
@@ -880,14 +884,14 @@ def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     what_if = WhatIfService(c.store)
     why, question = what_if.explain(c.engine, 1, c.now)
     assert question is not None
-    assert (why["state"], why["position"], why["waiting"]) == ("waiting", 1, 1)
-    assert why["decision"]["seq"] > 0
-    assert why["blockers"][0]["id"] == "j-0"
-    assert why["blockers"][0]["left_s"] == 25.0
+    assert (why.state, why.position, why.waiting) == ("waiting", 1, 1)
+    assert why.decision.seq > 0
+    assert why.blockers[0].id == "j-0"
+    assert why.blockers[0].left_s == 25.0
     before = len(c.types())
     answer = what_if.ask(question)
     assert answer is not None
-    assert [w["text"] for w in answer.result()] == [
+    assert [w.text for w in answer.result()] == [
         "with 1 GPU it would start now",
         "if j-0 ended, it would start now",
     ]
@@ -900,8 +904,8 @@ def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     c.nodes[0].report(0, stage_s=[0.0, 0.1, 0.4, 0.0], profile=Profile([0.0, 0.1, 0.2, 0.0], 0.25, 30))
     c.pass_s(0.6)
     how = c.engine.explain(0, c.now)
-    assert how["stages"]["gpu"] == {"now_s": 0.4, "alone_s": 0.2}
-    assert how["slowdown"] == 2.0
+    assert how.stages["gpu"] == StageTime(0.4, 0.2)
+    assert how.slowdown == 2.0
     with pytest.raises(LookupError):
         c.engine.explain(9, c.now)
 
@@ -982,7 +986,7 @@ def test_a_job_that_waits_for_the_compiler_says_so(cluster: Make) -> None:
     c = cluster((2,))
     c.engine.ready = False
     (number,) = c.submit({})
-    assert "is being compiled" in c.engine.fields([number])[number]["reason"]
+    assert "is being compiled" in c.engine.jobs([number], c.now)[number].reason
 
 
 def test_a_private_folder_is_private_with_what_it_is_in(tmp_path: Path) -> None:
@@ -1046,6 +1050,6 @@ def test_a_job_whose_checkpoints_fail_is_not_stopped_until_one_is_written(cluste
 
 
 def epoch_of(c: Cluster, job: int) -> int:
-    row = c.store.job(job)
-    assert row is not None
-    return int(row["epoch"])
+    stored = c.store.job(job)
+    assert stored is not None
+    return int(stored.row.epoch)

@@ -129,9 +129,9 @@ def test_a_folder_that_stays_unwritable_fails_its_job_unless_the_disk_is_full(
     c.pass_s(80)
     assert (c.state(0), c.state(1)) == (state, "waiting" if state == "starting" else "running")
     if state == "failed":
-        row = c.store.job(0)
-        assert row is not None
-        assert "refused: 'jobs/j-0/EPOCH'; the folder of the job could not be written in 10 tries" in row["reason"]
+        stored = c.store.job(0)
+        assert stored is not None
+        assert "refused: 'jobs/j-0/EPOCH'; the folder of the job could not be written in 10 tries" in stored.row.reason
         return
     c.engine.cancel(0, c.now)  # nothing of it runs anywhere
     c.pass_s(3)
@@ -196,7 +196,7 @@ def test_a_disk_that_fails_at_a_restart_stops_no_job_that_runs(cluster: Make, mo
     (other,) = c.submit({})
     c.pass_s(3)
     assert c.nodes[0].jobs() == {job}  # the new one is not begun before its fence is up
-    assert c.engine.explain(other, c.now)["summary"] == "no space left on device; waits until its folder can be written"
+    assert c.engine.explain(other, c.now).summary == "no space left on device; waits until its folder can be written"
     full = False
     c.pass_s(3)
     assert c.nodes[0].jobs() == {job, other}

@@ -166,7 +166,7 @@ def test_a_write_that_fails_for_want_of_room_loses_nothing(tmp_path: Path, monke
                 served.submit()
         full[0] = False
         until(lambda: _taken(served), "a submission to be taken again")
-        assert [row["number"] for row in served.store.jobs()] == [1, 0]
+        assert [row.number for row in served.store.jobs()] == [1, 0]
         assert served.failed == []
     finally:
         served.close()

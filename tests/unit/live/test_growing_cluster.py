@@ -32,7 +32,7 @@ def test_a_wide_gang_waits_for_nodes_that_may_come_and_one_beyond_the_limit_is_r
     (wide,) = c.submit({"gpus": 4})
     c.pass_s(12.0)
     assert c.state(wide) == "waiting"
-    said = c.engine.explain(wide, c.now)["summary"]
+    said = c.engine.explain(wide, c.now).summary
     assert said == "waits for more nodes: needs 4 GPUs; the nodes that are there have 2"
     c.restart()
     c.pass_s(12.0)
@@ -47,7 +47,7 @@ def test_small_jobs_behind_a_wide_one_need_not_wait_for_nodes_to_settle(cluster:
     wide, small = c.submit({"gpus": 4}, {"gpus": 1})
     c.pass_s(2.0)  # far less than settle_s
     assert (c.state(wide), c.state(small)) == ("waiting", "running")
-    assert c.engine.status(c.now)["gpus"]["wanted"] == 5  # by which the backend asks for nodes
+    assert c.engine.status(c.now).gpus.wanted == 5  # by which the backend asks for nodes
 
 
 def test_explain_of_a_job_that_no_node_has_room_for_names_nobody_ahead(cluster: Make) -> None:
@@ -56,9 +56,9 @@ def test_explain_of_a_job_that_no_node_has_room_for_names_nobody_ahead(cluster: 
     c.pass_s(2.0)
     assert c.state(small) == "running"
     why = c.engine.explain(wide, c.now)
-    assert why["summary"] == "waits for more nodes: needs 4 GPUs; the nodes that are there have 2"
-    assert why["blockers"] == []
-    assert [blocker["number"] for blocker in c.engine.explain(next_one, c.now)["blockers"]] == [small]
+    assert why.summary == "waits for more nodes: needs 4 GPUs; the nodes that are there have 2"
+    assert why.blockers == []
+    assert [blocker.number for blocker in c.engine.explain(next_one, c.now).blockers] == [small]
 
 
 def test_a_job_that_wants_more_memory_than_nodes_have_waits_with_the_reason(cluster: Make) -> None:
@@ -70,7 +70,7 @@ def test_a_job_that_wants_more_memory_than_nodes_have_waits_with_the_reason(clus
     (job,) = c.submit({"gpus": 1, "memory": 16e9})
     c.pass_s(3.0)
     assert c.state(job) == "waiting"
-    assert "1 GPU with its CPUs and memory" in c.engine.fields([job])[job]["reason"]
+    assert "1 GPU with its CPUs and memory" in c.engine.jobs([job], c.now)[job].reason
 
 
 def test_jobs_that_their_quota_holds_back_want_no_nodes(cluster: Make) -> None:
@@ -78,9 +78,9 @@ def test_jobs_that_their_quota_holds_back_want_no_nodes(cluster: Make) -> None:
     c.engine.set_project("small", gpu_quota=3, weight=1.0, now_s=c.now)
     c.submit(*({"gpus": 2, "project": "small"} for _ in range(5)), {"gpus": 1, "project": "small"}, {"gpus": 4})
     c.pass_s(3.0)
-    assert c.engine.status(c.now)["gpus"]["wanted"] == 2 + 4
+    assert c.engine.status(c.now).gpus.wanted == 2 + 4
     c.engine.set_project("small", gpu_quota=None, weight=1.0, now_s=c.now)
-    assert c.engine.status(c.now)["gpus"]["wanted"] == 5 * 2 + 1 + 4
+    assert c.engine.status(c.now).gpus.wanted == 5 * 2 + 1 + 4
 
 
 def test_jobs_want_the_nodes_that_their_cpus_need_and_none_if_no_node_would_do(cluster: Make) -> None:
@@ -91,10 +91,10 @@ def test_jobs_want_the_nodes_that_their_cpus_need_and_none_if_no_node_would_do(c
     c.pass_s(1.0)
     c.submit({"gpus": 4, "cpus": 32.0})
     c.pass_s(1.0)
-    assert c.engine.status(c.now)["gpus"]["wanted"] == 8  # one process on each node of two GPUs
+    assert c.engine.status(c.now).gpus.wanted == 8  # one process on each node of two GPUs
     c.submit({"gpus": 1, "cpus": 32.0})
     c.pass_s(1.0)
-    assert c.engine.status(c.now)["gpus"]["wanted"] == 8
+    assert c.engine.status(c.now).gpus.wanted == 8
 
 
 def test_without_a_backend_that_grows_a_wide_gang_is_refused(cluster: Make) -> None:

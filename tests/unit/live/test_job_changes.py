@@ -15,6 +15,7 @@ import pytest
 from live_cases import Cluster
 
 from plait.core.errors import InputError
+from plait.live.api.cluster import Losses
 from plait.live.protocol.wire import RUNNING, Seen
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.event_words import in_words
@@ -53,9 +54,9 @@ def test_a_requeued_job_saves_a_checkpoint_and_waits_again_without_a_failure(clu
     assert epoch(c, 0) == 2  # first come, first served: it is the first again
     counted = [int(column(c, name, 0)) for name in ("failures", "preemptions", "starts")]
     assert counted == [0, 0, 2]
-    row = c.store.job(0)
-    assert row is not None
-    assert [(one["outcome"], one["cause"]) for one in row["attempts"]] == [("preempted", "requeued by ann"), ("", "")]
+    stored = c.store.job(0)
+    assert stored is not None
+    assert [(one.state, one.reason) for one in stored.attempts] == [("preempted", "requeued by ann"), ("running", None)]
     assert said(c, "RequeueAsked") == ["j-0 was sent back to the queue by ann"]
     assert said(c, "StopAsked") == ["j-0 was asked to stop: requeued by ann"]
 
@@ -251,7 +252,7 @@ def test_work_is_lost_only_if_that_is_meant(cluster: Make) -> None:
     c.nodes[0].seen[key] = replace(c.nodes[0].seen[key], held_s=2.0)
     c.pass_s(3.3)
     assert epoch(c, 0) == 2
-    assert set(c.engine.status(c.now)["lost"]["work_gpu_s"]) == {"requeued"}
+    assert set(c.engine.status(c.now).lost.work_gpu_s) == {"requeued"}
 
 
 @pytest.mark.parametrize(
@@ -278,15 +279,15 @@ def test_what_a_stop_would_lose_has_one_answer_for_all_who_ask(
     c = cluster((2, 1), "fifo")
     c.submit({"gpus": 2}, {}, owner="ann")
     c.pass_s(1.6)
-    assert c.engine.losses() == {"losses": [], "text": ""}  # both save when they are stopped
+    assert c.engine.losses() == Losses([], "")  # both save when they are stopped
     for rank in (0, 1):
         c.nodes[0].seen[0, 1, rank] = Seen(0, 1, rank, RUNNING, pid=7, **seen)  # type: ignore[arg-type]
     c.pass_s(0.6)
     found = c.engine.losses()
-    assert found["text"] == f"j-0 would lose {text}"
-    assert [one["text"] for one in found["losses"]] == [found["text"]]
+    assert found.text == f"j-0 would lose {text}"
+    assert [one.text for one in found.losses] == [found.text]
     assert c.engine.losses(nodes=["n0"]) == c.engine.losses(jobs=[0]) == c.engine.losses(owner="ann") == found
-    assert c.engine.losses(nodes=["n1"])["losses"] == c.engine.losses(owner="ben")["losses"] == []
+    assert c.engine.losses(nodes=["n1"]).losses == c.engine.losses(owner="ben").losses == []
     with pytest.raises(LookupError, match="no node 'n7'"):
         c.engine.losses(nodes=["n7"])
     for act in (
@@ -294,12 +295,12 @@ def test_what_a_stop_would_lose_has_one_answer_for_all_who_ask(
         lambda: c.engine.update(0, {"gpus": 1}, c.now, by="ann"),
         lambda: c.engine.drain("n0", c.now),
     ):
-        with pytest.raises(Conflict, match=re.escape(found["text"])):
+        with pytest.raises(Conflict, match=re.escape(found.text)):
             act()
     c.pass_s(12.0)
     c.restart()  # the agents have not reported to this service yet
-    (after,) = c.engine.losses(nodes=["n0"])["losses"]
-    assert (after["id"], after["gpus"]) == ("j-0", 2)
+    (after,) = c.engine.losses(nodes=["n0"]).losses
+    assert (after.id, after.gpus) == ("j-0", 2)
 
 
 def test_a_job_that_no_node_has_room_for_yet_can_be_changed_too(cluster: Make) -> None:
@@ -342,11 +343,11 @@ def test_whoever_was_preempted_learns_for_whom_and_why(cluster: Make) -> None:
     c.pass_s(9.2)
     assert (c.state(0), c.state(1)) == ("waiting", "running")
     why = "preempted for j-1 of bob; place 1 in its order against 2; policy las:quantum_s=1"
-    found = c.engine.explain(0, c.now)["last_stop"]
-    assert (found["attempt"], found["why"], found["for"]) == (1, why, ["j-1"])
-    row = c.store.job(0)
-    assert row is not None
-    assert row["attempts"][0]["cause"] == why
+    found = c.engine.explain(0, c.now).last_stop
+    assert (found.attempt, found.why, found.for_) == (1, why, ["j-1"])
+    stored = c.store.job(0)
+    assert stored is not None
+    assert stored.attempts[0].reason == why
     assert said(c, "StopAsked") == [f"j-0 was asked to stop: {why}"]
     c.restart()
-    assert c.engine.explain(0, c.now)["last_stop"] == found
+    assert c.engine.explain(0, c.now).last_stop == found

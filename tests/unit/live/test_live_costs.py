@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from plait.core.errors import InputError
+from plait.live.api.costs import Part
 from plait.live.service.costs import Held, Stay, Stays, _grouped, _of_jobs, bill
 from plait.live.service.options import ServiceOptions
 from plait.live.service.usage.files import Measured
@@ -108,14 +110,15 @@ def test_only_what_was_measured_is_said_to_be_busy_or_idle() -> None:
         [Held((i, 1), (("n0", i),), 0.0, 4 * H) for i in range(3)], RATES, 0.0, 4 * H,
     )  # fmt: skip
     measured = {1: Measured(H, 2 * H), 2: Measured(0.0, 5 * H)}  # of job 0, a plain one, nothing is known
-    rows = _of_jobs(found, measured, {i: {"owner": "ann", "project": f"p{min(i, 1)}"} for i in range(3)})
-    by_job = {row["id"]: row for row in _grouped(rows, "id", priced=False)}
-    assert [by_job[f"j-{i}"]["held_idle"] for i in range(3)] == [
-        None, {"gpu_h": 1.0, "cost": None}, {"gpu_h": 0.0, "cost": None},
+    jobs: Any = {i: SimpleNamespace(id=f"j-{i}", user="ann", project=f"p{min(i, 1)}") for i in range(3)}
+    rows = _of_jobs(found, measured, jobs)
+    by_job = {row.id: row for row in _grouped(rows, "id", priced=False)}
+    assert [by_job[f"j-{i}"].held_idle for i in range(3)] == [
+        None, Part(1.0, None), Part(0.0, None),
     ]  # fmt: skip
-    assert [by_job[f"j-{i}"]["unmeasured"]["gpu_h"] for i in range(3)] == [4.0, 2.0, 0.0]
-    by_project = {row["project"]: row for row in _grouped(rows, "project", priced=True)}
-    assert by_project["p0"]["held_idle"] is None
-    assert by_project["p1"]["held_idle"] == {"gpu_h": 1.0, "cost": 2.5}
+    assert [by_job[f"j-{i}"].unmeasured.gpu_h for i in range(3)] == [4.0, 2.0, 0.0]
+    by_project = {row.project: row for row in _grouped(rows, "project", priced=True)}
+    assert by_project["p0"].held_idle is None
+    assert by_project["p1"].held_idle == Part(1.0, 2.5)
     (user,) = _grouped(rows, "user", priced=True)
-    assert (user["held_idle"]["gpu_h"], user["unmeasured"]["gpu_h"]) == (1.0, 6.0)
+    assert (user.held_idle.gpu_h, user.unmeasured.gpu_h) == (1.0, 6.0)

@@ -13,6 +13,8 @@ from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
 from plait.core.policy import has_guests
+from plait.live.api.cluster import Gpus
+from plait.live.api.jobs import Neighbour, SharingOfJob
 from plait.live.protocol.wire import GpuMean, Memory, NodeInfo, Run, Seen, Sharing, Usage
 from plait.live.scheduler.explain.guests import shown
 from plait.policies.catalog import CATALOG, make_policy
@@ -53,9 +55,9 @@ def test_a_guest_is_assigned_to_the_gpu_of_its_host(shared: Cluster) -> None:
     assert (host.group.guest, guest.group.guest) == (False, True)
     assert host.group.id != guest.group.id
     assert (shared.state(0), shared.state(1)) == ("running", "running")
-    gpus = shared.engine.status(shared.now)["gpus"]
-    assert gpus == {"total": 1, "held": 1, "free": 0, "wanted": 2, "shared": 1, "reserved_idle": 0}
-    assert shared.engine.nodes(shared.now)[0]["gpu_jobs"] == [["j-0", "j-1"]]
+    gpus = shared.engine.status(shared.now).gpus
+    assert gpus == Gpus(total=1, held=1, free=0, wanted=2, shared=1, reserved_idle=0)
+    assert shared.engine.nodes(shared.now)[0].gpu_jobs == [["j-0", "j-1"]]
 
 
 def test_a_service_that_starts_again_assigns_the_same(shared: Cluster) -> None:
@@ -73,7 +75,7 @@ def test_a_guest_outlives_its_host_and_starts_no_second_time(shared: Cluster) ->
     shared.pass_s(3.2)
     assert (shared.state(0), shared.state(1)) == ("finished", "running")
     assert runs(shared.nodes[0])[1].epoch == 1
-    assert shared.engine.explain(1, shared.now)["summary"].startswith(
+    assert shared.engine.explain(1, shared.now).summary.startswith(
         "runs as a guest on n0:0, where no guaranteed job is, because its class is opportunistic"
     )
 
@@ -86,14 +88,14 @@ def test_a_guest_of_class_auto_becomes_a_host_where_it_runs(cluster: Make) -> No
     c.pass_s(2.2)
     before = runs(c.nodes[0])[1]
     assert before.group.guest
-    assert "its class is auto" in c.engine.explain(1, c.now)["summary"]
+    assert "its class is auto" in c.engine.explain(1, c.now).summary
     c.nodes[0].end(0)
     c.pass_s(3.2)
     after = runs(c.nodes[0])[1]
     assert after == replace(before, group=replace(before.group, guest=False, version=before.group.version + 1))
     assert [row["job"] for row in events(c, "AttemptBegan")] == [0, 1]
     assert not attempt_of(c, 1).guest
-    assert "sharing" not in c.engine.explain(1, c.now)
+    assert c.engine.explain(1, c.now).sharing is None
 
 
 def test_a_guest_on_its_way_out_holds_up_nobody(shared: Cluster) -> None:
@@ -140,42 +142,42 @@ def test_explain_says_whose_guest_it_is_at_which_share_and_where_it_would_be_alo
     node.report(2, sharing=Sharing(True, 0.35, 0.0, "run", [int(host[2:])]))
     c.pass_s(0.6)
     found = c.engine.explain(2, c.now)
-    assert found["sharing"] == {
-        "guest": True, "beside": [{"job": host, "gpu": f"{where}:0", "guest": False}], "share": 0.35,
-        "limit_bytes": None, "action": "run", "throttled": None, "duty": None, "law": None,
-    }  # fmt: skip
+    assert found.sharing == SharingOfJob(
+        guest=True, beside=[Neighbour(host, f"{where}:0", False)], share=0.35, limit_bytes=None, action="run",
+        throttled=None, duty=None, law=None,
+    )  # fmt: skip
     start = f"runs as a guest of {host} on {where}:0 at share 0.35, because its class is opportunistic; "
-    assert found["summary"] == start + "no GPU is idle"
+    assert found.summary == start + "no GPU is idle"
     other = next(n for n in c.nodes if n is not node)
     other.end(next(iter(other.jobs())))
     c.pass_s(2.2)
-    assert c.engine.explain(2, c.now)["summary"] == f"{start}would be alone on {other.info.id}:0"
-    assert "runs at full speed; what it leaves goes to j-2" in c.engine.explain(int(host[2:]), c.now)["summary"]
-    assert c.engine.fields([2])[2]["sharing"]["share"] == 0.35
-    assert shown(c.engine.context, attempt_of(c, 2)) == found["sharing"]
+    assert c.engine.explain(2, c.now).summary == f"{start}would be alone on {other.info.id}:0"
+    assert "runs at full speed; what it leaves goes to j-2" in c.engine.explain(int(host[2:]), c.now).summary
+    assert c.engine.jobs([2], c.now)[2].sharing.share == 0.35
+    assert shown(c.engine.context, attempt_of(c, 2)) == found.sharing
 
 
 def test_a_throttled_guest_is_shown_with_its_share_and_what_it_got(shared: Cluster) -> None:
     def said(share: float, throttled: str = "cgroup", duty: float | None = 0.34) -> str:
         shared.nodes[0].report(1, sharing=Sharing(True, share, 0.0, "run", [0], throttled=throttled, duty=duty))
         shared.pass_s(0.6)
-        return str(shared.engine.explain(1, shared.now)["summary"])
+        return str(shared.engine.explain(1, shared.now).summary)
 
     start = "runs as a guest of j-0 on n0:0 at share 0.35"
     ran = "throttled by the cgroup freezer: it ran for 0.34 of the last 10 s"
     assert said(0.35).startswith(f"{start}, {ran}, because its class is opportunistic; ")
-    found = shared.engine.explain(1, shared.now)["sharing"]
-    assert (found["share"], found["throttled"], found["duty"]) == (0.35, "cgroup", 0.34)
+    found = shared.engine.explain(1, shared.now).sharing
+    assert (found.share, found.throttled, found.duty) == (0.35, "cgroup", 0.34)
     assert said(0.35, "signals", None).startswith(f"{start}, throttled by stop signals, because")
     for strange in ("dance", "not", "CGROUP"):
         assert said(0.35, strange, 7.0).startswith(f"{start}, because")
     held = said(0.0, duty=0.0)
     assert held.startswith("is frozen as a guest of j-0 on n0:0 by the cgroup freezer (share 0.00), because j-0 has ")
     shared.pass_s(shared.engine.options.suspect_s + 2.0, silent=["n0"])  # nobody knows any more which share it has
-    text = str(shared.engine.explain(1, shared.now)["summary"])
+    text = str(shared.engine.explain(1, shared.now).summary)
     paused = "and is paused if the agent of n0 is gone (it has not reported lately)"
     assert text.startswith(f"runs as a guest of j-0 on n0:0, {paused}, because its class is opportunistic")
-    assert shared.engine.explain(1, shared.now)["sharing"]["share"] is None
+    assert shared.engine.explain(1, shared.now).sharing.share is None
 
 
 def test_a_throttled_guest_without_steps_stands_still_only_if_it_is_frozen(shared: Cluster) -> None:
@@ -195,9 +197,9 @@ def test_a_guest_whose_stop_waits_for_its_first_step_can_be_shown(cluster: Make)
     del groups.of_job[2], groups.by_job[2]
     groups._note_shared()
     assert attempt_of(c, 2).stop is None
-    fields = c.engine.fields(range(5))
-    assert [number for number in range(5) if "sharing" in fields[number]] == [0, 4]
-    assert [c.engine.explain(number, c.now)["state"] for number in (0, 2, 4)] == ["running"] * 3
+    rows = c.engine.jobs(range(5), c.now)
+    assert [number for number in range(5) if rows[number].sharing is not None] == [0, 4]
+    assert [c.engine.explain(number, c.now).state for number in (0, 2, 4)] == ["running"] * 3
 
 
 def test_what_agents_measure_is_in_the_view_and_the_log_does_not_grow_by_it(shared: Cluster) -> None:
@@ -283,7 +285,7 @@ def test_a_guest_starts_where_hosts_fill_all_gpus_and_memory_of_slots_counts(clu
     c.submit({**OPPORTUNISTIC, "gpu_memory": 9 * GB})
     c.pass_s(2.2)
     assert c.state(1) == "waiting"
-    assert "short of memory" in c.engine.explain(1, c.now)["summary"]
+    assert "short of memory" in c.engine.explain(1, c.now).summary
     c.submit({**OPPORTUNISTIC, "gpu_memory": 4 * GB})
     c.pass_s(2.2)
     assert c.state(2) == "running"
@@ -299,7 +301,7 @@ def test_quotas_of_projects_are_for_guaranteed_jobs(cluster: Make) -> None:
     c.pass_s(2.2)
     assert [c.state(n) for n in range(4)] == ["running", "waiting", "running", "running"]
     assert [attempt_of(c, n).guest for n in (0, 2, 3)] == [False, True, True]
-    assert "the quota of project small is used up" in c.engine.explain(1, c.now)["summary"]
+    assert "the quota of project small is used up" in c.engine.explain(1, c.now).summary
     c.nodes[0].end(0)
     c.pass_s(3.2)
     assert c.state(1) == "running"
@@ -371,7 +373,7 @@ def test_a_plan_with_too_many_guests_is_refused_in_words(cluster: Make) -> None:
     for _ in range(20):
         c.submit({})
     c.pass_s(2.2)
-    assert "a GPU takes at most 8 guests" in c.engine.status(c.now)["policy_error"]
+    assert "a GPU takes at most 8 guests" in c.engine.status(c.now).policy_error
 
 
 def test_some_policy_of_the_catalogue_has_guests() -> None:
@@ -398,12 +400,12 @@ def test_explain_says_that_a_host_reports_no_steps(shared: Cluster) -> None:
 def test_guests_are_no_reason_why_a_guaranteed_job_waits(shared: Cluster) -> None:
     shared.submit({}, OPPORTUNISTIC)
     shared.pass_s(2.2)
-    ahead = {job: [one["id"] for one in shared.engine.explain(job, shared.now)["blockers"]] for job in (2, 3)}
+    ahead = {job: [one.id for one in shared.engine.explain(job, shared.now).blockers] for job in (2, 3)}
     assert ahead == {2: ["j-0"], 3: ["j-1", "j-0"]}
 
 
 def summary(c: Cluster, job: int) -> str:
-    return str(c.engine.explain(job, c.now)["summary"])
+    return str(c.engine.explain(job, c.now).summary)
 
 
 def test_what_a_guest_waits_for_its_host_is_no_cost_of_a_start(shared: Cluster) -> None:
@@ -441,7 +443,7 @@ def test_a_guest_that_waits_for_its_first_step_may_be_moved(cluster: Make) -> No
 
     stalls(0)
     assert 2 in runs(here), "the other GPU is full"
-    assert c.engine.explain(2, c.now)["stops"]["unbegun"]
+    assert c.engine.explain(2, c.now).stops.unbegun
     other.end(1)
     stalls(200)
     assert (2 in runs(here), 2 in runs(other)) == (False, True)

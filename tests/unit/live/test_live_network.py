@@ -51,7 +51,7 @@ def test_the_first_node_of_each_rack_serves_the_switch_of_the_rack(make: Make) -
     c = make()
     c.pass_s(2.0)
     found = c.engine.network(c.now)
-    assert [(one["switch"], one["node"], one["state"]) for one in found["switches"]] == [
+    assert [(one.switch, one.node, one.state) for one in found.switches] == [
         ("leaf0", "n0", "up"), ("leaf1", "n2", "up"),
     ]  # fmt: skip
     assert set(leased(c)) == {"n0", "n2"}
@@ -66,7 +66,7 @@ def test_a_declared_switch_is_served_by_the_node_that_declares_it(make: Make) ->
     c.pass_s(1.0)
     c.engine.drain("n0", c.now)
     c.pass_s(2.0)
-    assert {one["switch"]: one["node"] for one in c.engine.network(c.now)["switches"]}["leaf0"] == "n1"
+    assert {one.switch: one.node for one in c.engine.network(c.now).switches}["leaf0"] == "n1"
 
 
 def test_a_gang_is_granted_memory_before_it_starts(make: Make) -> None:
@@ -162,7 +162,7 @@ def test_the_switch_of_a_lost_node_is_served_by_the_next_one(make: Make) -> None
     c = make(nodes=3)
     c.pass_s(2.0)
     c.pass_s(20.0, silent=("n0",))
-    assert {one["switch"]: (one["node"], one["state"]) for one in c.engine.network(c.now)["switches"]}["leaf0"] == (
+    assert {one.switch: (one.node, one.state) for one in c.engine.network(c.now).switches}["leaf0"] == (
         "n1", "up",
     )  # fmt: skip
 
@@ -256,7 +256,7 @@ def test_a_job_that_requires_a_grant_waits_while_its_switches_are_lost(make: Mak
     (job,) = c.submit({**GANG, "ina": "require"})
     c.pass_s(3.0)
     assert c.state(job) == "waiting"
-    assert "requires aggregation in switches" in c.engine.explain(job, c.now)["summary"]
+    assert "requires aggregation in switches" in c.engine.explain(job, c.now).summary
     c.nodes[0].starts = 1
     c.pass_s(3.0)
     assert c.state(job) == "running"
@@ -392,12 +392,12 @@ def test_why_a_switch_refuses_a_region_is_said_to_its_job_which_leaves_what_it_h
     c.engine.set_policy("fifo:ina=esa", c.now)
     c.pass_s(4.0)
     assert grants(c, job)[0].version == 1  # what it has goes on
-    assert c.engine.explain(job, c.now)["ina"]["trouble"].endswith(f"refuses its region: {why}")
-    assert why in c.engine.network(c.now)["jobs"][0]["trouble"]
+    assert c.engine.explain(job, c.now).ina.trouble.endswith(f"refuses its region: {why}")
+    assert why in c.engine.network(c.now).jobs[0].trouble
     c.pass_s(REFUSED_S)
     assert (grants(c, job)[0].granted, why in grants(c, job)[0].reason) == (False, True)
     follow(c, job, 2)
-    assert [lease.epoch for lease in order(c, c.engine.network(c.now)["jobs"][0]["switch"])] == [2]
+    assert [lease.epoch for lease in order(c, c.engine.network(c.now).jobs[0].switch)] == [2]
 
 
 def test_deadlines_get_regions_of_their_own_and_others_keep_an_epoch_for_each_region(make: Make) -> None:
@@ -432,10 +432,10 @@ def test_what_ranks_measure_reaches_the_controller_and_people(make: Make) -> Non
     assert controller.network.aggregated.tolist() == [pytest.approx(0.675)]
     assert controller.network.fallback_share.tolist() == [pytest.approx(0.25)]
     assert c.types().count("NetworkReported") == 1
-    shown = c.engine.explain(job, c.now)["ina"]
-    assert (shown["granted"], shown["mode_used"], shown["gloo_share"]) == (True, "aggregation", pytest.approx(0.1))
-    (row,) = c.engine.network(c.now)["jobs"]
-    assert (row["id"], row["fallback_share"]) == (f"j-{job}", pytest.approx(0.25))
+    shown = c.engine.explain(job, c.now).ina
+    assert (shown.granted, shown.mode_used, shown.gloo_share) == (True, "aggregation", pytest.approx(0.1))
+    (row,) = c.engine.network(c.now).jobs
+    assert (row.id, row.fallback_share) == (f"j-{job}", pytest.approx(0.25))
 
 
 def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> None:
@@ -443,14 +443,14 @@ def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> 
     c.pass_s(2.0)
     (job,) = c.submit(GANG)
     c.pass_s(2.0)
-    assert c.engine.network(c.now)["network"] is None
+    assert c.engine.network(c.now).network is None
     from plait.live.service.network import read_network
 
     c.network = read_network(NETWORK)
     c.restart()
     c.pass_s(3.0)
     assert c.state(job) == "running"  # it goes on, and is told nothing
-    assert {one["state"] for one in c.engine.network(c.now)["switches"]} == {"up"}
+    assert {one.state for one in c.engine.network(c.now).switches} == {"up"}
     c.engine.set_policy("fifo:ina=atp", c.now)
     c.network = read_network("none")
     with pytest.raises(InputError, match="grants memory of switches, and this cluster has no network"):

@@ -10,31 +10,34 @@ from typing import Any
 import httpx
 import pytest
 
+from plait.live.api.jobs import LogPart
 from plait.live.client.client import Client
 from plait.live.service.http.routes import logs as route
 
 
-def attempt(epoch: int, outcome: str = "", cause: str = "") -> dict[str, Any]:
-    return {"epoch": epoch, "outcome": outcome, "cause": cause, "ranks": [{"node": "n0"}]}
+def attempt(epoch: int, state: str = "running", reason: str = "") -> Any:
+    return SimpleNamespace(epoch=epoch, state=state, reason=reason)
 
 
-def row(state: str, *attempts: dict[str, Any]) -> dict[str, Any]:
-    return {"number": 0, "state": state, "attempts": list(attempts)}
+def job(state: str, *attempts: Any) -> Any:
+    return SimpleNamespace(row=SimpleNamespace(state=state), attempts=list(attempts))
 
 
-def heard(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], texts: dict[int, str]) -> list[tuple[str, str]]:
-    """Events of a stream that sees these rows, one a look, and these logs by attempt."""
+def heard(monkeypatch: pytest.MonkeyPatch, jobs: list[Any], texts: dict[int, str]) -> list[tuple[str, str]]:
+    """Events of a stream that sees these jobs, one a look, and these logs by attempt."""
 
-    async def part(api: Any, row: Any, rank: int, offset: int, limit: int, epoch: int) -> dict[str, Any]:
+    async def part(api: Any, job: Any, rank: int, offset: int, limit: int, epoch: int) -> LogPart:
         text = texts.get(epoch, "")[offset:]
-        return {"text": text, "next": offset + len(text), "offset": offset}
+        return LogPart(text=text, offset=offset, next=offset + len(text), size=0, epoch=epoch, rank=rank)
 
-    async def next_row(job: str, token: object) -> dict[str, Any]:
-        return rows.pop(0) if len(rows) > 1 else rows[0]
+    async def next_job(name: str, token: object) -> Any:
+        return jobs.pop(0) if len(jobs) > 1 else jobs[0]
 
     async def all_of() -> list[str]:
-        api: Any = SimpleNamespace(closing=asyncio.Event(), row=next_row)
-        return [text async for text in route._follow(api, lambda: None, "j-0", 0, 0, 100)]
+        tokens = SimpleNamespace(who=lambda header: None)
+        api = SimpleNamespace(closing=asyncio.Event(), stored=next_job, tokens=tokens)
+        call: Any = SimpleNamespace(api=api, request=SimpleNamespace(headers={}))
+        return [text async for text in route._follow(call, "j-0", 0, 0, 100)]
 
     monkeypatch.setattr(route, "_part", part)
     monkeypatch.setattr(route, "FOLLOW_S", 0.0)
@@ -48,9 +51,9 @@ def heard(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], texts: di
 
 def test_a_restart_is_told_once_and_then_the_next_attempt_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     over = attempt(1, "preempted", "moved")
-    rows = [row("running", attempt(1)), row("waiting", over), row("waiting", over), row("starting", over, attempt(2))]
-    rows += [row("finished", over, attempt(2, "finished"))] * 3
-    assert heard(monkeypatch, rows, {1: "one\n", 2: "two\n"}) == [
+    jobs = [job("running", attempt(1)), job("waiting", over), job("waiting", over), job("starting", over, attempt(2))]
+    jobs += [job("finished", over, attempt(2, "finished"))] * 3
+    assert heard(monkeypatch, jobs, {1: "one\n", 2: "two\n"}) == [
         ("", "one\n"),
         ("notice", "attempt 1 is over: preempted (moved); the job waits to start again"),
         ("notice", "attempt 2 begins"),
@@ -60,9 +63,9 @@ def test_a_restart_is_told_once_and_then_the_next_attempt_is_shown(monkeypatch: 
 
 
 def test_a_restart_that_nobody_saw_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row("running", attempt(1)), row("running", attempt(1, "failed", "exit code 1"), attempt(2))]
-    rows += [row("finished", attempt(1, "failed"), attempt(2, "finished"))] * 3
-    assert heard(monkeypatch, rows, {1: "one\n"})[1] == (
+    jobs = [job("running", attempt(1)), job("running", attempt(1, "failed", "exit code 1"), attempt(2))]
+    jobs += [job("finished", attempt(1, "failed"), attempt(2, "finished"))] * 3
+    assert heard(monkeypatch, jobs, {1: "one\n"})[1] == (
         "notice", "attempt 1 is over: failed (exit code 1); attempt 2 begins",
     )  # fmt: skip
 

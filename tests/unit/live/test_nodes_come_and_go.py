@@ -42,7 +42,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def shown(cluster: Cluster) -> dict[str, str]:
-    return {node["id"]: node["state"] for node in cluster.engine.nodes(cluster.now)}
+    return {node.id: node.state for node in cluster.engine.nodes(cluster.now)}
 
 
 def stored(cluster: Cluster) -> set[str]:
@@ -88,9 +88,9 @@ def test_a_notice_moves_jobs_with_a_checkpoint_within_it_and_without_charge(clus
     assert shown(cluster)[node.info.id] == "left"
     record = cluster.engine.state.jobs[job]
     assert (record.requeues, record.launch_failures) == (0, 0)
-    row = cluster.store.job(job)
-    assert row is not None
-    assert (row["failures"], row["attempts"][0]["outcome"]) == (0, "preempted")
+    stored = cluster.store.job(job)
+    assert stored is not None
+    assert (stored.row.failures, stored.attempts[0].state) == (0, "preempted")
 
 
 @pytest.mark.parametrize("pid", [100, 0], ids=["a process that stopped at once", "an attempt that was declined"])
@@ -105,9 +105,9 @@ def test_a_notice_that_comes_with_the_ends_of_processes_charges_nobody(cluster: 
     assert place(cluster, job) is other(cluster, node)
     record = cluster.engine.state.jobs[job]
     assert (record.requeues, record.launch_failures) == (0, 0)
-    row = cluster.store.job(job)
-    assert row is not None
-    assert (row["state"], row["failures"], row["attempts"][0]["outcome"]) == ("running", 0, "preempted")
+    stored = cluster.store.job(job)
+    assert stored is not None
+    assert (stored.row.state, stored.row.failures, stored.attempts[0].state) == ("running", 0, "preempted")
 
 
 def test_a_failure_that_comes_with_a_notice_stays_one(cluster: Cluster) -> None:
@@ -329,8 +329,8 @@ def test_a_drained_node_shows_that_its_job_is_stopping(cluster: Cluster) -> None
     (job,) = cluster.submit({})
     cluster.pass_s(1.1)
     node = place(cluster, job)
-    assert next(n for n in cluster.engine.nodes(cluster.now) if n["id"] == node.info.id)["job_states"] == {}
+    assert next(n for n in cluster.engine.nodes(cluster.now) if n.id == node.info.id).job_states == {}
     node.obeys = False
     cluster.engine.drain(node.info.id, cluster.now)
-    found = next(n for n in cluster.engine.nodes(cluster.now) if n["id"] == node.info.id)
-    assert (found["state"], found["jobs"], found["job_states"]) == ("drained", ["j-0"], {"j-0": "stopping"})
+    found = next(n for n in cluster.engine.nodes(cluster.now) if n.id == node.info.id)
+    assert (found.state, found.jobs, found.job_states) == ("drained", ["j-0"], {"j-0": "stopping"})

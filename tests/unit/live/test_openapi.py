@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from starlette.testclient import TestClient
@@ -20,9 +19,10 @@ from test_service_api import READS, WRITES, Service
 from test_service_api import service as service  # a fixture
 
 from plait.live.protocol.wire import ENDED, RUNNING, NodeInfo, Observed, Seen, to_json
+from plait.live.service.http import openapi
+from plait.live.service.http.app import ROUTES
 from plait.live.service.http.gateway import Gateway
-from plait.live.service.http.openapi import describe
-from plait.live.service.http.openapi.describe import operations
+from plait.live.service.http.openapi import operations
 from plait.live.store import NoRoom, StoreError
 
 METHODS = ("get", "put", "post", "delete", "patch")
@@ -96,14 +96,11 @@ def described(service: Service) -> Described:
 
 def test_it_is_valid_and_leaves_no_route_out(described: Described) -> None:
     validate(described.document)
-    app = described.service.http.app
-    assert isinstance(app, FastAPI)
-    routes = set(app.openapi()["paths"])
-    assert routes == set(described.document["paths"])
+    assert {route.path for route in ROUTES} | {"/v1/health"} == set(described.document["paths"])
     for name, operation in described.operations.items():
         assert operation["summary"], name
-        assert operation["tags"][0] in describe.TAGS, f"{name} has no tag"
-        assert "Roles: " in operation["description"] or name in GATEWAY, f"{name}: add **answers(Model, ...)"
+        assert operation["tags"][0] in openapi.TAGS, f"{name} has no tag"
+        assert "Roles: " in operation["description"] or name in GATEWAY, f"{name}"
         for parameter in operation.get("parameters", ()):
             assert parameter.get("description"), f"{name}: parameter {parameter['name']} has no description"
         for media_type in operation["responses"]["200"]["content"].values():
@@ -164,7 +161,6 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
     ask("GET /v1/placements", params={"node": ["n0"], "limit": 5})
     ask("GET /v1/placements", status=422)
     ask("GET /v1/jobs", params={"state": "running,waiting", "user": "ann", "limit": 10, "offset": 0})
-    ask("GET /v1/jobs", params={"columns": True})
     ask("GET /v1/jobs", who="ben")
     for job in ("j-0", "j-1", "j-2", "j-3"):
         ask("GET /v1/jobs/{job}", f"/v1/jobs/{job}")
@@ -285,4 +281,4 @@ def _record(described: Described) -> None:
     text = json.dumps({"operations": described.asked, "errors": described.errors}, indent=1, sort_keys=True)
     for name, word in WORDS.items():
         text = re.sub(rf'("{name}": )"[^"{{]*"', rf'\1"{word}"', text)
-    Path(describe.__file__).with_name("examples.json").write_text(text + "\n", encoding="utf-8")
+    Path(openapi.__file__).with_name("examples.json").write_text(text + "\n", encoding="utf-8")

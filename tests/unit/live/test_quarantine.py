@@ -188,11 +188,11 @@ def test_a_report_that_cannot_be_read_fails_its_job_and_no_other(tmp_path: Path)
     c.engine.observe(decode_report(json.dumps(data).encode()), c.now)
     states = [c.state(job) for job in jobs]
     assert states == ["failed"] * len(ODD_SEEN) + ["running"]
-    row = c.store.job(jobs[0])
-    assert row is not None
+    stored = c.store.job(jobs[0])
+    assert stored is not None
     assert (
         "the agent sent an unreadable report about this process: Seen: Expected `float`, got `str` - at `$.steps`"
-        in row["reason"]
+        in stored.row.reason
     )
     c.store.close()
 
@@ -213,7 +213,7 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
     c.nodes[0].end(other)
     c.engine.observe(Observed(NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)
     assert [c.state(odd), c.state(other)] == ["failed", "finished"]
-    assert [node["gpus"] for node in c.engine.nodes(c.now)] == [3]
+    assert [node.gpus for node in c.engine.nodes(c.now)] == [3]
     c.store.close()
 
 
@@ -227,11 +227,11 @@ def test_numbers_of_a_report_are_never_more_than_a_store_holds(tmp_path: Path) -
     c.pass_s(3.0)
     c.nodes[0].end(job, 10**30, reason="x" * 800_000)
     c.pass_s(3.0)
-    row = c.store.job(job)
-    assert row is not None
-    assert row["state"] == "failed"
-    assert len(row["reason"]) < 3000
-    assert "(cut: 800000 characters)" in row["reason"]
+    stored = c.store.job(job)
+    assert stored is not None
+    assert stored.row.state == "failed"
+    assert len(stored.row.reason) < 3000
+    assert "(cut: 800000 characters)" in stored.row.reason
     c.store.close()
 
 

@@ -45,7 +45,7 @@ def test_a_new_job_goes_elsewhere_than_to_a_half_free_silent_node(cluster: Clust
     cluster.pass_s(2.0, silent=[silent])
     assert where(cluster, third) != silent
     assert cluster.state(fourth) == "waiting"
-    told = cluster.engine.explain(fourth, cluster.now)["summary"]
+    told = cluster.engine.explain(fourth, cluster.now).summary
     assert f"nothing new starts on {silent}, which has not reported lately" in told
     assert cluster.state(first) == "unreachable"
     cluster.pass_s(2.0)
@@ -92,7 +92,7 @@ def test_the_log_and_a_restart_know_of_a_silent_node(cluster: Cluster) -> None:
     assert where(cluster, second) != silent
     assert cluster.state(third) == "waiting"
     cluster.pass_s(2.0)
-    assert {n["state"] for n in cluster.engine.nodes(cluster.now)} == {"ready"}
+    assert {n.state for n in cluster.engine.nodes(cluster.now)} == {"ready"}
     assert cluster.state(job) == "running"
 
 
@@ -106,10 +106,10 @@ def test_a_snapshot_of_before_nodes_could_be_suspect_is_read(cluster: Cluster) -
 def test_a_drained_node_that_is_silent_comes_back_drained(cluster: Cluster) -> None:
     cluster.engine.drain("n0", cluster.now)
     cluster.pass_s(5.0, silent=["n0"])
-    assert {n["id"]: n["state"] for n in cluster.engine.nodes(cluster.now)}["n0"] == "suspect"
+    assert {n.id: n.state for n in cluster.engine.nodes(cluster.now)}["n0"] == "suspect"
     assert folded(cluster).node_rows() == cluster.engine.state.node_rows(), "a snapshot has what the log says"
     cluster.pass_s(1.0)
-    assert {n["id"]: n["state"] for n in cluster.engine.nodes(cluster.now)}["n0"] == "drained"
+    assert {n.id: n.state for n in cluster.engine.nodes(cluster.now)}["n0"] == "drained"
     jobs = cluster.submit({}, {}, {})
     cluster.pass_s(2.0)
     assert [cluster.state(job) for job in jobs] == ["running", "running", "waiting"]

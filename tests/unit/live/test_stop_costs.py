@@ -49,16 +49,16 @@ def submit(fleet: Fleet, *more: Mapping[str, object]) -> None:
 
 def epochs(fleet: Fleet, job: int) -> int:
     """How often a job was started."""
-    row = fleet.store.job(job)
-    assert row is not None
-    return int(row["epoch"])
+    stored = fleet.store.job(job)
+    assert stored is not None
+    return int(stored.row.epoch)
 
 
 def ended_s(fleet: Fleet, job: int) -> float:
-    row = fleet.store.job(job)
-    assert row is not None
-    assert row["state"] == "finished", row
-    return float(row["ended_s"])
+    stored = fleet.store.job(job)
+    assert stored is not None
+    assert stored.row.state == "finished", stored
+    return float(stored.row.ended_s)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -102,11 +102,11 @@ def test_an_attached_job_becomes_preemptible_once_it_has_made_an_iteration(make:
     fleet = make("srsf", {0: ATTACHED, 1: Program(steps=4, pace_s=0.5)})
     submit(fleet, {"iterations": 20, "profile": {"gpu": 0.5}})
     fleet.pass_s(1.0)
-    assert not fleet.engine.fields([0])[0]["stops"]["resumable"]
+    assert not fleet.engine.jobs([0], fleet.now_s)[0].stops.resumable
     fleet.pass_s(3.0)
-    stops = fleet.engine.fields([0])[0]["stops"]
-    assert stops["resumable"]
-    assert stops["stop_costs_s"] == pytest.approx(1.5 + 1.0, abs=0.3)  # its own start, and a stop as stated
+    stops = fleet.engine.jobs([0], fleet.now_s)[0].stops
+    assert stops.resumable
+    assert stops.stop_costs_s == pytest.approx(1.5 + 1.0, abs=0.3)  # its own start, and a stop as stated
     submit(fleet, {"iterations": 4, "profile": {"gpu": 0.5}})
     fleet.pass_s(20.0)
     assert epochs(fleet, 0) == 2
@@ -131,13 +131,13 @@ def test_what_an_attempt_held_is_counted_though_its_node_never_reports_to_the_ne
     fleet.restart()
     fleet.engine.node_gone(held, "it was taken away", fleet.now_s)
     fleet.pass_s(40.0)
-    row = fleet.store.job(0)
-    assert row is not None
-    first = row["attempts"][0]
-    assert first["outcome"] == "lost", first
-    assert first["lost_work_s"] == pytest.approx(known_s)
-    assert fleet.engine.state.record.lost_gpu_s == {"node lost": first["lost_work_s"]}
-    assert fleet.engine.fields([0])[0]["run_s"] > known_s + 5.0
+    stored = fleet.store.job(0)
+    assert stored is not None
+    first = stored.attempts[0]
+    assert first.state == "lost", first
+    assert first.lost_work_s == pytest.approx(known_s)
+    assert fleet.engine.state.record.lost_gpu_s == {"node lost": first.lost_work_s}
+    assert fleet.engine.jobs([0], fleet.now_s)[0].run_s > known_s + 5.0
 
 
 def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(make: Make) -> None:
@@ -148,18 +148,18 @@ def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(ma
     fleet.pass_s(3.0)
     assert epochs(fleet, 1) == 0
     waits = fleet.engine.explain(1, fleet.now_s)
-    assert "cannot resume from a checkpoint, so no policy stops it" in waits["blockers"][0]["text"]
-    assert "cannot be stopped without losing work" in waits["summary"]
+    assert "cannot resume from a checkpoint, so no policy stops it" in waits.blockers[0].text
+    assert "cannot be stopped without losing work" in waits.summary
     fleet.engine.set_policy("srsf", fleet.now_s, may_lose_work=True)
     fleet.pass_s(6.0)
     assert epochs(fleet, 1) == 1
     lost = fleet.engine.state.record.lost_gpu_s
     assert lost == {"preempted": pytest.approx(9.0, abs=1.5)}
-    assert fleet.engine.status(fleet.now_s)["lost"]["work_gpu_s"] == lost
-    assert fleet.engine.status(fleet.now_s)["may_lose_work"] is True
-    row = fleet.store.job(0)
-    assert row is not None
-    assert row["attempts"][0]["lost_work_s"] == lost["preempted"]
+    assert fleet.engine.status(fleet.now_s).lost.work_gpu_s == lost
+    assert fleet.engine.status(fleet.now_s).may_lose_work is True
+    stored = fleet.store.job(0)
+    assert stored is not None
+    assert stored.attempts[0].lost_work_s == lost["preempted"]
     # The figures of a log, which come from the controller's job store, say the same.
     job_store = fleet.engine.state.controller.job_store  # type: ignore[union-attr]
     assert job_store.columns["lost_s"][:2].tolist() == [lost["preempted"], 0.0]

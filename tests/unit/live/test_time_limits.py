@@ -19,6 +19,7 @@ from plait.live.protocol.wire import PREEMPTED
 from plait.live.scheduler.explain.durations import History, draw
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.records.event_words import in_words
+from plait.live.store.schema import StoredJob
 
 Make = Callable[..., Cluster]
 REACHED = "time limit of 10.0 s (--time) reached"
@@ -32,7 +33,7 @@ def run(c: Cluster, seconds: float, job: int = 0, before_s: float = 0.0) -> None
         c.pass_s(0.5)
 
 
-def row(c: Cluster, job: int) -> dict[str, Any]:
+def stored(c: Cluster, job: int) -> StoredJob:
     found = c.store.job(job)
     assert found is not None
     return found
@@ -48,11 +49,11 @@ def test_a_job_fails_at_its_time_limit_with_a_reason_that_names_the_option(clust
     c.pass_s(2.2)
     run(c, 9.5)
     assert c.state(0) == "running"
-    assert c.engine.explain(0, c.now)["limit_left_s"] == pytest.approx(0.5)
+    assert c.engine.explain(0, c.now).limit_left_s == pytest.approx(0.5)
     run(c, 2.0, before_s=9.5)
-    assert (c.state(0), row(c, 0)["reason"]) == ("failed", REACHED)
-    (attempt,) = row(c, 0)["attempts"]
-    assert (attempt["outcome"], attempt["cause"]) == ("time limit", "time limit of 10.0 s (--time)")
+    assert (c.state(0), stored(c, 0).row.reason) == ("failed", REACHED)
+    (attempt,) = stored(c, 0).attempts
+    assert (attempt.state, attempt.reason) == ("time limit", "time limit of 10.0 s (--time)")
     c.pass_s(2.2)
     assert c.state(1) == "running"  # its GPU is free again
 
@@ -66,11 +67,11 @@ def test_attempts_count_together_also_after_a_restart_of_the_service(cluster: Ma
     c.pass_s(3.3)
     c.restart()
     c.pass_s(3.3)
-    assert (c.state(0), row(c, 0)["epoch"]) == ("running", 2)
+    assert (c.state(0), stored(c, 0).row.epoch) == ("running", 2)
     run(c, 3.5)
     assert c.state(0) == "running"
     run(c, 2.0, before_s=3.5)
-    assert (c.state(0), row(c, 0)["reason"]) == ("failed", REACHED)
+    assert (c.state(0), stored(c, 0).row.reason) == ("failed", REACHED)
 
 
 def test_a_job_that_is_preempted_when_its_time_is_over_does_not_start_again(cluster: Make) -> None:
@@ -83,7 +84,7 @@ def test_a_job_that_is_preempted_when_its_time_is_over_does_not_start_again(clus
     run(c, 2.0, before_s=9.5)
     c.nodes[0].obeys = True
     c.pass_s(2.2)
-    assert (c.state(0), row(c, 0)["epoch"], row(c, 0)["reason"]) == ("failed", 1, REACHED)
+    assert (c.state(0), stored(c, 0).row.epoch, stored(c, 0).row.reason) == ("failed", 1, REACHED)
 
 
 @pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (1, "failed"), (PREEMPTED, "failed")])
@@ -102,7 +103,7 @@ def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int
     c.nodes[0].end(0, exit_code)
     c.pass_s(2.2)
     assert c.state(0) == state
-    assert row(c, 0)["reason"] == ("" if state == "finished" else REACHED)
+    assert stored(c, 0).row.reason == ("" if state == "finished" else REACHED)
 
 
 @pytest.mark.parametrize(("limit_s", "state"), [(None, "waiting"), (1000.0, "waiting"), (50.0, "running")])

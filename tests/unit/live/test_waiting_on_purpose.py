@@ -29,9 +29,9 @@ def states(c: Cluster) -> list[str]:
 
 
 def reason(c: Cluster, job: int) -> Any:
-    row = c.store.job(job)
-    assert row is not None
-    return c.engine.fields([job]).get(job, {}).get("reason") or row["reason"]
+    stored = c.store.job(job)
+    assert stored is not None
+    return c.engine.jobs([job], c.now).get(job, stored.row).reason
 
 
 def said(c: Cluster, kind: str) -> list[str]:
@@ -45,9 +45,9 @@ def test_a_held_job_waits_until_it_is_released_also_after_a_restart(cluster: Mak
     c.pass_s(2.2)
     assert states(c) == ["waiting", "running"]
     assert reason(c, 0) == "held; release it with: plait release j-0"
-    assert c.engine.status(c.now)["wanted"]["gpus"] == 1
-    assert "position" not in c.engine.explain(0, c.now)
-    assert [row["id"] for row in c.engine.queue(c.now, 10, 0)["jobs"]] == ["j-1"]
+    assert c.engine.status(c.now).wanted.gpus == 1
+    assert c.engine.explain(0, c.now).position is None
+    assert [row.id for row in c.engine.queue(c.now, 10, 0).jobs] == ["j-1"]
     c.nodes[0].end(1)
     c.restart()
     c.pass_s(3.3)

@@ -39,7 +39,7 @@ def test_a_job_may_wait_for_nodes_that_are_not_there(cluster: Make) -> None:
     wide, small = c.submit({"gpus": 4, "wait_for_nodes": True}, {"gpus": 1})
     c.pass_s(15.0)
     assert (c.state(wide), c.state(small)) == ("waiting", "running")
-    assert c.engine.fields([wide])[wide]["reason"].startswith("waits for more nodes: needs 4 GPUs")
+    assert c.engine.jobs([wide], c.now)[wide].reason.startswith("waits for more nodes: needs 4 GPUs")
     c.restart()
     c.pass_s(3.0)
     c.nodes[0].end(small)
@@ -72,10 +72,10 @@ def test_a_program_that_ends_in_the_same_way_twice_is_not_started_again(
         c.nodes[0].report(job, held_s=held_s)
         c.nodes[0].end(job, exit_code, reason=text)
     c.pass_s(4.0)
-    row = c.store.job(job)
-    assert row is not None
-    assert (row["state"], row["starts"]) == ("failed", 2)
-    assert brief(row["reason"]) == f"{cause}; {AGAIN}; failed 2 times"
+    stored = c.store.job(job)
+    assert stored is not None
+    assert (stored.row.state, stored.row.starts) == ("failed", 2)
+    assert brief(stored.row.reason) == f"{cause}; {AGAIN}; failed 2 times"
     c.restart()  # the log says it again
     assert c.state(job) == "failed"
 
@@ -130,7 +130,7 @@ def test_a_node_comes_back_with_another_number_of_gpus(cluster: Make, gpus: int,
     c.nodes.append(Node(c, "n0", gpus))
     c.nodes[0].agent = "n0-b"
     c.pass_s(6.0)
-    assert [(n["id"], n["gpus"], n["state"]) for n in c.engine.nodes(c.now)] == [("n0", gpus, "ready")]
+    assert [(n.id, n.gpus, n.state) for n in c.engine.nodes(c.now)] == [("n0", gpus, "ready")]
     assert c.state(ran) == "running"
     c.nodes[0].end(ran)
     c.pass_s(4.0)
@@ -139,7 +139,7 @@ def test_a_node_comes_back_with_another_number_of_gpus(cluster: Make, gpus: int,
         assert c.state(waits) == "running"
     c.restart()
     c.pass_s(2.0)
-    assert c.engine.status(c.now)["gpus"]["total"] == gpus
+    assert c.engine.status(c.now).gpus.total == gpus
     c.pass_s(12.0)
     with pytest.raises(InputError, match=f"is {gpus};"):
         c.submit({"gpus": 5})
@@ -151,7 +151,7 @@ def test_a_drained_node_stays_drained_with_other_gpus(cluster: Make) -> None:
     c.nodes[0] = Node(c, "n0", 3)
     c.nodes[0].agent = "n0-b"
     c.pass_s(2.0)
-    assert [(n["gpus"], n["state"]) for n in c.engine.nodes(c.now)] == [(3, "drained")]
+    assert [(n.gpus, n.state) for n in c.engine.nodes(c.now)] == [(3, "drained")]
     c.engine.resume("n0", c.now)
     (job,) = c.submit({"gpus": 3})
     c.pass_s(3.0)

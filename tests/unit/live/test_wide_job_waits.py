@@ -36,16 +36,16 @@ def test_a_later_job_does_not_take_the_gpu_that_the_first_needs(cluster: Make, p
 def test_both_jobs_are_explained_and_the_cost_is_counted(cluster: Make) -> None:
     c = wide_behind_two(cluster, "fifo-backfill")
     wide = "needs 2 GPUs; waits until j-1 has ended or may be stopped (1 GPU reserved for it: n0:0)"
-    assert c.engine.explain(2, c.now)["summary"] == wide
-    assert "held for j-2, which is ahead of it" in c.engine.explain(3, c.now)["summary"]
-    assert c.engine.status(c.now)["gpus"]["reserved_idle"] == 1
-    assert c.engine.nodes(c.now)[0]["reserved_for"] == {"0": "j-2"}
-    before = c.engine.status(c.now)["reserved_idle_gpu_s"]
+    assert c.engine.explain(2, c.now).summary == wide
+    assert "held for j-2, which is ahead of it" in c.engine.explain(3, c.now).summary
+    assert c.engine.status(c.now).gpus.reserved_idle == 1
+    assert c.engine.nodes(c.now)[0].reserved_for == {"0": "j-2"}
+    before = c.engine.status(c.now).reserved_idle_gpu_s
     c.pass_s(10.0)
-    assert c.engine.status(c.now)["reserved_idle_gpu_s"] == pytest.approx(before + 10.0)
+    assert c.engine.status(c.now).reserved_idle_gpu_s == pytest.approx(before + 10.0)
     c.restart()
     c.pass_s(1.0)
-    assert c.engine.status(c.now)["reserved_idle_gpu_s"] >= before + 10.0
+    assert c.engine.status(c.now).reserved_idle_gpu_s >= before + 10.0
 
 
 def test_a_size_that_could_only_start_on_held_gpus_is_not_offered(cluster: Make) -> None:
@@ -58,7 +58,7 @@ def test_a_size_that_could_only_start_on_held_gpus_is_not_offered(cluster: Make)
         assert question is not None
         answer = what_if.ask(question)
         assert answer is not None
-        found[job] = [one["text"] for one in answer.result(30.0) if one["change"] == "gpus"]
+        found[job] = [one.text for one in answer.result(30.0) if one.change == "gpus"]
     assert found == {2: ["with 1 GPU it would start now"], 4: []}
 
 
@@ -67,4 +67,4 @@ def test_a_cancelled_wide_job_gives_its_gpus_up(cluster: Make) -> None:
     c.engine.cancel(2, c.now)
     c.pass_s(2.2)
     assert c.state(3) == "running"
-    assert c.engine.status(c.now)["gpus"]["reserved_idle"] == 0
+    assert c.engine.status(c.now).gpus.reserved_idle == 0

@@ -19,7 +19,7 @@ OK, WARNING, BROKEN = "ok", "warning", "broken"
 
 #: extra -> modules it brings; the first two are needed to run a cluster
 EXTRAS = {
-    "live": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "psutil", "yaml", "prometheus_client", "msgspec"),
+    "live": ("msgspec", "starlette", "uvicorn", "sqlalchemy", "httpx", "psutil", "yaml", "prometheus_client"),
     "torch": ("torch",),
     "sim": ("numba",),
 }

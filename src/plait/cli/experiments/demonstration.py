@@ -85,7 +85,7 @@ def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
     `out`: folder of the report; `examples`: folder of the training scripts, None: that of the repository; `policy`:
     which interleaves the jobs in the second run.
     """
-    for module, extra in (("torch", "torch"), ("fastapi", "live"), ("sqlalchemy", "live"), ("httpx", "live")):
+    for module, extra in (("torch", "torch"), ("starlette", "live"), ("sqlalchemy", "live"), ("httpx", "live")):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(module, extra, "the demo of a running cluster (plait demo --simulate needs nothing)")
     folder = find_examples(examples)

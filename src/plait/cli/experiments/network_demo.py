@@ -83,7 +83,7 @@ class World:
 
 def demonstrate_network(out: Path, examples: Path | None) -> None:
     """Run both jobs under each policy, print what they had and did, and write a report; leaves nothing running."""
-    for module, extra in (("fastapi", "live"), ("torch", "torch"), ("numba", "sim")):
+    for module, extra in (("starlette", "live"), ("torch", "torch"), ("numba", "sim")):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(module, extra, "the demo of in-network aggregation")
     script = find_examples(examples) / SCRIPT

@@ -17,14 +17,13 @@ from plait.dashboard.pages.changes import may_change
 from plait.dashboard.timeline import neighbours, timeline
 from plait.dashboard.usage import POINTS, charts, rows
 from plait.dashboard.web import Viewer, page_of, shown
-from plait.live.client.client import FINAL, jobs_of_table
+from plait.live.api.jobs import FINAL, STATES
 from plait.live.scheduler.records.event_words import step_in_words
 
 #: Rows of a page of the list, entries of a job's history.
 ROWS, ENTRIES = 50, 100
 #: Nodes of a job on which neighbours are looked for, and attempts on them at most.
 NODES, PLACEMENTS = 64, 300
-STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
 
 
 @shown
@@ -33,11 +32,10 @@ async def list_jobs(viewer: Viewer) -> Response:
     query = viewer.request.query_params
     state, user, text = (query.get(name, "").strip()[:200] for name in ("state", "user", "q"))
     page = page_of(query.get("page"))
-    given = {"state": state or None, "user": user or None, "text": text or None, "columns": 1}
+    given = {"state": state or None, "user": user or None, "text": text or None}
     status = await viewer.get(1.0, "/v1/status")
     found = await viewer.get(1.0, "/v1/jobs", limit=ROWS + 1, offset=(page - 1) * ROWS, **given)
-    rows = jobs_of_table(found)
-    rows, more = rows[:ROWS], len(rows) > ROWS
+    rows, more = found[:ROWS], len(found) > ROWS
     return viewer.page(
         "jobs.html.j2", title="Jobs", rows=rows, more=more, page=page, state=state, user=user, q=text, states=STATES,
         ours=[may_change(viewer, job) for job in rows], final=FINAL,

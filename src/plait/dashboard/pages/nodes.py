@@ -10,7 +10,6 @@ from plait.dashboard import node_map
 from plait.dashboard.api_client import Refused, segment
 from plait.dashboard.timeline import of_node
 from plait.dashboard.web import ROOT, Viewer, done, page_of, shown
-from plait.live.client.client import jobs_of_table
 from plait.live.scheduler.records.event_words import step_in_words
 
 #: Rows of a page of the list; entries of the log that are searched for entries of a node.
@@ -42,8 +41,8 @@ async def show_node(viewer: Viewer) -> Response:
     if node is None:
         raise Refused(404, f"no node {name[:64]!r}", "plait nodes")
     status = await viewer.get(1.0, "/v1/status")
-    found = await viewer.get(1.0, "/v1/jobs", state="running,starting,stopping,unreachable", limit=10_000, columns=1)
-    jobs = {job["id"]: job for job in jobs_of_table(found)}
+    found = await viewer.get(1.0, "/v1/jobs", state="running,starting,stopping,unreachable", limit=10_000)
+    jobs = {job["id"]: job for job in found}
     busy, now_s = node_map.utilisation(node), status["now_s"]
     day = await viewer.api.get("/v1/placements", node=name, from_s=max(now_s - DAY_S, 0.0), limit=PLACEMENTS)
     lost = await viewer.api.get("/v1/losses", node=name) if viewer.session.may_manage and not node["drained"] else None

@@ -14,7 +14,6 @@ from plait.dashboard.outlook import outlook
 from plait.dashboard.pages.live import LARGE, QUIET_S
 from plait.dashboard.web import Viewer
 from plait.dashboard.web import shown as page
-from plait.live.client.client import jobs_of_table
 
 #: Rows of each list, of that of failed jobs, and the newest failed jobs from which these are taken.
 ROWS, FAILED, NEWEST_FAILED = 10, 5, 50
@@ -41,24 +40,23 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
     now_and_then_s = QUIET_S if calm else FRESH_S
     nodes, running, waiting, failed, policy, bill, done = await asyncio.gather(
         viewer.get(now_and_then_s, "/v1/nodes"),
-        viewer.get(now_and_then_s, "/v1/jobs", state=RUNNING, limit=MOST, columns=1),
-        viewer.get(age_s, "/v1/jobs", state="waiting", limit=MOST, columns=1),
-        viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=NEWEST_FAILED, columns=1),
+        viewer.get(now_and_then_s, "/v1/jobs", state=RUNNING, limit=MOST),
+        viewer.get(age_s, "/v1/jobs", state="waiting", limit=MOST),
+        viewer.get(FRESH_S, "/v1/jobs", state="failed", limit=NEWEST_FAILED),
         viewer.get(FRESH_S, "/v1/policy"),
         viewer.get(CALM_S, "/v1/costs", limit=0),
         _done(viewer, status),
     )
-    jobs = jobs_of_table(running)
-    shown = sorted(jobs, key=lambda job: (-job["gpus"], job["number"]))[:ROWS]
+    shown = sorted(running, key=lambda job: (-job["gpus"], job["number"]))[:ROWS]
     ahead = await outlook(viewer, status, [job["number"] for job in shown])
-    why = reasons(waiting["columns"])
+    why = reasons(waiting)
     return {
         "status": status, "now_s": status["now_s"], "policy": policy, "done": done, "ahead": ahead,
         "bill": bill, "map": node_map.drawings(nodes), "idle": node_map.idle_gpus(nodes),
-        "running": shown, "running_count": len(jobs),
+        "running": shown, "running_count": len(running),
         "reasons": why[:5], "waiting_count": status["jobs"]["waiting"],
-        "failed": sorted(jobs_of_table(failed), key=lambda job: -(job["ended_s"] or 0.0))[:FAILED],
-        "holders": holders(jobs, waiting["columns"]["user"])[:ROWS],
+        "failed": sorted(failed, key=lambda job: -(job["ended_s"] or 0.0))[:FAILED],
+        "holders": holders(running, waiting)[:ROWS],
     }  # fmt: skip
 
 

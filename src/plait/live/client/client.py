@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
-from plait.core.words import arguments
+from plait.live.api.jobs import FINAL
 from plait.live.client import transport
 from plait.live.client.transport import (
     Broken,
@@ -39,13 +39,9 @@ __all__ = [
     "Refused",
     "ServiceError",
     "Submitted",
-    "jobs_of_table",
     "read_service_file",
     "service_url",
 ]
-
-#: States a job does not leave.
-FINAL = ("finished", "failed", "cancelled")
 
 #: Entries of a job's history that come in one answer.
 PAGE = 1000
@@ -97,11 +93,7 @@ class Client(Caller):
 
         `text`: only jobs that have it in id, name, user, project, model, command or nodes, in any case.
         """
-        answer = self._ask(
-            "GET", "/v1/jobs", state=state, user=user, text=text or None, limit=limit, offset=offset, columns=1
-        )
-        found: list[Json] = jobs_of_table(answer) if isinstance(answer, dict) else answer
-        return found
+        return self._list("jobs", "/v1/jobs", state=state, user=user, text=text or None, limit=limit, offset=offset)
 
     def job(self, job: str) -> Json:
         """Everything about one job."""
@@ -352,22 +344,3 @@ class Client(Caller):
     def delete_project(self, name: str) -> Json:
         """Remove a project."""
         return self._object("DELETE", f"/v1/projects/{segment(name)}", again=True)
-
-
-def jobs_of_table(table: Mapping[str, Any]) -> list[Json]:
-    """The jobs of a listing by columns, each as the service shows one."""
-    columns, now_s = table["columns"], float(table["now_s"])
-    more = {int(number): fields for number, fields in table["more"].items()}
-    names, jobs = tuple(columns), []
-    for values in zip(*columns.values(), strict=True):
-        job: Json = dict(zip(names, values, strict=True))
-        number, created_s, ended_s = job["number"], job["created_s"], job["ended_s"]
-        job["id"] = f"j-{number}"
-        job["command"] = arguments(job["command"])
-        job["nodes"] = job["nodes"].split()
-        job["age_s"] = round(now_s - created_s, 3)
-        job["jct_s"] = None if ended_s is None else round(ended_s - created_s, 3)
-        if number in more:
-            job.update(more[number])
-        jobs.append(job)
-    return jobs

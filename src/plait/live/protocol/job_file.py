@@ -10,14 +10,27 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.ina_request import fields_of
-from plait.live.protocol.job import BYTES, DURATIONS, Job, schema_of
+from plait.core.options import declared
+from plait.live.protocol.job import BYTES, DURATIONS, Job, key_of, schema_of
+
+
+class WrongField(InputError):
+    """A field of a job that does not fit the schema."""
+
+    def __init__(self, message: str, field: str) -> None:
+        """`field`: its path, such as batch.initial; empty for the job itself."""
+        super().__init__(message)
+        self.field = field
+
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -76,12 +89,69 @@ def check(job: Any, where: str) -> dict[str, Any]:
     4000000000
     """
     if isinstance(job, dict):
-        job = {k: read_text(k, v, f"{where}: {k}") if isinstance(v, str) else v for k, v in job.items()}
+        start = f"{where}: " if where else ""
+        job = {k: read_text(k, v, f"{start}{k}") if isinstance(v, str) else v for k, v in job.items()}
         if isinstance(job.get("ina"), str):
-            job["ina"] = ina_fields(job["ina"], f"{where}: ")
+            job["ina"] = ina_fields(job["ina"], start)
     _check(job, schema(), where, "")
     checked: dict[str, Any] = job
     return checked
+
+
+def request_of(data: Any, where: str = "") -> dict[str, Any]:
+    """The stored form of a job: its fields with the defaults of those that are missing, numbers as JSON reads them.
+
+    A null means that the field is not given. Raises `InputError`, a `WrongField` that has the field where one is wrong.
+
+    >>> request_of({"command": ["true"], "priority": 3, "name": None})["priority"]
+    3.0
+    """
+    data = without_nulls(data)
+    checked = check(data, where)
+    if not checked["command"][0].strip():
+        raise WrongField("command: the program's name is empty", "command")
+    profile = checked.get("profile")
+    if profile and not sum(profile.get(stage, 0.0) for stage in ("storage", "cpu", "gpu", "network")) > 0:
+        raise WrongField("profile: all stages take 0 s", "profile")
+    return _whole(Job, checked)
+
+
+def check_fields(fields: Any, names: Collection[str]) -> dict[str, Any]:
+    """Some fields of a job, of these names, as they are stored; a null stays. Raises `WrongField` for others."""
+    known = schema()["properties"]
+    _check(fields, {"type": "object"}, "", "")
+    floats = {key_of(one) for one in declared(Job) if one.type is float}
+    out = {}
+    for name, value in fields.items():
+        if name not in names:
+            raise WrongField(f"{name} cannot be given here; {suggest(str(name), names)}", str(name))
+        if value is not None:
+            _check(value, known[name], "", name)
+        out[name] = float(value) if name in floats and value is not None else value
+    return out
+
+
+def without_nulls(data: Any) -> Any:
+    """The same without fields of null, in objects as deep as fields of a job are."""
+    if not isinstance(data, dict):
+        return data
+    return {
+        name: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) and name != "env" else value
+        for name, value in data.items()
+        if value is not None
+    }
+
+
+def _whole(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a job, or of a part of it, as they are stored: with defaults, but for flags, and floats as floats."""
+    out: dict[str, Any] = {}
+    for one in declared(kind):
+        key, default = key_of(one), {} if typing.get_origin(one.type) is dict else one.default
+        value = given.get(key, None if one.type is bool or default is MISSING else default)
+        if value is not None:
+            of_fields = is_dataclass(one.type)
+            out[key] = _whole(one.type, value) if of_fields else float(value) if one.type is float else value
+    return out
 
 
 def read_jobs(path: str | Path) -> list[dict[str, Any]]:
@@ -181,26 +251,25 @@ def _parse(text: str, file: Path) -> Any:
 
 
 def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
-    name = f"{where}: {field}" if field else where
+    name = ": ".join(filter(None, (where, field)))
     if "enum" in rule and value not in rule["enum"]:
         hint = suggest(_said(value).strip("'"), [str(v) for v in rule["enum"]])
-        raise InputError(f"{name} is {_said(value)}; {hint}")
+        raise WrongField(f"{name} is {_said(value)}; {hint}", field)
     if "type" in rule:
         wanted = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
         kinds = tuple(kind for w in wanted for kind in _TYPES[w])
         if not isinstance(value, kinds) or (isinstance(value, bool) and "boolean" not in wanted):
-            raise InputError(
-                f"{name} is {_said(value)}, needs {' or '.join(_KINDS[w] for w in wanted)}" + _form(value, wanted, rule)
-            )
+            kinds_wanted = " or ".join(_KINDS[w] for w in wanted)
+            raise WrongField(f"{name} is {_said(value)}, needs {kinds_wanted}" + _form(value, wanted, rule), field)
     if isinstance(value, (int, float)):
-        _check_number(value, rule, name)
+        _check_number(value, rule, name, field)
     elif isinstance(value, str):
-        _check_text(value, rule, name)
+        _check_text(value, rule, name, field)
     elif isinstance(value, list):
         if len(value) < rule.get("minItems", 0):
-            raise InputError(f"{name} is empty; give at least {rule['minItems']}")
+            raise WrongField(f"{name} is empty; give at least {rule['minItems']}", field)
         if len(value) > rule.get("maxItems", len(value)):
-            raise InputError(f"{name} has {len(value)} entries; at most {rule['maxItems']} fit")
+            raise WrongField(f"{name} has {len(value)} entries; at most {rule['maxItems']} fit", field)
         for i, item in enumerate(value):
             _check(item, rule.get("items", {}), where, f"{field}[{i}]")
     elif isinstance(value, dict):
@@ -215,45 +284,46 @@ def _said(value: Any) -> str:
         return f"a {type(value).__name__} too large to print"
 
 
-def _check_text(value: str, rule: Mapping[str, Any], name: str) -> None:
+def _check_text(value: str, rule: Mapping[str, Any], name: str, field: str) -> None:
     if len(value) < rule.get("minLength", 0):
-        raise InputError(f"{name} is empty; give it a name")
+        raise WrongField(f"{name} is empty; give it a name", field)
     if len(value) > rule.get("maxLength", len(value)):
-        raise InputError(f"{name} has {len(value)} characters; at most {rule['maxLength']} fit")
+        raise WrongField(f"{name} has {len(value)} characters; at most {rule['maxLength']} fit", field)
     if "pattern" in rule and not re.search(rule["pattern"].removesuffix("$") + r"\Z", value):
-        raise InputError(f"{name} is {value!r:.80}, which has characters that cannot be there")
+        raise WrongField(f"{name} is {value!r:.80}, which has characters that cannot be there", field)
 
 
-def _check_number(value: float, rule: Mapping[str, Any], name: str) -> None:
+def _check_number(value: float, rule: Mapping[str, Any], name: str, field: str) -> None:
     low, above, high = rule.get("minimum"), rule.get("exclusiveMinimum"), rule.get("maximum")
     if value != value or value in (math.inf, -math.inf):
-        raise InputError(f"{name} is {_said(value)}, needs a finite number")
+        raise WrongField(f"{name} is {_said(value)}, needs a finite number", field)
     if low is not None and value < low:
-        raise InputError(f"{name} is {_said(value)}, needs at least {low}")
+        raise WrongField(f"{name} is {_said(value)}, needs at least {low}", field)
     if above is not None and value <= above:
-        raise InputError(f"{name} is {_said(value)}, needs more than {above}")
+        raise WrongField(f"{name} is {_said(value)}, needs more than {above}", field)
     if high is not None and value > high:
-        raise InputError(f"{name} is {_said(value)}, needs at most {high}")
+        raise WrongField(f"{name} is {_said(value)}, needs at most {high}", field)
 
 
 def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str, field: str) -> None:
     known, others = rule.get("properties", {}), rule.get("additionalProperties", True)
+    start = f"{where}: " if where else ""
     if len(value) > rule.get("maxProperties", len(value)):
-        raise InputError(f"{where}: {field} has {len(value)} entries; at most {rule['maxProperties']} fit")
+        raise WrongField(f"{start}{field} has {len(value)} entries; at most {rule['maxProperties']} fit", field)
     for key, item in value.items():
         if "propertyNames" in rule:
-            _check_text(str(key), rule["propertyNames"], f"{where}: a name in {field}")
+            _check_text(str(key), rule["propertyNames"], f"{start}a name in {field}", field)
         inner = f"{field}.{key}" if field else str(key)
         if key in known:
             _check(item, known[key], where, inner)
         elif others is False:
-            raise InputError(f"{where}: unknown field {inner!r}; {suggest(str(key), known)}")
+            raise WrongField(f"{start}unknown field {inner!r}; {suggest(str(key), known)}", inner)
         elif isinstance(others, Mapping):
             _check(item, others, where, inner)
     missing = [key for key in rule.get("required", ()) if key not in value]
     if missing:
         name = f"{field}.{missing[0]}" if field else missing[0]
-        raise InputError(f"{where}: {name} is missing; `plait submit --schema` lists the fields of a job")
+        raise WrongField(f"{start}{name} is missing; `plait submit --schema` lists the fields of a job", name)
 
 
 def _form(value: Any, wanted: list[str], rule: Mapping[str, Any]) -> str:

@@ -24,6 +24,9 @@ from plait.control.messages import ReplanDue
 from plait.core.errors import PlaitError
 from plait.core.jobs import JobClass, Phase
 from plait.core.policy import has_grants
+from plait.live.api.cluster import ClusterFigures, Losses, NetworkOfCluster, NodeRow, Queue
+from plait.live.api.explain import Explanation
+from plait.live.api.jobs import JobRow
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler import assignments
@@ -395,7 +398,7 @@ class Engine:
         """How a job ended that memory no longer has."""
         row = self.store.job(number)
         assert row is not None, "a job is forgotten once it is stored"
-        return str(row["state"])
+        return str(row.row.state)
 
     def check_project(self, name: str) -> None:
         """Raise `InputError` for a project that does not exist."""
@@ -478,11 +481,10 @@ class Engine:
         operations.drain(self.context, node, may_lose_work)
         self._run()
 
-    def losses(self, jobs: Sequence[int] = (), nodes: Sequence[str] = (), owner: str | None = None) -> dict[str, Any]:
+    def losses(self, jobs: Sequence[int] = (), nodes: Sequence[str] = (), owner: str | None = None) -> Losses:
         """Work that running jobs would lose if stopped now: of these jobs and nodes, of all if neither is given.
 
-        {losses: one by one, the largest first; text: the same as a sentence}, of all owners if `owner` is None.
-        `LookupError` for an unknown node.
+        The largest first; of all owners if `owner` is None. `LookupError` for an unknown node.
         """
         return losses.report(self.context, jobs, nodes, owner)
 
@@ -534,7 +536,7 @@ class Engine:
 
     # -- looking --------------------------------------------------------------------------------------
 
-    def status(self, now_s: float) -> dict[str, Any]:
+    def status(self, now_s: float) -> ClusterFigures:
         """The cluster in a few numbers."""
         found, demand = views.status(self.context, self._gpu_demand, self.clock(now_s)), self._gpu_demand
         if (error := demand.failure) is not None:
@@ -543,20 +545,20 @@ class Engine:
             self.counts.problems.append(Problem(what, error))
         return found
 
-    def queue(self, now_s: float, limit: int, offset: int) -> dict[str, Any]:
+    def queue(self, now_s: float, limit: int, offset: int) -> Queue:
         """The order of the queue; see `plait.live.scheduler.explain.queue`."""
         return queue(self.context, self.clock(now_s), limit, offset)
 
-    def nodes(self, now_s: float) -> list[dict[str, Any]]:
+    def nodes(self, now_s: float) -> list[NodeRow]:
         """Each node: hardware, state, usage, and who is on its GPUs."""
         return views.nodes(self.context, self.clock(now_s))
 
-    def network(self, now_s: float) -> dict[str, Any]:
+    def network(self, now_s: float) -> NetworkOfCluster:
         """The network, its switches, and what jobs have of them; see `plait.live.scheduler.network.shown`."""
         self.clock(now_s)
         return shown.network(self.context)
 
-    def explain(self, number: int, now_s: float) -> dict[str, Any]:
+    def explain(self, number: int, now_s: float) -> Explanation:
         """Why a job waits, or how it runs; see `plait.live.scheduler.explain.waiting`."""
         return waiting.explain(self.context, number, self.clock(now_s))
 
@@ -564,9 +566,11 @@ class Engine:
         """State for a forward simulation: copied now, made into JSON values by the function returned."""
         return views.forecast(self.context, self.clock(now_s))
 
-    def fields(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Fields that only memory has of these jobs, for jobs that have not ended."""
-        return {n: views.live_fields(self.context, n) for n in numbers if n in self.state.jobs}
+    def jobs(self, numbers: Sequence[int], now_s: float) -> dict[int, JobRow]:
+        """The rows of these jobs, for jobs that have not ended."""
+        self.clock(now_s)
+        state = self.state
+        return {n: views.job_row(self.context, state.jobs[n]) for n in numbers if n in state.jobs}
 
 
 def restore(store: Store) -> tuple[State, int]:

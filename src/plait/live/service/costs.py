@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plait.control.prices import Prices
+from plait.live.api.costs import CostRow, Costs, Part
+from plait.live.api.jobs import JobRow
 from plait.live.service.usage.files import Measured
 
 if TYPE_CHECKING:
@@ -179,59 +181,65 @@ def _add(part: list[float], seconds: float, rate: float) -> None:
     part[1] += seconds * rate
 
 
-class Costs:
+class Billing:
     """The costs of a service, from its store and its measurements."""
 
     def __init__(self, store: Store, usages: Usages, prices: Prices | None) -> None:
         """Nothing is read yet. Without `prices` there are GPU-hours and no money."""
         self.prices = prices
         self._store, self._usages, self._stays = store, usages, Stays()
-        self._known: dict[float, tuple[float, dict[str, Any]]] = {}
+        self._known: dict[float, tuple[float, Costs]] = {}
         self._lock = threading.Lock()
 
-    def of(self, hours: float, now_s: float) -> dict[str, Any]:
-        """The period of so many hours until now, from the beginning of its first hour; see `CostsOut` of the API.
-
-        Not to be changed: others get the same object for some seconds.
-        """
+    def of(self, hours: float, now_s: float) -> Costs:
+        """The period of so many hours until now, from the beginning of its first hour; the same for some seconds."""
         with self._lock:
-            at_s, found = self._known.get(hours, (-math.inf, {}))
-            if time.monotonic() - at_s > FRESH_S:
-                found = self._of(hours, now_s)
-                self._known[hours] = time.monotonic(), found
-                while len(self._known) > 20:
-                    del self._known[next(iter(self._known))]
+            known = self._known.get(hours)
+            if known is not None and time.monotonic() - known[0] <= FRESH_S:
+                return known[1]
+            found = self._of(hours, now_s)
+            self._known[hours] = time.monotonic(), found
+            while len(self._known) > 20:
+                del self._known[next(iter(self._known))]
             return found
 
-    def _of(self, hours: float, now_s: float) -> dict[str, Any]:
+    def _of(self, hours: float, now_s: float) -> Costs:
         for seq, text in self._store.entries_of(NODE_ENTRIES, self._stays.seq):
             self._stays.read(seq, json.loads(text))
         from_s = max((now_s - 3600 * hours) // 3600 * 3600, 0.0)
         rows = self._store.attempts_since(from_s)
         held = [
             Held(
-                (row["job"], row["epoch"]), tuple({(r["node"], r["gpu"]): None for r in json.loads(row["ranks"])}),
-                row["began_s"], math.inf if row["ended_s"] is None else row["ended_s"], row["lost_work_s"] or 0.0,
+                (job.number, one.epoch),
+                tuple({(rank.node, rank.gpu): None for rank in one.ranks}),
+                one.started_s or 0.0,
+                math.inf if one.ended_s is None else one.ended_s,
+                one.lost_work_s or 0.0,
             )
-            for row in rows
-        ]  # fmt: skip
+            for job, one in rows
+        ]
         stays = [stay for stay in self._stays.all if stay.to_s > from_s]
         rates, unpriced = self._rates(stay.kind for stay in stays)
         found = bill(stays, held, rates, from_s, now_s)
-        jobs = _of_jobs(found, self._usages.measured(from_s), {row["job"]: row for row in rows})
+        jobs = _of_jobs(found, self._usages.measured(from_s), {job.number: job for job, _ in rows})
         priced = self.prices is not None
         first_s = min((stay.from_s for stay in stays), default=now_s)
-        return {
-            "currency": self.prices.currency if self.prices else "",
-            "prices": dict(self.prices.per_gpu_h) if self.prices else None, "unpriced": unpriced,
-            "from_s": round(max(from_s, first_s), 3), "now_s": round(now_s, 3),
-            "total": _part(found.total, priced), "jobs": _part(_sum(found.jobs.values()), priced),
-            "idle": _part(found.idle, priced), "down": _part(found.down, priced),
+        return Costs(
+            currency=self.prices.currency if self.prices else "",
+            prices=dict(self.prices.per_gpu_h) if self.prices else None,
+            unpriced=unpriced,
+            from_s=round(max(from_s, first_s), 3),
+            now_s=round(now_s, 3),
+            total=_part(found.total, priced),
+            jobs=_part(_sum(found.jobs.values()), priced),
+            idle=_part(found.idle, priced),
+            down=_part(found.down, priced),
             **_use(jobs, priced),
-            "lost": _part(_sum(found.lost.values()), priced),
-            "by_user": _grouped(jobs, "user", priced), "by_project": _grouped(jobs, "project", priced),
-            "by_job": _grouped(jobs, "id", priced),
-        }  # fmt: skip
+            lost=_part(_sum(found.lost.values()), priced),
+            by_user=_grouped(jobs, "user", priced),
+            by_project=_grouped(jobs, "project", priced),
+            by_job=_grouped(jobs, "id", priced),
+        )
 
     def _rates(self, kinds: Iterable[str]) -> tuple[dict[str, float], list[str]]:
         """Money per GPU-hour of each kind, and kinds that have none although others do."""
@@ -242,13 +250,21 @@ class Costs:
         return {kind: self.prices.of(kind) for kind in known if kind not in unpriced}, unpriced
 
 
-def _of_jobs(
-    found: Bill, measured: Mapping[int, Measured], rows: Mapping[int, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """A row a job: whose it is, and its parts. Use is counted from sample to sample: at most what it held.
+@dataclass(frozen=True)
+class _JobCosts:
+    """A job: whose it is, and its parts in GPU-seconds and money. `held_idle` is None if nothing of it was measured."""
 
-    `held_idle` is None if nothing of it was measured.
-    """
+    id: str
+    user: str
+    project: str
+    held: list[float]
+    lost: list[float]
+    held_idle: list[float] | None
+    unmeasured: list[float]
+
+
+def _of_jobs(found: Bill, measured: Mapping[int, Measured], rows: Mapping[int, JobRow]) -> list[_JobCosts]:
+    """The costs of each job. Use is counted from sample to sample: at most what it held."""
     held: dict[int, list[float]] = {}
     lost: dict[int, list[float]] = {}
     for (number, epoch), parts in found.jobs.items():
@@ -259,33 +275,33 @@ def _of_jobs(
         idle_gpu_s, known_gpu_s = measured.get(number, Measured())
         idle, known = (min(s / parts[0], 1.0) if parts[0] > 0 else 0.0 for s in (idle_gpu_s, known_gpu_s))
         row = rows[number]
-        out.append(
-            {"id": f"j-{number}", "user": row["owner"], "project": row["project"], "held": parts, "lost": lost[number],
-             "held_idle": [idle * part for part in parts] if known_gpu_s > 0 else None,
-             "unmeasured": [(1.0 - known) * part for part in parts]}
-        )  # fmt: skip
+        held_idle = [idle * part for part in parts] if known_gpu_s > 0 else None
+        unmeasured = [(1.0 - known) * part for part in parts]
+        out.append(_JobCosts(row.id, row.user, row.project, parts, lost[number], held_idle, unmeasured))
     return out
 
 
-def _grouped(jobs: Iterable[Mapping[str, Any]], name: str, priced: bool) -> list[dict[str, Any]]:
+def _grouped(jobs: Iterable[_JobCosts], name: str, priced: bool) -> list[CostRow]:
     """Sums over jobs of one user, project or name, largest first."""
-    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[str, list[_JobCosts]] = defaultdict(list)
     for job in jobs:
-        groups[job[name]].append(job)
-    rows = []
-    for key, some in groups.items():
-        row: dict[str, Any] = {name: key}
-        if name == "id":
-            row |= {"user": some[0]["user"], "project": some[0]["project"]}
-        parts = {part: _part(_sum(one[part] for one in some), priced) for part in ("held", "lost")}
-        rows.append(row | parts | _use(some, priced))
-    return sorted(rows, key=lambda row: (-(row["held"]["cost"] or 0.0), -row["held"]["gpu_h"], row[name]))
+        groups[getattr(job, name)].append(job)
+    rows = [
+        CostRow(
+            held=_part(_sum(one.held for one in some), priced),
+            lost=_part(_sum(one.lost for one in some), priced),
+            **_use(some, priced),
+            **({"id": key, "user": some[0].user, "project": some[0].project} if name == "id" else {name: key}),
+        )
+        for key, some in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (-(row.held.cost or 0.0), -row.held.gpu_h, getattr(row, name)))
 
 
-def _use(jobs: Sequence[Mapping[str, Any]], priced: bool) -> dict[str, Any]:
+def _use(jobs: Sequence[_JobCosts], priced: bool) -> dict[str, Any]:
     """Of what these jobs held: what was idle, None if nothing of it was measured, and what was not measured."""
-    idle = [one["held_idle"] for one in jobs if one["held_idle"] is not None]
-    unmeasured = _part(_sum(one["unmeasured"] for one in jobs), priced)
+    idle = [one.held_idle for one in jobs if one.held_idle is not None]
+    unmeasured = _part(_sum(one.unmeasured for one in jobs), priced)
     return {"held_idle": _part(_sum(idle), priced) if idle else None, "unmeasured": unmeasured}
 
 
@@ -294,5 +310,5 @@ def _sum(parts: Iterable[Sequence[float]]) -> list[float]:
     return [math.fsum(one[0] for one in all_parts), math.fsum(one[1] for one in all_parts)]
 
 
-def _part(part: Sequence[float], priced: bool) -> dict[str, float | None]:
-    return {"gpu_h": round(part[0] / 3600, 6), "cost": round(part[1], 6) if priced else None}
+def _part(part: Sequence[float], priced: bool) -> Part:
+    return Part(round(part[0] / 3600, 6), round(part[1], 6) if priced else None)

@@ -74,4 +74,3 @@ def begin_log(path: Path) -> None:
         handler.addFilter(Bounded())  # each its own: a record that two handlers count is counted twice
         handler.setFormatter(JsonLines())
         root.addHandler(handler)
-    logging.getLogger("alembic").setLevel(logging.WARNING)

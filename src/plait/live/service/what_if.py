@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from plait.core.jobs import JobSpec
+from plait.live.api.explain import Explanation, WouldStart
+from plait.live.api.jobs import FINAL
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain import submission
 from plait.live.scheduler.explain.choices import Choice, compare
@@ -39,7 +41,7 @@ class Busy(Exception):
     """A user waits for as many forecasts as one may."""
 
 
-def _answer(question: Question) -> list[dict[str, Any]]:
+def _answer(question: Question) -> list[WouldStart]:
     until = time.monotonic() + BUDGET_S
     return question.answer(lambda: time.monotonic() < until)
 
@@ -54,24 +56,24 @@ class WhatIfService:
         self._outlook: tuple[QueueCopy, Outlook, History] | None = None
         self._history: tuple[float, History] | None = None
         self._copy: Copy | None = None
-        self._answers: dict[tuple[int, int], Future[list[dict[str, Any]]]] = {}
+        self._answers: dict[tuple[int, int], Future[list[WouldStart]]] = {}
         #: Users -> forecasts they wait for. Each entry exists only while a request waits.
         self._waiting: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="what-if")
 
-    def explain(self, engine: Engine, number: int, now_s: float) -> tuple[dict[str, Any], Question | None]:
+    def explain(self, engine: Engine, number: int, now_s: float) -> tuple[Explanation, Question | None]:
         """In the engine's thread: what is known of a job, and the question that is left; `LookupError` if it ended."""
         found = engine.explain(number, now_s)
-        if "position" not in found:
+        if found.position is None:
             return found, None
         copy = self._copy
         if copy is None or copy.decision != engine.state.decision_seq or copy.index(number) is None:
             copy = self._copy = Copy.of(engine.state)
         assert copy is not None, "a job with a position in the queue, and no controller"
-        return found, Question(copy, number, [b["number"] for b in found["blockers"]], now_s)
+        return found, Question(copy, number, [one.number for one in found.blockers or ()], now_s)
 
-    def ask(self, question: Question) -> Future[list[dict[str, Any]]] | None:
+    def ask(self, question: Question) -> Future[list[WouldStart]] | None:
         """The answer to come; None if too many are waiting for theirs."""
         decision = question.copy.decision
         with self._lock:
@@ -163,8 +165,7 @@ class WhatIfService:
     def _past(self, copy: QueueCopy) -> History:
         now_s = time.monotonic()
         if self._history is None or now_s - self._history[0] > READ_S:
-            found = self._store.job_columns(states=("finished", "failed", "cancelled"), limit=PAST)
-            rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+            rows = self._store.jobs(states=FINAL, limit=PAST)
             self._history = now_s, history_of(reversed(rows), copy.stated())
         return self._history[1]
 

@@ -34,8 +34,7 @@ def restore_backup(source: str | Path, target: str | Path) -> None:
                     backup.backup(copy)
                     # Agents refuse terms below the highest they have seen, which the copy knows nothing of.
                     copy.execute("UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'term'", (_TERMS,))
-                    if any(column[1] == CRC for column in copy.execute("PRAGMA table_info(meta)")):
-                        copy.execute(f"UPDATE meta SET {CRC} = NULL WHERE key = 'term'")  # set at the next start
+                    copy.execute(f"UPDATE meta SET {CRC} = NULL WHERE key = 'term'")  # set at the next start
                     copy.commit()
                 _put_aside(path)
                 forget_mark(path)

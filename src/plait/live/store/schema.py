@@ -3,16 +3,19 @@
 log         what happened, in order, with what the controller commanded: the truth
 log_jobs    which jobs an entry of the log is about
 snapshots   everything known after an entry, so that a restart need not read the whole log
-jobs, attempts, nodes    views for listing, written in the transaction of the entries that change them
+jobs, attempts, nodes    views for listing, written in the transaction of the entries that change them; the columns of
+            jobs and attempts are fields of `plait.live.api.jobs.JobRow` and `JobAttempt`
 tokens, projects, meta   who may ask, quotas and weights, and the store's own facts
 lease       one row: which service leads, and until when (PostgreSQL only; `plait.live.store.leader_lease`)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from msgspec import Struct, structs
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -34,9 +37,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
+from plait.live.api.jobs import JobAttempt, JobRow
 from plait.live.store.checksums import CRC, Checksums
 
-HEAD = "0007"
+#: Version of these tables, which `meta` has as `schema`.
+VERSION = "1"
 
 metadata = MetaData()
 
@@ -76,50 +81,42 @@ snapshots = Table(
     Column(CRC, BigInteger),
 )
 
+_TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float}
+
+
+def fields_of(kind: type[Struct], *derived: str) -> dict[str, str]:
+    """Column -> field of a row, for the fields that every row has, but for those `derived` from others."""
+    return {one.encode_name: one.name for one in structs.fields(kind) if one.required and one.name not in derived}
+
+
+def _columns(kind: type[Struct], fields: Mapping[str, str]) -> Iterator[Column[Any]]:
+    """Columns of these fields; what is no number is a text."""
+    hints = get_type_hints(kind)
+    for name, field_name in fields.items():
+        kinds = get_args(hints[field_name])
+        optional = type(None) in kinds
+        yield Column(name, _TYPES.get(kinds[0] if optional else hints[field_name], Text), nullable=optional)
+
+
+JOB_FIELDS = fields_of(JobRow, "number", "id", "age_s", "jct_s")
+ATTEMPT_FIELDS = fields_of(JobAttempt, "nodes", "gpus", "exit_code")
+
 jobs = Table(
     "jobs",
     metadata,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("name", Text, nullable=False),
-    Column("owner", String(128), nullable=False),
-    Column("project", String(128), nullable=False),
-    Column("model", Text, nullable=False),
-    Column("gpus", Integer, nullable=False),
-    Column("class", String(16), nullable=False),
-    Column("iterations", Float),
-    Column("state", String(16), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("epoch", Integer, nullable=False),
-    Column("created_s", Float, nullable=False),
-    Column("started_s", Float),
-    Column("ended_s", Float),
-    Column("steps", Float, nullable=False),
-    Column("run_s", Float, nullable=False),
-    Column("held_gpu_s", Float, nullable=False),
-    Column("starts", Integer, nullable=False),
-    Column("preemptions", Integer, nullable=False),
-    Column("failures", Integer, nullable=False),
-    Column("exit_code", Integer),
-    Column("command", Text, nullable=False),
-    Column("nodes", Text, nullable=False),
+    *_columns(JobRow, JOB_FIELDS),
     Column("request", Text, nullable=False),
     Column(CRC, BigInteger),
     Index("jobs_by_state", "state", "number"),
-    Index("jobs_by_owner", "owner", "number"),
+    Index("jobs_by_user", "user", "number"),
 )
 
 attempts = Table(
     "attempts",
     metadata,
     Column("job", BigInteger, nullable=False),
-    Column("epoch", Integer, nullable=False),
-    Column("began_s", Float, nullable=False),
-    Column("ended_s", Float),
-    Column("outcome", String(32), nullable=False),
-    Column("cause", Text, nullable=False),
-    Column("ranks", Text, nullable=False),
-    Column("batch_size", Float),
-    Column("lost_work_s", Float),
+    *_columns(JobAttempt, ATTEMPT_FIELDS),
     Column(CRC, BigInteger),
     PrimaryKeyConstraint("job", "epoch"),
 )
@@ -177,15 +174,15 @@ ALL = (*(sums.table for sums in SUMMED.values()), lease)
 
 
 def jobs_with(text: str, mine: str | None = None) -> ColumnElement[bool]:
-    """That a job has this text in its id (j-12), owner, project, model, nodes, name or command, in any case.
+    """That a job has this text in its id (j-12), user, project, model, nodes, name or command, in any case.
 
-    With `mine`, only names and commands of this owner: commands of other users' jobs are private.
+    With `mine`, only names and commands of this user: commands of other users' jobs are private.
     """
     job_id = literal("j-").concat(cast(jobs.c.number, Text))
-    known = job_id, jobs.c.owner, jobs.c.project, jobs.c.model, jobs.c.nodes
+    known = job_id, jobs.c.user, jobs.c.project, jobs.c.model, jobs.c.nodes
     own = or_(*(column.icontains(text, autoescape=True) for column in (jobs.c.name, jobs.c.command)))
     if mine is not None:
-        own = and_(jobs.c.owner == mine, own)
+        own = and_(jobs.c.user == mine, own)
     return or_(own, *(column.icontains(text, autoescape=True) for column in known))
 
 
@@ -218,12 +215,23 @@ class Token:
     node: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job as it was submitted, its row as of the last commit, and its attempts, oldest first."""
+
+    row: JobRow
+    request: dict[str, Any]
+    attempts: list[JobAttempt]
+
+
 @dataclass(slots=True)
 class Views:
-    """Rows to be written beside log entries: jobs, attempts, nodes, projects (None = gone) by key; nodes forgotten."""
+    """Rows to be written beside log entries: jobs with their requests, attempts with the numbers of their jobs, nodes,
+    projects (None = gone) by name; names of nodes forgotten.
+    """
 
-    jobs: list[dict[str, Any]] = field(default_factory=list)
-    attempts: list[dict[str, Any]] = field(default_factory=list)
+    jobs: list[tuple[JobRow, Mapping[str, Any]]] = field(default_factory=list)
+    attempts: list[tuple[int, JobAttempt]] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     projects: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import secrets
 import sqlite3
@@ -26,10 +27,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
+from plait.core.words import arguments
+from plait.live.api.jobs import JobAttempt, JobRow, RankOfAttempt
+from plait.live.layout import job_name
+from plait.live.protocol.requests import command_text
 from plait.live.store import schema
 from plait.live.store.checksums import CRC, Checksums
 from plait.live.store.connecting import lock_file, lock_server, parse_url, sqlite_engines, unlock
@@ -37,15 +43,15 @@ from plait.live.store.errors import NoRoom, Replaced, StoreError, first_line
 from plait.live.store.facts import damage, read_fact, write_fact
 from plait.live.store.identity import Identity, check_mark, refuse_missing, rescued
 from plait.live.store.leader_lease import LeaderLease
-from plait.live.store.migrate import migrate, version
 from plait.live.store.packing import pack
-from plait.live.store.schema import Entry, Token, Views
+from plait.live.store.schema import Entry, StoredJob, Token, Views
 
 _KEPT_SNAPSHOTS = 2
 #: Rows that `Store.damaged` reads at a time.
 SLICE = 200
 #: Bytes that a disk has to take before it counts as one with room.
 _ROOM = 1 << 18
+_RANKS = msgspec.json.Decoder(list[RankOfAttempt])
 #: Errors of a disk without room, or of a user who may not have more of it.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -108,7 +114,8 @@ class Store:
                 if engine is readers:
                     lock = lock_server(engine) if exclusive and lease is None else None
                     undo.callback(unlock, lock)
-                prepare_tables(engine, parsed)
+                with engine.begin() as connection:
+                    prepare_tables(connection, parsed)
                 if identity is not None and exclusive:
                     with engine.connect() as connection:
                         check_mark(identity.path, str(read_fact(connection, "made_at")))
@@ -200,7 +207,22 @@ class Store:
             raise Replaced(f"this service, of term {self.term}, was replaced by a leader of term {found}")
 
     def _write(self, connection: sa.Connection, views: Views) -> None:
-        for name, rows in (("jobs", views.jobs), ("attempts", views.attempts), ("nodes", views.nodes)):
+        jobs = [
+            {
+                "number": row.number, **{name: getattr(row, field) for name, field in schema.JOB_FIELDS.items()},
+                "command": command_text(request), "nodes": " ".join(row.nodes),
+                "request": json.dumps(request, separators=(",", ":")),
+            }
+            for row, request in views.jobs
+        ]  # fmt: skip
+        attempts = [
+            {
+                "job": number, **{name: getattr(one, field) for name, field in schema.ATTEMPT_FIELDS.items()},
+                "ranks": msgspec.json.encode(one.ranks).decode(),
+            }
+            for number, one in views.attempts
+        ]  # fmt: skip
+        for name, rows in (("jobs", jobs), ("attempts", attempts), ("nodes", views.nodes)):
             if rows:
                 connection.execute(self._upsert[name], schema.SUMMED[name].add(rows))
         if views.forgotten:
@@ -290,102 +312,91 @@ class Store:
         with self.reading() as connection:
             yield from ((row.seq, row.entry) for row in connection.execute(query) if self._verify(table, row))
 
-    def attempts_since(self, at_s: float) -> list[dict[str, Any]]:
-        """Attempts that were not over at a time, with owner and project of their jobs; `ranks` as JSON."""
-        tries, jobs = schema.attempts, schema.jobs
-        query = sa.select(tries, jobs.c.owner, jobs.c.project).join(jobs, jobs.c.number == tries.c.job)
-        query = query.where(sa.or_(tries.c.ended_s.is_(None), tries.c.ended_s > at_s))
-        with self.reading() as connection:
-            return [_values(row) for row in connection.execute(query)]
+    def attempts_since(self, at_s: float) -> list[tuple[JobRow, JobAttempt]]:
+        """Attempts that were not over at a time, with the rows of their jobs."""
+        tries = schema.attempts
+        return self._attempts(lambda query: query.where(sa.or_(tries.c.ended_s.is_(None), tries.c.ended_s > at_s)))
 
-    def attempts_on(self, nodes: Sequence[str], from_s: float, to_s: float, limit: int) -> list[dict[str, Any]]:
-        """Attempts with a process on one of these nodes in a time, newest first, with their owner; `ranks` as JSON."""
-        tries, jobs = schema.attempts, schema.jobs
-        query = sa.select(tries, jobs.c.owner).join(jobs, jobs.c.number == tries.c.job)
-        query = query.where(tries.c.began_s <= to_s, sa.or_(tries.c.ended_s.is_(None), tries.c.ended_s >= from_s))
-        query = query.where(
-            sa.or_(*(tries.c.ranks.contains(f'"node":{json.dumps(n)},', autoescape=True) for n in nodes))
+    def attempts_on(
+        self, nodes: Sequence[str], from_s: float, to_s: float, limit: int
+    ) -> list[tuple[JobRow, JobAttempt]]:
+        """Attempts with a process on one of these nodes in a time, newest first, with the rows of their jobs."""
+        tries = schema.attempts
+        there = sa.or_(*(tries.c.ranks.contains(f'"node":{json.dumps(n)},', autoescape=True) for n in nodes))
+        return self._attempts(
+            lambda query: (
+                query.where(
+                    tries.c.started_s <= to_s, sa.or_(tries.c.ended_s.is_(None), tries.c.ended_s >= from_s), there
+                )
+                .order_by(tries.c.started_s.desc(), tries.c.job.desc())
+                .limit(limit)
+            )
         )
-        query = query.order_by(tries.c.began_s.desc(), tries.c.job.desc()).limit(limit)
+
+    def _attempts(self, chosen: Callable[[sa.Select[Any]], sa.Select[Any]]) -> list[tuple[JobRow, JobAttempt]]:
+        tries, jobs = schema.attempts, schema.jobs
+        own = [c.label(f"job_{c.name}") for c in jobs.c if c.name not in ("request", CRC)]
+        query = chosen(sa.select(tries, *own).join(jobs, jobs.c.number == tries.c.job))
         with self.reading() as connection:
-            return [_values(row) for row in connection.execute(query)]
+            rows = [row._mapping for row in connection.execute(query)]
+        return [
+            (_job({name: row[f"job_{name}"] for name in ("number", *schema.JOB_FIELDS)}), _attempt(row)) for row in rows
+        ]
 
     def jobs(
         self,
         *,
         states: Sequence[str] = (),
-        owner: str | None = None,
+        user: str | None = None,
         text: str = "",
         mine: str | None = None,
         limit: int = 1000,
         offset: int = 0,
-    ) -> list[dict[str, Any]]:
-        """Rows of jobs, newest first, without the requests; see `schema.jobs_with` for `text` and `mine`."""
-        names, rows = self._jobs(states, owner, text, mine, limit, offset)
-        return [dict(zip(names, row, strict=False)) for row in rows]
-
-    def job_columns(
-        self,
-        *,
-        states: Sequence[str] = (),
-        owner: str | None = None,
-        text: str = "",
-        mine: str | None = None,
-        limit: int = 1000,
-        offset: int = 0,
-    ) -> dict[str, list[Any]]:
-        """The same by columns: what a long listing is made of."""
-        names, rows = self._jobs(states, owner, text, mine, limit, offset)
-        values = zip(*rows, strict=True) if rows else (() for _ in names)
-        return {name: list(column) for name, column in zip(names, values, strict=True)}
-
-    def _jobs(
-        self, states: Sequence[str], owner: str | None, text: str, mine: str | None, limit: int, offset: int
-    ) -> tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]:
+        now_s: float = math.nan,
+    ) -> list[JobRow]:
+        """Rows of jobs, newest first; see `schema.jobs_with` for `text` and `mine`. Their ages are those at `now_s`."""
         table = schema.jobs
         query = sa.select(*(c for c in table.c if c.name not in ("request", CRC)))
         if states:
             query = query.where(table.c.state.in_(states))
-        if owner is not None:
-            query = query.where(table.c.owner == owner)
+        if user is not None:
+            query = query.where(table.c.user == user)
         if text:
             query = query.where(schema.jobs_with(text, mine))
         query = query.order_by(table.c.number.desc()).limit(limit).offset(offset)
         with self.reading() as connection:
             result = connection.execute(query)
             # Numbers and texts need no translation: the driver's rows will do, at half the time.
-            return tuple(result.keys()), result.cursor.fetchall()
+            names = tuple(result.keys())
+            return [_job(dict(zip(names, row, strict=True)), now_s) for row in result.cursor.fetchall()]
 
-    def jobs_named(self, name: str, last: Sequence[str], owner: str | None, limit: int = 20) -> list[dict[str, Any]]:
+    def jobs_named(self, name: str, last: Sequence[str], user: str | None, limit: int = 20) -> list[dict[str, Any]]:
         """Number and state of the jobs with this name, newest first, jobs in the states `last` after all others.
 
-        `owner`: only jobs of this user; None: of all.
+        `user`: only jobs of this user; None: of all.
         """
         table = schema.jobs
         query = sa.select(table.c.number, table.c.state).where(table.c.name == name)
-        if owner is not None:
-            query = query.where(table.c.owner == owner)
+        if user is not None:
+            query = query.where(table.c.user == user)
         over = table.c.state.in_(last)
         with self.reading() as connection:
             rows = connection.execute(query.order_by(over, table.c.number.desc()).limit(limit))
             return [dict(row._mapping) for row in rows]
 
-    def job(self, number: int) -> dict[str, Any] | None:
-        """One job with its request and its attempts, or None."""
+    def job(self, number: int, now_s: float = math.nan) -> StoredJob | None:
+        """One job with its request and its attempts, or None; its age is that at `now_s`."""
         with self.reading() as connection:
             row = connection.execute(sa.select(schema.jobs).where(schema.jobs.c.number == number)).first()
             if row is None:
                 return None
             self._verify(schema.jobs, row)
-            job = _values(row)
             tries = connection.execute(
                 sa.select(schema.attempts).where(schema.attempts.c.job == number).order_by(schema.attempts.c.epoch)
             )
-            job["request"] = json.loads(job["request"])
-            job["attempts"] = [
-                {**_values(t), "ranks": json.loads(t.ranks)} for t in tries if self._verify(schema.attempts, t)
-            ]
-        return job
+            attempts = [_attempt(t._mapping) for t in tries if self._verify(schema.attempts, t)]
+        values = {name: row._mapping[name] for name in ("number", *schema.JOB_FIELDS)}
+        return StoredJob(_job(values, now_s), json.loads(row.request), attempts)
 
     def damaged(self, rest: Callable[[], object] = lambda: None) -> Iterator[str]:
         """Rows that do not match their checksums, and pages of SQLite that do not fit together, a sentence each.
@@ -533,33 +544,48 @@ def _room_error(path: Path) -> OSError | None:
     return None
 
 
-def _values(row: sa.Row[Any]) -> dict[str, Any]:
-    return {name: value for name, value in row._mapping.items() if name != CRC}
+def _job(values: dict[str, Any], now_s: float = math.nan) -> JobRow:
+    """A row of the table `jobs`, without its request; its age is that at `now_s`."""
+    created_s, ended_s, class_ = values["created_s"], values["ended_s"], values.pop("class")
+    values["command"], values["nodes"] = arguments(values["command"]), values["nodes"].split()
+    return JobRow(
+        **values,
+        class_=class_,
+        id=job_name(values["number"]),
+        age_s=round(now_s - created_s, 3),
+        jct_s=None if ended_s is None else round(ended_s - created_s, 3),
+    )
 
 
-def prepare_tables(engine: sa.Engine, url: sa.URL) -> None:
-    with engine.connect() as connection:
-        found = version(connection)
-    if found is not None and found > schema.HEAD:
+def _attempt(row: Mapping[Any, Any]) -> JobAttempt:
+    """A row of the table `attempts`."""
+    values = {name: row[name] for name in schema.ATTEMPT_FIELDS}
+    return JobAttempt.of(**{**values, "ranks": _RANKS.decode(row["ranks"])})
+
+
+def prepare_tables(connection: sa.Connection, url: sa.URL) -> None:
+    """Make the tables of an empty store; raises `StoreError` for tables of another version."""
+    names = set(sa.inspect(connection).get_table_names())
+    if not names & set(schema.metadata.tables):
+        schema.metadata.create_all(connection)
+        for key, value in (("schema", schema.VERSION), ("made_at", repr(time.time())), ("term", "0")):
+            write_fact(connection, key, value)
+        return
+    found = None if "alembic_version" in names else read_fact(connection, "schema")
+    if found != schema.VERSION:
+        known = f"version {found}" if found else "no version"
         raise StoreError(
-            f"store {url!r} was written by a newer plait (tables of version {found}, this one knows {schema.HEAD}); "
-            "upgrade plait or restore a backup"
+            f"store {url!r} has tables of {known}, and this plait reads version {schema.VERSION}; use the plait that "
+            "wrote it, or move it away and begin with an empty store: plait up"
         )
-    with engine.begin() as connection:
-        migrate(connection)
-        _first_facts(connection)
+    _sum_restored(connection)
 
 
-def _first_facts(connection: sa.Connection) -> None:
-    """The facts of a new store; checksums of rows of an older version, where these are few."""
-    for table in (schema.meta, schema.tokens, schema.projects):
-        sums, keys = schema.SUMMED[table.name], list(table.primary_key.columns)
-        for row in connection.execute(sa.select(table).where(table.c.crc.is_(None))).mappings().all():
-            where = (key == row[key.name] for key in keys)
-            connection.execute(sa.update(table).where(*where).values({CRC: sums.of(row)}))
-    if read_fact(connection, "made_at") is None:
-        write_fact(connection, "made_at", repr(time.time()))
-        write_fact(connection, "term", "0")
+def _sum_restored(connection: sa.Connection) -> None:
+    """Add the checksum of the term, which a store that was put back from a backup lacks."""
+    for row in connection.execute(sa.select(schema.meta).where(schema.meta.c.crc.is_(None))).mappings().all():
+        changed = sa.update(schema.meta).where(schema.meta.c.key == row["key"])
+        connection.execute(changed.values({CRC: schema.SUMMED["meta"].of(row)}))
 
 
 def _upsert(dialect: str, table: sa.Table) -> Any:

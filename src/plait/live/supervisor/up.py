@@ -54,7 +54,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     Raises `InputError` if one runs already or the service does not come up, with the end of its log.
     """
     missing = [
-        m for m in ("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx") if importlib.util.find_spec(m) is None
+        m for m in ("msgspec", "starlette", "uvicorn", "sqlalchemy", "httpx") if importlib.util.find_spec(m) is None
     ]
     if missing:
         raise MissingExtra(", ".join(missing), "live", "running a cluster")

@@ -49,7 +49,7 @@ demo kills the agent of the node, then the opportunistic training."""
 
 def demonstrate_sharing(out: Path, examples: Path | None) -> None:
     """Measure alone, packed and under the policy `antman`, print and write a report; leaves nothing running."""
-    for module in ("fastapi", "sqlalchemy", "httpx"):
+    for module in ("starlette", "sqlalchemy", "httpx"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(module, "live", "the demo of a running cluster (plait demo --simulate needs nothing)")
     script = find_examples(examples) / SCRIPT

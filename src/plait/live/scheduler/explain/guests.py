@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from plait.core.words import counted
+from plait.live.api.jobs import Neighbour, SharingOfJob
 from plait.live.layout import job_name
 from plait.live.protocol.wire import Sharing
 from plait.live.scheduler.context import Context
@@ -15,19 +15,17 @@ from plait.live.scheduler.records.attempts import Attempt, JobRecord
 NAMED = 4
 
 
-def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
+def shown(ctx: Context, attempt: Attempt) -> SharingOfJob | None:
     """How an attempt shares GPUs with guests or as a guest; None if it does not.
 
-    `beside`: each other job there, with the GPU; `share` of the GPUs' time, the minimum over its processes, as its
-    agents last reported it (None: not yet, or not lately). `throttled`: how processes that do not pace themselves are
-    frozen, and `duty` the measured part of the time in which they ran. `law`: the rule that sets the minimum share.
+    Reports of agents count that are not silent.
     """
     groups = ctx.state.groups
     mine = groups.by_job.get(attempt.job)  # none for an attempt that the plan dropped before its first step
     if attempt.stop is not None or mine is None or not (attempt.guest or groups.shared):
         return None
     beside = [
-        {"job": job_name(other), "gpu": gpu_name(ctx, gpu), "guest": groups.by_job[other].guest}
+        Neighbour(job_name(other), gpu_name(ctx, gpu), groups.by_job[other].guest)
         for gpu in attempt.gpus
         for other in groups.shared.get(gpu, ())
         if other != attempt.job and groups.by_job[other].id != mine.id
@@ -36,16 +34,16 @@ def shown(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
         return None
     said = heard(ctx, attempt)
     throttled = [one for one in said if one.throttled]
-    return {
-        "guest": attempt.guest,
-        "beside": beside,
-        "share": min((one.share for one in said), default=None),
-        "limit_bytes": min((one.limit_bytes for one in said if one.limit_bytes > 0), default=None),
-        "action": max((one.action for one in said), key=_ACTIONS.index, default=None),
-        "throttled": throttled[0].throttled if throttled else None,
-        "duty": min((one.duty for one in throttled if one.duty is not None), default=None),
-        "law": next((one.law for one in sorted(said, key=lambda one: one.share) if one.law), None),
-    }
+    return SharingOfJob(
+        guest=attempt.guest,
+        beside=beside,
+        share=min((one.share for one in said), default=None),
+        limit_bytes=min((one.limit_bytes for one in said if one.limit_bytes > 0), default=None),
+        action=max((one.action for one in said), key=_ACTIONS.index, default=None),
+        throttled=throttled[0].throttled if throttled else None,
+        duty=min((one.duty for one in throttled if one.duty is not None), default=None),
+        law=next((one.law for one in sorted(said, key=lambda one: one.share) if one.law), None),
+    )
 
 
 def counts(ctx: Context) -> dict[str, int]:
@@ -86,19 +84,19 @@ def _silent(ctx: Context, attempt: Attempt) -> list[str]:
     return [name for name in names if (node := ctx.state.nodes.get(name)) is None or node.lost or node.suspect]
 
 
-def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: dict[str, Any]) -> str:
+def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: SharingOfJob) -> str:
     """The same for people: as whose guest a job runs, at which share and why; or which guests it has."""
-    where = {one["job"]: one["gpu"] for one in how["beside"]}
-    if not how["guest"]:
+    where = {one.job: one.gpu for one in how.beside}
+    if not how.guest:
         shares = ctx.state.jobs
         guests = [f"{one} on {gpu}{_at(ctx, shares.get(int(one[2:])))}" for one, gpu in where.items()]
         return f"runs at full speed; what it leaves goes to {_listed(guests)}"
-    hosts = {one["job"]: one["gpu"] for one in how["beside"] if not one["guest"]}
+    hosts = {one.job: one.gpu for one in how.beside if not one.guest}
     others = [f"{name} on {gpu}" for name, gpu in where.items() if name not in hosts]
     share = _share(how)
     if silent := _silent(ctx, attempt):
         share += f", and is paused if the agent of {_listed(silent)} is gone (it has not reported lately)"
-    runs = "is frozen" if how["throttled"] and how["share"] == 0 else "runs"
+    runs = "is frozen" if how.throttled and how.share == 0 else "runs"
     if hosts:
         text = f"{runs} as a guest of {_listed([f'{name} on {gpu}' for name, gpu in hosts.items()])}{share}"
     else:
@@ -106,25 +104,25 @@ def sentence(ctx: Context, job: JobRecord, attempt: Attempt, how: dict[str, Any]
         text = f"{runs} as a guest{share} on {places}, where no guaranteed job is"
     text += f", because {_because(ctx, job, how, list(hosts))}"
     text += f"; next to it: {_listed(others)}" if others else ""
-    text += f"; by the share law: {how['law']}" if hosts and how["law"] else ""
-    return f"{text}; {_alone(ctx, attempt)}" if how["beside"] else text
+    text += f"; by the share law: {how.law}" if hosts and how.law else ""
+    return f"{text}; {_alone(ctx, attempt)}" if how.beside else text
 
 
 #: By what the processes of a throttled guest are frozen.
 _BY = {"cgroup": "the cgroup freezer", "signals": "stop signals"}
 
 
-def _share(how: dict[str, Any]) -> str:
+def _share(how: SharingOfJob) -> str:
     """The kept share, to follow "runs as a guest of j-0 on n0:0"."""
-    if how["share"] is None:
+    if how.share is None:
         return ""
-    if how["throttled"] is None:
-        return f" at share {how['share']:.2f}"
-    by = _BY[how["throttled"]]
-    if how["share"] == 0:
+    if how.throttled is None:
+        return f" at share {how.share:.2f}"
+    by = _BY[how.throttled]
+    if how.share == 0:
         return f" by {by} (share 0.00)"
-    ran = "" if how["duty"] is None else f": it ran for {how['duty']:.2f} of the last 10 s"
-    return f" at share {how['share']:.2f}, throttled by {by}{ran}"
+    ran = "" if how.duty is None else f": it ran for {how.duty:.2f} of the last 10 s"
+    return f" at share {how.share:.2f}, throttled by {by}{ran}"
 
 
 def _at(ctx: Context, job: JobRecord | None) -> str:
@@ -133,15 +131,15 @@ def _at(ctx: Context, job: JobRecord | None) -> str:
     return f" (share {min(shares):.2f})" if shares else ""
 
 
-def _because(ctx: Context, job: JobRecord, how: dict[str, Any], hosts: Sequence[str]) -> str:
+def _because(ctx: Context, job: JobRecord, how: SharingOfJob, hosts: Sequence[str]) -> str:
     """Why it is a guest, or why it gets nothing just now."""
-    held = how["action"] == "pause" or how["share"] == 0
+    held = how.action == "pause" or how.share == 0
     if held and (unseen := [name for name in hosts if not _steps_seen(ctx, name)]):
         has, leaves = ("have", "leave") if len(unseen) > 1 else ("has", "leaves")
         return f"{_listed(unseen)} {has} reported no steps, and {leaves} it nothing before that"
-    if how["action"] == "pause":
+    if how.action == "pause":
         return f"{_listed(hosts) if hosts else 'the others there'} {'needs' if len(hosts) == 1 else 'need'} the memory"
-    if hosts and how["share"] == 0:
+    if hosts and how.share == 0:
         return f"the steps of {_listed(hosts)} are being measured without it, which takes some of them now and then"
     if job.request.get("class") == "auto":
         return "its class is auto, and its quota or the GPUs do not let it be guaranteed yet"

@@ -12,6 +12,7 @@ from plait.control.snapshot import of_active
 from plait.core.arrays import IntArray
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy
+from plait.live.api.jobs import FINAL, JobRow
 from plait.live.layout import job_name
 from plait.live.protocol.requests import command_text
 from plait.live.scheduler.context import Context
@@ -24,7 +25,6 @@ from plait.live.scheduler.state import RECENT
 from plait.policies.compose import Composed
 
 #: States in which a job has given its GPUs back.
-_ENDED = ("finished", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,13 @@ class QueueCopy:
         return {int(self.numbers[row]): float(columns["iterations"][row] * columns["iteration_s"][row]) for row in rows}
 
 
-def history_of(rows: Iterable[Mapping[str, object]], stated: Mapping[int, float]) -> History:
-    """Jobs that have ended, oldest first, from rows of the store's table `jobs`."""
+def history_of(rows: Iterable[JobRow], stated: Mapping[int, float]) -> History:
+    """Jobs that have ended, oldest first."""
     history = History()
     for row in rows:
-        took_s = float(str(row["run_s"] or 0.0))
-        if row["state"] in _ENDED and took_s > 0:
-            name = str(row["name"] or row["model"] or "")
-            number, gpus = int(str(row["number"])), int(str(row["gpus"]))
-            history.add(str(row["owner"]), name, gpus, took_s, stated.get(number, np.nan), str(row["command"]))
+        if row.state in FINAL and row.run_s > 0:
+            stated_s, command = stated.get(row.number, np.nan), command_text({"command": row.command})
+            history.add(row.user, row.name or row.model, row.gpus, row.run_s, stated_s, command)
     return history
 
 

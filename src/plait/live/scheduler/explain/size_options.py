@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from plait.goodput.batch import best_batch
 from plait.goodput.fitness import ladder
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import replica_cap
+from plait.live.api.explain import SizeOption, SizeOptions
 from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.measured import row_of
@@ -21,12 +21,10 @@ from plait.live.scheduler.records.attempts import JobRecord
 MOST_SIZES = 12
 
 
-def sizes(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
-    """Goodput and batch on each size of the ladder that the job may have, and how far it may grow now.
+def sizes(ctx: Context, job: JobRecord) -> SizeOptions | None:
+    """Goodput and batch on each size of the ladder that the job may have, none without a fit, and its bounds now.
 
-    `at`: rows of nodes, gpus, batch_size and goodput (examples/s), empty without a fit; `profiled`: the maximum GPUs
-    that it has measured itself on; `cap`: the maximum that it may be given now; `next_s`: when the policy chooses
-    again, if known. None for a job that does not adapt.
+    None for a job that does not adapt.
     """
     limits, controller = limits_of(job.request), ctx.state.controller
     if limits is None or controller is None:
@@ -37,9 +35,8 @@ def sizes(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
     asked = int(job.request.get("gpus") or 1)
     least, most = (int(job.request.get(name) or asked) for name in ("min_gpus", "max_gpus"))
     cap = max(int(replica_cap(profiled, limits.most, limits.least_local)), least)
-    out: dict[str, Any] = {"profiled": profiled, "cap": min(cap, most), "at": []}
-    if math.isfinite(controller.plan.valid_until_s):
-        out["next_s"] = max(0.0, controller.plan.valid_until_s - ctx.now_s)
+    until_s = controller.plan.valid_until_s
+    out = SizeOptions(profiled, min(cap, most), [], max(0.0, until_s - ctx.now_s) if math.isfinite(until_s) else None)
     if not job.admitted or np.isnan(row[:THETA]).any():
         return out
     per_node = max((n.info.gpus for n in ctx.state.nodes.values() if n.info), default=1)
@@ -52,5 +49,5 @@ def sizes(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
     for i, (n, k) in enumerate(configs):
         local, passes, value = int(best.local[0, i]), int(best.passes[0, i]), float(best.goodput[0, i])
         if local:
-            out["at"].append({"nodes": n, "gpus": k, "batch_size": k * local * (passes + 1), "goodput": value})
+            out.at.append(SizeOption(n, k, k * local * (passes + 1), value))
     return out

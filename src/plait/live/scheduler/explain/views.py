@@ -7,13 +7,39 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from plait.control.controller import Controller
 from plait.control.job_store import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Checkpoints, Phase
-from plait.core.words import counted
+from plait.core.words import arguments, counted
+from plait.live.api.cluster import (
+    HARDWARE,
+    NODE_STATES,
+    ClusterFigures,
+    GpuReading,
+    Gpus,
+    GpuTenSeconds,
+    LostWork,
+    NodeRow,
+    NodeUsage,
+    WantedGpus,
+)
+from plait.live.api.jobs import (
+    FINAL,
+    STATES,
+    AdaptiveJob,
+    BatchBounds,
+    GroupOfJob,
+    JobAttempt,
+    JobRow,
+    JobState,
+    LastDecision,
+    Place,
+    RankOfAttempt,
+    Stops,
+)
 from plait.live.layout import job_name
 from plait.live.protocol.requests import command_text
 from plait.live.protocol.wire import RUNNING
@@ -22,18 +48,14 @@ from plait.live.scheduler.explain import guests
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
 from plait.live.scheduler.measured import adaptive_fields, profile_source, stop_fields, work_of
 from plait.live.scheduler.network.shown import of_attempt
-from plait.live.scheduler.records.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
+from plait.live.scheduler.records.attempts import Attempt, JobRecord, NodeRecord
 from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.records.obstacles import obstacle
 from plait.live.scheduler.state import RECENT, State
 from plait.live.store.schema import Views
 
-#: All states a job is shown in.
-STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
-FINAL = STATES[-3:]
 
-
-def shown_state(ctx: Context, job: JobRecord) -> str:
+def shown_state(ctx: Context, job: JobRecord) -> JobState:
     """The state for users: the controller's phase, refined by what the processes really do."""
     attempt = job.live
     phase = ctx.state.phase(job)
@@ -47,7 +69,7 @@ def shown_state(ctx: Context, job: JobRecord) -> str:
         return "running" if running else "starting"
     if phase is Phase.RUNNING:
         return "starting"
-    return phase.name.lower()
+    return cast("JobState", phase.name.lower())
 
 
 def waiting_reason(ctx: Context, job: JobRecord) -> str:
@@ -93,53 +115,95 @@ def _number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def job_row(ctx: Context, job: JobRecord) -> dict[str, Any]:
-    """A job as the table `jobs` has it."""
+def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> JobRow:
+    """The row of a job; if `stored`, without what only memory has of it: the store keeps the rest."""
     request, attempt, state = job.request, job.attempt, shown_state(ctx, job)
-    last = attempt if attempt is not None and (not attempt.over or state in FINAL) else None
-    row: dict[str, Any] = {
-        "number": job.number,
-        "name": request.get("name") or "",
-        "owner": job.owner,
-        "project": job.project,
-        "model": request.get("model") or "",
-        "gpus": len(last.gpus) if last else int(request.get("gpus") or 1),
-        "class": request.get("class") or "guaranteed",
-        "iterations": None if request.get("batch") else request.get("iterations"),  # steps may be fewer
-        "state": state,
-        "reason": job.reason,
-        "epoch": job.epoch,
-        "created_s": job.created_s,
-        "started_s": None,
-        "ended_s": None,
-        "steps": 0.0,
-        "run_s": job.held_s,
-        "held_gpu_s": job.held_gpu_s,
-        "starts": 0,
-        "preemptions": 0,
-        "failures": 0,
-        "exit_code": None,
-        "command": command_text(request),
-        "nodes": " ".join(dict.fromkeys(r.node for r in attempt.ranks)) if attempt else "",
-        "request": json.dumps(request, separators=(",", ":")),
-    }
+    final = state in FINAL
+    last = attempt if attempt is not None and (not attempt.over or final) else None
+    done, run_s, attained_gpu_s, reason = 0.0, job.held_s, job.held_gpu_s, job.reason
+    started_s = ended_s = exit_code = None
+    starts = preemptions = failures = 0
+    iterations = None if request.get("batch") else request.get("iterations")  # steps may be fewer
     if attempt is not None and attempt.over:
-        row["exit_code"] = next((r.exit_code for r in attempt.ranks if r.exit_code), attempt.ranks[0].exit_code)
+        exit_code = next((r.exit_code for r in attempt.ranks if r.exit_code), attempt.ranks[0].exit_code)
     if job.admitted and ctx.state.controller is not None:
         columns, n = ctx.state.controller.job_store.columns, job.number
-        row["started_s"], row["ended_s"] = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
-        row["steps"] = 0.0 if _starts_over(ctx, job, state) else float(columns["iterations_done"][n])
+        started_s, ended_s = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
+        done = 0.0 if _starts_over(ctx, job, state) else float(columns["iterations_done"][n])
         if request.get("batch"):
-            row.update(_adaptive_work(job, row["steps"], ended=state in FINAL))
-        row["run_s"] = max(job.held_s, float(columns["run_s"][n]))
-        row["held_gpu_s"] = max(job.held_gpu_s, float(columns["attained_gpu_s"][n]))
-        for name in ("starts", "preemptions", "failures"):
-            row[name] = int(columns[name][n])
+            if final and done > 0:  # in the end progress, as its share was shown before
+                iterations = request.get("iterations") or job.total
+            else:
+                done = max(job.mark, (attempt.steps if attempt else None) or 0.0)
+        run_s = max(run_s, float(columns["run_s"][n]))
+        attained_gpu_s = max(attained_gpu_s, float(columns["attained_gpu_s"][n]))
+        starts, preemptions, failures = (int(columns[name][n]) for name in ("starts", "preemptions", "failures"))
         if columns["phase"][n] == int(Phase.FAILED):
-            row["reason"] = str(columns["reason"][n])
-    if row["state"] == "finished":
-        row["reason"] = ""
-    return row
+            reason = str(columns["reason"][n])
+    live = None if stored else job.live
+    if live is not None:
+        run_s, attained_gpu_s = job.held_s + live.held_s, job.held_gpu_s + live.held_s * len(live.gpus)
+        done = done if live.steps is None else live.steps
+    if not stored and state == "waiting":
+        reason = waiting_reason(ctx, job)
+    return JobRow(
+        id=job_name(job.number),
+        number=job.number,
+        name=request.get("name") or "",
+        user=job.owner,
+        project=job.project,
+        model=request.get("model") or "",
+        class_=request.get("class") or "guaranteed",
+        command=arguments(command_text(request)),
+        gpus=len(last.gpus) if last else int(request.get("gpus") or 1),
+        state=state,
+        reason="" if state == "finished" else reason,
+        iterations=iterations,
+        iterations_done=done,
+        nodes=list(dict.fromkeys(r.node for r in attempt.ranks)) if attempt else [],
+        epoch=job.epoch,
+        exit_code=exit_code,
+        starts=starts,
+        preemptions=preemptions,
+        failures=failures,
+        created_s=round(job.created_s, 3),
+        started_s=started_s and round(started_s, 3),
+        ended_s=ended_s and round(ended_s, 3),
+        age_s=round(ctx.now_s - job.created_s, 3),
+        jct_s=None if ended_s is None else round(ended_s - job.created_s, 3),
+        run_s=round(run_s, 3),
+        attained_gpu_s=round(attained_gpu_s, 3),
+        **({} if stored or final else _live_fields(ctx, job)),
+    )
+
+
+def _live_fields(ctx: Context, job: JobRecord) -> dict[str, Any]:
+    """Fields of the row of an unfinished job that only memory has."""
+    attempt = job.live
+    out: dict[str, Any] = {
+        "stops": Stops(**stop_fields(ctx, job)),
+        "profile_source": profile_source(ctx, job) or None,
+        "adaptive": adaptive_of(ctx, job),
+    }
+    if attempt is None:
+        return out
+    if (lead := attempt.lead) is not None:
+        out.update(step_s=lead.step_s, total_steps=lead.total_steps, gate=lead.gate, stage_s=lead.stage_s)
+        out.update(checkpoint_steps=lead.checkpoint_steps, checkpoint_age_s=lead.checkpoint_age_s, saves=lead.saves)
+    out["places"] = [
+        Place(i, r.node, r.gpu, r.seen.state if r.seen else "assigned", r.seen.pid if r.seen else 0)
+        for i, r in enumerate(attempt.ranks)
+    ]
+    group = ctx.state.groups.group_of(attempt)
+    if group is not None and attempt.stop is None:
+        out["group"] = GroupOfJob(group.id, group.gate, [job_name(m.job) for m in group.members])
+    return {**out, "sharing": guests.shown(ctx, attempt), "ina": of_attempt(ctx, attempt)}
+
+
+def adaptive_of(ctx: Context, job: JobRecord) -> AdaptiveJob | None:
+    """State of an unfinished job whose batch adapts; None for others."""
+    found = adaptive_fields(ctx, job)
+    return None if found is None else AdaptiveJob(**{**found, "limits": BatchBounds(**found["limits"])})
 
 
 def _starts_over(ctx: Context, job: JobRecord, state: str) -> bool:
@@ -150,30 +214,18 @@ def _starts_over(ctx: Context, job: JobRecord, state: str) -> bool:
     return never and state in ("waiting", "starting") and job.epoch > 0
 
 
-def _adaptive_work(job: JobRecord, progress: float, *, ended: bool) -> dict[str, Any]:
-    """Work of an adaptive job for its row: steps while it runs; in the end progress, as its share was shown before."""
-    if ended and progress > 0:
-        return {"steps": progress, "iterations": job.request.get("iterations") or job.total}
-    return {"steps": max(job.mark, (job.attempt.steps if job.attempt else None) or 0.0)}
-
-
-def attempt_row(attempt: Attempt) -> dict[str, Any]:
-    """An attempt as the table `attempts` has it."""
-    ranks = [
-        {"node": r.node, "gpu": r.gpu, "exit_code": r.exit_code, "reason": r.reason, "ended": r.ended}
-        for r in attempt.ranks
-    ]
-    return {
-        "job": attempt.job,
-        "epoch": attempt.epoch,
-        "began_s": attempt.began_s,
-        "ended_s": attempt.ended_s,
-        "outcome": attempt.outcome,
-        "cause": attempt.cause or attempt.leaves or stop_in_words(attempt.stop or "", attempt.stop_reason),
-        "ranks": json.dumps(ranks, separators=(",", ":")),
-        "batch_size": attempt.batch_size,
-        "lost_work_s": attempt.lost_work_s if attempt.over else None,
-    }
+def attempt_row(attempt: Attempt) -> JobAttempt:
+    """One try to run a job."""
+    return JobAttempt.of(
+        epoch=attempt.epoch,
+        state=attempt.outcome or "running",
+        started_s=attempt.began_s,
+        ended_s=attempt.ended_s,
+        ranks=[RankOfAttempt(r.node, r.gpu, r.exit_code, r.reason, r.ended) for r in attempt.ranks],
+        batch_size=attempt.batch_size,
+        lost_work_s=attempt.lost_work_s if attempt.over else None,
+        reason=attempt.cause or attempt.leaves or stop_in_words(attempt.stop or "", attempt.stop_reason) or None,
+    )
 
 
 def changed(ctx: Context, over: Iterable[Attempt], projects: Mapping[str, dict[str, Any] | None]) -> Views:
@@ -184,10 +236,10 @@ def changed(ctx: Context, over: Iterable[Attempt], projects: Mapping[str, dict[s
         job = state.jobs.get(number)
         if job is None:
             continue
-        out.jobs.append(job_row(ctx, job))
+        out.jobs.append((job_row(ctx, job, stored=True), job.request))
         if job.attempt is not None:
             tries[job.number, job.attempt.epoch] = job.attempt
-    out.attempts += [attempt_row(attempt) for _, attempt in sorted(tries.items())]
+    out.attempts += [(number, attempt_row(attempt)) for (number, _), attempt in sorted(tries.items())]
     for name in sorted(state.touched_nodes):
         record = state.nodes.get(name)
         if record is None:
@@ -201,56 +253,11 @@ def _info(record: NodeRecord) -> dict[str, Any]:
     return asdict(record.info) if record.info is not None else {}
 
 
-def live_fields(ctx: Context, number: int) -> dict[str, Any]:
-    """Fields of an unfinished job that only memory has: state, steps, pace, place; empty for others."""
-    job = ctx.state.jobs.get(number)
-    if job is None:
-        return {}
-    out: dict[str, Any] = {"state": shown_state(ctx, job)}
-    if out["state"] == "waiting":
-        out["reason"] = waiting_reason(ctx, job)
-    attempt = job.live
-    if adaptive := adaptive_fields(ctx, job):
-        out["adaptive"] = adaptive
-    out["stops"] = stop_fields(ctx, job)
-    if source := profile_source(ctx, job):
-        out["profile_source"] = source
-    if attempt is None:
-        return out
-    out["run_s"] = job.held_s + attempt.held_s
-    out["held_gpu_s"] = job.held_gpu_s + attempt.held_s * len(attempt.gpus)
-    out["nodes"] = " ".join(dict.fromkeys(r.node for r in attempt.ranks))
-    if attempt.steps is not None:
-        out["steps"] = attempt.steps
-    lead = attempt.lead
-    if lead is not None:
-        out.update(step_s=lead.step_s, total_steps=lead.total_steps, gate=lead.gate, stage_s=lead.stage_s)
-        out.update(checkpoint_steps=lead.checkpoint_steps, checkpoint_age_s=lead.checkpoint_age_s, saves=lead.saves)
-    out["places"] = [
-        {
-            "rank": i, "node": r.node, "gpu": r.gpu, "state": r.seen.state if r.seen else "assigned",
-            "pid": r.seen.pid if r.seen else 0,
-        }
-        for i, r in enumerate(attempt.ranks)
-    ]  # fmt: skip
-    group = ctx.state.groups.group_of(attempt)
-    if group is not None and attempt.stop is None:
-        out["group"] = {"id": group.id, "gate": group.gate, "members": [job_name(m.job) for m in group.members]}
-    if (sharing := guests.shown(ctx, attempt)) is not None:
-        out["sharing"] = sharing
-    if (ina := of_attempt(ctx, attempt)) is not None:
-        out["ina"] = ina
-    return out
-
-
-def nodes(ctx: Context, now_s: float) -> list[dict[str, Any]]:
-    """Nodes with usage and the holder of each GPU; `job_states` has the jobs that do not simply run.
-
-    `reserved_for`: GPU number as a text -> the waiting job for which it is held.
-    """
+def nodes(ctx: Context, now_s: float) -> list[NodeRow]:
+    """Nodes with usage and the holder of each GPU."""
     reserved = guests.reserved_by_node(ctx)
     holders: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    states: dict[str, str] = {}
+    states: dict[str, JobState] = {}
     for number in sorted(ctx.state.live):
         attempt = ctx.state.jobs[number].live
         if (state := shown_state(ctx, ctx.state.jobs[number])) != "running":
@@ -260,29 +267,35 @@ def nodes(ctx: Context, now_s: float) -> list[dict[str, Any]]:
                 holders[rank.node][rank.gpu].append(job_name(number))
     out = []
     for record in ctx.state.nodes.values():
-        info = _info(record)
+        info, usage = record.info, record.usage
         held = holders[record.id]
         jobs = sorted({job for some in held.values() for job in some}, key=lambda j: (len(j), j))
         out.append(
-            {
-                **info,
-                "state": record.state,
-                "drained": record.drained,
-                "gone": bool(record.gone),
-                "leaving_s": record.leaving_s,
-                "silent_s": round(max(now_s - record.heard_s, 0.0), 3),
-                "usage": asdict(record.usage),
-                "gpus_used": len(held),
-                "jobs": jobs,
-                "job_states": {job: states[job] for job in jobs if job in states},
-                "gpu_jobs": [held.get(gpu, []) for gpu in range(info.get("gpus", 0))],
-                "reserved_for": reserved.get(record.id, {}),
-            }
+            NodeRow(
+                id=record.id,
+                state=record.state,
+                drained=record.drained,
+                gone=bool(record.gone),
+                leaving_s=record.leaving_s,
+                silent_s=round(max(now_s - record.heard_s, 0.0), 3),
+                usage=NodeUsage(
+                    usage.cpu,
+                    usage.memory_bytes,
+                    [GpuReading(one.utilisation, one.memory_bytes) for one in usage.gpus],
+                    [GpuTenSeconds(one.utilisation, one.memory_bytes) for one in usage.means],
+                ),
+                gpus_used=len(held),
+                jobs=jobs,
+                job_states={job: states[job] for job in jobs if job in states},
+                gpu_jobs=[held.get(gpu, []) for gpu in range(0 if info is None else info.gpus)],
+                reserved_for=reserved.get(record.id, {}),
+                **({} if info is None else {name: getattr(info, name) for name in HARDWARE}),
+            )
         )
     return out
 
 
-def status(ctx: Context, demand: GpuDemand, now_s: float) -> dict[str, Any]:
+def status(ctx: Context, demand: GpuDemand, now_s: float) -> ClusterFigures:
     """The cluster in a few numbers; `demand` computes the GPUs that jobs want."""
     state = ctx.state
     counts, open_jobs = dict.fromkeys(STATES, 0), []
@@ -291,36 +304,34 @@ def status(ctx: Context, demand: GpuDemand, now_s: float) -> dict[str, Any]:
         counts[shown] += 1
         if shown not in FINAL and not obstacle(job, now_s):
             open_jobs.append(job)
-    wanted = demand.of(ctx, open_jobs)
+    wanted = WantedGpus(**demand.of(ctx, open_jobs))
     alive = [n for n in state.nodes.values() if not n.lost]
     total = sum(n.info.gpus for n in alive if n.info)
     held = {(r.node, r.gpu) for n in ctx.state.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
-    return {
-        "now_s": now_s,
-        "policy": state.policy_text,
-        "may_lose_work": state.may_lose_work,
-        "policy_error": state.policy_error or None,
-        "round_s": ctx.options.round_s,
-        "lost": {"work_gpu_s": dict(state.record.lost_gpu_s), "restarts_gpu_s": state.record.restarts_gpu_s},
-        "reserved_idle_gpu_s": state.reserved_idle_gpu_s(now_s),
-        "term": ctx.term,
-        "log_seq": state.seq,
-        "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},
-        "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
-        "gpus": {
-            "total": total,
-            "held": len(held),
-            "free": max(total - len(held), 0),
-            "wanted": wanted["gpus"],
-            **guests.counts(ctx),
-        },
-        "wanted": wanted,
-        "jobs": counts,
-    }
+    return ClusterFigures(
+        now_s=now_s,
+        policy=state.policy_text,
+        may_lose_work=state.may_lose_work,
+        policy_error=state.policy_error or None,
+        round_s=ctx.options.round_s,
+        lost=LostWork(dict(state.record.lost_gpu_s), state.record.restarts_gpu_s),
+        reserved_idle_gpu_s=state.reserved_idle_gpu_s(now_s),
+        term=ctx.term,
+        log_seq=state.seq,
+        decision=last_decision(ctx),
+        nodes={s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
+        gpus=Gpus(
+            total=total, held=len(held), free=max(total - len(held), 0), wanted=wanted.gpus, **guests.counts(ctx)
+        ),
+        wanted=wanted,
+        jobs=counts,
+    )
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def last_decision(ctx: Context) -> LastDecision:
+    """The newest decision of the policy."""
+    at_s = ctx.state.decision_s
+    return LastDecision(ctx.state.decision_seq, at_s if math.isfinite(at_s) else None)
 
 
 def forecast(ctx: Context, now_s: float) -> Callable[[], dict[str, Any]]:

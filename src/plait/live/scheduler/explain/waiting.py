@@ -14,12 +14,14 @@ from plait.control.controller import Controller
 from plait.core.jobs import Phase
 from plait.core.resources import Resource
 from plait.core.words import duration
+from plait.live.api.explain import Blocker, Explanation, GpuOfJob, LastStop, StageTime
+from plait.live.api.jobs import Stops
 from plait.live.layout import job_name
 from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain import guests, views
 from plait.live.scheduler.explain.size_options import sizes
-from plait.live.scheduler.measured import adaptive_fields, kept, stop_fields, work_of
+from plait.live.scheduler.measured import kept, stop_fields, work_of
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
@@ -29,7 +31,7 @@ from plait.live.scheduler.stops import time_left_s
 BLOCKERS = 8
 
 
-def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
+def explain(ctx: Context, number: int, now_s: float) -> Explanation:
     """Everything known about the state of the unfinished job `number`; `LookupError` for one that has ended.
 
     `would_start` is empty: a `plait.live.scheduler.explain.what_if.Question` fills it.
@@ -37,49 +39,45 @@ def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
     job = ctx.state.jobs.get(number)
     if job is None:
         raise LookupError(f"job {job_name(number)} has ended; `plait show {job_name(number)}` shows how")
-    state = views.shown_state(ctx, job)
-    out: dict[str, Any] = {"id": job_name(number), "number": number, "state": state, "policy": ctx.state.policy_text}
-    attempt = job.live
+    out: dict[str, Any] = {}
+    attempt, controller = job.live, ctx.state.controller
     if attempt is not None:
         out.update(_running(ctx, job, attempt))
         if attempt.stop is not None:
             out["summary"] = f"asked to stop: {attempt.cause or stop_in_words(attempt.stop, attempt.stop_reason)}"
     if attempt is None or ctx.state.phase(job) is Phase.WAITING:
         out.update(_waiting(ctx, job, now_s))
-    controller = ctx.state.controller
-    if controller is not None and job.admitted and (how := controller.network_reason(number)) is not None:
-        out["network"] = how
-    if attempt is not None and (ina := of_attempt(ctx, attempt)) is not None:
-        out["ina"] = ina
-    if job.reason:
-        out["last_trouble"] = job.reason
-    if (last := _last_stop(job)) is not None:
-        out["last_stop"] = last
-    out["stops"] = stop_fields(ctx, job)
-    return out
+    return Explanation(
+        id=job_name(number),
+        number=number,
+        state=views.shown_state(ctx, job),
+        policy=ctx.state.policy_text,
+        network=controller.network_reason(number) if controller is not None and job.admitted else None,
+        ina=None if attempt is None else of_attempt(ctx, attempt),
+        last_trouble=job.reason or None,
+        last_stop=_last_stop(job),
+        stops=Stops(**stop_fields(ctx, job)),
+        **out,
+    )
 
 
-def _last_stop(job: JobRecord) -> dict[str, Any] | None:
-    """The last request to stop this attempt or the previous one, why, and for which jobs; None without one."""
+def _last_stop(job: JobRecord) -> LastStop | None:
+    """The last request to stop this attempt or the previous one; None without one."""
     attempt = job.attempt
     if attempt is None or attempt.stop is None or attempt.stop_s is None or not attempt.stop_reason:
         return None
-    return {
-        "attempt": attempt.epoch,
-        "at_s": attempt.stop_s,
-        "why": stop_in_words(attempt.stop, attempt.stop_reason),
-        "for": [job_name(number) for number in attempt.takers],
-    }
+    why = stop_in_words(attempt.stop, attempt.stop_reason)
+    return LastStop(attempt.epoch, attempt.stop_s, why, [job_name(number) for number in attempt.takers])
 
 
 # -- waiting ------------------------------------------------------------------------------------------
 
 
 def _waiting(ctx: Context, job: JobRecord, now_s: float) -> dict[str, Any]:
-    state, controller = ctx.state, ctx.state.controller
+    controller = ctx.state.controller
     out: dict[str, Any] = {
         "summary": views.waiting_reason(ctx, job),
-        "decision": {"seq": state.decision_seq, "at_s": state.decision_s if math.isfinite(state.decision_s) else None},
+        "decision": views.last_decision(ctx),
         "blockers": [],
         "would_start": [],
     }
@@ -115,7 +113,7 @@ def _starting(ctx: Context, job: JobRecord) -> str:
     return "has GPUs and starts"
 
 
-def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict[str, Any]]:
+def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[Blocker]:
     """Jobs ahead that hold GPUs, or that no policy may stop, last in the order first: the first to yield."""
     columns = controller.job_store.columns
     rank = int(columns["position"][job.number])
@@ -140,9 +138,7 @@ def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict
             text += f" and ends in about {duration(left)}" if left >= 1 else " and is about to end"
         stays = kept(controller, number)
         text += "; it cannot resume from a checkpoint, so no policy stops it" if stays else ""
-        out.append(
-            {"id": job_name(number), "number": number, "gpus": len(gpus), "left_s": left, "kept": stays, "text": text}
-        )
+        out.append(Blocker(job_name(number), number, len(gpus), left, stays, text))
     return out
 
 
@@ -168,7 +164,7 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     shares = [] if group is None else [m.job for m in group.members if m.job != job.number]
     out: dict[str, Any] = {
         "epoch": attempt.epoch,
-        "gpus": [{"node": r.node, "gpu": r.gpu} for r in attempt.ranks],
+        "gpus": [GpuOfJob(r.node, r.gpu) for r in attempt.ranks],
         "gate": lead.gate if lead else (group.gate if group else "none"),
         "shares_with": [job_name(n) for n in shares],
     }
@@ -177,13 +173,10 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
         solo_s, solo = math.nan, [math.nan] * len(Resource)
     measured = lead.stage_s if lead and lead.stage_s and len(lead.stage_s) == len(Resource) else None
     stages = {
-        r.name.lower(): {
-            "now_s": measured[r] if measured else None,
-            "alone_s": None if math.isnan(solo[r]) else float(solo[r]),
-        }
+        r.name.lower(): StageTime(measured[r] if measured else None, None if math.isnan(solo[r]) else float(solo[r]))
         for r in Resource
     }
-    whole = {"now_s": lead.step_s if lead else None, "alone_s": None if math.isnan(solo_s) else solo_s}
+    whole = StageTime(lead.step_s if lead else None, None if math.isnan(solo_s) else solo_s)
     out["stages"] = {**stages, "iteration": whole}
     if lead and lead.step_s and not math.isnan(solo_s):
         out["slowdown"] = lead.step_s / solo_s
@@ -198,8 +191,7 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     if (how := guests.shown(ctx, attempt)) is not None:
         out["sharing"] = how
         out.setdefault("summary", guests.sentence(ctx, job, attempt, how))
-    if adaptive := adaptive_fields(ctx, job):
-        out["adaptive"], out["sizes"] = adaptive, sizes(ctx, job)
+    out["adaptive"], out["sizes"] = views.adaptive_of(ctx, job), sizes(ctx, job)
     left, limit_left_s = _seconds_left(ctx, job), time_left_s(job)
     if left is not None:
         out["left_s"] = left
@@ -208,9 +200,9 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     return out
 
 
-def _contended(stages: Mapping[str, Mapping[str, float | None]], shared: bool) -> str | None:
+def _contended(stages: Mapping[str, StageTime], shared: bool) -> str | None:
     """The resource whose stage grew most against alone; None if the job has its GPUs for itself."""
-    pairs = [(name, s["now_s"], s["alone_s"]) for name, s in stages.items()]
+    pairs = [(name, s.now_s, s.alone_s) for name, s in stages.items()]
     grown = [(now - alone, name) for name, now, alone in pairs if now is not None and alone]
     if not shared or not grown or max(grown)[0] <= 0:
         return None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from plait.control.controller import Controller
 from plait.control.snapshot import of_active
 from plait.core.arrays import IntArray
+from plait.live.api.explain import WouldStart
 from plait.live.layout import job_name
 from plait.live.scheduler.state import State
 
@@ -48,12 +48,12 @@ class Copy:
 
 def would_start(
     copy: Copy, number: int, blockers: list[int], now_s: float, in_time: Callable[[], bool]
-) -> list[dict[str, Any]]:
+) -> list[WouldStart]:
     """Changes after which the policy would start a job at once; `blockers` hold GPUs, most likely to yield first.
 
     The policy is not called again after `in_time` returns False.
     """
-    out: list[dict[str, Any]] = []
+    out: list[WouldStart] = []
     job = copy.index(number)
     if job is None:
         return out
@@ -63,7 +63,7 @@ def would_start(
         size, asked = size // 2, asked + 1
         if _starts(copy.controller, job, now_s, gpus=size):
             text = f"with {size} GPU{'s' * (size > 1)} it would start now"
-            out.append({"change": "gpus", "gpus": size, "text": text})
+            out.append(WouldStart("gpus", text, gpus=size))
             break
     gone: list[int] = []
     for other in [at for b in blockers if (at := copy.index(b)) is not None]:
@@ -75,7 +75,7 @@ def would_start(
             alone = len(gone) > 1 and _starts(copy.controller, job, now_s, without=[other])
             names = [job_name(int(copy.numbers[n])) for n in ([other] if alone else gone)]
             text = f"if {', '.join(names)} ended, it would start now"
-            out.append({"change": "ended", "jobs": names, "text": text})
+            out.append(WouldStart("ended", text, jobs=names))
             break
     return out
 
@@ -107,6 +107,6 @@ class Question:
     blockers: list[int]
     now_s: float
 
-    def answer(self, in_time: Callable[[], bool]) -> list[dict[str, Any]]:
+    def answer(self, in_time: Callable[[], bool]) -> list[WouldStart]:
         """Call the policy, while `in_time`."""
         return would_start(self.copy, self.number, self.blockers, self.now_s, in_time)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec import structs
 
 from plait.core.network_grants import NetworkGrant
 from plait.core.policy import has_grants
+from plait.live.api.cluster import NetworkJob, NetworkOfCluster, Switch, SwitchJob
+from plait.live.api.jobs import JobAggregation, Region
 from plait.live.layout import job_name
 from plait.live.protocol.wire import LeaseSeen, SwitchSeen
 from plait.live.scheduler.context import Context
@@ -13,36 +15,29 @@ from plait.live.scheduler.network.orders import served
 from plait.live.scheduler.network.switches import network_of, serving_node
 from plait.live.scheduler.network.tell import refusal
 from plait.live.scheduler.records.attempts import Attempt
+from plait.live.scheduler.records.network import Leased
 from plait.live.scheduler.usage import measured
 
 
-def network(ctx: Context) -> dict[str, Any]:
-    """The network, its switches and the jobs that could be aggregated; `network` is None without one.
-
-    `grants`: whether the policy grants memory of switches.
-    """
+def network(ctx: Context) -> NetworkOfCluster:
+    """The network, its switches and the jobs that could be aggregated; `network` is None without one."""
     state, known = ctx.state, network_of(ctx)
     declared = state.network.declared
-    return {
-        "network": None if declared is None else declared.text,
-        "policy": state.policy_text,
-        "grants": state.policy is not None and has_grants(state.policy),
-        "switches": [] if known is None else [_switch(ctx, one.id) for one in known.switches if one.aggregators],
-        "jobs": [
-            {"id": job_name(number), "number": number, **found}
+    return NetworkOfCluster(
+        network=None if declared is None else declared.text,
+        policy=state.policy_text,
+        grants=state.policy is not None and has_grants(state.policy),
+        switches=[] if known is None else [_switch(ctx, one.id) for one in known.switches if one.aggregators],
+        jobs=[
+            NetworkJob(**structs.asdict(found), id=job_name(number), number=number)
             for number in sorted(state.live)
             if (attempt := state.jobs[number].live) is not None and (found := of_attempt(ctx, attempt)) is not None
         ],
-    }
+    )
 
 
-def of_attempt(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
-    """Switch of an attempt, its use and the reason; None where nothing can aggregate for it.
-
-    `mode_used`: aggregation or gloo, by its ranks; None before they exchanged anything. Shares are 0 to 1 and None
-    where nothing is known: of packets that met an occupied aggregator, of bytes that went by gloo, of packets that were
-    sent again. `trouble`: why the switch refuses its region; ranks have what they had before meanwhile, or go by gloo.
-    """
+def of_attempt(ctx: Context, attempt: Attempt) -> JobAggregation | None:
+    """Switch of an attempt, its use and the reason; None where nothing can aggregate for it."""
     if not attempt.networked:
         return None
     told, lease = ctx.state.network.told.get(attempt.job), ctx.state.network.leases.get(attempt.job)
@@ -53,32 +48,31 @@ def of_attempt(ctx: Context, attempt: Attempt) -> dict[str, Any] | None:
     refused = "" if lease is None or node is None else refusal(node.switch, lease)
     by_gloo = next((one.reason for one in said if one.mode == "gloo" and one.reason), "")
     total = sum(one.aggregated_bytes + one.fallback_bytes for one in said)
-    return {
-        "granted": granted,
-        "switch": None if lease is None else lease.grant.switch,
-        "region": None if lease is None else _region(lease.grant),
-        "epoch": None if lease is None else lease.epoch,
-        "protocol": (told.options or {}).get("protocol") if granted and told is not None else None,
-        "window": None if lease is None else lease.grant.window or None,
-        "priority": None if lease is None else lease.grant.priority or None,
-        "mode_used": None if not said else "gloo" if any(one.mode == "gloo" for one in said) else "aggregation",
-        "bits_per_s": None if figures is None else figures.bits_per_s,
-        "aggregated_share": None if figures is None else figures.aggregated,
-        "fallback_share": None if figures is None else figures.fallback_share,
-        "gloo_share": sum(one.fallback_bytes for one in said) / total if total else None,
-        "resend_share": max((one.resend_share for one in said), default=None),
-        "timeouts": sum(one.timeouts for one in said) if said else None,
-        "trouble": f"{lease.grant.switch} refuses its region: {refused}" if lease is not None and refused else None,
-        "reason": by_gloo or (told.reason if told is not None else "its switch has not answered yet"),
-    }
+    return JobAggregation(
+        granted=granted,
+        switch=None if lease is None else lease.grant.switch,
+        region=None if lease is None else _region(lease.grant),
+        epoch=None if lease is None else lease.epoch,
+        protocol=(told.options or {}).get("protocol") if granted and told is not None else None,
+        window=None if lease is None else lease.grant.window or None,
+        priority=None if lease is None else lease.grant.priority or None,
+        mode_used=None if not said else "gloo" if any(one.mode == "gloo" for one in said) else "aggregation",
+        bits_per_s=None if figures is None else figures.bits_per_s,
+        aggregated_share=None if figures is None else figures.aggregated,
+        fallback_share=None if figures is None else figures.fallback_share,
+        gloo_share=sum(one.fallback_bytes for one in said) / total if total else None,
+        resend_share=max((one.resend_share for one in said), default=None),
+        timeouts=sum(one.timeouts for one in said) if said else None,
+        trouble=f"{lease.grant.switch} refuses its region: {refused}" if lease is not None and refused else None,
+        reason=by_gloo or (told.reason if told is not None else "its switch has not answered yet"),
+    )
 
 
-def _region(grant: NetworkGrant) -> dict[str, Any]:
-    """Its region; size 0: all that regions of one job leave."""
-    return {"offset": grant.offset, "size": grant.size, "mode": grant.mode, "exclusive": grant.exclusive}
+def _region(grant: NetworkGrant) -> Region:
+    return Region(grant.offset, grant.size, grant.mode, grant.exclusive)
 
 
-def _switch(ctx: Context, name: str) -> dict[str, Any]:
+def _switch(ctx: Context, name: str) -> Switch:
     known, book = network_of(ctx), ctx.state.network
     assert known is not None
     switch, serving = known.switch(name), book.serving.get(name)
@@ -87,33 +81,25 @@ def _switch(ctx: Context, name: str) -> dict[str, Any]:
     mine = [one for one in served(book) if one.grant.switch == name]
     counted = {(one.job, one.epoch): one for one in seen.leases} if seen.name == name else {}
     up = name not in known.down
-    return {
-        "switch": name,
-        "state": "up" if up else "lost" if serving and serving.incarnation else "not served",
-        "node": None if record is None else record.id,
-        "aggregators": switch.usable,
-        "payload_bytes": switch.payload_bytes,
-        "granted": sum(one.grant.size for one in mine if one.grant.exclusive),
-        "held": seen.held if up else 0,
-        "restarts": seen.restarts,
-        "trouble": seen.trouble or None,
-        "jobs": [
-            {
-                "id": job_name(one.job),
-                "number": one.job,
-                **_region(one.grant),
-                **_counts(counted.get((one.job, one.epoch))),
-            }
-            for one in mine
-        ],
-    }
+    return Switch(
+        switch=name,
+        state="up" if up else "lost" if serving and serving.incarnation else "not served",
+        node=None if record is None else record.id,
+        aggregators=switch.usable,
+        payload_bytes=switch.payload_bytes,
+        granted=sum(one.grant.size for one in mine if one.grant.exclusive),
+        held=seen.held if up else 0,
+        restarts=seen.restarts,
+        trouble=seen.trouble or None,
+        jobs=[_served(one, counted.get((one.job, one.epoch))) for one in mine],
+    )
 
 
-def _counts(seen: LeaseSeen | None) -> dict[str, Any]:
-    """Counters of a switch for a job."""
-    if seen is None:
-        return {"serves": False, "held": 0.0, "received": 0.0, "collided": 0.0, "completed": 0.0}
-    return {
-        "serves": not seen.refused, "held": seen.held, "received": seen.received, "collided": seen.collided,
-        "completed": seen.completed,
-    }  # fmt: skip
+def _served(lease: Leased, seen: LeaseSeen | None) -> SwitchJob:
+    """A job of a switch with its counters, which are 0 before the switch reports its region."""
+    counted = seen or LeaseSeen(lease.job, lease.epoch)
+    return SwitchJob(
+        **structs.asdict(_region(lease.grant)), id=job_name(lease.job), number=lease.job,
+        serves=seen is not None and not seen.refused, held=counted.held, received=counted.received,
+        collided=counted.collided, completed=counted.completed,
+    )  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from plait.core.codec.values import Codec, form, row
+from plait.live.api.cluster import NodeState
 from plait.live.protocol.wire import PREEMPTED, NodeInfo, Run, Seen, SwitchOrder, SwitchSeen, Usage
 from plait.live.scheduler.records.end_words import NOT_STARTED, describe_end, left_before
 
@@ -29,9 +30,6 @@ BYSTANDER = "bystander"
 CAN, FROM_START, FAILS, NO_STEP = "yes", ("nothing", "not_resumed"), "failed", "no_boundary"
 #: For how long a job is not merged any more.
 ONCE, ALWAYS = "once", "always"
-#: States of a node; `left`: it gave notice and went.
-NODE_STATES = ("ready", "suspect", "lost", "drained", "leaving", "left")
-
 
 #: A process: job, epoch, rank.
 Key: TypeAlias = tuple[int, int, int]
@@ -292,8 +290,8 @@ class NodeRecord:
     stops: dict[Key, int] = field(default_factory=dict)
 
     @property
-    def state(self) -> str:
-        """In one word: one of `NODE_STATES`."""
+    def state(self) -> NodeState:
+        """In one word."""
         if self.lost:
             return "left" if self.leaving else "lost"
         if self.suspect:

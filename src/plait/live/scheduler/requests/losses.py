@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from plait.core.words import counted, duration
+from plait.live.api.cluster import JobLoss, Losses
 from plait.live.layout import job_name
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import Context
@@ -53,9 +53,9 @@ class Loss:
         work = f"{duration(self.work_s)} of work on {counted(self.gpus, 'GPU')} ({self.gpu_s:,.0f} GPU-seconds)"
         return f"{job_name(self.job)} would lose {steps}{work}{end}"
 
-    def to_json(self) -> dict[str, Any]:
-        """The loss as plain values, with its sentence."""
-        return {**asdict(self), "id": job_name(self.job), "gpu_s": self.gpu_s, "text": str(self)}
+    def shown(self) -> JobLoss:
+        """The loss with its sentence."""
+        return JobLoss(**asdict(self), id=job_name(self.job), gpu_s=self.gpu_s, text=str(self))
 
 
 def loss_of(ctx: Context, job: JobRecord) -> Loss | None:
@@ -73,7 +73,7 @@ def loss_of(ctx: Context, job: JobRecord) -> Loss | None:
     return Loss(job.number, len(attempt.gpus), lost_work_s(attempt, held_s, never=True), done, saved is None)
 
 
-def report(ctx: Context, jobs: Sequence[int], nodes: Sequence[str], owner: str | None) -> dict[str, Any]:
+def report(ctx: Context, jobs: Sequence[int], nodes: Sequence[str], owner: str | None) -> Losses:
     """The losses of these jobs and of all on these nodes, of all jobs if neither is given; see `Engine.losses`."""
     unknown = [node for node in nodes if node not in ctx.state.nodes]
     if unknown:
@@ -83,7 +83,7 @@ def report(ctx: Context, jobs: Sequence[int], nodes: Sequence[str], owner: str |
         numbers = set(ctx.state.live)
     known = (ctx.state.jobs[number] for number in numbers if number in ctx.state.jobs)
     found = losses(ctx, (job for job in known if owner in (None, job.owner)))
-    return {"losses": [one.to_json() for one in found], "text": sentence(found)}
+    return Losses([one.shown() for one in found], sentence(found))
 
 
 def losses(ctx: Context, jobs: Iterable[JobRecord]) -> list[Loss]:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Awaitable, Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import RedirectResponse, Response
-from starlette.requests import ClientDisconnect
+from starlette import routing
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
 
 from plait.core.errors import InputError, PlaitError, shortened
-from plait.core.version import __version__
 from plait.live.protocol.wire import WireError
 from plait.live.scheduler.errors import Conflict
-from plait.live.service.http.api import Api, Json
+from plait.live.service.http.api import Api, Json, Route
 from plait.live.service.http.auth import Denied
+from plait.live.service.http.bodies import Invalid
 from plait.live.service.http.limits import CLIENT_GONE, BodyLimit
-from plait.live.service.http.models import Invalid
-from plait.live.service.http.openapi.describe import description
-from plait.live.service.http.routes import admin, agents, cluster, costs, jobs, logs, reports, usage, what_if
+from plait.live.service.http.openapi import description
+from plait.live.service.http.routes import admin, agents, cluster, costs, jobs, logs, what_if
 from plait.live.service.logs import NoAnswer
 from plait.live.service.what_if import Busy
 from plait.live.service.worker import Stopped
@@ -29,39 +31,54 @@ from plait.live.store import NoRoom, StoreError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+#: All routes of users, in the order of the description.
+ROUTES = (
+    *jobs.ROUTES,
+    *logs.ROUTES,
+    *costs.OF_JOBS,
+    *costs.ROUTES,
+    *cluster.ROUTES,
+    *what_if.ROUTES,
+    *admin.REPORTS,
+    *admin.ROUTES,
+    *agents.ROUTES,
+)
 
-def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> FastAPI:
-    """The FastAPI application: all routes, and the answers to the errors that plait raises.
+
+def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> Starlette:
+    """The application: all routes, and the answers to the errors that plait raises.
 
     `pages` makes the application for browsers from this one, which it calls; it answers under `/web/`.
     """
-    app = FastAPI(title="plait", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.api = api
-    _handle_errors(app)
-    for part in (jobs, logs, usage, costs, cluster, what_if, admin, agents, reports):
-        app.include_router(part.router)
+    app = _application(api, ROUTES)
     if pages is not None:
         app.mount("/web", pages(app))
-        app.add_route("/", _to_pages, include_in_schema=False)
-    app.add_middleware(BodyLimit, metrics=api.metrics)
-    app.openapi = cache(partial(description, app))  # type: ignore[method-assign]
-    text = cache(lambda: json.dumps(app.openapi()).encode())  # large, and anybody may read it again and again
-
-    async def described(request: Request) -> Response:
-        return Response(text(), media_type="application/json")
-
-    app.add_route("/openapi.json", described, include_in_schema=False)
+        app.add_route("/", _to_pages)
+    app.add_route("/openapi.json", _described)
     return app
 
 
-def make_agents_app(api: Api) -> FastAPI:
+def make_agents_app(api: Api) -> Starlette:
     """The application that answers agents alone, in an event loop of its own."""
-    app = FastAPI(title="plait", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    return _application(api, agents.ROUTES)
+
+
+def _application(api: Api, routes: Iterable[Route]) -> Starlette:
+    paths = [routing.Route(one.path, one.__call__, methods=[one.method]) for one in routes]
+    limit = Middleware(BodyLimit, metrics=api.metrics)
+    app = Starlette(routes=paths, middleware=[limit], exception_handlers=_error_handlers())
     app.state.api = api
-    _handle_errors(app)
-    app.include_router(agents.router)
-    app.add_middleware(BodyLimit, metrics=api.metrics)
     return app
+
+
+@cache
+def _description() -> bytes:
+    """The description as text: it is large, and anybody may read it again and again."""
+    return json.dumps(description(ROUTES)).encode()
+
+
+async def _described(request: Request) -> Response:
+    return Response(_description(), media_type="application/json")
 
 
 async def _to_pages(request: Request) -> Response:
@@ -81,36 +98,30 @@ def problem(
     return Json({"error": error, "role": role} if role else {"error": error}, status_code=status)
 
 
-def _handle_errors(app: FastAPI) -> None:
-    from fastapi.exceptions import RequestValidationError
-    from starlette.exceptions import HTTPException
+def _error_handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+    """The answers to errors, by their types."""
+    answers: dict[Any, Callable[[Any], Response]] = {
+        Denied: lambda e: problem(e.status, str(e), next_step=e.next_step),
+        Invalid: lambda e: problem(e.status, str(e), e.field),
+        LookupError: lambda e: problem(404, str(e.args[0]) if e.args else "not there"),
+        Conflict: lambda e: problem(409, str(e)),
+        NoRoom: lambda e: problem(507, str(e), next_step="free some space there; the service goes on by itself"),
+        StoreError: lambda e: problem(500, str(e)),
+        InputError: lambda e: problem(422, str(e)),
+        WireError: lambda e: problem(422, str(e)),
+        NoAnswer: lambda e: problem(503, str(e), next_step="plait nodes"),
+        Busy: lambda e: problem(503, str(e), next_step="ask again in a few seconds"),
+        Stopped: lambda e: problem(503, str(e), next_step="ask the leader, or again in a few seconds", role="standby"),
+        PlaitError: lambda e: problem(500, str(e)),
+        ClientDisconnect: lambda e: Response(status_code=CLIENT_GONE),
+        HTTPException: lambda e: problem(e.status_code, str(e.detail)),
+        Exception: lambda e: problem(500, f"{type(e).__name__}; the service's log has more"),
+    }
 
-    def add(kind: type[Exception], answer: Callable[[Any], Response]) -> None:
-        async def handler(request: Request, error: Exception) -> Response:
+    def handler(answer: Callable[[Any], Response]) -> Callable[[Request, Exception], Awaitable[Response]]:
+        async def handle(request: Request, error: Exception) -> Response:
             return answer(error)
 
-        app.add_exception_handler(kind, handler)
+        return handle
 
-    def validation(error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return problem(422, str(first["msg"]), ".".join(str(p) for p in first["loc"][1:]) or None)
-
-    add(Denied, lambda e: problem(e.status, str(e), next_step=e.next_step))
-    add(Invalid, lambda e: problem(e.status, str(e), e.field))
-    add(LookupError, lambda e: problem(404, str(e.args[0]) if e.args else "not there"))
-    add(Conflict, lambda e: problem(409, str(e)))
-    add(NoRoom, lambda e: problem(507, str(e), next_step="free some space there; the service goes on by itself"))
-    add(StoreError, lambda e: problem(500, str(e)))
-    add(InputError, lambda e: problem(422, str(e)))
-    add(WireError, lambda e: problem(422, str(e)))
-    add(NoAnswer, lambda e: problem(503, str(e), next_step="plait nodes"))
-    add(Busy, lambda e: problem(503, str(e), next_step="ask again in a few seconds"))
-    add(Stopped, lambda e: problem(503, str(e), next_step="ask the leader, or again in a few seconds", role="standby"))
-    add(PlaitError, lambda e: problem(500, str(e)))
-    add(RequestValidationError, validation)
-    add(ClientDisconnect, lambda e: Response(status_code=CLIENT_GONE))
-    add(HTTPException, lambda e: problem(e.status_code, str(e.detail)))
-    add(Exception, lambda e: problem(500, f"{type(e).__name__}; the service's log has more"))
-
-
-__all__ = ["Api", "make_app", "problem"]
+    return {kind: handler(answer) for kind, answer in answers.items()}

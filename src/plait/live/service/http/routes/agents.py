@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from starlette.responses import Response
 
-from plait.live.protocol.wire import Assignment, Observed, decode_report, encode
+from plait.live.protocol.wire import Assignment, Observed, encode
 from plait.live.scheduler.engine import Engine
-from plait.live.service.http.api import Api, api_of
+from plait.live.service.http.api import Api, Call, Routes
 from plait.live.service.http.auth import speaks_for
-from plait.live.service.http.openapi.messages import ASSIGNMENT, REPORT
-from plait.live.service.http.openapi.routes import answers
+from plait.live.service.http.bodies import ASSIGNMENT, REPORT
 from plait.live.store import NoRoom
 
 #: Longest time that an agent's long poll is held.
 LONG_POLL_S = 1.0
 
-router = APIRouter(tags=["agents"])
+ROUTES = Routes("agents")
 
 
-@router.post("/agent/v1/sync", **answers(ASSIGNMENT, body=REPORT, roles=("agent",)))
-async def sync(request: Request) -> Response:
+@ROUTES.post("/agent/v1/sync", ASSIGNMENT, body=REPORT, roles=("agent",))
+async def sync(call: Call, observed: Observed) -> Response:
     """Take an agent's report and answer with its assignment; see `plait.live.protocol.wire`."""
-    api = api_of(request)
-    header = request.headers.get("authorization")
-    known = api.tokens.knows(header)
-    token = api.tokens.agent(header) if known else await asyncio.to_thread(api.tokens.agent, header)
-    observed = decode_report(await request.body())
+    api, request = call.api, call.request
     node = observed.node.id
-    speaks_for(token, node)
+    speaks_for(call.token, node)
     address = request.client.host if request.client else "127.0.0.1"
     api.mailbox.take(node, observed.replies)
 

@@ -1,85 +1,87 @@
-"""Costs of the cluster, by job, user and project."""
+"""Costs of the cluster by job, user and project, and the use of resources of a job over time."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import math
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from msgspec import Meta, Struct, structs
 
-from plait.live.service.http.api import Json, api_of
-from plait.live.service.http.openapi.routes import answers
+from plait.live.api.costs import Costs, RankUsage, Series, UsageOfJob
+from plait.live.service.http.api import Call, Routes
 from plait.live.service.usage.files import MOST_HOURS
+from plait.live.service.usage.series import MOST_POINTS, SERIES
 
 #: Jobs of an answer at most.
 MOST_JOBS = 1000
 
-router = APIRouter(tags=["cluster"])
+ROUTES = Routes("cluster")
+OF_JOBS = Routes("jobs")
 
 
-class PartOut(BaseModel):
-    """GPU-hours, and what they cost."""
+class CostsQuery(Struct, frozen=True):
+    """Which costs."""
 
-    gpu_h: float
-    cost: float | None = Field(description="null without prices: plait up --price 2.5")
-
-
-class RowOut(BaseModel):
-    """A user, a project or a job: what it held, what of that was idle, and what of that was lost work."""
-
-    user: str | None = None
-    project: str | None = None
-    id: str | None = Field(None, description="Of a job")
-    held: PartOut
-    held_idle: PartOut | None = Field(description="Less than 5 % busy, as far as measured; null if nothing was")
-    unmeasured: PartOut = Field(description="Of what it held: not known whether it was busy")
-    lost: PartOut
+    hours: Annotated[int, Meta(ge=1, le=MOST_HOURS)] = 24
+    """Hours back from now."""
+    job: Annotated[str, Meta(max_length=20)] | None = None
+    """Only the row of this job."""
+    limit: Annotated[int, Meta(ge=0, le=MOST_JOBS)] = 100
+    """Jobs at most, the costliest first."""
 
 
-class CostsOut(BaseModel):
-    """All GPUs of a period: total = jobs + idle + down, whether in GPU-hours or money."""
-
-    currency: str
-    prices: dict[str, float] | None = Field(description="Money per GPU-hour by GPU kind; * is every other kind")
-    unpriced: list[str] = Field(description="GPU kinds without a price: they count as free of charge")
-    from_s: float
-    now_s: float
-    total: PartOut = Field(description="All GPUs that were there, every hour")
-    jobs: PartOut = Field(description="Held by jobs")
-    idle: PartOut = Field(description="Held by no job")
-    down: PartOut = Field(description="Held by no job on nodes that take no work: lost, drained or leaving")
-    held_idle: PartOut | None = Field(
-        description="Of those of jobs: less than 5 % busy, as far as measured; null if nothing was"
-    )
-    unmeasured: PartOut = Field(description="Of those of jobs: not known whether they were busy")
-    lost: PartOut = Field(description="Of those of jobs: work from which no attempt resumed")
-    by_user: list[RowOut]
-    by_project: list[RowOut]
-    by_job: list[RowOut]
-
-
-@router.get("/v1/costs", **answers(CostsOut))
-async def costs(
-    request: Request,
-    hours: int = Query(24, ge=1, le=MOST_HOURS, description="Hours back from now."),
-    job: str | None = Query(None, max_length=20, description="Only the row of this job."),
-    limit: int = Query(100, ge=0, le=MOST_JOBS, description="Jobs at most, the costliest first."),
-) -> Response:
+@ROUTES.get("/v1/costs", Costs, query=CostsQuery)
+async def costs(call: Call, query: CostsQuery) -> Costs:
     """Costs of the cluster in the last `hours`, by user, project and the `limit` costliest jobs, or one `job` alone.
 
     Users see the sums of all, and rows of their own.
     """
-    api = api_of(request)
-    token = api.who(request)
-    found = await asyncio.to_thread(api.costs.of, hours, api.worker.clock())
-    out: dict[str, Any] = dict(found)
+    api, token = call.api, call.token
+    found = await asyncio.to_thread(api.costs.of, query.hours, api.worker.clock())
+    users, projects, jobs = found.by_user, found.by_project, found.by_job
     if token.role == "user":
-        out["by_user"] = [row for row in out["by_user"] if row["user"] == token.user]
-        out["by_project"] = [row for row in out["by_project"] if row["project"] == token.project]
-        out["by_job"] = [row for row in out["by_job"] if row["user"] == token.user]
-    if job is not None:
-        out["by_job"] = [row for row in out["by_job"] if row["id"] == job]
-    out["by_job"] = out["by_job"][:limit]
-    return Json(out)
+        users = [row for row in users if row.user == token.user]
+        projects = [row for row in projects if row.project == token.project]
+        jobs = [row for row in jobs if row.user == token.user]
+    if query.job is not None:
+        jobs = [row for row in jobs if row.id == query.job]
+    return structs.replace(found, by_user=users, by_project=projects, by_job=jobs[: query.limit])
+
+
+class UsageQuery(Struct, frozen=True):
+    """How many intervals."""
+
+    points: Annotated[int, Meta(ge=10, le=MOST_POINTS)] = MOST_POINTS
+    """Intervals at most."""
+
+
+@OF_JOBS.get("/v1/jobs/{job}/usage", UsageOfJob, query=UsageQuery, own=True)
+async def job_usage(call: Call, query: UsageQuery) -> UsageOfJob:
+    """Use of a job over time: GPUs, CPU, memory, disk, network, stages, goodput and batch size.
+
+    At most `points` intervals: where there are more, they get longer.
+    """
+    row, now_s = (await call.job()).row, round(call.api.worker.clock(), 3)
+    found = await asyncio.to_thread(call.api.usage.usages.recorded, row.number)
+    if found is None:
+        return UsageOfJob(row.id, now_s, None, 0.0, {}, [], 0.0, 0.0, 0.0)
+    found.series.thin(query.points)
+    series = {
+        name: Series(
+            SERIES[name].unit, SERIES[name].text, SERIES[name].chart,
+            [float(f"{value:.5g}") if math.isfinite(value) else None for value in values],
+        )
+        for name, values in found.series.values().items()
+    }  # fmt: skip
+    return UsageOfJob(
+        id=row.id,
+        now_s=now_s,
+        from_s=round(found.series.from_s, 3),
+        interval_s=found.series.interval_s,
+        series=series,
+        ranks=[] if found.now is None else [RankUsage(**rank) for rank in found.now.ranks],
+        held_gpu_s=round(found.held_gpu_s, 1),
+        known_gpu_s=round(found.known_gpu_s, 1),
+        idle_gpu_s=round(found.idle_gpu_s, 1),
+    )

@@ -6,298 +6,279 @@ import asyncio
 import os
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import Response
+from msgspec import Meta, Struct, structs
 
 from plait.live.agent.processes.node_environment import node_environment, passed
-from plait.live.layout import job_name
-from plait.live.protocol.runnable import missing
-from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.explain import views
-from plait.live.service.http import serializers
-from plait.live.service.http.answers.explained import Explanation
-from plait.live.service.http.answers.jobs import (
+from plait.live.api.explain import Explanation
+from plait.live.api.jobs import (
+    FINAL,
+    STATES,
     CancelledJob,
     ChangedJob,
-    JobColumns,
     JobId,
     JobRow,
     SubmittedJob,
     WholeJob,
 )
-from plait.live.service.http.api import Api, Json, api_of
-from plait.live.service.http.auth import Denied, only_of, owns
-from plait.live.service.http.models import LARGEST, ForecastIn, Invalid, JobIn, JobsIn, RequeueIn, UpdateIn, parse
-from plait.live.service.http.openapi.messages import ENTRIES
-from plait.live.service.http.openapi.routes import JobName, answers
+from plait.live.layout import job_name
+from plait.live.protocol.job_file import request_of
+from plait.live.protocol.runnable import missing
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.errors import Conflict
+from plait.live.service.http.api import Api, Call, Json, Routes
+from plait.live.service.http.auth import Denied, only_of
+from plait.live.service.http.bodies import (
+    DIFFERENT,
+    ENTRIES,
+    LARGEST,
+    SUBMISSION,
+    UPDATE,
+    ForecastIn,
+    Invalid,
+    RequeueIn,
+    Schema,
+    Update,
+    parse,
+)
+from plait.live.service.http.routes.cluster import PageQuery, entry
 from plait.live.service.what_if import Busy
 from plait.live.store import Token
+from plait.live.store.schema import StoredJob
 
 #: Addresses of this machine for itself.
 _LOOPBACK = ("127.0.0.1", "::1")
-#: Characters of a key.
-KEY = r"^[!-~]+$"
-#: The header that lets a request be sent again.
-Key = Annotated[
-    str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100, description="Chosen by the client.")
-]
 _ANOTHER = "A submission with other jobs had this key."
 _REUSED = "The job has ended, or would lose work, or another request had this key."
-#: Some fields of a job, which are checked together with its current ones.
-_DIFFERENT = {"type": "object", "description": "Fields of a submission that are to be different."}
 _OVER = "The job has ended."
-router = APIRouter(tags=["jobs"])
+_CHANGE = ("admin", "user")
+ROUTES = Routes("jobs")
 
 
-@router.post(
-    "/v1/jobs",
-    **answers(SubmittedJob | list[SubmittedJob], body=(JobIn, JobsIn), roles=("admin", "user"), conflict=_ANOTHER),
-)
-async def submit(request: Request, key: Key = None) -> Response:
+@ROUTES.post("/v1/jobs", SubmittedJob | list[SubmittedJob], body=SUBMISSION, roles=_CHANGE, conflict=_ANOTHER, key=True)
+async def submit(call: Call, said: tuple[list[dict[str, Any]], bool]) -> SubmittedJob | list[SubmittedJob]:
     """Submit one job, or several, all or none; they are stored when the answer comes.
 
     With an `Idempotency-Key` it may be repeated: the same key of the same user gets the jobs of the first time.
     """
-    api = api_of(request)
-    token = api.who(request, "admin", "user")
-    data = await api.body(request)
-    several = isinstance(data, dict) and "jobs" in data
-    jobs = parse(JobsIn, data).jobs if several else [parse(JobIn, data)]
-    requests = [in_project(job.request(), token) for job in jobs]
-    await check_files(api, requests, several=several)
-    numbers, remarks = await api.worker.call(
-        lambda engine, now_s: (
-            _submit(engine, requests, token, now_s, key),
-            [engine.remarks(request) for request in requests],
-        )
-    )
-    answer: list[dict[str, Any]] = [{"id": job_name(n), "number": n} for n in numbers]
-    for job, said in zip(answer, remarks, strict=True):
-        if said:
-            job["remarks"] = said
-    return Json(answer if several else answer[0])
+    jobs, several = said
+    requests = [in_project(job, call.token) for job in jobs]
+    found = await _stored(call, requests, several=several)
+    return found if several else found[0]
 
 
-@router.get("/v1/jobs", **answers(list[JobRow] | JobColumns))
-async def list_jobs(
-    request: Request,
-    state: str | None = Query(None, description="Only jobs in these states, separated by commas."),
-    user: str | None = Query(None, description="Only jobs of this user."),
-    text: str = Query(
-        "",
-        max_length=200,
-        description="Only jobs with this in id, user, project, model or nodes, or in a name or command that you "
-        "may see; in any case.",
-    ),
-    limit: int = Query(100, ge=1, le=10_000, description="Jobs at most."),
-    offset: int = Query(0, ge=0, le=LARGEST, description="Jobs to skip."),
-    columns: bool = Query(False, description="Answer columns instead of rows."),
-) -> Response:
-    """Jobs, newest first; `state` may be several, separated by commas.
+class ListJobs(PageQuery, frozen=True):
+    """Which jobs."""
 
-    With `columns=1` an object of columns, `now_s` and what is known `more` of jobs that run: half the bytes.
-    """
-    api = api_of(request)
-    token = api.who(request)
-    states = [s for s in (state or "").split(",") if s]
-    for one in states:
-        if one not in views.STATES:
-            raise Invalid(f"{one[:40]!r} is no state; known: {', '.join(views.STATES)}", "state")
-    mine = only_of(token)
-    found = await asyncio.to_thread(
-        api.store.job_columns, states=states, owner=user, text=text, mine=mine, limit=limit, offset=offset
-    )
-    shown = zip(found["number"], found["state"], strict=True)
-    open_ones = [number for number, now in shown if now not in serializers.FINAL]
-    live = await api.worker.look(lambda engine, now_s: (now_s, engine.fields(open_ones)))
-    return await asyncio.to_thread(_listed, found, live, token, columns)
+    state: str = ""
+    """Only jobs in these states, separated by commas."""
+    user: str = ""
+    """Only jobs of this user."""
+    text: Annotated[str, Meta(max_length=200)] = ""
+    """Only jobs with this in id, user, project, model or nodes, or in a name or command that you may see."""
 
 
-@router.get("/v1/jobs/{job}", **answers(WholeJob, own=True))
-async def show(request: Request, job: JobName) -> Response:
+@ROUTES.get("/v1/jobs", list[JobRow], query=ListJobs)
+async def list_jobs(call: Call, query: ListJobs) -> Json:
+    """Jobs, newest first; `state` may be several, separated by commas."""
+    api, only = call.api, only_of(call.token)
+    states = [state for state in query.state.split(",") if state]
+    for state in states:
+        if state not in STATES:
+            raise Invalid(f"{state[:40]!r} is no state; known: {', '.join(STATES)}", "state")
+
+    def read() -> list[JobRow]:
+        return api.store.jobs(
+            states=states, user=query.user or None, text=query.text, mine=only, limit=query.limit,
+            offset=query.offset, now_s=api.worker.clock(),
+        )  # fmt: skip
+
+    rows = await asyncio.to_thread(read)
+    open_ones = [row.number for row in rows if row.state not in FINAL]
+    live = await api.worker.look(lambda engine, now_s: engine.jobs(open_ones, now_s))
+
+    def shown(row: JobRow) -> JobRow:
+        row = live.get(row.number, row)
+        return row if only in (None, row.user) else hidden(row)
+
+    return await asyncio.to_thread(lambda: Json([shown(row) for row in rows]))
+
+
+def hidden(row: JobRow) -> JobRow:
+    """A job for other users: commands are private, and so are reasons of failures, which quote their logs."""
+    return structs.replace(row, name="", command=[], reason=row.reason if row.state == "waiting" else "")
+
+
+@ROUTES.get("/v1/jobs/{job}", WholeJob, own=True)
+async def show(call: Call) -> WholeJob:
     """Everything about one job."""
-    api = api_of(request)
-    token = api.who(request)
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=False)
-    live = await api.live(row["number"])
-    secrets = token.role == "admin" or token.user == row["owner"]
-    return Json(serializers.whole_job(row, live, api.worker.clock(), secrets=secrets))
+    job = await call.job()
+    row = await call.api.live(job.row.number) or job.row
+    secrets = call.token.role == "admin" or call.token.user == row.user
+    return whole_job(job, row, secrets=secrets)
 
 
-@router.delete("/v1/jobs/{job}", **answers(CancelledJob, roles=("admin", "user"), own=True, conflict=_OVER))
-async def cancel(request: Request, job: JobName) -> Response:
+#: Fields of a request that the answer about one job has, too.
+_REQUEST = tuple(one for one in WholeJob.__struct_fields__ if one not in (*JobRow.__struct_fields__, "attempts"))
+
+
+def whole_job(job: StoredJob, row: JobRow, *, secrets: bool) -> WholeJob:
+    """Everything about one job, of which `row` is the present row; its environment only with `secrets`."""
+    request = {name: job.request[name] for name in _REQUEST if job.request.get(name) is not None}
+    if not secrets or not request.get("env"):
+        request.pop("env", None)
+    return WholeJob(**{**structs.asdict(row), "command": job.request["command"]}, **request, attempts=job.attempts)
+
+
+@ROUTES.route("DELETE", "/v1/jobs/{job}", CancelledJob, roles=_CHANGE, own=True, conflict=_OVER)
+async def cancel(call: Call) -> CancelledJob:
     """Cancel a job; asking twice is the same as once."""
-    api = api_of(request)
-    token = api.who(request, "admin", "user")
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=True)
-    number = row["number"]
-    if row["state"] != "cancelled":
+    row = (await call.job(change=True)).row
+    number = row.number
+    if row.state != "cancelled":
         try:
-            await api.worker.call(lambda engine, now_s: engine.cancel(number, now_s, by=token.user))
+            await call.api.worker.call(lambda engine, now_s: engine.cancel(number, now_s, by=call.token.user))
         except Conflict:
-            row = await api.row(job, token)
-            live = await api.live(number)
-            if row["state"] != "cancelled" and live.get("state") not in ("stopping", "cancelled"):
+            live = await call.api.live(number) or (await call.job()).row
+            if live.state not in ("stopping", "cancelled"):
                 raise
-    return Json({"id": job, "state": (await api.live(number)).get("state", "cancelled")})
+    live = await call.api.live(number)
+    return CancelledJob(row.id, "cancelled" if live is None else live.state)
 
 
-@router.patch(
-    "/v1/jobs/{job}", **answers(ChangedJob, body=UpdateIn, roles=("admin", "user"), own=True, conflict=_REUSED)
-)
-async def update(request: Request, job: JobName, key: Key = None) -> Response:
+@ROUTES.route("PATCH", "/v1/jobs/{job}", ChangedJob, body=UPDATE, roles=_CHANGE, own=True, conflict=_REUSED, key=True)
+async def update(call: Call, said: Update) -> ChangedJob:
     """Change priority, class, deadline or size of a job that waits or runs.
 
     A size that no longer fits stops a running job after a checkpoint, and it continues at the new size; all else counts
     from the next decision on and touches no process. With an `Idempotency-Key` it may be sent again.
     """
-    api = api_of(request)
-    token = api.who(request, "admin", "user")
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=True)
-    said, number = parse(UpdateIn, await api.body(request)), row["number"]
+    number, key = (await call.job(change=True)).row.number, call.key
 
     def change(engine: Engine, now_s: float) -> list[str]:
-        engine.update(
-            number, said.fields(), now_s, by=token.user, key=key, may_lose_work=said.may_lose_work
-        )  # fmt: skip
+        engine.update(number, said.fields, now_s, by=call.token.user, key=key, may_lose_work=said.may_lose_work)
         known = engine.state.jobs.get(number)
         return [] if known is None else engine.remarks(known.request)
 
-    return await _changed(api, number, token, await api.worker.call(change))
+    return await _changed(call, number, await call.api.worker.call(change))
 
 
-@router.post(
-    "/v1/jobs/{job}/requeue",
-    **answers(ChangedJob, body=RequeueIn, body_required=False, roles=("admin", "user"), own=True, conflict=_REUSED),
-)
-async def requeue(request: Request, job: JobName, key: Key = None) -> Response:
+@ROUTES.post(
+    "/v1/jobs/{job}/requeue", ChangedJob, body=RequeueIn, body_required=False, roles=_CHANGE, own=True,
+    conflict=_REUSED, key=True,
+)  # fmt: skip
+async def requeue(call: Call, said: RequeueIn) -> ChangedJob:
     """Send a job back to the queue: it stops after a checkpoint and waits again, and no failure is counted.
 
     A job that has ended is not run again under its name; see `clone`. With an `Idempotency-Key` it may be sent again.
     """
-    api = api_of(request)
-    token = api.who(request, "admin", "user")
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=True)
-    said = parse(RequeueIn, await api.body(request) if await request.body() else {})
-    number = row["number"]
-    await api.worker.call(
+    number, key = (await call.job(change=True)).row.number, call.key
+    await call.api.worker.call(
         lambda engine, now_s: engine.requeue(
-            number, now_s, by=token.user, key=key, may_lose_work=said.may_lose_work
+            number, now_s, by=call.token.user, key=key, may_lose_work=said.may_lose_work
         )
-    )  # fmt: skip
-    return await _changed(api, number, token, [])
+    )
+    return await _changed(call, number, [])
 
 
-@router.post(
-    "/v1/jobs/{job}/clone",
-    **answers(SubmittedJob, body=_DIFFERENT, body_required=False, roles=("admin", "user"), own=True, conflict=_ANOTHER),
-)
-async def clone(request: Request, job: JobName, key: Key = None) -> Response:
+@ROUTES.post(
+    "/v1/jobs/{job}/clone", SubmittedJob, body=DIFFERENT, body_required=False, roles=_CHANGE, own=True,
+    conflict=_ANOTHER, key=True,
+)  # fmt: skip
+async def clone(call: Call, different: dict[str, Any]) -> SubmittedJob:
     """Submit a job like this one, of any state, as a new job of the caller; it starts from scratch.
 
     The body has the fields that are to be different, as in a submission; null: as if it had not been given.
     """
-    api = api_of(request)
-    token = api.who(request, "admin", "user")
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=True)
-    different = await api.body(request) if await request.body() else {}
-    if not isinstance(different, dict):
-        raise Invalid("needs an object of the fields that are to be different")
-    fields = {name: value for name, value in {**row["request"], **different}.items() if value is not None}
-    wanted = in_project(parse(JobIn, fields).request(), token)
-    await check_files(api, [wanted])
-    (number,), remarks = await api.worker.call(
-        lambda engine, now_s: (_submit(engine, [wanted], token, now_s, key), engine.remarks(wanted))
+    job = await call.job(change=True)
+    wanted = in_project(parse(_JOB, {**job.request, **different}), call.token)
+    (found,) = await _stored(call, [wanted])
+    return found
+
+
+_JOB = Schema({}, request_of)
+
+
+async def _stored(call: Call, requests: list[dict[str, Any]], *, several: bool = False) -> list[SubmittedJob]:
+    """Submit the jobs."""
+    key = call.key
+    await check_files(call.api, requests, several=several)
+    return await call.api.worker.call(
+        lambda engine, now_s: [
+            SubmittedJob(job_name(number), number, engine.remarks(request))
+            for number, request in zip(_submit(engine, requests, call.token, now_s, key), requests, strict=True)
+        ]
     )
-    return Json({"id": job_name(number), "number": number, **({"remarks": remarks} if remarks else {})})
 
 
-async def _changed(api: Api, number: int, token: Token, remarks: list[str]) -> Response:
+async def _changed(call: Call, number: int, remarks: list[str]) -> ChangedJob:
     """A job after a change of it."""
-    state = (await api.live(number)).get("state") or (await api.row(job_name(number), token))["state"]
-    return Json({"id": job_name(number), "state": state, **({"remarks": remarks} if remarks else {})})
+    row = await call.api.live(number) or (await call.job()).row
+    return ChangedJob(row.id, row.state, remarks)
 
 
-@router.get("/v1/jobs/{job}/explain", **answers(Explanation, own=True))
-async def explain(request: Request, job: JobName) -> Response:
+@ROUTES.get("/v1/jobs/{job}/explain", Explanation, own=True)
+async def explain(call: Call) -> Explanation:
     """Why it waits and what would start it now; or how it runs."""
-    api = api_of(request)
-    token = api.who(request)
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=False)
-    number = row["number"]
+    api, row = call.api, (await call.job()).row
+    number = row.number
     try:
         found, question, copy = await api.worker.look(
             lambda engine, now_s: (*api.what_if.explain(engine, number, now_s), api.what_if.queue(engine, now_s))
         )
     except LookupError:
-        row = await api.row(job, token)
-        found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
-        found["started"] = bool(row["attempts"])
-        if row["request"].get("batch"):
-            found["attempts"] = [serializers.attempt(one) for one in row["attempts"]]
-        return Json(found)
+        job = await call.job()
+        return Explanation(
+            id=row.id,
+            number=number,
+            state=job.row.state,
+            summary=job.row.reason,
+            started=bool(job.attempts),
+            attempts=job.attempts if job.request.get("batch") else None,
+        )
+    more: dict[str, Any] = {}
     answer = None if question is None else api.what_if.ask(question)
     if answer is not None:
-        found["would_start"] = await asyncio.shield(asyncio.wrap_future(answer))
+        more["would_start"] = await asyncio.shield(asyncio.wrap_future(answer))
     elif question is not None:
-        found["note"] = "many ask at the moment: ask again for what would start it"
+        more["note"] = "many ask at the moment: ask again for what would start it"
     if copy is not None:
         try:
-            later = api.what_if.later(lambda: api.what_if.forecast(copy, number), token.user)
+            later = api.what_if.later(lambda: api.what_if.forecast(copy, number), call.token.user)
         except Busy as error:
-            found["note"] = str(error)
+            more["note"] = str(error)
         else:
-            found["forecast"] = await asyncio.shield(asyncio.wrap_future(later))
-    return Json(found)
+            more["forecast"] = await asyncio.shield(asyncio.wrap_future(later))
+    return structs.replace(found, **more)
 
 
-@router.post("/v1/jobs/{job}/forecast", **answers(JobId, body=ForecastIn, roles=("admin", "user"), own=True))
-async def tell_forecast(request: Request, job: JobName) -> Response:
+@ROUTES.post("/v1/jobs/{job}/forecast", JobId, body=ForecastIn, roles=_CHANGE, own=True)
+async def tell_forecast(call: Call, said: ForecastIn) -> JobId:
     """Keep a forecast that a client made of its job: what comes of it makes later ones honest."""
-    api = api_of(request)
-    token = api.who(request, "admin", "user")
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=True)
-    said = parse(ForecastIn, await api.body(request))
-    number = row["number"]
-    await api.worker.call(lambda engine, now_s: engine.foreseen(number, said.start, said.end, now_s))
-    return Json({"id": job})
+    row = (await call.job(change=True)).row
+    await call.api.worker.call(lambda engine, now_s: engine.foreseen(row.number, said.start, said.end, now_s))
+    return JobId(row.id)
 
 
-@router.get("/v1/jobs/{job}/events", **answers(ENTRIES, own=True))
-async def job_events(
-    request: Request,
-    job: JobName,
-    after: int = Query(0, ge=0, le=LARGEST, description="The entry to begin after, its `seq`."),
-    limit: int = Query(1000, ge=1, le=5000, description="Entries at most."),
-    newest: bool = Query(False, description="The last entries instead of the first."),
-) -> Response:
+class JobEventsQuery(Struct, frozen=True):
+    """Which entries of the log."""
+
+    after: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """The entry to begin after, its `seq`."""
+    limit: Annotated[int, Meta(ge=1, le=5000)] = 1000
+    """Entries at most."""
+    newest: bool = False
+    """The last entries instead of the first."""
+
+
+@ROUTES.get("/v1/jobs/{job}/events", ENTRIES, query=JobEventsQuery, own=True)
+async def job_events(call: Call, query: JobEventsQuery) -> Json:
     """Log entries of a job, oldest first: `limit` entries after entry `after`, or with `newest=1` the last ones."""
-    api = api_of(request)
-    token = api.who(request)
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=False)
-    number = row["number"]
+    number, token = (await call.job()).row.number, call.token
 
-    def read() -> Response:
-        entries = api.store.entries(after, limit, number, newest)
-        shown = (serializers.entry(entry, secrets=token.role == "admin") for entry in entries)
-        return Json({"events": [_only(entry, number, token) for entry in shown]})
+    def read() -> Json:
+        entries = call.api.store.entries(query.after, query.limit, number, query.newest)
+        shown = (entry(one, secrets=token.role == "admin") for one in entries)
+        return Json({"events": [_only(one, number, token) for one in shown]})
 
     return await asyncio.to_thread(read)
 
@@ -339,30 +320,13 @@ def in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:
     return request
 
 
-def _only(entry: dict[str, Any], number: int, token: Token) -> dict[str, Any]:
+def _only(shown: dict[str, Any], number: int, token: Token) -> dict[str, Any]:
     """The requested job of a submission of several."""
-    event = entry["event"]
+    event = shown["event"]
     if event["type"] == "Requested":
         event["requests"] = [event["requests"][number - event["first"]]]
         event["first"] = number
     elif event["type"] == "JobSubmitted" and token.role == "user":
         event["jobs"] = [event["jobs"][number - event["first"]]]
         event["first"] = number
-    return entry
-
-
-def _listed(
-    found: dict[str, list[Any]], live: tuple[float, dict[int, dict[str, Any]]], token: Token, columns: bool
-) -> Response:
-    now_s, fields = live
-    only = only_of(token)
-    if columns:
-        return Json(serializers.table(found, fields, now_s, only))
-    none: dict[str, Any] = {}
-    rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
-    return Json(
-        [
-            serializers.job(row, fields.get(row["number"], none), now_s, mine=only in (None, row["owner"]))
-            for row in rows
-        ]
-    )
+    return shown

@@ -5,87 +5,85 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+import msgspec
+from msgspec import Meta, Struct
+from starlette.responses import Response, StreamingResponse
 
 from plait.live.agent.logs import MOST_BYTES, read_part
-from plait.live.layout import job_name
+from plait.live.api.jobs import FINAL, JobAttempt, LogPart
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import most_gpus
 from plait.live.protocol.wire import Reply
-from plait.live.service.http import serializers
-from plait.live.service.http.answers.jobs import LogPart
-from plait.live.service.http.api import Api, Json, api_of
-from plait.live.service.http.auth import Denied, owns
-from plait.live.service.http.models import LARGEST
-from plait.live.service.http.openapi.routes import JobName, answers
+from plait.live.service.http.api import Api, Call, Routes
+from plait.live.service.http.auth import Denied
+from plait.live.service.http.bodies import LARGEST
 from plait.live.service.logs import NoAnswer
-from plait.live.store import Token
+from plait.live.store.schema import StoredJob
 
 #: Parts of a log: default, at most.
 PART, LARGEST_PART = 65_536, 1_000_000
 #: How often a log is looked at that does not grow, and after how long something is sent anyway: clients wait 5 s.
 FOLLOW_S, QUIET_S = 0.3, 2.0
 
-router = APIRouter(tags=["jobs"])
+ROUTES = Routes("jobs")
 
 
-@router.get(
-    "/v1/jobs/{job}/logs",
-    **answers(LogPart, own=True, texts={"text/event-stream": "With `follow=1`: parts, notices and the end."}),
-)
-async def logs(
-    request: Request,
-    job: JobName,
-    rank: int = Query(0, ge=0, le=LARGEST, description="Which process of the job."),
-    offset: int = Query(0, ge=0, le=LARGEST, description="Where to begin, bytes since the process started."),
-    limit: int = Query(PART, ge=1, le=LARGEST_PART, description="Bytes at most."),
-    epoch: int | None = Query(None, ge=1, le=LARGEST, description="Which attempt; the newest if left out."),
-    follow: bool = Query(False, description="A stream that goes on until the job has ended."),
-) -> Response:
+class LogQuery(Struct, frozen=True):
+    """Which part of a log."""
+
+    rank: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """Which process of the job."""
+    offset: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """Where to begin, bytes since the process started."""
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PART)] = PART
+    """Bytes at most."""
+    epoch: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+    """Which attempt; the newest if left out."""
+    follow: bool = False
+    """A stream that goes on until the job has ended."""
+
+
+@ROUTES.get(
+    "/v1/jobs/{job}/logs", LogPart, query=LogQuery, own=True,
+    texts=(("text/event-stream", "With `follow=1`: parts, notices and the end."),),
+)  # fmt: skip
+async def logs(call: Call, query: LogQuery) -> LogPart | Response:
     """Part of what a process wrote: text, where it begins, where the next part does, the whole size in bytes.
 
     With `follow=1` a stream of such parts as server-sent events, and an event `end` when the job has ended.
     """
-    api = api_of(request)
-    token = api.who(request)
-    row = await api.row(job, token)
-    job = job_name(row["number"])
-    owns(token, job, row["owner"], change=False)
-    ranks = most_gpus(row["request"]) * processes_per_gpu(row["request"])
-    if rank >= ranks:
-        raise LookupError(f"job {job} has ranks 0 to {ranks - 1}; there is no rank {rank}")
-    if follow:
-        stream = _follow(api, lambda: api.who(request), job, rank, offset, limit)
+    job = await call.job()
+    ranks = most_gpus(job.request) * processes_per_gpu(job.request)
+    if query.rank >= ranks:
+        raise LookupError(f"job {job.row.id} has ranks 0 to {ranks - 1}; there is no rank {query.rank}")
+    if query.follow:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        stream = _follow(call, job.row.id, query.rank, query.offset, query.limit)
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-    if epoch is None and not row["attempts"]:
-        return Json({"text": "", "offset": 0, "next": 0, "size": 0, "epoch": 0, "rank": rank})
-    return Json(await _part(api, row, rank, offset, limit, epoch))
+    if query.epoch is None and not job.attempts:
+        return LogPart(text="", offset=0, next=0, size=0, epoch=0, rank=query.rank)
+    return await _part(call.api, job, query.rank, query.offset, query.limit, query.epoch)
 
 
-async def _part(
-    api: Api, row: dict[str, Any], rank: int, offset: int, limit: int, epoch: int | None = None
-) -> dict[str, Any]:
-    tries = {a["epoch"]: a for a in row["attempts"]}
+async def _part(api: Api, job: StoredJob, rank: int, offset: int, limit: int, epoch: int | None = None) -> LogPart:
+    tries = {one.epoch: one for one in job.attempts}
     attempt = tries.get(epoch if epoch is not None else max(tries))
     if attempt is None:
-        raise LookupError(f"job {job_name(row['number'])} has no attempt {epoch}; it has {len(tries)}")
-    if rank >= len(attempt["ranks"]):
-        last = len(attempt["ranks"]) - 1
-        raise LookupError(f"attempt {attempt['epoch']} of job {job_name(row['number'])} has ranks 0 to {last}")
-    node = attempt["ranks"][rank]["node"]
-    reply = await _read(api, node, row["number"], attempt["epoch"], rank, offset, limit)
+        raise LookupError(f"job {job.row.id} has no attempt {epoch}; it has {len(tries)}")
+    if rank >= len(attempt.ranks):
+        last = len(attempt.ranks) - 1
+        raise LookupError(f"attempt {attempt.epoch} of job {job.row.id} has ranks 0 to {last}")
+    node = attempt.ranks[rank].node
+    reply = await _read(api, node, job.row.number, attempt.epoch, rank, offset, limit)
     if reply.error:
         raise LookupError(f"node {node}: {reply.error}")
     following = reply.next or reply.offset + len(reply.text.encode())
-    return {
-        "text": reply.text, "offset": reply.offset, "next": following, "size": reply.size, "epoch": attempt["epoch"],
-        "rank": rank,
-    }  # fmt: skip
+    return LogPart(
+        text=reply.text, offset=reply.offset, next=following, size=reply.size, epoch=attempt.epoch, rank=rank
+    )
 
 
 async def _read(api: Api, node: str, number: int, epoch: int, rank: int, offset: int, limit: int) -> Reply:
@@ -102,47 +100,46 @@ async def _read(api: Api, node: str, number: int, epoch: int, rank: int, offset:
     return Reply(0, part.text, part.offset, part.next, part.size)
 
 
-async def _follow(
-    api: Api, may: Callable[[], Token], job: str, rank: int, offset: int, limit: int
-) -> AsyncIterator[str]:
+async def _follow(call: Call, job: str, rank: int, offset: int, limit: int) -> AsyncIterator[str]:
     """The log of the newest attempt, then of the next one, until the job has ended and all of it was sent.
 
-    Between attempts an event `notice` explains why the job does not run and when the next attempt begins. `may` raises
-    `Denied` once the token is revoked, for open streams, too.
+    Between attempts an event `notice` explains why the job does not run and when the next attempt begins. The token is
+    checked again at each turn: it may be revoked while the stream is open.
     """
+    api = call.api
     epoch, said, patience, noticed = 0, time.monotonic(), 0, 0
     while not api.closing.is_set():
         try:
-            token = may()
+            token = api.tokens.who(call.request.headers.get("authorization"))
         except Denied as error:
             yield _event({"message": str(error)}, "error")
             return
-        row = await api.row(job, token)
-        tries = {a["epoch"]: a for a in row["attempts"]}
+        found = await api.stored(job, token)
+        tries = {one.epoch: one for one in found.attempts}
         newest = max(tries, default=0)
-        over = row["state"] in serializers.FINAL
-        part: dict[str, Any] | None = None
+        over = found.row.state in FINAL
+        part: LogPart | None = None
         if newest:
             epoch = epoch or newest
             try:
-                part = await _part(api, row, rank, offset, limit, epoch)
+                part = await _part(api, found, rank, offset, limit, epoch)
                 patience = 0
             except (NoAnswer, LookupError) as error:
                 patience += 1
                 if over or patience == 20:
                     yield _event({"message": str(error.args[0])}, "error")
                     return
-        if part and part["text"]:
-            offset, said = part["next"], time.monotonic()
+        if part and part.text:
+            offset, said = part.next, time.monotonic()
             yield _event(part)
         elif newest > epoch:
             if epoch:
                 yield _event({"message": _between(tries[epoch], noticed) + f"attempt {newest} begins"}, "notice")
             epoch, offset, noticed = newest, 0, epoch
         elif over:
-            yield _event({"state": row["state"]}, "end")
+            yield _event({"state": found.row.state}, "end")
             return
-        elif epoch and noticed != epoch and tries[epoch]["outcome"]:
+        elif epoch and noticed != epoch and tries[epoch].state != "running":
             noticed = epoch
             yield _event({"message": _between(tries[epoch], 0) + "the job waits to start again"}, "notice")
         else:
@@ -152,14 +149,15 @@ async def _follow(
             await asyncio.sleep(FOLLOW_S)
 
 
-def _between(attempt: dict[str, Any], noticed: int) -> str:
+def _between(attempt: JobAttempt, noticed: int) -> str:
     """How an attempt ended, unless that was in the stream already."""
-    if noticed == attempt["epoch"]:
+    if noticed == attempt.epoch:
         return ""
-    cause = attempt["cause"]
-    why = f" ({cause})" if cause and cause != attempt["outcome"] else ""
-    return f"attempt {attempt['epoch']} is over: {attempt['outcome'] or 'it ended'}{why}; "
+    state = "it ended" if attempt.state == "running" else attempt.state
+    why = f" ({attempt.reason})" if attempt.reason and attempt.reason != attempt.state else ""
+    return f"attempt {attempt.epoch} is over: {state}{why}; "
 
 
-def _event(data: dict[str, Any], kind: str = "") -> str:
-    return (f"event: {kind}\n" if kind else "") + f"data: {json.dumps(data)}\n\n"
+def _event(data: Any, kind: str = "") -> str:
+    """One event; its data is ASCII, as readers split streams at every line separator of Unicode."""
+    return (f"event: {kind}\n" if kind else "") + f"data: {json.dumps(msgspec.to_builtins(data))}\n\n"

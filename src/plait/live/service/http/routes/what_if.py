@@ -7,37 +7,32 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
-
 from plait.core.jobs import JobSpec
 from plait.core.policy import Policy
+from plait.live.api.explain import ComparedQueues, SubmissionOutlook
 from plait.live.protocol.requests import command_text
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.requests.admission import check_project, project_of, take_in
-from plait.live.service.http.answers.outlook import ComparedQueues, SubmissionOutlook
-from plait.live.service.http.api import Api, Json, api_of
-from plait.live.service.http.models import ChoiceIn, JobIn, parse
-from plait.live.service.http.openapi.routes import answers
+from plait.live.service.http.api import Api, Call, Json, Routes
+from plait.live.service.http.bodies import JOB, ChoiceIn
 from plait.live.service.http.routes.jobs import check_files, in_project
 from plait.live.store import Token
 from plait.policies.catalog import check_named
 
-router = APIRouter(tags=["jobs"])
+ROUTES = Routes("jobs")
 
 
-@router.post("/v1/what-if", **answers(SubmissionOutlook, body=JobIn, roles=("admin", "user")))
-async def submission(request: Request) -> Response:
+@ROUTES.post("/v1/what-if", SubmissionOutlook, body=JOB, roles=("admin", "user"))
+async def what_if(call: Call, request: dict[str, Any]) -> Json:
     """When a job like this would start and end, what blocks it, and what would be cheaper or sooner.
 
     The body is that of a submission; it is refused like one, and nothing is submitted.
     """
-    api = api_of(request)
-    token = api.who(request, "admin", "user")
-    asked = in_project(parse(JobIn, await api.body(request)).request(), token)
+    api, token = call.api, call.token
+    asked = in_project(request, token)
     await check_files(api, [asked])
 
     def look(engine: Engine, now_s: float) -> tuple[QueueCopy | None, JobSpec, list[str]]:
@@ -56,12 +51,10 @@ async def submission(request: Request) -> Response:
     return Json({**found, "remarks": remarks} if remarks else found)
 
 
-@router.post("/v1/what-if/queue", **answers(ComparedQueues, body=ChoiceIn))
-async def queue(request: Request) -> Response:
+@ROUTES.post("/v1/what-if/queue", ComparedQueues, body=ChoiceIn)
+async def compare_queues(call: Call, said: ChoiceIn) -> Json:
     """Who of the queue would end sooner and who later under another choice; nothing is changed."""
-    api = api_of(request)
-    token = api.who(request)
-    said = parse(ChoiceIn, await api.body(request))
+    api, token = call.api, call.token
     engine = api.worker.engine
     network = engine.state.network.declared is not None
     policy = None

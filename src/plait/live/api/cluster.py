@@ -1,16 +1,20 @@
-"""Answers about the cluster: status, queue, nodes, policy, log, and the state that forecasts begin with."""
+"""Answers about the cluster: status, queue, nodes, network, policy, and the state that forecasts begin with."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
-from pydantic import Field
+from plait.live.api import Answer, Moment
+from plait.live.api.jobs import JobAggregation, JobState, LastDecision, Region
 
-from plait.live.service.http.answers.base import CLOCK, Answer, JobState, NodeState
-from plait.live.service.http.answers.explained import LastDecision
+#: States of a node; left: it gave notice and went.
+NodeState: TypeAlias = Literal["ready", "suspect", "lost", "drained", "leaving", "left"]
+NODE_STATES: tuple[NodeState, ...] = get_args(NodeState)
+#: Fields of a node's row that its agent reports once.
+HARDWARE = ("gpus", "gpu_kind", "gpu_memory_bytes", "cpus", "memory_bytes", "rack")
 
 
-class Health(Answer):
+class Health(Answer, frozen=True):
     """Whether the service leads."""
 
     role: Literal["leader", "standby"]
@@ -22,7 +26,7 @@ class Health(Answer):
     """Number of its term."""
 
 
-class LostWork(Answer):
+class LostWork(Answer, frozen=True):
     """Work that was lost, and what restarts cost."""
 
     work_gpu_s: dict[str, float]
@@ -31,7 +35,7 @@ class LostWork(Answer):
     """GPU-seconds that restarts took."""
 
 
-class Gpus(Answer):
+class Gpus(Answer, frozen=True):
     """GPUs of nodes that are there."""
 
     total: int
@@ -45,7 +49,7 @@ class Gpus(Answer):
     """GPUs that are held for a waiting job, and idle."""
 
 
-class WantedGpus(Answer):
+class WantedGpus(Answer, frozen=True):
     """GPUs that jobs within their quotas want: backends that can start nodes go by it."""
 
     gpus: int
@@ -53,10 +57,10 @@ class WantedGpus(Answer):
     why: str
 
 
-class ClusterStatus(Answer):
-    """The service in a few figures."""
+class ClusterFigures(Answer, frozen=True):
+    """The cluster in a few figures."""
 
-    now_s: float = Field(description=CLOCK)
+    now_s: Moment
     policy: str
     may_lose_work: bool
     """Whether the policy may stop jobs that cannot resume from a checkpoint."""
@@ -77,6 +81,11 @@ class ClusterStatus(Answer):
     wanted: WantedGpus
     jobs: dict[JobState, int]
     """How many are in each state."""
+
+
+class ClusterStatus(ClusterFigures, frozen=True):
+    """The service in a few figures."""
+
     prices: str | None
     """Money per GPU-hour as `plait up --price` takes it; null without."""
     store_error: str | None
@@ -88,7 +97,7 @@ class ClusterStatus(Answer):
     """Seconds since the service started."""
 
 
-class QueuedJob(Answer):
+class QueuedJob(Answer, frozen=True):
     """A job that runs or waits, with the numbers that policies order by."""
 
     place: int
@@ -98,7 +107,7 @@ class QueuedJob(Answer):
     name: str
     user: str
     project: str
-    class_: str = Field(alias="class")
+    class_: str
     priority: float | None
     gpus: int
     waits: bool
@@ -114,17 +123,17 @@ class QueuedJob(Answer):
     """Why it waits; "" while it runs."""
 
 
-class Queue(Answer):
+class Queue(Answer, frozen=True):
     """Jobs in the order of the last decision."""
 
-    now_s: float = Field(description=CLOCK)
+    now_s: Moment
     policy: str
     total: int
     """How many run or wait."""
     jobs: list[QueuedJob]
 
 
-class Placement(Answer):
+class Placement(Answer, frozen=True):
     """An attempt of a job on GPUs of the requested nodes."""
 
     job: str
@@ -140,17 +149,17 @@ class Placement(Answer):
     """Node and the node's number of each GPU; GPUs on other nodes are left out."""
 
 
-class Placements(Answer):
+class Placements(Answer, frozen=True):
     """Who held GPUs of some nodes in a time."""
 
-    now_s: float = Field(description=CLOCK)
+    now_s: Moment
     placements: list[Placement]
     """Newest first."""
     more: bool
     """Whether there were more than `limit`."""
 
 
-class GpuReading(Answer):
+class GpuReading(Answer, frozen=True):
     """A GPU as its driver reads it."""
 
     utilisation: float
@@ -158,7 +167,7 @@ class GpuReading(Answer):
     memory_bytes: float
 
 
-class GpuTenSeconds(Answer):
+class GpuTenSeconds(Answer, frozen=True):
     """A GPU or slot in the last 10 s; null where that is not known."""
 
     utilisation: float | None
@@ -166,7 +175,7 @@ class GpuTenSeconds(Answer):
     memory_bytes: float | None
 
 
-class NodeUsage(Answer):
+class NodeUsage(Answer, frozen=True):
     """Resources that a node uses."""
 
     cpu: float
@@ -176,18 +185,10 @@ class NodeUsage(Answer):
     means: list[GpuTenSeconds]
 
 
-class NodeRow(Answer):
+class NodeRow(Answer, frozen=True):
     """A node, and who holds its GPUs. Hardware is known once its agent has reported."""
 
-    id: str | None = None
-    gpus: int | None = None
-    gpu_kind: str | None = None
-    gpu_memory_bytes: float | None = None
-    """Of each GPU; 0 where that is not known."""
-    cpus: float | None = None
-    """Cores."""
-    memory_bytes: float | None = None
-    rack: int | None = None
+    id: str
     state: NodeState
     drained: bool
     """Takes no work."""
@@ -206,9 +207,17 @@ class NodeRow(Answer):
     """The jobs on each GPU."""
     reserved_for: dict[str, str]
     """The waiting job for which a GPU is held, by its number on the node."""
+    gpus: int | None = None
+    gpu_kind: str | None = None
+    gpu_memory_bytes: float | None = None
+    """Of each GPU; 0 where that is not known."""
+    cpus: float | None = None
+    """Cores."""
+    memory_bytes: float | None = None
+    rack: int | None = None
 
 
-class JobLoss(Answer):
+class JobLoss(Answer, frozen=True, kw_only=True):
     """Work that a stop of a job would lose now."""
 
     id: str
@@ -227,7 +236,7 @@ class JobLoss(Answer):
     """The same as a sentence."""
 
 
-class Losses(Answer):
+class Losses(Answer, frozen=True):
     """Work that stops would lose; jobs that save when they are stopped lose nothing and are left out."""
 
     losses: list[JobLoss]
@@ -235,14 +244,14 @@ class Losses(Answer):
     """All of it as a sentence; empty if nothing is lost."""
 
 
-class NodeForgottenAnswer(Answer):
+class NodeForgottenAnswer(Answer, frozen=True):
     """A node that was taken out of the lists."""
 
     id: str
     state: Literal["forgotten"]
 
 
-class PolicyAnswer(Answer):
+class PolicyAnswer(Answer, frozen=True):
     """The policy that decides."""
 
     policy: str
@@ -255,7 +264,7 @@ class PolicyAnswer(Answer):
     """Seconds between decisions, at least."""
 
 
-class ForecastState(Answer):
+class ForecastState(Answer, frozen=True):
     """Everything a forward simulation needs, for `plait.outlook`; jobs are numbered from 0 again.
 
     Commands of jobs, their environments and reasons of failures are not in it.
@@ -265,8 +274,8 @@ class ForecastState(Answer):
     """Of this form."""
     seq: int
     """The newest entry of the event log."""
-    now_s: float = Field(description=CLOCK)
-    asked_s: float = Field(description=CLOCK)
+    now_s: Moment
+    asked_s: Moment
     decision_seq: int
     decision_s: float | None
     policy: str
@@ -294,3 +303,58 @@ class ForecastState(Answer):
     """The job's own number -> the ended jobs, or the statement, from which these are drawn, in words."""
     controller: dict[str, Any] | None = None
     """A snapshot of the controller, as `plait.control.snapshot` reads it; null before any node has joined."""
+
+
+class SwitchJob(Region, frozen=True):
+    """A job that a switch serves, and what the switch has counted of it."""
+
+    id: str
+    number: int
+    serves: bool
+    held: float
+    """Aggregators in use now."""
+    received: float
+    """Packets of workers."""
+    collided: float
+    """The ones of these that met another job's aggregator."""
+    completed: float
+    """Sums that were completed."""
+
+
+class Switch(Answer, frozen=True):
+    """A switch that can aggregate."""
+
+    switch: str
+    state: str
+    """up, lost, or not served."""
+    node: str | None
+    """The node whose agent serves it."""
+    aggregators: int
+    payload_bytes: int
+    """Bytes of gradients in a packet."""
+    granted: int
+    """Aggregators in regions of one job."""
+    held: float
+    """Aggregators in use now."""
+    restarts: int
+    trouble: str | None
+    jobs: list[SwitchJob]
+
+
+class NetworkJob(JobAggregation, frozen=True):
+    """A running job that could be aggregated."""
+
+    id: str
+    number: int
+
+
+class NetworkOfCluster(Answer, frozen=True):
+    """The network, its switches, and what jobs have of them."""
+
+    network: str | None
+    """The text of its topology; null without a network."""
+    policy: str
+    grants: bool
+    """Whether the policy grants memory of switches."""
+    switches: list[Switch]
+    jobs: list[NetworkJob]

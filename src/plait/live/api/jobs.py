@@ -1,27 +1,82 @@
-"""Answers about jobs: rows of listings, whole jobs, attempts, logs."""
+"""Answers about jobs: rows of listings, whole jobs with their attempts, logs."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
-from pydantic import Field
+import msgspec
 
-from plait.live.service.http.answers.base import CLOCK, Answer, JobState
-from plait.live.service.http.answers.network import JobAggregation
+from plait.live.api import Answer, Moment
+
+#: The states that a job is shown in, of which it does not leave the last three.
+JobState: TypeAlias = Literal[
+    "waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled"
+]
+STATES: tuple[JobState, ...] = get_args(JobState)
+FINAL = STATES[-3:]
 
 
-class SubmittedJob(Answer):
+class LastDecision(Answer, frozen=True):
+    """The newest decision of the policy."""
+
+    seq: int
+    """Its entry in the event log; 0 before the first."""
+    at_s: Moment | None
+
+
+class Region(Answer, frozen=True):
+    """A part of the memory of a switch, in aggregators."""
+
+    offset: int
+    size: int
+    """0: all that regions of one job leave."""
+    mode: str
+    exclusive: bool
+
+
+class JobAggregation(Answer, frozen=True):
+    """The switch of a job and its use. Shares are 0 to 1, and null where nothing is known."""
+
+    granted: bool
+    switch: str | None
+    region: Region | None
+    epoch: int | None
+    """Of the region."""
+    protocol: str | None
+    window: int | None
+    """Packets that a worker may have outstanding."""
+    priority: int | None
+    mode_used: str | None
+    """aggregation or gloo; null before it exchanged anything."""
+    bits_per_s: float | None
+    """Gradients that a worker exchanged, bits per second."""
+    aggregated_share: float | None
+    """Fraction of sums that the switch completed."""
+    fallback_share: float | None
+    """Fraction of packets that met an occupied aggregator."""
+    gloo_share: float | None
+    """Fraction of bytes that went by gloo."""
+    resend_share: float | None
+    """Fraction of packets that were sent again."""
+    timeouts: float | None
+    trouble: str | None
+    """Why the switch refuses its region; its processes have what they had before meanwhile, or go by gloo."""
+    reason: str
+    """Why it is not aggregated; empty if it is."""
+
+
+class SubmittedJob(Answer, frozen=True):
     """A job that was stored."""
 
     id: str
     """Its name, which the other routes take."""
     number: int
     """Its number; a later job has a higher one."""
-    remarks: list[str] = Field(default_factory=list)
+    remarks: list[str] = msgspec.field(default_factory=list)
     """Requests that the current policy ignores, a sentence each."""
 
 
-class Stops(Answer):
+class Stops(Answer, frozen=True):
     """The cost of stopping a job, and of its past stops."""
 
     lost_work_s: float
@@ -40,7 +95,7 @@ class Stops(Answer):
     """Seconds that a stop and a start would cost now; null where that was not measured."""
 
 
-class Place(Answer):
+class Place(Answer, frozen=True):
     """A process of the running attempt."""
 
     rank: int
@@ -52,7 +107,7 @@ class Place(Answer):
     """Its process on the node; 0 until it has one."""
 
 
-class GroupOfJob(Answer):
+class GroupOfJob(Answer, frozen=True):
     """The jobs that share the GPUs of this one."""
 
     id: str
@@ -62,7 +117,7 @@ class GroupOfJob(Answer):
     """Names of the jobs, this one included."""
 
 
-class Neighbour(Answer):
+class Neighbour(Answer, frozen=True):
     """Another job on a GPU that is shared with a guest."""
 
     job: str
@@ -72,7 +127,7 @@ class Neighbour(Answer):
     """Whether it uses what others leave."""
 
 
-class SharingOfJob(Answer):
+class SharingOfJob(Answer, frozen=True):
     """How a job shares its GPUs with guests, or as a guest."""
 
     guest: bool
@@ -88,9 +143,11 @@ class SharingOfJob(Answer):
     """How processes that do not pace themselves are frozen for the rest of the time; null if they pace themselves."""
     duty: float | None
     """Part of the last ten seconds in which a throttled process ran, 0 to 1: the minimum over its processes."""
+    law: str | None
+    """The rule that sets the minimum share, as a sentence; null where no agent has reported one."""
 
 
-class BatchBounds(Answer):
+class BatchBounds(Answer, frozen=True):
     """Bounds of the batch of an adaptive job, in examples."""
 
     initial: int
@@ -100,7 +157,7 @@ class BatchBounds(Answer):
     accumulation: bool
 
 
-class AdaptiveJob(Answer):
+class AdaptiveJob(Answer, frozen=True):
     """State of a job whose batch adapts."""
 
     min_gpus: int
@@ -125,33 +182,7 @@ class AdaptiveJob(Answer):
     """That its newest steps made no progress, as gradients are not finite."""
 
 
-class Measured(Answer):
-    """Fields of unfinished jobs only, as their agents measure them."""
-
-    step_s: float | None = None
-    """Mean seconds of the recent iterations."""
-    total_steps: float | None = None
-    """Iterations in all, as its script reports."""
-    gate: str | None = None
-    """The gate that its processes go through."""
-    stage_s: list[float] | None = None
-    """Mean busy seconds of the recent iterations: storage, CPU, GPU, network."""
-    checkpoint_steps: float | None = None
-    """Iterations in its newest checkpoint."""
-    checkpoint_age_s: float | None = None
-    """Seconds since that."""
-    saves: str | None = None
-    """Whether it would resume from that checkpoint."""
-    places: list[Place] | None = None
-    group: GroupOfJob | None = None
-    adaptive: AdaptiveJob | None = None
-    stops: Stops | None = None
-    sharing: SharingOfJob | None = None
-    ina: JobAggregation | None = None
-    """In-network aggregation, where the cluster has a network."""
-
-
-class JobRow(Measured):
+class JobRow(Answer, frozen=True):
     """A job as listings show it. Users see name, command and failure reasons of their own jobs only."""
 
     id: str
@@ -162,7 +193,7 @@ class JobRow(Measured):
     project: str
     model: str
     """Name of the trained model; empty if it was not given."""
-    class_: Literal["guaranteed", "opportunistic", "auto"] = Field(alias="class")
+    class_: Literal["guaranteed", "opportunistic", "auto"]
     """A guaranteed job owns its GPUs; an opportunistic one uses GPUs that others leave."""
     command: list[str]
     """The program and its arguments; in listings split at spaces and cut to 200 characters."""
@@ -197,19 +228,33 @@ class JobRow(Measured):
     """Seconds that it held GPUs."""
     attained_gpu_s: float
     """Attained service, GPU-seconds."""
+    # Of unfinished jobs only, most of them as their agents measure them.
+    step_s: float | None = None
+    """Mean seconds of the recent iterations."""
+    total_steps: float | None = None
+    """Iterations in all, as its script reports."""
+    gate: str | None = None
+    """The gate that its processes go through."""
+    stage_s: list[float] | None = None
+    """Mean busy seconds of the recent iterations: storage, CPU, GPU, network."""
+    checkpoint_steps: float | None = None
+    """Iterations in its newest checkpoint."""
+    checkpoint_age_s: float | None = None
+    """Seconds since that."""
+    saves: str | None = None
+    """Whether it would resume from that checkpoint."""
+    places: list[Place] | None = None
+    group: GroupOfJob | None = None
+    adaptive: AdaptiveJob | None = None
+    stops: Stops | None = None
+    sharing: SharingOfJob | None = None
+    ina: JobAggregation | None = None
+    """In-network aggregation, where the cluster has a network."""
+    profile_source: str | None = None
+    """Where the profile that policies use comes from."""
 
 
-class JobColumns(Answer):
-    """Jobs as columns, each a list with one value a job: half the bytes of rows."""
-
-    now_s: float = Field(description=CLOCK)
-    columns: dict[str, list[Any]]
-    """Name of a field of a row -> its values; `command` and `nodes` are texts with spaces between their parts."""
-    more: dict[str, Measured]
-    """Number of a job -> what only memory knows of it."""
-
-
-class RankOfAttempt(Answer):
+class RankOfAttempt(Answer, frozen=True):
     """A process of an attempt: where it ran, and how it ended."""
 
     node: str
@@ -220,7 +265,7 @@ class RankOfAttempt(Answer):
     ended: bool
 
 
-class JobAttempt(Answer):
+class JobAttempt(Answer, frozen=True):
     """One try to run a job, on GPUs that do not change."""
 
     epoch: int
@@ -240,8 +285,22 @@ class JobAttempt(Answer):
     exit_code: int | None
     ranks: list[RankOfAttempt]
 
+    @classmethod
+    def of(
+        cls, *, epoch: int, state: str, started_s: float | None, ended_s: float | None, ranks: list[RankOfAttempt],
+        batch_size: float | None, lost_work_s: float | None, reason: str | None,
+    ) -> JobAttempt:  # fmt: skip
+        """An attempt, of which nodes, GPUs and exit code are those of its ranks."""
+        codes = [rank.exit_code for rank in ranks if rank.ended]
+        return cls(
+            epoch=epoch, state=state, started_s=started_s, ended_s=ended_s,
+            nodes=list(dict.fromkeys(rank.node for rank in ranks)),
+            gpus=len({(rank.node, rank.gpu) for rank in ranks}), batch_size=batch_size, lost_work_s=lost_work_s,
+            reason=reason, exit_code=next((code for code in codes if code), codes[0] if codes else None), ranks=ranks,
+        )  # fmt: skip
 
-class WholeJob(JobRow):
+
+class WholeJob(JobRow, frozen=True, kw_only=True):
     """Everything about one job: the row, the fields of its request, and all attempts."""
 
     python: str | None = None
@@ -282,36 +341,34 @@ class WholeJob(JobRow):
     """Seconds that an iteration uses each resource, as its user gave them."""
     skew: float | None = None
     merge: bool | None = None
-    profile_source: str | None = None
-    """Where the profile that policies use comes from."""
     env: dict[str, str] | None = None
     """Environment variables; only for its owner and administrators."""
     attempts: list[JobAttempt]
 
 
-class CancelledJob(Answer):
+class CancelledJob(Answer, frozen=True):
     """A job that was cancelled; `state` is stopping while its processes are being stopped."""
 
     id: str
     state: JobState
 
 
-class ChangedJob(Answer):
+class ChangedJob(Answer, frozen=True):
     """A job after a change of it."""
 
     id: str
     state: JobState
-    remarks: list[str] = Field(default_factory=list)
+    remarks: list[str] = msgspec.field(default_factory=list)
     """Current requests that the current policy ignores, a sentence each."""
 
 
-class JobId(Answer):
+class JobId(Answer, frozen=True):
     """The requested job."""
 
     id: str
 
 
-class LogPart(Answer):
+class LogPart(Answer, frozen=True):
     """Part of what a process wrote. Offsets are bytes since the process started."""
 
     text: str

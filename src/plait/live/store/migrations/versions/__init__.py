@@ -1,1 +1,0 @@
-"""One file a change of the tables, oldest first."""
