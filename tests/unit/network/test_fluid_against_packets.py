@@ -19,8 +19,8 @@ from sampling import sample
         pytest.param(sample(RACKS[2::7], RACKS), 0.10, 0.05, id="racks"),
         pytest.param(sample(NARROW[3:4], NARROW), 0.22, 0.06, id="narrow"),
         pytest.param(sample(MIXES[26:27], MIXES), 0.40, 0.05, id="mixes"),
-        # A known miss: two points of 500 to 670 aggregators, windows of 300 to 400 and two levels over unequal racks are
-        # 206 % off; the other jobs at most 44 %.
+        # A known miss: two points of 500 to 670 aggregators, windows of 300 to 400 and two levels over unequal racks
+        # are up to 206 % off; the other jobs at most 44 %.
         pytest.param(sample(FRESH[:1], FRESH), 2.1, 0.06, id="fresh"),
     ],
 )
