@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 #: Between a reason and the lines of the log that it quotes.
@@ -28,6 +29,15 @@ def noted(reason: str, note: str) -> str:
     """
     head, quoted, lines = reason.partition(QUOTED)
     return f"{head}; {note}{quoted}{lines}"
+
+
+#: Characters of a command line that are stored and shown.
+COMMAND_CHARS = 200
+
+
+def command_line(command: Sequence[str]) -> str:
+    """A command as one line for storage and display, cut to `COMMAND_CHARS`; `arguments` takes it apart."""
+    return shlex.join(command)[:COMMAND_CHARS]
 
 
 def arguments(line: str) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.control.messages import Event, JobSubmitted, ReplanDue
 from plait.core.jobs import Phase
-from plait.live.protocol.requests import command_text
+from plait.core.words import command_line
 from plait.live.scheduler.explain.durations import History
 from plait.live.scheduler.explain.outlook import Calibrations, Times, foresee
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
@@ -197,6 +197,6 @@ class LogCoverage:
             job = state.jobs.get(self._numbered)
             if job is not None:
                 name = str(job.request.get("name") or job.request.get("model") or "")
-                self._names[self._numbered] = Who(job.owner, name, command_text(job.request))
+                self._names[self._numbered] = Who(job.owner, name, command_line(job.request["command"]))
             self._numbered += 1
         self.coverage.see(state.controller, row.event)

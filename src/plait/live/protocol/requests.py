@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -22,8 +21,6 @@ from plait.live.protocol.job import Batch
 from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu, run_keys
 from plait.runtime.command_line import parse_script
 
-#: Characters of a command that are kept of a job that has ended, and shown.
-COMMAND_CHARS = 200
 #: Fields that name jobs to wait for, and how these have to end.
 AFTER = {"after": ("finished",), "after_any": ("finished", "failed", "cancelled"), "after_fail": ("failed",)}
 _FLAGS = {one.name: f"--{one.word}" for one in declared(Batch)}
@@ -43,11 +40,6 @@ def command_of(request: Mapping[str, Any]) -> list[str]:
     program, *rest = request["command"]
     python = request.get("python")
     return [python if python and program in ("python", "python3") else program, *rest]
-
-
-def command_text(request: Mapping[str, Any]) -> str:
-    """The command as one line, for storage and display: at most `COMMAND_CHARS` of it."""
-    return shlex.join(request["command"])[:COMMAND_CHARS]
 
 
 def dependencies(requests: Sequence[Mapping[str, Any]], first: int) -> list[dict[int, str]]:

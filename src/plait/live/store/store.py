@@ -32,10 +32,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
-from plait.core.words import arguments
+from plait.core.words import arguments, command_line
 from plait.live.api.jobs import JobAttempt, JobRow, RankOfAttempt
 from plait.live.layout import job_name
-from plait.live.protocol.requests import command_text
 from plait.live.store import schema
 from plait.live.store.checksums import CRC, Checksums
 from plait.live.store.connecting import lock_file, lock_server, parse_url, sqlite_engines, unlock
@@ -210,7 +209,7 @@ class Store:
         jobs = [
             {
                 "number": row.number, **{name: getattr(row, field) for name, field in schema.JOB_FIELDS.items()},
-                "command": command_text(request), "nodes": " ".join(row.nodes),
+                "command": command_line(request["command"]), "nodes": " ".join(row.nodes),
                 "request": json.dumps(request, separators=(",", ":")),
             }
             for row, request in views.jobs

@@ -12,9 +12,9 @@ from plait.control.snapshot import of_active
 from plait.core.arrays import IntArray
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy
+from plait.core.words import command_line
 from plait.live.api.jobs import FINAL, JobRow
 from plait.live.layout import job_name
-from plait.live.protocol.requests import command_text
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain.durations import History
 from plait.live.scheduler.explain.next_starts import Release, next_starts
@@ -62,7 +62,7 @@ class QueueCopy:
             if job is None:
                 continue
             name = str(job.request.get("name") or job.request.get("model") or "")
-            owners[row] = Who(job.owner, name, command_text(job.request))
+            owners[row] = Who(job.owner, name, command_line(job.request["command"]))
             if job.live is not None:
                 work = work_of(ctx, job, job.live)
                 reported[row] = Reported(work.done, work.total, work.each_s)
@@ -105,7 +105,7 @@ def history_of(rows: Iterable[JobRow], stated: Mapping[int, float]) -> History:
     history = History()
     for row in rows:
         if row.state in FINAL and row.run_s > 0:
-            stated_s, command = stated.get(row.number, np.nan), command_text({"command": row.command})
+            stated_s, command = stated.get(row.number, np.nan), command_line(row.command)
             history.add(row.user, row.name or row.model, row.gpus, row.run_s, stated_s, command)
     return history
 

@@ -13,7 +13,7 @@ from plait.control.controller import Controller
 from plait.control.job_store import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Checkpoints, Phase
-from plait.core.words import arguments, counted
+from plait.core.words import arguments, command_line, counted
 from plait.live.api.cluster import (
     HARDWARE,
     NODE_STATES,
@@ -41,7 +41,6 @@ from plait.live.api.jobs import (
     Stops,
 )
 from plait.live.layout import job_name
-from plait.live.protocol.requests import command_text
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import COMPILING, Context
 from plait.live.scheduler.explain import guests
@@ -154,7 +153,7 @@ def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> JobRow:
         project=job.project,
         model=request.get("model") or "",
         class_=request.get("class") or "guaranteed",
-        command=arguments(command_text(request)),
+        command=arguments(command_line(request["command"])),
         gpus=len(last.gpus) if last else int(request.get("gpus") or 1),
         state=state,
         reason="" if state == "finished" else reason,

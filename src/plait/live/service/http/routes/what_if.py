@@ -9,8 +9,8 @@ from typing import Any
 
 from plait.core.jobs import JobSpec
 from plait.core.policy import Policy
+from plait.core.words import command_line
 from plait.live.api.explain import ComparedQueues, SubmissionOutlook
-from plait.live.protocol.requests import command_text
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
@@ -47,7 +47,7 @@ async def what_if(call: Call, request: dict[str, Any]) -> Json:
     if copy is None:
         raise LookupError("no node has joined yet, so nothing can be forecast; look at: plait nodes")
     name = str(asked.get("name") or asked.get("model") or "")
-    found = await _later(api, token, lambda: api.what_if.submission(copy, spec, name, command_text(asked)))
+    found = await _later(api, token, lambda: api.what_if.submission(copy, spec, name, command_line(asked["command"])))
     return Json({**found, "remarks": remarks} if remarks else found)
 
 
