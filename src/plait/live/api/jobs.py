@@ -95,6 +95,11 @@ class Stops(Answer, frozen=True):
     """Seconds that a stop and a start would cost now; null where that was not measured."""
 
 
+RankState = Literal["assigned", "starting", "running", "stopping", "ended"]
+Action = Literal["run", "pause", "checkpoint", "stop"]
+Throttle = Literal["cgroup", "signals"]
+
+
 class Place(Answer, frozen=True):
     """A process of the running attempt."""
 
@@ -102,7 +107,7 @@ class Place(Answer, frozen=True):
     node: str
     gpu: int
     """The node's number of its GPU."""
-    state: Literal["assigned", "starting", "running", "stopping", "ended"]
+    state: RankState
     pid: int
     """Its process on the node; 0 until it has one."""
 
@@ -137,9 +142,9 @@ class SharingOfJob(Answer, frozen=True):
     """Share of the GPUs' time, 0 to 1: the minimum over its processes; null until agents report it."""
     limit_bytes: float | None
     """Bytes of GPU memory that each process may use; null without a limit."""
-    action: Literal["run", "pause", "checkpoint", "stop"] | None
+    action: Action | None
     """Its permission from the coordinator."""
-    throttled: Literal["cgroup", "signals"] | None
+    throttled: Throttle | None
     """How processes that do not pace themselves are frozen for the rest of the time; null if they pace themselves."""
     duty: float | None
     """Part of the last ten seconds in which a throttled process ran, 0 to 1: the minimum over its processes."""

@@ -291,7 +291,9 @@ def _grouped(jobs: Iterable[_JobCosts], name: str, priced: bool) -> list[CostRow
             held=_part(_sum(one.held for one in some), priced),
             lost=_part(_sum(one.lost for one in some), priced),
             **_use(some, priced),
-            **({"id": key, "user": some[0].user, "project": some[0].project} if name == "id" else {name: key}),
+            user=some[0].user if name in ("id", "user") else None,
+            project=some[0].project if name in ("id", "project") else None,
+            id=key if name == "id" else None,
         )
         for key, some in groups.items()
     ]

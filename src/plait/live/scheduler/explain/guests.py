@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from plait.core.words import counted
-from plait.live.api.jobs import Neighbour, SharingOfJob
+from plait.live.api.jobs import Action, Neighbour, SharingOfJob, Throttle
 from plait.live.layout import job_name
 from plait.live.protocol.wire import Sharing
 from plait.live.scheduler.context import Context
@@ -39,8 +40,8 @@ def shown(ctx: Context, attempt: Attempt) -> SharingOfJob | None:
         beside=beside,
         share=min((one.share for one in said), default=None),
         limit_bytes=min((one.limit_bytes for one in said if one.limit_bytes > 0), default=None),
-        action=max((one.action for one in said), key=_ACTIONS.index, default=None),
-        throttled=throttled[0].throttled if throttled else None,
+        action=cast("Action | None", max((one.action for one in said), key=_ACTIONS.index, default=None)),
+        throttled=cast("Throttle", throttled[0].throttled) if throttled else None,
         duty=min((one.duty for one in throttled if one.duty is not None), default=None),
         law=next((one.law for one in sorted(said, key=lambda one: one.share) if one.law), None),
     )

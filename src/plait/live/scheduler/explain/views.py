@@ -38,6 +38,7 @@ from plait.live.api.jobs import (
     LastDecision,
     Place,
     RankOfAttempt,
+    RankState,
     Stops,
 )
 from plait.live.layout import job_name
@@ -190,7 +191,7 @@ def _live_fields(ctx: Context, job: JobRecord) -> dict[str, Any]:
         out.update(step_s=lead.step_s, total_steps=lead.total_steps, gate=lead.gate, stage_s=lead.stage_s)
         out.update(checkpoint_steps=lead.checkpoint_steps, checkpoint_age_s=lead.checkpoint_age_s, saves=lead.saves)
     out["places"] = [
-        Place(i, r.node, r.gpu, r.seen.state if r.seen else "assigned", r.seen.pid if r.seen else 0)
+        Place(i, r.node, r.gpu, cast("RankState", r.seen.state) if r.seen else "assigned", r.seen.pid if r.seen else 0)
         for i, r in enumerate(attempt.ranks)
     ]
     group = ctx.state.groups.group_of(attempt)

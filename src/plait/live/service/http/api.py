@@ -210,7 +210,8 @@ def _query(kind: type[T], request: Request) -> T:
         for name, hint in hints.items()
         if name in given
     }
-    return parse(kind, values, strict=False)
+    query: T = parse(kind, values, strict=False)
+    return query
 
 
 def _body(kind: Any, content: bytes, *, required: bool) -> Any:

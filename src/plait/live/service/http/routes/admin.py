@@ -7,7 +7,7 @@ import re
 import time
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from plait.live.api.admin import (
     ReportList,
     ReportRow,
     RevokedToken,
+    Role,
     TokenRow,
 )
 from plait.live.layout import make_private
@@ -55,7 +56,7 @@ REPORTS = Routes("cluster")
 @ROUTES.get("/v1/me", Me)
 async def me(call: Call) -> Me:
     """The caller: user, role and project of the token."""
-    return Me(call.token.user, call.token.role, call.token.project)
+    return Me(call.token.user, cast("Role", call.token.role), call.token.project)
 
 
 @ROUTES.get("/v1/tokens", list[TokenRow], roles=_ADMIN)
@@ -103,7 +104,8 @@ async def set_project(call: Call, given: ProjectIn) -> ProjectSettings:
         engine.set_project(given.name, gpu_quota=quota, weight=weight, now_s=now_s)
         return ProjectSettings(given.name, quota, weight)
 
-    return await call.api.worker.call(work)
+    settings: ProjectSettings = await call.api.worker.call(work)
+    return settings
 
 
 @ROUTES.route("DELETE", "/v1/projects/{name}", ProjectGone, roles=_ADMIN)

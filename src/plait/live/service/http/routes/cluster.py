@@ -134,7 +134,7 @@ async def placements(call: Call, query: PlacementsQuery) -> Placements:
             user=job.user,
             epoch=attempt.epoch,
             state=attempt.state,
-            started_s=attempt.started_s,
+            started_s=attempt.started_s or 0.0,  # the store lists none that never began
             ended_s=attempt.ended_s,
             gpus=sorted({(rank.node, rank.gpu) for rank in attempt.ranks if rank.node in query.node}),
         )

@@ -138,8 +138,8 @@ async def cancel(call: Call) -> CancelledJob:
         try:
             await call.api.worker.call(lambda engine, now_s: engine.cancel(number, now_s, by=call.token.user))
         except Conflict:
-            live = await call.api.live(number) or (await call.job()).row
-            if live.state not in ("stopping", "cancelled"):
+            now = await call.api.live(number) or (await call.job()).row
+            if now.state not in ("stopping", "cancelled"):
                 raise
     live = await call.api.live(number)
     return CancelledJob(row.id, "cancelled" if live is None else live.state)
@@ -202,12 +202,13 @@ async def _stored(call: Call, requests: list[dict[str, Any]], *, several: bool =
     """Submit the jobs."""
     key = call.key
     await check_files(call.api, requests, several=several)
-    return await call.api.worker.call(
+    submitted: list[SubmittedJob] = await call.api.worker.call(
         lambda engine, now_s: [
             SubmittedJob(job_name(number), number, engine.remarks(request))
             for number, request in zip(_submit(engine, requests, call.token, now_s, key), requests, strict=True)
         ]
     )
+    return submitted
 
 
 async def _changed(call: Call, number: int, remarks: list[str]) -> ChangedJob:
