@@ -54,7 +54,7 @@ imports: $(VENV)/.dev
 # Adapters need the libraries that they adapt; migrations are run by Alembic, and by nobody else.
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules --doctest-ignore-import-errors \
-		--ignore=src/plait/live/store/migrations src/plait
+		--ignore=src/plait/live/store/migrations src/plait papers/src/plait_papers
 
 chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster, then with guests (20 minutes); CHAOS_SEED=n another plan
 	PLAIT_CHAOS=1 $(BIN)/python -m pytest -s tests/live/test_chaos.py -k for_minutes
@@ -83,7 +83,7 @@ build: $(VENV)/.dev ## wheel and source distribution in dist/
 
 clean: ## remove what the targets made, except the virtual environment
 	rm -rf $(DEMO) figures-out site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
-	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src papers tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## ... and the virtual environment too
 	rm -rf $(VENV)

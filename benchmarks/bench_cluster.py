@@ -30,9 +30,7 @@ from plait.live.protocol.wire import NodeInfo, Run
 from plait.live.scheduler.options import Options
 from plait.live.service.http.auth import hashed, new_secret
 from plait.live.store import Store, Token
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.over_http import HttpLink, live
-from plait.testing.programs import MemoryDisk, Program
+from plait.testing.fleet import Fleet, HttpLink, MemoryDisk, Program, SimulatedAgent, live
 
 QUICK = "--quick" in sys.argv
 STAGES = ({"storage": 0.2, "cpu": 0.1, "gpu": 0.2}, {"cpu": 0.3, "gpu": 0.1}, {"gpu": 0.4, "network": 0.1})

@@ -15,7 +15,7 @@ from common import Figure
 from plait.network.fluid.exchanges import Adders
 from plait.network.fluid.memory import steady_rates
 from plait.network.packets.run import simulate
-from plait.reproduce.memory_laws import AIMD, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
+from plait_papers.memory_laws import AIMD, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
 
 QUICK = "--quick" in sys.argv
 SETS = {

@@ -19,11 +19,11 @@ import common
 import numpy as np
 
 from plait.core.arrays import FloatArray
-from plait.reproduce.muri import testbed
-from plait.reproduce.muri.artifact.engine import run
-from plait.reproduce.muri.artifact.settings import read_setting
-from plait.reproduce.muri.artifact.trace import STRETCH, ArtifactTrace, read
-from plait.reproduce.muri.fair_world import simulate_own
+from plait_papers.muri import testbed
+from plait_papers.muri.artifact.engine import run
+from plait_papers.muri.artifact.settings import read_setting
+from plait_papers.muri.artifact.trace import STRETCH, ArtifactTrace, read
+from plait_papers.muri.fair_world import simulate_own
 
 DATA = Path(os.environ.get("PLAIT_DATA", common.ROOT.parent / "shared" / "data")) / "muri"
 JOBS = 100 if "--quick" in sys.argv else None

@@ -20,15 +20,15 @@ from common import Figure
 
 from plait.core.cluster import Cluster
 from plait.policies.catalog import make_policy
-from plait.reproduce.muri.artifact.engine import run
-from plait.reproduce.muri.artifact.trace import read
-from plait.reproduce.muri.compare import Folder, cases_of
-from plait.reproduce.muri.figures import FIGURES
-from plait.reproduce.muri.runs import run_case
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
+from plait_papers.muri.artifact.engine import run
+from plait_papers.muri.artifact.trace import read
+from plait_papers.muri.compare import Folder, cases_of
+from plait_papers.muri.figures import FIGURES
+from plait_papers.muri.runs import run_case
 
 README_DAYS = {"9": 2, "10": 4, "11": 2, "12": 2, "13": 1}
 RELEASED_CPU_S = 60.0

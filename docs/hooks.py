@@ -21,7 +21,7 @@ from plait.network.topology.cluster_file import LinkTable, NodesTable, SwitchTab
 from plait.network.topology.shapes import SHAPES
 from plait.policies.catalog import CATALOG, citations
 from plait.report.metrics import METRICS
-from plait.reproduce.worlds import SUMMARIES, published_world
+from plait.sim.published import published_names, published_world
 from plait.sim.world import WORLDS, make_world
 from plait.traces.formats.registry import FORMATS
 from plait.traces.schema import JOB_COLUMNS, NODE_COLUMNS
@@ -190,10 +190,9 @@ def worlds() -> str:
             ("profile noise", f"{world.profile_noise:g}"),
         ]
         out += [table(("what", "value"), rows), ""]
-    for name, summary in SUMMARIES.items():
+    for name in published_names():
         theirs = published_world(name)
-        assert theirs is not None, name
-        out += [f"## `{name}`", "", f"{summary}. It has policies of its own:", ""]
+        out += [f"## `{name}`", "", f"{theirs.summary}. It has policies of its own:", ""]
         out += [table(("policy", "what it is"), ((code(k), v) for k, v in theirs.policies.items())), ""]
         out += [table(("option", "meaning"), ((code(k), v) for k, v in theirs.options.items())), ""]
     return "\n".join(out)

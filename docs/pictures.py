@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from plait import Cluster, load_jobs, make_world
-from plait.cli.experiments.simulated_demo.blocks import JOBS
-from plait.cli.experiments.simulated_demo.demo import CLUSTERS, batches, traces
+from plait.cli.experiments.simulated_demo import CLUSTERS, JOBS, batches, traces
 from plait.core.preemption import FREELY
 from plait.goodput.batch import goodput_table
 from plait.goodput.jobs import GoodputJobs
@@ -29,10 +28,10 @@ from plait.goodput.throughput import efficiency, throughput
 from plait.report.charts import ChartLine, GroupedBar, grouped_bars_svg, lines_svg
 from plait.report.html import write_html
 from plait.report.sections import cdf_svg, policy_bars_svg
-from plait.reproduce.muri.fair_world import HARDWARE, PLACEMENT, ROUND_S
-from plait.reproduce.muri.fair_world import POLICIES as MURI_POLICIES
 from plait.sim.studies.cases import Case, run_case
 from plait.traces.formats.registry import read_trace
+from plait_papers.muri.fair_world import HARDWARE, PLACEMENT, ROUND_S
+from plait_papers.muri.fair_world import POLICIES as MURI_POLICIES
 
 ASSETS = Path(__file__).parent / "assets"
 POLICIES = ("fifo", "fifo-backfill", "sjf", "srtf", "srsf", "2d-las", "tiresias-l", "themis")

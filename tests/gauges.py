@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "plait"
+SOURCES = [ROOT / "src", ROOT / "papers", ROOT / "examples"]
 #: Words that stand for a noun that is not named ("What" at the start of a sentence), and a verb of persons.
 DIALECT = re.compile(
     r"(?:^|(?<=[.;:] ))What\b|\b(?:[Tt]hose|[Oo]ne that|[Ww]hoever|[Bb]eside|[Ss]ay|[Ss]ays|[Ss]aid)\b"
@@ -21,7 +21,7 @@ FIELD = "preemptions"
 
 def files() -> dict[Path, str]:
     """Text of each module, by path; migrations of the store aside."""
-    paths = sorted(path for path in SOURCE.rglob("*.py") if "migrations" not in path.parts)
+    paths = sorted(path for folder in SOURCES for path in folder.rglob("*.py") if "migrations" not in path.parts)
     return {path: path.read_text(encoding="utf-8") for path in paths}
 
 

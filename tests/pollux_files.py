@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
-from plait.reproduce.pollux.applications import APPLICATIONS, Application
-from plait.reproduce.pollux.tables import Placement, canonical
+from plait_papers.pollux.tables import APPLICATIONS, Application, Placement, canonical
 
 
 def step_s(placement: Placement, local: float) -> tuple[float, float]:

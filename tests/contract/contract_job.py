@@ -1,6 +1,6 @@
 """What jobs of the contract suite do, as a real process: steps at a pace, fenced checkpoints, the end it is given.
 
-contract_job.py steps=40 pace_s=0.05 every=10 exit_code=0 keep=FOLDER stubborn=1: see `plait.testing.programs.Program`.
+contract_job.py steps=40 pace_s=0.05 every=10 exit_code=0 keep=FOLDER stubborn=1: see `plait.testing.fleet.Program`.
 With until=FILE it goes on after its steps until that file exists.
 """
 

@@ -16,8 +16,7 @@ from backend_worlds import FINAL, GPUS, LOST_S, POLICY, SCRIPT, Json, World
 from plait.live.protocol.leases import LEASE_SHARE
 from plait.live.protocol.wire import Ask, Assignment, NodeInfo, Observed, Run, Seen
 from plait.live.scheduler.options import Options
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.programs import HomeDisk, Program
+from plait.testing.fleet import Fleet, HomeDisk, Program, SimulatedAgent
 
 
 class Simulated(World):

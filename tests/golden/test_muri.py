@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.reproduce.muri.artifact.engine import ArtifactRun, run
-from plait.reproduce.muri.artifact.trace import read
+from plait_papers.muri.artifact.engine import ArtifactRun, run
+from plait_papers.muri.artifact.trace import read
 
 ROWS_200 = """
 srtf                                | 120797.513227 | 2353103.133505 | 2000391.133505

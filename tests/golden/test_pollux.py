@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.reproduce.pollux.published import is_published, reference
-from plait.reproduce.pollux.settings import read_setting
-from plait.reproduce.pollux.workload import load
-from plait.reproduce.pollux.world import figures, simulate
+from plait_papers.pollux.compare import is_published, reference
+from plait_papers.pollux.settings import read_setting
+from plait_papers.pollux.workload import load
+from plait_papers.pollux.world import figures, simulate
 
 BASELINES = {
     "tiresias": (

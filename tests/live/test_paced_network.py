@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.testing.paced_links import Channel
-from plait.testing.paced_points import LinkFigures, PacedDataplane, Point, median, simulations
+from plait.testing.paced_network import Channel, LinkFigures, PacedDataplane, Point, median, simulations
 
 RATE, DELAY_S = 200.0, 0.02
 

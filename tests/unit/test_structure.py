@@ -15,16 +15,31 @@ import pytest
 import plait
 
 ROOT = Path(plait.__file__).parent.parent
+#: What is looked at: the package, and in a checkout the one with the papers.
+PACKAGES = [ROOT / "plait", *(ROOT.parent / "papers" / "src").glob("plait_papers")]
 #: Maximum lines of code in a function, its docstring excluded.
 MOST_LINES = 100
 
 
 def _name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    folder = next(package.parent for package in PACKAGES if path.is_relative_to(package))
+    parts = path.relative_to(folder).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {_name(path): path for path in sorted((ROOT / "plait").rglob("*.py")) if "migrations" not in path.parts}
+FILES = {
+    _name(path): path
+    for package in PACKAGES
+    for path in sorted(package.rglob("*.py"))
+    if "migrations" not in path.parts
+}
+OURS = {package.name for package in PACKAGES}
+
+
+def _package(name: str) -> str:
+    """The package that a module is in, of those that may use only public names of one another."""
+    first, _, rest = name.partition(".")
+    return f"plait.{rest.partition('.')[0]}" if first == "plait" else first
 
 
 @cache
@@ -44,10 +59,10 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 @cache
 def imported(name: str) -> set[tuple[str, str]]:
-    """(module, name) of everything that a file imports from plait, anywhere in it; "" for a whole module."""
+    """(module, name) of everything that a file imports of `OURS`, anywhere in it; "" for a whole module."""
     found = set()
     for node in _statements(tree(name)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "plait":
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in OURS:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 found.add((whole, "") if whole in FILES else (node.module, alias.name))
@@ -116,7 +131,7 @@ def test_benchmarks_and_examples_import_what_is_there() -> None:
     missing = []
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "plait":
+            if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] not in OURS:
                 continue
             module = node.module or ""
             names = {alias.name for alias in node.names if f"{module}.{alias.name}" not in FILES}
@@ -152,7 +167,7 @@ def test_docstrings_cite_papers_and_pages_that_are_here() -> None:
         f"{name} names {page}"
         for name, path in FILES.items()
         for page in cited.findall(path.read_text(encoding="utf-8"))
-        if not any((folder / page).exists() for folder in (ROOT.parent, ROOT / "plait"))
+        if not any((folder / page).exists() for folder in (ROOT.parent, *PACKAGES))
     ]
     assert missing == []
 
@@ -164,7 +179,7 @@ def test_what_crosses_a_package_is_public() -> None:
         for module, what in imported(name)
         if (what.startswith("_") and not what.startswith("__"))
         or any(part.startswith("_") for part in module.split("."))
-        if module.split(".")[1:2] != name.split(".")[1:2]
+        if _package(module) != _package(name)
     ]
     assert private == []
 
@@ -172,9 +187,7 @@ def test_what_crosses_a_package_is_public() -> None:
 def test_classes_use_nothing_private_of_a_base_in_another_package() -> None:
     private = []
     for name in FILES:
-        homes = {
-            what: module for module, what in imported(name) if what and module.split(".")[1:2] != name.split(".")[1:2]
-        }
+        homes = {what: module for module, what in imported(name) if what and _package(module) != _package(name)}
         text = FILES[name].read_text(encoding="utf-8")
         for node in ast.walk(tree(name)):
             if isinstance(node, ast.ClassDef) and any(isinstance(b, ast.Name) and b.id in homes for b in node.bases):

@@ -61,7 +61,6 @@ ENTRIES = {
     "advise": Entry(SIMULATE, "advise:advise", "Show what other choices would have changed in a history.", BARE),
     "tune": Entry(SIMULATE, "tune:tune", "Fit a policy to half of a trace, and judge it on the rest.", BARE),
     "network": Entry(SIMULATE, "network:app", "Networks of clusters: switches, links, and rates of jobs."),
-    "reproduce": Entry(SIMULATE, "reproduce:app", "Repeat a published evaluation and compare with its results."),
     "policies": Entry(LIBRARY, "catalog:policies", "List policies, what they know, and their options."),
     "cite": Entry(LIBRARY, "catalog:cite", "Print the BibTeX entries of the papers behind a policy."),
     "worlds": Entry(LIBRARY, "catalog:worlds", "List the simulated worlds."),

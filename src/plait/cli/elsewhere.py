@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _LIST, _CANCEL = "plait ls lists jobs", "plait cancel j-3 ends a job"
-#: Commands that people of other tools type after `plait`.
+#: Commands that people of other tools type after `plait`, and one of a package that may not be installed.
 COMMANDS: Mapping[str, str] = {
     "sbatch": "plait submit -g 1 -- python train.py; a job needs no script",
     "srun": "plait submit --wait -g 1 -- python train.py; plait logs -f j-3 follows what it prints",
@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "kill": _CANCEL,
     "delete": _CANCEL,
     "stop": f"{_CANCEL}; plait requeue j-3 sends it back to the queue",
+    "reproduce": "pip install ./papers, in a checkout of plait, adds it",
 }
 _GPUS = "--gpus 8; the nodes are chosen for it"
 #: Options that people of other tools give to `plait submit`.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
+from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 import typer
@@ -18,10 +19,10 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 
 class Entry(NamedTuple):
-    """A command: the heading it is listed under, `module:name` in `plait.cli.commands`, and its help line.
+    """A command: the heading it is listed under, `module:name`, and its help line.
 
-    The name is that of a function, or of a `typer.Typer` with commands of its own. `settings` are passed to
-    `typer.Typer.command`.
+    The name is that of a function, or of a `typer.Typer` with commands of its own; a module without a dot is one of
+    `plait.cli.commands`. `settings` are passed to `typer.Typer.command`.
     """
 
     panel: str
@@ -35,11 +36,20 @@ class Entry(NamedTuple):
 
 
 class Commands(Mapping[str, Any]):
-    """The click commands of entries by name; each is imported and built when it is first looked up."""
+    """The click commands by name: of these entries, and of installed packages (entry points `plait.commands`).
+
+    Each is imported and built when it is first looked up. A package registers an `Entry`.
+    """
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self.entries = entries
+        self._own = entries
         self._built: dict[str, Any] = {}
+
+    @cached_property
+    def entries(self) -> Mapping[str, Entry]:
+        """All commands; the first use opens a file of every installed package."""
+        installed: dict[str, Entry] = {entry.name: entry.load() for entry in entry_points(group="plait.commands")}
+        return {**self._own, **{name: entry for name, entry in installed.items() if name not in self._own}}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -49,17 +59,18 @@ class Commands(Mapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such a command; builds nothing."""
-        return name in self.entries
+        return name in self._own or name in self.entries
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
-            self._built[name] = _build(name, self.entries[name])
+            self._built[name] = _build(name, self._own[name] if name in self._own else self.entries[name])
         return self._built[name]
 
 
 def _build(name: str, entry: Entry) -> Any:
     module, _, attribute = entry.target.partition(":")
-    what = getattr(importlib.import_module(f"plait.cli.commands.{module}"), attribute)
+    path = module if "." in module else f"plait.cli.commands.{module}"
+    what = getattr(importlib.import_module(path), attribute)
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     alone.callback()(_nothing)  # with it, it is a group also of one command
     if isinstance(what, typer.Typer):

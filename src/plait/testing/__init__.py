@@ -9,14 +9,12 @@ with Cluster(home, nodes=2, slots=4) as cluster:
     chaos.end()
 assert leaks(cluster.layout) == []
 
-Start at `chaos.Chaos`; `agents.Fleet` is a whole cluster of simulated agents in one process.
+Start at `chaos.Chaos`; `fleet.Fleet` is a whole cluster of simulated agents in one process.
 """
 
 from __future__ import annotations
 
-from plait.testing.chaos import Chaos, Done
+from plait.testing.chaos import Chaos, Done, Fault, Kind, leaks, plan_faults
 from plait.testing.cluster import Cluster
-from plait.testing.leak_check import leaks
-from plait.testing.schedule import Fault, Kind, plan_faults
 
 __all__ = ["Chaos", "Cluster", "Done", "Fault", "Kind", "leaks", "plan_faults"]

@@ -8,7 +8,11 @@ training process has to live with that as with ENOSPC. The limit is lifted after
 from __future__ import annotations
 
 import contextlib
+import enum
+import hashlib
 import json
+import os
+import random
 import resource
 import signal
 import time
@@ -18,9 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from plait.core.errors import InputError
+from plait.live.layout import Layout
+from plait.live.system import procs
 from plait.live.system.procs import Process
 from plait.testing.cluster import Cluster, switch_processes, workers
-from plait.testing.schedule import Fault, Kind
 
 T = TypeVar("T")
 
@@ -165,3 +171,106 @@ def _limit(process: Process, most_bytes: int | None) -> bool:
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (soft, hard))
             return True
     return False
+
+
+class Kind(enum.StrEnum):
+    """Kinds of faults."""
+
+    KILL_SERVICE = "kill the service"
+    STOP_SERVICE = "stop the service for a while"
+    KILL_AGENT = "kill an agent"
+    STOP_AGENT = "stop an agent for a while"
+    KILL_WORKER = "kill a process of a job"
+    KILL_RUNNER = "kill the runner of a process"
+    FULL_DISK = "no room for the files of a job"
+    KILL_SWITCH = "kill a switch"
+    KILL_SERVER = "kill the aggregation server of a switch"
+
+
+#: Relative frequency of each kind.
+WEIGHTS: Mapping[Kind, float] = {
+    Kind.KILL_SERVICE: 2.0,
+    Kind.STOP_SERVICE: 1.0,
+    Kind.KILL_AGENT: 2.0,
+    Kind.STOP_AGENT: 2.0,
+    Kind.KILL_WORKER: 2.0,
+    Kind.KILL_RUNNER: 1.0,
+    Kind.FULL_DISK: 2.0,
+}
+#: The same for clusters with switches.
+NETWORK_WEIGHTS: Mapping[Kind, float] = {**WEIGHTS, Kind.KILL_SWITCH: 3.0, Kind.KILL_SERVER: 2.0}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: `after_s` seconds after the previous one, on the target at `pick` (0 to 1) of those at that time.
+
+    `length_s`: until the service is started again, the stopped one continues, there is room again.
+    """
+
+    after_s: float
+    kind: Kind
+    pick: float
+    length_s: float
+
+
+def plan_faults(
+    seed: int,
+    count: int,
+    *,
+    every_s: float = 1.5,
+    longest_s: float = 5.0,
+    weights: Mapping[Kind, float] = WEIGHTS,
+) -> Sequence[Fault]:
+    """`count` faults, `every_s` seconds apart in the mean, each at most `longest_s` long.
+
+    Each kind with a weight comes at least once if there are enough faults. Stopping an agent takes the longest time, so
+    with `longest_s` above the cluster's `lost` its work is replaced. Raises `InputError` for invalid numbers.
+
+    >>> [fault.kind.name for fault in plan_faults(3, 2)] == [fault.kind.name for fault in plan_faults(3, 2)]
+    True
+    """
+    if count < 0 or not every_s > 0 or not longest_s > 0:
+        raise InputError(f"{count} faults every {every_s:g} s of up to {longest_s:g} s; needs >= 0, > 0 and > 0")
+    kinds = [kind for kind in Kind if weights.get(kind, 0.0) > 0]
+    if not kinds:
+        raise InputError("no kind of fault has a weight > 0; give some of plait.testing.Kind")
+    draw = random.Random(seed)
+    chosen = draw.sample(kinds, len(kinds))[:count]
+    chosen += draw.choices(kinds, [weights[kind] for kind in kinds], k=count - len(chosen))
+    draw.shuffle(chosen)
+    faults = []
+    for kind in chosen:
+        after_s = draw.expovariate(1 / every_s)
+        share = 1.0 if kind is Kind.STOP_AGENT else draw.random()
+        faults.append(Fault(after_s, kind, draw.random(), share * longest_s))
+    return faults
+
+
+def leaks(layout: Layout) -> list[str]:
+    """Remaining processes, gates, sockets and files of running processes of a home folder, as sentences.
+
+    Processes are known by the mark of their attempt or by the folder in their command line; a port is left only with a
+    process that has it. The store, logs, checkpoints and attempts' folders are meant to stay.
+    """
+    found = []
+    home = str(layout.home)
+    mark = f"{procs.MARK}={hashlib.sha256(home.encode()).hexdigest()[:12]}:".encode()
+    for pid in procs.pids():
+        if pid == os.getpid():
+            continue
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if (home.encode() in command or any(word.startswith(mark) for word in environment)) and procs.start_time(pid):
+            found.append(f"process {pid}: {b' '.join(command).decode(errors='replace').strip()}")
+    if layout.gates.is_dir():
+        found += [f"gate {path}" for path in layout.gates.iterdir()]
+    if layout.gates.parent != layout.home and layout.gates.parent.exists():
+        found.append(f"folder {layout.gates.parent}")
+    running = [layout.service_file, *layout.home.glob("nodes/*/agent.json"), *layout.home.glob("nodes/*/stop.json")]
+    found += [f"file {path}" for path in running if path.exists()]
+    found += [f"socket {path}" for path in layout.home.rglob("*") if path.is_socket()]
+    return found

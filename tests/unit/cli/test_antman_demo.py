@@ -9,10 +9,22 @@ from dataclasses import replace
 
 import pytest
 
-from plait.cli.experiments.antman_demo import demo
-from plait.cli.experiments.antman_demo.demo import Found, sentences
-from plait.cli.experiments.antman_demo.jobs import BURST_GB, GUEST_GB, HOST_GB, SCRIPT, Jobs, Pair, Sample, read
-from plait.cli.experiments.antman_demo.trouble import Burst, Killed, Memory
+from plait.cli.experiments import antman_demo as demo
+from plait.cli.experiments.antman_demo import (
+    BURST_GB,
+    GUEST_GB,
+    HOST_GB,
+    SCRIPT,
+    Burst,
+    Found,
+    Jobs,
+    Killed,
+    Memory,
+    Pair,
+    Sample,
+    read,
+    sentences,
+)
 from plait.cli.experiments.demonstration import find_examples
 from plait.training.device.fifo import FifoDevice
 

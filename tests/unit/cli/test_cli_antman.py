@@ -1,12 +1,13 @@
 """`plait reproduce antman` as a user meets it; the runs are pretended but for one, as they take minutes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plait.cli.experiments.reproduce import antman as command
-from plait.reproduce.antman.runs import Done
+from plait_papers.antman import command
+from plait_papers.antman.runs import Done
 
 
 @pytest.fixture
@@ -14,17 +15,14 @@ def pretended(monkeypatch):
     """Which runs are asked for, without making them: AntMan takes 100 s, YARN 150, everybody else 120."""
     asked = []
 
-    def run_all(cases, store, processes, ended):
-        asked.extend(cases)
-        for case in cases:
-            jct_s = {"antman": 100.0, "yarn-cs": 150.0}.get(case.policy.partition(":")[0], 120.0)
-            figures = {"avg_jct_s": jct_s, "makespan_s": 1000.0, "opportunistic_killed_share": 0.0}
-            done = Done(figures, 3, 0.5)
-            store.put(case, done)
-            ended(3)
-            yield case, done
+    def run_case(case, ended):
+        asked.append(case)
+        jct_s = {"antman": 100.0, "yarn-cs": 150.0}.get(case.policy.partition(":")[0], 120.0)
+        figures = {"avg_jct_s": jct_s, "makespan_s": 1000.0, "opportunistic_killed_share": 0.0}
+        ended(3)
+        return Done(figures, 3, 0.5)
 
-    monkeypatch.setattr(command, "run_all", run_all)
+    monkeypatch.setattr(command, "EVALUATION", replace(command.EVALUATION, run=run_case))
     return asked
 
 
@@ -52,9 +50,9 @@ def test_reproduce(plait, pretended):
 
 def test_one_run_is_that_of_simulate(plait):
     """The runs of the command are plain runs of the simulator."""
-    from plait.reproduce.antman.runs import Case, run_case
-    from plait.reproduce.antman.workload import Workload, trace_of
     from plait.traces.canonical import write_canonical
+    from plait_papers.antman.runs import Case, run_case
+    from plait_papers.antman.workload import Workload, trace_of
 
     write_canonical(trace_of(Workload(jobs=20)), "t.csv")
     answer = plait("simulate", "t.csv", "-p", "yarn-cs:shares=1/1,preempt=on", "--preemption", "freely", "--json", "-")

@@ -1,23 +1,20 @@
 """`plait reproduce ina` as a user meets it; runs are pretended."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from plait.reproduce.ina import cases
-from plait.reproduce.ina.cases import Done
+from plait_papers.ina import cases, command
+from plait_papers.ina.cases import Done
 
 
 @pytest.fixture
 def pretended(monkeypatch):
-    def run_all(todo, store, processes, ended):
-        for case in todo:
-            done = Done({"goodput": 10.0, "fallback": 2.0, "aggregated": 0.5}, 0.5)
-            store.put(case, done)
-            ended(1)
-            yield case, done
+    def run_case(case, ended):
+        return Done({"goodput": 10.0, "fallback": 2.0, "aggregated": 0.5}, 0.5)
 
-    monkeypatch.setattr("plait.cli.experiments.reproduce.ina.run_all", run_all)
+    monkeypatch.setattr(command, "EVALUATION", replace(command.EVALUATION, run=run_case))
 
 
 def test_reproduce(plait, pretended, tmp_path):
@@ -56,5 +53,6 @@ def test_wrong_options(plait, pretended, words, error):
     assert (answer.code, error in answer.err) == (2, True), answer.err
 
 
-def test_keys_depend_on_all_that_decides(monkeypatch):
-    assert len({cases.Case("atp", seed=seed, loss=loss).key() for seed in (1, 2) for loss in (0.0, 0.1)}) == 4
+def test_keys_depend_on_all_that_decides(tmp_path):
+    some = [cases.Case("atp", seed=seed, loss=loss) for seed in (1, 2) for loss in (0.0, 0.1)]
+    assert len({cases.EVALUATION.file(case, tmp_path) for case in some}) == 4

@@ -103,7 +103,7 @@ def test_every_command_has_help(plait):
 
 
 def test_help_lines_of_the_list_are_those_of_the_commands():
-    for name, entry in app.ENTRIES.items():
+    for name, entry in typer.main.get_command(app.app).lazy.entries.items():
         command = typer.main.get_command(app.app).commands[name]
         assert entry.line == command.get_short_help_str(1000), name
         assert entry.short_help(20) == command.get_short_help_str(20), name

@@ -3,12 +3,13 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plait.cli.experiments.reproduce import pollux as command
-from plait.reproduce.pollux import runs, workload
+from plait_papers import evaluation
+from plait_papers.pollux import command, runs, workload
 from pollux_files import write_measurements, write_workload
 
 
@@ -104,8 +105,8 @@ def test_reproduce(plait, data, short, monkeypatch):
     assert first.code == 0, first.err
     assert "no published values for" in first.err
     assert "6 runs made, 0 were kept" in first.err
-    assert "6 runs of 12 jobs in all to make; each is kept in w" in first.err
-    assert "6 of 6 runs done: " in first.err
+    assert "6 runs to make; each is kept in w" in first.err
+    assert "5 of 6 runs made" in first.err
     assert "lowest seed" in first.out
     assert "off by" not in first.out  # only columns with something in them
     found = json.loads(Path("r.json").read_text())
@@ -120,7 +121,7 @@ def test_reproduce(plait, data, short, monkeypatch):
     assert "branch osdi21-artifact" in page
     assert "Muri" not in page
     assert not re.search(r"(src|href)=\"(https?:)?//", page)
-    monkeypatch.setattr(command, "run_all", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr(evaluation, "over_processes", lambda *_: pytest.fail("ran again"))
     second = plait(*arguments, "--json", "-")
     assert json.loads(second.out)["rows"] == found["rows"]
 
@@ -146,12 +147,12 @@ def test_studies(plait, data, short, monkeypatch):
     """Which runs a study takes, without making all of them."""
     asked = []
 
-    def pretended(cases, store, processes, ended):
-        asked.extend(cases)
+    def pretended(case, ended):
+        asked.append(case)
         figures = {"jobs": 1, "avg_jct_s": 100.0, "p99_jct_s": 200.0, "avg_restarts": 2.0}
-        return ((case, command.Done(figures, [100.0], 1.0)) for case in cases)
+        return runs.Done(figures, [100.0], 1.0)
 
-    monkeypatch.setattr(command, "run_all", pretended)
+    monkeypatch.setattr(command, "EVALUATION", replace(command.EVALUATION, run=pretended))
     answer = plait("reproduce", "pollux", "--data", data, "--workload", short, "--seeds", "3", "--work", "w",
                    "--study", "load,interval,interference", "--json", "-", "--report", "s.html")  # fmt: skip
     assert answer.code == 0, answer.err

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from artifact_traces import rows, write_trace
-from plait.cli.experiments.reproduce import muri as reproduce_muri
 from plait.cli.render.console import Printer
-from plait.core.errors import InputError
-from plait.reproduce.muri import published as numbers
+from plait_papers import evaluation
+from plait_papers.muri import published as numbers
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_the_same_in_plaits_own_world_beside(plait, data):
 def test_a_second_time_nothing_is_run(plait, data, monkeypatch):
     first = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
     assert "7 runs made, 0 were kept" in first.err
-    monkeypatch.setattr(reproduce_muri, "run_all", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr(evaluation, "over_processes", lambda *_: pytest.fail("ran again"))
     second = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
     assert second.code == 0
     assert json.loads(second.out) == json.loads(first.out)
@@ -90,28 +89,6 @@ def test_fresh_runs_again(plait, data):
     for _ in range(2):
         answer = plait("reproduce", "muri", "--data", data, "--figure", "13", "--work", "w", "--fresh")
         assert re.search(r"\d+ runs made, 0 were kept", answer.err)
-
-
-def test_ctrl_c_keeps_what_is_done(plait, data, monkeypatch):
-    real = reproduce_muri.run_all
-
-    def stopped(cases, *more):
-        for i, pair in enumerate(real(cases, *more)):
-            if i == 2:
-                raise KeyboardInterrupt
-            yield pair
-
-    monkeypatch.setattr(reproduce_muri, "run_all", stopped)
-    arguments = ("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--report", "r.html")
-    answer = plait(*arguments)
-    assert answer.code == 130
-    assert "2 of 7 runs are kept in w; the same command goes on from there" in answer.err
-    assert not Path("r.html").exists()
-    monkeypatch.setattr(reproduce_muri, "run_all", real)
-    again = plait(*arguments)
-    assert again.code == 0
-    assert "4 runs made, 3 were kept" in again.err
-    assert Path("r.html").exists()
 
 
 def test_processes_give_the_same(plait, data):
@@ -240,13 +217,3 @@ def test_a_figure_of_the_published_traces(plait, published, tmp_path):
     known = [b for b in bars if b["published_s"]]
     assert len(known) == count
     assert all(b["ours_to_published"] == pytest.approx(1, rel=1e-9) for b in known)
-
-
-def test_an_unknown_world_has_no_runs():
-    from plait.cli.experiments.published import run_published
-    from plait.reproduce.published import PublishedRun
-    from plait.reproduce.worlds import published_world
-
-    assert published_world("plait") is None
-    with pytest.raises(InputError, match="unknown world"):
-        run_published([PublishedRun("nowhere", Path("t.csv"), "srtf")], 1)

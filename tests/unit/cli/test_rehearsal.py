@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.rehearsal.causes import counters_of
-from plait.cli.rehearsal.comparing import Noise, first_difference
-from plait.cli.rehearsal.rehearsing import Verdict, draw_stops, rehearse, untried
-from plait.cli.rehearsal.traces import Trace
+from plait.cli.rehearsal import Noise, Trace, Verdict, counters_of, draw_stops, first_difference, rehearse, untried
 from plait.core.errors import InputError
 
 PLAIT = [sys.executable, "-c", "from plait.cli import main; main()"]

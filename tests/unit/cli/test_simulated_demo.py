@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from plait.cli.experiments.simulated_demo import demo
-from plait.cli.experiments.simulated_demo.blocks import ADAPTIVE, BLOCKS, JOBS, NO_GUESTS, NO_PROFILES, Figures
+from plait.cli.experiments import simulated_demo as demo
+from plait.cli.experiments.simulated_demo import ADAPTIVE, BLOCKS, JOBS, NO_GUESTS, NO_PROFILES, Figures
 from plait.traces.canonical import read_canonical
 
 #: Columns and lines of a screen on which the demo is read.

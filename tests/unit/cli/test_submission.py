@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.environment import conda_prefix, of_submitter
-from plait.cli.submission import Asked, check_runnable, misplaced, requests_of, runs_here
+from plait.cli.submission import Asked, check_runnable, conda_prefix, misplaced, of_submitter, requests_of, runs_here
 from plait.core.errors import InputError
 
 

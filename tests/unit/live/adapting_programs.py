@@ -10,7 +10,7 @@ from plait.core.goodput import Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.live.protocol.wire import PREEMPTED, Adaptive, Run
 from plait.sim.training import AdaptiveJobs, Training
-from plait.testing.programs import Disk, Process, Program
+from plait.testing.fleet import Disk, Process, Program
 
 
 @dataclass

@@ -26,8 +26,7 @@ from plait.policies.catalog import make_policy
 from plait.sim.backend import Simulator
 from plait.sim.training import Training
 from plait.sim.world import Overheads, SimulationSettings
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.programs import Program
+from plait.testing.fleet import Fleet, Program, SimulatedAgent
 
 SLOTS, INTERVAL_S, START_S, STOP_S = 8, 30.0, 15.0, 3.0
 LIMITS = BatchLimits(initial=32, most=512, least_local=8, most_local=128, accumulation=True)

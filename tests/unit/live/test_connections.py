@@ -52,7 +52,7 @@ from plait.live.service.logs import Mailbox
 from plait.live.service.pages import load_pages
 from plait.live.service.worker import Worker
 from plait.live.store import Store
-from plait.testing.over_http import HttpLink
+from plait.testing.fleet import HttpLink
 
 
 class World:

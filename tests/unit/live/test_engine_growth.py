@@ -28,8 +28,7 @@ from plait.live.service.what_if import WhatIfService
 from plait.live.store import pack
 from plait.outlook.eta import forecast
 from plait.outlook.queue import controller_of
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.programs import MemoryDisk, Program
+from plait.testing.fleet import Fleet, MemoryDisk, Program, SimulatedAgent
 
 Make = Callable[..., Cluster]
 

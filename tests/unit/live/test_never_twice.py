@@ -17,8 +17,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.live.protocol.wire import Assignment, NodeInfo, Run
 from plait.live.scheduler.options import Options
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.programs import MemoryDisk, Program
+from plait.testing.fleet import Fleet, MemoryDisk, Program, SimulatedAgent
 
 SEEDS = 1000 if os.environ.get("PLAIT_SLOW") == "1" else 6
 TICK_S = 0.5

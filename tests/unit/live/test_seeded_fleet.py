@@ -27,8 +27,7 @@ from plait.live.protocol.wire import (
 )
 from plait.live.scheduler.options import Options
 from plait.outlook.log_replay import replay, stored_rows
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.programs import Disk, MemoryDisk, Process, Program
+from plait.testing.fleet import Disk, Fleet, MemoryDisk, Process, Program, SimulatedAgent
 
 GPUS, NODES = 4, 3
 POLICIES = ("fifo-backfill", "tiresias-l", "muri-l:quantum_s=5", "pollux", "antman", "las:quantum_s=5")

@@ -15,8 +15,7 @@ from plait.live.protocol.wire import NodeInfo, Profile
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.options import Options
 from plait.outlook.log_replay import replay, stored_rows
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.programs import Program
+from plait.testing.fleet import Fleet, Program, SimulatedAgent
 
 PLAIN = Program(steps=1, pace_s=10.0, plain=True)
 ATTACHED = Program(steps=20, pace_s=0.5, boot_s=1.0, stop_s=0.5)

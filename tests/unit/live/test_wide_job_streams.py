@@ -19,8 +19,7 @@ from plait.core.jobs import Phase
 from plait.live.protocol.wire import NodeInfo, Run
 from plait.live.scheduler.options import Options
 from plait.sim.contract import LATE_S
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.programs import MemoryDisk, Program
+from plait.testing.fleet import Fleet, MemoryDisk, Program, SimulatedAgent
 
 #: The stream of narrow jobs ends at this time; seconds between looks.
 STREAM_S, TICK_S = 180.0, 1.0

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from plait.reproduce.memory_laws import AIMD, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared
+from plait_papers.memory_laws import AIMD, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared
 from sampling import sample
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plait.cli.experiments.advising import AdviseRequest, answer
+from plait.cli.commands.advise import AdviseRequest, answer
 from plait.control.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError

@@ -15,8 +15,7 @@ from plait.live.scheduler.options import Options
 from plait.live.scheduler.records.notes import ForecastRecorded
 from plait.live.scheduler.records.track_record import ENOUGH, PRIOR, Calibration, Said, TrackRecord, score
 from plait.outlook.queue import foresee
-from plait.testing.agents import Fleet, SimulatedAgent
-from plait.testing.programs import Program
+from plait.testing.fleet import Fleet, Program, SimulatedAgent
 
 SPREADS: dict[str, Callable[[random.Random], float]] = {
     "as said": lambda rng: rng.lognormvariate(0.0, 0.1),

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from plait.cli.experiments.histories import kind_of_log, past_of_file, past_of_rows
+from plait.cli.commands.advise import kind_of_log, past_of_file, past_of_rows
 from plait.control.messages import JobFinished, JobSubmitted, NodeJoined, NodeLost, ProgressReported, ReplanDue, to_json
 from plait.core.cluster import Node
 from plait.core.errors import InputError

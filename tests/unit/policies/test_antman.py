@@ -24,9 +24,9 @@ from plait.core.resources import Resource, StageProfile
 from plait.policies import guest_walk, guest_walk_kernels
 from plait.policies.antman import AntMan
 from plait.policies.catalog import make_policy
-from plait.reproduce.antman.workload import Workload, jobs_of
 from plait.sim.run import simulate
 from plait.sim.world import make_world
+from plait_papers.antman.workload import Workload, jobs_of
 from reference import guest_walk as reference
 
 G, O, A = JobClass.GUARANTEED, JobClass.OPPORTUNISTIC, JobClass.AUTO  # noqa: E741 - one letter each

@@ -6,7 +6,7 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.testing import Kind, plan_faults
-from plait.testing.schedule import WEIGHTS
+from plait.testing.chaos import WEIGHTS
 
 
 def test_a_seed_gives_one_plan():

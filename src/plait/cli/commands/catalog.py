@@ -157,18 +157,17 @@ def cite(name: Annotated[str, typer.Argument(metavar="POLICY", help="Policy that
 
 def worlds(as_json: JsonFlag = False) -> None:
     """List the simulated worlds."""
-    from plait.reproduce.worlds import SUMMARIES, published_world
+    from plait.sim.published import published_names, published_world
     from plait.sim.world import WORLDS, make_world
 
     known = {name: make_world(name) for name in WORLDS}
-    theirs = {name: found for name in SUMMARIES if (found := published_world(name)) is not None}
+    theirs = {name: published_world(name) for name in published_names()}
     if as_json:
         import json
 
         rows = [{"name": n, "summary": w.summary, "round_s": w.round_s} for n, w in known.items()]
         rows += [
-            {"name": n, "summary": SUMMARIES[n], "round_s": 0.0, "policies": list(p.policies)}
-            for n, p in theirs.items()
+            {"name": n, "summary": w.summary, "round_s": 0.0, "policies": list(w.policies)} for n, w in theirs.items()
         ]
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -179,8 +178,8 @@ def worlds(as_json: JsonFlag = False) -> None:
     grid = Table("world", "what is true")
     for name, world in known.items():
         grid.add_row(name, world.summary)
-    for name in theirs:
-        grid.add_row(name, SUMMARIES[name])
+    for name, published in theirs.items():
+        grid.add_row(name, published.summary)
     console().print(grid)
     for name, published in theirs.items():
         policies = Table("policy", "what it is", title=f"policies of {name}", title_justify="left")

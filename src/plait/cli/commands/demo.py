@@ -32,12 +32,12 @@ def demo(
     Needs the extras [live,torch].
     """
     if simulate:
-        from plait.cli.experiments.simulated_demo.demo import demonstrate_simulated
+        from plait.cli.experiments.simulated_demo import demonstrate_simulated
 
         demonstrate_simulated(out)
         return
     if antman:
-        from plait.cli.experiments.antman_demo.demo import demonstrate_sharing
+        from plait.cli.experiments.antman_demo import demonstrate_sharing
 
         demonstrate_sharing(out, examples)
         return

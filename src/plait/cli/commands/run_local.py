@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from plait.cli.rehearsal.rehearsing import Verdict
+    from plait.cli.rehearsal import Verdict
 
 Command = Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")]
 Steps = Annotated[int, typer.Option("--steps", min=4, help="Steps to compare at most; shorter scripts run whole.")]
@@ -40,7 +40,7 @@ def run(
         rehearse(command)
     import signal
 
-    from plait.cli.local_run import next_attempt, start
+    from plait.cli.rehearsal import next_attempt, start
     from plait.live.layout import Layout
     from plait.runtime.page import Page
 
@@ -81,7 +81,7 @@ def rehearse(
     import json
     import tempfile
 
-    from plait.cli.rehearsal.rehearsing import rehearse as rehearsed
+    from plait.cli.rehearsal import rehearse as rehearsed
 
     def report(text: str) -> None:
         typer.echo(f"plait: {text}", err=True)

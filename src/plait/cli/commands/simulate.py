@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli.declared import command
-from plait.cli.experiments.options import Json, Page
-from plait.cli.experiments.request import Request, SweepRequest
+from plait.cli.experiments.options import Json, Page, Request, SweepRequest
 
 if TYPE_CHECKING:
     from plait.cli.render.console import Printer

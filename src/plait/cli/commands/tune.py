@@ -34,9 +34,9 @@ def tune(
 
     Prints the policy with the fitted options, as --policy takes it, or the message that fitting gains nothing.
     """
+    from plait.cli.experiments.cases import read_workload
+    from plait.cli.experiments.options import Request
     from plait.cli.experiments.outputs import Outputs
-    from plait.cli.experiments.request import Request
-    from plait.cli.experiments.workload import read_workload
     from plait.cli.render.progress import Bar
     from plait.core.cluster import Cluster
     from plait.sim.studies.tune import fit_policy

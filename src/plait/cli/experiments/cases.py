@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from plait.cli.experiments.asked_world import (
-    make_asked_world,
-    networked_world,
-    refuse_network_options,
-    settings,
-)
-from plait.cli.experiments.request import Request
-from plait.cli.experiments.workload import read_table, workload_of
+from plait.cli.experiments.options import Request, reading
 from plait.cli.hardware import read_cluster, with_network
-from plait.control.metrics import Window
+from plait.control.metrics import Value, Window
 from plait.control.prices import Prices
 from plait.core.cluster import Cluster
-from plait.core.errors import InputError
+from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobClass
 from plait.core.policy import ignored_by
 from plait.core.preemption import rule_named
+from plait.core.version import __version__
 from plait.live.notes import note
+from plait.network.fluid.iterations import PHASES
 from plait.network.gradients import MOST_EXCHANGE
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.ignored_requests import classes_ignored, remarks
-from plait.sim.contention.network import cut_jobs, with_gradient_bytes
+from plait.sim.contention.network import NetworkPhysics, cut_jobs, with_gradient_bytes
 from plait.sim.failures import read_failures
 from plait.sim.guest_models import GuestModels
+from plait.sim.physics import MeasuredPhysics, StandardPhysics
+from plait.sim.run import with_round
+from plait.sim.shared_gpu import GpuSharing
 from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
-from plait.traces.load import cluster_of
+from plait.sim.world import Overheads, World, make_world
+from plait.traces.assign import assign_classes, assign_models, assign_tenants
+from plait.traces.formats.registry import read_trace
+from plait.traces.load import WITHOUT, cluster_of, load_jobs, no_larger_than
+from plait.traces.table import TraceTable
 
 #: Default cluster of plait's own worlds.
 DEFAULT_CLUSTER = "8x8"
@@ -189,3 +192,201 @@ def read_window(text: str) -> Window:
     except ValueError:
         raise InputError(f"window {text!r} is not A..B; write e.g. 0..86400 or jobs:100..900") from None
     return Window(start, stop, "number" if numbered else "submit_s")
+
+
+def make_asked_world(name: str, request: Request) -> World:
+    """The named world with the options of the command line."""
+    world = with_round(make_world(name), request.round_s)
+    asked: dict[str, Any] = {}
+    if request.overheads is not None:
+        known = {"measured": Overheads.measured, "none": Overheads}
+        make = known.get(request.overheads)
+        asked["overheads"] = make() if make else Overheads.read(request.overheads)
+    if (request.spread_slowdown, request.gpu_speed, request.guest_models) != (None, None, None):
+        asked["physics"] = asked_physics(world, request)
+    for option, value in (
+        ("node_mtbf", request.node_mtbf),
+        ("node_mttr", request.node_mttr),
+        ("switch_mtbf", request.switch_mtbf),
+        ("switch_mttr", request.switch_mttr),
+        ("job_mtbf", request.job_mtbf),
+    ):
+        if value is not None:
+            asked[f"{option}_s"] = value * 3600
+    for flag, mean in (("--node-mtbf", request.node_mtbf), ("--switch-mtbf", request.switch_mtbf)):
+        if request.failures is not None and mean is not None:
+            raise InputError(f"give --failures or {flag}, not both")
+    if request.profile_noise is not None:
+        asked["profile_noise"] = request.profile_noise
+    if request.plain is not None:
+        asked["plain"] = request.plain
+    if request.checkpoint_every is not None:
+        asked["checkpoint_every_s"] = request.checkpoint_every
+    return replace(world, **asked)
+
+
+def asked_physics(world: World, request: Request) -> StandardPhysics:
+    """The world's physics with the spread slow-down, GPU speeds and models of guests of the command line."""
+    physics = world.physics
+    if not isinstance(physics, StandardPhysics):
+        raise InputError(f"world {world.name} has no spread slow-down, no GPU speeds and no guests")
+    if request.spread_slowdown is not None:
+        if not (math.isfinite(request.spread_slowdown) and request.spread_slowdown >= 1):
+            raise InputError(f"--spread-slowdown must be at least 1, got {request.spread_slowdown}")
+        physics = replace(physics, spread_slowdown=request.spread_slowdown)
+    if request.gpu_speed is not None:
+        physics = replace(physics, kind_speed=read_speeds(request.gpu_speed))
+    if request.guest_models is not None:
+        sharing = replace(physics.sharing or GpuSharing(), models=GuestModels.read(request.guest_models))
+        known = {field.name: getattr(physics, field.name) for field in fields(StandardPhysics)}
+        physics = MeasuredPhysics(**known | {"sharing": sharing})
+    return physics
+
+
+def networked_world(world: World, request: Request) -> World:
+    """The world for a cluster with a network: jobs share its links. Raises `InputError` for options out of range."""
+    overlap, phases = request.overlap or 0.0, request.phases or PHASES[0]
+    if not 0 <= overlap <= 1:
+        raise InputError(f"--overlap must be a part of the computation from 0 to 1, got {overlap:g}")
+    if phases not in PHASES:
+        raise InputError(f"--phases {phases!r} is unknown; {suggest(phases, PHASES)}")
+    if type(world.physics) is not StandardPhysics:
+        raise InputError(
+            f"world {world.name} measures GPUs that guests share, and cannot have a network at the same time; "
+            "leave out --guest-models or --network"
+        )
+    return replace(world, physics=NetworkPhysics(world.physics, overlap, phases))
+
+
+def refuse_network_options(request: Request) -> None:
+    """Raise `InputError` for options that only a network has."""
+    given = ("overlap", "phases", "switch_mtbf", "switch_mttr")
+    for name, value in ((f"--{name.replace('_', '-')}", getattr(request, name)) for name in given):
+        if value is not None:
+            raise InputError(f"{name} is for clusters with a network; give --network, e.g. --network leaf-spine")
+
+
+def read_speeds(text: str) -> dict[str, float]:
+    """GPU speeds from `kind=factor,...`."""
+    speeds: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, factor = part.strip().partition("=")
+        try:
+            speeds[kind] = float(factor)
+        except ValueError:
+            speeds[kind] = math.nan
+        if not kind or not (math.isfinite(speeds[kind]) and speeds[kind] > 0):
+            raise InputError(f"--gpu-speed {part.strip()!r}: write kind=factor, e.g. v100=1,a100=2")
+    return speeds
+
+
+def settings(world: World, request: Request) -> dict[str, Value]:
+    """Settings of a result that are needed to judge and repeat it."""
+    physics = world.physics
+    network: dict[str, Value] = {}
+    if isinstance(physics, NetworkPhysics):
+        network = {"overlap": physics.overlap, "phases": physics.phases}
+        if world.switch_mtbf_s < math.inf:
+            network |= {"switch_mtbf_s": world.switch_mtbf_s, "switch_mttr_s": world.switch_mttr_s}
+        physics = physics.inner
+    return {
+        **network,
+        "placement": request.placement or "",
+        "round_s": world.round_s,
+        "overheads": request.overheads or world.overheads.label,
+        "spread_slowdown": physics.spread_slowdown if isinstance(physics, StandardPhysics) else math.nan,
+        "gpu_speed": request.gpu_speed or "",
+        **({} if request.guest_models is None else {"guest_models": request.guest_models}),
+        **({} if request.gpu_memory is None else {"gpu_memory_gb": request.gpu_memory}),
+        "checkpoint_every_s": world.checkpoint_every_s,
+        "node_failures": "" if request.failures is None else str(request.failures),
+        "node_mtbf_s": _or_unknown(world.node_mtbf_s),
+        "node_mttr_s": world.node_mttr_s,
+        "job_mtbf_s": _or_unknown(world.job_mtbf_s),
+        "profile_noise": world.profile_noise,
+        "plain": world.plain,
+        "preemption": request.preemption,
+        "models": request.assign_models or "",
+        "censored": request.censored,
+        "version": __version__,
+    }
+
+
+def _or_unknown(value: float) -> float:
+    """Infinite means never, and is null in JSON."""
+    return value if math.isfinite(value) else math.nan
+
+
+def read_table(path: Path, request: Request) -> TraceTable:
+    """The first `request.jobs` rows of a trace; notes what its reader warns of and leaves out. Raises `InputError`."""
+    given = {"work": request.work, "nodes": request.nodes}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options |= reading(request.unreadable, request.columns, request.time_zone)
+    table = read_trace(path, request.trace_format, **options)
+    if request.jobs is not None:
+        if request.jobs < 1:
+            raise InputError(f"--jobs must be at least 1, got {request.jobs}")
+        import numpy as np
+
+        table = table.select(np.arange(min(request.jobs, len(table))))
+    for text in table.meta["warnings"]:
+        note(f"warning: {path}: {text}")
+    _say_dropped(path, table.meta["rows_dropped"], "while reading")
+    return table
+
+
+def read_workload(path: Path, request: Request, seed: int, cluster: Cluster) -> JobBatch:
+    """Read the jobs of the trace at `path`; prints which jobs were left out and why.
+
+    `request`: options of the command; `seed`: of models and classes that are drawn; `cluster`: jobs that are larger
+    are left out. Raises `InputError`.
+    """
+    return workload_of(read_table(path, request), path, request, seed, cluster)[0]
+
+
+def workload_of(
+    table: TraceTable, path: Path, request: Request, seed: int, cluster: Cluster
+) -> tuple[JobBatch, dict[str, Value]]:
+    """The jobs of a table that was read, none larger than the cluster, and what a result states of them.
+
+    Models, classes, tenants and lengths that the trace does not have are drawn from `seed`; only the first seed notes
+    what was left out.
+    Raises `InputError`.
+    """
+    if request.assign_models is not None:
+        table = assign_models(table, seed=seed, mix=request.assign_models)
+    if request.opportunistic_share is not None:
+        table = assign_classes(table, seed=seed, opportunistic=request.opportunistic_share)
+    if request.tenants is not None:
+        table = assign_tenants(table, seed=seed, tenants=request.tenants)
+    try:
+        work = load_jobs(table, censored=request.censored, seed=seed)
+    except InputError as error:
+        hint = "; `plait trace convert` can add what the file lacks" if WITHOUT["no_duration"] in str(error) else ""
+        raise InputError(f"{path}: {error}{hint}") from None
+    if seed == parse_range(request.seed, "seed")[0]:
+        _say_dropped(path, work.dropped, "of the simulation", work.first_dropped)
+        for text in work.warnings:
+            note(f"warning: {path}: {text}")
+    jobs = no_larger_than(work.jobs, cluster)
+    span_s = float(jobs.submit_s[-1] - jobs.submit_s[0])
+    gpu_s = float((jobs.gpus * jobs.iterations * jobs.iteration_s).sum())
+    dropped = sum(work.dropped.values()) + sum(table.meta["rows_dropped"].values())
+    load = round(gpu_s / (span_s * cluster.gpus), 6) if span_s > 0 else math.nan
+    about: dict[str, Value] = {"load": load, "dropped": dropped}
+    asked = {"opportunistic_share": request.opportunistic_share, "tenants": request.tenants}
+    about |= {name: value for name, value in asked.items() if value is not None}
+    if request.clusters == ("trace",):  # as text it may be as long as the list of nodes
+        about["cluster"] = f"of the trace: {len(cluster.nodes)} nodes, {cluster.gpus} GPUs"
+    return jobs, about
+
+
+def _say_dropped(path: Path, dropped: Mapping[str, int], when: str, first: Mapping[str, str] | None = None) -> None:
+    if not dropped:
+        return
+    reasons = []
+    for reason, count in dropped.items():
+        job = f" (the first is job {first[reason]!r})" if first and reason in first else ""
+        reasons.append(f"{count} {WITHOUT.get(reason, reason)}{job}")
+    total = sum(dropped.values())
+    note(f"{path}: {total} row{'s' if total != 1 else ''} left out {when}: {', '.join(reasons)}")

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from plait.cli.experiments.cases import make_cases
+from plait.cli.experiments.options import Request
 from plait.cli.experiments.outputs import STDOUT, Outputs, names_of_runs
-from plait.cli.experiments.request import Request
-from plait.cli.experiments.run_outputs import reserve, show, write_all
-from plait.cli.render.console import console
+from plait.cli.render.console import Printer, console
 from plait.cli.render.progress import Bar
 from plait.control.metrics import RunResult
+from plait.core.errors import InputError, suggest
 from plait.live.notes import note
-from plait.policies.catalog import import_from_here
+from plait.policies.catalog import import_from_here, split_policies
+from plait.sim.published import PublishedRun, PublishedWorld, published_names, published_world
 from plait.sim.studies.cases import Case, over_processes, run_case
+from plait.sim.world import WORLDS
 
 
 def answer(request: Request, *, most: int | None = None) -> None:
     """Run the simulations, print the comparison in at most `most` columns, and write the files of the request."""
     import_from_here()
-    from plait.cli.experiments.published import published_runs, run_published
 
     with Outputs() as outputs:
         published = published_runs(request)
@@ -60,3 +64,178 @@ def run_all(cases: Sequence[Case], processes: int) -> list[RunResult]:
             if not here:
                 bar.advance(len(cases[i].jobs))
     return [r for r in results if r is not None]
+
+
+#: Options of `plait simulate` that mean something in every published world.
+ASKS = ("traces", "policy", "world")
+OUTPUTS = ("json", "csv", "jobs_csv", "processes")
+
+
+def published_runs(request: Request) -> list[PublishedRun] | None:
+    """The runs, policy by policy on each trace, all checked; None if the world is one of plait's own."""
+    names = [name.strip() for name in request.world.split(",")]
+    known = published_names()
+    for asked in names:
+        if asked not in (*WORLDS, *known):
+            raise InputError(f"unknown world {asked!r}; {suggest(asked, [*WORLDS, *known])}")
+    name = next((name for name in names if name in known), None)
+    if name is None:
+        return None
+    world = published_world(name)
+    if len(names) > 1:
+        raise InputError(f"world {name} has policies of its own and is not compared with others; give it alone")
+    if len(request.clusters) > 1:
+        raise InputError(f"world {name} has its own cluster, {world.cluster}; give one --cluster, or none")
+    _refuse(request, name, world)
+    round_s = request.round_s or 0.0
+    policies = split_policies(request.policy)
+    if not policies:
+        raise InputError(f"no policy given; world {name} has {', '.join(world.policies)}")
+    for policy in policies:
+        world.check(policy)
+    return [
+        PublishedRun(name, trace, policy, request.jobs, round_s, request.overheads, request.data)
+        for trace in request.traces
+        for policy in policies
+    ]
+
+
+def _refuse(request: Request, name: str, world: PublishedWorld) -> None:
+    """Name the first option that means nothing in this world."""
+    allowed: dict[str, object] = {"cluster": [world.cluster], "trace_format": world.trace_format}
+    options = (*world.takes, *OUTPUTS)
+    for field in dataclasses.fields(Request):
+        value = getattr(request, field.name)
+        if field.name in (*ASKS, *options) or value == field.default or value == allowed.get(field.name):
+            continue
+        option, *takes = (_option(o) for o in (field.name, *options))
+        paper = name.removesuffix("-artifact")
+        hint = f"; `plait reproduce {paper} --report` writes a page" if option == "--report" else ""
+        if option == "--cluster":
+            hint = f"; its cluster is {world.cluster}"
+            hint += ", of another size with the policy's option nodes=N" if "nodes" in world.options else ""
+        raise InputError(f"world {name} is as published and has no {option}; it takes {', '.join(takes)}{hint}")
+    if request.overheads is not None and request.overheads not in world.overheads:
+        raise InputError(
+            f"world {name}: --overheads {request.overheads!r}; {suggest(request.overheads, world.overheads)}"
+        )
+
+
+def _option(field: str) -> str:
+    """An option of the command line by its field in the request."""
+    return "--" + {"trace_format": "format", "round_s": "round"}.get(field, field).replace("_", "-")
+
+
+def run_published(runs: list[PublishedRun], processes: int) -> list[RunResult]:
+    """Results in the order of the runs, with a progress bar by jobs ended (by runs, over processes)."""
+    jobs = [published_world(run.world).jobs(run) for run in runs]
+    results: dict[int, RunResult] = {}
+    with Bar("simulating", sum(jobs)) as bar:
+        here = processes == 1 or len(runs) == 1
+        work = partial(_run, ended=bar.advance if here else None)
+        for i, result in over_processes(work, runs, processes):
+            results[i] = result
+            if not here:
+                bar.advance(jobs[i])
+    return [results[i] for i in range(len(runs))]
+
+
+def _run(run: PublishedRun, ended: Callable[[int], None] | None = None) -> RunResult:
+    begin = time.perf_counter()
+    result = published_world(run.world).run(run, ended)
+    wall_s = round(time.perf_counter() - begin, 3)
+    return dataclasses.replace(result, summary={**result.summary, "wall_s": wall_s})
+
+
+def reserve(request: Request, names: list[tuple[str, ...]], outputs: Outputs) -> list[tuple[str, int, Path | None]]:
+    """Reserve every requested output: (kind, run or -1 for all, path; None for standard output).
+
+    `names`: of the runs, for files of which there is one per run; `outputs`: where the files are reserved.
+    """
+    files: list[tuple[str, int, Path | None]] = []
+    for kind, target in (("json", request.json), ("csv", request.csv), ("report", request.report)):
+        if target is not None:
+            out = str(target) == STDOUT
+            if out and kind == "report":
+                raise InputError("a report cannot go to standard output; give a file name")
+            files.append((kind, -1, None if out else outputs.path(target)))
+    for kind, path in (("jobs_csv", request.jobs_csv), ("chrome_trace", request.chrome_trace)):
+        if path is not None:
+            files += [(kind, i, outputs.path(p)) for i, p in enumerate(names_of_runs(path, names))]
+    return files
+
+
+def write_all(results: Sequence[RunResult], files: Sequence[tuple[str, int, Path | None]], outputs: Outputs) -> None:
+    """Fill the files that `reserve` gave; what goes to standard output is printed by `outputs.commit`."""
+    from plait.report import tables
+    from plait.report.timeline import write_chrome_trace
+
+    for kind, run, path in files:
+        if kind == "report" and path is not None:
+            from plait.report.html import write_html
+
+            outputs.fill(path, lambda p: write_html(results, p, settings=stated(results)))
+        elif kind == "jobs_csv" and path is not None:
+            outputs.fill(path, partial(tables.write_jobs_csv, results[run]))
+        elif kind == "chrome_trace" and path is not None:
+            outputs.fill(path, partial(write_chrome_trace, results[run]))
+        else:
+            writer = partial(tables.write_json if kind == "json" else tables.write_csv, results)
+            if path is None:
+                outputs.print_later(writer)
+            else:
+                outputs.fill(path, writer)
+
+
+def stated(results: Sequence[RunResult]) -> dict[str, str]:
+    """The settings that the report shows, where they are not empty."""
+    names = {
+        "load": "Offered load, by requested GPUs", "placement": "Placement", "round_s": "Round (s)",
+        "overheads": "Overheads",
+        "network": "Network", "phases": "Phases of exchanges", "overlap": "Overlap with computation",
+        "spread_slowdown": "Spread slow-down", "profile_noise": "Profile noise", "models": "Models",
+        "censored": "Censored jobs", "node_failures": "Node failures",
+    }  # fmt: skip
+    out = {}
+    for name, label in names.items():
+        values = list(dict.fromkeys(str(r.summary.get(name, "")) for r in results))
+        if any(values):
+            out[label] = ", ".join(v or "-" for v in values)
+    return out
+
+
+def show(results: Sequence[RunResult], printer: Printer) -> None:
+    """The comparison table, then what a reader must know to trust it."""
+    from plait.cli.render.comparison import print_comparison
+
+    if print_comparison(results, printer):
+        note("a wider terminal shows more figures; --json, --csv and --report have all of them")
+    if any(result.costs is not None for result in results):
+        from plait.control.compare import compare, is_of
+        from plait.report.tables import cost_tables, labels
+
+        groups = compare(results)
+        first = [next(r for r in results if is_of(r, group)) for group in groups]
+        for table in cost_tables(first, labels(groups)):
+            printer.print(table)
+    warn_about_jobs(results)
+
+
+def warn_about_jobs(results: Sequence[RunResult]) -> None:
+    """Name jobs that were refused or failed; averages leave them out."""
+    said: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for result in results:
+        jobs, summary = result.jobs, result.summary
+        for state in ("refused", "failed"):
+            count = int(summary[state])
+            if not count:
+                continue
+            hit = [i for i, s in enumerate(jobs["state"].tolist()) if s == state]
+            lines = tuple(f"  {jobs['id'][i]}: {jobs['reason'][i]}" for i in hit[:5])
+            if len(hit) > 5:
+                lines += (f"  and {len(hit) - 5} more",)
+            head = f"{count} of {summary['jobs']} jobs {state}"
+            if not said[(head, lines)]:
+                finished = f"averages are over the {summary['finished']} that finished"
+                note("\n".join([f"warning: {summary['trace']}, {summary['policy']}: {head}; {finished}", *lines]))
+            said[(head, lines)] += 1

@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from plait.cli.experiments.asked_world import make_asked_world, settings
-from plait.cli.experiments.cases import read_prices
+from plait.cli.experiments.cases import make_asked_world, read_prices, settings
+from plait.cli.experiments.options import Request, SweepRequest
 from plait.cli.experiments.outputs import STDOUT, Outputs
-from plait.cli.experiments.request import Request, SweepRequest
 from plait.cli.render.comparison import print_comparison
 from plait.cli.render.console import console
 from plait.cli.render.progress import Bar

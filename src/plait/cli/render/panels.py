@@ -47,15 +47,16 @@ class Panels(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         """Have the commands of the entries, whatever typer has found."""
         super().__init__(**settings)
-        self.commands = Commands(self.entries)  # type: ignore[assignment]
+        self.lazy = Commands(self.entries)
+        self.commands = self.lazy  # type: ignore[assignment]
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all commands."""
-        return list(self.entries)
+        return list(self.lazy)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the first word names; errors name the command here for one of other tools."""
-        if args and args[0] not in self.entries and args[0] in COMMANDS:
+        if args and args[0] in COMMANDS and args[0] not in self.lazy:
             ctx.fail(f"No such command {args[0]!r}; in plait: {COMMANDS[args[0]]}")
         return super().resolve_command(ctx, args)
 
@@ -65,11 +66,11 @@ class Panels(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section a panel."""
-        widest = max(len(name) for name in self.entries)
+        widest = max(map(len, self.lazy))
         for panel in ORDER:
             rows = [
                 (name.ljust(widest), entry.short_help(formatter.width - widest - 6))
-                for name, entry in self.entries.items()
+                for name, entry in self.lazy.entries.items()
                 if entry.panel == panel
             ]
             if rows:

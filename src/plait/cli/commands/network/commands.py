@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli.commands.network.bench import BenchRequest
-from plait.cli.commands.network.simulate import PacketsRequest
+from plait.cli.commands.network.packets import PacketsRequest
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
 from plait.cli.declared import command
 from plait.live.dataplane.options import ServerOptions, SwitchOptions
@@ -45,7 +45,7 @@ def show(
     plait network show --cluster 16x8@4 --network leaf-spine:oversubscription=2,aggregators=20000
     plait network show --cluster cluster.toml --path n0,n9
     """
-    from plait.cli.commands.network.view import described, paths_between, show_network
+    from plait.cli.commands.network.rates import described, paths_between, show_network
 
     made = _cluster(cluster, network)
     found = None if path is None else paths_between(made, path)
@@ -98,7 +98,7 @@ def rates(
 
 
 def _simulate(request: PacketsRequest) -> None:
-    from plait.cli.commands.network.simulate import simulate
+    from plait.cli.commands.network.packets import simulate
 
     simulate(request)
 
@@ -167,8 +167,7 @@ def status(
     plait network status
     plait network status --control tor0.sock
     """
-    from plait.cli.commands.network.cluster_view import show_cluster
-    from plait.cli.commands.network.dataplane_view import read_statistics, show_statistics
+    from plait.cli.commands.network.cluster_view import read_statistics, show_cluster, show_statistics
 
     if control is None:
         with client(home) as service:
@@ -221,7 +220,7 @@ def turns(
     \b
     plait network turns -c 8x4@2 -n leaf-spine:oversubscription=4 vgg16@n0,n2 resnet18@n0,n2 bert@n1,n3
     """
-    from plait.cli.commands.network.turns import show_turns, turn_rows
+    from plait.cli.commands.network.rates import show_turns, turn_rows
 
     rows = turn_rows(_cluster(cluster, network), jobs, overlap)
     if as_json:
@@ -233,7 +232,7 @@ def turns(
 @app.command()
 def topologies() -> None:
     """List topologies and their options."""
-    from plait.cli.commands.network.view import show_topologies
+    from plait.cli.commands.network.rates import show_topologies
 
     show_topologies()
 

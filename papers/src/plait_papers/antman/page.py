@@ -1,0 +1,115 @@
+"""The comparison as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from plait.report.charts import GroupedBar, grouped_bars_svg
+from plait_papers.antman.compare import (
+    HEAD,
+    PRODUCTION,
+    SOURCE,
+    TITLES,
+    AntManOutcome,
+    Comparison,
+    cells,
+    filled,
+    killed,
+    nearest,
+    share,
+)
+from plait_papers.antman.muri_artifact import METRICS, ArtifactRow
+from plait_papers.pages import Section, render
+
+RATED = {"jct": "Mean JCT over AntMan's", "makespan": "Makespan over AntMan's"}
+
+
+def page(outcome: AntManOutcome) -> str:
+    """The page as text; a function of the outcome."""
+    told = outcome.settings
+    facts = [f"{outcome.runs} runs", f"{outcome.cpu_s:.0f} CPU seconds", "64 GPUs", "two tenants", "nine models"]
+    return render(
+        "antman.html.j2",
+        outcome,
+        title="AntMan (OSDI 2020), published and simulated",
+        facts=facts,
+        sections=list(_sections(outcome)),
+        source=SOURCE,
+        production=PRODUCTION.items(),
+        told=", ".join(f"{name} {told[name]}" for name in ("jobs", "load", "seeds") if name in told),
+    )
+
+
+def ratio_bars(rows: Sequence[Comparison], what: str) -> list[GroupedBar]:
+    """A bar for each row that has this ratio (`jct`, `makespan`), marked with the published one."""
+    bars = []
+    for row in rows:
+        ratio = getattr(row, what)
+        if ratio is not None and row.variant != row.over:
+            mark = math.nan if ratio.published is None else ratio.published
+            bars.append(GroupedBar(row.at, row.variant, ratio.ours, mark, mark))
+    return bars
+
+
+def _sections(outcome: AntManOutcome) -> Iterator[Section]:
+    for key, title in TITLES.items():
+        rows = [row for row in outcome.rows if row.section == key]
+        if rows:
+            yield _shapes(title, rows) if key == "shapes" else _section(key, title, rows)
+    if outcome.artifact:
+        yield _artifact(outcome.artifact)
+
+
+def _section(key: str, title: str, rows: Sequence[Comparison]) -> Section:
+    charts = []
+    if key not in ("published", "parts"):
+        charts = [Markup(grouped_bars_svg(name, ratio_bars(rows, what))) for what, name in RATED.items()]
+    columns = filled(rows)
+    lead = (
+        "Means over seeds, in brackets the lowest and the highest seed; the line across a bar is the published ratio."
+    )
+    head = ("trace", "variant", *(HEAD[i] for i in columns))
+    section = Section(key, key, title, lead, charts, head, 2)
+    before = ""
+    for row in rows:
+        shown = cells(row)
+        one: dict[str, Any] = {"cells": (row.at, row.variant, *(shown[i] for i in columns)), "first": row.at != before}
+        before = row.at
+        section.rows.append(one)
+    return section
+
+
+def _shapes(title: str, rows: Sequence[Comparison]) -> Section:
+    rated = [row for row in rows if row.at == rows[0].at and row.jct is not None and row.jct.published is not None]
+    head = [
+        "trace, nearest first",
+        *(f"{row.variant}, {what}" for row in rated for what in RATED),
+        "off by a factor of",
+        "killed by preemption",
+    ]
+    section = Section("shapes", "shapes", title, "All traces of the search.", [], head, 1)
+    for factor, at, some in nearest(rows, len(rows)):
+        ratios = [r for row in some for r in (row.jct, row.makespan) if r is not None and r.published is not None]
+        section.rows.append(
+            {"cells": (at, *(f"{r.ours:.2f}" for r in ratios), f"{factor:.2f}", share(killed(some))), "first": False}
+        )
+    return section
+
+
+def _artifact(rows: Sequence[ArtifactRow]) -> Section:
+    head = ["trace"]
+    for metric in METRICS.values():
+        head += [metric, "authors'"]
+    head += ["guaranteed, mean JCT", "opportunistic, mean JCT"]
+    title = "The unfinished AntMan of Muri's artifact, exact"
+    section = Section("artifact", "artifact", title, "Seconds.", [], head, 1)
+    for row in rows:
+        values = [v for metric in METRICS for v in (row.ours[metric], row.published.get(metric))]
+        numbers = [*values, row.guaranteed_s, row.opportunistic_s]
+        shown = ("" if value is None else f"{value:,.3f}" for value in numbers)
+        section.rows.append({"cells": (row.trace, *shown), "first": False})
+    return section

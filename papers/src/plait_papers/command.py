@@ -1,0 +1,96 @@
+"""`plait reproduce`: repeat published evaluations and compare with the authors' results."""
+
+from __future__ import annotations
+
+import typer
+
+from plait.cli.declared import command
+from plait_papers.requests import AntManRequest, InaRequest, MuriRequest, PolluxRequest
+
+app = typer.Typer(help="Repeat a published evaluation and compare with its results.", no_args_is_help=True)
+
+
+def _muri(request: MuriRequest) -> None:
+    from plait_papers.muri.command import reproduce_muri
+
+    reproduce_muri(request)
+
+
+def _pollux(request: PolluxRequest) -> None:
+    from plait_papers.pollux.command import reproduce_pollux
+
+    reproduce_pollux(request)
+
+
+def _antman(request: AntManRequest) -> None:
+    from plait_papers.antman.command import reproduce_antman
+
+    reproduce_antman(request)
+
+
+def _ina(request: InaRequest) -> None:
+    from plait_papers.ina.command import reproduce_ina
+
+    reproduce_ina(request)
+
+
+@app.command("muri", no_args_is_help=True)
+@command(MuriRequest, _muri)
+def muri() -> None:
+    """Muri (SIGCOMM'22): its figures, tables and testbed.
+
+    Figures 9 to 14, tables 4 and 5, and the testbed, on the artifact's traces.
+
+    \b
+    plait reproduce muri --data simulator/trace-data --report muri.html
+    plait reproduce muri --data simulator/trace-data --figure 9,13
+
+    Stop with Ctrl-C; the same command continues from there.
+    """
+
+
+@app.command("pollux", no_args_is_help=True)
+@command(PolluxRequest, _pollux)
+def pollux() -> None:
+    """Pollux (OSDI'21): its simulation and further studies.
+
+    The released simulation under Tiresias, Optimus and Pollux.
+
+    \b
+    plait reproduce pollux --data pollux-data --report pollux.html
+    plait reproduce pollux --data simulator/traces --workload simulator/workloads/workload-6.csv --seeds 0
+
+    A run of the genetic search takes minutes. Stop with Ctrl-C; the same command continues from there.
+    """
+
+
+@app.command("antman")
+@command(AntManRequest, _antman)
+def antman() -> None:
+    """AntMan (OSDI'20): its cluster experiment, in plait's world.
+
+    Simulates 64 GPUs, two tenants and nine models under AntMan, YARN-CS with and without preemption, and Gandiva;
+    AntMan without each of its parts; and the traces under which the published ratios appear.
+
+    \b
+    plait reproduce antman --report antman.html
+    plait reproduce antman --study load --data simulator/trace-data
+
+    Stop with Ctrl-C; the same command continues from there.
+    """
+
+
+@app.command("ina")
+@command(InaRequest, _ina)
+def ina() -> None:
+    """In-network aggregation: reference figures and published headlines.
+
+    Packet simulations of SwitchML, ATP, A2TP, ESA and INAlloc next to the figures of an independent simulator, and the
+    papers' results next to plait's.
+
+    \b
+    plait reproduce ina --report ina.html
+    plait reproduce ina --section goodput,straggler
+
+    About three minutes on one core. Stop with Ctrl-C; the same command continues from there.
+    """

@@ -1,0 +1,151 @@
+"""The artifact's world for `plait simulate`: one run, with figures under the names of all of plait's results."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plait.control.history import Timeline
+from plait.control.metrics import RunResult, Value
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.version import __version__
+from plait.sim.published import PublishedRun
+from plait_papers.pollux.clock import GPUS_PER_NODE, NODES, PolluxRun
+from plait_papers.pollux.clock import run as run_clock
+from plait_papers.pollux.settings import MEANINGS, SUMMARIES, TAKES, Setting, make_rule, read_setting
+from plait_papers.pollux.workload import Submitted, Workload, load, read_jobs
+
+PERCENTILE_RULE = "linear interpolation between sorted values"
+
+
+class PolluxArtifact:
+    """Pollux's released simulator (OSDI 2021, petuum/adaptdl, branch osdi21-artifact)."""
+
+    summary = "Pollux's released simulator: 16 nodes of 4 GPUs, 60 s rounds, measured step times and noise"
+    policies: Mapping[str, str] = SUMMARIES
+    options: Mapping[str, str] = MEANINGS
+    cluster = f"{NODES}x{GPUS_PER_NODE}"
+    trace_format: str | None = None
+    takes: tuple[str, ...] = ("data", "jobs")
+    overheads: tuple[str, ...] = ()
+
+    def check(self, policy: str) -> None:
+        """Raise `InputError` if the policy or its options are not of this world."""
+        read_setting(policy)
+
+    def jobs(self, run: PublishedRun) -> int:
+        """How many jobs the run has."""
+        _data(run)
+        return len(read_jobs(run.trace, run.jobs))
+
+    def run(self, run: PublishedRun, ended: Callable[[int], None] | None = None, **labels: Any) -> RunResult:
+        """Simulate the run as the artifact does.
+
+        `ended` is called with the number of ended jobs; `labels` go into the summary.
+        """
+        setting = read_setting(run.policy)
+        workload = load(run.trace, _data(run), run.jobs)
+        begin = time.process_time()
+        done = simulate(workload, setting, ended)
+        cpu_s = time.process_time() - begin
+        summary: dict[str, Value] = {
+            "trace": str(run.trace),
+            "policy": run.policy,
+            "world": run.world,
+            **({"seed": setting.seed} if "seed" in TAKES[setting.policy] else {}),
+            "cluster": f"{setting.nodes}x{GPUS_PER_NODE}",
+            **figures(workload.jobs, done),
+            "gpus": setting.nodes * GPUS_PER_NODE,
+            "percentile_rule": PERCENTILE_RULE,
+            "round_s": setting.interval,
+            "interference": setting.interference,
+            "cpu_s": round(cpu_s, 3),
+            "version": __version__,
+            **labels,
+        }
+        return RunResult(summary, columns(workload.jobs, done), {}, _no_timeline(setting, done))
+
+
+def simulate(workload: Workload, setting: Setting, ended: Callable[[int], None] | None = None) -> PolluxRun:
+    """One run of `workload` under `setting` in this world; `ended` as for `clock.run`."""
+    return run_clock(workload, make_rule(setting, workload), setting.shape, ended)
+
+
+def figures(jobs: tuple[Submitted, ...], done: PolluxRun) -> dict[str, Value]:
+    """Figures of a run; times in seconds, percentiles interpolated, no figure rounded.
+
+    `last_completion_s` counts from time 0, `makespan_s` from the first submission; `restarts` counts every start but
+    the first of each job.
+    """
+    jct_s, n = done.jct_s, len(jobs)
+    queue_s = jct_s - done.ran_s
+    p50, p95, p99 = np.percentile(jct_s, (50, 95, 99)).tolist()
+    found: dict[str, Value] = {
+        "jobs": n,
+        "finished": n,
+        "failed": 0,
+        "cancelled": 0,
+        "refused": 0,
+        "unfinished": 0,
+        "avg_jct_s": float(jct_s.sum()) / n,
+        "sum_jct_s": float(jct_s.sum()),
+        "p50_jct_s": p50,
+        "p95_jct_s": p95,
+        "p99_jct_s": p99,
+        "makespan_s": float(done.end_s.max() - done.submit_s.min()),
+        "last_completion_s": float(done.end_s.max()),
+        "avg_queue_s": float(queue_s.mean()),
+        "max_queue_s": float(queue_s.max()),
+        "restarts": int(done.restarts.sum()),
+        "avg_restarts": float(done.restarts.mean()),
+        "rounds": done.rounds,
+        "events": done.rounds,
+    }
+    names = np.array([job.application.name for job in jobs])
+    means = {name: float(jct_s[names == name].mean()) for name in sorted(set(names.tolist()))}
+    return found | {f"avg_jct_s_{name}": mean for name, mean in means.items()}
+
+
+def columns(jobs: tuple[Submitted, ...], done: PolluxRun) -> dict[str, Any]:
+    """The per-job table under the names it has everywhere."""
+    n = len(jobs)
+    return {
+        "number": np.arange(n),
+        "id": np.array([job.name for job in jobs], dtype=object),
+        "model": np.array([job.application.name for job in jobs], dtype=object),
+        "gpus": np.array([job.gpus for job in jobs]),
+        "submit_s": done.submit_s,
+        "first_start_s": done.first_start_s,
+        "end_s": done.end_s,
+        "jct_s": done.jct_s,
+        "queue_s": done.jct_s - done.ran_s,
+        "run_s": done.ran_s,
+        "attained_gpu_s": done.attained_gpu_s,
+        "starts": done.restarts + 1,
+        "state": np.full(n, "finished", dtype=object),
+        "reason": np.full(n, "", dtype=object),
+    }
+
+
+def _data(run: PublishedRun) -> Path:
+    if run.data is None:
+        raise InputError(
+            f"world {run.world} needs --data, the folder with the measurements: bert, cifar10, ... as in "
+            "github.com/petuum/adaptdl, branch osdi21-artifact, simulator/traces"
+        )
+    return run.data
+
+
+def _no_timeline(setting: Setting, done: PolluxRun) -> Timeline:
+    """An empty timeline: the simulator keeps no record of spans."""
+    cluster = Cluster.parse(f"{setting.nodes}x{GPUS_PER_NODE}")
+    last_s = float(done.end_s.max())
+    known: dict[str, Any] = {"cluster": cluster, "jobs": len(done.end_s), "events": done.rounds, "last_s": last_s}
+    names = [f.name for f in dataclasses.fields(Timeline)]
+    return Timeline(**{name: known.get(name, np.zeros(0, dtype=np.int64)) for name in names})

@@ -1,0 +1,94 @@
+"""The options of `plait reproduce`, each a field; `plait.cli.declared` makes the commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from plait.cli.experiments.options import Fresh, Json, Page, Processes, Text, WorkFolder
+
+
+@dataclass(frozen=True)
+class MuriRequest:
+    """The options of `plait reproduce muri`."""
+
+    data: Annotated[Path, typer.Option(help="Folder with the artifact's traces: trace1.csv, trace3.csv, ...")]
+    figure: Annotated[Text, typer.Option(metavar="FIGURE,...", help="9 to 14, tables or testbed. [default: all]")] = (
+        None
+    )
+    report: Page = None
+    json: Json = None
+    work: WorkFolder = None
+    fresh: Fresh = False
+    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each trace, for a quick look.")] = None
+    matching: Annotated[
+        str, typer.Option(help="`artifact`: ties broken as in the released code; `exact`: plait's own matching.")
+    ] = "artifact"
+    own: Annotated[bool, typer.Option(help="Repeat the experiments in plait's own world.")] = True
+    processes: Processes = 1
+
+
+@dataclass(frozen=True)
+class PolluxRequest:
+    """The options of `plait reproduce pollux`."""
+
+    data: Annotated[Path, typer.Option(help="Folder with the measurements: bert, cifar10, ...")]
+    workload: Annotated[
+        list[Path] | None, typer.Option(help="Workload file; may be repeated. [default: DATA/workload-6.csv]")
+    ] = None
+    study: Annotated[Text, typer.Option(metavar="STUDY,...", help="load, interval or interference.")] = None
+    seeds: Annotated[str, typer.Option(help="Seeds of the genetic search, N or N..M.")] = "0..2"
+    report: Page = None
+    json: Json = None
+    work: WorkFolder = None
+    fresh: Fresh = False
+    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each workload, for a quick look.")] = None
+    processes: Processes = 1
+
+
+@dataclass(frozen=True)
+class AntManRequest:
+    """The options of `plait reproduce antman`."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the traces of Muri's artifact, to compare with its own version of AntMan."),
+    ] = None
+    study: Annotated[
+        Text,
+        typer.Option(
+            metavar="STUDY,...", help="load, share, longest, gangs, mix, split or shapes; or none. [default: all]"
+        ),
+    ] = None
+    jobs: Annotated[int, typer.Option(help="Number of jobs of each trace.")] = 500
+    load: Annotated[
+        str, typer.Option(help="GPU time of all jobs over that of 64 GPUs while they are submitted; inf: all at once.")
+    ] = "1"
+    seeds: Annotated[str, typer.Option(help="Seeds of the traces, N or N..M.")] = "0..2"
+    report: Page = None
+    json: Json = None
+    work: WorkFolder = None
+    fresh: Fresh = False
+    processes: Processes = 1
+
+
+@dataclass(frozen=True)
+class InaRequest:
+    """The options of `plait reproduce ina`."""
+
+    section: Annotated[
+        Text,
+        typer.Option(
+            metavar="SECTION,...",
+            help="goodput, fallback, aggregated, spread, other, straggler, deadlines, loss or "
+            "headlines. [default: all]",
+        ),
+    ] = None
+    report: Page = None
+    json: Json = None
+    work: WorkFolder = None
+    fresh: Fresh = False
+    processes: Processes = 1
