@@ -51,10 +51,10 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache
 
-# Adapters need the libraries that they adapt; migrations are run by Alembic, and by nobody else.
+# Adapters need the libraries that they adapt.
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules --doctest-ignore-import-errors \
-		--ignore=src/plait/live/store/migrations src/plait papers/src/plait_papers
+		src/plait papers/src/plait_papers
 
 chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster, then with guests (20 minutes); CHAOS_SEED=n another plan
 	PLAIT_CHAOS=1 $(BIN)/python -m pytest -s tests/live/test_chaos.py -k for_minutes

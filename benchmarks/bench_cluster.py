@@ -145,7 +145,7 @@ def heartbeats() -> list[Figure]:
         empty.wait()
     each, bare = 1000 * ours / beats, 1000 * theirs / empties
     note = f"{beats:,} in {seconds:.0f} s from {nodes:,} nodes; the endpoint {bare:.2f} CPU s"
-    return [Figure("a thousand heartbeats", each, 1, bare / each, "a bare FastAPI endpoint", note=note)]
+    return [Figure("a thousand heartbeats", each, 1, bare / each, "a bare Starlette endpoint", note=note)]
 
 
 # -- commands -----------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ FIELD = "preemptions"
 
 
 def files() -> dict[Path, str]:
-    """Text of each module, by path; migrations of the store aside."""
-    paths = sorted(path for folder in SOURCES for path in folder.rglob("*.py") if "migrations" not in path.parts)
+    """Text of each module, by path."""
+    paths = sorted(path for folder in SOURCES for path in folder.rglob("*.py"))
     return {path: path.read_text(encoding="utf-8") for path in paths}
 
 

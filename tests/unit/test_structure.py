@@ -27,12 +27,7 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {
-    _name(path): path
-    for package in PACKAGES
-    for path in sorted(package.rglob("*.py"))
-    if "migrations" not in path.parts
-}
+FILES = {_name(path): path for package in PACKAGES for path in sorted(package.rglob("*.py"))}
 OURS = {package.name for package in PACKAGES}
 
 
