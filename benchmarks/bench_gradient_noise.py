@@ -26,9 +26,9 @@ from plait.training import attach
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader
 
 BATCH = 64
-#: A multiple of 16: after the first 24 steps, which two rounds of warming up contain, gradient noise is measured in
-#: every sixteenth step, so each epoch contains its share.
-STEPS = 16 if "--quick" in sys.argv else 32
+#: After the first 24 steps, which two rounds of warming up contain, gradient noise is measured in every 32nd step, so
+#: each epoch contains its share.
+STEPS = 32
 ROWS = BATCH * STEPS
 ROUNDS = 5 if "--quick" in sys.argv else 9
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
 
 from plait.training.adaptive.gradients.hooks import GradientHooks  # noqa: E402
 from plait.training.adaptive.gradients.noise import Estimate, from_pair, from_samples  # noqa: E402
@@ -166,19 +167,27 @@ def test_uneven_steps_count_each_example_alike_and_give_no_estimate() -> None:
     torch.testing.assert_close(world.gradient, (3 * a + 2 * b) / 5)
 
 
-@pytest.mark.parametrize("in_passes", [{0}, {1}])
-def test_a_parameter_used_in_some_passes_only_is_averaged_all_the_same(in_passes: set[int]) -> None:
-    world, gradients = World(), drawn(2)
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("examples", [(4, 4, 4), (3, 2, 2)])
+@pytest.mark.parametrize("in_passes", [{0}, {1}, {2}, {0, 2}, {1, 2}, {0, 1}])
+def test_a_parameter_used_in_some_passes_only_is_averaged_all_the_same(
+    in_passes: set[int], examples: tuple[int, ...], sparse: bool
+) -> None:
+    world, gradients, batch = World(), drawn(3), sum(examples)
     a, b = world.parameters
     for index, g in enumerate(gradients):
         world.optimizer.zero_grad()
         assert a.grad is b.grad is None, "put away"
-        world.hooks.begin(Pass(1, 2, index, 4, 8))
+        world.hooks.begin(Pass(1, 3, index, examples[index], batch, full=len(set(examples)) == 1))
         loss = (a * g[:6].view(3, 2)).sum()
-        (loss + (b * g[6:]).sum() if index in in_passes else loss).backward()
-    world.hooks.collect()
-    torch.testing.assert_close(b.grad, sum(gradients[i] for i in in_passes)[6:] / 2)
-    torch.testing.assert_close(a.grad.reshape(-1), (gradients[0] + gradients[1])[:6] / 2)
+        if index in in_passes:  # the second parameter has 5 numbers: a table, of which a pass uses some rows
+            used = nn.functional.embedding(torch.arange(5), b.view(5, 1), sparse=sparse)
+            loss = loss + (used.view(-1) * g[6:]).sum()
+        loss.backward()
+    assert (world.hooks.collect() is None) == (2 not in in_passes or len(set(examples)) > 1)
+    torch.testing.assert_close(b.grad.to_dense(), sum(examples[i] * gradients[i] for i in in_passes)[6:] / batch)
+    whole = sum(n * g for n, g in zip(examples, gradients, strict=True)) / batch
+    torch.testing.assert_close(a.grad.reshape(-1), whole[:6])
 
 
 def test_with_one_pass_no_gradient_is_one_of_zero() -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("plait.adaptive")
 
 #: After the first steps, gradient noise is measured in every so many-th.
-NOISE_EVERY = 16
+NOISE_EVERY = 32
 
 
 class Adaptive:

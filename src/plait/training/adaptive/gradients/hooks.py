@@ -5,7 +5,7 @@ Which gradients are samples, and which of torch's public hooks sees them, depend
     ranks  passes  samples of a step                    seen by
     K > 1  1       the gradient of each rank            DDP's communication hook, bucket by bucket, before reduction
     K > 1  s+1     the gradient of each rank and pass   a hook on each parameter, before accumulation
-    1      s+1     the gradient of each pass            the same
+    1      s+1     the gradient of each pass            a hook after accumulation, which keeps their running mean
     1      1       none: some steps are cut in two halves, which are two passes (see `plan`)
     ...            or, of shards and of what cannot be cut, this step's and the last one's:
                                                         a hook after accumulation, with a copy of the last gradient
@@ -51,8 +51,11 @@ class GradientHooks:
         self._ranks = group.size() if group is not None else 1
         self._process_group, self._inner = group, inner or self._all_reduce
         self._now = self._idle = Pass(self._ranks, 1, 0, 1, self._ranks)
+        self._weight = 0.0  # sum over the passes of this step so far
         self._loss_scale: torch.Tensor | None = None
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, stored gradients
+        self._weight = 0.0  # of the passes of this step so far
+        # By parameter, what it has of earlier passes: the sum; on one rank the mean, and the weight of those passes.
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor, float]] = {}
         self._kinds: dict[str, tuple[Function, set[int]]] = {}  # of hooks: what they call, for which parameters
         self._nodes: list[Any] = []  # hooks of theirs last no longer than they do
         self._groups = len(optimizer.param_groups)
@@ -76,7 +79,7 @@ class GradientHooks:
                 if parameter.requires_grad and id(parameter) not in hooked:
                     hooked.add(id(parameter))
                     getattr(parameter, kind)(lambda given, p=parameter, function=function: function(p, given))
-                    if kind == "register_hook" and self._ranks > 1:
+                    if kind == "register_hook":
                         self._hook_node(parameter)
 
     def _hook_node(self, parameter: torch.Tensor) -> None:
@@ -93,6 +96,7 @@ class GradientHooks:
     def begin(self, now: Pass, loss_scale: torch.Tensor | None = None) -> None:
         """Begin the backward pass `now`, whose loss is multiplied by `loss_scale` (a scalar tensor)."""
         self._now = now
+        self._weight = now.weight if now.index == 0 else self._weight + now.weight
         self._made.clear()
         if now.index == 0:
             self._await_reduced()  # of a step that was skipped
@@ -100,7 +104,7 @@ class GradientHooks:
             self.precondition.begin()
             self.clock.begin()
             self._loss_scale = loss_scale
-        if now.passes > 1:
+        if now.passes > 1 and self._ranks > 1:
             self._kinds.setdefault("register_hook", (self._passed, set()))
         if now.index == 0:
             self._hook()
@@ -148,7 +152,6 @@ class GradientHooks:
         self._local: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
         self._total: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
         self._reducing: tuple[torch.Tensor, Any] | None = None
-        self._seen: dict[int, torch.Tensor] = {}  # parameters with a gradient in some pass that is not divided yet
         self._compared: set[int] = set()  # parameters with a gradient in the only pass
         self._made: set[int] = set()  # parameters, or buckets of DDP, with a gradient in this pass
         self._kept.clear()
@@ -202,7 +205,7 @@ class GradientHooks:
     # -- hooks of parameters --------------------------------------------------------------------------------------
 
     def _passed(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Take the gradient of this rank and pass, before it is added to those of earlier passes."""
+        """Take the gradient of this rank, one of several, and pass, before it is added to those of earlier passes."""
         if self._now.passes == 1 or gradient is None:
             return None
         self._once(id(parameter), self._now.passes)
@@ -210,7 +213,6 @@ class GradientHooks:
             self._put_back()
         elif id(parameter) in self._kept:
             parameter.grad = self._kept.pop(id(parameter))[1]
-        self._seen[id(parameter)] = parameter
         if self._now.measured:
             self._square(parameter, gradient.detach(), self._local)
         weight = self._now.weight
@@ -219,26 +221,36 @@ class GradientHooks:
     def _put_away(self, parameter: torch.Tensor) -> None:
         """Store the gradient of a pass that is not the last one."""
         if not self._now.last and parameter.grad is not None:
-            self._kept[id(parameter)] = parameter, parameter.grad
+            self._kept[id(parameter)] = parameter, parameter.grad, 0.0
             parameter.grad = None
 
     def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
-        """After accumulation on one rank: store the gradient, or measure that of the whole step."""
+        """After accumulation on one rank: measure the gradient of this pass, and average it with the earlier ones."""
         now = self._now
         if parameter.grad is None or now is self._idle:
             return
-        if not now.last:
-            self._put_away(parameter)
-        elif now.passes > 1:
-            self._seen.pop(id(parameter), None)
-            parameter.grad.div_(now.passes)
-            if now.measured:
-                self._square(parameter, parameter.grad.detach(), self._total)
-                self.precondition.observe(parameter, parameter.grad.detach(), self._loss_scale)
-        else:
-            self._once(id(parameter), 1)
+        self._once(id(parameter), now.passes)
+        mean = parameter.grad.detach()
+        if now.passes == 1:
             if now.pairs:
-                self._compare(parameter, parameter.grad.detach())
+                self._compare(parameter, mean)
+            return
+        if now.measured:
+            self._square(parameter, mean, self._local)
+        # Since `.grad` was None, torch has not copied this gradient; one more read adds it and divides the sum.
+        part, (_, earlier, weight) = now.weight / self._weight, self._kept.pop(id(parameter), (None, None, 0.0))
+        if earlier is not None:
+            mean = _average(earlier, mean, weight / self._weight, part)
+        elif part != 1.0:
+            mean.mul_(part)
+        if not now.last:
+            self._kept[id(parameter)] = parameter, mean, self._weight
+            parameter.grad = None
+            return
+        parameter.grad = mean
+        if now.measured:
+            self._square(parameter, mean, self._total)
+            self.precondition.observe(parameter, mean, self._loss_scale)
 
     def _compare(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Compare with the gradient of the last step, and store this one."""
@@ -275,17 +287,15 @@ class GradientHooks:
     def _put_back(self) -> None:
         """Restore all stored gradients for the last pass, in which the optimizer and DDP need them."""
         while self._kept:
-            _, (parameter, gradient) = self._kept.popitem()
-            parameter.grad = gradient
+            _, (parameter, parameter.grad, _) = self._kept.popitem()
 
     def _complete(self) -> None:
-        """On one rank, divide what had a gradient in some pass but not in the last one; this gives no estimate."""
+        """Restore what had a gradient in some pass but not in the last one; on one rank, this gives no estimate."""
+        if self._ranks == 1:
+            self._odd = self._odd or bool(self._kept)
+            for _, mean, weight in self._kept.values():
+                mean.mul_(weight / self._weight)
         self._put_back()
-        if self._ranks == 1 and self._now.passes > 1:
-            for parameter in self._seen.values():
-                if parameter.grad is not None:
-                    parameter.grad.div_(self._now.passes)
-                    self._odd = True
 
     # -- the hook of DDP ------------------------------------------------------------------------------------------
 
@@ -350,3 +360,14 @@ class GradientHooks:
             done.set_result(tensor)
             return done
         return dist.all_reduce(tensor, group=self._process_group, async_op=True).get_future()
+
+
+def _average(mean: torch.Tensor, other: torch.Tensor, keep: float, part: float) -> torch.Tensor:
+    """`keep` of `mean`, which is overwritten, and `part` of `other`; they are 1 together unless passes are missing."""
+    if mean.is_sparse or other.is_sparse:
+        if mean.is_sparse and not other.is_sparse:
+            mean, other, keep, part = other, mean, part, keep
+        return mean.mul_(keep).add_(other, alpha=part)
+    if abs(keep + part - 1) > 1e-9:
+        mean.mul_(keep / (1 - part))
+    return mean.lerp_(other, part)
