@@ -3,7 +3,7 @@
     python benchmarks/bench_sharing_live.py [--quick] [--seconds 90] [--pattern "100+100"] [--quantum-ms 4] [--burst]
                                             [--mode throttled] [--cv 0.05]
 
-Two training processes with plait's library share an emulated GPU (`plait.training.device.fifo`): kernels in order,
+Two training processes with plait's library share an emulated GPU (`plait.training.emulation`): kernels in order,
 never preempted, declared memory. The coordinator of the node's agent decides ten times a second. Modes as in the micro
 model: packed (nobody is held back), the law, the gate and the law. Throttled: the opportunistic job is a program
 without plait, which launches kernels of 1 ms and waits for each, and its runner freezes it for all but its share; its
@@ -33,7 +33,7 @@ from pathlib import Path
 from plait.live.agent.processes.throttle import QUANTUM_S
 from plait.live.agent.sharing import Coordinator, GpuProcess, hold_back
 from plait.live.system.procs import MARK
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import OLDEST, VERSION, Page
 from plait.sharing import Action, StepStats
 from plait.sim.gpu import PATTERNS, Mode, Pattern, Variation, table_cell
@@ -332,7 +332,7 @@ def _job(what: dict[str, float]) -> None:
 
 def _driver(device: Path) -> None:
     """Run kernels of 1 ms for the program without plait; one that has begun ends, also if the program is frozen."""
-    from plait.training.device.fifo import FifoDevice
+    from plait.training.emulation import FifoDevice
 
     gpu, count = FifoDevice(device), 0
     launched, done = os.open("launched", os.O_RDONLY), os.open("done", os.O_WRONLY)

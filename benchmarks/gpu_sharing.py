@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.live.agent.sharing import Coordinator, GpuProcess, hold_back
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import OLDEST, VERSION, Page
 
 HERE = Path(__file__).resolve()

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from plait.core.resources import Resource
 from plait.training import attach
-from plait.training.device.fifo import FifoDevice
-from plait.training.device.fifo_stages import Declared, FifoMemory
+from plait.training.emulation import Declared, FifoDevice, FifoMemory
 
 GB = 1e9
 parser = argparse.ArgumentParser()

@@ -15,8 +15,7 @@ torch = pytest.importorskip("torch", reason="needs the extra [torch]")
 import gpu_sharing  # noqa: E402
 
 from plait.core.resources import Resource  # noqa: E402
-from plait.runtime.guest_gate import GuestGate  # noqa: E402
-from plait.runtime.neighbours import Neighbours  # noqa: E402
+from plait.runtime.guest_gate import GuestGate, Neighbours  # noqa: E402
 from plait.runtime.page import Page  # noqa: E402
 from plait.training.sharing.device_memory import CudaMemory  # noqa: E402
 from plait.training.sharing.host_pool import HostPool, build_allocator  # noqa: E402

@@ -23,8 +23,7 @@ from plait.live.agent.processes.launch import environment, prepare
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import GroupInfo, Run
 from plait.live.system import procs
-from plait.training.rehearsal.files import restored
-from plait.training.rehearsal.order import Order, trace_of
+from plait.training.rehearsal import Order, restored, trace_of
 from plait.training.stopping import PREEMPTED
 
 Step = dict[str, Any]

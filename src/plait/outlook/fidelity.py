@@ -55,7 +55,7 @@ from plait.core.plan import TURN, Gate, Group, Groups, Member
 from plait.core.policy import Policy
 from plait.core.resources import Resource
 from plait.live.scheduler.records.groups import choose
-from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, Note, Requested, StopAsked
+from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, Note, StopAsked
 from plait.live.scheduler.state import State
 from plait.outlook.log_replay import LoggedEntry, replay
 from plait.runtime.gate_choice import paces
@@ -99,7 +99,6 @@ class MeasuredCosts:
         self.silent_s: dict[int, float] = {}  # seconds that it held its GPUs until the first report
         self.first_decision_s = math.nan
         self.failures = 0
-        self.world_sizes: dict[int, int] = {}
         self._attempts: dict[int, _Attempt] = {}
         self._began: dict[int, float] = {}
 
@@ -132,10 +131,7 @@ class MeasuredCosts:
             self.policy_texts.append((state.now_s, state.policy_text))
 
     def _note(self, note: Note) -> None:
-        if isinstance(note, Requested):
-            for i, request in enumerate(note.requests):
-                self.world_sizes[note.first + i] = int(request.get("processes_per_gpu") or 1)
-        elif isinstance(note, AttemptBegan):
+        if isinstance(note, AttemptBegan):
             self._attempts[note.job] = _Attempt(note.at_s, frozenset(note.gpus))
         elif isinstance(note, StopAsked) and note.job in self._attempts:
             self._attempts[note.job].stop_s = note.at_s
@@ -208,12 +204,11 @@ def all_take_part(jobs: IntArray) -> BoolArray:
 class TurnsPhysics:
     """Pace of members of live groups.
 
-    `known`: columns of the job store that the gate is chosen from. `world_sizes`: processes of a job on so many GPUs.
-    `awake`: which jobs take part by now; a job that is still starting does not.
+    `known`: columns of the job store that the gate is chosen from. `awake`: which jobs take part by now; a job that is
+    still starting does not.
     """
 
     known: Mapping[str, Any]
-    world_sizes: Callable[[int, int], int] = lambda job, gpus: gpus
     awake: Callable[[IntArray], BoolArray] = all_take_part
     together: StandardPhysics = field(default_factory=lambda: StandardPhysics(interference=(1.0,)))
 
@@ -249,8 +244,7 @@ class TurnsPhysics:
         gate = Gate.NONE if groups.gate is None else Gate(int(groups.gate[g]))
         jobs = groups.jobs[rows].tolist()
         members = tuple(Member(job, turn=turn) for job, turn in zip(jobs, turns, strict=True))
-        world_sizes = [self.world_sizes(job, len(group.gpus)) for job in jobs]
-        return choose(Group(members, tuple(int(i) for i in group.gpus), gate), self.known, world_sizes)
+        return choose(Group(members, tuple(int(i) for i in group.gpus), gate), self.known)
 
     def _ungated(self, truth: JobBatch, jobs: Sequence[int], gpus: Sequence[int], cluster: Cluster) -> FloatArray:
         """Pace without a gate: all members are slowed down alike by the busiest resource."""
@@ -500,7 +494,6 @@ def _simulated_ends(
     news: list[News] = [*seen.policies[1:], *numbered(events, finished)]
     news.sort(key=lambda item: item[0])
     again = Controller(seen.policies[0][1], controller.cluster, controller.rule)
-    world_sizes = [seen.world_sizes.get(job, 1) for job in finished]
     costs = _costs(truth, finished, seen)
     names = truth.column("model").tolist()
     table = tuple(
@@ -508,9 +501,7 @@ def _simulated_ends(
         for name, (start, stop, more, tail) in zip(names, costs, strict=True)
     )
     backend: list[LiveReplay] = []
-    physics = TurnsPhysics(
-        again.job_store.columns, lambda job, gpus: gpus * world_sizes[job], lambda jobs: backend[0].awake(jobs)
-    )
+    physics = TurnsPhysics(again.job_store.columns, lambda jobs: backend[0].awake(jobs))
     training = Training.reported(truth, [seen.reports.get(job, []) for job in finished])
     silent = [s - float(np.nan_to_num(seen.start_s(job))) for job, s in seen.silent_s.items() if s > 0]
     settings = SimulationSettings(

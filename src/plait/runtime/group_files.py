@@ -25,12 +25,15 @@ inherited descriptors, or it would keep the locks of its dead parent.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import mmap
 import os
+import platform
 import shutil
 import struct
+import sys
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -41,9 +44,71 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.core.files import replace_file
 from plait.core.resources import Resource
-from plait.runtime.futex import FutexWords
-from plait.runtime.page import GATES
-from plait.runtime.page_words import WORD
+from plait.runtime.page import GATES, WORD
+
+# Sleep until another process changes a word of shared memory, by the kernel's futex through ctypes.
+#
+# A waiter reads the bell, checks its condition, and sleeps unless the bell was rung since it was read: so no ring is
+# lost. Ringing costs about a microsecond, waking some tens. Without a futex, waiters poll every 0.2 ms. A process can
+# die before it rings, so each sleep must be short and followed by a check.
+
+_WAIT, _WAKE, _ALL = 0, 1, 0x7FFFFFFF
+_NUMBERS = {"x86_64": 202, "aarch64": 98, "arm64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_NAP_S = 0.0002
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
+
+
+def _find() -> tuple[object, int]:
+    number = _NUMBERS.get(platform.machine(), 0)
+    if not sys.platform.startswith("linux") or not number or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None, 0
+    try:
+        call = ctypes.CDLL(None).syscall
+    except (OSError, AttributeError):
+        return None, 0
+    void, u32 = ctypes.c_void_p, ctypes.c_uint32
+    call.argtypes = (ctypes.c_long, void, ctypes.c_int, u32, void, void, u32)
+    call.restype = ctypes.c_long
+    return call, number
+
+
+_syscall, _number = _find()
+
+
+class FutexWords:
+    """The words of a mapped page that are bells, by word number (8 bytes each; the low half rings)."""
+
+    def __init__(self, page: mmap.mmap) -> None:
+        """Use the words of `page`, which the caller keeps mapped."""
+        self._words = memoryview(page).cast("q")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+
+    def read(self, word: int) -> int:
+        """The present value of a bell, for `wait`."""
+        return self._words[word]
+
+    def ring(self, word: int) -> None:
+        """Wake all that sleep at this bell, or are about to."""
+        self._words[word] = (self._words[word] + 1) & _ALL
+        if _syscall is not None:
+            _syscall(_number, self._address + 8 * word, _WAKE, _ALL, None, None, 0)  # type: ignore[operator]
+
+    def wait(self, word: int, seen: int, timeout_s: float) -> None:
+        """Sleep until the bell is rung, at most `timeout_s`; returns at once if it is no longer `seen`."""
+        if self._words[word] != seen or timeout_s <= 0:
+            return
+        if _syscall is None:
+            time.sleep(min(timeout_s, _NAP_S))
+            return
+        whole = int(timeout_s)
+        until = _Timespec(whole, int((timeout_s - whole) * 1e9))
+        _syscall(  # type: ignore[operator]
+            _number, self._address + 8 * word, _WAIT, seen, ctypes.addressof(until), None, 0
+        )
+
 
 MAGIC = b"PLAITG1\0"
 LAYOUT = 1
@@ -86,7 +151,6 @@ class Group:
 
     @property
     def files(self) -> Path:
-        """The folder of this version."""
         return self.folder / f"v{self.version}"
 
     def control(self, job: int, rank: int = 0) -> dict[str, Any]:
@@ -165,7 +229,6 @@ class Places:
 
     @classmethod
     def of(cls, group: Group) -> Places:
-        """The offsets for this group."""
         members, world_size = len(group.members), max(m.world_size for m in group.members)
         rows = max(64, 8 * sum(m.world_size for m in group.members))
         slots, at = [], HEAD
@@ -180,11 +243,9 @@ class Places:
         )
 
     def member(self, index: int) -> int:
-        """The first word of a member."""
         return self.first_member + index * MEMBER_WORDS
 
     def rank(self, index: int, rank: int) -> int:
-        """The first word of a process of a member."""
         return self.first_rank + (index * self.world_size + rank) * RANK_WORDS
 
 
@@ -261,7 +322,6 @@ class LockFiles:
     """Lock files of a version of a group, opened at first use; a forked child starts without any."""
 
     def __init__(self, files: Path) -> None:
-        """Use the files in `folder`."""
         self._files, self._fds = files, dict[str, int]()
         _open_files.add(self)
 
@@ -277,7 +337,6 @@ class LockFiles:
         return True
 
     def unlock(self, name: str) -> None:
-        """Release a lock."""
         fcntl.flock(self._fds[name], fcntl.LOCK_UN)
 
     def is_free(self, name: str) -> bool:
@@ -331,7 +390,6 @@ class GroupPage:
 
     @property
     def stale(self) -> bool:
-        """True if the plan was replaced."""
         return self.words[VERSION_WORD] != self.group.version
 
 

@@ -48,7 +48,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        552  limit_reached_number       i8       number of the memory limit that the job last acted on
        560  limit_reached_bytes        f8       ... the limit it keeps to since; infinite: none, 0: unknown
        568  refused_bytes              f8       the job waits in an allocation that failed
-       576  steps[12]                           the newest steps, 120 bytes each (`step_ring`)
+       576  steps[12]                           the newest steps, 120 bytes each (see `entry_of`)
       2016  gpu_left_monotonic         f8       CLOCK_MONOTONIC when it left its GPU stage last, 0 never
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
@@ -76,23 +76,206 @@ of a file that is truncated kills the reader.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 import struct
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast, overload
 
 from plait.core.errors import InputError
 from plait.core.files import OWNER_ONLY, replace_file
 from plait.core.goodput import THETA, BatchLimits, Estimate
-from plait.runtime.page_words import WORD, FileWords, Float, Int, PerResource, Words
-from plait.runtime.step_ring import RING_BYTES, entry_of, steps_in
-from plait.sharing.directive import Action, Directive, Reached, StepStats
+from plait.core.resources import Resource
+from plait.sharing.directive import Action, Directive, Reached, SpillReason, StepStats
+
+# Words of a page as attributes: doubles or signed integers of 8 bytes at fixed offsets, in memory or in a file.
+
+WORD = 8
+
+
+class Words(Protocol):
+    """Words of one type, by number."""
+
+    def __getitem__(self, index: int, /) -> float: ...
+    def __setitem__(self, index: int, value: float, /) -> None: ...
+
+
+class HoldsWords(Protocol):
+    """A page: its words as doubles and as signed integers."""
+
+    @property
+    def floats(self) -> Words:
+        """All words as doubles."""
+
+    @property
+    def ints(self) -> Words:
+        """All words as signed integers."""
+
+
+class FileWords:
+    """Words of a file by plain reads and writes; words behind its end read as 0."""
+
+    def __init__(self, fd: int, code: str) -> None:
+        self.fd, self.packed = fd, struct.Struct("=" + code)
+
+    def __getitem__(self, index: int) -> float:
+        data = os.pread(self.fd, WORD, index * WORD)
+        return float(self.packed.unpack(data)[0]) if len(data) == WORD else 0.0
+
+    def __setitem__(self, index: int, value: float) -> None:
+        os.pwrite(self.fd, self.packed.pack(value), index * WORD)
+
+
+class Float:
+    """A double at a fixed offset."""
+
+    def __init__(self, offset: int) -> None:
+        self.index = offset // WORD
+
+    @overload
+    def __get__(self, page: None, owner: type) -> Float: ...
+    @overload
+    def __get__(self, page: HoldsWords, owner: type) -> float: ...
+    def __get__(self, page: HoldsWords | None, owner: type) -> float | Float:
+        return self if page is None else page.floats[self.index]
+
+    def __set__(self, page: HoldsWords, value: float) -> None:
+        page.floats[self.index] = value
+
+
+class Int:
+    """A signed integer at a fixed offset."""
+
+    def __init__(self, offset: int) -> None:
+        self.index = offset // WORD
+
+    @overload
+    def __get__(self, page: None, owner: type) -> Int: ...
+    @overload
+    def __get__(self, page: HoldsWords, owner: type) -> int: ...
+    def __get__(self, page: HoldsWords | None, owner: type) -> int | Int:
+        return self if page is None else int(page.ints[self.index])
+
+    def __set__(self, page: HoldsWords, value: int) -> None:
+        page.ints[self.index] = value
+
+
+_RESOURCES = range(len(Resource))  # iterating over the enum takes four times as long
+
+
+class PerResource:
+    """A double for each resource, from a fixed offset on; single ones by `Page.add`."""
+
+    def __init__(self, offset: int) -> None:
+        self.index = offset // WORD
+
+    @overload
+    def __get__(self, page: None, owner: type) -> PerResource: ...
+    @overload
+    def __get__(self, page: HoldsWords, owner: type) -> tuple[float, ...]: ...
+    def __get__(self, page: HoldsWords | None, owner: type) -> tuple[float, ...] | PerResource:
+        return self if page is None else tuple(page.floats[self.index + r] for r in Resource)
+
+    def __set__(self, page: HoldsWords, values: tuple[float, ...] | list[float]) -> None:
+        for number in _RESOURCES:
+            page.floats[self.index + number] = values[number]
+
+
+# The newest steps of a job in its page: a ring of entries, each one `sharing.StepStats` in 15 words of 8 bytes.
+#
+#     word   0  guard                      i8   step + 1; 0 while the entry is being written, or before the first
+#            1  step_s                     f8
+#            2  stage_s[4]                 f8   by resource; 0: not marked
+#            6  device_peak_bytes          f8
+#            7  device_persistent_bytes    f8
+#            8  device_reserved_bytes      f8
+#            9  host_spill_bytes           f8
+#           10  quantum_s                  f8
+#           11  work                       f8
+#           12  operations                 f8
+#           13  flags                      i8   spill reason in bits 0-1, left_out in bit 2, phase in bits 8-39,
+#                                           returns in bits 40-51, entries in bits 52-62
+#           14  ended_s                    f8   CLOCK_MONOTONIC; 0: not reported
+#
+# A step is in entry `step % STEPS`. A reader copies the ring twice and takes entries that are complete and equal in
+# both copies, so it never mixes two steps. A phase is a label that only has to differ from others: the page has its
+# checksum.
+
+#: Steps in the ring: enough for steps of 10 ms and an agent that reads ten times a second.
+STEPS = 12
+_ENTRY = struct.Struct("<q12dqd")
+ENTRY_BYTES = _ENTRY.size
+RING_BYTES = STEPS * ENTRY_BYTES
+_GUARD = struct.Struct("<q")
+_NAMES = tuple(r.name.lower() for r in Resource)
+_LEFT_OUT, _PHASE_AT, _RETURNS_AT, _ENTRIES_AT = 4, 8, 40, 52
+_MOST_RETURNS, _MOST_ENTRIES = (1 << 12) - 1, (1 << 11) - 1
+
+
+def entry_of(stats: StepStats) -> tuple[int, bytes]:
+    """Offset of the entry of a step in the ring, in bytes, and the entry without its guard."""
+    flags = stats.spill_reason.value | _LEFT_OUT * stats.left_out | zlib.crc32(stats.phase.encode()) << _PHASE_AT
+    flags |= min(stats.returns, _MOST_RETURNS) << _RETURNS_AT | min(stats.entries, _MOST_ENTRIES) << _ENTRIES_AT
+    packed = _ENTRY.pack(
+        stats.step + 1,
+        stats.step_s,
+        *(stats.stage_s.get(name, 0.0) for name in _NAMES),
+        stats.device_peak_bytes,
+        stats.device_persistent_bytes,
+        stats.device_reserved_bytes,
+        stats.host_spill_bytes,
+        stats.quantum_s,
+        stats.work,
+        stats.operations,
+        flags,
+        stats.ended_s,
+    )
+    return stats.step % STEPS * ENTRY_BYTES, packed
+
+
+def steps_in(first: bytes, second: bytes, after: int) -> list[StepStats]:
+    """Steps with numbers above `after` in two copies of a ring, oldest first; invalid entries are skipped."""
+    found: list[StepStats] = []
+    for at in range(0, min(len(first), len(second), RING_BYTES) - ENTRY_BYTES + 1, ENTRY_BYTES):
+        entry = second[at : at + ENTRY_BYTES]
+        if _GUARD.unpack_from(entry)[0] > max(after, -1) + 1 and entry == first[at : at + ENTRY_BYTES]:
+            with contextlib.suppress(InputError, ValueError, OverflowError):  # a job can write anything there
+                found.append(_stats(entry))
+    return sorted(found, key=lambda stats: stats.step)
+
+
+def _stats(entry: bytes) -> StepStats:
+    guard, step_s, *rest, flags, ended_s = _ENTRY.unpack(entry)
+    stages, (peak, persistent, reserved, spilled, quantum_s, work, operations) = rest[:4], rest[4:]
+    if any(not 0 <= seconds < float("inf") for seconds in stages):
+        raise InputError("seconds of a stage cannot be")
+    phase = flags >> _PHASE_AT & 0xFFFFFFFF
+    return StepStats(
+        step=guard - 1,
+        step_s=step_s,
+        stage_s={name: seconds for name, seconds in zip(_NAMES, stages, strict=True) if seconds},
+        device_peak_bytes=int(peak),
+        device_persistent_bytes=int(persistent),
+        device_reserved_bytes=int(reserved),
+        host_spill_bytes=int(spilled),
+        spill_reason=SpillReason(flags & 3),
+        quantum_s=quantum_s,
+        phase=f"{phase:08x}" if phase else "",
+        work=work,
+        operations=int(operations),
+        left_out=bool(flags & _LEFT_OUT),
+        ended_s=ended_s,
+        returns=flags >> _RETURNS_AT & _MOST_RETURNS,
+        entries=flags >> _ENTRIES_AT & _MOST_ENTRIES,
+    )
+
 
 SIZE = 4096
 MAGIC = b"PLAIT1\0\0"
@@ -382,7 +565,6 @@ class Page:
         return bytes(self._view[at : at + size]) if self._map is not None else os.pread(self._fd, size, at)
 
     def _put(self, at: int, data: bytes) -> None:
-        """Write whole words."""
         if self._map is None:
             os.pwrite(self._fd, data, at)
             return
@@ -390,7 +572,6 @@ class Page:
             self.ints[(at + i) // WORD] = int.from_bytes(data[i : i + WORD], "little", signed=True)
 
     def close(self) -> None:
-        """Unmap and close; may be called twice."""
         if self._map is not None:
             for words in (self.floats, self.ints, self._view):
                 words.release()  # type: ignore[union-attr]

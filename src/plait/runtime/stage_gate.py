@@ -88,11 +88,9 @@ class NullGate:
         self._began: dict[tuple[int, int], float] = {}  # by thread and resource
 
     def enter(self, resource: Resource, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Begin a stage at once."""
         self._began[threading.get_ident(), resource] = time.perf_counter()
 
     def leave(self, resource: Resource) -> None:
-        """Count the stage, and the seconds spent in it."""
         began = self._began.pop((threading.get_ident(), resource), None)
         if began is not None:
             self.stats.stages[resource] += 1

@@ -26,23 +26,20 @@ from typing import Any, NoReturn
 
 from plait.core.resources import Resource
 from plait.runtime.page import STOP_NOW, VERSION, JobState, Page, Saves
-from plait.training.device.emulation import make_stages
-from plait.training.device.gpu_stage import CONTROL, GLANCE_S, PAUSE, STOP, GpuStage
+from plait.training.advice import ResumeAdvice
+from plait.training.emulation import make_stages
 from plait.training.environment import ControlFile, Environment
 from plait.training.iterations import Iterations, saved_loop_step
 from plait.training.job import Job, whole_number
-from plait.training.loader.consumers import LoopCounters
-from plait.training.loader.epoch_loaders import EpochLoaders, LoaderNames
-from plait.training.notes import note
-from plait.training.process import here
+from plait.training.loader.consumers import EpochLoaders, LoaderNames, LoopCounters
+from plait.training.process import here, note
 from plait.training.profiler import Profiler
-from plait.training.rehearsal.order import VARIABLE
+from plait.training.rehearsal import VARIABLE
 from plait.training.sharing.device_memory import find_device_memory
 from plait.training.sharing.shared_gpu import ALONE_EVERY_S, SharedGpu
-from plait.training.stages import IN_STAGE
+from plait.training.stages import CONTROL, GLANCE_S, IN_STAGE, PAUSE, STOP, GpuStage
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.state.checkpoint_store import CheckpointStore, Commit
-from plait.training.state.resume_advice import ResumeAdvice
 from plait.training.state.state_registry import StateRegistry
 from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
 from plait.training.successor import record_start
@@ -110,42 +107,37 @@ class AttachedJob(Job):
         self._failed = False
         self.recorder: Any = None  # of a rehearsed run
         if VARIABLE in os.environ:
-            from plait.training.rehearsal.recorder import recorder_of
+            from plait.training.rehearsal import recorder_of
 
             self.recorder = recorder_of(self)
         self.process.end_with(self._end, self._note_failure)
 
     @property
     def rng(self) -> Any:
-        """See `Job.rng`."""
         return self.kept.generator(self._seed)
 
     # -- what scripts call; documented in Job ---------------------------------------------------------------------
 
     @property
     def attached(self) -> bool:
-        """True."""
         return True
 
     @property
     def process_group(self) -> Any:
-        """See `Job.process_group`."""
         if self._group is None:
             self._group = self.process.process_group()
         return self._group if self._group is not None else super().process_group
 
     def stage(self, resource: Resource, *, sync: bool = False) -> AbstractContextManager[None]:
-        """See `Job.stage`."""
         if resource is Resource.GPU:
             self.compute.leave_to_script()
         return self.stages.stage(Resource(resource), sync=sync)
 
     def wrap_loader(self, loader: Any, *, train: bool = True) -> Any:
-        """See `Job.wrap_loader`."""
         from plait.training.loader.loader import wrap
 
         if hasattr(loader, "join_job"):  # an adaptive loader marks its stages and saves its position itself
-            if self.in_epochs and self.kept.name_of(loader) is None:
+            if self.iterations.inside("epochs") and self.kept.name_of(loader) is None:
                 self._adaptive_epochs.add(self._epoch)
                 if len(self._adaptive_epochs) > 1:
                     self.advice.warn_new_loader()
@@ -153,7 +145,7 @@ class AttachedJob(Job):
             return loader
         wrapped = wrap(self, loader, train=train)
         if train and wrapped is not loader:
-            if self.in_epochs:
+            if self.iterations.inside("epochs"):
                 wrapped.made_in_epoch(self._epoch_loaders)
                 if self.kept.name_of(self._epoch_loaders) is None:
                     self.kept.add(self.kept.free_name("epoch_loaders"), self._epoch_loaders)
@@ -162,7 +154,6 @@ class AttachedJob(Job):
         return wrapped
 
     def batches(self, loader: Any) -> Iterator[tuple[int, Any]]:
-        """See `Job.batches`."""
         wrapped = self._wrapped(loader)
         if not hasattr(wrapped, "done"):  # an adaptive loader, or one of an adapter
             yield from enumerate(wrapped)
@@ -183,14 +174,12 @@ class AttachedJob(Job):
         return self._given[number][1]
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
-        """See `Job.wrap_optimizer`."""
         if self.kept.name_of(optimizer) is None:
             self.kept.give(self.kept.free_name("optimizer"), optimizer)
         self.compute.know(optimizer)
         return optimizer
 
     def wrap_ddp(self, model: Any, *, inner: Any = None) -> Any:
-        """See `Job.wrap_ddp`."""
         from plait.training.collectives.network import alike, module_of, register
 
         layout = register(self, model, inner).layout
@@ -206,14 +195,12 @@ class AttachedJob(Job):
         return model
 
     def register_state(self, **stateful: Any) -> None:
-        """See `Job.register_state`."""
         for name, value in stateful.items():
             self.kept.give(name, value)
             if hasattr(value, "param_groups"):
                 self.compute.know(value)
 
     def resume(self) -> int:
-        """See `Job.resume`."""
         if self._resumed:
             return self.step
         self._resumed = True
@@ -238,13 +225,12 @@ class AttachedJob(Job):
         return self.step
 
     def steps(self, total: int) -> Iterator[int]:
-        """See `Job.steps`."""
         return self._counters["steps"].around(self._steps(whole_number(total, "steps")))
 
     def _steps(self, total: int) -> Generator[int, None, None]:
         self.resume()
         self.page.total_iterations = total
-        with self.in_loop("steps"):
+        with self.iterations.in_loop("steps"):
             first = self.iterations.loop_step
             self.iterations.begin_loop_step(first)
             for loop_step in range(first, total):
@@ -261,20 +247,19 @@ class AttachedJob(Job):
                 self.safe_point("steps")
 
     def epochs(self, total: int) -> Iterator[int]:
-        """See `Job.epochs`."""
         return self._counters["epochs"].around(self._epochs(whole_number(total, "epochs")))
 
     def _epochs(self, total: int) -> Generator[int, None, None]:
         self.resume()
         self.total_epochs = total
-        with self.in_loop("epochs"):
+        with self.iterations.in_loop("epochs"):
             for epoch in range(self._epoch, total):
-                self._epoch, before = epoch, self.counted
+                self._epoch, before = epoch, self.iterations.counted
                 self._begin_epoch()
                 self._count_on("epochs")
                 yield epoch
                 self._epoch, self._epoch_streams = epoch + 1, None
-                if self.counted == before:
+                if self.iterations.counted == before:
                     self.page.total_iterations = total
                     self._loop_step_ended(stepped=self.iterations.stepped)
                 if epoch + 1 == total or not self._epoch_loaders.used:  # else after the first batch of the next one
@@ -296,7 +281,6 @@ class AttachedJob(Job):
                 del self._given[number]
 
     def yield_point(self) -> None:
-        """See `Job.yield_point`."""
         if self.shared.guest:
             self.shared.script_yields()
         else:
@@ -304,23 +288,20 @@ class AttachedJob(Job):
 
     @property
     def micro_batches(self) -> int:
-        """See `Job.micro_batches`."""
         return self.page.directive.micro_batches
 
     def step_boundary(self, *, work: float = 0.0, phase: str = "") -> None:
-        """See `Job.step_boundary`."""
         self.shared.reports.work, self.shared.reports.phase = work, phase
         if not self.iterations.manual:
             self.iterations.manual = True
             self.iterations.pending = False
-            if self.counted:  # the optimizer's hook has counted this one already
+            if self.iterations.counted:  # the optimizer's hook has counted this one already
                 self._act()
                 return
-        self._count()
+        self.count()
         self._act()
 
     def checkpoint(self, *, block: bool = False) -> CheckpointHandle | None:
-        """See `Job.checkpoint`."""
         if self.kept.missing:
             self.advice.warn_unregistered()
             return None
@@ -348,21 +329,6 @@ class AttachedJob(Job):
     # -- what loaders, hooks and adapters call --------------------------------------------------------------------
 
     @property
-    def counted(self) -> int:
-        """Iterations of this process."""
-        return self.iterations.counted
-
-    @property
-    def had_loop(self) -> bool:
-        """Whether a loop of the job has begun."""
-        return self.iterations.had_loop
-
-    @property
-    def compute_thread(self) -> int:
-        """The thread that opened the GPU stage."""
-        return self.compute.thread
-
-    @property
     def gate_thread(self) -> Any:
         """The thread that enters and leaves the gate of the network."""
         if self._gate_thread is None:
@@ -384,22 +350,18 @@ class AttachedJob(Job):
         if self.recorder is not None:
             self.recorder.optimizer_stepped(optimizer)
         self.iterations.optimizer_stepped()
-        if not self.compute.stepped(optimizer, hands_over=not self.in_steps):
+        if not self.compute.stepped(optimizer, hands_over=not self.iterations.in_steps):
             return
         self.shared.trains(optimizer)
         if self.iterations.manual:
             return
-        self._count()
+        self.count()
         if not self.compute.only_counted:
             self._usual = weakref.ref(optimizer) if self.compute.usual(optimizer) else _nothing
         if self.iterations.looping:
             self.iterations.pending = True
         else:
             self._act()
-
-    def in_loop(self, loop: str) -> AbstractContextManager[None]:
-        """Context in which the loop `loop` runs: `steps`, `epochs` or `loader`."""
-        return self.iterations.in_loop(loop)
 
     @contextlib.contextmanager
     def in_evaluation(self) -> Iterator[None]:
@@ -428,24 +390,9 @@ class AttachedJob(Job):
                 self.leave()
 
     @property
-    def passes_running(self) -> int:
-        """How many training passes of wrapped loaders run."""
-        return self.iterations.inside("loader")
-
-    @property
-    def in_steps(self) -> bool:
-        """True if the script counts its iterations by `steps`."""
-        return self.iterations.in_steps
-
-    @property
     def epoch(self) -> int:
         """Number of the epoch of `epochs`, from 0; between two, of the next one."""
         return self._epoch
-
-    @property
-    def in_epochs(self) -> bool:
-        """True if the script counts its epochs by `epochs`."""
-        return self.iterations.inside("epochs") > 0
 
     def leave(self) -> NoReturn:
         """End the process as preempted, after running writes have ended."""
@@ -530,19 +477,19 @@ class AttachedJob(Job):
 
     def batch_ended(self) -> None:
         """Note the end of a training batch, which is an iteration if nothing else counts them."""
-        if not self.in_steps:
+        if not self.iterations.in_steps:
             self._loop_step_ended()
 
     def _loop_step_ended(self, *, stepped: bool = False) -> None:
         """Note the end of a loop step in which no iteration ended; `stepped`: an optimizer that does not count has."""
         if self.iterations.end_loop_step() or (stepped and not self.iterations.manual):
-            self._count()
+            self.count()
             self.iterations.pending = True
 
     @property
     def saves(self) -> Saves:
         """Whether the job would resume from its newest checkpoint."""
-        if not self.counted:
+        if not self.iterations.counted:
             return Saves.NO_BOUNDARY
         if self._foreign:
             return Saves.YES
@@ -558,9 +505,9 @@ class AttachedJob(Job):
 
     def _boundary_missing(self) -> bool:
         """True if no boundary can be expected, so that a stop must not wait for one."""
-        return self.advice.boundary_missing and not self.counted and not self.had_loop
+        return self.advice.boundary_missing and not self.iterations.counted and not self.iterations.had_loop
 
-    def _count(self) -> None:
+    def count(self) -> None:
         """Count an iteration, and update the page and the profiler, unless it is only counted (`GpuStage.glance`)."""
         now_s, page, compute = time.monotonic(), self.page, self.compute
         if compute.glances:
@@ -574,7 +521,7 @@ class AttachedJob(Job):
         busy_s = self.stages.busy_so_far()
         if self.step == 1 or page.state == JobState.STARTING:
             page.state = JobState.RUNNING
-        if self.counted == 1:
+        if self.iterations.counted == 1:
             page.first_step_monotonic = now_s
             if self.around.rank == 0 and self.around.job_dir is not None:
                 record_start(self.around.job_dir)
@@ -661,10 +608,6 @@ class AttachedJob(Job):
         self.page.state = JobState.RUNNING
         self.boundary.saved()
 
-    def count(self) -> None:
-        """Count an iteration of the trainer."""
-        self._count()
-
     def settle(self) -> None:
         """Pause, or use less of the GPU, if the agent requests it."""
         self._idle_s += self.shared.boundary()
@@ -688,7 +631,6 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _forget(given: dict[int, Any], number: int, _: Any) -> None:
-    """Drop an entry whose object is gone."""
     given.pop(number, None)
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.runtime.gates import open_gate
+from plait.runtime.gates import WorkerTokens, open_gate
 from plait.runtime.group_files import GroupError, group_of
-from plait.runtime.neighbours import Neighbours, neighbours_of
+from plait.runtime.guest_gate import Neighbours, neighbours_of
 from plait.runtime.page import Page, PageError, check_versions
 from plait.runtime.stage_gate import NullGate, StageGate
-from plait.runtime.tokens import WorkerTokens
-from plait.training.notes import note
+from plait.training.process import note
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,11 @@ class Environment:
 
     @property
     def page_file(self) -> Path:
-        """The page of this rank."""
         assert self.run_dir is not None
         return self.run_dir / "page.bin"
 
     @property
     def control_file(self) -> Path:
-        """Path of control.json."""
         assert self.run_dir is not None
         return self.run_dir / "control.json"
 

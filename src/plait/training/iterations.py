@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from plait.training.device.gpu_stage import GpuStage
+from plait.training.stages import GpuStage
 
 #: After so many steps of a loop and so many seconds without a step of an optimizer, optimizers count no more.
 WAIT_LOOP_STEPS, WAIT_S = 100, 20.0
@@ -30,7 +30,6 @@ class Iterations:
     """Counts the iterations of this process. `compute` knows whether a torch optimizer steps in it."""
 
     def __init__(self, compute: GpuStage) -> None:
-        """Start at 0, without a loop."""
         self._compute = compute
         self.counted = 0  # in this process
         self.had_loop = False  # whether a loop of the job has begun
@@ -57,7 +56,6 @@ class Iterations:
 
     @property
     def looping(self) -> bool:
-        """True while a loop of the job runs."""
         return bool(self.loops)
 
     @property
@@ -66,7 +64,6 @@ class Iterations:
         return self.loops[-1] if self.loops else ""
 
     def inside(self, loop: str) -> int:
-        """How many loops of this kind run."""
         return self.loops.count(loop)
 
     @property
@@ -85,7 +82,6 @@ class Iterations:
         self.loop_step, self.loop_step_counted, self.stepped = number, False, False
 
     def count(self) -> None:
-        """Note that an iteration has ended."""
         self.counted += 1
         self.loop_step_counted, self.stepped = True, False
 

@@ -6,14 +6,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.training.device.cuda import torch_cuda
+from plait.training.process import torch_cuda
 
 if TYPE_CHECKING:
+    from plait.training.environment import Environment
+    from plait.training.iterations import Iterations
+    from plait.training.stages import GpuStage, Stages
     from plait.training.state.checkpoint import CheckpointHandle
+    from plait.training.state.state_registry import StateRegistry
+    from plait.training.stopping import Boundary
 
 
 def whole_number(total: object, loop: str) -> int:
@@ -37,7 +42,6 @@ class Job:
 
     @property
     def attached(self) -> bool:
-        """True if plait runs this process."""
         return False
 
     @property
@@ -148,3 +152,29 @@ class Job:
         Returns None if nothing is registered, and in loops without torch optimizer, which save at the end of the step.
         """
         return None
+
+
+class Rank(Protocol):
+    """Implemented by `plait.training.attached_job.AttachedJob`, whose docstrings describe each member."""
+
+    around: Environment
+    stages: Stages
+    compute: GpuStage
+    kept: StateRegistry
+    iterations: Iterations
+    boundary: Boundary
+    advice: Any  # `advice.ResumeAdvice`, which imports this module
+
+    @property
+    def saves(self) -> Any: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def gate_thread(self) -> Any: ...
+    def resume(self) -> int: ...
+    def not_restorable(self) -> None: ...
+    def safe_point(self, loop: str, *, last: bool = False) -> None: ...
+    def batch_begins(self, passes: Any, length: int | None, batch: Any) -> None: ...
+    def batch_ended(self) -> None: ...
+    def look_up(self, *, evaluating: bool) -> None: ...
+    def in_evaluation(self) -> AbstractContextManager[None]: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from plait.training.notes import note
+from plait.training.process import note
 from plait.training.successor import note_start
 from plait.training.torch_watch import watch_ddp, watch_torch
 
@@ -18,7 +18,7 @@ def watch_script() -> None:
     note_start()
     watch_torch(_stepped, _watch_guest)
     if "PLAIT_REHEARSAL" in os.environ:
-        from plait.training.rehearsal.files import guard_files
+        from plait.training.rehearsal import guard_files
 
         guard_files()
     watch_ddp()

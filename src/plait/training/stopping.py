@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, Page
-from plait.training.collectives.process_groups import OwnGroup
+from plait.training.process import OwnGroup
 
 if TYPE_CHECKING:
     from plait.training.environment import Environment
@@ -85,7 +85,6 @@ class Agreement:
     """
 
     def __init__(self, world_size: int) -> None:
-        """Agree among `world_size` ranks."""
         self.world_size = world_size
         self._own: OwnGroup | None = None
         self._sent: Any = None

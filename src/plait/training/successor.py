@@ -62,7 +62,6 @@ def _recorded(path: Path) -> list[str]:
 
 
 def _changes() -> list[str]:
-    """Names of variables that the script has changed."""
     before = _began[1] if _began is not None else {}
     names = before.keys() | os.environ.keys()
     return [name for name in names if before.get(name) != os.environ.get(name) and not name.startswith(_OF_LIBRARIES)]

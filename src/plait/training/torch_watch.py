@@ -46,7 +46,7 @@ def _before_first_model(module: Any) -> None:
 
     @functools.wraps(original)
     def first(model: Any, *args: Any, **options: Any) -> None:
-        from plait.training.collectives.ddp_aggregation import install
+        from plait.training.collectives.ina_hook import install
 
         ddp.__init__ = original
         install(ddp)

@@ -56,6 +56,6 @@ part.replace(out / name)
 if world > 1:
     dist.destroy_process_group()
     if "PLAIT_JOB" not in os.environ:  # outside plait nobody waits for torch's threads: see process_groups.py
-        from plait.training.collectives.process_groups import let_threads_finish  # older libraries lack it
+        from plait.training.process import let_threads_finish  # older libraries lack it
 
         let_threads_finish()

@@ -87,7 +87,7 @@ def train(job: dict[str, Any], rank: int, said: dict[str, Any]) -> None:
         net.register_comm_hook(None, lambda _, bucket: dist.all_reduce(
             bucket.buffer().div_(size), async_op=True).get_future().then(lambda done: done.value()[0]))  # fmt: skip
     if job["way"] in ("auto", "own"):
-        from plait.training.collectives.ddp_aggregation import slot_of
+        from plait.training.collectives.ina_hook import slot_of
 
         slot = slot_of(net)
         state = slot.state if slot is not None else None

@@ -26,7 +26,7 @@ from plait.cli.experiments.antman_demo import (
     sentences,
 )
 from plait.cli.experiments.demonstration import find_examples
-from plait.training.device.fifo import FifoDevice
+from plait.training.emulation import FifoDevice
 
 
 def test_records_are_read_while_they_are_written(tmp_path):

@@ -24,7 +24,7 @@ from plait.live.agent.sharing import (
     shared_gpus,
 )
 from plait.live.protocol.wire import GpuMean, GpuUsage
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import Page
 from plait.sharing import Action, Directive, State, StepStats
 from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES

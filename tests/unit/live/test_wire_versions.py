@@ -27,7 +27,7 @@ from plait.runtime import page as pages
 from plait.runtime.page import Page, PageError, check_versions
 from plait.sharing import Directive
 from plait.training.environment import ControlFile, Environment
-from plait.training.notes import FILE
+from plait.training.process import FILE
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "wire"
 KINDS: list[tuple[str, Any]] = [("observed", Observed), ("assignment", Assignment)]

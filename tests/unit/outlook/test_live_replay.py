@@ -151,7 +151,7 @@ def test_a_job_without_a_profile_is_named_as_no_proof():
 #: Two units on a different resource each, one on the others: made for lock step.
 MIX = [[0.02 * (1 + (i == r)) for r in range(4)] for i in range(4)]
 ALONE = [sum(row) for row in MIX]
-CHOICE = choose_gate(MIX, ALONE, world_sizes=[1] * 4)
+CHOICE = choose_gate(MIX, ALONE)
 
 
 def test_who_shares_goes_at_the_pace_of_its_gate_once_it_has_started():

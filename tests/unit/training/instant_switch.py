@@ -15,8 +15,7 @@ from plait.network.protocol.switch import EVICTED, MULTICAST, TO_SERVER, UNICAST
 from plait.runtime.network.datagrams import SLOT_BYTES, Datagrams
 from plait.runtime.network.grant import NetworkGrant
 from plait.training.collectives.aggregation_client import Link, options_of
-from plait.training.collectives.aggregation_session import SwitchSilent
-from plait.training.collectives.agreement import RankGroup
+from plait.training.collectives.aggregation_session import RankGroup, SwitchSilent
 
 ADDRESS = ("127.0.0.1", 1)
 

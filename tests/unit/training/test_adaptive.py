@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
 from plait.training import attach  # noqa: E402
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader  # noqa: E402
-from plait.training.adaptive.choosing import Fitter  # noqa: E402
+from plait.training.adaptive.batch import Fitter  # noqa: E402
 
 #: A fit by which larger batches cost next to nothing.
 THETA = (0.5, 0.001, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
@@ -330,7 +330,7 @@ def test_a_resumed_job_measures_the_steps_that_an_uninterrupted_one_measures(kin
         optimizer = ADAM(model.parameters())
         local = (1, 4) if kind == "accumulated" else (1, 8)
         loader = AdaptiveDataLoader(data(8 * 50 + 4), 8, local_batch=local, accumulation=True, shuffle=True)
-        return model, optimizer, loader, Adaptive(attach(), model, optimizer, loader)
+        return model, optimizer, loader, Adaptive(attach(), model, optimizer, loader, noise_every=16)
 
     def go_on(model, optimizer, loader, steps: float) -> None:
         for x, y in loader:

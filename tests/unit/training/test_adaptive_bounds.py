@@ -10,7 +10,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
 from plait.live.scheduler.assignments import BATCH_VARIABLE
-from plait.training.adaptive.bounds import VARIABLE, bounds
+from plait.training.adaptive.batch import VARIABLE, bounds
 
 GIVEN = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)
 THERE = {VARIABLE: json.dumps(asdict(GIVEN))}

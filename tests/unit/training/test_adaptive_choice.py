@@ -16,8 +16,8 @@ from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.goodput.fit import Measurements
 from plait.runtime.page import Page
-from plait.training.adaptive.choosing import Fitter, choose, first_batch
-from plait.training.adaptive.data.loader import AdaptiveDataLoader
+from plait.training.adaptive.batch import Fitter, choose, first_batch
+from plait.training.adaptive.loader import AdaptiveDataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:plait. this loader may grow its batch")
 
@@ -149,7 +149,7 @@ def test_slower_steps_do_not_put_off_looks_and_words_for_long(monkeypatch: pytes
         looks.append(clock.now_s)
         return (64 if grows and clock.now_s > 20 else 1), 0
 
-    monkeypatch.setattr("plait.training.adaptive.deciding.choose", chosen)
+    monkeypatch.setattr("plait.training.adaptive.batch.choose", chosen)
     loader = AdaptiveDataLoader(range(20000), 1, max_batch_size=64, interval_s=10)
     loader.timings._clock = loader.decisions.schedule._clock = clock
     page: Any = Told(clock)
@@ -194,7 +194,7 @@ def test_a_batch_of_a_checkpoint_goes_on_within_the_bounds_of_now(
 
 
 def test_what_is_told_to_the_agent(tmp_path: Any) -> None:
-    from plait.training.adaptive.report import report_estimate, report_progress
+    from plait.training.adaptive.batch import report_estimate, report_progress
 
     loader = AdaptiveDataLoader(range(100), 10)
     with Page.create(tmp_path / "page.bin", mapped=True) as page:

@@ -16,8 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from plait.training.adaptive.base import AdaptiveLoader
-from plait.training.adaptive.data.loader import AdaptiveDataLoader
+from plait.training.adaptive.loader import AdaptiveDataLoader, AdaptiveLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:plait. this loader may grow its batch")
 
@@ -205,7 +204,7 @@ class Two:
 
 
 def test_ranks_that_come_or_go_between_passes_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.training.adaptive import base
+    from plait.training.adaptive import loader as base
 
     loader = numbers(size=40)
     assert [len(batch) for batch in loader] == [10] * 4

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from plait.training.adaptive import metrics as module
-from plait.training.adaptive.metrics import Accumulator
+from plait.training.adaptive import ranks as module
+from plait.training.adaptive.ranks import Accumulator
 
 
 def test_what_was_added_can_be_read_inside_alone() -> None:

@@ -23,7 +23,7 @@ from noise_truth import world_of  # noqa: E402
 
 from plait.training import attach  # noqa: E402
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader  # noqa: E402
-from plait.training.adaptive.choosing import Fitter  # noqa: E402
+from plait.training.adaptive.batch import Fitter  # noqa: E402
 
 #: A pass takes as long as 500 examples do, so that an eightfold batch takes a quarter longer.
 THETA = (0.5, 0.001, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)

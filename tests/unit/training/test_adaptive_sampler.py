@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from plait.training.adaptive.data.plan import Microbatch, Plan
-from plait.training.adaptive.data.sampler import EpochOrder, next_step, passes_left, steps_left
+from plait.training.adaptive.plan import EpochOrder, Microbatch, Plan, next_step, passes_left, steps_left
 
 
 def taken(step) -> list[int]:

@@ -6,9 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from plait.training.adaptive.choosing import BatchSchedule
-from plait.training.adaptive.data.plan import Microbatch
-from plait.training.adaptive.data.sampler import Step
+from plait.training.adaptive.batch import BatchSchedule
+from plait.training.adaptive.plan import Microbatch, Step
 from plait.training.adaptive.profile import Timings
 
 

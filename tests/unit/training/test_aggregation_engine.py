@@ -19,8 +19,7 @@ from plait.runtime.network.grant import GrantFile, write_grant
 from plait.runtime.network.report import read_report
 from plait.training.collectives import aggregation_session
 from plait.training.collectives.aggregation_engine import Engine
-from plait.training.collectives.aggregation_session import Session
-from plait.training.collectives.agreement import Reason
+from plait.training.collectives.aggregation_session import Reason, Session
 
 
 class Ranks:

@@ -8,8 +8,7 @@ import pytest
 
 from plait.core.errors import PlaitError
 from plait.training.state import checkpoint_store
-from plait.training.state.checkpoint_store import MARKER, CheckpointStore, StaleEpoch
-from plait.training.state.checksums import Damaged
+from plait.training.state.checkpoint_store import MARKER, CheckpointStore, Damaged, StaleEpoch
 
 
 def made(into, step, content="state"):

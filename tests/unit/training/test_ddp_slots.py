@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from plait.training.collectives import ddp_aggregation, network
-from plait.training.collectives.ddp_aggregation import HookSlot, install, slot_of
-from plait.training.collectives.ina_hook import ina_allreduce_hook
+from plait.training.collectives import ina_hook, network
+from plait.training.collectives.ina_hook import HookSlot, ina_allreduce_hook, install, slot_of
 
 
 class State:
@@ -64,7 +63,7 @@ def ddp(monkeypatch):
     made = types.new_class("Ddp", (Ddp,))
     for name in ("__init__", "register_comm_hook", "_register_builtin_comm_hook"):
         setattr(made, name, getattr(Ddp, name))
-    monkeypatch.setattr(ddp_aggregation, "ina", lambda group: State())
+    monkeypatch.setattr(ina_hook, "ina", lambda group: State())
     install(made)
     install(made)
     return made

@@ -10,7 +10,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.runtime.stage_gate import NullGate
-from plait.training.device.emulation import VARIABLE, SlowDevices, SlowerStages, make_stages
+from plait.training.emulation import VARIABLE, SlowDevices, SlowerStages, make_stages
 from plait.training.stages import Stages
 
 

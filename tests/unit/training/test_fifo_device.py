@@ -18,9 +18,8 @@ from plait.core.resources import Resource
 from plait.runtime.page import STOP_GRACEFULLY, Page
 from plait.runtime.stage_gate import NullGate
 from plait.sharing import SpillReason
-from plait.training.device import emulation
-from plait.training.device.fifo import ENTRIES, FifoDevice
-from plait.training.device.fifo_stages import VARIABLE, Declared, FifoMemory, FifoStages
+from plait.training import emulation
+from plait.training.emulation import ENTRIES, FIFO_VARIABLE, Declared, FifoDevice, FifoMemory, FifoStages
 
 GB = 10**9
 
@@ -159,7 +158,7 @@ def test_what_nobody_can_serve_is_waited_for_until_the_limit_rises(memory, monke
         looks.append(page.refused_bytes)
         page.memory_limit_bytes = (5.0, 8.0)[len(looks) - 1] * GB
 
-    monkeypatch.setattr("plait.training.device.fifo_stages.time.sleep", sleep)
+    monkeypatch.setattr("plait.training.emulation.time.sleep", sleep)
     assert gpu.begin_step() == 1.0
     assert looks == [3 * GB, 2 * GB]
     assert page.refused_bytes == 0
@@ -171,13 +170,13 @@ def test_what_nobody_can_serve_is_waited_for_until_the_limit_rises(memory, monke
 
 @pytest.mark.parametrize("text", ["file=g,stage=5", "file=g,stage=-5ms", "file=g,kernels=5ms", "stage=5ms", "file=,x"])
 def test_what_is_no_declaration_is_refused(text):
-    with pytest.raises(InputError, match=VARIABLE):
+    with pytest.raises(InputError, match=FIFO_VARIABLE):
         Declared.of(text)
 
 
 def test_a_stage_runs_its_kernels_with_yield_points_between(tmp_path, monkeypatch):
     assert Declared.of("") is None
-    monkeypatch.setenv(VARIABLE, f"file={tmp_path / 'gpu'},stage=10ms,kernel=4ms,peak=2GB,memory=16GB")
+    monkeypatch.setenv(FIFO_VARIABLE, f"file={tmp_path / 'gpu'},stage=10ms,kernel=4ms,peak=2GB,memory=16GB")
 
     class Gate(NullGate):
         points = 0

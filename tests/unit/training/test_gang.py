@@ -57,7 +57,7 @@ STAGES = 3
 
 
 def gang(state, rank) -> Iterator:
-    """The protocol of `plait.runtime.gang`, a word at a time, without its patience; rank 0 and 2 lead.
+    """The protocol of `plait.runtime.gates`, a word at a time, without its patience; rank 0 and 2 lead.
 
     Words: opened and asked and inside by job, the one token of the group, stages done by rank, meetings by rank.
     """

@@ -10,7 +10,7 @@ import pytest
 from attempts import PREEMPTED, Attempt, Forker, same_weights, steps_saved, the_forker
 
 from plait.core.resources import Resource
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import VERSION, Page
 from plait.sharing import Action, Directive
 

@@ -11,10 +11,9 @@ import random
 import pytest
 
 from plait.core.resources import Resource
-from plait.runtime import guest_gate, host_stages
+from plait.runtime import guest_gate
 from plait.runtime.gates import GroupMember, make_group, open_gate
-from plait.runtime.guest_gate import GuestGate
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import GuestGate, Neighbours
 from plait.runtime.page import JobState, Page
 from plait.sharing.quanta import FIRST_S
 
@@ -185,7 +184,7 @@ def test_a_host_that_ended_in_its_stage_closes_nothing_for_long(gate, time, host
     else:
         time.at(0.5, lambda: setattr(host, "state", JobState.FINISHED))
     (began,) = quanta(gate(host), time, 1, 0.010)
-    assert 0.5 <= began <= 0.5 + host_stages.ALIVE_EVERY_S + 0.01
+    assert 0.5 <= began <= 0.5 + guest_gate.ALIVE_EVERY_S + 0.01
     if how == "finished":
         os.close(lock)
 

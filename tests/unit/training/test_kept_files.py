@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.training.rehearsal import files
-from plait.training.rehearsal.files import FileGuard, restored
+from plait.training import rehearsal
+from plait.training.rehearsal import FileGuard, restored
 
 
 def test_many_files_are_kept_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_many_files_are_kept_and_put_back(tmp_path: Path, monkeypatch: pytest.Mo
         read.append(folder)
         return set()
 
-    monkeypatch.setattr(files, "restored", read_journal)
+    monkeypatch.setattr(rehearsal, "restored", read_journal)
     for i in range(20):
         guard.keep(f"old-{i}")
         guard.keep(f"new-{i}")

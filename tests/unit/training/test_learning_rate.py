@@ -9,11 +9,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from plait.core.errors import InputError  # noqa: E402
-from plait.training.adaptive.checks import check, check_graph, parallel_kind, warn_unknown  # noqa: E402
-from plait.training.adaptive.gradients.noise import Estimate, Statistics  # noqa: E402
-from plait.training.adaptive.gradients.preconditioner import Preconditioner  # noqa: E402
-from plait.training.adaptive.patches import StepGate, hold_optimizer, hold_scaler  # noqa: E402
-from plait.training.adaptive.scaling import LearningRate, reset_moments  # noqa: E402
+from plait.training.adaptive.noise import Estimate, Statistics  # noqa: E402
+from plait.training.adaptive.optimizer import (  # noqa: E402  # noqa: E402  # noqa: E402
+    LearningRate,
+    StepGate,
+    check,
+    check_graph,
+    hold_optimizer,
+    hold_scaler,
+    parallel_kind,
+    reset_moments,
+    warn_unknown,
+)
+from plait.training.adaptive.preconditioner import Preconditioner  # noqa: E402
 
 
 def parameter(size: int = 2):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plait.training.loop_variables import carried, unsaved_variables
+from plait.training.advice import carried, unsaved_variables
 
 #: Loops with HERE in the row that asks for the next batch, and the variables that they carry.
 LOOPS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plait.core.errors import InputError
-from plait.training.adaptive.gradients.noise import SMOOTHING, Estimate, Statistics, from_pair, from_samples
+from plait.training.adaptive.noise import SMOOTHING, Estimate, Statistics, from_pair, from_samples
 
 M0 = 8
 DRAWS = 20_000

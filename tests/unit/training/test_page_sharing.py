@@ -13,12 +13,11 @@ import time
 import pytest
 
 from plait.core.errors import InputError
-from plait.runtime.neighbours import Neighbours, neighbours_of
-from plait.runtime.page import SIZE, VERSION, Page
-from plait.runtime.step_ring import ENTRY_BYTES, RING_BYTES, STEPS, steps_in
+from plait.runtime.guest_gate import Neighbours, neighbours_of
+from plait.runtime.page import ENTRY_BYTES, RING_BYTES, SIZE, STEPS, VERSION, Page, steps_in
 from plait.sharing import Action, Directive, Reached, SpillReason, StepStats
 from plait.training.environment import ControlFile, Environment
-from plait.training.notes import FILE
+from plait.training.process import FILE
 
 RING_AT = 576
 FULL = StepStats(

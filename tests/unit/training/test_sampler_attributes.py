@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from plait.training.loader import consumers
-from plait.training.loader.sampler_state import SamplerState
+from plait.training.loader.sampler_replay import SamplerState
 
 
 class Sampler:

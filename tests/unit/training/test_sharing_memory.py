@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from plait.core.errors import InputError
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import NullGate
 from plait.sharing import Action, Directive, Reached, SpillReason

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 from attempts import PREEMPTED, Forker, steps_saved, the_forker
 
-from plait.training.device.gpu_stage import GLANCE_S
 from plait.training.profiler import MOST, WARM_UP
+from plait.training.stages import GLANCE_S
 
 
 @pytest.fixture(scope="module")

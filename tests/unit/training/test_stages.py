@@ -7,8 +7,7 @@ import time
 import pytest
 
 from plait.core.resources import Resource
-from plait.runtime.guest_gate import GuestGate
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import GuestGate, Neighbours
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import GateTimeout, NullGate
 from plait.training.profiler import FEWEST, WARM_UP, Profiler

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runtime.gate_choice import paces
-from plait.runtime.token_model import queued_iterations
+from plait.runtime.gate_choice import paces, queued_iterations
 
 M4 = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
 G4 = [(0.5, 0.5, 2, 0.5)] * 4

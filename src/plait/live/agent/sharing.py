@@ -29,8 +29,7 @@ from plait.live.agent.journal import Key
 from plait.live.layout import job_name
 from plait.live.protocol.wire import Sharing
 from plait.live.system import procs
-from plait.runtime.host_stages import marks_gpu_stages
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import Neighbours, marks_gpu_stages
 from plait.runtime.page import Page, PageError, Throttled
 from plait.sharing import CODEC, Action, Device, Directive, Reached, Sharer, State, StepStats, decide
 from plait.sharing.coordinator import owes

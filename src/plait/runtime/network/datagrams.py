@@ -104,7 +104,6 @@ class BatchSocket:
         return True
 
     def fileno(self) -> int:
-        """The descriptor, for selectors."""
         return self.socket.fileno()
 
     def close(self) -> None:

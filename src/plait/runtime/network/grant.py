@@ -82,7 +82,6 @@ class NetworkGrant:
 
     @property
     def secret(self) -> bytes:
-        """The bytes of the token."""
         return bytes.fromhex(self.token)
 
     @property
@@ -100,7 +99,6 @@ _CODEC = Codec(strict=True, error=InputError)
 
 
 def new_token() -> str:
-    """A secret for a job."""
     return secrets.token_hex(TOKEN_BYTES)
 
 

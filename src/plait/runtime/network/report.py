@@ -81,7 +81,6 @@ class NetworkReport:
 
     @property
     def collided_share(self) -> float:
-        """Fraction of all sums with a collision."""
         return self.collided / self.results if self.results else 0.0
 
     @property

@@ -50,11 +50,9 @@ class PreparedLoader:
         self._job, self._prepared, self._marked = job, prepared, marked
 
     def __len__(self) -> int:
-        """Batches in a pass."""
         return len(self._marked)
 
     def __getattr__(self, name: str) -> Any:
-        """Forward all other attributes to Accelerate's loader."""
         return getattr(self.__dict__["_prepared"], name)
 
     def __iter__(self) -> Iterator[Any]:

@@ -27,7 +27,6 @@ class PlaitCallback(Callback):
     """Counts steps, marks the GPU stage, saves checkpoints, and stops on request; does nothing outside plait."""
 
     def __init__(self) -> None:
-        """For one Trainer."""
         job = attach()
         self.job = job if isinstance(job, AttachedJob) else None
         self._put_off = False
@@ -90,7 +89,6 @@ class PlaitCallback(Callback):
         job.kept.restore_streams()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin the GPU stage of a batch."""
         if self.job is None:
             return
         self.job.stages.enter(Resource.GPU)

@@ -24,7 +24,6 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Counts steps, marks the GPU stage, requests checkpoints, and stops on request; does nothing outside plait."""
 
     def __init__(self) -> None:
-        """For one Trainer."""
         job = attach()
         self.job = job if isinstance(job, AttachedJob) else None
         self._stopping = False
@@ -47,7 +46,6 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin the GPU stage of a step."""
         if self.job is not None and not self.job.stages.is_open(Resource.GPU):
             self.job.stages.enter(Resource.GPU)
 

@@ -9,9 +9,8 @@ for epoch in loader.remaining_epochs(10):
         ...                                        # the usual loop
 """
 
-from plait.training.adaptive.base import AdaptiveLoader
-from plait.training.adaptive.data.loader import AdaptiveDataLoader
-from plait.training.adaptive.metrics import Accumulator
+from plait.training.adaptive.loader import AdaptiveDataLoader, AdaptiveLoader
+from plait.training.adaptive.ranks import Accumulator
 from plait.training.adaptive.wrapper import Adaptive
 
 __all__ = ["Accumulator", "Adaptive", "AdaptiveDataLoader", "AdaptiveLoader"]

@@ -9,17 +9,72 @@ compiled), if its batch is smaller than planned, or if it was not finished.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from plait.training.adaptive.data.plan import Microbatch
-from plait.training.device.cuda import torch_cuda
+import torch
+
+from plait.training.adaptive.plan import Microbatch
+from plait.training.process import torch_cuda
 
 if TYPE_CHECKING:
     from plait.goodput.fit import Measurements
+
+
+class SyncClock:
+    """Measures the reduction of gradients in one step, from the last bucket handed over to the last one that arrived.
+
+    Buckets sent while the backward pass still computes cost nothing; this is the rest. On a CUDA device both moments
+    are events of streams; they are read only after the GPU has passed them, so nothing waits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # buckets arrive in other threads
+        self._handed: Any = None
+        self._arrived: list[Any] = []
+
+    def begin(self) -> None:
+        """Begin a step; measurements of an unfinished one are dropped."""
+        with self._lock:
+            self._handed, self._arrived = None, []
+
+    def handed_over(self, bucket: torch.Tensor) -> None:
+        """Note that the last `bucket` of a step was handed over, on the current stream of its device."""
+        moment = _now(bucket)
+        with self._lock:
+            self._handed = moment
+
+    def arrived(self, bucket: torch.Tensor) -> None:
+        moment = _now(bucket)
+        with self._lock:
+            self._arrived.append(moment)
+
+    def seconds(self) -> float | Callable[[], float] | None:
+        """Seconds of this step, once all buckets have arrived; None if there were none.
+
+        On a CUDA device, a function to call after the GPU has finished the step.
+        """
+        with self._lock:
+            handed, arrived = self._handed, list(self._arrived)
+        if handed is None or not arrived:
+            return None
+        if isinstance(handed, float):
+            return max(0.0, float(max(arrived)) - handed)
+        return lambda: max(0.0, max(handed.elapsed_time(event) for event in arrived) / 1e3)
+
+
+def _now(tensor: torch.Tensor) -> Any:
+    if not tensor.is_cuda:
+        return time.perf_counter()
+    make: Any = torch.cuda.Event  # untyped in torch
+    event = make(enable_timing=True)
+    event.record(torch.cuda.current_stream(tensor.device))
+    return event
+
 
 Key = tuple[int, int, int]
 
@@ -176,7 +231,6 @@ class Timings:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """All timings as plain numbers, for a checkpoint."""
         return {"keys": [[*key, t.grad_s, t.grads, t.step_s, t.sync_s, t.steps] for key, t in self._keys.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

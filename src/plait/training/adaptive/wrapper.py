@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,24 +24,93 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from plait.core.errors import InputError
-from plait.training.adaptive.base import ALIKE
-from plait.training.adaptive.checks import check, check_graph, check_loader, parallel_kind, warn_unknown
-from plait.training.adaptive.data.plan import MEASURED_FIRST
-from plait.training.adaptive.gradients.finite import Finite
-from plait.training.adaptive.gradients.hooks import GradientHooks, Hook
-from plait.training.adaptive.gradients.noise import CautiousNoise, Statistics
-from plait.training.adaptive.gradients.passes import Pass
-from plait.training.adaptive.gradients.preconditioner import is_adam
-from plait.training.adaptive.gradients.reading import Reading
-from plait.training.adaptive.patches import StepGate, hold_optimizer, hold_scaler
-from plait.training.adaptive.scaling import LearningRate, reset_moments
+from plait.training.adaptive.hooks import GradientHooks, Hook
+from plait.training.adaptive.loader import ALIKE
+from plait.training.adaptive.noise import CautiousNoise, Pass, Reading, Statistics
+from plait.training.adaptive.optimizer import (
+    LearningRate,
+    StepGate,
+    check,
+    check_graph,
+    check_loader,
+    hold_optimizer,
+    hold_scaler,
+    parallel_kind,
+    reset_moments,
+    warn_unknown,
+)
+from plait.training.adaptive.plan import MEASURED_FIRST
+from plait.training.adaptive.preconditioner import is_adam
 from plait.training.attached_job import AttachedJob
 
 if TYPE_CHECKING:
     from plait.goodput.lr_scaling import Rule
-    from plait.training.adaptive.base import AdaptiveLoader
-    from plait.training.adaptive.data.plan import Microbatch
+    from plait.training.adaptive.loader import AdaptiveLoader
+    from plait.training.adaptive.plan import Microbatch
     from plait.training.job import Job
+
+
+class Finite:
+    """Detects gradients of one optimizer that are not finite: a loss of NaN makes all of them NaN.
+
+    Only the smallest gradient of each step is checked: a loss that is not finite reaches every parameter it depends
+    on. On a CUDA device it is read one step late, so that the host never waits for the current step.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._smallest: Any = None  # parameter
+        self._waiting: tuple[torch.Tensor, Any] | None = None
+        self.steps = 0  # in a row whose gradients are not finite
+
+    def broken(self, step: int) -> bool:
+        """True if the gradients of the coming step (on a CUDA device: of the previous one) are not finite.
+
+        The first of several such steps in a row is logged as step number `step`.
+        """
+        finite = self._look()
+        if finite:
+            if self.steps:
+                _tell(f"gradients are finite again after {self.steps} step{'s' * (self.steps > 1)}")
+            self.steps = 0
+            return False
+        self.steps += 1
+        if self.steps == 1:
+            _tell(
+                f"gradients of step {step} are not finite (the loss is NaN or infinite): such steps are no progress, "
+                "and the batch is not enlarged by them; look for the first loss that is not finite, and begin again "
+                "from before it, with a smaller learning rate or clipped gradients"
+            )
+        return True
+
+    def _look(self) -> bool:
+        if self._smallest is None or self._smallest.grad is None:
+            given = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
+            self._smallest = min(given, key=lambda parameter: parameter.numel(), default=None)
+        if self._smallest is None:
+            return True
+        smallest = self._smallest.grad
+        if smallest.is_sparse:
+            smallest = smallest.coalesce().values()
+        smallest = getattr(smallest, "to_local", lambda: smallest)()
+        good = torch.isfinite(smallest).all()
+        if not good.is_cuda:
+            return bool(good)
+        before, host = self._waiting, torch.empty((), dtype=torch.bool, pin_memory=True)
+        host.copy_(good, non_blocking=True)
+        make: Any = torch.cuda.Event  # untyped in torch
+        copied = make()
+        copied.record(torch.cuda.current_stream(good.device))
+        self._waiting = host, copied
+        if before is None:
+            return True
+        before[1].synchronize()
+        return bool(before[0])
+
+
+def _tell(what: str) -> None:
+    print(f"plait: {what}", file=sys.stderr, flush=True)
+
 
 log = logging.getLogger("plait.adaptive")
 
@@ -121,7 +191,7 @@ class Adaptive:
 
     def _make_hooks(self, comm_hook: Hook | None) -> GradientHooks:
         if self.kind == "fsdp2":
-            from plait.training.adaptive.gradients.sharded import ShardedHooks
+            from plait.training.adaptive.hooks import ShardedHooks
 
             return ShardedHooks(self.optimizer)
         if self.kind == "ddp":

@@ -140,7 +140,6 @@ class AggregationClient:
 
     @property
     def finished(self) -> bool:
-        """Whether all sums are here."""
         return bool(self._state["ack"] >= self._state["end"])
 
     @property
@@ -182,7 +181,6 @@ class AggregationClient:
 
     @property
     def counts(self) -> Counts:
-        """Counters since the beginning."""
         state = self._state
         return Counts(int(state["sent"]), int(state["resent"]), int(state["results"]), self._collided, self._timeouts)
 

@@ -27,9 +27,8 @@ from plait.network.protocol.fixed_point import FloatArray32
 from plait.runtime.network.report import MOST_EVENTS, NetworkEvent, NetworkReport, write_report
 from plait.training.collectives import aggregation_kernels as kernels
 from plait.training.collectives.aggregation_client import transfer
-from plait.training.collectives.aggregation_session import Session
-from plait.training.collectives.agreement import Proposal, RankGroup, Reason, not_finite
-from plait.training.notes import note
+from plait.training.collectives.aggregation_session import Proposal, RankGroup, Reason, Session, not_finite
+from plait.training.process import note
 
 #: Reports are written at most so often.
 REPORT_EVERY_S = 1.0
@@ -194,7 +193,6 @@ class Reduction:
             self._changed(f"gradients go by gloo: {why}")
 
     def report(self, events: list[NetworkEvent]) -> NetworkReport:
-        """All counters."""
         counts, grant = self._session.counts, self._session.grant
         mode, reason = self._way
         return NetworkReport(

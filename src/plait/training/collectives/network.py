@@ -8,10 +8,11 @@ computed, then the job leaves the GPU stage and sends them all.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,117 @@ import torch.distributed as dist
 
 from plait.core.resources import Resource
 from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, GateError, GateTimeout, StageGate
-from plait.training.collectives.buckets import Buckets
 
 if TYPE_CHECKING:
-    from plait.training.rank import Rank
+    from plait.training.job import Rank
+
+
+# Restore DDP's buckets after a resume, so that sums of gradients are the same to the last bit.
+#
+# DDP sends all gradients of its first backward pass in one bucket and records the order of their arrival; from the next
+# forward pass on, its buckets follow that order. A ring sums each piece of a bucket starting at a different rank, so
+# with three or more ranks the position of a gradient in its bucket decides the order of its summands, and so its last
+# bits. A resumed process would start with the single bucket again. Therefore the checkpoint holds the order of arrival,
+# and a resumed process replays it to DDP before its first pass: without gradients, without sending anything, and
+# without touching random streams, buffers or hooks of the script.
+#
+# With `find_unused_parameters` DDP uses the same buckets from the first pass on. `static_graph` and DDP's own mixed
+# precision are not covered, since DDP prepares its passes differently there.
+
+
+class Buckets:
+    """The order in which the gradients of one DDP model arrived in its first synchronised pass."""
+
+    def __init__(self, model: Any) -> None:
+        """Watch the first pass of `model`, unless it is over or DDP will not rebuild its buckets."""
+        self._model = model
+        self.order: list[int] = []
+        #: While this is set, buckets are not sent.
+        self.playing = False
+        self._arrived: dict[int, int] = {}
+        self._watching: list[Any] = []
+        if _rebuilds(model):
+            count = itertools.count()
+            for index, one in enumerate(_parameters(model)):
+                hooked: Any = one  # untyped in torch
+                self._watching.append(hooked.register_post_accumulate_grad_hook(self._watcher(index, count)))
+
+    def _watcher(self, index: int, count: itertools.count[int]) -> Any:
+        def watch(parameter: torch.Tensor) -> None:
+            self._arrived[index] = next(count)  # passes that only accumulate come before: the last one counts
+
+        return watch
+
+    def sent(self) -> None:
+        """Note that the last bucket of a pass is complete, so all gradients have arrived."""
+        if self._watching:
+            self._forget()
+            self.order = sorted(self._arrived, key=lambda index: self._arrived[index])
+
+    def _forget(self) -> None:
+        for handle in self._watching:
+            handle.remove()
+        self._watching.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order; empty before the first pass, or if DDP does not use it."""
+        return {"order": list(self.order)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replay the order to DDP, unless its first pass is over or the model has other parameters now."""
+        order = [int(index) for index in state["order"]]
+        if not self._watching or self._arrived or sorted(order) != list(range(len(_parameters(self._model)))):
+            return
+        self._forget()
+        self.order = order
+        self._play()
+
+    def _play(self) -> None:
+        parameters = _parameters(self._model)
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        self.playing = True
+        try:
+            self._model.reducer.prepare_for_backward([])
+            with torch.enable_grad():
+                begin: Any = _Arrivals.apply  # untyped in torch
+                begin(torch.zeros((), requires_grad=True), self._model.reducer, self.order).backward()
+        finally:
+            self.playing = False
+            for parameter, gradient in zip(parameters, before, strict=True):
+                parameter.grad = gradient
+
+
+class _Arrivals(torch.autograd.Function):
+    """A backward pass that reports the arrival of gradients to DDP without any, which DDP treats as zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, reducer: Any, order: list[int]) -> torch.Tensor:
+        ctx.reducer, ctx.order = reducer, order
+        return one.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        for index in ctx.order:
+            ctx.reducer._autograd_hook(index)
+        return gradients[0], None, None
+
+
+def _rebuilds(model: Any) -> bool:
+    """True if DDP will rebuild its buckets after the first pass, in a way that can be replayed."""
+    special = ["find_unused_parameters", "static_graph", "mixed_precision", "_has_rebuilt_buckets"]
+    special += ["_delay_all_reduce_all_params", "_use_python_reducer"]
+    known = callable(getattr(getattr(model, "reducer", None), "_autograd_hook", None))
+    known = known and callable(getattr(model, "_build_params_for_reducer", None))
+    return known and not any(getattr(model, name, None) for name in special)
+
+
+def _parameters(model: Any) -> list[torch.nn.Parameter]:
+    """The parameters that DDP reduces, in its numbering."""
+    found: list[torch.nn.Parameter] = model._build_params_for_reducer()[0]
+    return found
+
 
 GPU, NETWORK = Resource.GPU, Resource.NETWORK
 Hook = Callable[[Any, Any], Any]
@@ -73,7 +181,7 @@ class NetworkStage:
         if first:
             self._begin()
         future = self._inner(state, bucket)
-        if bucket.is_last() and threading.get_ident() == self._job.compute_thread:
+        if bucket.is_last() and threading.get_ident() == self._job.compute.thread:
             self._job.stages.sleep(GPU)
         return future.then(self._arrived)
 
@@ -135,7 +243,6 @@ class GateThread:
     """
 
     def __init__(self) -> None:
-        """No thread until the first call."""
         self._work: queue.SimpleQueue[tuple[Callable[[], None], threading.Event | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -188,7 +295,7 @@ def register(job: Rank, model: Any, inner: Hook | None) -> NetworkStage:
 
 def _slot_of(model: Any) -> Any:
     """The hook that plait gave a model when it was made, where the scheduler has named a grant; else None."""
-    module = sys.modules.get("plait.training.collectives.ddp_aggregation")
+    module = sys.modules.get("plait.training.collectives.ina_hook")
     return module.slot_of(model) if module is not None else None
 
 

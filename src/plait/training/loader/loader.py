@@ -33,8 +33,8 @@ from plait.training.state.structure import NotRestorable
 from plait.training.stopping import ignore_in_worker
 
 if TYPE_CHECKING:
-    from plait.training.loader.epoch_loaders import EpochLoaders
-    from plait.training.rank import Rank
+    from plait.training.job import Rank
+    from plait.training.loader.consumers import EpochLoaders
 
 STORAGE = Resource.STORAGE
 _END = object()
@@ -102,7 +102,7 @@ class _Passes:
 
     @property
     def _epoch_now(self) -> int | None:
-        return self.job.epoch if self.job.in_epochs else None
+        return self.job.epoch if self.job.iterations.inside("epochs") else None
 
     @property
     def finished(self) -> str:
@@ -110,7 +110,6 @@ class _Passes:
         return self._finished if self._epoch is not None and self._epoch == self._epoch_now else ""
 
     def _ended(self, kind: str) -> None:
-        """Note that a pass is over."""
         self._finished = self.finished + kind
         self._epoch = self._epoch_now
 
@@ -173,8 +172,8 @@ class _Passes:
         iterations, floats, ints = job.iterations, job.stages.floats, job.stages.ints
         if again:
             job.kept.restore_streams()
-        self.done, self.active, before = first, train, job.counted
-        with job.in_loop("loader") if train else job.in_evaluation():
+        self.done, self.active, before = first, train, job.iterations.counted
+        with job.iterations.in_loop("loader") if train else job.in_evaluation():
             try:
                 while True:
                     skips = train and compute.glances
@@ -216,8 +215,8 @@ class _Passes:
                     job.look_up(evaluating=not train)
             finally:
                 compute.end()
-                if train and job.passes_running == 1:  # not one of several at a time, or inside another
-                    self._ended(TRAINED if again or job.counted > before else LOOKED)
+                if train and job.iterations.inside("loader") == 1:  # not one of several at a time, or inside another
+                    self._ended(TRAINED if again or job.iterations.counted > before else LOOKED)
                 self.active = False
 
     def _first_batch(self, batch: Any, counted: list[int] | None) -> None:
@@ -230,7 +229,7 @@ class _Passes:
         if counted:
             count_on(made, counted)
         self.job.advice.look_at_loop(sys._getframe(2))
-        if not self._looked and not self.job.in_steps:
+        if not self._looked and not self.job.iterations.in_steps:
             self._looked = True
             way = counted_beside(made, sys._getframe(2))
             if way:
@@ -295,7 +294,6 @@ class StagedLoader(DataLoader[Any]):
 
     @property
     def done(self) -> int:
-        """Batches of this pass so far."""
         return self._passes.done
 
     @property
@@ -356,7 +354,7 @@ class StagedLoader(DataLoader[Any]):
         assert source is not None
         done = passes.done - ahead
         begun = passes.active and done > 0 and source.start is not None
-        if begun and order is not None and done == order.length and not self._job.in_epochs:
+        if begun and order is not None and done == order.length and not self._job.iterations.inside("epochs"):
             begun = False  # the script will count this pass as done
         if begun and self.trouble(done):
             if done != len(self):
@@ -390,7 +388,6 @@ class StagedLoader(DataLoader[Any]):
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there at the next `iter`."""
         self._put_generators(state)
         if self._order is not None:
             self._order.number = state["number"]
@@ -466,7 +463,6 @@ class PassingLoader:
     keeps_inner = True  # see `StagedLoader`
 
     def __init__(self, job: Rank, inner: Any, *, train: bool) -> None:
-        """Around `inner`."""
         self._job, self._inner, self._passes = job, inner, _Passes(job, self, train=train)
         self._stateful = all(callable(getattr(inner, name, None)) for name in ("state_dict", "load_state_dict"))
         self._stateful &= getattr(inner, "use_stateful_dataloader", True)  # Accelerate's have both always
@@ -478,15 +474,12 @@ class PassingLoader:
             inner.worker_init_fn = partial(ignore_in_worker, inner.worker_init_fn)
 
     def __len__(self) -> int:
-        """Of the inner loader."""
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        """Forward all other attributes to the inner loader."""
         return getattr(self.__dict__["_inner"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the inner loader, with marks."""
         self._passes.begin()
         return self._passes.next_pass(self._begin)
 
@@ -506,7 +499,6 @@ class PassingLoader:
 
     @property
     def done(self) -> int:
-        """Batches of this pass so far."""
         return self._passes.done
 
     def state_dict(self, ahead: int = 0) -> dict[str, Any]:
@@ -526,7 +518,6 @@ class PassingLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there at the next `iter`."""
         self._counted = state.get("counted", [state["done"]])
         if state["inner"] is not None:
             self._inner.load_state_dict(state["inner"])
@@ -536,7 +527,6 @@ class PassingLoader:
         self._passes.repeat("" if state.get("cycled") is not None else state.get("finished", ""))
 
     def made_in_epoch(self, loaders: EpochLoaders) -> None:
-        """See `StagedLoader.made_in_epoch`."""
         self._passes.made_in_epoch = loaders
 
     @property

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from plait.core.resources import Resource
-from plait.training.device.emulation import make_stages
+from plait.training.emulation import make_stages
 from plait.training.environment import ControlFile, Environment
 from plait.training.stages import Stages
 from plait.training.state import random_streams
@@ -58,11 +58,9 @@ class Marked(_Around):
         return self.__dict__ | {"_timer": None}
 
     def __len__(self) -> int:
-        """Samples."""
         return len(self.inner)
 
     def __getitem__(self, batch: Any) -> Any:
-        """One sample, for loaders without batches."""
         return self.__getitems__(batch)[0]
 
     def __getitems__(self, batch: Any) -> list[Any]:
@@ -197,11 +195,9 @@ class Streamed(_Around, IterableDataset[Any]):
         self.seed = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
-        """Samples, if the dataset has a length."""
         return len(self.inner)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the items of a pass."""
         worker = get_worker_info()
         if worker is not None and int(self.seed):
             random_streams.reseed((int(self.seed) * 1_000_003 + worker.id) & 0x7FFFFFFF)

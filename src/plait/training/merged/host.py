@@ -57,7 +57,6 @@ class MergedProcess:
         self._over, self._wake = os.pipe()
 
     def run(self) -> None:
-        """Run all scripts until the last one has ended."""
         _import_what_all_need()
         with JobThreads(self._ended, self._last_words) as threads:
             for member, script in zip(self.members, self.scripts, strict=True):

@@ -39,12 +39,11 @@ from plait.runtime.gates import GroupMember as Mate
 from plait.runtime.gates import make_group
 from plait.runtime.page import OLDEST, STOP_GRACEFULLY, STOP_NOW, VERSION, Page
 from plait.training.attachment import attach
-from plait.training.device.cuda import torch_cuda
 from plait.training.job import Job
 from plait.training.merged import thread_jobs
-from plait.training.merged.random_streams import Streams
-from plait.training.merged.routes import Routes, Stream
+from plait.training.merged.routes import Routes, Stream, Streams
 from plait.training.merged.thread_jobs import Preempted, ThreadJob, Unmergeable
+from plait.training.process import torch_cuda
 from plait.training.stopping import PREEMPTED
 
 #: Longest wait of a thread for one that computes in Python, in seconds (Python's default is 0.005).
@@ -82,7 +81,6 @@ class InterleavePlan:
 
     @classmethod
     def of(cls, choice: Choice) -> InterleavePlan:
-        """The plan that `choose_gate` chose."""
         return cls(choice.gate, choice.turns)
 
 
@@ -155,13 +153,11 @@ class JobThreads:
         thread.start()
 
     def join(self) -> None:
-        """Wait until all have ended."""
         for thread in self._threads:
             thread.join()
 
     @property
     def running(self) -> int:
-        """Number of threads that have not ended."""
         return sum(thread.is_alive() for thread in self._threads)
 
     def _run(self, member: ThreadJob, work: Callable[[], object]) -> None:
@@ -245,7 +241,6 @@ def _wind_up(member: ThreadJob, code: int, reason: str) -> tuple[int, str]:
 
 
 def _let_go(member: ThreadJob, error: BaseException | None) -> None:
-    """Free everything that the job held."""
     if error is not None:
         for one in (error, error.__cause__, error.__context__):
             if one is not None:
@@ -322,7 +317,6 @@ class Merged:
         return [self._threads.results[i] for i in range(len(self._jobs))]
 
     def __enter__(self) -> Merged:
-        """Start all jobs."""
         shm = Path("/dev/shm")
         self._scratch = Path(tempfile.mkdtemp(prefix="plait-", dir=shm if os.access(shm, os.W_OK) else None))
         try:
@@ -362,7 +356,6 @@ class Merged:
             self.stop(index)
 
     def steps(self, index: int) -> int:
-        """Number of iterations of a job so far."""
         return int(self._pages[index].steps)
 
     def _member(self, index: int, entry: dict[str, Any]) -> ThreadJob:

@@ -12,16 +12,20 @@ the root logger, and the state of modules that two members import. `Routes` inst
 from __future__ import annotations
 
 import atexit
+import functools
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, NoReturn
 
 from plait.training.merged import thread_jobs
 from plait.training.merged.thread_jobs import ThreadJob, Unmergeable, here
+from plait.training.process import torch_cuda
 
 _ROUTED = ("argv", "stdout", "stderr")
 
@@ -60,7 +64,6 @@ class Stream:
     """sys.stdout or sys.stderr of the member whose thread writes."""
 
     def __init__(self, name: str, plain: Any) -> None:
-        """`plain` for threads of nobody."""
         self._name, self._plain = name, plain
 
     @property
@@ -71,11 +74,9 @@ class Stream:
         return member.given.get(self._name) or member.out or self._plain
 
     def write(self, text: str) -> int:
-        """Write to the member's own output."""
         return int(self._to.write(text) or 0)
 
     def flush(self) -> None:
-        """Flush the member's own output."""
         self._to.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +84,6 @@ class Stream:
         return getattr(self._to, name)
 
     def __iter__(self) -> Iterator[str]:
-        """Lines, where there are any to read."""
         return iter(self._to)
 
 
@@ -91,7 +91,6 @@ class Environ(MutableMapping[str, str]):
     """os.environ of the member whose thread reads it; C libraries see that of the process."""
 
     def __init__(self, plain: MutableMapping[str, str]) -> None:
-        """`plain` for threads of nobody."""
         self.plain = plain
 
     @property
@@ -100,41 +99,32 @@ class Environ(MutableMapping[str, str]):
         return self.plain if member is None else member.environ
 
     def __getitem__(self, name: str) -> str:
-        """The value; KeyError if it is not set."""
         return self._of[name]
 
     def __setitem__(self, name: str, value: str) -> None:
-        """Set it for this member only."""
         if not isinstance(value, str):
             raise TypeError(f"str expected, not {type(value).__name__}")
         self._of[name] = value
 
     def __delitem__(self, name: str) -> None:
-        """Unset it for this member only."""
         del self._of[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
         return iter(list(self._of))
 
     def __len__(self) -> int:
-        """How many."""
         return len(self._of)
 
     def copy(self) -> dict[str, str]:
-        """A dictionary of all."""
         return dict(self._of)
 
     def __or__(self, other: Mapping[str, str]) -> dict[str, str]:
-        """A dictionary of both."""
         return dict(self._of) | dict(other)
 
     def __ror__(self, other: Mapping[str, str]) -> dict[str, str]:
-        """A dictionary of both."""
         return dict(other) | dict(self._of)
 
     def __repr__(self) -> str:
-        """As os.environ shows itself."""
         return f"environ({dict(self._of)!r})"
 
 
@@ -164,7 +154,6 @@ class Routes:
     """Installs all replacements; `last_words(member, what)` is called before a member ends the process."""
 
     def __init__(self, last_words: Callable[[ThreadJob, str], None] = lambda member, what: None) -> None:
-        """Nothing is changed yet."""
         self._undo: list[Callable[[], None]] = []
         self._say = last_words
         self._pid = os.getpid()
@@ -310,3 +299,146 @@ def leave_all(code: int) -> NoReturn:
     """End the process by the original os._exit."""
     thread_jobs.become(None)
     os._exit(code)
+
+
+# Random streams of merged jobs: each job draws the numbers that it would draw alone.
+#
+# Python's and NumPy's streams are objects, so each member has its own. Torch draws from one generator per device, in
+# C++; its state is swapped when another member draws: in every function of torch that draws or reads the state, and at
+# the beginning of each GPU stage (for code that draws by itself, such as a compiled graph). The functions hold a lock
+# while they draw, so no other member can interfere.
+#
+# Code that draws outside GPU stages without one of these functions is not covered. An own generator (`job.rng`) is
+# always safe.
+
+_TORCH = (
+    "bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randint_like",
+    "randn", "randn_like", "randperm", "rrelu", "rrelu_", "dropout", "dropout_", "alpha_dropout", "alpha_dropout_",
+    "feature_dropout", "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "native_dropout",
+    "_fused_dropout", "_standard_gamma", "_sample_dirichlet", "lstm", "gru", "rnn_tanh", "rnn_relu",
+)  # fmt: skip
+_TENSOR = (
+    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_",
+    "random_", "uniform_",
+)  # fmt: skip
+_STATE = ("get_rng_state", "set_rng_state", "manual_seed", "seed", "initial_seed")
+_CUDA_STATE = (
+    "get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all",
+    "seed", "seed_all", "initial_seed",
+)  # fmt: skip
+_NUMPY_ALSO = {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
+
+
+class TorchStreams:
+    """Tracks which member's states are in torch's generators; None: those of the process."""
+
+    def __init__(self, torch: Any) -> None:
+        self.lock = threading.RLock()
+        self._torch, self._pid = torch, os.getpid()
+        self._owner: ThreadJob | None = None
+        self._plain: dict[str, Any] = {}
+
+    def own(self, member: ThreadJob | None) -> None:
+        """Put the states of `member` into the generators."""
+        with self.lock:
+            if self._owner is not member and os.getpid() == self._pid:
+                kept = self._plain if self._owner is None else self._owner.streams
+                kept["torch"] = [g.get_state() for g in self._generators()]
+                self._put((self._plain if member is None else member.streams).get("torch", []))
+                self._owner = member
+
+    def _generators(self) -> list[Any]:
+        """The generator of the CPU, then those of all GPUs once the process uses them."""
+        cuda = torch_cuda()
+        return [self._torch.default_generator, *(cuda.default_generators if cuda else ())]
+
+    def _put(self, states: list[Any]) -> None:
+        for i, generator in enumerate(self._generators()):
+            if i < len(states):
+                generator.set_state(states[i])
+            else:
+                generator.seed()  # as in a new process
+
+    def around(self, draw: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function so that it draws from the streams of the calling member."""
+
+        @functools.wraps(draw, updated=())
+        def routed(*args: Any, **options: Any) -> Any:
+            member = here()
+            if member is None or os.getpid() != self._pid:
+                return draw(*args, **options)
+            with self.lock:
+                if self._owner is not member:
+                    self.own(member)
+                return draw(*args, **options)
+
+        return routed
+
+
+class Streams:
+    """Routes the random streams of all libraries; one per merged process."""
+
+    def __init__(self, routes: Routes) -> None:
+        """Route the streams of libraries that are imported now, until `routes` is closed."""
+        self.torch: TorchStreams | None = None
+        self._route_python(routes)
+        if "numpy" in sys.modules:
+            self._route_numpy(routes)
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "default_generator"):
+            self.torch = TorchStreams(torch)
+            self._route_torch(routes, torch, self.torch)
+
+    def begin(self, member: ThreadJob) -> None:
+        """Give `member` new streams, as a new process has."""
+        member.streams["python"] = random.Random()
+        if numpy := sys.modules.get("numpy"):
+            member.streams["numpy"] = numpy.random.RandomState()
+
+    def own(self, member: ThreadJob) -> None:
+        """Use the streams of `member` from the beginning of its GPU stage."""
+        if self.torch is not None:
+            self.torch.own(member)
+
+    def close(self) -> None:
+        if self.torch is not None:
+            self.torch.own(None)
+
+    def _route_python(self, routes: Routes) -> None:
+        plain: Any = random._inst
+        for name in dir(random):
+            if getattr(getattr(random, name), "__self__", None) is plain:
+                routes.replace(random, name, _by_member(plain, name, "python"))
+
+    def _route_numpy(self, routes: Routes) -> None:
+        owner: Any = sys.modules["numpy"].random
+        plain = owner.mtrand._rand
+        names = {n: n for n in dir(owner) if getattr(getattr(owner, n), "__self__", None) is plain} | _NUMPY_ALSO
+        for name, method in names.items():
+            routes.replace(owner, name, _by_member(plain, method, "numpy"))
+
+    def _route_torch(self, routes: Routes, torch: Any, streams: TorchStreams) -> None:
+        def route(owner: Any, names: tuple[str, ...]) -> None:
+            for name in names:
+                if hasattr(owner, name):
+                    routes.replace(owner, name, streams.around(getattr(owner, name)))
+
+        route(torch, _TORCH)
+        route(torch._VF, _TORCH)
+        route(torch.Tensor, _TENSOR)
+        route(torch.nn.functional, ("scaled_dot_product_attention", "rrelu", "rrelu_"))
+        route(torch, _STATE)
+        route(torch.random, _STATE)
+        route(torch.cuda, _CUDA_STATE)
+        route(torch.cuda.random, _CUDA_STATE)
+
+
+def _by_member(plain: Any, name: str, library: str) -> Callable[..., Any]:
+    default = getattr(plain, name)
+
+    def routed(*args: Any, **options: Any) -> Any:
+        member = here()
+        own = None if member is None else member.streams.get(library)
+        return (default if own is None else getattr(own, name))(*args, **options)
+
+    return routed

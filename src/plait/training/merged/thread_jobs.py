@@ -17,8 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from plait.core.errors import PlaitError
-from plait.training.device.cuda import torch_cuda
-from plait.training.process import JobProcess, host_jobs
+from plait.training.process import JobProcess, host_jobs, torch_cuda
 
 
 class Unmergeable(PlaitError, ValueError):
@@ -34,7 +33,7 @@ class ThreadJob(JobProcess):
     """One job of a merged process. `environ`: its whole environment. `out`: file for its output (None: unchanged).
 
     `ident`: its main thread, 0 before its start and after its end. `streams`: its random streams by library, see
-    `random_streams`.
+    `routes`.
     """
 
     index: int
@@ -57,7 +56,6 @@ class ThreadJob(JobProcess):
     limits_memory = False  # torch's limit applies to all jobs together
 
     def __post_init__(self) -> None:
-        """No job has attached."""
         JobProcess.__init__(self)
 
     def attached(self, job: Any, lock_fd: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from plait.core.errors import InputError
 from plait.runtime.page import Page
 from plait.sharing.directive import SpillReason
-from plait.training.device.cuda import torch_cuda
+from plait.training.process import torch_cuda
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.runtime.neighbours import neighbours_of
+from plait.runtime.guest_gate import neighbours_of
 from plait.runtime.page import Page
 from plait.sharing.directive import Action
 from plait.training.sharing.device_memory import CudaMemory

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from plait.training.device.cuda import capturing
+from plait.training.process import capturing
 
 #: Smaller tensors are not worth a copy.
 LEAST_BYTES = 1 << 16

@@ -4,7 +4,7 @@
     host    reports every step, keeps to a memory limit while it has one; never paced
     guest   also paced by `runtime.guest_gate` from yield point to yield point, and paused between two steps
 
-control.json (`runtime.neighbours`) determines the role, which may change while the job runs, without a restart.
+control.json (`runtime.guest_gate`) determines the role, which may change while the job runs, without a restart.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.runtime.guest_gate import GuestGate
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import GuestGate, Neighbours
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import StageGate
 from plait.sharing.directive import Action, SpillReason, StepStats
-from plait.training.device.cuda import capturing, torch_cuda
+from plait.training.process import capturing, torch_cuda
 from plait.training.sharing.device_memory import CudaMemory, DeviceMemory, MemoryLimit, MemoryUse, find_device_memory
 from plait.training.sharing.host_pool import HostPool, HostPoolError, arena_bytes, build_allocator
 from plait.training.sharing.saved_tensors import SavedTensors, budget

@@ -39,7 +39,6 @@ class CheckpointHandle:
     """A checkpoint being written. `blocking_s`: seconds that training stood still for it."""
 
     def __init__(self, step: int) -> None:
-        """Start as not written, for the checkpoint of `step`."""
         self.step, self.blocking_s = step, 0.0
         self.commit: Commit | None = None
         self._good = False
@@ -52,7 +51,6 @@ class CheckpointHandle:
 
     @property
     def ended(self) -> bool:
-        """True once it is written or has failed."""
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -70,7 +68,6 @@ class Staging:
     """Copies nested state into host memory; the next copy reuses the buffers."""
 
     def __init__(self) -> None:
-        """Start without buffers."""
         self._buffers: dict[tuple[object, ...], Any] = {}
 
     def copy(self, state: Any) -> Any:
@@ -130,7 +127,6 @@ class Checkpointer:
 
     @property
     def busy(self) -> bool:
-        """True while a checkpoint is written."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, step: int, collect: Callable[[], dict[str, Any]]) -> CheckpointHandle:
@@ -155,7 +151,6 @@ class Checkpointer:
         return handle
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Wait until no checkpoint is being written."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():

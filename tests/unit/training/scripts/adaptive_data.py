@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from plait.training import attach
-from plait.training.adaptive.data.loader import AdaptiveDataLoader
-from plait.training.adaptive.metrics import Accumulator
+from plait.training.adaptive.loader import AdaptiveDataLoader
+from plait.training.adaptive.ranks import Accumulator
 
 seen, steps = sys.argv[1], int(sys.argv[2])
 workers, change = int((*sys.argv[3:], "0")[0]), "--change" in sys.argv

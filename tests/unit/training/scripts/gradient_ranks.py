@@ -11,9 +11,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from plait.training import Job, attach
-from plait.training.adaptive.gradients.hooks import GradientHooks
-from plait.training.adaptive.gradients.noise import Estimate, from_samples
-from plait.training.adaptive.gradients.passes import Pass
+from plait.training.adaptive.hooks import GradientHooks
+from plait.training.adaptive.noise import Estimate, Pass, from_samples
 
 M0 = 4
 SIZES = [(40, 30), (7,), (300,), (5, 5)]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from plait.training import attach
-from plait.training.collectives.process_groups import GLOO_THREAD
+from plait.training.process import GLOO_THREAD
 
 
 def work() -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from plait.training.collectives.transfers import Transfers
+from plait.training.profiler import Transfers
 
 transfers = Transfers()
 transfers.start()

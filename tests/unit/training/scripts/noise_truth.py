@@ -24,8 +24,8 @@ from torch.utils.data import TensorDataset
 
 from plait.training import attach
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader
-from plait.training.adaptive.gradients.noise import Estimate, Statistics
-from plait.training.adaptive.gradients.preconditioner import Preconditioner
+from plait.training.adaptive.noise import Estimate, Statistics
+from plait.training.adaptive.preconditioner import Preconditioner
 
 BATCH, SIZE, EVERY, WARM = 16, 3000, 50, 300
 

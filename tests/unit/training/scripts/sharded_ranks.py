@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from plait.core.errors import InputError
 from plait.training import attach
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader
-from plait.training.adaptive.checks import parallel_kind
-from plait.training.adaptive.gradients.noise import from_pair
-from plait.training.adaptive.gradients.passes import Pass
-from plait.training.adaptive.gradients.sharded import ShardedHooks
+from plait.training.adaptive.hooks import ShardedHooks
+from plait.training.adaptive.noise import Pass, from_pair
+from plait.training.adaptive.optimizer import parallel_kind
 
 M0, EXAMPLES, FEATURES = 4, 2, 7
 

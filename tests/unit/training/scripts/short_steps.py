@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from plait.core.resources import Resource
-from plait.training import attach, attached_job
-from plait.training.device import gpu_stage
+from plait.training import attach, attached_job, stages
 from plait.training.loader import loader
 
 step_s, stop, steps = float(sys.argv[1]) / 1e3, int(sys.argv[2]), int(sys.argv[3])
@@ -24,7 +23,7 @@ def clock():
     return now_s
 
 
-for module in (attached_job, gpu_stage, loader):
+for module in (attached_job, stages, loader):
     module.time = SimpleNamespace(monotonic=clock, time=clock)
 
 model = torch.nn.Linear(2, 2)

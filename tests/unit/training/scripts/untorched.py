@@ -6,10 +6,9 @@ from collections import deque
 
 import numpy as np
 
-from plait.training import attach
-from plait.training.state import resume_advice
+from plait.training import advice, attach
 
-resume_advice.ADVISE_AFTER_S = float(sys.argv[4]) if len(sys.argv) > 4 else 20.0
+advice.ADVISE_AFTER_S = float(sys.argv[4]) if len(sys.argv) > 4 else 20.0
 out, kind = sys.argv[1:3]
 delay = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
 TURNS = 30

@@ -31,7 +31,7 @@ from plait.live.protocol.wire import (
 )
 from plait.live.system import cgroups, procs
 from plait.live.system.procs import Process
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import Neighbours
 from plait.runtime.network import report
 from plait.runtime.network.grant import FILE, NetworkGrant, read_grant, write_grant
 from plait.runtime.network.report import read_report

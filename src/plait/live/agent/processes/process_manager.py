@@ -34,7 +34,7 @@ from plait.live.protocol.leases import LEASE_SHARE, LOST_S
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, GroupInfo, Run
 from plait.live.system import procs
 from plait.live.system.procs import Process
-from plait.runtime.neighbours import Neighbours
+from plait.runtime.guest_gate import Neighbours
 
 #: The exit code of what can never be started.
 NOT_RUNNABLE = 126

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from plait.core.errors import InputError
 from plait.live.system.freezer import Freezer
-from plait.runtime.neighbours import neighbours_of
+from plait.runtime.guest_gate import neighbours_of
 from plait.runtime.page import Page, PageError, Throttled
 
 #: For so many seconds the processes run before they may be frozen: a host that comes back waits no longer.

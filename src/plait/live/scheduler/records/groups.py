@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class GroupBook:
         asked = [m.turn for m in group.members]
         if old is not None and old.guest == group.guest and _same(old, jobs, asked, group.gate):
             return old
-        gate, turns = choose(group, columns, world_sizes)
+        gate, turns = choose(group, columns)
         mates = [Mate(job, turn, size) for job, turn, size in zip(jobs, turns, world_sizes, strict=True)]
         if old is not None:
             if old.members == mates and old.gate == gate and old.guest == group.guest:
@@ -120,7 +120,7 @@ def _same(old: GroupInfo, jobs: list[int], turns: list[int], gate: Gate) -> bool
     return len(jobs) == 1 and [m.job for m in old.members] == jobs and old.gate == "none"
 
 
-def choose(group: Group, columns: Mapping[str, Any], world_sizes: Sequence[int]) -> tuple[str, list[int]]:
+def choose(group: Group, columns: Mapping[str, Any]) -> tuple[str, list[int]]:
     """The gate of a group and its members' turns, from their stage times where the plan leaves it open.
 
     A group planned for lock step runs by barrier or tokens, whatever the stage times make faster (runtime, 3.2).
@@ -133,9 +133,7 @@ def choose(group: Group, columns: Mapping[str, Any], world_sizes: Sequence[int])
     if group.gate is not Gate.BARRIER or np.isnan(stage_s).any() or np.isnan(iteration_s).any():
         return group.gate.name.lower(), turns
     try:
-        choice = choose_gate(
-            stage_s.reshape(len(jobs), len(Resource)).tolist(), iteration_s.tolist(), world_sizes=world_sizes
-        )
+        choice = choose_gate(stage_s.reshape(len(jobs), len(Resource)).tolist(), iteration_s.tolist())
     except PlaitError:
         return "barrier", turns  # more jobs than resources, or unusable times: as planned
     return str(choice.gate), [int(t) for t in choice.turns]

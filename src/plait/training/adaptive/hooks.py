@@ -20,17 +20,17 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from plait.core.errors import InputError
-from plait.training.adaptive.gradients.passes import Pass, Squares
-from plait.training.adaptive.gradients.preconditioner import Preconditioner
-from plait.training.adaptive.gradients.timing import SyncClock
+from plait.training.adaptive.noise import Pass, Squares
+from plait.training.adaptive.preconditioner import Preconditioner, local
+from plait.training.adaptive.profile import SyncClock
 
 Hook = Callable[[Any, Any], Any]
 Function = Callable[[torch.Tensor, Any], torch.Tensor | None]
@@ -110,7 +110,6 @@ class GradientHooks:
             self._hook()
 
     def end(self) -> None:
-        """Ignore later backward passes."""
         self._kept.clear()  # of an unfinished step; the next `begin` drops the rest
         self._now = self._idle
 
@@ -172,7 +171,6 @@ class GradientHooks:
         return squares
 
     def _sum(self, terms: list[list[torch.Tensor]]) -> torch.Tensor:
-        """One number per group."""
         device = next((t.device for group in terms for t in group), torch.device("cpu"))
         zero = torch.zeros((), dtype=torch.float64, device=device)
         if device.type == "cuda":  # made on a stream of the future's own
@@ -287,7 +285,8 @@ class GradientHooks:
     def _put_back(self) -> None:
         """Restore all stored gradients for the last pass, in which the optimizer and DDP need them."""
         while self._kept:
-            _, (parameter, parameter.grad, _) = self._kept.popitem()
+            _, (parameter, gradient, _) = self._kept.popitem()
+            parameter.grad = gradient
 
     def _complete(self) -> None:
         """Restore what had a gradient in some pass but not in the last one; on one rank, this gives no estimate."""
@@ -371,3 +370,77 @@ def _average(mean: torch.Tensor, other: torch.Tensor, keep: float, part: float) 
     if abs(keep + part - 1) > 1e-9:
         mean.mul_(keep / (1 - part))
     return mean.lerp_(other, part)
+
+
+class ShardedHooks(GradientHooks):
+    """Watches the shards of this rank; `fully_shard` (FSDP2) runs the hooks of its parameters after the reduction.
+
+    Gradients of single ranks never exist there, only shards of the mean over all ranks. So each step gives one sample,
+    and the estimate is the biased one, from a copy of this rank's shards of the last gradient, of two steps in a row.
+    In uneven steps, the last ones of a pass over the data, ranks and passes count alike instead of examples.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        """Watch the parameters of `optimizer`; raises `InputError` if they are sharded over different ranks."""
+        groups = {_shard_group(p) for group in optimizer.param_groups for p in group["params"]}
+        if len(groups) != 1:
+            raise InputError(
+                f"Adaptive: the optimizer's parameters are sharded over {len(groups)} different groups of ranks; "
+                "give all of them to fully_shard with the same mesh"
+            )
+        super().__init__(optimizer)
+        self._shards, self._passes = groups.pop(), 1
+
+    def begin(self, now: Pass, loss_scale: torch.Tensor | None = None) -> None:
+        """See `GradientHooks.begin`: all ranks and passes together are one sample."""
+        self._passes = now.passes
+        if now.index == 0:
+            super().begin(Pass(1, 1, 0, now.batch, now.batch, now.full, pairs=now.pairs), loss_scale)
+
+    def end(self) -> None:
+        super().end()
+        self._passes = 1
+
+    def collect(self) -> Squares | None:
+        """See `GradientHooks.collect`; the device waits for the sum over all shards."""
+        squares = super().collect()
+        if squares is not None:
+            both = torch.stack([squares.first, squares.second])
+            dist.all_reduce(both, group=self._shards)
+            squares.first, squares.second = both.unbind()
+        return squares
+
+    def no_sync(self, model: Any) -> AbstractContextManager[None]:
+        return _unreduced(model)
+
+    def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
+        """Compare a complete shard: the mean over all ranks, summed over all passes."""
+        if parameter.grad is None or self._now is self._idle:
+            return
+        self._once(id(parameter), self._passes)
+        gradient = local(parameter.grad.detach())
+        if self._passes > 1:
+            gradient.div_(self._passes)
+        if self._now.pairs:
+            self._compare(parameter, gradient)
+
+
+@contextmanager
+def _unreduced(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _shard_group(parameter: Any) -> Any:
+    """The ranks over which a parameter is cut up."""
+    placements = getattr(parameter, "placements", ())
+    cut = [dim for dim, placement in enumerate(placements) if placement.is_shard()]
+    if len(cut) != 1:
+        raise InputError(
+            f"Adaptive: a parameter of shape {tuple(parameter.shape)} is cut up along {len(cut)} dimensions of its "
+            "mesh; gradient noise is estimated for parameters that fully_shard has sharded along one"
+        )
+    return parameter.device_mesh.get_group(cut[0])

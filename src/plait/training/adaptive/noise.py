@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from plait.core.errors import InputError
 from plait.goodput.throughput import noise_scale
@@ -51,7 +53,7 @@ def from_samples(local: Sequence[float], total: Sequence[float], samples: float,
     """From n >= 2 gradients of equal size that were averaged into one of S = `scale` initial batches.
 
     `local` is the mean of |P g_i|^2 over the samples and `total` is |P gbar|^2, both per group. For parts that are not
-    quite equal `samples` is the number of equal ones that say as much (`passes.Pass.samples`). Raises `InputError` for
+    quite equal `samples` is the number of equal ones that say as much (`Pass.samples`). Raises `InputError` for
     one sample: that needs two steps, see `from_pair`.
 
     >>> from_samples([4.0], [2.5], samples=2, scale=1.0)
@@ -95,7 +97,6 @@ class Statistics:
 
     @property
     def groups(self) -> int:
-        """How many parameter groups there are."""
         return len(self._sums[0])
 
     @property
@@ -285,3 +286,106 @@ class CautiousNoise:
         if self._statistics.errors[0] == math.inf:
             return 1.0
         return (self.var + self.sqr) / (self.var / scale + self.sqr)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward pass of this rank, the `index`-th; `passes` of each of `ranks` ranks make a step.
+
+    `examples` are those of this rank in this pass, `batch` those of the whole step; `full` says whether all parts of
+    the step are of equal size. `halves`: they are the two halves of one, of which one may have one example more.
+    `pairs`: where a step has one sample, it is compared with the step before; else such steps say nothing. `measured`:
+    whether the samples of a step that has several are measured.
+    """
+
+    ranks: int
+    passes: int
+    index: int
+    examples: int
+    batch: int
+    full: bool = True
+    halves: bool = False
+    pairs: bool = True
+    measured: bool = True
+
+    @property
+    def samples(self) -> float:
+        """Equivalent number of samples of equal size in this step; 0 if it gives no estimate.
+
+        For two parts of a and b examples, the mean of both squared norms has the variance of (a + b)^2 / 2ab parts.
+        """
+        if self.halves:
+            less = self.batch // 2
+            return self.batch**2 / (2 * less * (self.batch - less))
+        return float(self.ranks * self.passes) if self.full else 0.0
+
+    @property
+    def last(self) -> bool:
+        """True if the optimizer steps after this pass."""
+        return self.index == self.passes - 1
+
+    @property
+    def weight(self) -> float:
+        """Factor of its mean gradient, so that all examples of an uneven step count alike."""
+        parts = self.ranks * self.passes
+        return 1.0 if self.full or self.batch < parts else self.examples * parts / self.batch
+
+
+@dataclass(slots=True)
+class Squares:
+    """Measurements of one step: two rows of one float64 per parameter group, on the gradients' device.
+
+    `first` and `second` are the arguments of `from_samples` if there were `samples` > 1, else of `from_pair`. `batch`
+    is that of the step. `divided`: by the optimizer's pre-conditioner.
+    """
+
+    first: torch.Tensor
+    second: torch.Tensor
+    samples: float
+    batch: int
+    divided: bool = False
+
+    def estimate(self, initial_batch: int) -> Estimate:
+        """The estimate from these measurements; waits for the device."""
+        rows = torch.stack([self.first, self.second]).tolist()
+        return estimate(rows, self.samples, self.batch / initial_batch, divided=self.divided)
+
+
+def estimate(rows: list[list[float]], samples: float, scale: float, *, divided: bool = False) -> Estimate:
+    """From the two rows of `Squares` as numbers."""
+    first, second = rows
+    found = from_samples(first, second, samples, scale) if samples > 1 else from_pair(first, second, scale)
+    return replace(found, divided=divided)
+
+
+class Reading:
+    """Reads measurements from the device: on CUDA one step late, so that the host never waits for the current step.
+
+    All ranks read at the same steps, because the learning rate derived from an estimate must be the same on all of
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: tuple[torch.Tensor, Any, float, float, bool] | None = None
+
+    def take(self, squares: Squares | None, initial_batch: int) -> Estimate | None:
+        """Begin to read `squares`; returns the estimate of this step on a CPU, of the previous step on CUDA.
+
+        `initial_batch`: examples of the initial batch.
+        """
+        if squares is not None and not squares.first.is_cuda:
+            return squares.estimate(initial_batch)
+        found, self._waiting = self._waiting, None
+        if squares is not None:
+            rows = torch.stack([squares.first, squares.second])
+            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            host.copy_(rows, non_blocking=True)
+            make: Any = torch.cuda.Event  # untyped in torch
+            copied = make()
+            copied.record(torch.cuda.current_stream(rows.device))
+            self._waiting = host, copied, squares.samples, squares.batch / initial_batch, squares.divided
+        if found is None:
+            return None
+        host, copied, samples, scale, divided = found
+        copied.synchronize()  # of the previous step: the GPU has passed it, unless the host is a whole step ahead
+        return estimate(host.tolist(), samples, scale, divided=divided)

@@ -1,6 +1,14 @@
-"""Passes over the data in which every sample is used once, although ranks and batch sizes change.
+"""Load data for jobs whose number of ranks and batch size change: every sample once in a pass.
 
-This part does not depend on how samples are loaded; `loader` loads them by torch's DataLoader.
+    loader = AdaptiveDataLoader(dataset, 128, max_batch_size=4096, local_batch=(32, 256), shuffle=True)
+    for epoch in job.epochs(10):              # ten passes over the data; loader.remaining_epochs(10) gives
+        for x, y in loader:                   # the progress of ten epochs at batch 128, in as many passes
+            ...
+
+After a restart a pass continues with any number of ranks. The batch changes between two optimizer steps, by decision
+of rank 0. Outside plait, and on one process, the number of ranks stays fixed and everything else works.
+
+`AdaptiveLoader` does not depend on how samples are loaded; `AdaptiveDataLoader` loads them by torch's DataLoader.
 """
 
 from __future__ import annotations
@@ -8,21 +16,22 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.training.adaptive.bounds import bounds, interval, warn_alone
-from plait.training.adaptive.choosing import Noise, first_batch
-from plait.training.adaptive.data.passes_done import Progress, Watch
-from plait.training.adaptive.data.plan import Microbatch, Plan
-from plait.training.adaptive.data.sampler import EpochOrder, passes_left
-from plait.training.adaptive.deciding import Decisions
+from plait.training.adaptive.batch import Decisions, Noise, bounds, first_batch, interval, report_progress, warn_alone
+from plait.training.adaptive.plan import EpochOrder, Microbatch, Plan, Progress, Watch, passes_left
 from plait.training.adaptive.profile import Timings
 from plait.training.adaptive.ranks import Ranks, ranks, world_size
-from plait.training.adaptive.report import report_progress
 from plait.training.attached_job import AttachedJob
 from plait.training.attachment import current
+from plait.training.loader.loader import marked
+from plait.training.loader.prefetch import Untimed
+from plait.training.stopping import ignore_in_worker
 
 _END = object()
 #: Seconds between two checks for a better batch size.
@@ -164,7 +173,7 @@ class AdaptiveLoader(ABC):
         self.progress.aim(epochs)
         self._in_epochs = True
         try:
-            with contextlib.nullcontext() if job is None else job.in_loop("epochs"):
+            with contextlib.nullcontext() if job is None else job.iterations.in_loop("epochs"):
                 watch = Watch(self.progress)
                 while self._resume or not self.progress.reached:
                     resumed = self._resume
@@ -214,7 +223,7 @@ class AdaptiveLoader(ABC):
         batches = self.batches(self.plan)
         assert self._ranks is not None
         nodes = self._ranks.nodes
-        with contextlib.nullcontext() if job is None else job.in_loop("loader"):
+        with contextlib.nullcontext() if job is None else job.iterations.in_loop("loader"):
             try:
                 while (batch := next(batches, _END)) is not _END:
                     microbatch = self._microbatch = self.plan.next_microbatch()
@@ -302,7 +311,7 @@ class AdaptiveLoader(ABC):
         What other ranks need is the same on all ranks, so the state fits any number of them.
         """
         epoch, done, active = self._epoch, self._done, (self._active or self._resume) and self._done > 0
-        in_epochs = self._in_epochs or (self._job is not None and self._job.in_epochs)
+        in_epochs = self._in_epochs or (self._job is not None and self._job.iterations.inside("epochs") > 0)
         if active and not in_epochs and (done >= self.size or self.progress.reached):
             epoch, done, active = epoch + 1, 0, False  # the script counts this pass as done
         return {
@@ -332,3 +341,73 @@ class AdaptiveLoader(ABC):
         self.timings.load_state_dict(state["timings"])
         self.plan.full = int(state.get("full_steps", 0))  # an older version wrote none
         self.decisions.load_state_dict(state)
+
+
+class AdaptiveDataLoader(AdaptiveLoader):
+    """A torch DataLoader over a map-style data set, with batches that follow the resources of the job."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        max_batch_size: int | None = None,
+        local_batch: tuple[int, int | None] = (1, None),
+        accumulation: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        interval_s: float = INTERVAL_S,
+        **options: Any,
+    ) -> None:
+        """Load `dataset`, which has `__len__` and `__getitem__`.
+
+        `batch_size` is the total batch of an optimizer step, over all ranks, for which the learning rate was tuned;
+        `max_batch_size` is the largest allowed (the same if None); `local_batch` the least and most examples of one
+        rank in one pass (None: limited by the total only); `accumulation`: whether several passes may make a step.
+        Without `batch_size`, all four are those of the submission (`plait submit --batch-size`). `shuffle`: draw an
+        order for each epoch from `seed`. `interval_s`: seconds > 0 between two checks for a better batch. Other
+        `options` are those of DataLoader.
+
+        Raises `InputError` for iterable data sets, contradictory bounds, invalid intervals, and options that would
+        determine the order of samples.
+        """
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+            raise InputError(
+                f"AdaptiveDataLoader({type(dataset).__name__}): a stream has no positions that could be "
+                "redistributed over another number of ranks; give a data set with __len__ and __getitem__, or keep the "
+                "number of GPUs (plait submit --gpus) and use job.wrap_loader(DataLoader(...))"
+            )
+        wrong = sorted({"sampler", "batch_sampler", "drop_last"} & options.keys())
+        if wrong or options.get("in_order") is False:
+            raise InputError(
+                f"AdaptiveDataLoader({', '.join(wrong) or 'in_order=False'}): it decides the order of samples itself, "
+                "each once in a pass; choose the order by shuffle= and seed=, and leave samples out in the data set"
+            )
+        super().__init__(
+            len(dataset),
+            batch_size,
+            max_batch_size=max_batch_size,
+            local_batch=local_batch,
+            accumulation=accumulation,
+            shuffle=shuffle,
+            seed=seed,
+            interval_s=interval_s,
+        )
+        self.dataset = dataset
+        self._options = options
+        self._inner: DataLoader[Any] | None = None
+        self._timer = Untimed()
+
+    def batches(self, plan: Plan) -> Iterator[Any]:
+        if self._inner is None:
+            self._inner = self._make(plan)
+        return iter(partial(self._timer.time, partial(next, iter(self._inner), _END)), _END)
+
+    def _make(self, plan: Plan) -> DataLoader[Any]:
+        """Create the inner loader, which keeps persistent workers from pass to pass."""
+        job, options, dataset = self._job, dict(self._options), self.dataset
+        if job is not None:
+            workers = int(options.get("num_workers", 0))
+            dataset, self._timer = marked(job, dataset, workers)
+            options["worker_init_fn"] = partial(ignore_in_worker, options.get("worker_init_fn"))
+        return DataLoader(dataset, batch_sampler=plan, **options)

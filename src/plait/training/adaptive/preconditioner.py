@@ -97,7 +97,6 @@ class Preconditioner:
         self._active[id(parameter)] = now, seen + 1, self._steps
 
     def begin(self) -> None:
-        """A step begins."""
         self._steps += 1
         self._divisors.clear()
         if self._device_steps is not None:

@@ -1,4 +1,0 @@
-"""Gradient statistics taken during the backward pass: squared norms, noise scale, pre-conditioners, finiteness.
-
-Start at `hooks`; `noise` has the estimators.
-"""
