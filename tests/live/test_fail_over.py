@@ -173,10 +173,10 @@ def check_log(url: str, jobs: int) -> None:
     store = Store.open(url, exclusive=False)
     try:
         rows = store.jobs(limit=1000)
-        assert {(r["state"], r["starts"], r["epoch"], r["failures"]) for r in rows} == {("finished", 1, 1, 0)}
+        assert {(row.state, row.starts, row.epoch, row.failures) for row in rows} == {("finished", 1, 1, 0)}
         assert len(rows) == jobs
         for row in rows:
-            found = store.job(row["number"])
+            found = store.job(row.number)
             assert found is not None
             assert len(found.attempts) == 1
         assert replay(stored_rows(store)).difference is None
