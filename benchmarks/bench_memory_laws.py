@@ -1,6 +1,6 @@
 """Goodput by the laws of switch memory beside that by packets, and how much faster the laws are.
 
-python benchmarks/bench_memory_laws.py            # 187 points, five minutes
+python benchmarks/bench_memory_laws.py            # 91 points, two to three minutes
 python benchmarks/bench_memory_laws.py --quick    # three of each set
 """
 
@@ -15,18 +15,10 @@ from common import Figure
 from plait.network.fluid.exchanges import Adders
 from plait.network.fluid.memory import steady_rates
 from plait.network.packets.run import simulate
-from plait_papers.memory_laws import AIMD, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
+from plait_papers.memory_laws import AIMD, GRID, HELD_OUT, PUBLISHED, RACKS, Point, compared, exchanges
 
 QUICK = "--quick" in sys.argv
-SETS = {
-    "published": PUBLISHED,
-    "grid": GRID,
-    "congestion control": AIMD,
-    "racks": RACKS,
-    "narrow": NARROW,
-    "mixes": MIXES,
-    "fresh": FRESH,
-}
+SETS = {"published": PUBLISHED, "grid": GRID, "congestion control": AIMD, "racks": RACKS, "held out": HELD_OUT}
 
 
 def errors(name: str, points: tuple[Point, ...]) -> Figure:

@@ -7,7 +7,7 @@ one. Who adds up is the tree of `topology.trees`, which packets have, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,8 +28,6 @@ JITTER_S = 0.2e-6
 #: Time between packets over the largest delay in the host; and of the difference between the delays of workers the part
 #: that is left where packets keep their order: the delay of one is the largest of those before it, less their lead.
 ORDERED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0), (0.0, 0.45, 0.6, 0.76, 0.85, 0.94, 1.0)
-#: A channel counts as no fuller than this: where it is, jobs are limited by it and not by bursts of others.
-FULLEST = 0.8
 #: Bytes of a packet beside its payload.
 HEADER_BYTES = 58
 #: Seconds that a packet spends in a parameter server.
@@ -96,9 +94,7 @@ class Prepared:
     (the adder that it sends to, or -1), `workers` that send to it, `memory` (aggregators that jobs may use there) and
     `off_s`: of the time from a packet's start to its result, `rtt_s` without queues, the part in which it holds no
     aggregator there; `serial_s`: of a packet on the channel over which several adders send to it, 0 without one. What
-    fills `near_channel[i]` queues before the adder `near[i]`. `straight`: workers that no switch adds up. `line_s`:
-    of a packet on the slowest link of a worker. `paths`, shape (n, 2): each worker, and a channel to the end or back;
-    `sides`, (m, 3): an adder, one of those that send to it, and a channel between them that not all of these use.
+    fills `near_channel[i]` queues before the adder `near[i]`. `straight`: workers that no switch adds up.
     """
 
     law: int
@@ -123,9 +119,6 @@ class Prepared:
     priority: int = 0
     jitter_s: float = 0.0
     aimd: bool = False
-    line_s: float = 0.0
-    paths: IntArray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
-    sides: IntArray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
 
 
 def prepared(graph: Graph, exchange: Exchange) -> Prepared:
@@ -154,8 +147,7 @@ def prepared(graph: Graph, exchange: Exchange) -> Prepared:
         row.setdefault(channel, 0.0)
     place = {channel: k for k, channel in enumerate(row)}
     near = [_before(made, a) for a in range(len(made.adders))]
-    times = _Times(graph, made, bits := 8.0 * (HEADER_BYTES + payload))
-    whole = [(rank, channel) for rank in range(len(made.ways)) for channel in made.whole(rank)]
+    times = _Times(graph, made, 8.0 * (HEADER_BYTES + payload))
     answers = exchange.law == "dedicated"
     middle = switches[made.end - first].delay_s if answers else exchange.server_s
     return Prepared(
@@ -169,11 +161,9 @@ def prepared(graph: Graph, exchange: Exchange) -> Prepared:
         np.array([times.serial_s(a) for a in range(len(made.adders))], dtype=np.float64),
         np.array([a for a, some in enumerate(near) for _ in some], dtype=np.int64),
         np.array([channel for some in near for channel in some], dtype=np.int64),
-        float(made.below.count(-1)), 8.0 * payload, times.rtt_s + middle + exchange.jitter_s,
+        float(made.below.count(-1)), 8.0 * payload, times.rtt_s + middle,
         exchange.window or exchange.region // 2, exchange.region, exchange.priority, exchange.jitter_s,
         exchange.cc == "aimd",
-        max((bits / float(graph.channel_bits_per_s[way[0]]) for way in made.ways if way), default=0.0),
-        _rows([(rank, at) for rank, channel in whole for at in (channel, channel ^ 1)], 2), _rows(_sides(made), 3),
     )  # fmt: skip
 
 
@@ -188,20 +178,6 @@ def _before(made: Tree, adder: int) -> list[int]:
         at = made.parent[at]
     found |= {channel ^ 1 for channel in found}
     return sorted(found - beyond - {channel ^ 1 for channel in beyond})
-
-
-def _sides(made: Tree) -> list[tuple[int, ...]]:
-    """See `Prepared.sides`."""
-    found: list[tuple[int, ...]] = []
-    for a in range(len(made.adders)):
-        ways = [way for way, to in zip((*made.ways, *made.onward), (*made.below, *made.parent), strict=True) if to == a]
-        common = set(ways[0]).intersection(*ways)
-        found += [(a, i, channel) for i, way in enumerate(ways) for channel in way if channel not in common]
-    return found
-
-
-def _rows(rows: Sequence[tuple[int, ...]], columns: int) -> IntArray:
-    return np.array(rows, dtype=np.int64).reshape(-1, columns)
 
 
 def _up_to(made: Tree, rank: int, adder: int) -> Way:
@@ -327,11 +303,6 @@ class Adders:
     def _jitter_s(self) -> FloatArray:
         return np.array([p.jitter_s for p in self.parts], dtype=np.float64)[self.job]
 
-    @cached_property
-    def line_s(self) -> FloatArray:
-        """Seconds of a packet on the slowest link of a worker of each job."""
-        return np.array([p.line_s for p in self.parts], dtype=np.float64)
-
     def spread_s(self, packets_per_s: FloatArray, sent: FloatArray) -> FloatArray:
         """Mean time between the first and the last packet of a sum at each adder, where jobs send at these rates.
 
@@ -346,58 +317,6 @@ class Adders:
         serial = self.serial_s * np.maximum(came - 1, 0.0)
         return np.where(self.own, 0.0, self._jitter_s * kept * (n - 1) / (n + 1) + serial)
 
-    def waits_s(
-        self, capacity: FloatArray, uses: Uses, bits_per_s: FloatArray, bits: FloatArray, stalled: FloatArray
-    ) -> FloatArray:
-        """Time for which packets of each job wait for windows of others, shape (jobs, channels).
-
-        Jobs send `bits` at once; a packet that comes while those of another job pass waits for half of them. Windows
-        that have met once come one after the other from then on, until one of the two stalls: this one did with the
-        probability `stalled`.
-        """
-        job = np.repeat(np.arange(len(self.parts)), np.diff(uses.first))
-        part = uses.amount / capacity[uses.resource]
-        each = np.zeros((len(self.parts), len(capacity)))
-        each[job, uses.resource] = part * bits_per_s[job] * part * bits[job] / 2
-        moved = each * stalled[:, None]
-        met = stalled[:, None] * (each.sum(axis=0) - each) + (1 - stalled)[:, None] * (moved.sum(axis=0) - moved)
-        found: FloatArray = met / (1 - np.minimum(uses.load(bits_per_s, len(capacity)) / capacity, FULLEST))
-        return found
-
-    def longest_s(self, waits_s: FloatArray) -> FloatArray:
-        """The time for which packets of the worker that waits longest do so, of each job; `waits_s`: see the method."""
-        job, worker, channel = self._paths
-        found = np.zeros(len(self.parts))
-        if len(job):
-            each = np.bincount(worker, waits_s[job, channel])
-            np.maximum.at(found, job, each[worker])
-        return found
-
-    def apart_s(self, waits_s: FloatArray) -> FloatArray:
-        """Time for which the last packet of a sum is behind the first at each adder, as they wait in other queues."""
-        adder, sender, channel = self._sides
-        most, least = np.zeros(len(self.job)), np.full(len(self.job), np.inf)
-        if len(adder):
-            each = np.bincount(sender, waits_s[self.job[adder], channel])[sender]
-            np.maximum.at(most, adder, each)
-            np.minimum.at(least, adder, each)
-        return np.where(self.own | np.isinf(least), 0.0, most - np.where(np.isinf(least), 0.0, least))
-
-    @cached_property
-    def _paths(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Job, worker by a number of its own, and channel."""
-        job = np.repeat(np.arange(len(self.parts)), [len(p.paths) for p in self.parts])
-        worker, channel = np.concatenate([p.paths for p in self.parts]).T
-        return job, np.unique(np.stack([job, worker]), axis=1, return_inverse=True)[1].reshape(-1), channel
-
-    @cached_property
-    def _sides(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Adder, one that sends to it by a number of its own, and channel."""
-        first = _starts([len(part.switch) for part in self.parts])
-        adder = np.concatenate([p.sides[:, 0] + f for p, f in zip(self.parts, first[:-1].tolist(), strict=True)])
-        _, sender, channel = np.concatenate([p.sides for p in self.parts]).T
-        return adder, np.unique(np.stack([adder, sender]), axis=1, return_inverse=True)[1].reshape(-1), channel
-
     @cached_property
     def _rounds(self) -> list[IntArray]:
         """Adders by how many others are below them, one after the other: parts of the job come before the whole."""
@@ -409,30 +328,13 @@ class Adders:
 
     def sent(self, share: FloatArray) -> FloatArray:
         """Packets that each adder sends on for a sequence number, where it adds up these shares in full."""
-        arrive, below, sent = self.workers.copy(), self.workers.copy(), np.zeros(len(share))
+        arrive, sent = self.workers.copy(), np.zeros(len(share))
         for some in self._rounds:
             sent[some] = share[some] + (1 - share[some]) * arrive[some]
-            up = self.parent[some] >= 0
-            parents, both = self.parent[some][up], self._both[some][up]
-            np.add.at(arrive, parents, both * below[some][up] + (1 - both) * sent[some][up])
-            np.add.at(below, parents, below[some][up])
+            parents = self.parent[some]
+            up = parents >= 0
+            np.add.at(arrive, parents[up], sent[some][up])
         return sent
-
-    @cached_property
-    def _both(self) -> FloatArray:
-        """Of the jobs at the next adder, the part that is at this one, too.
-
-        A job that holds an aggregator there holds that of the same number here: it did before, and does for longer. So
-        where a packet finds none there, packets found none here, either, and come one by one.
-        """
-        at: dict[int, set[int]] = {}
-        for job, switch in zip(self.job.tolist(), self.switch.tolist(), strict=True):
-            at.setdefault(switch, set()).add(job)
-        found = np.zeros(len(self.job))
-        for a in np.flatnonzero((self.parent >= 0) & ~self.own).tolist():
-            above = at[int(self.switch[self.parent[a]])]
-            found[a] = len(above & at[int(self.switch[a])]) / len(above)
-        return found
 
     def uses_at(self, sent: FloatArray) -> Uses:
         """What jobs use of channels where adders send on so many packets for a sequence number."""

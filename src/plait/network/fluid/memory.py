@@ -13,10 +13,8 @@ over each link. Laws of f, with rho the aggregators that jobs would hold (rate *
     region  1: aggregators of the job's own, of which half is its window
     dedicated  the same, and a switch answers, not a server
 
-Sums that are complete nowhere until workers send again stall windows (`_stalls`): fewer packets are under way
-(`_under_way`), and of a round trip without queues some are missing (`_in_round_trip`). What is sent again is not
-counted. Windows are sent at once, so those of other jobs on the way make packets late, and those of one worker later
-than those of another (`Adders.waits_s`).
+Sums that are complete nowhere until workers send again stall windows (`_stalls`), so fewer packets are under way
+(`_under_way`); what is sent again is not counted.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ LOOSE = 1e-2
 #: Congestion control as packets have it: marks in queues of so many packets; a window grows by so many a round trip.
 MARK, INCREASE = 100, 4
 #: Mean of a window that is halved at marks, of the largest one.
-MEAN = 0.65
+MEAN = 0.68
 #: A hair above one, so that a channel which alone limits a job is reached before this limit, and named.
 NO_FASTER = 1 + 1e-9
 
@@ -127,42 +125,27 @@ def steady_rates(
     off = adders.off_s if off_s is None else np.full(len(adders.job), off_s)
     share = adders.own.astype(np.float64) if start is None else start
     holding, stalls, whole = rtt[adders.job] - off, np.zeros(count), window
-    idle_s, late_s, apart_s = np.maximum(rtt, 1e-12), np.zeros(count), np.zeros(len(adders.job))
     found, weight = payload / np.maximum(rtt, 1e-12), np.ones(count)
     nowhere = np.full(count, -1, dtype=np.int64)
-    meet = not apart and not adders.own.all()
     damping, before = 0.5, np.inf
     steps = 0
     while True:
         steps += 1
-        rtt = idle_s + late_s
         uses = adders.uses_at(adders.sent(share))
         alone, tightest = _alone(capacity, uses)
         if adders.aimd.any():
             cut = _sawtooth(alone / payload * rtt, _arriving(adders, share), stalls)
             window = np.where(adders.aimd, np.minimum(whole, cut), whole)
-        by_window = np.where(window > 0, window * payload / rtt, np.inf)
-        stalls = _stalls(adders, share, holding, alone / payload, apart_s)
+        by_window = np.where(window > 0, window * payload / np.maximum(rtt, 1e-12), np.inf)
+        stalls = _stalls(adders, share, holding, found / payload)
         # What a stall leaves free of a link goes to others there.
-        fits = np.minimum(by_window, NO_FASTER * alone) * rtt / payload
-        limit = busy * _in_round_trip(fits, window, stalls, by_window / alone) * payload / rtt
+        limit = busy / (1 / np.minimum(by_window, NO_FASTER * alone) + stalls * rtt / payload)
         rate, channel = (limit, nowhere) if apart else max_min(capacity, uses, busy * weight, limit)
         channel = np.where((channel < 0) & (alone < by_window), tightest, channel)
-        limited = np.flatnonzero(channel >= 0)
         found = rate / busy
         under_way = _under_way(window, stalls)
-        stalled = -np.expm1(-stalls * window)
-        # After a stall a window comes at once, at the rate of workers, and queues at the tightest channel.
-        burst = stalled * under_way * np.maximum(payload / alone - adders.line_s, 0.0) / 2
-        queue = np.where(window > 0, np.maximum(under_way * payload / found - rtt, burst), 0.0)
+        queue = np.where(window > 0, np.maximum(under_way * payload / found - rtt, 0.0), 0.0)
         held = rtt[adders.job] + np.where(_queues_before(adders, channel), 0.0, queue[adders.job]) - off
-        if meet:
-            waits = adders.waits_s(capacity, uses, found, under_way * payload, stalled)
-            waits[limited, channel[limited]] = 0.0
-            late_s = late_s + damping * (adders.longest_s(waits) - late_s)
-            waits[limited, channel[limited]] = queue[limited]
-            apart_s = apart_s + damping * (adders.apart_s(waits) - apart_s)
-            held = held + apart_s
         holding = holding + damping * (held - holding)
         wanted = _share(adders, (found / payload)[adders.job] * holding, np.zeros(count) if apart else busy)
         change = float(np.abs(wanted - share).max(initial=0.0))
@@ -228,44 +211,28 @@ def _met(adders: Adders, held: FloatArray) -> FloatArray:
     return found
 
 
-def _stalls(
-    adders: Adders, share: FloatArray, holding_s: FloatArray, packets_per_s: FloatArray, apart_s: FloatArray
-) -> FloatArray:
+def _stalls(adders: Adders, share: FloatArray, holding_s: FloatArray, packets_per_s: FloatArray) -> FloatArray:
     """The part of the sums of each job that is complete nowhere until its workers send again.
 
     The first packet of a sum found its aggregator taken; before the last one came it was free, and was claimed for a
     sum that can never be complete. It becomes free between those packets with the probability of the time between them
-    over the holding time; of those, `1 - share / 2` come back too late (found by packet simulation). Workers send at
-    `packets_per_s`, and what they send is `apart_s` longer apart at each adder than in their hosts.
+    over the holding time; half of that, as packets arrive all along. Such a sum stalls its window for a round trip
+    without queues: what has queued before is sent meanwhile.
     """
     if not len(adders.job):
         return np.zeros(len(adders.parts))
-    spread = adders.spread_s(packets_per_s, adders.sent(share)) + apart_s
-    freed = np.minimum(spread / np.maximum(holding_s, 1e-12), 1.0)
-    claimed = np.where(adders.memory > 0, (1 - share) * (1 - share / 2) * freed, 0.0)
+    spread = adders.spread_s(packets_per_s, adders.sent(share))
+    claimed = 0.5 * (adders.memory > 0) * (1 - share) * spread / np.maximum(holding_s, 1e-12)
     return np.bincount(adders.job, claimed, minlength=len(adders.parts)).astype(np.float64)
 
 
 def _under_way(window: FloatArray, stalls: FloatArray) -> FloatArray:
-    """Packets of a worker under way, as its packets meet them.
+    """Packets of a worker under way, mean over time: the window, less what waits in it for a sum that stalls.
 
-    Results come up to the first sum that stalls; when it has been sent again, up to the next one, and so on, one for
-    each round trip. So there are as many under way as lie between two of them, and not more than the window.
+    While one of N packets under way stalls, those behind it come back and none follows: a loss of N for each of the
+    `stalls` N in a window. So N = window - stalls N^2.
     """
-    at = stalls * window
-    found: FloatArray = window * np.where(at > 1e-9, -np.expm1(-at) / np.maximum(at, 1e-9), 1.0)
-    return found
-
-
-def _in_round_trip(fits: FloatArray, window: FloatArray, stalls: FloatArray, duty: FloatArray) -> FloatArray:
-    """Packets that a worker sends in a round trip without queues, of which `fits` fit in without stalls.
-
-    For each sum that stalls at least one round trip ends with its result, in which those up to the next one are sent.
-    Where this is farther than the window, the window is empty for another one, from the sum's place in it on: for half
-    of it on average where workers send the window at once, for all of it where they send all the time (`duty` 1).
-    """
-    empty = np.where(window > 0, np.exp(-stalls * window), 0.0) * (1 + np.minimum(duty, 1.0)) / 2
-    found: FloatArray = 1 / (stalls * (1 + empty) + np.exp(-stalls * fits) / fits)
+    found: FloatArray = 2 * window / (1 + np.sqrt(1 + 4 * stalls * window))
     return found
 
 
