@@ -235,7 +235,7 @@ class WithAggregation:
         plan = self.policy.decide(view)
         notes: dict[int, str] = {}
         wanting = list(self._wanting(view, plan, notes))
-        asked = self._served(view, graph, plan, wanting)
+        asked = self._served(view, graph, wanting)
         if self.routing == "grid":
             asked = self._by_program(view, graph, asked)
         memory, grants = self._granted(view, graph, asked, notes)
@@ -300,7 +300,7 @@ class WithAggregation:
         return None
 
     def _served(
-        self, view: View, graph: Graph, plan: Plan, wanting: list[tuple[JobStatus, tuple[int, ...]]]
+        self, view: View, graph: Graph, wanting: list[tuple[JobStatus, tuple[int, ...]]]
     ) -> list[AggregatedJob]:
         """With a parameter server each: that it has while it stays on its nodes, else where its rate is best.
 
@@ -325,14 +325,11 @@ class WithAggregation:
             {job.number: Exchange(PlacedJob(nodes, known[job.number]), "hash", adds=adds)
              for job, nodes in wanting if job.number in known},
         )  # fmt: skip
-        hosts = [np.unique(view.cluster.gpu_node[list(group.gpus)]) for group in plan.groups.hosts]
-        exchanging = [nodes for nodes in hosts if len(nodes) > 1]
-        crowd = np.bincount(np.concatenate([*exchanging, []]).astype(np.int64), minlength=len(graph.nodes)).tolist()
         found = []
         for job, nodes in wanting:
             server = known.get(job.number)
             if server is None:
-                here = _candidates(graph, state, nodes, up, crowd)
+                here = _candidates(graph, state, nodes, up)
                 server, state = best_server(state, job.number, nodes, here, adds=adds)
             found.append(AggregatedJob(job, PlacedJob(nodes, server), adds, self._answers))
         return found
@@ -443,18 +440,12 @@ def aggregation_of(policy: object) -> WithAggregation | None:
     return policy
 
 
-def _candidates(
-    graph: Graph, state: SteadyState, workers: tuple[int, ...], up: list[int], crowd: list[int]
-) -> list[int]:
-    """Candidates for a job's server: of each of its racks the worker and the other node with the fewest users.
-
-    `crowd`: the groups that exchange from each node, of the whole plan; `state` has those that have a server already.
-    """
+def _candidates(graph: Graph, state: SteadyState, workers: tuple[int, ...], up: list[int]) -> list[int]:
+    """Candidates for a job's server: of each of its racks the worker and the other node with the fewest users."""
     racks = {graph.leaf(worker) for worker in workers}
-    users = [most + sum(is_server for _, is_server in some) for most, some in zip(crowd, state.users, strict=True)]
     best: dict[tuple[int, bool], int] = {}
     for node in up:
         key = graph.leaf(node), node in workers
-        if key[0] in racks and (key not in best or users[node] < users[best[key]]):
+        if key[0] in racks and (key not in best or len(state.users[node]) < len(state.users[best[key]])):
             best[key] = node
     return sorted(best.values()) or up

@@ -77,12 +77,6 @@ def test_jobs_on_several_nodes_share_the_switches_that_see_two_of_their_workers(
         assert grant.server >= 0
 
 
-def test_servers_keep_away_from_workers_of_other_jobs_of_the_plan() -> None:
-    """Two jobs fill four of six nodes; before either has a server, both know of the workers of the other."""
-    controller = decided("fifo:ina=atp", wide(2), networked(Cluster.parse("6x4"), "single-switch:aggregators=4000"))
-    assert {grant.server for grant in controller.grants} == {4, 5}
-
-
 def test_equal_parts_halve_when_another_job_comes_and_grow_when_it_leaves() -> None:
     controller = decided("fifo-backfill:ina=switchml", wide(1))
     (one,) = controller.grants
