@@ -227,6 +227,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit("no CUDA device here; --cpu runs the code without one and measures nothing")
     begin_s = time.monotonic()
     file = Path(options.out) / "gpu.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
     about = environment(at.device)
     results: dict[str, Any] = {"environment": about, "rows": {}}
     if file.exists():

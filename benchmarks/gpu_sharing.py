@@ -235,6 +235,8 @@ def _be_the_job(work: Work) -> None:
 
     def serve() -> None:
         nonlocal due_s
+        if len(took) < WARM_STEPS:  # the first answers take long, and what waits for them would do so for seconds
+            due_s = time.monotonic()
         due_s += arrivals.expovariate(1 / work.idle_s) if work.idle_s else max(time.monotonic() - due_s, 0.0)
         time.sleep(max(due_s - time.monotonic(), 0.0))
         with torch.no_grad(), job.stage(Resource.GPU, sync=True):
