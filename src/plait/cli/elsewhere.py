@@ -2,39 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 _LIST, _CANCEL = "plait ls lists jobs", "plait cancel j-3 ends a job"
+_SHOW, _PRIORITY = "plait show j-3; plait explain j-3 says why it waits", "plait update j-3 --priority 5"
+_SUBMIT, _PAUSE = (
+    "plait submit -g 1 -- python train.py",
+    "plait hold j-3, of a job that waits; plait requeue j-3 stops it",
+)
 #: Commands that people of other tools type after `plait`, and one of a package that may not be installed.
 COMMANDS: Mapping[str, str] = {
-    "sbatch": "plait submit -g 1 -- python train.py; a job needs no script",
+    "sbatch": f"{_SUBMIT}; a job needs no script",
     "srun": "plait submit --wait -g 1 -- python train.py; plait logs -f j-3 follows what it prints",
     "squeue": f"{_LIST}, plait queue in the policy's order",
     "scancel": _CANCEL,
     "sinfo": "plait nodes",
     "sacct": "plait history, plait costs",
     "scontrol": "plait show j-3; plait update, hold, release and requeue change it",
+    "qsub": _SUBMIT,
+    "bsub": _SUBMIT,
+    "apply": "plait submit -f job.yaml",
     "jobs": _LIST,
+    "list": _LIST,
     "ps": _LIST,
+    "qstat": _LIST,
+    "bjobs": _LIST,
+    "get": f"{_LIST}; {_SHOW}",
+    "describe": _SHOW,
+    "info": _SHOW,
+    "tail": "plait logs -f j-3",
     "kill": _CANCEL,
     "delete": _CANCEL,
-    "stop": f"{_CANCEL}; plait requeue j-3 sends it back to the queue",
+    "rm": _CANCEL,
+    "qdel": _CANCEL,
+    "bkill": _CANCEL,
+    "stop": f"{_CANCEL}; plait requeue j-3 sends it back to the queue; plait down ends the service",
+    "start": f"plait up starts the service; {_SUBMIT} starts a job",
+    "pause": _PAUSE,
+    "suspend": _PAUSE,
+    "resume": "plait release j-3, of a held job; plait nodes resume n1, of a drained node",
+    "drain": "plait nodes drain n1",
+    "nice": _PRIORITY,
+    "priority": _PRIORITY,
+    "login": "PLAIT_URL and PLAIT_TOKEN, from plait token new",
     "reproduce": "pip install ./papers, in a checkout of plait, adds it",
 }
-_GPUS = "--gpus 8; the nodes are chosen for it"
+_GPUS, _PROCESS = "--gpus 8; the nodes are chosen for it", "--gpus 8; one process runs on each GPU"
+_CPUS, _MEMORY = "--cpus 8, of the whole job", "--memory 16G, of the whole job"
+_POOL = "all nodes are one pool; --project names a quota, --class and --priority an order"
+_AFTER, _LOGS = "--after j-3, --after-any j-3, --after-fail j-3", "plait logs j-3 prints what the job wrote"
+_NODES = "nodes are chosen for the job; plait nodes drain n1 keeps jobs off a node"
 #: Options that people of other tools give to `plait submit`.
 OPTIONS: Mapping[str, str] = {
     "--gres": "--gpus 2",
+    "-G": "--gpus 2",
+    "--num-gpus": "--gpus 2",
+    "--gpus-per-task": _PROCESS,
     "--gpus-per-node": _GPUS,
+    "--nnodes": _GPUS,
+    "--nproc-per-node": _PROCESS,
     "--nodes": _GPUS,
     "-N": _GPUS,
-    "--ntasks": "--gpus 8; one process runs on each GPU",
-    "--ntasks-per-node": "--gpus 8; one process runs on each GPU",
-    "--cpus-per-task": "--cpus 8, of the whole job",
-    "-c": "--cpus 8, of the whole job",
-    "--mem": "--memory 16G, of the whole job",
-    "--partition": "all nodes are one pool; --project names a quota, --class and --priority an order",
-    "-p": "all nodes are one pool; --project names a quota, --class and --priority an order",
+    "--ntasks": _PROCESS,
+    "--ntasks-per-node": _PROCESS,
+    "--cpus-per-task": _CPUS,
+    "-c": _CPUS,
+    "--mem": _MEMORY,
+    "--mem-per-cpu": _MEMORY,
+    "--mem-per-gpu": f"{_MEMORY}; --gpu-memory is that of a GPU",
+    "--nodelist": _NODES,
+    "--exclude": _NODES,
+    "-x": _NODES,
+    "--constraint": _NODES,
+    "-C": _NODES,
+    "--partition": _POOL,
+    "-p": _POOL,
+    "--nice": "--priority -5",
     "--qos": "--priority 5 or --class opportunistic",
     "--account": "--project",
     "-A": "--project",
@@ -43,13 +87,34 @@ OPTIONS: Mapping[str, str] = {
     "--chdir": "--workdir",
     "-D": "--workdir",
     "-t": "--time 2h",
-    "--dependency": "--after j-3, --after-any j-3, --after-fail j-3",
-    "-d": "--after j-3, --after-any j-3, --after-fail j-3",
+    "--time-limit": "--time 2h",
+    "--timeout": "--time 2h",
+    "--dependency": _AFTER,
+    "-d": _AFTER,
     "--array": "--file jobs.yaml with a list of jobs, one for each index",
     "-a": "--file jobs.yaml with a list of jobs, one for each index",
-    "--output": "plait logs j-3 prints what the job wrote",
-    "-o": "plait logs j-3 prints what the job wrote",
-    "--error": "plait logs j-3 prints what the job wrote",
+    "--output": _LOGS,
+    "-o": _LOGS,
+    "--error": _LOGS,
     "--export": "--export-all, or --env NAME",
+    "--wrap": "plait submit -- bash -c 'COMMAND'",
+    "--image": "--container",
+    "--parsable": "plait submit prints nothing but the id on standard output",
+    "--test-only": "--what-if",
+    "--dry-run": "--what-if",
+    "--no-requeue": "--retries 0; a job without checkpoints is never stopped by a policy",
     "--requeue": "--retries 3; a preempted job always goes back to the queue",
 }
+
+
+def near(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that a name was most likely meant to be: similar ones, otherwise those that begin with it.
+
+    >>> near("sumbit", ["submit", "status"]), near("sim", ["simulate"]), near("tpo", ["top"])
+    (['submit'], ['simulate'], ['top'])
+    >>> near("hold", ["worlds"]), near("nice", ["cancel"])
+    ([], [])
+    """
+    names = list(known)
+    similar = get_close_matches(name, names, n=2, cutoff=0.75) or [one for one in names if sorted(one) == sorted(name)]
+    return similar or [one for one in names if len(name.strip("-")) > 1 and one.startswith(name)]

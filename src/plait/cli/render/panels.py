@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from plait.cli.elsewhere import COMMANDS, OPTIONS
+from plait.cli.elsewhere import COMMANDS, OPTIONS, near
 from plait.cli.lazy import Commands, Entry, as_they_are
 
 #: Where a context keeps the words after the name of a command.
@@ -30,12 +30,7 @@ class Verbatim(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the user's command."""
         ctx.meta[TYPED] = tuple(args)
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if (name := str(getattr(error, "option_name", ""))) in OPTIONS and ctx.info_name == "submit":
-                ctx.fail(f"No such option: {name}; in plait: {OPTIONS[name]}")
-            raise
+        return super().parse_args(ctx, args)
 
 
 class Panels(TyperGroup):
@@ -56,9 +51,25 @@ class Panels(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the first word names; errors name the command here for one of other tools."""
-        if args and args[0] in COMMANDS and args[0] not in self.lazy:
-            ctx.fail(f"No such command {args[0]!r}; in plait: {COMMANDS[args[0]]}")
+        if args and args[0][:1].isalnum() and args[0] not in self.lazy:
+            name = args[0]
+            if name in COMMANDS:
+                ctx.fail(f"No such command {name!r}; in plait: {COMMANDS[name]}")
+            meant = " or ".join(f"plait {one}" for one in near(name, self.lazy))
+            ctx.fail(f"No such command {name!r}" + (f"; did you mean {meant}?" if meant else "; plait -h lists all"))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error about an unknown option names the one here, or the one that was meant."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if (name := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
+                known = [option for one in error.ctx.command.params for option in one.opts]
+                error.possibilities = near(name, [option for option in known if option.startswith("--")])
+                if name in OPTIONS and error.ctx.info_name == "submit":
+                    error.ctx.fail(f"No such option: {name}; in plait: {OPTIONS[name]}")
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options before the command."""
