@@ -41,7 +41,7 @@ class Seen:
     """The last step of a job that was processed (-1: none), and its quanta of late.
 
     quantum_s     the longest, in seconds
-    sum_s, sum_s2 sums of the longest of each step and of their squares
+    sum_s, sum_s2 sums of the longest of each step and of their squares, without the first: it loads kernels
     """
 
     step: int
@@ -51,7 +51,8 @@ class Seen:
 
     def met_s(self, now_s: float) -> float:
         """Seconds of the quantum that a random time falls into; `now_s`: the longest of the unfinished step."""
-        return (self.sum_s2 + now_s * now_s) / (self.sum_s + now_s) if self.sum_s + now_s > 0.0 else 0.0
+        whole_s = self.sum_s + now_s
+        return (self.sum_s2 + now_s * now_s) / whole_s if whole_s > 0.0 else self.quantum_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +172,16 @@ def _fresh(seen: Seen | None, steps: Sequence[StepStats]) -> Sequence[StepStats]
 
 
 def _seen(before: Seen | None, steps: Sequence[StepStats], job: Sharer) -> Seen:
-    """The last step of a job, and its quanta of late: each step makes those before it count less."""
+    """The last step of a job, and its quanta of late: each step makes those before it count less.
+
+    The first one counts only until the second has ended: on an H100 its longest quantum took 157 ms, later ones 3 ms.
+    """
     number, quantum_s, sum_s, sum_s2 = -1, 0.0, 0.0, 0.0
     if before is not None:
         number, quantum_s, sum_s, sum_s2 = before.step, before.quantum_s, before.sum_s, before.sum_s2
     for step in steps:
-        number, quantum_s = step.step, max(step.quantum_s, DECAY * quantum_s)
-        sum_s, sum_s2 = MET_DECAY * sum_s + step.quantum_s, MET_DECAY * sum_s2 + step.quantum_s**2
+        quantum_s = max(step.quantum_s, DECAY * quantum_s if sum_s > 0.0 else 0.0)
+        if number >= 0:
+            sum_s, sum_s2 = MET_DECAY * sum_s + step.quantum_s, MET_DECAY * sum_s2 + step.quantum_s**2
+        number = step.step
     return Seen(number, max(quantum_s, job.quantum_s), sum_s, sum_s2)

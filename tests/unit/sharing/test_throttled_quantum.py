@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.sharing import CODEC, Device, Sharer, State, StepStats, decide
+from plait.sharing.grant import THETA
 
 
 def shares(*, outside_s: float = 0.0, reported_s: float = 0.0) -> list[float]:
@@ -30,3 +31,17 @@ def test_it_is_written_only_where_there_is_one() -> None:
     assert "quantum_s" not in CODEC.encode(Sharer(guaranteed=False))
     throttled = Sharer(guaranteed=False, quantum_s=0.005)
     assert CODEC.decode(Sharer, CODEC.encode(throttled)) == throttled
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_first_step_of_a_guest_loads_kernels_and_is_soon_forgotten(gated: bool) -> None:
+    """On an H100 a guest of 3 ms quanta had one of 157 ms first, and got 0.013 instead of its grant for 30 s."""
+    jobs = {"host": Sharer(guaranteed=True), "guest": Sharer(guaranteed=False)}
+    state = State()
+    for step in range(1200):
+        stats = {"host": [StepStats(step, 0.0667, returns=1, entries=1, ended_s=0.0667 * step)] if step else []}
+        if step % 15 == 0:
+            stats["guest"] = [StepStats(step // 15, 1.0, quantum_s=0.157 if step == 0 else 0.003)]
+        state, _ = decide(state, 0.0667 * step, stats, Device(1 << 60, jobs, gated=gated))
+    assert state.seen["guest"].quantum_s == 0.003
+    assert state.share.granted == pytest.approx(2.0 * THETA * 0.0667 / 0.003, rel=0.01)
