@@ -357,8 +357,8 @@ def test_an_empty_cluster_has_pages_too(world: World, login: Login) -> None:
 
 
 @pytest.fixture
-def beating(world: World) -> Iterator[World]:
-    """A world whose agents report all the time, in a thread, as those of a cluster do."""
+def beating(world: World, login: Login) -> Iterator[World]:
+    """A world whose agents report all the time, in a thread, as those of a cluster do, and stop before its clients."""
     stop = threading.Event()
 
     def beat() -> None:
