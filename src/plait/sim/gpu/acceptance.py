@@ -219,8 +219,8 @@ def bursts(seed: int = 1, seconds: float = SECONDS) -> tuple[Phase, ...]:
 def _several() -> Iterator[Row]:
     """Guests that wait for one another: two with half each leave a ninth idle, as their pauses vary by half.
 
-    An eighth of the time is off beside noise of 10 %, which leaves 8/9 * 7/8 = 0.78; a ramp of up to 250 s takes half
-    of its time: 0.78 - 0.39 * 250 / 900 = 0.67, so the 0.74 that is wanted there is missed.
+    An eighth of the time is off beside noise of 10 %, which leaves 8/9 * 7/8 = 0.78; a ramp of up to 250 s, which one
+    seed of three has, takes half of its time: 0.78 - 0.39 * 250 / 900 = 0.67.
     """
     for quanta, cv, least in (((2, 2), 0.01, 0.8), ((2, 20), 0.01, 0.5), ((4, 4, 4), 0.01, 0.8), ((2, 2), 0.1, 0.74)):
         yield Row(f"{'+'.join(map(str, quanta))} CV {cv:.0%}", beside(quanta, cv=cv), least)
