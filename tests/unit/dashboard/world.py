@@ -29,6 +29,7 @@ from plait.live.protocol.wire import (
     Seen,
     Usage,
 )
+from plait.live.scheduler.decide import decision_s
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.service.http.app import Api, make_app
@@ -79,6 +80,11 @@ class Agent:
                 self.seen[key] = replace(one, state=ENDED, exit_code=exit_code, **more)
 
 
+def _decides_soon(engine: Engine, now_s: float) -> bool:
+    ctx = engine.context
+    return (bool(ctx.state.pending) and now_s < ctx.timers.settle_s) or decision_s(ctx) <= now_s + 0.05
+
+
 class World:
     """All of it: `http` asks the application without a network."""
 
@@ -116,9 +122,11 @@ class World:
         return f"j-{number}"
 
     def settle(self, rounds: int = 3) -> None:
-        """Decisions are taken and carried out."""
+        """Decisions are taken and carried out, however long a busy machine needs for them."""
         for _ in range(rounds):
             time.sleep(0.03)
+            while self.do(_decides_soon):
+                time.sleep(0.01)
             for agent in self.agents.values():
                 agent.sync()
 
