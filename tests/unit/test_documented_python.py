@@ -53,6 +53,7 @@ update = lambda weights, momentum, rng: (weights + rng.normal(size=3), momentum)
 ELSEWHERE = {
     "README": "tests/unit/test_readme.py",
     "adaptive-training": "tests/unit/training/test_adaptive_guide.py",
+    "debug-an-incident": "tests/unit/live/test_incident_page.py",
     "share-a-network": "tests/unit/network/test_share_page.py",
     "aggregate-gradients": "needs two ranks: tests/live/test_ddp_aggregation.py",
     "run-a-switch": "needs a running switch: tests/unit/live/dataplane",

@@ -167,6 +167,20 @@ def test_docstrings_cite_papers_and_pages_that_are_here() -> None:
     assert missing == []
 
 
+def test_pages_name_files_that_are_here() -> None:
+    pages = ROOT.parent / "docs" / "explanation"
+    if not pages.is_dir():
+        pytest.skip("plait is installed without its documentation")
+    named = re.compile(r"`((?:[\w-]+/)+[\w-]+\.py)`")
+    missing = [
+        f"{page.name} names {name}"
+        for page in sorted(pages.glob("*.md"))
+        for name in named.findall(page.read_text(encoding="utf-8"))
+        if not any((folder / name).exists() for folder in (ROOT, ROOT.parent, *PACKAGES))
+    ]
+    assert missing == []
+
+
 def test_what_crosses_a_package_is_public() -> None:
     private = [
         f"{name} imports {module}.{what}"
