@@ -34,7 +34,7 @@ from plait.network.memory.shared import Shared
 from plait.network.protocol.addressing import Index
 from plait.network.routing.grid import grid
 from plait.network.routing.improve import improved
-from plait.network.routing.problem import GradientFlow, Problem
+from plait.network.routing.problem import GradientFlow, Problem, Route
 from plait.network.routing.shortest import shortest
 from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
@@ -45,15 +45,15 @@ from plait.network.topology.trees import PUBLISHED, STRAIGHT, TREES, Tree, tree
 class AggregatedJob:
     """A job of the plan that wants aggregation: where its workers and its server are, and who adds them up.
 
-    `adds`: the tree (`topology.trees.TREES`); `answers`: a switch of it does so in the place of a server. `at`: of a
-    route that was chosen, for each worker a switch by its number in the graph, or `STRAIGHT`.
+    `adds`: the tree (`topology.trees.TREES`); `answers`: a switch of it does so in the place of a server. `route`: that
+    was chosen; without one workers have the switches of the tree, and the number of the job picks among equal paths.
     """
 
     job: JobStatus
     placed: PlacedJob
     adds: str
     answers: bool = False
-    at: tuple[int, ...] = ()
+    route: Route | None = None
 
     @property
     def number(self) -> int:
@@ -62,7 +62,12 @@ class AggregatedJob:
 
     def pick(self, graph: Graph) -> int:
         """Which of several equal ways its packets take."""
-        return self.number % graph.most_ways
+        return self.number % graph.most_ways if self.route is None else self.route.pick
+
+    @property
+    def at(self) -> tuple[int, ...]:
+        """Of a chosen route the switch of each worker, by its number in the graph, or `STRAIGHT`."""
+        return () if self.route is None else self.route.at
 
     @property
     def named(self) -> tuple[int, ...]:
@@ -335,7 +340,7 @@ class WithAggregation:
         return found
 
     def _by_program(self, view: View, graph: Graph, asked: list[AggregatedJob]) -> list[AggregatedJob]:
-        """With the switches of GRID's program, then what exchanges really use made shorter, job after job."""
+        """With the routes of GRID's program, then what exchanges really use made shorter, job after job."""
         network = view.cluster.network
         assert network is not None
         there = [one.id for one in network.switches if one.usable and one.id not in network.down]
@@ -344,14 +349,16 @@ class WithAggregation:
         link = float(np.median(graph.channel_bits_per_s[graph.ends[:, 0] < len(graph.nodes)]))
         flows = [
             GradientFlow(
-                one.placed, exchange_of(one.job, link, len(one.placed.workers), self.seed)[0] / iteration_s_of(one.job)
+                one.placed,
+                exchange_of(one.job, link, len(one.placed.workers), self.seed)[0] / iteration_s_of(one.job),
+                one.pick(graph),
             )
             for one in asked
         ]
         problem, alone = Problem.of(graph, flows, there), not isinstance(self.manager, Shared)
 
-        def uses_of(j: int, row: tuple[int, ...]) -> tuple[IntArray, FloatArray]:
-            exchange = replace(asked[j], at=row).exchange(graph, alone)
+        def uses_of(j: int, route: Route) -> tuple[IntArray, FloatArray]:
+            exchange = replace(asked[j], route=route).exchange(graph, alone)
             if exchange not in self._parts:
                 if len(self._parts) > MOST_KNOWN:
                     self._parts.clear()
@@ -363,7 +370,7 @@ class WithAggregation:
         required = {j for j, one in enumerate(asked) if one.job.spec.ina.required}
         starts = grid(problem, self.seed).choice, shortest(problem).choice
         choice = improved(problem, starts, uses_of, required)
-        return [replace(one, at=row) for one, row in zip(asked, choice, strict=True)]
+        return [replace(one, route=route) for one, route in zip(asked, choice, strict=True)]
 
     def _granted(
         self, view: View, graph: Graph, asked: list[AggregatedJob], notes: dict[int, str]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from plait.core.errors import InputError
 from plait.core.highs import HAVE_HIGHS
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.routing.grid import grid, relax
-from plait.network.routing.problem import STRAIGHT, GradientFlow, Problem
+from plait.network.routing.problem import STRAIGHT, GradientFlow, Problem, Route
 from plait.network.routing.shortest import shortest
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
@@ -25,16 +26,26 @@ def graph_of(cluster: str, network: str) -> Graph:
 
 
 def best_of_all(problem: Problem) -> float:
-    """The least utilisation over all choices that no switch refuses."""
+    """The least utilisation over all switches of all workers and all paths of all jobs that no switch refuses."""
     options = (*problem.candidates, STRAIGHT)
-    sizes = [len(flow.job.workers) for flow in problem.flows]
-    best = np.inf
-    for flat in product(options, repeat=sum(sizes)):
-        ends = np.cumsum([0, *sizes]).tolist()
-        choice = tuple(flat[a:b] for a, b in pairwise(ends))
-        if not problem.overfull(choice):
-            best = min(best, problem.routing(choice).utilisation)
-    return best
+    limits = np.array(
+        [problem.memory[v] for v in problem.candidates] + [problem.processing[v] for v in problem.candidates]
+    )
+    load = np.zeros((1, len(problem.graph.channel_bits_per_s)))
+    taken = np.zeros((1, len(limits)))
+    for j, flow in enumerate(problem.flows):
+        found = set()
+        for at in product(options, repeat=len(flow.job.workers)):
+            memory = [problem.aggregators[j][v] * (v in at) for v in problem.candidates]
+            processing = [flow.bits_per_s * at.count(v) for v in problem.candidates]
+            for pick in range(problem.picks):
+                found.add((*problem.load_of(j, Route(at, pick)), *memory, *processing))
+        rows, takes = np.split(np.array(sorted(found)), [load.shape[1]], axis=1)
+        load = (load[:, None] + rows).reshape(-1, load.shape[1])
+        taken = (taken[:, None] + takes).reshape(-1, taken.shape[1])
+        kept = (taken <= limits * (1 + 1e-9)).all(axis=1)
+        load, taken = load[kept], taken[kept]
+    return float((load / problem.graph.channel_bits_per_s).max(axis=1).min())
 
 
 def random_problem(seed: int) -> Problem:
@@ -42,34 +53,43 @@ def random_problem(seed: int) -> Problem:
     draw = np.random.default_rng(seed)
     racks, per_rack = int(draw.integers(2, 4)), int(draw.integers(2, 4))
     memory = int(draw.choice([100, 400, 4000]))
-    options = f"spines={draw.integers(1, 3)},oversubscription={draw.choice([1, 2, 4])},aggregators={memory}"
-    options += f",process_gbps={draw.choice([0, 0, 60])}"
+    options = f"spines={draw.integers(1, 4)},oversubscription={draw.choice([1, 2, 4])},aggregators={memory}"
+    options += f",process_gbps={draw.choice([0, 0, 60])},aggregating={draw.choice(['leaf', 'all'])}"
     graph = graph_of(f"{racks * per_rack}x8@{per_rack}", f"leaf-spine:{options}")
     flows = []
     for _ in range(int(draw.integers(1, 3))):
         nodes = draw.permutation(racks * per_rack)[: int(draw.integers(3, 5))].tolist()
-        flows.append(GradientFlow(PlacedJob(tuple(nodes[:-1]), nodes[-1]), float(draw.integers(1, 6)) * 1e10))
+        rate = float(draw.integers(1, 6)) * 1e10
+        flows.append(GradientFlow(PlacedJob(tuple(nodes[:-1]), nodes[-1]), rate, pick=len(flows) % graph.most_ways))
     return Problem.of(graph, flows)
 
 
 @needs_highs
-@pytest.mark.parametrize("seed", range(40))
-def test_grid_is_between_the_relaxation_and_fixed_routes_and_mostly_best(seed: int) -> None:
-    problem = random_problem(seed)
-    best, found, fixed = best_of_all(problem), grid(problem, seed=1), shortest(problem)
-    assert problem.overfull(found.choice) == []
-    assert problem.overfull(fixed.choice) == []
-    assert found.relaxed <= best + 1e-5
-    assert found.utilisation >= best - 1e-9
-    assert found.utilisation <= min(1.5 * best, fixed.utilisation) + 1e-9
-    assert found.utilisation == pytest.approx(problem.routing(found.choice).utilisation)
+def test_grid_finds_the_best_switches_and_paths_in_nearly_all_small_networks() -> None:
+    ratios = []
+    for seed in range(100):
+        problem = random_problem(seed)
+        best, found, fixed = best_of_all(problem), grid(problem, seed=1), shortest(problem)
+        assert problem.overfull(found.choice) == []
+        assert problem.overfull(fixed.choice) == []
+        assert found.relaxed <= best + 1e-5
+        assert best - 1e-9 <= found.utilisation <= fixed.utilisation + 1e-9
+        assert found.utilisation == pytest.approx(problem.routing(found.choice).utilisation)
+        ratios.append(found.utilisation / best)
+    assert sum(ratio < 1 + 1e-9 for ratio in ratios) >= 98
+    assert max(ratios) <= 1.5
 
 
 @needs_highs
-def test_grid_finds_the_best_choice_in_most_small_cases() -> None:
-    problems = [random_problem(seed) for seed in range(40)]
-    hits = sum(grid(problem, seed=1).utilisation <= best_of_all(problem) + 1e-9 for problem in problems)
-    assert hits >= 39
+def test_jobs_take_different_paths_where_their_numbers_pick_the_same() -> None:
+    """The sums of two jobs of one rack go to another: over the same spine of two they share its link."""
+    graph = graph_of("16x8@4", "leaf-spine:oversubscription=2,spines=2,aggregators=20000")
+    problem = Problem.of(graph, [GradientFlow(PlacedJob((i, i + 1), i + 8), 1e11, pick=0) for i in (0, 2)])
+    found = grid(problem)
+    assert shortest(problem).utilisation == pytest.approx(2.0)
+    assert found.utilisation == pytest.approx(best_of_all(problem)) == pytest.approx(1.0)
+    assert {route.pick for route in found.choice} == {0, 1}
+    assert grid(replace(problem, picks=1)).utilisation == pytest.approx(2.0)
 
 
 @needs_highs
@@ -88,7 +108,7 @@ def test_gradients_are_added_up_before_a_narrow_uplink() -> None:
     found = grid(problem)
     assert found.switches(graph) == (("leaf0",) * 3,)
     assert found.utilisation == pytest.approx(1.0)
-    assert problem.routing(((STRAIGHT,) * 3,)).utilisation == pytest.approx(3.0)
+    assert problem.routing((Route((STRAIGHT,) * 3),)).utilisation == pytest.approx(3.0)
     assert shortest(problem).choice == found.choice
 
 
@@ -100,8 +120,8 @@ def test_full_and_slow_switches_are_left_to_others() -> None:
         flows = [GradientFlow(PlacedJob((0, 1), 4), 1e11), GradientFlow(PlacedJob((2, 3), 5), 1e11)]
         problem = Problem.of(graph, flows, ["leaf0"])
         for routing in (grid(problem), shortest(problem)):
-            assert sorted(row.count(STRAIGHT) for row in routing.choice) == [0, 2]
-        assert len(problem.overfull(((8, 8), (8, 8)))) == 1
+            assert sorted(route.at.count(STRAIGHT) for route in routing.choice) == [0, 2]
+        assert len(problem.overfull((Route((8, 8)), Route((8, 8))))) == 1
 
 
 @needs_highs
@@ -125,7 +145,7 @@ def test_shares_of_the_relaxation_are_distributions() -> None:
         shares, _ = relax(random_problem(seed))
         for share in shares:
             assert (share >= 0).all()
-            assert share.sum(axis=1) == pytest.approx(np.ones(len(share)))
+            assert share.sum(axis=(1, 2)) == pytest.approx(np.ones(len(share)))
 
 
 def test_mistakes_are_named() -> None:

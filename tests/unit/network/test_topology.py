@@ -133,7 +133,10 @@ def test_paths_are_the_shortest_ones_of_networkx(cluster: str, network: str) -> 
             known = {tuple(path) for path in nx.all_shortest_paths(switched, made.names[source], made.names[target])}
             assert set(walked) == known
             assert len(walked) == len(known)
-            assert {made.path(source, target, i) for i in range(4 * len(known))} == set(ours)
+            picked = {made.path(source, target, pick) for pick in range(4)}
+            assert picked <= set(ours)
+            firsts = {path[:1] for path in ours}
+            assert {path[:1] for path in picked} == firsts
 
 
 @pytest.mark.parametrize(("cluster", "network"), NETWORKS)

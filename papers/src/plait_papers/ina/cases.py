@@ -133,9 +133,9 @@ def _routes(case: Case) -> dict[str, float]:
         Cluster.parse("32x1@8"), f"leaf-spine:oversubscription=4,aggregators={case.aggregators},aggregating=all"
     )
     graph, flows = Graph.of(made), []
-    for _ in range(case.jobs):
+    for j in range(case.jobs):
         nodes = rng.choice(32, case.workers + 1, replace=False).tolist()
-        flows.append(GradientFlow(PlacedJob(tuple(nodes[1:]), server=nodes[0]), 5e9))
+        flows.append(GradientFlow(PlacedJob(tuple(nodes[1:]), server=nodes[0]), 5e9, pick=j % graph.most_ways))
     problem = Problem.of(graph, flows)
     found, fixed = grid(problem, seed=case.seed).utilisation, shortest(problem, "leaf").utilisation
     return {"fullest": found, "fixed": fixed}

@@ -12,19 +12,17 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.network.routing.problem import Choice, Problem
+from plait.network.routing.problem import Choice, Problem, Route
 from plait.network.topology.trees import STRAIGHT
 
-#: The switch of each worker of a job.
-Row = tuple[int, ...]
-#: Of a job by its place and a row: channels, and what these carry of it at rate 1.
-UsesOf = Callable[[int, Row], tuple[IntArray, FloatArray]]
+#: Of a job by its place and a route: channels, and what these carry of it at rate 1.
+UsesOf = Callable[[int, Route], tuple[IntArray, FloatArray]]
 #: How often every job has its turn; a change that gains less is none.
 MOST_PASSES, GAIN = 2, 1e-6
 
 
 def improved(problem: Problem, choices: Sequence[Choice], uses_of: UsesOf, required: Collection[int] = ()) -> Choice:
-    """The best of these choices after jobs, in turn, moved their workers: to one switch, to their leaves, or straight.
+    """The best of these choices after jobs moved, in turn: to one switch, to leaves, or straight, and to other paths.
 
     A job moves if that shortens exchanges: if the sum over jobs of the load over capacity of their fullest channel
     becomes smaller. (With the fullest channel of all first, as in the program, the others pay for one job, and
@@ -39,28 +37,28 @@ def _descended(problem: Problem, choice: Choice, uses_of: UsesOf, required: Coll
     """The sum of the loads and the choice where no job moves any more, or after so many turns."""
     capacity, rates = problem.graph.channel_bits_per_s, [flow.bits_per_s for flow in problem.flows]
     lowest = {problem.graph.leaf(node) for node in range(len(problem.graph.nodes))}
-    rows = list(choice)
-    uses = [_scaled(uses_of(j, row), rates[j], capacity) for j, row in enumerate(rows)]
+    routes = list(choice)
+    uses = [_scaled(uses_of(j, route), rates[j], capacity) for j, route in enumerate(routes)]
     load = np.zeros(len(capacity))
     for channel, share in uses:
         load[channel] += share
     best = 0.0
     for _ in range(MOST_PASSES):
-        before = list(rows)
-        for j in range(len(rows)):
+        before = list(routes)
+        for j in range(len(routes)):
             channels, first = _joined([channel for i, (channel, _) in enumerate(uses) if i != j])
             load[uses[j][0]] -= uses[j][1]
-            best, kept = _cost(load, channels, first, *uses[j]), (rows[j], uses[j])
-            for row in _moves(problem, lowest, j, rows[j], j in required):
-                new = _scaled(uses_of(j, row), rates[j], capacity)
+            best, kept = _cost(load, channels, first, *uses[j]), (routes[j], uses[j])
+            for route in _moves(problem, lowest, j, routes[j], j in required):
+                new = _scaled(uses_of(j, route), rates[j], capacity)
                 cost = _cost(load, channels, first, *new)
-                if cost < best - GAIN and not problem.overfull((*rows[:j], row, *rows[j + 1 :])):
-                    best, kept = cost, (row, new)
-            rows[j], uses[j] = kept
+                if cost < best - GAIN and not problem.overfull((*routes[:j], route, *routes[j + 1 :])):
+                    best, kept = cost, (route, new)
+            routes[j], uses[j] = kept
             load[uses[j][0]] += uses[j][1]
-        if rows == before:
+        if routes == before:
             break
-    return best, tuple(rows)
+    return best, tuple(routes)
 
 
 def _scaled(uses: tuple[IntArray, FloatArray], rate: float, capacity: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -87,8 +85,8 @@ def _cost(load: FloatArray, channels: IntArray, first: IntArray, own: IntArray, 
     return mine + (float(np.maximum.reduceat(load[channels], first).sum()) if len(channels) else 0.0)
 
 
-def _moves(problem: Problem, lowest: set[int], j: int, now: Row, required: bool) -> list[Row]:
-    """Rows that a job may have in place of that of `now`; `lowest`: switches to which nodes are attached."""
+def _moves(problem: Problem, lowest: set[int], j: int, now: Route, required: bool) -> list[Route]:
+    """Routes that a job may have in place of that of `now`; `lowest`: switches to which nodes are attached."""
     job, graph = problem.flows[j].job, problem.graph
     racks = {graph.leaf(node) for node in (*job.workers, *(() if job.server is None else (job.server,)))}
     leaves = tuple(leaf if (leaf := graph.leaf(worker)) in problem.memory else STRAIGHT for worker in job.workers)
@@ -99,4 +97,6 @@ def _moves(problem: Problem, lowest: set[int], j: int, now: Row, required: bool)
     found += [tuple(STRAIGHT if w == job.server else v for w, v in zip(job.workers, row, strict=True)) for row in found]
     if not required:
         found.append((STRAIGHT,) * len(job.workers))
-    return [row for row in dict.fromkeys(found) if row != now]
+    found.append(now.at)
+    routes = [Route(at, pick) for at in dict.fromkeys(found) for pick in range(problem.picks)]
+    return [route for route in routes if route != now]

@@ -1,22 +1,23 @@
-"""Gradient flows, the switches that may add them up, and what a choice of switches uses. Start at `Problem.of`.
+"""Gradient flows, the switches that may add them up, and what a choice of routes uses. Start at `Problem.of`.
 
 A worker sends its gradient to a switch, where those of its job become one, which goes on to the parameter server; or
-straight to the server. Routes are shortest paths, split equally where there are several. Results come back the other
-way, on the other channels of the same links, with the same loads.
+straight to the server. Packets of a job take one shortest path each, picked by one number for all of its workers, so
+that they meet. Results come back the other way, on the other channels of the same links, with the same loads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, suggest
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.topology.paths import Graph, Shares
-from plait.network.topology.trees import STRAIGHT
+from plait.network.topology.paths import Graph
+from plait.network.topology.trees import STRAIGHT, Way
 
 #: Seconds that a packet spends in the parameter server.
 SERVER_S = 1e-6
@@ -24,10 +25,14 @@ SERVER_S = 1e-6
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """The gradients of a job with a parameter server: each worker sends `bits_per_s` of payload."""
+    """The gradients of a job with a parameter server: each worker sends `bits_per_s` of payload.
+
+    `pick`: which of several equal paths fixed routes take, as for `Graph.path`.
+    """
 
     job: PlacedJob
     bits_per_s: float
+    pick: int = 0
 
     def __post_init__(self) -> None:
         """Raise `InputError` without server or rate."""
@@ -37,17 +42,23 @@ class GradientFlow:
             raise InputError(f"gradients of {self.bits_per_s:g} bits/s; needs a positive, finite rate")
 
 
-#: The switch of each worker of each job, by its number in the graph, or `STRAIGHT`.
-Choice = tuple[tuple[int, ...], ...]
+class Route(NamedTuple):
+    """The route of a job: the switch of each worker, by its number or `STRAIGHT`, and which of equal paths it takes."""
+
+    at: tuple[int, ...]
+    pick: int = 0
+
+
+#: The route of each job.
+Choice = tuple[Route, ...]
 
 
 @dataclass(frozen=True)
 class Routing:
-    """The switch of each worker, and what that means.
+    """The route of each job, and what that means.
 
-    `choice[j][i]`: the number in the graph of the switch at which worker i of job j is added up, or `STRAIGHT`.
     `utilisation`: load over capacity of the fullest channel; above 1 no job can have its rate. `channel`: that channel.
-    `relaxed`: the same if workers could be divided among switches, a lower bound; NaN if it was not computed.
+    `relaxed`: the same if workers could be divided among routes, a lower bound; NaN if it was not computed.
     """
 
     choice: Choice
@@ -57,22 +68,21 @@ class Routing:
 
     def switches(self, graph: Graph) -> tuple[tuple[str | None, ...], ...]:
         """The names of the switches; None for the parameter server."""
-        return tuple(tuple(None if v == STRAIGHT else graph.names[v] for v in row) for row in self.choice)
+        return tuple(tuple(None if v == STRAIGHT else graph.names[v] for v in route.at) for route in self.choice)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Flows, and for each job and candidate switch: shares of channels, aggregators, and limits of the switches.
+    """Flows, and for each job and candidate switch: aggregators, and limits of the switches.
 
-    `there[j][v][i]`: what channels carry of the flow of worker i to v; `on[j][v]`: of that from v to the server;
-    `aggregators[j][v]`: rate times RTT over payload. `memory` and `processing` (payload bits/s) of each candidate.
+    `picks`: how many equal paths there are at most. `aggregators[j][v]`: rate times RTT over payload. `memory` and
+    `processing` (payload bits/s) of each candidate.
     """
 
     graph: Graph
     flows: tuple[GradientFlow, ...]
     candidates: tuple[int, ...]
-    there: tuple[dict[int, tuple[Shares, ...]], ...]
-    on: tuple[dict[int, Shares], ...]
+    picks: int
     aggregators: tuple[dict[int, float], ...]
     memory: dict[int, float]
     processing: dict[int, float]
@@ -96,43 +106,51 @@ class Problem:
                     f"switch {name!r} has no aggregators that jobs may use; gradients cannot be added there"
                 )
         candidates = tuple(all_of[name] for name in switches)
-        there, on, needs = [], [], []
-        for flow in flows:
-            job, server = flow.job, _server(flow)
-            there.append(
-                {v: tuple(graph.shares(worker, v if v != STRAIGHT else server) for worker in job.workers)
-                 for v in (*candidates, STRAIGHT)}
-            )  # fmt: skip
-            on.append({v: graph.shares(v, server) for v in candidates})
-            needs.append(
-                {v: flow.bits_per_s * _rtt_s(graph, job.workers, v, server) / (8 * hardware[v].payload_bytes)
-                 for v in candidates}
-            )  # fmt: skip
+        needs = [
+            {v: flow.bits_per_s * _rtt_s(graph, flow.job.workers, v, _server(flow)) / (8 * hardware[v].payload_bytes)
+             for v in candidates}
+            for flow in flows
+        ]  # fmt: skip
         return cls(
-            graph, tuple(flows), candidates, tuple(there), tuple(on), tuple(needs),
+            graph, tuple(flows), candidates, graph.most_ways, tuple(needs),
             {v: float(hardware[v].usable) for v in candidates},
             {v: hardware[v].process_bits_per_s or np.inf for v in candidates},
         )  # fmt: skip
 
+    def there(self, j: int, v: int, pick: int) -> tuple[Way, ...]:
+        """The channels of each worker of a job to a switch, or straight to the server."""
+        flow = self.flows[j]
+        end = _server(flow) if v == STRAIGHT else v
+        return tuple(self.graph.path(worker, end, pick) for worker in flow.job.workers)
+
+    def on(self, j: int, v: int, pick: int) -> Way:
+        """The channels from a switch to the server of a job."""
+        return self.graph.path(v, _server(self.flows[j]), pick)
+
     def load(self, choice: Choice) -> FloatArray:
         """Bits a second on each channel."""
+        loads = [self.load_of(j, route) for j, route in enumerate(choice)]
+        return np.sum(loads, axis=0) if loads else np.zeros(len(self.graph.channel_bits_per_s))
+
+    def load_of(self, j: int, route: Route) -> FloatArray:
+        """Bits a second of one job on each channel."""
+        (at, pick), flow = route, self.flows[j]
+        ends = [_server(flow) if v == STRAIGHT else v for v in at]
+        ways = [self.graph.path(worker, end, pick) for worker, end in zip(flow.job.workers, ends, strict=True)]
+        ways += [self.on(j, v, pick) for v in sorted(set(at) - {STRAIGHT})]
         load = np.zeros(len(self.graph.channel_bits_per_s))
-        for j, row in enumerate(choice):
-            rate = self.flows[j].bits_per_s
-            carried = [self.there[j][v][i] for i, v in enumerate(row)]
-            carried += [self.on[j][v] for v in sorted(set(row) - {STRAIGHT})]
-            for shares in carried:
-                for channel, share in shares.items():
-                    load[channel] += rate * share
+        for way in ways:
+            for channel in way:
+                load[channel] += flow.bits_per_s
         return load
 
     def overfull(self, choice: Choice) -> list[int]:
         """Switches with more flows than they have memory for, or more payload than they can process."""
         memory, processing = dict.fromkeys(self.candidates, 0.0), dict.fromkeys(self.candidates, 0.0)
-        for j, row in enumerate(choice):
-            for v in set(row) - {STRAIGHT}:
+        for j, (at, _) in enumerate(choice):
+            for v in set(at) - {STRAIGHT}:
                 memory[v] += self.aggregators[j][v]
-                processing[v] += self.flows[j].bits_per_s * row.count(v)
+                processing[v] += self.flows[j].bits_per_s * at.count(v)
         slack = 1 + 1e-9
         return [
             v for v in self.candidates
@@ -141,13 +159,14 @@ class Problem:
 
     def repaired(self, choice: Choice) -> Choice:
         """The choice, in which jobs leave switches that are overfull, the last first: their workers send straight."""
-        rows = list(choice)
+        routes = list(choice)
         for v in self.overfull(choice):
-            for j in reversed(range(len(rows))):
-                if v not in self.overfull(tuple(rows)):
+            for j in reversed(range(len(routes))):
+                if v not in self.overfull(tuple(routes)):
                     break
-                rows[j] = tuple(STRAIGHT if one == v else one for one in rows[j])
-        return tuple(rows)
+                at, pick = routes[j]
+                routes[j] = Route(tuple(STRAIGHT if one == v else one for one in at), pick)
+        return tuple(routes)
 
     def routing(self, choice: Choice, relaxed: float = np.nan) -> Routing:
         """The utilisation of a choice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.core.errors import InputError
-from plait.network.routing.problem import Choice, Problem, Routing
+from plait.network.routing.problem import Choice, Problem, Route, Routing
 from plait.network.topology.trees import STRAIGHT
 
 FIXED = ("leaf", "server")
@@ -19,7 +19,7 @@ def shortest(problem: Problem, fixed: str = "leaf") -> Routing:
 
 
 def fixed_switches(problem: Problem, fixed: str = "leaf") -> Choice:
-    """The switch of each worker, whether or not it has memory for all of them: that is for its manager to decide.
+    """The route of each job, whether or not it has memory for all of them: that is for its manager to decide.
 
     `fixed`: `leaf`, the switch that the worker is attached to, or `server`, that of the parameter server. Where that
     has no aggregators workers send straight to the server. Raises `InputError` as `shortest` does.
@@ -27,10 +27,11 @@ def fixed_switches(problem: Problem, fixed: str = "leaf") -> Choice:
     if fixed not in FIXED:
         raise InputError(f"fixed is {fixed!r}, needs {' or '.join(FIXED)}")
     graph = problem.graph
-    rows: list[tuple[int, ...]] = []
+    routes: list[Route] = []
     for flow in problem.flows:
         assert flow.job.server is not None
         ends = flow.job.workers if fixed == "leaf" else (flow.job.server,) * len(flow.job.workers)
         leaves = [graph.leaf(end) for end in ends]
-        rows.append(tuple(leaf if leaf in problem.memory else STRAIGHT for leaf in leaves))
-    return tuple(rows)
+        at = tuple(leaf if leaf in problem.memory else STRAIGHT for leaf in leaves)
+        routes.append(Route(at, flow.pick))
+    return tuple(routes)

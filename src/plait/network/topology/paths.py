@@ -5,7 +5,7 @@ Start at `Graph`. Each link is two channels, one for each direction; capacities 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,6 +32,7 @@ class Graph:
     _distances: dict[int, list[int]] = field(default_factory=dict, repr=False)
     _shares: dict[tuple[int, int], Shares] = field(default_factory=dict, repr=False)
     _bundled: dict[tuple[int, int], Shares] = field(default_factory=dict, repr=False)
+    _paths: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict, repr=False)
     _trips: dict[tuple[int, int, float], float] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -153,21 +154,25 @@ class Graph:
 
         return further(source)
 
-    def path(self, source: int, target: int, choice: int = 0) -> tuple[int, ...]:
-        """One shortest path: at each switch with several next hops, `choice` decides, as a hash of the flow would.
+    def path(self, source: int, target: int, pick: int = 0, prefer: Collection[int] = ()) -> tuple[int, ...]:
+        """One shortest path: of several next hops number `pick`, counted round, over preferred switches where possible.
 
-        The digits of `choice`, in mixed base, are the next hops, so consecutive choices spread over all paths.
+        The same `pick` at every switch, so all packets of a job with that number meet. Raises `InputError` if there is
+        no path.
         """
+        key = source, target, pick
+        if key in self._paths and not prefer:
+            return self._paths[key]
         distance = self._distances_to(target)
         if distance[source] < 0:
             raise InputError(f"no path leads from {self.names[source]} to {self.names[target]}")
         at, path = source, []
         while at != target:
-            options = self._onwards(at, distance)
-            choice, pick = divmod(choice, len(options))
-            channel, at = options[pick]
+            hops = self._onwards(at, distance)
+            hops = [hop for hop in hops if hop[1] in prefer] or hops
+            channel, at = hops[pick % len(hops)]
             path.append(channel)
-        return tuple(path)
+        return self._paths.setdefault(key, tuple(path)) if not prefer else tuple(path)
 
     def shares(self, source: int, target: int) -> Shares:
         """What each channel carries of a stream of rate 1 that every hop splits equally over its shortest next hops."""

@@ -111,14 +111,14 @@ def tree(
         )
     prefer = frozenset(adds) if not isinstance(adds, str) else frozenset()
     # A worker beside the server sends to the leaf, which may have something to add.
-    whole = [_way(graph, worker, graph.leaf(worker), pick, ()) for worker in workers]
-    whole = [way + _way(graph, graph.to[way[-1]], end, pick, prefer) for way in whole]
+    whole = [graph.path(worker, graph.leaf(worker)) for worker in workers]
+    whole = [way + graph.path(graph.to[way[-1]], end, pick, prefer) for way in whole]
     if at:
         top = None if server is None else graph.leaf(server)
         meets = top is not None and able.get(top) == 2 and (isinstance(adds, str) or top in adds)
         chosen = _chains_at(at, top if meets else None)
         whole = [
-            way if v == STRAIGHT else _way(graph, worker, v, pick, prefer) + _way(graph, v, end, pick, prefer)
+            way if v == STRAIGHT else graph.path(worker, v, pick, prefer) + graph.path(v, end, pick, prefer)
             for worker, v, way in zip(workers, at, whole, strict=True)
         ]
     else:
@@ -148,19 +148,6 @@ def _end(
     nearest = [s for s, distance in far.items() if distance == least]
     nearest = [s for s in nearest if s in able] or nearest
     return nearest[pick % len(nearest)]
-
-
-def _way(graph: Graph, source: int, end: int, pick: int, prefer: Collection[int]) -> Way:
-    """The channels from a node or switch to the end, over preferred switches where there are some."""
-    way, at = [], source
-    while at != end:
-        hops = graph.next_hops(at, end)
-        if not hops:
-            raise InputError(f"no path leads from {graph.names[source]} to {graph.names[end]}")
-        hops = [hop for hop in hops if hop[1] in prefer] or hops
-        channel, at = hops[pick % len(hops)]
-        way.append(channel)
-    return tuple(way)
 
 
 def _passed(graph: Graph, way: Way) -> list[int]:
