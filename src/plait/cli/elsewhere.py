@@ -52,6 +52,7 @@ _GPUS, _PROCESS = "--gpus 8; the nodes are chosen for it", "--gpus 8; one proces
 _CPUS, _MEMORY = "--cpus 8, of the whole job", "--memory 16G, of the whole job"
 _POOL = "all nodes are one pool; --project names a quota, --class and --priority an order"
 _AFTER, _LOGS = "--after j-3, --after-any j-3, --after-fail j-3", "plait logs j-3 prints what the job wrote"
+_MAIL = "--notify CHANNEL, of those in the file of plait up --notify FILE"
 _NODES = "nodes are chosen for the job; plait nodes drain n1 keeps jobs off a node"
 #: Options that people of other tools give to `plait submit`.
 OPTIONS: Mapping[str, str] = {
@@ -97,6 +98,8 @@ OPTIONS: Mapping[str, str] = {
     "-o": _LOGS,
     "--error": _LOGS,
     "--export": "--export-all, or --env NAME",
+    "--mail-user": _MAIL,
+    "--mail-type": _MAIL,
     "--wrap": "plait submit -- bash -c 'COMMAND'",
     "--image": "--container",
     "--parsable": "plait submit prints nothing but the id on standard output",

@@ -69,6 +69,7 @@ class Asked:
     after: list[str] | None = same(Job, "after")
     after_any: list[str] | None = same(Job, "after_any")
     after_fail: list[str] | None = same(Job, "after_fail")
+    notify: list[str] | None = same(Job, "notify")
     ina: str | None = same(Job, "ina")
     gradient_bytes: str | None = same(Job, "gradient_bytes")
     checkpoint_s: float | None = same(Job, "checkpoint_s")

@@ -34,6 +34,7 @@ from plait.live.scheduler.records.notes import (
     ServiceStarted,
     StopAsked,
     SwitchServed,
+    Undelivered,
     UpdateAsked,
     note_from_json,
     note_to_json,
@@ -92,6 +93,10 @@ WRITTEN: list[tuple[Note, dict[str, Any]]] = [
     (NodeForgotten(1.0, "n0"), {"node": "n0"}),
     (ServiceStarted(1.0, 2, 7.5), {"term": 2, "away_s": 7.5}),
     (AgentRestarted(1.0, "n0"), {"node": "n0"}),
+    (
+        Undelivered(1.0, 2, "mail", "failed", "it answered 500"),
+        {"job": 2, "channel": "mail", "event": "failed", "why": "it answered 500"},
+    ),
 ]  # fmt: skip
 
 

@@ -35,7 +35,8 @@ def _up(asked: UpOptions) -> None:
     given |= named_modules(given)
     if asked.pass_env:
         _pass_on(layout, asked.pass_env)
-    given |= {key: os.path.abspath(given[key]) for key in ("tls-cert", "tls-key", "backup-folder") if key in given}
+    files = ("tls-cert", "tls-key", "backup-folder", "notify")
+    given |= {key: os.path.abspath(given[key]) for key in files if key in given}
     if asked.standby:
         _stand_by(layout, given, asked.name)
         return

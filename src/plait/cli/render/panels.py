@@ -64,11 +64,12 @@ class Panels(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if (name := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
-                known = [option for one in error.ctx.command.params for option in one.opts]
+            name, at = getattr(error, "option_name", None), getattr(error, "ctx", None)
+            if name and at is not None and hasattr(error, "possibilities"):
+                known = [option for one in at.command.params for option in one.opts]
                 error.possibilities = near(name, [option for option in known if option.startswith("--")])
-                if name in OPTIONS and error.ctx.info_name == "submit":
-                    error.ctx.fail(f"No such option: {name}; in plait: {OPTIONS[name]}")
+                if name in OPTIONS and at.info_name == "submit":
+                    at.fail(f"No such option: {name}; in plait: {OPTIONS[name]}")
             raise
 
     def get_params(self, ctx: Any) -> list[Any]:

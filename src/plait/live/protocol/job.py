@@ -184,6 +184,11 @@ class Job:
     )  # fmt: skip
     after_any: list[str] | None = said("Start the job once this job has ended, in whatever way, e.g. j-3", **_JOBS)
     after_fail: list[str] | None = said("Start the job once this job has failed, e.g. j-3", **_JOBS)
+    notify: list[str] | None = said(
+        "Send events of the job to this channel, e.g. mail or mail:started+failed", unset="as the channels say",
+        more="Channels are declared with `plait up --notify`.",
+        items={"minLength": 1, **LINE}, maxItems=20,
+    )  # fmt: skip
     ina: Ina | None = said(
         "In-network aggregation: auto, require or off, then fields, e.g. require:memory=2048", unset="auto",
         more="A text in the form of the option --ina stands for the fields.",

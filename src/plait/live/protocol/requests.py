@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from plait.core.errors import InputError
+from plait.core.errors import InputError, suggest
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 from plait.core.jobs import Checkpoints, InaRequest, JobClass, JobSpec
 from plait.core.options import declared
@@ -21,6 +21,8 @@ from plait.live.protocol.job import Batch
 from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu, run_keys
 from plait.runtime.command_line import parse_script
 
+#: Events of a job that notifications tell.
+EVENTS = ("started", "finished", "failed", "cancelled", "preempted", "hung", "time-limit")
 #: Fields that name jobs to wait for, and how these have to end.
 AFTER = {"after": ("finished",), "after_any": ("finished", "failed", "cancelled"), "after_fail": ("failed",)}
 _FLAGS = {one.name: f"--{one.word}" for one in declared(Batch)}
@@ -71,6 +73,22 @@ def dependencies(requests: Sequence[Mapping[str, Any]], first: int) -> list[dict
     except CycleError as error:
         names_ = " -> ".join(requests[number - first]["name"] for number in reversed(error.args[1]))
         raise InputError(f"jobs wait for each other in a circle: {names_}; leave one of these out") from None
+    return found
+
+
+def channels_of(request: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The channels of notifications that a job names, with the events that it names for them; `InputError` for others.
+
+    >>> channels_of({"notify": ["mail", "chat:failed+hung"]})
+    {'mail': (), 'chat': ('failed', 'hung')}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in request.get("notify") or ():
+        name, colon, events = text.partition(":")
+        found[name] = tuple(events.split("+")) if colon else ()
+        for event in found[name]:
+            if event not in EVENTS:
+                raise InputError(f"notify is {text[:80]!r}: unknown event {event[:40]!r}; {suggest(event, EVENTS)}")
     return found
 
 

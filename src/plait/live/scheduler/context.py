@@ -39,6 +39,7 @@ from plait.live.scheduler.records.notes import (
     ProjectSet,
     Requested,
     Restarted,
+    Undelivered,
 )
 from plait.live.scheduler.state import State
 from plait.live.store import Entry as Row
@@ -50,7 +51,7 @@ FENCE_TRIES = 10
 #: Entries after which what runs is still what should run.
 _QUIET = (
     ProgressReported, UsageReported, NetworkReported, JobSubmitted, JobProfiled, GoodputReported, Requested,
-    ProfileRecorded, Restarted, ForecastRecorded, ProjectSet, PolicySet,
+    ProfileRecorded, Restarted, ForecastRecorded, ProjectSet, PolicySet, Undelivered,
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from plait.live.api.cluster import ClusterFigures, Losses, NetworkOfCluster, Nod
 from plait.live.api.explain import Explanation
 from plait.live.api.jobs import JobRow
 from plait.live.layout import Layout
+from plait.live.protocol.validation import sane_text
 from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler import assignments
 from plait.live.scheduler.context import FENCE_TRIES, Context, Counts, Pending, Problem, Unfenced
@@ -45,7 +46,7 @@ from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.attempts import JobRecord
 from plait.live.scheduler.records.entries import entry_from_json
 from plait.live.scheduler.records.network import note_of
-from plait.live.scheduler.records.notes import PolicySet, ServiceStarted
+from plait.live.scheduler.records.notes import PolicySet, ServiceStarted, Undelivered
 from plait.live.scheduler.report import excuse_silence, silence_s, take_report, watch
 from plait.live.scheduler.requests import admission, changes, losses, operations
 from plait.live.scheduler.state import State
@@ -447,6 +448,11 @@ class Engine:
         """
         self.clock(now_s)
         operations.foreseen(self.context, number, start, end)
+        self._run()
+
+    def undelivered(self, channel: str, number: int, event: str, why: str, now_s: float) -> None:
+        """Enter into the log that a notification of a job did not arrive, or may not have."""
+        self.context.record(Undelivered(self.clock(now_s), number, channel, event, sane_text(why)))
         self._run()
 
     # -- operators ------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ from plait.live.scheduler.records.notes import (
     ServiceStarted,
     StopAsked,
     SwitchServed,
+    Undelivered,
     UpdateAsked,
 )
 from plait.live.scheduler.state import State
@@ -379,7 +380,7 @@ def _numbers_spent(state: State, note: NumbersSpent) -> None:
         state.network.leases[note.job] = replace(lease, spent=True)
 
 
-def _as_before(state: State, note: ServiceStarted | AgentRestarted) -> None:
+def _as_before(state: State, note: ServiceStarted | AgentRestarted | Undelivered) -> None:
     """For readers of the log; the state does not change."""
 
 
@@ -391,5 +392,5 @@ _NOTES: dict[type[Any], Callable[[State, Any], None]] = {
     ProfileRecorded: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,
     Restarted: _restarted, ForecastRecorded: _foreseen, NetworkSet: _network_set, SwitchServed: _switch_served,
     RanksTold: _ranks_told, RanksMoved: _ranks_moved, NumbersSpent: _numbers_spent,
-    ServiceStarted: _as_before, AgentRestarted: _as_before,
+    ServiceStarted: _as_before, AgentRestarted: _as_before, Undelivered: _as_before,
 }  # fmt: skip

@@ -64,6 +64,7 @@ class Options:
     policy_modules: tuple[str, ...] = option(
         "Modules whose policies may be set over HTTP; others only at the start of the service", default=()
     )
+    channels: tuple[str, ...] = option("Channels of notifications, which jobs may name", default=())
     snapshot_weight: float = option(
         "Log entries between snapshots; decisions count more, as they take longer to repeat", default=2000.0
     )

@@ -146,7 +146,7 @@ def _check(options: ServiceOptions) -> None:
     for name in ("tls_cert", "tls_key"):
         if getattr(options, name) and not Path(getattr(options, name)).is_file():
             raise InputError(f"--{name.replace('_', '-')}: there is no file {getattr(options, name)}")
-    _ = options.prices  # raises for what is no price
+    _ = options.prices, options.channels  # raise for what is no price, and no file of channels
     if not options.estimate_s > 0:
         raise InputError(f"--estimates is {options.estimate_s}, needs seconds > 0")
     if not options.round_s > 0 or not options.lost_s > 0:

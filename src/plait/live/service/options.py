@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from plait.control.prices import Prices
 from plait.core.errors import InputError
@@ -14,6 +15,9 @@ from plait.live.layout import FIRST, SECOND
 from plait.live.protocol.leases import LEAD_S, LEASE_SHARE
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.scheduler.options import Options as EngineOptions
+
+if TYPE_CHECKING:
+    from plait.live.service.notifications import NotificationChannel
 
 #: The group of options that `plait up` does not have: they are for a service that is started by hand.
 BY_HAND = "by hand"
@@ -78,6 +82,7 @@ class ServiceOptions:
         "Price of a GPU-hour, by GPU kind (a100=2.5) or of every kind (2.5)", default=(),
         metavar="KIND=PRICE",
     )  # fmt: skip
+    notify: str | None = option("TOML file of channels for notifications about jobs", default=None, metavar="FILE")
     currency: str = option("Label of prices, printed unchanged, e.g. EUR", default="")
     backup_folder: str | None = option(
         "Folder below which `plait backup` writes", default=None, unset="backups in the home folder", metavar="FOLDER"
@@ -94,7 +99,21 @@ class ServiceOptions:
         most_gpus = (0 if self.backend == "local" else ANY_SIZE) if self.most_gpus is None else self.most_gpus
         derived = {"lease_s": self.lease, "most_gpus": most_gpus, "suspect_s": min(3.0, self.lost_s / 2)}
         given = {name: getattr(self, name) for name in shared}
-        return EngineOptions(**{**given, **derived, "policy_modules": self.allow_policy})
+        return EngineOptions(
+            **{
+                **given,
+                **derived,
+                "policy_modules": self.allow_policy,
+                "channels": tuple(one.name for one in self.channels),
+            }
+        )
+
+    @property
+    def channels(self) -> tuple[NotificationChannel, ...]:
+        """Channels for notifications; raises `InputError` for an invalid file of them."""
+        from plait.live.service.notifications import read_channels
+
+        return read_channels(Path(self.notify)) if self.notify else ()
 
     @property
     def prices(self) -> Prices | None:

@@ -56,6 +56,8 @@ class Service:
         self.address, self.agents_address = addresses
         self._listener, self._agents_listener = listeners
         self.gateway, self.agents_gateway = Gateway(lease), Gateway(lease)
+        #: Set once the service ends, for threads; and the threads that send notifications.
+        self._ends, self._followers = threading.Event(), list[threading.Thread]()
         self._code = 0
         self._api: Api | None = None
         self._worker: Worker | None = None
@@ -104,6 +106,8 @@ class Service:
                     await asyncio.wait({self._recording}, timeout=GOODBYE_S)
                 with contextlib.suppress(OSError):  # a full disk, or no home any more
                     await asyncio.to_thread(self._api.usage.save, everything=True)
+                for follower in self._followers:
+                    await asyncio.to_thread(follower.join, GOODBYE_S)
                 self._worker.stop()
                 await asyncio.to_thread(self._worker.join, 10.0)
         finally:
@@ -117,6 +121,7 @@ class Service:
     def stop(self) -> None:
         """Let the service end, once open requests are answered."""
         self._ending.set()
+        self._ends.set()
         if self._api is not None:
             self._api.closing.set()
             self._api.mailbox.close()
@@ -206,6 +211,13 @@ class Service:
         worker.start()
         threading.Thread(target=self._find_damage, args=(store,), name="checksums", daemon=True).start()
         self._recording = asyncio.ensure_future(self._api.usage.run(self._ending))
+        if channels := self.options.channels:
+            from plait.live.service.notifications import start_followers
+
+            def give_up(channel: str, number: int, event: str, why: str) -> None:
+                worker.submit(lambda engine, now_s: engine.undelivered(channel, number, event, why, now_s)).result()
+
+            self._followers = start_followers(channels, store, lead.clock, give_up, self._ends)
         if not engine.ready:
             threading.Thread(target=get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
 

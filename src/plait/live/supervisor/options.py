@@ -140,6 +140,7 @@ class UpOptions:
     web: str | None = same(ServiceOptions, "web")
     price: list[str] | None = same(ServiceOptions, "price")
     currency: str | None = same(ServiceOptions, "currency")
+    notify: str | None = same(ServiceOptions, "notify")
     backup_folder: str | None = same(ServiceOptions, "backup_folder")
     standby: bool = option("Start a standby service that takes over when the leader dies", default=False, group=COMMAND)
     name: str | None = option("Name of the standby service", default=None, unset=SECOND, group=COMMAND)

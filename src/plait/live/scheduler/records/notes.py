@@ -313,6 +313,17 @@ class AgentRestarted:
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """A notification of an `event` of a job did not arrive by a channel, or may not have; and why."""
+
+    at_s: float
+    job: int
+    channel: str
+    event: str
+    why: str
+
+
 Note: TypeAlias = (
     Requested
     | CancelAsked
@@ -337,6 +348,7 @@ Note: TypeAlias = (
     | NumbersSpent
     | ServiceStarted
     | AgentRestarted
+    | Undelivered
 )
 _NOTES = Codec(kinds=get_args(Note), sparse=get_args(Note), closed=True)
 #: The kinds of notes by name.

@@ -13,7 +13,7 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy, has_grants
 from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
-from plait.live.protocol.requests import AFTER, dependencies, most_gpus, never_met
+from plait.live.protocol.requests import AFTER, channels_of, dependencies, most_gpus, never_met
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.notes import Requested
@@ -33,9 +33,17 @@ def take_in(
     for i, request in enumerate(requests):
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
+        _check_channels(ctx, request)
         check_size(ctx, ctx.spec(first + i, request, owner, project_of(request), now_s), request)
     met = {number for waits in dependencies(requests, first) for number in _met(ctx, waits, first, final_state)}
     return Requested(now_s, first, owner, [dict(r) for r in requests], key, sorted(met))
+
+
+def _check_channels(ctx: Context, request: Mapping[str, Any]) -> None:
+    for name in channels_of(request):
+        if name not in (known := ctx.options.channels):
+            hint = suggest(name, known) if known else "this cluster has none: plait up --notify FILE"
+            raise InputError(f"notify is {name[:80]!r}, and there is no such channel; {hint}")
 
 
 def _met(ctx: Context, waits: Mapping[int, str], first: int, final_state: Callable[[int], str]) -> Iterator[int]:

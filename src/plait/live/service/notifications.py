@@ -1,0 +1,430 @@
+"""Notifications about jobs: an HTTP request, a mail or a command for each event of a job that somebody wants to know.
+
+An operator declares channels in a TOML file (`plait up --notify FILE`); jobs name a channel with `--notify`. Each
+channel has a thread that follows the event log from its place there, which the store keeps. Nothing here is in the way
+of the engine or of requests, and a channel that does not answer delays no other one.
+
+A notification is claimed in the store before it is sent. So neither a restart nor another leader sends it again. One
+that was being sent when its service died may or may not have arrived; it is entered in the log as undelivered, as one
+is that was retried in vain. Exactly once is impossible; an entry in the log was thought better than twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import smtplib
+import ssl
+import subprocess
+import threading
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from plait.core.errors import InputError, PlaitError, suggest
+from plait.live.protocol.requests import EVENTS, channels_of
+from plait.live.scheduler.records.event_words import brief, stop_in_words
+from plait.live.store import Store, StoreError
+from plait.live.store.schema import Entry, StoredJob
+
+_LOG = logging.getLogger("plait.service")
+#: Events that a channel sends unless its `events` name others.
+USUAL = ("finished", "failed", "hung", "time-limit")
+#: Stops of an attempt that are told as a preemption.
+PREEMPTIONS = ("preempted", "leaving", "drained")
+#: A new look at the log, the first and the longest pause between tries, the time limit of a try, seconds.
+LOOK_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, TRY_S = 2.0, 1.0, 300.0, 10.0
+#: A notification is given up at the first failure after so many seconds since its event.
+GIVE_UP_S = 3600.0
+#: Entries of the log that are read at a time.
+PAGE = 500
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """What is sent: as JSON to webhooks and to the standard input of commands, in words as a mail."""
+
+    id: str
+    """The same at every try of every service: the number of its entry in the log, and its job."""
+    event: str
+    job: str
+    name: str
+    user: str
+    project: str
+    at: str
+    reason: str
+    text: str
+    """One line: which job, whose, and what happened."""
+
+
+Send = Callable[[Notice], None]
+
+
+@dataclass(frozen=True)
+class NotificationChannel:
+    """Where notifications go, and which. `named`: only those of jobs that name it; no `users`, `projects`: of all."""
+
+    name: str
+    send: Send
+    events: tuple[str, ...] = USUAL
+    users: tuple[str, ...] = ()
+    projects: tuple[str, ...] = ()
+    named: bool = False
+
+    def wants(self, event: str, stored: StoredJob) -> bool:
+        """Whether it sends this event of this job."""
+        chosen = channels_of(stored.request)
+        if self.name in chosen:
+            return event in (chosen[self.name] or self.events)
+        row = stored.row
+        mine = (not self.users or row.user in self.users) and (not self.projects or row.project in self.projects)
+        return mine and not self.named and event in self.events
+
+
+# -- the file of channels ------------------------------------------------------------------------------------
+
+
+def read_channels(path: Path) -> tuple[NotificationChannel, ...]:
+    """The channels of a TOML file, a table each; raises `InputError` naming file, channel and field."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: not readable as TOML: {error}") from error
+    return tuple(_channel(path, name, table) for name, table in tables.items())
+
+
+#: Kinds of channels, with the fields that only they have and whether these must be given.
+_KINDS: Mapping[str, Collection[str]] = {"webhook": (), "smtp": ("sender", "to"), "command": ()}
+_CHOICE = ("events", "users", "projects", "named")
+
+
+def _channel(path: Path, name: str, table: Any) -> NotificationChannel:
+    where = f"{path}: [{name}]"
+    if not _NAME.fullmatch(name) or not isinstance(table, dict):
+        raise InputError(f"{where}: a channel is a table whose name has up to 40 lower-case letters, digits, - and _")
+    kinds = [kind for kind in _KINDS if kind in table]
+    if len(kinds) != 1:
+        raise InputError(f"{where}: has {' and '.join(kinds) or 'no way to send'}; give one of {', '.join(_KINDS)}")
+    kind, known = kinds[0], (kinds[0], *_KINDS[kinds[0]], *_CHOICE)
+    for key in table:
+        if key not in known:
+            raise InputError(f"{where}: unknown field {key!r} of a channel with {kind}; {suggest(key, known)}")
+    texts = {key: _texts(where, key, table.get(key)) for key in _CHOICE[:-1]}
+    for event in texts["events"]:
+        if event not in EVENTS:
+            raise InputError(f"{where}: unknown event {event!r}; {suggest(event, EVENTS)}")
+    if not isinstance(named := table.get("named", False), bool):
+        raise InputError(f"{where}: named is {named!r}; write true or false")
+    return NotificationChannel(
+        name, _sender(where, kind, table), texts["events"] or USUAL, texts["users"], texts["projects"], named
+    )
+
+
+def _texts(where: str, key: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not (isinstance(value, list) and value and all(isinstance(one, str) and one for one in value)):
+        raise InputError(f"{where}: {key} is {value!r}; write a list of texts")
+    return tuple(value)
+
+
+def _sender(where: str, kind: str, table: Mapping[str, Any]) -> Send:
+    if kind == "command":
+        command = _texts(where, kind, table[kind])
+        return lambda notice: run_command(command, notice)
+    for key in (kind, *_KINDS[kind]):
+        if not isinstance(table.get(key), str):
+            raise InputError(f"{where}: {key} is {table.get(key)!r}; write a text")
+    schemes = ("http", "https") if kind == "webhook" else ("smtp", "smtps")
+    url = urlsplit(table[kind])
+    try:
+        right = url.scheme in schemes and bool(url.hostname) and (url.port or 1) > 0
+    except ValueError:
+        right = False
+    if not right:  # the text may have a password
+        raise InputError(f"{where}: {kind} is no address; write {schemes[0]}://host or {schemes[1]}://host")
+    if kind == "webhook":
+        return lambda notice: post(table["webhook"], notice)
+    if "@" not in table["to"] or "@" not in table["sender"]:
+        raise InputError(f"{where}: sender and to need an address; to may be {{user}}@example.org")
+    return lambda notice: mail(table["smtp"], table["sender"], table["to"], notice)
+
+
+# -- ways to send: each raises an error if nothing arrived ----------------------------------------------------
+
+
+class Undeliverable(PlaitError):
+    """A try failed; the text is the cause, without addresses, which may be secret."""
+
+
+def post(url: str, notice: Notice) -> None:
+    """POST a notification as JSON; any answer of 200 to 299 is success."""
+    import httpx
+
+    try:
+        answer = httpx.post(
+            url, content=msgspec.json.encode(notice), headers={"Content-Type": "application/json"}, timeout=TRY_S
+        )
+    except httpx.HTTPError as error:
+        raise Undeliverable(f"{type(error).__name__}: {error}") from error
+    if not answer.is_success:
+        raise Undeliverable(f"it answered {answer.status_code} {answer.reason_phrase}")
+
+
+def mail(url: str, sender: str, to: str, notice: Notice) -> None:
+    """Mail a notification. `url`: smtp://user:password@host:port, or smtps; `to` may contain {user}."""
+    message = EmailMessage()
+    message["From"], message["To"] = sender, to.replace("{user}", notice.user)
+    message["Subject"] = f"[plait] {notice.job} {notice.name} {notice.event}".replace("  ", " ")
+    message["Message-ID"] = f"<{notice.id}@plait>"
+    message.set_content(f"{notice.text}\n\n{notice.reason}\n\nplait explain {notice.job}\nplait logs {notice.job}\n")
+    parts, secure = urlsplit(url), ssl.create_default_context()
+    host = parts.hostname or ""
+    try:
+        if parts.scheme == "smtps":
+            server: smtplib.SMTP = smtplib.SMTP_SSL(host, parts.port or 465, timeout=TRY_S, context=secure)
+        else:
+            server = smtplib.SMTP(host, parts.port or 587, timeout=TRY_S)
+        with server:
+            server.ehlo()
+            if parts.scheme == "smtp" and server.has_extn("starttls"):
+                server.starttls(context=secure)
+            if parts.username is not None:
+                server.login(unquote(parts.username), unquote(parts.password or ""))
+            server.send_message(message)
+    except (OSError, smtplib.SMTPException) as error:
+        raise Undeliverable(f"{type(error).__name__}: {error}") from error
+
+
+def run_command(command: Sequence[str], notice: Notice) -> None:
+    """Run a command with the notification on its standard input, and as PLAIT_EVENT, PLAIT_JOB and so on."""
+    fields = {f"PLAIT_{key.upper()}": value for key, value in msgspec.structs.asdict(notice).items()}
+    try:
+        done = subprocess.run(
+            command, input=msgspec.json.encode(notice), env={**os.environ, **fields}, capture_output=True, timeout=TRY_S
+        )
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        raise Undeliverable(f"{type(error).__name__}: {error}") from error
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise Undeliverable(f"exit code {done.returncode}" + "".join(f": {line[:200]}" for line in last))
+
+
+# -- from the log to notifications ----------------------------------------------------------------------------
+
+
+def events_of(entry: Entry) -> Iterator[tuple[int, str, str]]:
+    """Jobs that something happened to by an entry of the log: number, event, and reason."""
+    message = json.loads(entry.entry) if entry.type in _EVENTS else {}
+    for event, reason in _EVENTS[entry.type](message) if message else ():
+        for job in message.get("jobs", [message.get("job")]):
+            yield int(job), event, reason
+    if '"Refuse"' in entry.commands:  # the controller gives up on a job: a failure that is not retried
+        for command in json.loads(entry.commands):
+            if command["type"] == "Refuse":
+                for job, reason in zip(command["jobs"], command["reasons"], strict=True):
+                    yield int(job), "failed", reason
+
+
+def _stop(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if message["why"] in PREEMPTIONS:
+        yield "preempted", stop_in_words(message["why"], message.get("reason", ""))
+    elif message["why"] == "time limit":
+        yield "time-limit", f"is asked to stop for its time limit {message.get('reason', '')}".strip()
+
+
+def _rank(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if _hung(message):
+        yield "hung", f"rank {message['rank']} {message['reason']}"
+
+
+def _hung(message: Mapping[str, Any]) -> bool:
+    return str(message.get("reason") or "").startswith("hung")
+
+
+_EVENTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "AttemptBegan": lambda m: [("started", f"attempt {m['epoch']}")],
+    "StopAsked": _stop,
+    "RankEnded": _rank,
+    "JobFinished": lambda m: [("finished", "")],
+    "JobCancelled": lambda m: [("cancelled", f"by {m['by']}" if m.get("by") else "")],
+    "CancelAsked": lambda m: [("cancelled", f"by {m['by']}" if m.get("by") else "")],
+}
+
+
+def notices_of(entry: Entry, store: Store, channel: NotificationChannel) -> list[Notice]:
+    """The notifications of an entry of the log that a channel sends.
+
+    Of attempts only the first is a start, of ranks only the first one that hangs is told.
+    """
+    found = []
+    for number, event, reason in events_of(entry):
+        stored = store.job(number)
+        if stored is None or not channel.wants(event, stored) or not _first(entry, event, stored, store):
+            continue
+        row = stored.row
+        what, reason = event.replace("-", " "), brief(reason)
+        text = f"{row.id}{row.name and f' ({row.name})'} of {row.user}: {what}{reason and f', {reason}'}"
+        found.append(
+            Notice(
+                f"{entry.seq}-{row.id}", event, row.id, row.name, row.user, row.project,
+                datetime.fromtimestamp(store.made_at + entry.at_s, UTC).isoformat(timespec="seconds"), reason,
+                " ".join(text.split()),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _first(entry: Entry, event: str, stored: StoredJob, store: Store) -> bool:
+    """Whether this entry, and no other one, stands for the event of the job."""
+    message = json.loads(entry.entry)
+    if event == "started":
+        return bool(stored.attempts[0].epoch == message["epoch"])
+    if event == "hung":
+        before = (json.loads(one.entry) for one in store.entries(job=stored.row.number)
+                  if one.seq < entry.seq and one.type == "RankEnded")  # fmt: skip
+        return not any(_hung(one) and one["epoch"] == message["epoch"] for one in before)
+    return True
+
+
+# -- delivery -------------------------------------------------------------------------------------------------
+
+
+class Ending(Protocol):
+    """Whether the service ends, as `threading.Event` has it."""
+
+    def is_set(self) -> bool:
+        """Whether it ends."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait so many seconds, or until it ends; whether it does."""
+
+
+@dataclass(frozen=True)
+class Bookmark:
+    """The next notification of a channel: the entry of the log, and how many of that entry's are done.
+
+    `claimed`: it is being sent.
+    """
+
+    seq: int
+    done: int = 0
+    claimed: bool = False
+
+
+#: Enters an undelivered notification into the log, and returns once that is stored: channel, job, event, cause.
+GiveUp = Callable[[str, int, str, str], object]
+
+
+@dataclass
+class Follower:
+    """Sends the notifications of one channel, in order; `run` until the service ends."""
+
+    channel: NotificationChannel
+    store: Store
+    clock: Callable[[], float]
+    give_up: GiveUp
+    ending: Ending
+    _place: Bookmark | None = field(default=None, init=False)
+    #: The place of an earlier service that ended while it sent.
+    _left: Bookmark | None = field(default=None, init=False)
+
+    def run(self) -> None:
+        """Follow the log; a store that cannot be written is tried again later."""
+        trouble = ""
+        while not self.ending.is_set():
+            try:
+                more = self.follow()
+                trouble = ""
+            except Exception as error:  # the disk is full, or another service leads
+                more = False
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _LOG.warning("notifications wait", exc_info=None if isinstance(error, StoreError) else error,
+                                 extra={"facts": {"channel": self.channel.name, "why": trouble}})  # fmt: skip
+            if not more:
+                self.ending.wait(LOOK_S)
+
+    def follow(self) -> bool:
+        """Send what the next page of the log has; return whether there may be more."""
+        place = self._read()
+        page = list(self.store.entries(after=place.seq - 1, limit=PAGE))
+        for entry in page:
+            for i, notice in enumerate(notices_of(entry, self.store, self.channel)):
+                if entry.seq == place.seq and i < place.done:
+                    continue
+                if not self._deliver(notice, entry, i):
+                    return False
+            self._place = Bookmark(entry.seq + 1)
+        if len(page) == PAGE:  # otherwise a restart reads entries without notifications again
+            self._write(Bookmark(page[-1].seq + 1))
+        return len(page) == PAGE
+
+    def _deliver(self, notice: Notice, entry: Entry, index: int) -> bool:
+        """Send a notification, or give it up; False if the service ends before."""
+        here, claimed, pause_s = Bookmark(entry.seq, index), Bookmark(entry.seq, index, claimed=True), FIRST_PAUSE_S
+        why = "the service ended while it was sent; it may have arrived" if self._left == claimed else ""
+        while not why:
+            self._write(claimed)
+            try:
+                self.channel.send(notice)
+                break
+            except Exception as error:
+                cause = str(error) if isinstance(error, Undeliverable) else f"{type(error).__name__}: {error}"
+            self._write(here)
+            if self.clock() - entry.at_s >= GIVE_UP_S:
+                why = cause
+            elif self.ending.wait(pause_s):
+                return False
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        if why:
+            self.give_up(self.channel.name, int(notice.job.removeprefix("j-")), notice.event, why)
+            facts = {"channel": self.channel.name, "job": notice.job, "event": notice.event, "why": why}
+            _LOG.warning("a notification was not delivered", extra={"facts": facts})
+        self._write(Bookmark(entry.seq, index + 1))
+        return True
+
+    @property
+    def _key(self) -> str:
+        return f"notified {self.channel.name}"
+
+    def _read(self) -> Bookmark:
+        """The stored place; a channel that is new begins after the newest entry."""
+        if self._place is None:
+            text = self.store.fact(self._key)
+            if text is None:
+                newest = next(self.store.entries(limit=1, newest=True), None)
+                self._write(Bookmark(0 if newest is None else newest.seq + 1))
+            else:
+                self._place = self._left = Bookmark(*json.loads(text))
+        assert self._place is not None
+        return self._place
+
+    def _write(self, place: Bookmark) -> None:
+        """Store the place; raises `StoreError` if another service leads by now, or the disk is full."""
+        self._place = place  # also if it cannot be stored: this service knows what it has sent
+        self.store.set_fact(self._key, json.dumps([place.seq, place.done, place.claimed]))
+
+
+def start_followers(
+    channels: Sequence[NotificationChannel], store: Store, clock: Callable[[], float], give_up: GiveUp, ending: Ending
+) -> list[threading.Thread]:
+    """A running thread for each channel; they end with `ending`."""
+    threads = [
+        threading.Thread(
+            target=Follower(channel, store, clock, give_up, ending).run, name=f"notify {channel.name}", daemon=True
+        )
+        for channel in channels
+    ]
+    for thread in threads:
+        thread.start()
+    return threads

@@ -1,0 +1,421 @@
+"""Notifications: which events are told to whom, retries, restarts, the ways to send, and the file of channels."""
+
+from __future__ import annotations
+
+import json
+import re
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.live.protocol.requests import EVENTS
+from plait.live.service.notifications import (
+    GIVE_UP_S,
+    NotificationChannel,
+    Follower,
+    Notice,
+    Undeliverable,
+    mail,
+    post,
+    read_channels,
+    run_command,
+)
+from plait.live.store import StoreError
+
+Make = Callable[..., Cluster]
+NOTICE = Notice("7-j-3", "failed", "j-3", "net", "ann", "vision", "2026-11-27T08:00:00+00:00", "boom", "j-3 of ann")
+
+
+@dataclass
+class World:
+    """A cluster, and followers of its log by an inbox; waiting moves the clock."""
+
+    cluster: Cluster
+    inbox: list[Notice] = field(default_factory=list)
+    #: Tries that fail before one succeeds.
+    failures: int = 0
+    tries: int = 0
+    pauses: list[float] = field(default_factory=list)
+    ends: bool = False
+
+    def is_set(self) -> bool:
+        return self.ends
+
+    def wait(self, timeout: float) -> bool:
+        self.pauses.append(timeout)
+        self.cluster.now += timeout
+        return self.ends
+
+    def send(self, notice: Notice) -> None:
+        self.tries += 1
+        if self.failures:
+            self.failures -= 1
+            raise Undeliverable("it answered 500")
+        self.inbox.append(notice)
+
+    def give_up(self, channel: str, job: int, event: str, why: str) -> None:
+        self.cluster.engine.undelivered(channel, job, event, why, self.cluster.now)
+
+    def follower(self, **choice: Any) -> Follower:
+        """A follower as a service that starts has it."""
+        channel = NotificationChannel("mail", self.send, **{"events": EVENTS, **choice})
+        made = Follower(channel, self.cluster.store, lambda: self.cluster.now, self.give_up, self)
+        made.follow()
+        return made
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        return [(one.job, one.event) for one in self.inbox]
+
+    def undelivered(self) -> list[dict[str, Any]]:
+        return [json.loads(one.entry) for one in self.cluster.store.entries() if one.type == "Undelivered"]
+
+
+def end(cluster: Cluster, job: int, exit_code: int = 0, **more: Any) -> None:
+    for node in cluster.nodes:
+        node.end(job, exit_code, **more)
+    cluster.pass_s(3.0)
+
+
+def test_each_event_of_a_job_is_told_once(cluster: Make) -> None:
+    world = World(cluster([2]))
+    c, follower = world.cluster, world.follower()
+    done, fails, waits = c.submit({}, {"retries": 1, "name": "net"}, {"gpus": 2})
+    c.pass_s(3.0)
+    end(c, fails, 1, reason="boom 1")  # is retried, which nobody has to know
+    end(c, fails, 2, reason="boom 2")
+    end(c, done)
+    c.engine.cancel(waits, c.now, by="bob")
+    c.pass_s(3.0)
+    follower.follow()
+    j = [f"j-{number}" for number in (done, fails, waits)]
+    assert [event for job, event in world.told if job == j[0]] == ["started", "finished"]
+    assert [event for job, event in world.told if job == j[1]] == ["started", "failed"]
+    assert [event for job, event in world.told if job == j[2]][-1] == "cancelled"
+    failed = next(one for one in world.inbox if one.event == "failed")
+    assert failed.text == f"{j[1]} (net) of ann: failed, boom 2 (exit code 2); failed 2 times"
+    assert next(one.reason for one in world.inbox if one.event == "cancelled") == "by bob"
+    follower.follow()
+    assert len(world.inbox) == len({one.id for one in world.inbox}) == 6
+
+
+def test_a_preemption_is_told_with_the_job_it_is_for_and_a_requeue_is_none(cluster: Make) -> None:
+    world = World(cluster([1], policy="srsf"))
+    c, follower = world.cluster, world.follower(events=("preempted",))
+    (long,) = c.submit({"iterations": 1e6, "profile": {"gpu": 1.0}})
+    c.pass_s(3.0)
+    c.engine.requeue(long, c.now, by="ann", may_lose_work=True)
+    c.pass_s(5.0)
+    follower.follow()
+    assert world.told == []
+    (short,) = c.submit({"iterations": 10, "profile": {"gpu": 1.0}}, owner="bob")
+    c.pass_s(5.0)
+    follower.follow()
+    assert world.told == [(f"j-{long}", "preempted")]
+    assert f"for j-{short} of bob" in world.inbox[0].reason
+
+
+def test_the_warning_before_a_time_limit_is_told(cluster: Make) -> None:
+    world = World(cluster([1]))
+    c, follower = world.cluster, world.follower(events=("time-limit",))
+    (job,) = c.submit({"time_limit_s": 10.0, "signal_s": 4.0})
+    c.pass_s(2.2)
+    c.nodes[0].obeys = False
+    for held_s in (3.0, 7.0):
+        c.nodes[0].report(job, held_s=held_s)
+        c.pass_s(4.0)
+    follower.follow()
+    assert world.told == [(f"j-{job}", "time-limit")]
+    assert world.inbox[0].reason == "is asked to stop for its time limit of 10.0 s (--time)"
+    c.nodes[0].obeys = True
+
+
+def test_of_ranks_that_hang_the_first_is_told(cluster: Make) -> None:
+    world = World(cluster([2]))
+    c, follower = world.cluster, world.follower(events=("hung",))
+    (job,) = c.submit({"gpus": 2, "retries": 1})
+    for _ in range(2):
+        c.pass_s(3.0)
+        for rank in (0, 1):
+            c.nodes[0].end(job, -9, rank, reason="hung: 31 s in its gpu stage, where 30 s are allowed")
+        c.pass_s(3.0)
+    follower.follow()
+    assert world.told == [(f"j-{job}", "hung")] * 2  # one an attempt
+    assert world.inbox[0].reason.startswith("rank 0 hung: 31 s in its gpu stage")
+
+
+@pytest.mark.parametrize(
+    ("choice", "request_", "told"),
+    [
+        ({}, {}, True),
+        ({"events": ("failed",)}, {}, False),
+        ({"users": ("bob",)}, {}, False),
+        ({"users": ("bob", "ann")}, {}, True),
+        ({"projects": ("vision",)}, {}, False),
+        ({"projects": ("vision",)}, {"project": "vision"}, True),
+        ({"named": True}, {}, False),
+        ({"named": True}, {"notify": ["mail"]}, True),
+        ({"named": True, "users": ("bob",)}, {"notify": ["mail"]}, True),
+        ({"events": ("failed",)}, {"notify": ["mail:finished+started"]}, True),
+        ({}, {"notify": ["mail:failed"]}, False),
+    ],
+)
+def test_channels_choose_by_event_user_project_and_the_jobs_own_wish(
+    cluster: Make, choice: dict[str, Any], request_: dict[str, Any], told: bool
+) -> None:
+    world = World(cluster(channels=("mail",)))
+    c, follower = world.cluster, world.follower(**choice)
+    c.engine.set_project("vision", gpu_quota=None, weight=1.0, now_s=c.now)
+    (job,) = c.submit(request_)
+    c.pass_s(2.0)
+    end(c, job)
+    follower.follow()
+    assert ((f"j-{job}", "finished") in world.told) == told
+
+
+def test_failed_tries_are_repeated_with_longer_pauses_and_in_order(cluster: Make) -> None:
+    world = World(cluster(), failures=4)
+    c, follower = world.cluster, world.follower(events=("started", "finished"))
+    (job,) = c.submit({})
+    c.pass_s(2.0)
+    end(c, job)
+    follower.follow()
+    assert world.pauses == [1.0, 2.0, 4.0, 8.0]
+    assert world.told == [(f"j-{job}", "started"), (f"j-{job}", "finished")]
+    assert world.undelivered() == []
+
+
+def test_a_notification_that_never_arrives_is_given_up_with_an_entry_in_the_log(cluster: Make) -> None:
+    world = World(cluster(), failures=10**6)
+    c, follower = world.cluster, world.follower(events=("started",))
+    job, other = c.submit({}, {})
+    c.pass_s(2.0)
+    began = c.now
+    follower.follow()
+    given_up = world.undelivered()
+    assert [(one["job"], one["event"], one["why"]) for one in given_up] == [
+        (job, "started", "it answered 500"), (other, "started", "it answered 500"),
+    ]  # fmt: skip
+    assert GIVE_UP_S <= c.now - began < 1.2 * GIVE_UP_S  # what waited behind it has one try
+    assert max(world.pauses) == 300.0
+    world.failures = 0
+    follower.follow()
+    assert world.inbox == []
+
+
+@pytest.mark.parametrize("dies", ["before", "while sending", "after", "between tries"])
+def test_a_restart_sends_nothing_twice_and_loses_nothing_silently(cluster: Make, dies: str) -> None:
+    class Died(BaseException):
+        pass
+
+    world = World(cluster())
+    c, follower = world.cluster, world.follower(events=("started",))
+    (job,) = c.submit({})
+    c.pass_s(2.0)
+
+    def die(notice: Notice) -> None:
+        world.inbox.append(notice)
+        raise Died
+
+    if dies == "while sending":
+        follower.channel = NotificationChannel("mail", die, ("started",))
+        with pytest.raises(Died):
+            follower.follow()
+    elif dies == "between tries":
+        world.failures, world.ends = 1, True
+        follower.follow()
+        world.ends = False
+    elif dies == "after":
+        follower.follow()
+    c.restart()
+    c.pass_s(3.0)
+    world.follower(events=("started",)).follow()
+    assert world.told == [(f"j-{job}", "started")]
+    whys = [one["why"] for one in world.undelivered()]
+    assert whys == (["the service ended while it was sent; it may have arrived"] if dies == "while sending" else [])
+    world.follower(events=("started",)).follow()
+    assert len(world.inbox) == 1
+    assert len(world.undelivered()) == len(whys)
+
+
+def test_a_service_that_was_replaced_sends_nothing(cluster: Make) -> None:
+    world = World(cluster())
+    c, follower = world.cluster, world.follower()
+    c.submit({})
+    c.pass_s(2.0)
+    c.store.term = -1  # another leader has raised the term since
+    with pytest.raises(StoreError):
+        follower.follow()
+    assert world.tries == 0
+    c.restart()
+
+
+def test_a_channel_that_is_new_tells_nothing_of_the_past(cluster: Make) -> None:
+    world = World(cluster())
+    (job,) = world.cluster.submit({})
+    world.cluster.pass_s(2.0)
+    follower = world.follower()
+    end(world.cluster, job)
+    follower.follow()
+    assert world.told == [(f"j-{job}", "finished")]
+
+
+@pytest.mark.parametrize(
+    ("notify", "channels", "words"),
+    [
+        ("mial", ("mail",), "notify is 'mial', and there is no such channel; did you mean 'mail'?"),
+        ("mail", (), "notify is 'mail', and there is no such channel; this cluster has none: plait up --notify FILE"),
+        ("mail:ended", ("mail",), "notify is 'mail:ended': unknown event 'ended'; known: started, finished"),
+    ],
+)
+def test_unknown_channels_and_events_are_refused(
+    cluster: Make, notify: str, channels: tuple[str, ...], words: str
+) -> None:
+    c = cluster(channels=channels)
+    with pytest.raises(InputError, match=re.escape(words)):
+        c.submit({"notify": [notify]})
+
+
+# -- ways to send ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(server: Any) -> Iterator[Any]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("code", [204, 503])
+def test_a_webhook_gets_json_and_only_a_success_counts(code: int) -> None:
+    bodies = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append((self.headers["Content-Type"], self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(code)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with served(HTTPServer(("127.0.0.1", 0), Handler)) as server:
+        url = f"http://127.0.0.1:{server.server_port}/secret"
+        if code == 204:
+            post(url, NOTICE)
+        else:
+            with pytest.raises(Undeliverable, match=r"^it answered 503 Service Unavailable$"):
+                post(url, NOTICE)
+    ((kind, body),) = bodies
+    assert kind == "application/json"
+    assert msgspec.json.decode(body, type=Notice) == NOTICE
+    with pytest.raises(Undeliverable, match="ConnectError") as refused:
+        post(url, NOTICE)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_mail_goes_to_the_user_of_the_job() -> None:
+    lines: list[str] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 here\r\n")
+            for line in iter(self.rfile.readline, b""):
+                lines.append(line.decode().rstrip())
+                word = lines[-1].split()[0].upper() if lines[-1] else ""
+                if word == "DATA":
+                    self.wfile.write(b"354 go on\r\n")
+                    while (text := self.rfile.readline()) != b".\r\n":
+                        lines.append(text.decode().rstrip())
+                self.wfile.write(b"221 bye\r\n" if word == "QUIT" else b"250 fine\r\n")
+                if word == "QUIT":
+                    return
+
+    with served(socketserver.TCPServer(("127.0.0.1", 0), Handler)) as server:
+        url = f"smtp://127.0.0.1:{server.server_address[1]}"
+        mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
+    assert "To: ann@lab.example" in lines
+    assert "Subject: [plait] j-3 net failed" in lines
+    assert "plait logs j-3" in lines
+    with pytest.raises(Undeliverable, match="Connection refused"):
+        mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
+
+
+def test_a_command_gets_the_notification_and_its_error_is_the_cause(tmp_path: Path) -> None:
+    file = tmp_path / "got"
+    code = f"import os, sys; open({str(file)!r}, 'w').write(sys.stdin.read() + os.environ['PLAIT_EVENT'])"
+    run_command([sys.executable, "-c", code], NOTICE)
+    assert file.read_text() == msgspec.json.encode(NOTICE).decode() + "failed"
+    with pytest.raises(Undeliverable, match="exit code 1: no such pager"):
+        run_command([sys.executable, "-c", "import sys; sys.exit('no such pager')"], NOTICE)
+    with pytest.raises(Undeliverable, match="No such file"):
+        run_command(["/no/such/program"], NOTICE)
+
+
+# -- the file of channels ------------------------------------------------------------------------------------
+
+FILE = """
+[chat]
+webhook = "https://chat.example/hook"
+events = ["failed"]
+projects = ["vision"]
+
+[mail]
+smtp = "smtps://plait:s%40t@mail.example"
+sender = "plait@lab.example"
+to = "{user}@lab.example"
+named = true
+
+[pager]
+command = ["page", "--now"]
+"""
+
+
+def test_the_file_of_channels_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "notify.toml"
+    path.write_text(FILE)
+    chat, mailed, pager = read_channels(path)
+    assert (chat.name, chat.events, chat.projects, chat.named) == ("chat", ("failed",), ("vision",), False)
+    assert mailed.named
+    assert pager.events == ("finished", "failed", "hung", "time-limit")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = ", "not readable as TOML"),
+        ("[Chat]\ncommand = ['a']", "[Chat]: a channel is a table whose name"),
+        ("[chat]\nevents = ['failed']", "[chat]: has no way to send; give one of webhook, smtp, command"),
+        ("[chat]\ncommand = ['a']\nwebhook = 'https://b'", "[chat]: has webhook and command; give one of"),
+        ("[chat]\ncommand = ['a']\nevent = ['failed']", "unknown field 'event' of a channel with command; did you"),
+        ("[chat]\ncommand = ['a']\nevents = ['fail']", "unknown event 'fail'; did you mean 'failed'?"),
+        ("[chat]\ncommand = 'a b'", "command is 'a b'; write a list of texts"),
+        ("[chat]\nwebhook = 'chat.example'", "webhook is no address; write http://host or https://host"),
+        ("[chat]\nwebhook = 'http://a:port'", "webhook is no address"),
+        ("[mail]\nsmtp = 'smtp://a'\nsender = 'a@b'", "to is None; write a text"),
+        ("[mail]\nsmtp = 'smtp://a'\nsender = 'a@b'\nto = 'ann'", "sender and to need an address"),
+        ("[chat]\ncommand = ['a']\nnamed = 'yes'", "named is 'yes'; write true or false"),
+    ],
+)
+def test_an_invalid_file_is_refused_with_file_channel_and_field(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "notify.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=re.escape(words)) as refused:
+        read_channels(path)
+    assert str(refused.value).startswith(f"{path}: ")
