@@ -22,9 +22,9 @@ from plait.core.errors import InputError
 from plait.live.protocol.requests import EVENTS
 from plait.live.service.notifications import (
     GIVE_UP_S,
-    NotificationChannel,
     Follower,
     Notice,
+    NotificationChannel,
     Undeliverable,
     mail,
     post,

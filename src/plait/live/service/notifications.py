@@ -39,7 +39,7 @@ from plait.live.store.schema import Entry, StoredJob
 _LOG = logging.getLogger("plait.service")
 #: Events that a channel sends unless its `events` name others.
 USUAL = ("finished", "failed", "hung", "time-limit")
-#: Stops of an attempt that are told as a preemption.
+#: Stops of an attempt that count as a preemption.
 PREEMPTIONS = ("preempted", "leaving", "drained")
 #: A new look at the log, the first and the longest pause between tries, the time limit of a try, seconds.
 LOOK_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, TRY_S = 2.0, 1.0, 300.0, 10.0
@@ -264,7 +264,7 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 def notices_of(entry: Entry, store: Store, channel: NotificationChannel) -> list[Notice]:
     """The notifications of an entry of the log that a channel sends.
 
-    Of attempts only the first is a start, of ranks only the first one that hangs is told.
+    Of attempts only the first is a start, of ranks only the first one that hangs counts.
     """
     found = []
     for number, event, reason in events_of(entry):
