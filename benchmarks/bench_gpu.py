@@ -125,9 +125,9 @@ def _preempt(at: Setting) -> Figures:
     return {"preempted_to_exit_s": moved.exit_s, "started_to_first_step_s": moved.resume_s}
 
 
-def _pair(mode: str) -> Callable[[Setting], Figures]:
+def _pair(mode: str, *, ahead: bool = False) -> Callable[[Setting], Figures]:
     def measure(at: Setting) -> Figures:
-        return sharing.pair(at.device, mode, warm_s=at.seconds(45.0), seconds=at.seconds(20.0))
+        return sharing.pair(at.device, mode, warm_s=at.seconds(45.0), seconds=at.seconds(20.0), ahead=ahead)
 
     return measure
 
@@ -145,7 +145,8 @@ ROWS = (
     Row("full device", "which allocations fail when limit and device are full?", 5, _full_device, True),
     Row("bursts", "do 1,000 bursts above the limit end without an out-of-memory error?", 6, _bursts, True),
     Row("pair: packed", "what does a guest cost a half-idle training without plait?", 80, _pair("packed")),
-    Row("pair: law", "... and under the share law?", 125, _pair("law")),
+    Row("pair: law", "... and under the share law?", 146, _pair("law")),
+    Row("pair: ahead", "... under gate and law, if it runs ahead of the GPU?", 140, _pair("gate + law", ahead=True)),
     Row("yield point", "what does a yield point cost?", 32, _yield_point),
     Row("barrier round", "does formula (3) predict a round?", 27, _barrier),
     Row("preempt and resume", "how long do a stop and a start take?", 25, _preempt),

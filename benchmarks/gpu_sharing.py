@@ -36,7 +36,8 @@ WARM_STEPS = 5
 class Work:
     """A loop: square layers of this width, rows a batch; the host then leaves the GPU alone for `idle_s` seconds.
 
-    `serves`: it answers requests instead, `idle_s` seconds apart on average, each with one forward pass.
+    `serves`: it answers requests instead, `idle_s` seconds apart on average, each with one forward pass. `ahead`: it
+    launches its step and waits `idle_s` seconds for data, not for the GPU, as loops do that print no loss.
     """
 
     device: str
@@ -45,6 +46,7 @@ class Work:
     batch: int = 1024
     idle_s: float = 0.0
     serves: bool = False
+    ahead: bool = False
 
 
 class Process:
@@ -157,12 +159,15 @@ def _warm(mode: str, warm_s: float) -> float:
     return min(warm_s, 3.0) if mode == "packed" else warm_s
 
 
-def pair(device: str, mode: str, *, warm_s: float, seconds: float) -> dict[str, float]:
-    """A half-idle training with a guest that never rests: what the first loses, what of the slack the second gets."""
+def pair(device: str, mode: str, *, warm_s: float, seconds: float, ahead: bool = False) -> dict[str, float]:
+    """A half-idle training with a guest that never rests: what the first loses, what of the slack the second gets.
+
+    `ahead`: as for `Work`, of the training.
+    """
     busy, guest = _sizes(device)
     gpu_s = 1 / run(busy, None, "", seconds / 4).host_per_s
     guest_s = 1 / run(guest, None, "", seconds / 4).host_per_s
-    host = replace(busy, idle_s=gpu_s)
+    host = replace(busy, idle_s=2 * gpu_s if ahead else gpu_s, ahead=ahead)
     alone = run(host, None, "", seconds / 2).host_per_s
     slack = max(1 - alone * gpu_s, 1e-9)
     cell = run(host, guest, mode, seconds, warm_s=_warm(mode, warm_s))
@@ -224,7 +229,7 @@ def _be_the_job(work: Work) -> None:
         return out
 
     def train() -> None:
-        with job.stage(Resource.GPU, sync=True):
+        with job.stage(Resource.GPU, sync=not work.ahead):
             optimizer.zero_grad(set_to_none=True)
             forward().pow(2).mean().backward()
             optimizer.step()

@@ -117,7 +117,7 @@ class HostStages:
         found = [
             page
             for page in self._pages
-            if (page.in_stage == _IN_GPU_STAGE or 0.0 <= now_s - page.gpu_left_monotonic < LINGER_S)
+            if (page.in_stage == _IN_GPU_STAGE or _just_left(page.gpu_left_monotonic, now_s))
             and not page.refused_bytes > 0
         ]
         if not found:
@@ -154,6 +154,11 @@ class HostStages:
     def close(self) -> None:
         while self._pages:
             self._pages.pop().close()
+
+
+def _just_left(left_s: float, now_s: float) -> bool:
+    """Whether a host has just left its GPU stage, perhaps since `now_s`; infinite: it has, and the GPU is at it yet."""
+    return left_s == math.inf or abs(now_s - left_s) < LINGER_S
 
 
 def marks_gpu_stages(page: Page) -> bool:

@@ -49,7 +49,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        560  limit_reached_bytes        f8       ... the limit it keeps to since; infinite: none, 0: unknown
        568  refused_bytes              f8       the job waits in an allocation that failed
        576  steps[12]                           the newest steps, 120 bytes each (see `entry_of`)
-      2016  gpu_left_monotonic         f8       CLOCK_MONOTONIC when it left its GPU stage last, 0 never
+      2016  gpu_left_monotonic         f8       CLOCK_MONOTONIC when it left its GPU stage, inf: GPU not done
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes

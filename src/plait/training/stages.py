@@ -3,11 +3,15 @@
 `busy_s[r]` counts the seconds in which a stage on resource r was open, `exposed_s[r]` those in which no other stage
 was open. On a CUDA device the host runs ahead of the GPU, so the GPU's seconds come from events. Without a gate they
 are read later, without waiting. With a gate the end of the stage waits for them, or the next job would enter while our
-work still runs.
+work still runs. Nor may guests start then: where a job has any, a thread waits for the GPU and notes in the page when
+the stage has ended there, and the script runs on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import queue
 import threading
 import time
 import warnings
@@ -35,6 +39,8 @@ class Stages:
     memory: Any = None
     #: Whether stages may be measured one at a time in place of several; False where each has an effect.
     may_sample = True
+    #: Whether guests share the GPU: they are let in when the GPU has done a stage, not when the script has left it.
+    has_guests = False
 
     def __init__(
         self,
@@ -68,6 +74,8 @@ class Stages:
         self._warned = False
         self._left_s = -LINGER_S  # when the GPU stage was left last, by the clock of the node
         self._entries = 0  # of GPU stages, since `returned`
+        self._behind = 0  # GPU stages that the script has left before the GPU had done them
+        self._followed: queue.SimpleQueue[tuple[Any, int]] | None = None  # the ends of these stages
 
     @property
     def idle(self) -> bool:
@@ -143,7 +151,8 @@ class Stages:
             return
         weight = self._weight[resource]
         wait = sync or self.gate.kind != "none"
-        on_device = resource is Resource.GPU and self._cuda.end(wait=wait, weight=weight)
+        follows = self.has_guests and not wait
+        on_device = resource is Resource.GPU and self._cuda.end(wait=wait, weight=weight, sleeps=follows)
         with self._lock:
             now = self._tick()
             began, self._since[resource] = self._since[resource], None
@@ -157,11 +166,38 @@ class Stages:
             self._last[resource] = busy_s, weight * exposed_s
         self.let_go(resource)
         if resource is Resource.GPU:
-            self._left_s = time.monotonic()
+            self._note_left(follows and on_device)
         if self._page is not None:
-            if resource is Resource.GPU:
-                self._page.gpu_left_monotonic = self._left_s
             self._page.in_stage = self._in_stage()
+
+    def _note_left(self, follows: bool) -> None:
+        """Note that the script has left the GPU stage; `follows`: it ends when the GPU has done what was launched."""
+        with self._lock:
+            self._left_s = math.inf if follows else time.monotonic()
+            self._behind += follows
+            if self._page is not None:
+                self._page.gpu_left_monotonic = self._left_s
+        if not follows:
+            return
+        if self._followed is None:
+            self._followed = queue.SimpleQueue()
+            threading.Thread(target=self._note_ends, args=(self._followed,), name="plait-gpu", daemon=True).start()
+        self._followed.put((self._cuda.ended, self._behind))
+
+    def _note_ends(self, followed: queue.SimpleQueue[tuple[Any, int]]) -> None:
+        """Note when the GPU has done the newest stage. Waiting holds neither a core nor the interpreter's lock.
+
+        Such a wait would spoil a CUDA graph that is captured meanwhile. None is: torch waits for the GPU before.
+        """
+        while True:
+            ended, number = followed.get()
+            with contextlib.suppress(RuntimeError):  # the GPU is lost, which the script gets to know
+                ended.synchronize()
+            with self._lock:
+                if number == self._behind and self._left_s == math.inf:
+                    self._left_s = time.monotonic()
+                    if self._page is not None:
+                        self._page.gpu_left_monotonic = self._left_s
 
     def returned(self) -> tuple[int, int]:
         """How often the job returned to an idle GPU since the last call: in all (0: not known), and into a stage."""
@@ -320,6 +356,7 @@ class CudaSpans:
         self._spans: deque[tuple[Any, Any, int]] = deque()  # with the number of spans that each stands for
         self._begun: Any = None
         self._stream: Any = None
+        self.ended: Any = None  # the end of the newest span
         self._marks: deque[Any] = deque()  # at yield points of this span, not yet waited for
         self._passed: Any = None  # the newest that was
         self._between_s = 0.0  # mean seconds of the GPU from one to the next
@@ -336,13 +373,13 @@ class CudaSpans:
             self._stream, self._begun = cuda.current_stream(), cuda.Event(enable_timing=True)
             self._begun.record(self._stream)
 
-    def end(self, *, wait: bool, weight: int = 1) -> bool:
-        """It ends, and stands for `weight` spans; true if there was one."""
+    def end(self, *, wait: bool, weight: int = 1, sleeps: bool = False) -> bool:
+        """It ends, and stands for `weight` spans; true if there was one. `sleeps`: who waits for it needs no core."""
         begun, self._begun = self._begun, None
         cuda = torch_cuda() if begun is not None else None
         if cuda is None:
             return False
-        ended = cuda.Event(enable_timing=True, blocking=wait)  # a waiting host sleeps: others need the core
+        ended = self.ended = cuda.Event(enable_timing=True, blocking=wait or sleeps)  # others need the core
         ended.record(self._stream)
         self._spans.append((begun, ended, weight))
         if wait:

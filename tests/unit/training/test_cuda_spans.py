@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from plait.core.resources import Resource
+from plait.runtime.guest_gate import HostStages
+from plait.runtime.page import Page
 from plait.runtime.stage_gate import NullGate
 from plait.training import stages as module
 from plait.training.stages import Stages
@@ -147,3 +153,54 @@ def test_the_gpu_is_let_go_only_when_it_is_done(cuda: Played) -> None:
     stages.let_go(GPU)
     assert cuda.now_s == pytest.approx(0.030)
     stages.leave(GPU)
+
+
+def test_guests_come_when_the_gpu_has_done_what_the_script_left_behind(
+    cuda: Played, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A loop launches its step in 3 ms and then waits for its loader, while the GPU still works."""
+    done = [threading.Event() for _ in range(4)]
+    waits = iter(done)
+
+    class Event(cuda.Event):  # type: ignore[name-defined,misc]
+        def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+            super().__init__(enable_timing, blocking)
+            self.done = next(waits) if blocking else threading.Event()
+
+        def synchronize(self) -> None:
+            assert self.done.wait(60.0)
+
+    with Page.create(tmp_path / "page.bin") as page:
+        hosts, stages = HostStages([page.path]), Stages(page, NullGate())
+        with stages.stage(GPU):
+            pass
+        assert page.gpu_left_monotonic < math.inf, "nobody shares the GPU, so nothing is followed"
+        monkeypatch.setattr(cuda, "Event", Event)
+        stages.has_guests = True
+        until(lambda: not hosts.busy)
+        stages.returned()
+        for _ in range(2):
+            with stages.stage(GPU):
+                assert hosts.busy
+            with stages.stage(CPU):
+                assert hosts.busy, "also while the script does something else"
+            assert hosts.busy
+        assert stages.returned() == (0, 1), "the second stage found the GPU at work"
+        done[0].set()
+        time.sleep(0.05)
+        assert hosts.busy, "the first stage is done, and the second is not"
+        done[1].set()
+        until(lambda: not hosts.busy)
+        with stages.stage(GPU):
+            assert hosts.busy
+        assert stages.returned() == (0, 1)
+        with stages.stage(GPU, sync=True):
+            done[2].set()
+            done[3].set()
+        until(lambda: not hosts.busy)
+        hosts.close()
+
+
+def until(true: Callable[[], bool]) -> None:
+    while not true():
+        time.sleep(0.001)

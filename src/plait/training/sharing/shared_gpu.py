@@ -177,6 +177,7 @@ class SharedGpu:
         found = self._look()
         if found is not self.neighbours:
             self.neighbours = found
+            self._stages.has_guests = found is not None and not found.guest
             if self.guest and self._optimizer is not None:
                 self.yields.install(self._optimizer, self._models())
             elif not self.guest:
