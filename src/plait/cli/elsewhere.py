@@ -13,11 +13,11 @@ _SUBMIT, _PAUSE = (
 )
 #: Commands that people of other tools type after `plait`, and one of a package that may not be installed.
 COMMANDS: Mapping[str, str] = {
-    "sbatch": f"{_SUBMIT}; a job needs no script",
+    "sbatch": f"{_SUBMIT}; plait slurm sbatch job.sh reads #SBATCH lines",
     "srun": "plait submit --wait -g 1 -- python train.py; plait logs -f j-3 follows what it prints",
-    "squeue": f"{_LIST}, plait queue in the policy's order",
+    "squeue": f"plait slurm squeue; {_LIST}, plait queue in the policy's order",
     "scancel": _CANCEL,
-    "sinfo": "plait nodes",
+    "sinfo": "plait nodes, plait slurm sinfo",
     "sacct": "plait history, plait costs",
     "scontrol": "plait show j-3; plait update, hold, release and requeue change it",
     "qsub": _SUBMIT,

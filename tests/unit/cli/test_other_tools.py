@@ -28,7 +28,7 @@ def refusal(words: list[str]) -> str:
         ("submit -p gpu -- true", "No such option: -p; in plait: all nodes are one pool; --project names"),
         ("submit --mem 16G -- true", "No such option: --mem; in plait: --memory 16G, of the whole job"),
         ("submit --dependency afterok:3 -- true", "No such option: --dependency; in plait: --after j-3"),
-        ("squeue", "No such command 'squeue'; in plait: plait ls lists jobs"),
+        ("squeue", "No such command 'squeue'; in plait: plait slurm squeue; plait ls lists jobs"),
         ("kill j-3", "No such command 'kill'; in plait: plait cancel j-3 ends a job"),
         ("submit --nodelist n1 -- true", "No such option: --nodelist; in plait: nodes are chosen for the job"),
         ("submit --image torch -- true", "No such option: --image; in plait: --container"),
