@@ -281,4 +281,4 @@ def test_files_of_tests_have_names_of_their_own() -> None:
 
 def test_parsers_are_made_of_declared_options() -> None:
     made = {name for name, path in FILES.items() if "import argparse" in path.read_text(encoding="utf-8")}
-    assert made == {"plait.core.options"}
+    assert made == {"plait.core.options", "plait.cli.commands.slurm"}  # the latter reads options of Slurm
