@@ -50,6 +50,8 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        568  refused_bytes              f8       the job waits in an allocation that failed
        576  steps[12]                           the newest steps, 120 bytes each (see `entry_of`)
       2016  gpu_left_monotonic         f8       CLOCK_MONOTONIC when it left its GPU stage, inf: GPU not done
+      2024  profile_source             i8       where the stages of its profile come from (`ProfileSource`), 0 unknown
+      2032  message_bytes              f8       bytes of its collectives in an iteration, 0 unknown
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes
@@ -307,6 +309,15 @@ class Saves(IntEnum):
     FAILED = 5  # its last checkpoint could not be written: it resumes from an older one, if there is any
 
 
+class ProfileSource(IntEnum):
+    """Where the stages of a profile come from."""
+
+    UNKNOWN = 0  # no profile yet, or by a plait that does not report it
+    MARKS = 1  # of the script, or of the loaders and models that it has wrapped
+    HOOKS = 2  # in torch, of a script without marks (`training.passive`)
+    NONE = 3  # nothing was seen: the whole iteration counts as GPU time
+
+
 class JobState(IntEnum):
     """State of a training process, as reported by itself."""
 
@@ -379,6 +390,8 @@ class Page:
     refused_bytes = Float(568)
 
     gpu_left_monotonic = Float(2016)
+    profile_source = Int(2024)
+    message_bytes = Float(2032)
 
     stop = Int(2048)
     control_version = Int(2056)

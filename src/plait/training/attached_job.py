@@ -32,6 +32,7 @@ from plait.training.environment import ControlFile, Environment
 from plait.training.iterations import Iterations, saved_loop_step
 from plait.training.job import Job, whole_number
 from plait.training.loader.consumers import EpochLoaders, LoaderNames, LoopCounters
+from plait.training.passive import Hooks
 from plait.training.process import here, note
 from plait.training.profiler import Profiler
 from plait.training.rehearsal import VARIABLE
@@ -72,7 +73,9 @@ class AttachedJob(Job):
             models=lambda: [v for v in self.kept.values.values() if hasattr(v, "register_forward_pre_hook")],
             ran_out=around.job_dir / "ran-out-of-gpu-memory",
         )
-        self.profiler = Profiler()
+        watches = self.process.limits_memory and os.environ.get("PLAIT_PASSIVE") != "off"
+        self.hooks = Hooks(around.run_dir) if watches else None
+        self.profiler = Profiler(hooks=self.hooks)
         folder = around.job_dir / "checkpoints"
         commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
         self.checkpointer = Checkpointer(commits, rank=around.rank, world_size=around.world_size, done=self._committed)
@@ -345,6 +348,8 @@ class AttachedJob(Job):
             iterations.pending = True
             self._count_only(time.monotonic())
             return
+        if self.hooks is not None:
+            self.hooks.stepped()
         if self._leaving:
             return
         if self.recorder is not None:
@@ -532,6 +537,10 @@ class AttachedJob(Job):
         profiler, count = self.profiler, compute.only_counted + 1
         if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s, count=count) and profiler.result:
             page.set_profile(*profiler.result)
+            page.profile_source = profiler.source
+            if self.hooks is not None and self.hooks.messages is not None and self.around.run_dir is not None:
+                page.message_bytes = self.hooks.messages.bytes
+                self.hooks.messages.write(self.around.run_dir)
         page.step_s, page.saves = profiler.step_s, self.saves
         if self.recorder is not None:
             self.recorder.iteration_ended()

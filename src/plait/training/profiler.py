@@ -4,6 +4,7 @@ After five iterations of warm-up, the next 20 to 50 are measured while the job h
 profiler (section 5 of the paper); 20 are enough if they hardly differ. In company, waiting would count as work of the
 job, so profiling restarts when the job no longer has its GPUs to itself. Stage marks cost microseconds and stay on
 after the profile. They cannot see how long transfers really take; torch's profiler adds this in these iterations only.
+The stages of a script without marks are seen by hooks in these iterations (`passive`).
 When ten iterations in a row take a fifth more or less time, the job is profiled again.
 """
 
@@ -17,6 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plait.core.resources import Resource
+from plait.runtime.page import ProfileSource
+from plait.training.passive import Hooks
 
 # Measure how long the network was busy, by torch's profiler, while a job is profiled and not afterwards.
 #
@@ -114,9 +117,14 @@ DRIFT, DRIFTING = 0.2, 10  # another iteration time, relative, in so many iterat
 class Profiler:
     """Iteration and stage times from step boundaries. Times are seconds on any clock that never goes back."""
 
-    def __init__(self, transfers: Transfers | None = None) -> None:
-        """Start without measurements. `transfers`: recorder of network transfers, on while iterations are measured."""
+    def __init__(self, transfers: Transfers | None = None, hooks: Hooks | None = None) -> None:
+        """Start without measurements.
+
+        While iterations are measured, `transfers` records those of the network of a script with marks, and `hooks` the
+        stages of one without.
+        """
         self._transfers = transfers if transfers is not None else Transfers()
+        self._hooks = hooks
         self._drifting = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._last_s: float | None = None
@@ -124,6 +132,7 @@ class Profiler:
         self._samples: list[float] = []
         self._busy_before: tuple[float, ...] = (0.0,) * len(Resource)
         self.result: tuple[tuple[float, ...], float, int] | None = None
+        self.source = ProfileSource.UNKNOWN  # of the stages in `result`
 
     @property
     def step_s(self) -> float:
@@ -156,17 +165,26 @@ class Profiler:
         if self._seen <= WARM_UP:
             self._busy_before = tuple(busy_s)
             if self._seen == WARM_UP:
-                self._transfers.start()
+                self._begin_window(marked=any(busy_s))
             return False
         self._samples.append(took)
         return self._complete(busy_s)
 
+    def _begin_window(self, *, marked: bool) -> None:
+        """Measure from the next iteration on; hooks see the transfers of a script that is not `marked`, too."""
+        if marked or self._hooks is None:
+            self._transfers.start()
+        else:
+            self._hooks.start()
+
     def close(self) -> None:
         self._transfers.stop()
+        if self._hooks is not None:
+            self._hooks.stop()
 
     def _begin_anew(self) -> None:
         self._seen, self._samples, self._drifting = 0, [], 0
-        self._transfers.stop()
+        self.close()
 
     def _drifted(self, took_s: float) -> bool:
         assert self.result is not None
@@ -187,7 +205,10 @@ class Profiler:
         stages = [(b - a) / count for a, b in zip(self._busy_before, busy_s, strict=True)]
         if (moving_s := self._transfers.stop() / count) > 0:
             stages[Resource.NETWORK] = moving_s
-        if not sum(stages):  # without any marks, all time counts as GPU time
-            stages[Resource.GPU] = mean
+        seen = self._hooks.stages(count, mean) if self._hooks is not None else None
+        self.source = ProfileSource.MARKS
+        if not sum(stages):
+            self.source = ProfileSource.NONE if seen is None else ProfileSource.HOOKS
+            stages = [0.0, 0.0, mean, 0.0] if seen is None else list(seen)  # unseen, all time counts as GPU time
         self.result = (tuple(stages), mean, count)
         return True

@@ -7,8 +7,9 @@ from typing import Any
 
 from plait.training.process import note
 from plait.training.successor import note_start
-from plait.training.torch_watch import watch_ddp, watch_torch
+from plait.training.torch_watch import watch_ddp, watch_torch, when_loaded
 
+FETCH = "torch.utils.data._utils.fetch"
 _module: Any = None  # `attachment`, imported at the first step
 _lacking = False
 
@@ -17,6 +18,8 @@ def watch_script() -> None:
     """Watch every optimizer step of the process and, in a guest, every new optimizer. Call it once per process."""
     note_start()
     watch_torch(_stepped, _watch_guest)
+    if "PLAIT_MERGED" not in os.environ:
+        when_loaded(FETCH, "_MapDatasetFetcher", _watch_workers)
     if "PLAIT_REHEARSAL" in os.environ:
         from plait.training.rehearsal import guard_files
 
@@ -37,6 +40,13 @@ def _watch_guest(module: Any) -> None:
 
     if starts_as_guest(os.environ["PLAIT_RUN_DIR"]):
         watch_first(module, _made)
+
+
+def _watch_workers(module: Any) -> None:
+    """After the import of torch's loaders: let their workers count what they do."""
+    from plait.training.passive import watch_workers  # imported only with torch: other programs start in a moment
+
+    watch_workers(module)
 
 
 def _stepped(optimizer: Any, *_: object) -> None:

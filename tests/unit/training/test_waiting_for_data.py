@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 from plait.core.resources import Resource
 from plait.runtime.stage_gate import NullGate
+from plait.training import passive
 from plait.training.loader import prefetch
 from plait.training.loader.prefetch import WaitTimer
 from plait.training.stages import Stages
@@ -25,7 +26,7 @@ class Clocks:
         self.lost_s = lost_s
         monkeypatch.setattr(time, "perf_counter", lambda: self.read("now_s"))
         monkeypatch.setattr(time, "thread_time", lambda: self.read("cpu_s"))
-        monkeypatch.setattr(WaitTimer, "_queued_s", lambda _: self.read("queued_s"))
+        monkeypatch.setattr(prefetch, "queued_s", lambda: self.read("queued_s"))
 
     def read(self, name: str) -> float:
         value: float = getattr(self, name)
@@ -48,13 +49,18 @@ def test_a_core_that_is_lost_while_clocks_are_read_is_no_part_of_it(at: int, mon
 def test_a_thread_opens_its_accounting_once() -> None:
     if not os.path.exists("/proc/thread-self/schedstat"):
         pytest.skip("this kernel accounts for no waiting")
-    mine = {WaitTimer()._file(), WaitTimer()._file()}
-    others: set[int] = set()
-    thread = threading.Thread(target=lambda: others.add(WaitTimer()._file()))
+    opened: list[int] = []
+
+    def look() -> None:
+        for _ in range(2):
+            assert WaitTimer().queued_s >= 0
+            opened.append(passive._accounting.descriptor)
+
+    look()
+    thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert len(mine) == len(others) == 1
-    assert WaitTimer().queued_s >= 0
+    assert opened[0] == opened[1] != opened[2] == opened[3]
 
 
 class LoadClocks:
@@ -104,7 +110,7 @@ def test_fast_batches_are_measured_now_and_then(
             super().__init__()
 
     monkeypatch.setattr(prefetch, "time", clocks)
-    monkeypatch.setattr(Timer, "_queued_s", lambda self: 0.0)
+    monkeypatch.setattr(prefetch, "queued_s", lambda: 0.0)
     monkeypatch.setattr(prefetch, "WaitTimer", Timer)
     stages = Stages(None, NullGate(), clock=clocks.perf_counter)
     timer, items = prefetch.LoadTimer(stages), Items(clocks, load_s)
@@ -121,7 +127,7 @@ def test_fast_batches_are_measured_now_and_then(
 def test_batches_that_take_long_count_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = LoadClocks()
     monkeypatch.setattr(prefetch, "time", clocks)
-    monkeypatch.setattr(prefetch.WaitTimer, "_queued_s", lambda self: 0.0)
+    monkeypatch.setattr(prefetch, "queued_s", lambda: 0.0)
     stages = Stages(None, NullGate(), clock=clocks.perf_counter)
     timer, items = prefetch.LoadTimer(stages), Shards(clocks, {0: 0.001} | dict.fromkeys(range(45, 1000, 100), 0.1))
     for number in range(1000):

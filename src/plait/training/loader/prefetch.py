@@ -8,7 +8,6 @@ by the kernel's accounting: a thread that neither runs nor waits for a core wait
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from plait.core.resources import Resource
 from plait.training.emulation import make_stages
 from plait.training.environment import ControlFile, Environment
+from plait.training.passive import queued_s
 from plait.training.stages import Stages
 from plait.training.state import random_streams
 
@@ -204,50 +204,21 @@ class Streamed(_Around, IterableDataset[Any]):
         yield from self.inner
 
 
-class _Accounting:
-    """The open file of one thread, closed when the thread ends."""
-
-    descriptor = -1
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-
-
 class WaitTimer:
     """Measures how long this thread waits for data, from its construction."""
-
-    _files = threading.local()  # the open file of each thread: opening it takes ten times as long as reading it
 
     def __init__(self) -> None:
         self.begin_s, self.cpu_s, self.queued_s = self._now()
 
     def _now(self) -> tuple[float, float, float]:
         """Read all clocks at one moment: again if the thread waited for a core in between."""
-        queued_s = self._queued_s()
+        waited_s = queued_s()
         for _ in range(3):
-            clocks, before_s = (time.perf_counter(), time.thread_time()), queued_s
-            queued_s = self._queued_s()
-            if queued_s == before_s:
+            clocks, before_s = (time.perf_counter(), time.thread_time()), waited_s
+            waited_s = queued_s()
+            if waited_s == before_s:
                 break
-        return *clocks, queued_s
-
-    def _queued_s(self) -> float:
-        try:
-            return int(os.pread(self._file(), 64, 0).split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):  # without this file, waiting for a core counts as storage
-            return 0.0
-
-    def _file(self) -> int:
-        """The descriptor of this thread's accounting; a forked child does not use its parent's."""
-        opened: _Accounting | None = getattr(self._files, "opened", None)
-        if opened is None or opened.pid != os.getpid():
-            opened = self._files.opened = _Accounting()
-        return opened.descriptor
+        return *clocks, waited_s
 
     def waited_s(self) -> tuple[float, float]:
         """Seconds of waiting for data so far, and all seconds so far."""

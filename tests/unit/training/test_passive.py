@@ -1,0 +1,274 @@
+"""Stages and messages of scripts without marks: the formulas, and hooks in processes that know nothing of plait."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempts import Attempt, free_port, the_forker
+
+pytest.importorskip("torch")
+from plait.core.resources import Resource
+from plait.runtime.page import ProfileSource
+from plait.training import passive
+from plait.training.passive import Lap, Reads, WindowTimes, parts_of, stages_of
+
+READ = Reads(2101.4e3, 2228.2e3)
+STORAGE, CPU, GPU, NETWORK = Resource
+
+
+def window(states: dict[str, tuple[float, ...]], iterations: int = 1, **rest: Any) -> WindowTimes:
+    """Milliseconds of an iteration by state, as wall, running, waiting for a core and kernel."""
+    scaled = {name: Lap(*(iterations * 1e-3 * value for value in lap)) for name, lap in states.items()}
+    return WindowTimes(iterations, scaled, **rest)
+
+
+@pytest.mark.parametrize(
+    ("iteration_ms", "seen", "parts"),
+    [
+        (
+            80.34,
+            window(
+                {"host": (5.33, 1.16, 3.69, 0.24), "wait": (43.59, 1.43, 6.51, 0.13), "train": (31.37, 7.99, 23.99)},
+                workers=Lap(0.07517, 0.00776, 0.04497, 0.00287),
+                worker_reads=READ,
+            ),
+            (0.875, 0.061, 0.390, 0),
+        ),
+        (
+            73.57,
+            window(
+                {"host": (1.54, 0.62, 0.91, 0.03), "loader": (52.76, 7.18, 19.71, 1.13), "train": (19.28, 7.16, 12.12)},
+                reads=READ,
+            ),
+            (0.635, 0.082, 0.262, 0),
+        ),
+        (142.7, window({"host": (132.68, 34.85, 97.81), "train": (10.01, 2.53, 7.48)}), (0, 0.929, 0.070, 0)),
+        (
+            54.4,
+            window(
+                {
+                    "host": (1.46, 0.9, 2.91),
+                    "net": (10.18,),
+                    "loader": (1.34, 0.64, 0.7, 0.06),
+                    "gap": (0.1, 0.09, 0.07),
+                }
+                | {"train": (41.32, 3.16, 5.81, 0.23)},
+                comm_s=0.04175,
+                overlap_s=0.01048,
+            ),
+            (0, 0.025, 0.354, 0.767),
+        ),
+        (
+            14.35,
+            window(
+                {"host": (2.28, 0.74, 1.54), "loader": (4.04, 1.29, 2.78), "gap": (1.52, 0.62, 0.86)}
+                | {"train": (6.51, 2.09, 4.42)},
+            ),
+            (0, 0.282, 0.560, 0),
+        ),
+    ],
+    ids=["loader workers", "no workers", "simulation", "DDP", "short steps"],
+)
+def test_recorded_windows_give_the_parts_that_were_computed_by_hand(
+    iteration_ms: float, seen: WindowTimes, parts: tuple[float, ...]
+) -> None:
+    assert parts_of(seen, iteration_ms / 1e3) == pytest.approx(parts, abs=0.001)
+
+
+def test_a_thread_that_is_blocked_while_the_process_reads_a_device_waits_for_storage() -> None:
+    states = {"host": (60.0, 3.0), "train": (30.0, 30.0)}
+    mapped = window(states, all_reads=Reads(0.0, 2e6))
+    assert parts_of(mapped, 0.1)[STORAGE] == pytest.approx(0.57)
+    sleeping = window(states)
+    assert parts_of(sleeping, 0.1)[STORAGE] == 0.0
+
+
+def test_a_host_that_spins_until_its_gpu_is_done_is_no_work_of_a_cpu() -> None:
+    waits = window({"host": (80.0, 80.0), "train": (10.0, 10.0)}, device_s=0.088)
+    assert parts_of(waits, 0.09) == pytest.approx((0, 0, 0.088 / 0.09, 0))
+    plays = window({"host": (80.0, 80.0), "train": (10.0, 10.0)}, device_s=0.01)
+    assert parts_of(plays, 0.09)[CPU] == pytest.approx(80 / 90)
+
+
+def test_small_parts_are_no_stages_and_no_part_exceeds_the_iteration() -> None:
+    seen = window({"loader": (0.1, 0.1), "train": (90.0, 90.0)}, workers=Lap(0.25, 0.25))
+    assert stages_of(seen, 0.1) == pytest.approx((0, 0.1, 0.09, 0))
+    assert stages_of(window({"host": (1.0, 1.0)}), 0.1) is None
+
+
+@pytest.mark.parametrize(("reads", "cached"), [((0, 0), 1), ((0, 5), 0), ((8, 2), 0.75), ((8, 9), 0)])
+def test_reads_of_mapped_files_count_as_reads_of_a_device(reads: tuple[float, float], cached: float) -> None:
+    assert Reads(*reads).cached == cached
+
+
+PLAIN = """
+import plait.training.startup
+plait.training.startup.watch_script()  # as sitecustomize does, which a copy of a process does not run
+
+import time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Items(Dataset):
+    def __len__(self):
+        return 240
+
+    def __getitem__(self, index):
+        time.sleep({load_s})
+        end_s = time.thread_time() + {decode_s}
+        while time.thread_time() < end_s:
+            pass
+        return torch.zeros(4)
+
+class Slow(torch.nn.Linear):
+    def forward(self, x):
+        end_s = time.thread_time() + {train_s}
+        while time.thread_time() < end_s:
+            pass
+        return super().forward(x)
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = Slow(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in DataLoader(Items(), 4, num_workers={workers}, multiprocessing_context={context}):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        end_s = time.thread_time() + {play_s}
+        while time.thread_time() < end_s:
+            pass
+    print(f"weight {{model.weight.sum().item():.9f}}")
+"""
+
+
+def started(tmp_path: Path, text: str, name: str = "job", world: int = 1) -> list[Attempt]:
+    script = tmp_path / f"{name}.py"
+    script.write_text(text)
+    forker, port = the_forker(), str(free_port())
+    return [
+        forker.start(tmp_path / name / str(rank), 1, script, rank=rank, world=world, MASTER_PORT=port)
+        for rank in range(world)
+    ]
+
+
+def plain(**times: float) -> str:
+    given = {"load_s": 0.0, "decode_s": 0.0, "train_s": 0.0005, "play_s": 0.0, "workers": 0, "context": None} | times
+    return PLAIN.format(**given)
+
+
+@pytest.mark.parametrize(
+    ("times", "bottleneck"),
+    [
+        ({"load_s": 0.003}, STORAGE),
+        ({"load_s": 0.003, "workers": 2, "context": "'fork'"}, STORAGE),
+        ({"decode_s": 0.002}, CPU),
+        ({"decode_s": 0.002, "workers": 1, "context": "'fork'"}, CPU),
+        ({"train_s": 0.008}, GPU),
+        ({"play_s": 0.008}, CPU),
+    ],
+    ids=["reads", "workers read", "decodes", "workers decode", "computes", "plays"],
+)
+def test_a_script_that_does_not_call_plait_has_the_stages_of_what_it_does(
+    times: dict[str, float], bottleneck: Resource, tmp_path: Path
+) -> None:
+    (attempt,) = started(tmp_path, plain(**times))
+    assert attempt.end()[0] == 0
+    profile = attempt.page.profile
+    assert attempt.page.profile_source == ProfileSource.HOOKS
+    assert profile is not None
+    assert max(Resource, key=lambda r: profile.stage_s[r]) == bottleneck
+    assert profile.stage_s[NETWORK] == 0
+    assert profile.stage_s[GPU] > 0
+
+
+@pytest.mark.parametrize("fails", ["_now", "WindowTimes", "_reads"])
+def test_a_hook_that_fails_changes_nothing_in_the_script(fails: str, tmp_path: Path) -> None:
+    broken = f"import plait.training.passive as p\ndef fails(*_): raise OSError\np.{fails} = fails\n"
+    whole, failed = started(tmp_path, plain(), "whole") + started(tmp_path, broken + plain(), "failed")
+    assert failed.end() == whole.end()
+    assert failed.end()[1].startswith("weight ")
+
+
+RANK = """
+import plait.training.startup
+plait.training.startup.watch_script()
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+model = nn.Sequential(
+    *(nn.Embedding(2000, 128), nn.Linear(128, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 16))
+)
+{wrap}
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(70):
+    optimizer.zero_grad()
+    loss = model(torch.randint(2000, (4,))).square().mean()
+    loss.backward()
+    optimizer.step()
+    {log}
+dist.destroy_process_group()
+"""
+DDP = """
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(model)
+"""
+HOOKED = (
+    DDP
+    + """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+model.register_comm_hook(None, fp16_compress_hook)
+"""
+)
+FSDP = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+mesh = init_device_mesh("cpu", (2,))
+for layer in model:
+    if list(layer.parameters()):
+        fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+"""
+MODEL_BYTES = 3_684_416
+
+
+def messages_of(tmp_path: Path, wrap: str, log: str = "pass") -> dict[str, Any]:
+    ranks = started(tmp_path, RANK.format(wrap=wrap, log=log), world=2)
+    assert [rank.end()[0] for rank in ranks] == [0, 0], ranks[0].end()[1]
+    written = [json.loads((rank.folder / passive.MESSAGES).read_text()) for rank in ranks]
+    assert written[0] == written[1]
+    assert ranks[0].page.message_bytes == written[0]["bytes"]
+    profile = ranks[0].page.profile
+    assert profile is not None
+    assert min(profile.stage_s[NETWORK], profile.stage_s[GPU]) > 0
+    return written[0]
+
+
+def test_messages_of_a_ddp_script_are_its_buckets_to_the_byte(tmp_path: Path) -> None:
+    found = messages_of(tmp_path, DDP)
+    assert found["per_iteration"] == [["allreduce", 2_132_032, 1.0], ["allreduce", 1_552_384, 1.0]]
+    assert (found["bytes"], found["largest"]) == (MODEL_BYTES, 2_132_032)
+
+
+def test_messages_of_the_scripts_own_count_next_to_the_buckets(tmp_path: Path) -> None:
+    found = messages_of(tmp_path, DDP, log="dist.all_reduce(loss.detach())")
+    assert found["per_iteration"][-1] == ["allreduce", 4, 1.0]
+    assert found["bytes"] == MODEL_BYTES + 4
+
+
+def test_a_communication_hook_sends_what_it_says(tmp_path: Path) -> None:
+    assert messages_of(tmp_path, HOOKED)["bytes"] == MODEL_BYTES / 2
+
+
+def test_messages_of_fsdp_are_gradients_once_and_weights_twice(tmp_path: Path) -> None:
+    by_kind = {"all_gather": 0.0, "reduce_scatter": 0.0}
+    for method, size, count in messages_of(tmp_path, FSDP)["per_iteration"]:
+        by_kind[method.removesuffix("_single")] += size * count
+    assert by_kind == {"all_gather": 2 * MODEL_BYTES, "reduce_scatter": MODEL_BYTES}
