@@ -538,9 +538,10 @@ class AttachedJob(Job):
         if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s, count=count) and profiler.result:
             page.set_profile(*profiler.result)
             page.profile_source = profiler.source
-            if self.hooks is not None and self.hooks.messages is not None and self.around.run_dir is not None:
-                page.message_bytes = self.hooks.messages.bytes
-                self.hooks.messages.write(self.around.run_dir)
+            if self.hooks is not None and (messages := self.hooks.messages) is not None and messages.counts:
+                page.message_bytes = messages.bytes
+                with contextlib.suppress(OSError):  # a full disk
+                    messages.write(self.page.path.parent)
         page.step_s, page.saves = profiler.step_s, self.saves
         if self.recorder is not None:
             self.recorder.iteration_ended()

@@ -469,11 +469,14 @@ class GpuStage:
         if not self._known:
             self._marking, self.shown = True, _IN_GPU
             self._counting = self._first = weakref.ref(optimizer)
-            sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
-            self._page.skew = skew(sizes)
+            self._note_skew(optimizer)
         self._known.add(optimizer)
         if self._sleeps:
             self._wake_before(optimizer)
+
+    def _note_skew(self, optimizer: Any) -> None:
+        sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
+        self._page.skew = skew(sizes)
 
     def sleeps(self) -> None:
         """From now on the stage may sleep while gradients are sent: wake it before each step of an optimizer."""
@@ -557,6 +560,8 @@ class GpuStage:
         self.optimizer_stepped = True
         self.stepped_lately.add(optimizer)
         counting = self._counting() if self._counting is not None else None
+        if counting is None and not self._known:
+            self._note_skew(optimizer)
         if counting is None or (self._first is not None and optimizer is self._first()):
             self._counting, counting = weakref.ref(optimizer), optimizer
         if optimizer is counting:

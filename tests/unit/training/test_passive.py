@@ -245,6 +245,7 @@ def messages_of(tmp_path: Path, wrap: str, log: str = "pass") -> dict[str, Any]:
     written = [json.loads((rank.folder / passive.MESSAGES).read_text()) for rank in ranks]
     assert written[0] == written[1]
     assert ranks[0].page.message_bytes == written[0]["bytes"]
+    assert ranks[0].page.skew == pytest.approx(2_097_152 / MODEL_BYTES)
     profile = ranks[0].page.profile
     assert profile is not None
     assert min(profile.stage_s[NETWORK], profile.stage_s[GPU]) > 0
