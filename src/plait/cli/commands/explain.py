@@ -120,6 +120,8 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
         lines += ina_lines(found["ina"])
     elif found.get("network"):
         lines.append(f"  network: {found['network']}")
+    if risk := found.get("preemption"):
+        lines.append(f"  preemption: {risk['text']}")
     if stops := found.get("stops"):
         if found.get("state") == "running":
             lines.append(f"  if it were stopped now, it {_stop(stops)}")

@@ -232,6 +232,17 @@ class SizeOptions(Answer, frozen=True):
     """Seconds until the policy chooses again, if known."""
 
 
+class PreemptionRisk(Answer, frozen=True):
+    """Whether the policy may stop a running job for others, by the order of its last decision."""
+
+    possible: bool
+    after_s: float | None
+    """Seconds until it may be stopped at the earliest; null if only a checkpoint or its end can change that."""
+    ahead: list[str]
+    """Jobs that wait and stand before it in the order, at most eight."""
+    text: str
+
+
 class Explanation(Answer, frozen=True):
     """Why a job waits, and the changes that would start it; or how it runs next to jobs that share its GPUs."""
 
@@ -267,6 +278,7 @@ class Explanation(Answer, frozen=True):
     """Seconds that it still runs at its pace of now."""
     limit_left_s: float | None = None
     """Seconds on GPUs until its time limit."""
+    preemption: PreemptionRisk | None = None
     sharing: SharingOfJob | None = None
     adaptive: AdaptiveJob | None = None
     sizes: SizeOptions | None = None

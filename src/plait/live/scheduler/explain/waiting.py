@@ -10,11 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from plait.control.controller import Controller
-from plait.core.jobs import Phase
+from plait.core.jobs import JobTable, Phase
+from plait.core.policy import Preempts
 from plait.core.resources import Resource
-from plait.core.words import duration
-from plait.live.api.explain import Blocker, Explanation, GpuOfJob, LastStop, StageTime
+from plait.core.words import counted, duration
+from plait.live.api.explain import Blocker, Explanation, GpuOfJob, LastStop, PreemptionRisk, StageTime
 from plait.live.api.jobs import Stops
 from plait.live.layout import job_name
 from plait.live.protocol.requests import limits_of
@@ -25,7 +28,7 @@ from plait.live.scheduler.measured import kept, stop_fields, work_of
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
-from plait.live.scheduler.stops import time_left_s
+from plait.live.scheduler.stops import NAMED, UNPLACED, time_left_s
 
 #: Blockers that are named at most.
 BLOCKERS = 8
@@ -43,7 +46,9 @@ def explain(ctx: Context, number: int, now_s: float) -> Explanation:
     attempt, controller = job.live, ctx.state.controller
     if attempt is not None:
         out.update(_running(ctx, job, attempt))
-        if attempt.stop is not None:
+        if attempt.stop is None:
+            out["preemption"] = _risk(ctx, job, attempt, now_s)
+        else:
             out["summary"] = f"asked to stop: {attempt.cause or stop_in_words(attempt.stop, attempt.stop_reason)}"
     if attempt is None or ctx.state.phase(job) is Phase.WAITING:
         out.update(_waiting(ctx, job, now_s))
@@ -198,6 +203,48 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     if math.isfinite(limit_left_s):
         out["limit_left_s"] = max(limit_left_s, 0.0)
     return out
+
+
+def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> PreemptionRisk:
+    """Whether the policy may stop a running job for others: what the rule, the policy and the order say now."""
+    controller = ctx.state.controller
+    policy: Any = ctx.state.policy
+    assert controller is not None
+    while hasattr(policy, "policy"):  # with quotas, or with memory of switches
+        policy = policy.policy
+    stops = getattr(policy, "preempt", policy.preempts if isinstance(policy, Preempts) else None)
+    if kept(controller, job.number):
+        return PreemptionRisk(False, None, [], "no policy stops it, because it cannot resume from a checkpoint")
+    if attempt.guest:
+        return PreemptionRisk(True, 0.0, [], "a guest, it makes room when the jobs that own its GPUs need them")
+    if stops is False:
+        return PreemptionRisk(False, None, [], f"policy {ctx.state.policy_text} stops no job for others")
+    one = JobTable(
+        controller.job_store.columns, np.array([job.number]), now_s, controller.competing, controller.job_store
+    )
+    until_s = float(controller.rule.kept(one).until_s[0])
+    after_s = None if until_s == math.inf else max(until_s - now_s, 0.0)
+    columns, active = controller.job_store.columns, controller.active
+    position, waits = columns["position"], columns["phase"][active] == int(Phase.WAITING)
+    if position[job.number] >= UNPLACED:
+        text = f"policy {ctx.state.policy_text} has no order of jobs, and may stop, move or resize it when it decides"
+        return PreemptionRisk(True, after_s, [], text)
+    before = active[waits & (position[active] < position[job.number])]
+    ahead = [int(number) for number in before[np.argsort(position[before])] if int(number) not in controller.held]
+    named = [job_name(number) for number in ahead[:BLOCKERS]]
+    if not ahead:
+        text = "no waiting job stands before it in the order; a new one, or a change of the order, may stop it"
+    else:
+        gpus = sum(int(columns["gpus"][number]) for number in ahead)
+        more = f" and {len(ahead) - NAMED} more" if len(ahead) > NAMED else ""
+        wait = "waits" if len(ahead) == 1 else "wait"
+        who = f"{', '.join(named[:NAMED])}{more} {wait} before it in the order"
+        text = f"{who} for {counted(gpus, 'GPU')}, and may stop it"
+    if after_s is None:
+        text += ", but not before its next checkpoint"
+    elif after_s > 0:
+        text += f", but not within the next {duration(after_s)}"
+    return PreemptionRisk(True, after_s, named, text)
 
 
 def _contended(stages: Mapping[str, StageTime], shared: bool) -> str | None:

@@ -1,0 +1,65 @@
+"""The risk of a running job to be stopped for others, as `plait explain` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from live_cases import Cluster
+from msgspec import to_builtins
+
+from plait.cli.commands.explain import explanation_lines
+from plait.live.api.explain import PreemptionRisk
+
+Make = Callable[..., Cluster]
+
+
+def risk(c: Cluster, job: int) -> PreemptionRisk:
+    found = c.engine.explain(job, c.now).preemption
+    assert found is not None
+    return found
+
+
+def test_jobs_ahead_are_named_with_the_time_until_they_may_stop_it(cluster: Make) -> None:
+    c = cluster([1], policy="srsf")
+    (long,) = c.submit({"iterations": 1e6, "profile": {"gpu": 1.0}})
+    c.pass_s(3.0)
+    alone = risk(c, long)
+    assert (alone.possible, alone.ahead) == (True, [])
+    assert alone.text.startswith("no waiting job stands before it in the order; a new one")
+    short, _ = c.submit({"iterations": 10, "profile": {"gpu": 1.0}}, {"iterations": 1e9, "profile": {"gpu": 1.0}})
+    c.pass_s(2.2)
+    found = risk(c, long)
+    assert found.ahead == [f"j-{short}"]
+    assert found.text.startswith(f"j-{short} waits before it in the order for 1 GPU, and may stop it, but not within")
+    assert f"  preemption: {found.text}" in explanation_lines(to_builtins(c.engine.explain(long, c.now)))
+    assert found.after_s is not None
+    c.pass_s(found.after_s - 1.0)
+    assert c.state(long) == "running"
+    c.pass_s(4.0)
+    assert (c.state(long), c.state(short)) == ("waiting", "running")
+
+
+@pytest.mark.parametrize(
+    ("policy", "saves", "text"),
+    [
+        ("fifo", "yes", "policy fifo stops no job for others"),
+        ("srsf", "nothing", "no policy stops it, because it cannot resume from a checkpoint"),
+    ],
+)
+def test_a_job_that_is_never_stopped_for_others_has_the_reason(
+    cluster: Make, policy: str, saves: str, text: str
+) -> None:
+    c = cluster([1], policy=policy)
+    (job,) = c.submit({})
+    c.pass_s(2.0)
+    c.nodes[0].report(job, saves=saves)
+    c.pass_s(12.0)
+    assert (risk(c, job).possible, risk(c, job).text) == (False, text)
+
+
+def test_a_job_that_waits_has_no_risk(cluster: Make) -> None:
+    c = cluster([1])
+    _, waits = c.submit({}, {})
+    c.pass_s(2.0)
+    assert c.engine.explain(waits, c.now).preemption is None
