@@ -60,8 +60,6 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
 }
 
 
-#: columns that have another name in snapshots, as they were called when these were first written
-_STORED_AS = {"running_group": "slot", "position": "rank", "project_number": "group_number"}
 #: columns with several numbers a job
 _WIDE = ("stage_s", "goodput")
 #: columns that follow from what users said
@@ -305,14 +303,14 @@ class JobStore:
                 "count": count,
                 "specs": [spec_to_json(spec) for spec in specs],
                 "life": {
-                    _STORED_AS.get(name, name): plain_array(column)
+                    name: plain_array(column)
                     for name, column in columns.items()
                     if name not in _WIDE and not (name in _RARE and np.isnan(column).all())
                 },
                 "stage_s": plain_array(columns["stage_s"]),
                 "goodput": _known_rows(columns["goodput"]),
                 "users": users,
-                "groups": projects,
+                "projects": projects,
                 "flags": flags,
                 "departed": departed.tolist(),
             }
@@ -346,9 +344,8 @@ class JobStore:
             batch = JobBatch.of(specs)
             job_store._place(numbers, batch)
             job_store.batches = _runs(numbers, batch)
-        here = {stored: name for name, stored in _STORED_AS.items()}
         for name, values in data["life"].items():
-            column = job_store.columns[here.get(name, name)]
+            column = job_store.columns[name]
             filled = floats(values)
             column[numbers] = objects(filled) if column.dtype == object else filled
         for number, row in zip(numbers.tolist(), data["stage_s"], strict=True):
@@ -360,12 +357,11 @@ class JobStore:
         job_store.departures = len(job_store._past_gpu_s)
         seconds = np.frombuffer(_unpacked(data.get("past_s", "")), dtype="<f8").astype(np.float64)
         kinds = np.frombuffer(_unpacked(data.get("past_kinds", "")), dtype="<i8").astype(np.int64)
-        unknown = job_store.departures - len(seconds)  # in snapshots of version 0.2.0 and before
-        job_store._past_s = np.concatenate([np.zeros(unknown), seconds])
-        job_store._past_kinds = np.concatenate([np.zeros((unknown, 5), dtype=np.int64), kinds.reshape(5, -1).T])
+        job_store._past_s = seconds.astype(np.float64)
+        job_store._past_kinds = kinds.reshape(5, -1).T.copy()
         job_store.depart(np.array(data["departed"], dtype=np.int64))
         job_store._users = {u: i for i, u in enumerate(data["users"])}
-        job_store._projects = {p: i for i, p in enumerate(data["groups"])}
+        job_store._projects = {p: i for i, p in enumerate(data["projects"])}
         for name, flag in zip(_FLAGS, data.get("flags", ()), strict=False):
             job_store.columns[name][0] = flag
         return job_store

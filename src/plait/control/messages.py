@@ -364,14 +364,7 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
-    """The spec that `spec_to_json` wrote.
-
-    Version 0.2.0 called the project of a job its `group` and the mode of in-network aggregation its `network`.
-    """
-    if "group" in data or "network" in data:
-        data = {_NAMES.get(name, name): value for name, value in data.items()}
-        if isinstance(mode := data.get("ina"), str):
-            data["ina"] = {"mode": mode}
+    """The spec that `spec_to_json` wrote."""
     if data.get("profile") is None:
         return _PARTS.decode(JobSpec, data)
     profile = StageProfile.from_sequence(data["profile"], data["iteration_s"])
@@ -418,8 +411,6 @@ def network_from_json(data: Mapping[str, Any]) -> Network:
     return _PARTS.decode(Network, data)
 
 
-#: Fields of jobs that had another name.
-_NAMES = {"group": "project", "network": "ina"}
 #: Parts of messages. The iteration time of a profile is a field of its job, so a profile is its stages alone.
 _PARTS = Codec(
     sparse=(JobSpec, Member, InaRequest),

@@ -30,7 +30,7 @@ from plait.core.policy import Policy, Usage
 from plait.core.preemption import PreemptionRule
 
 #: Of snapshots that are written and read.
-VERSION = 2
+VERSION = 3
 _FORM = Codec(nulls=True, own=AS_LISTS)
 
 

@@ -148,12 +148,9 @@ def test_what_is_no_message_is_refused(data: dict[str, Any]) -> None:
         m.from_json(data)
 
 
-def test_logs_and_snapshots_of_the_first_release_say_the_project_of_a_job_as_its_group() -> None:
-    assert m.spec_from_json({"id": "a", "group": "vision"}).project == "vision"
+def test_snapshots_keep_the_projects_of_jobs() -> None:
     store = JobStore()
     store.append(JobBatch.of([JobSpec(id="a", project="vision")]), 0.0)
     stored = store.to_json()
-    assert stored["groups"] == ["vision"]
-    assert stored["life"]["group_number"] == [0]
-    assert "project_number" not in stored["life"]
+    assert stored["projects"] == ["vision"]
     assert JobStore.from_json(stored).columns["project_number"][:1].tolist() == [0]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.scheduler.records.entries import entry_from_json
 from plait.live.scheduler.records.notes import (
     KINDS,
     AgentRestarted,
@@ -105,13 +104,6 @@ def test_a_note_is_written_with_what_it_says_and_read_back(note: Note, fields: d
     text = json.dumps(note_to_json(note), allow_nan=False)
     assert text == json.dumps({"type": type(note).__name__, "at_s": 1.0, **fields})
     assert note_from_json(json.loads(text)) == note
-
-
-def test_notes_of_older_logs_are_read_under_their_names_now() -> None:
-    kept = entry_from_json({"type": "Learnt", "at_s": 1.0, "key": "k", "skew": 0.5})
-    assert kept == ProfileRecorded(1.0, key="k", skew=0.5)
-    told = entry_from_json({"type": "Foreseen", "at_s": 1.0, "job": 2, "start": None, "end": [1.0, 2.0, None]})
-    assert told == ForecastRecorded(1.0, 2, None, [1.0, 2.0, None])
 
 
 def test_every_kind_of_note_is_tried_above() -> None:

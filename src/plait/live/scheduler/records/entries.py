@@ -14,7 +14,6 @@ from plait.control.messages import (
 )
 from plait.live.scheduler.records.notes import (
     KINDS,
-    OLD_NAMES,
     Note,
     note_from_json,
     note_to_json,
@@ -39,5 +38,4 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
 
 def entry_from_json(data: Mapping[str, Any]) -> Entry:
     """The entry that `entry_to_json` wrote; raises `InputError` for one that is not of this version."""
-    note = (kind := data.get("type")) in KINDS or kind in OLD_NAMES
-    return note_from_json(data) if note else from_json(data)  # type: ignore[return-value]
+    return note_from_json(data) if data.get("type") in KINDS else from_json(data)  # type: ignore[return-value]

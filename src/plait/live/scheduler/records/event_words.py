@@ -8,7 +8,6 @@ from typing import Any
 
 from plait.core.words import QUOTED, counted, duration
 from plait.live.scheduler.records.end_words import cause_line
-from plait.live.scheduler.records.notes import OLD_NAMES
 
 Message = Mapping[str, Any]
 
@@ -20,7 +19,7 @@ def in_words(message: Message) -> str:
     ('node n0 joined', 'j-3, j-4 finished')
     """
     kind = str(message.get("type"))
-    words = _WORDS.get(OLD_NAMES.get(kind, kind))
+    words = _WORDS.get(kind)
     return f"{kind} {_jobs(message)}".strip() if words is None else words(message)
 
 

@@ -353,8 +353,6 @@ Note: TypeAlias = (
 _NOTES = Codec(kinds=get_args(Note), sparse=get_args(Note), closed=True)
 #: The kinds of notes by name.
 KINDS: Mapping[str, type[Any]] = _NOTES.kinds
-#: Names of notes in logs of version 0.2 and earlier, and their names now.
-OLD_NAMES: Mapping[str, str] = {"Learnt": "ProfileRecorded", "Foreseen": "ForecastRecorded"}
 
 
 def note_to_json(note: Note) -> dict[str, Any]:
@@ -367,9 +365,7 @@ def note_to_json(note: Note) -> dict[str, Any]:
 
 
 def note_from_json(data: Mapping[str, Any]) -> Note:
-    """The note that `note_to_json` wrote, also under an old name; `InputError` for anything else."""
-    if (now := OLD_NAMES.get(str(data.get("type")))) is not None:
-        data = {**data, "type": now}
+    """The note that `note_to_json` wrote; `InputError` for anything else."""
     try:
         note: Note = _NOTES.decode_kind(data)
     except (KeyError, TypeError, ValueError) as error:
