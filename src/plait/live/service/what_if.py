@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from plait.core.jobs import JobSpec
-from plait.live.api.explain import Explanation, WouldStart
+from plait.live.api.explain import ComparedQueues, Explanation, JobOutlook, SubmissionOutlook, WouldStart
 from plait.live.api.jobs import FINAL
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain import submission
@@ -118,23 +118,22 @@ class WhatIfService:
             if not self._waiting[user]:
                 del self._waiting[user]
 
-    def submission(self, copy: QueueCopy, spec: JobSpec, name: str, command: str) -> dict[str, Any]:
+    def submission(self, copy: QueueCopy, spec: JobSpec, name: str, command: str) -> SubmissionOutlook:
         """In that thread: what a job would get; see `plait.live.scheduler.explain.submission.what_if`."""
         now, history = self.outlook(copy)
         return submission.what_if(copy, now, history, spec, name, command)
 
-    def choice(self, copy: QueueCopy, choice: Choice) -> dict[str, Any]:
+    def choice(self, copy: QueueCopy, choice: Choice) -> ComparedQueues:
         """In that thread: the queue under another choice; see `plait.live.scheduler.explain.choices.compare`."""
         return compare(copy, self.outlook(copy)[0], choice)
 
-    def forecast(self, copy: QueueCopy, number: int) -> dict[str, Any] | None:
+    def forecast(self, copy: QueueCopy, number: int) -> JobOutlook | None:
         """In that thread: start and end of a job; None for one that the queue did not have."""
         row = copy.row(number)
         if row is None:
             return None
         now, _ = self.outlook(copy)
-        found = now.of(row, copy.by)
-        return found and {**found, "assumptions": assumptions(now.queue, copy.policy, copy.by)}
+        return now.of(row, copy.by, assumptions(now.queue, copy.policy, copy.by))
 
     def outlook(self, copy: QueueCopy) -> tuple[Outlook, History]:
         """In that thread: the queue played forward, once per decision, and the jobs that durations are drawn from."""

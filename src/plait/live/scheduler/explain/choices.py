@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError, suggest
 from plait.core.policy import PRIORITY, Policy, UsesRequests
 from plait.core.words import counted
+from plait.live.api.explain import ComparedHours, ComparedQueues, ComparedTotals, MovedCounts, MovedJob
 from plait.live.scheduler.explain.next_starts import next_starts
 from plait.live.scheduler.explain.outlook import Outlook, allowed, assumptions, middles
 from plait.live.scheduler.explain.queue_arrays import arrays_of
@@ -50,7 +50,7 @@ class Choice:
         return ", ".join([*said, *(f"j-{job} with priority {value:g}" for job, value in self.priority.items())])
 
 
-def compare(copy: QueueCopy, now: Outlook, choice: Choice) -> dict[str, Any]:
+def compare(copy: QueueCopy, now: Outlook, choice: Choice) -> ComparedQueues:
     """Who would end sooner and who later, in hours; raises `InputError` for what is not there or changes nothing.
 
     `copy` is unchanged afterwards.
@@ -70,15 +70,15 @@ def compare(copy: QueueCopy, now: Outlook, choice: Choice) -> dict[str, Any]:
         after_s = _ends(copy, then, now)
     finally:
         priority[:] = old
-    return {
-        "choice": choice.words, "policy": copy.policy, "decision": copy.decision,
-        **_sides(copy, now, before_s, after_s),
-        "totals": _totals(now, before_s, after_s, _gpus(controller.cluster), _gpus(cluster)),
-        "assumptions": [
+    gain, lose, counts = _sides(copy, now, before_s, after_s)
+    return ComparedQueues(
+        choice=choice.words, policy=copy.policy, decision=copy.decision, gain=gain, lose=lose, counts=counts,
+        totals=_totals(before_s, after_s, [_gpus(controller.cluster), _gpus(cluster)]),
+        assumptions=[
             *assumptions(now.queue, choice.text or copy.policy, copy.by)[:1],
             "differences are between runs with the same durations; what stops and starts cost is left out",
         ],
-    }  # fmt: skip
+    )  # fmt: skip
 
 
 def _changed(controller: Controller, cluster: Cluster, policy: Policy) -> Controller:
@@ -156,7 +156,9 @@ def _gpus(cluster: Cluster) -> int:
     return int(cluster.node_gpus[cluster.node_up].sum())
 
 
-def _sides(copy: QueueCopy, now: Outlook, before_s: FloatArray, after_s: FloatArray) -> dict[str, Any]:
+def _sides(
+    copy: QueueCopy, now: Outlook, before_s: FloatArray, after_s: FloatArray
+) -> tuple[list[MovedJob], list[MovedJob], MovedCounts]:
     """Who ends sooner and who later, most hours first; how many they are."""
     with np.errstate(invalid="ignore"):
         change_s = np.where(np.isinf(before_s) & np.isinf(after_s), 0.0, after_s - before_s)
@@ -165,20 +167,16 @@ def _sides(copy: QueueCopy, now: Outlook, before_s: FloatArray, after_s: FloatAr
     gain = np.flatnonzero(middle_s < -counts_s)
     lose = np.flatnonzero(middle_s > counts_s)
     gain, lose = gain[np.argsort(middle_s[gain], kind="stable")], lose[np.argsort(-middle_s[lose], kind="stable")]
-    sides = {
-        name: [_row(copy, now, row, change_s[:, row], after_s[:, row]) for row in rows[:NAMED].tolist()]
-        for name, rows in (("gain", gain), ("lose", lose))
-    }
-    same = len(middle_s) - len(gain) - len(lose)
-    return {**sides, "counts": {"gain": len(gain), "lose": len(lose), "same": same}}
 
+    def moved(row: int) -> MovedJob:
+        number = int(now.queue.numbers[row])
+        return MovedJob(
+            id=copy.name(number), user=copy.who(number).user, gpus=int(now.queue.gpus[row]),
+            waits=bool(now.queue.place[row] < 0), hours=_hours(change_s[:, row]), end_hours=_hours(after_s[:, row]),
+        )  # fmt: skip
 
-def _row(copy: QueueCopy, now: Outlook, row: int, change_s: FloatArray, after_s: FloatArray) -> dict[str, Any]:
-    number = int(now.queue.numbers[row])
-    return {
-        "id": copy.name(number), "user": copy.who(number).user, "gpus": int(now.queue.gpus[row]),
-        "waits": bool(now.queue.place[row] < 0), "hours": _hours(change_s), "end_hours": _hours(after_s),
-    }  # fmt: skip
+    counts = MovedCounts(gain=len(gain), lose=len(lose), same=len(middle_s) - len(gain) - len(lose))
+    return [*map(moved, gain[:NAMED].tolist())], [*map(moved, lose[:NAMED].tolist())], counts
 
 
 def _hours(seconds: FloatArray) -> list[float | None]:
@@ -188,21 +186,22 @@ def _hours(seconds: FloatArray) -> list[float | None]:
     return [round(v / 3600, 4) if math.isfinite(v) else None for v in found]
 
 
-def _totals(now: Outlook, before_s: FloatArray, after_s: FloatArray, gpus: int, gpus_then: int) -> dict[str, Any]:
+def _totals(before_s: FloatArray, after_s: FloatArray, gpus: list[int]) -> ComparedTotals:
     """Of all jobs: mean hours until the end, and hours until the queue is empty; now, then, and the difference."""
     if not before_s.shape[1]:
-        return {"jobs": 0, "gpus": [gpus, gpus_then], "mean_end_hours": None, "empty_hours": None}
+        return ComparedTotals(jobs=0, gpus=gpus, mean_end_hours=None, empty_hours=None)
 
-    def three(before: FloatArray, after: FloatArray) -> dict[str, Any]:
+    def compared(before: FloatArray, after: FloatArray) -> ComparedHours:
         with np.errstate(invalid="ignore"):
             change = np.where(np.isinf(before) & np.isinf(after), 0.0, after - before)
-        return {"now": _hours(before), "then": _hours(after), "change": _hours(change)}
+        return ComparedHours(now=_hours(before), then=_hours(after), change=_hours(change))
 
-    return {
-        "jobs": before_s.shape[1], "gpus": [gpus, gpus_then],
-        "mean_end_hours": three(before_s.mean(axis=1), after_s.mean(axis=1)),
-        "empty_hours": three(before_s.max(axis=1), after_s.max(axis=1)),
-    }  # fmt: skip
+    return ComparedTotals(
+        jobs=before_s.shape[1],
+        gpus=gpus,
+        mean_end_hours=compared(before_s.mean(axis=1), after_s.mean(axis=1)),
+        empty_hours=compared(before_s.max(axis=1), after_s.max(axis=1)),
+    )
 
 
 def parse_priorities(said: Sequence[str]) -> dict[int, float]:

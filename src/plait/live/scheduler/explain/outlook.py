@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.compile_policy import either
+from plait.live.api.explain import JobOutlook, Uncalibrated
+from plait.live.api.explain import Times as ShownTimes
 from plait.live.scheduler.explain.durations import History, draw
 from plait.live.scheduler.explain.list_schedule import PREEMPT, play
 from plait.live.scheduler.explain.next_starts import Release, started
@@ -52,11 +53,10 @@ class Times:
 
         return replace(self, half=later(self.half, start.half), wide=later(self.wide, start.wide))
 
-    def to_json(self) -> dict[str, Any]:
-        """The same; null for never."""
-        return {
-            "middle_s": _plain(self.middle_s), "half_s": [*map(_plain, self.half)], "wide_s": [*map(_plain, self.wide)]
-        }  # fmt: skip
+    @property
+    def shown(self) -> ShownTimes:
+        """The same, None for never."""
+        return ShownTimes(_plain(self.middle_s), [*map(_plain, self.half)], [*map(_plain, self.wide)])
 
 
 def said_of(drawn_s: FloatArray) -> Said:
@@ -104,7 +104,7 @@ class Outlook:
     now_s: float
     row: Mapping[int, int]
 
-    def of(self, number: int, by: Calibrations) -> dict[str, Any] | None:
+    def of(self, number: int, by: Calibrations, assumed: list[str]) -> JobOutlook | None:
         """One job: start (None if it runs) and end as intervals, and where its duration is from; None if unknown."""
         at = self.row.get(number)
         if at is None:
@@ -112,15 +112,13 @@ class Outlook:
         runs = self.queue.place[at] >= 0
         start = None if runs else Times.of(self.starts_s[:, at], by.start)
         end = Times.of(self.ends_s[:, at], by.end)
-        return {
-            "start": None if start is None else start.to_json(),
-            "end": (end if start is None else end.after(start)).to_json(),
-            "duration": self.sources[at],
-            "said": {
-                "start": None if start is None else [*map(_plain, start.said)],
-                "end": [*map(_plain, end.said)],
-            },
-        }
+        return JobOutlook(
+            start=None if start is None else start.shown,
+            end=(end if start is None else end.after(start)).shown,
+            duration=self.sources[at],
+            said=Uncalibrated(None if start is None else [*map(_plain, start.said)], [*map(_plain, end.said)]),
+            assumptions=assumed,
+        )
 
 
 def played(

@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from plait.core.arrays import FloatArray
 from plait.core.jobs import JobClass, JobSpec
 from plait.core.policy import JOB_CLASS, UsesRequests, has_guests
 from plait.core.words import counted, duration
+from plait.live.api.explain import BlockedBy, NamedBlocker, SubmissionOutlook, SubmissionVariant
+from plait.live.api.explain import Times as ShownTimes
 from plait.live.scheduler.context import COMPILING
 from plait.live.scheduler.explain.durations import History, Unknown, draw
 from plait.live.scheduler.explain.list_schedule import STRICT
@@ -44,7 +47,7 @@ class Variant:
 
 def what_if(
     copy: QueueCopy, now: Outlook, history: History, spec: JobSpec, name: str, command: str = ""
-) -> dict[str, Any]:
+) -> SubmissionOutlook:
     """The answer for a job that is not submitted: `spec` with its `name` and `command`, in seconds from now.
 
     Pure except for `copy`, which is unchanged afterwards. Raises any exception of the policy.
@@ -77,14 +80,14 @@ def what_if(
     ]
     asked = found[0]
     waiting = int((queue.place < 0).sum())
-    return {
-        **{key: asked[key] for key in ("start", "end", "gpu_hours")},
-        "policy": copy.policy, "gpus": spec.gpus, "duration": basis,
-        "place": 1 + int((queue.place[: before[0]] < 0).sum()), "waiting": waiting + 1,
-        "blocked_by": _blocked(copy, queue, now, int(before[0]), int(gpus[0]), int(mask[0]), asked, releases[0]),
-        "variants": _best(asked, found[1:]), "assumptions": assumptions(queue, copy.policy, copy.by),
-        "decision": copy.decision,
-    }  # fmt: skip
+    return SubmissionOutlook(
+        start=asked.start, end=asked.end, gpu_hours=asked.gpu_hours, policy=copy.policy, gpus=spec.gpus, duration=basis,
+        place=1 + int((queue.place[: before[0]] < 0).sum()), waiting=waiting + 1,
+        blocked_by=_blocked(
+            copy, queue, now, int(before[0]), int(gpus[0]), int(mask[0]), asked.start.middle_s == 0, releases[0]
+        ),
+        variants=_best(asked, found[1:]), assumptions=assumptions(queue, copy.policy, copy.by), decision=copy.decision,
+    )  # fmt: skip
 
 
 def _variants(copy: QueueCopy, spec: JobSpec) -> list[Variant]:
@@ -131,45 +134,45 @@ def _durations(history: History, spec: JobSpec, who: Who, draws: int) -> tuple[F
     return took_s[:, 0], words[0]
 
 
-def _answer(copy: QueueCopy, variant: Variant, starts_s: FloatArray, took_s: FloatArray) -> dict[str, Any]:
+def _answer(copy: QueueCopy, variant: Variant, starts_s: FloatArray, took_s: FloatArray) -> SubmissionVariant:
     """A variant with its times; a guest has no end, for its pace is what others leave."""
     guest = variant.change == "sharing"
     start, end = Times.of(starts_s, copy.by.start), Times.of(starts_s + took_s, copy.by.end)
     end = end.after(start)
     hours = np.quantile(took_s, [0.1, 0.5, 0.9]) * variant.spec.gpus / 3600
-    return {
-        "change": variant.change, "option": variant.option, "text": variant.text, "gpus": variant.spec.gpus,
-        "start": start.to_json(), "end": None if guest else end.to_json(),
-        "gpu_hours": [round(float(h), 4) for h in hours],
-    }  # fmt: skip
+    return SubmissionVariant(
+        change=variant.change, option=variant.option, text=variant.text, gpus=variant.spec.gpus, start=start.shown,
+        end=None if guest else end.shown, gpu_hours=[round(float(h), 4) for h in hours], gains=[], sooner_s=None,
+    )  # fmt: skip
 
 
-def _best(asked: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _best(asked: SubmissionVariant, others: Sequence[SubmissionVariant]) -> list[SubmissionVariant]:
     """Up to `SHOWN` variants that are sooner or cheaper than the request, soonest end first."""
 
-    def late(one: dict[str, Any] | None) -> float:
-        middle = math.inf if one is None else one["middle_s"]
-        return math.inf if middle is None else float(middle)
+    def late(times: ShownTimes | None) -> float:
+        return math.inf if times is None or times.middle_s is None else times.middle_s
 
-    def sooner(one: dict[str, Any], name: str) -> list[str]:
+    def sooner(name: str, then: ShownTimes | None, now: ShownTimes | None) -> list[str]:
         """Whether a `start` or `end` is sooner in the middle, and whether it is later at worst all the same."""
-        then, now = one[name], asked[name]
         if not late(then) < SOONER * late(now) or (name == "start" and late(now) - late(then) <= 1):
             return []
-        worst = [math.inf if end is None else float(end) for end in (then["wide_s"][1], now["wide_s"][1])]
+        worst = [math.inf if times is None or (end := times.wide_s[1]) is None else end for times in (then, now)]
         return [f"{name}s sooner" if worst[0] <= worst[1] else f"usually {name}s sooner, may {name} later"]
 
     out = []
     for one in others:
-        sooner_s = late(asked["end"]) - late(one["end"])
-        cheaper = one["gpu_hours"][1] < SOONER * asked["gpu_hours"][1]
-        if gains := [*sooner(one, "end"), *sooner(one, "start"), *(["costs less"] * cheaper)]:
-            row = {**one, "gains": gains, "sooner_s": round(sooner_s, 3) if math.isfinite(sooner_s) else None}
-            out.append(row)
-    out.sort(key=lambda one: (late(one["end"]), late(one["start"])))
-    if len(out) < SHOWN and math.isfinite(wait_s := late(asked["start"])) and wait_s > LONG_S:
+        sooner_s = late(asked.end) - late(one.end)
+        gains = sooner("end", one.end, asked.end) + sooner("start", one.start, asked.start)
+        if one.gpu_hours[1] < SOONER * asked.gpu_hours[1]:
+            gains.append("costs less")
+        if gains:
+            out.append(
+                structs.replace(one, gains=gains, sooner_s=round(sooner_s, 3) if math.isfinite(sooner_s) else None)
+            )
+    out.sort(key=lambda one: (late(one.end), late(one.start)))
+    if len(out) < SHOWN and math.isfinite(wait_s := late(asked.start)) and wait_s > LONG_S:
         text = f"submitted in {duration(wait_s)} it would hardly wait, if no others come; until then it holds no place"
-        out.append({**asked, "change": "later", "option": "", "text": text, "gains": ["waits less"], "sooner_s": None})
+        out.append(structs.replace(asked, change="later", option="", text=text, gains=["waits less"]))
     return out[:SHOWN]
 
 
@@ -183,20 +186,20 @@ def _blocked(
     before: int,
     gpus: int,
     mask: int,
-    asked: dict[str, Any],
+    at_once: bool,
     release: Release | None,
-) -> dict[str, Any]:
+) -> BlockedBy:
     """The one dominant reason, in words and as a `kind`, and the jobs that it is about."""
     if not copy.ready:
-        later = _blocked(replace(copy, ready=True), queue, now, before, gpus, mask, asked, release)
-        return {**later, "kind": "compiling", "text": f"{COMPILING}; after that: {later['text']}"}
-    if asked["start"]["middle_s"] == 0:
-        return {"kind": "nothing", "text": "nothing: it would start at once", "jobs": []}
+        later = _blocked(replace(copy, ready=True), queue, now, before, gpus, mask, at_once, release)
+        return structs.replace(later, kind="compiling", text=f"{COMPILING}; after that: {later.text}")
+    if at_once:
+        return BlockedBy("nothing", "nothing: it would start at once", [])
     usable = [k for k in range(len(queue.kinds)) if mask >> k & 1]
     most = max((int(queue.capacity[k]) for k in usable), default=0)
     if gpus > most:
         text = f"needs {counted(gpus, 'GPU')} of one kind; the nodes that are there now have {most}"
-        return {"kind": "size", "text": text, "jobs": []}
+        return BlockedBy("size", text, [])
     held = np.bincount(queue.place[queue.place >= 0], queue.gpus[queue.place >= 0], len(queue.kinds))
     free = max(max(0, int(queue.capacity[k] - held[k])) for k in usable)
     waits = np.flatnonzero((queue.place[:before] < 0) & (queue.mask[:before] & mask > 0))
@@ -212,23 +215,19 @@ def _blocked(
             has = "job ahead of it waits" if len(waits) == 1 else "jobs ahead of it wait"
             room = f"only {counted(free, 'GPU')} of a kind {'is' if free == 1 else 'are'} free"
             text = f"{len(waits):,} {has} for {counted(wanted, 'GPU')}; {room}"
-        return {
-            "kind": "queue",
-            "text": text,
-            "jobs": [_named(copy, queue, now, row) for row in ahead[:NAMED].tolist()],
-        }
+        return BlockedBy("queue", text, [_named(copy, queue, now, row) for row in ahead[:NAMED].tolist()])
     if gpus <= free and release is not None and release.reason:
-        return {"kind": "placement", "text": release.reason, "jobs": []}
+        return BlockedBy("placement", release.reason, [])
     holders = np.flatnonzero((queue.place >= 0) & np.isin(queue.place, usable))
     ends_s = np.median(now.ends_s[:, [now.row[int(n)] for n in queue.numbers[holders]]], axis=0)
     soonest = holders[np.argsort(ends_s, kind="stable")]
     enough = int(np.searchsorted(np.cumsum(queue.gpus[soonest]), gpus - free)) + 1
     text = f"needs {counted(gpus, 'GPU')} of one kind, and {free} are free; the others are held"
     rows = soonest[: min(enough, NAMED)].tolist()
-    return {"kind": "held", "text": text, "jobs": [_named(copy, queue, now, row) for row in rows]}
+    return BlockedBy("held", text, [_named(copy, queue, now, row) for row in rows])
 
 
-def _named(copy: QueueCopy, queue: QueueArrays, now: Outlook, row: int) -> dict[str, Any]:
+def _named(copy: QueueCopy, queue: QueueArrays, now: Outlook, row: int) -> NamedBlocker:
     """A job in the way: who, its GPUs, and when it is expected to end."""
     number = int(queue.numbers[row])
     ends_s = float(np.median(now.ends_s[:, now.row[number]]))
@@ -236,7 +235,7 @@ def _named(copy: QueueCopy, queue: QueueArrays, now: Outlook, row: int) -> dict[
     text = f"{copy.name(number)} of {user} {verb} {counted(int(queue.gpus[row]), 'GPU')}"
     if math.isfinite(ends_s):
         text += f" and ends in about {duration(ends_s)}"
-    return {
-        "id": copy.name(number), "user": user, "gpus": int(queue.gpus[row]),
-        "end_s": round(ends_s, 3) if math.isfinite(ends_s) else None, "text": text,
-    }  # fmt: skip
+    return NamedBlocker(
+        id=copy.name(number), user=user, gpus=int(queue.gpus[row]),
+        end_s=round(ends_s, 3) if math.isfinite(ends_s) else None, text=text,
+    )  # fmt: skip

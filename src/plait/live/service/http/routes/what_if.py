@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from plait.core.jobs import JobSpec
 from plait.core.policy import Policy
@@ -16,17 +18,18 @@ from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.requests.admission import check_project, project_of, take_in
-from plait.live.service.http.api import Api, Call, Json, Routes
+from plait.live.service.http.api import Api, Call, Routes
 from plait.live.service.http.bodies import JOB, ChoiceIn
 from plait.live.service.http.routes.jobs import check_files, in_project
 from plait.live.store import Token
 from plait.policies.catalog import check_named
 
 ROUTES = Routes("jobs")
+T = TypeVar("T")
 
 
 @ROUTES.post("/v1/what-if", SubmissionOutlook, body=JOB, roles=("admin", "user"))
-async def what_if(call: Call, request: dict[str, Any]) -> Json:
+async def what_if(call: Call, request: dict[str, Any]) -> SubmissionOutlook:
     """When a job like this would start and end, what blocks it, and what would be cheaper or sooner.
 
     The body is that of a submission; it is refused like one, and nothing is submitted.
@@ -48,11 +51,11 @@ async def what_if(call: Call, request: dict[str, Any]) -> Json:
         raise LookupError("no node has joined yet, so nothing can be forecast; look at: plait nodes")
     name = str(asked.get("name") or asked.get("model") or "")
     found = await _later(api, token, lambda: api.what_if.submission(copy, spec, name, command_line(asked["command"])))
-    return Json({**found, "remarks": remarks} if remarks else found)
+    return msgspec.structs.replace(found, remarks=remarks or None)
 
 
 @ROUTES.post("/v1/what-if/queue", ComparedQueues, body=ChoiceIn)
-async def compare_queues(call: Call, said: ChoiceIn) -> Json:
+async def compare_queues(call: Call, said: ChoiceIn) -> ComparedQueues:
     """Who of the queue would end sooner and who later under another choice; nothing is changed."""
     api, token = call.api, call.token
     engine = api.worker.engine
@@ -67,7 +70,7 @@ async def compare_queues(call: Call, said: ChoiceIn) -> Json:
         raise LookupError("no node has joined yet, so nothing can be forecast; look at: plait nodes")
     priority = {int(job[2:]): value for job, value in said.priority.items()}
     choice = Choice(said.policy or "", policy, said.nodes or "", tuple(said.without), priority)
-    return Json(await _later(api, token, lambda: api.what_if.choice(copy, choice)))
+    return await _later(api, token, lambda: api.what_if.choice(copy, choice))
 
 
 def _named(text: str, modules: Collection[str], folder: Path, network: bool) -> Policy:
@@ -76,6 +79,5 @@ def _named(text: str, modules: Collection[str], folder: Path, network: bool) -> 
     return live_policy(text, network)
 
 
-async def _later(api: Api, token: Token, work: Any) -> dict[str, Any]:
-    found: dict[str, Any] = await asyncio.shield(asyncio.wrap_future(api.what_if.later(work, token.user)))
-    return found
+async def _later(api: Api, token: Token, work: Callable[[], T]) -> T:
+    return await asyncio.shield(asyncio.wrap_future(api.what_if.later(work, token.user)))
