@@ -169,11 +169,11 @@ async def _carry_out(service: Service, secrets: dict[str, str], count: int) -> f
         asyncio.create_task(live(agent, HttpLink(service.client.url, secrets[agent.node.id]), lambda: over))
         for agent in agents
     ]
-    while (await asyncio.to_thread(service.client.status))["nodes"]["ready"] < len(agents):
+    while (await asyncio.to_thread(service.client.status)).nodes["ready"] < len(agents):
         await asyncio.sleep(0.05)
     begin = time.perf_counter()
     await asyncio.to_thread(service.client.submit, requests(count))
-    while (await asyncio.to_thread(service.client.status))["jobs"].get("finished", 0) < count:
+    while (await asyncio.to_thread(service.client.status)).jobs.get("finished", 0) < count:
         await asyncio.sleep(0.1)
     taken = time.perf_counter() - begin
     over = True

@@ -87,7 +87,7 @@ def _measure(service: Client, folder: str, rng: random.Random) -> Coverage:
         now = time.monotonic()
         if now >= due and len(found.asked) < STARTS:
             (made,) = service.submit([_job(rng, folder)])
-            ask[made["id"]] = now + ASK_S
+            ask[made.id] = now + ASK_S
             due = now + rng.uniform(*GAP_S)
         for name in [name for name, at in ask.items() if now >= at]:
             del ask[name]
@@ -95,10 +95,10 @@ def _measure(service: Client, folder: str, rng: random.Random) -> Coverage:
                 open_ones[name] = asked
                 found.asked.append(asked)
         for name in list(open_ones):
-            row: dict[str, Any] = service.job(name)
-            if row.get("attempts"):
+            row = service.job(name)
+            if row.attempts:
                 asked = open_ones.pop(name)
-                asked.came_s = float(row["attempts"][0]["started_s"]) - asked.at_s
+                asked.came_s = (row.attempts[0].started_s or 0.0) - asked.at_s
         time.sleep(0.2)
     return found
 
@@ -115,7 +115,7 @@ def _job(rng: random.Random, folder: str) -> dict[str, Any]:
 def _ask(service: Client, name: str) -> Asked | None:
     """What `plait explain` says of a job that waits, and tells the service."""
     number = int(name.removeprefix("j-"))
-    if service.job(name)["state"] != "waiting":
+    if service.job(name).state != "waiting":
         return None
     state = service.state()
     foreseen = foresee(state)

@@ -60,19 +60,17 @@ def run(policy: str) -> dict[str, float]:
             begin, names = time.monotonic(), []
             for at_s, _, request in jobs:
                 time.sleep(max(0.0, begin + at_s - time.monotonic()))
-                names.append(service.submit([{**request, "workdir": folder}])[0]["id"])
-            while any(job["state"] not in FINAL for job in service.jobs(limit=10 * JOBS)):
+                names.append(service.submit([{**request, "workdir": folder}])[0].id)
+            while any(job.state not in FINAL for job in service.jobs(limit=10 * JOBS)):
                 time.sleep(0.5)
             ended = [service.job(name) for name in names]
-            lost = service.status()["lost"]["work_gpu_s"].get("preempted", 0.0)
-    assert all(job["state"] == "finished" for job in ended), "a benchmark that loses jobs measures nothing"
-    out = {"lost": lost, "restarts": float(sum(job["preemptions"] for job in ended))}
+            lost = service.status().lost.work_gpu_s.get("preempted", 0.0)
+    assert all(job.state == "finished" for job in ended), "a benchmark that loses jobs measures nothing"
+    out = {"lost": lost, "restarts": float(sum(job.preemptions for job in ended))}
     for kind in ("plain", "attached", "all"):
-        jct_s = [job["jct_s"] for job, (_, own, _) in zip(ended, jobs, strict=True) if kind in (own, "all")]
+        jct_s = [job.jct_s for job, (_, own, _) in zip(ended, jobs, strict=True) if kind in (own, "all")]
         out[f"{kind} mean"], out[f"{kind} p99"] = float(np.mean(jct_s)), float(np.percentile(jct_s, 99))
-    out["plain again"] = float(
-        sum(j["preemptions"] for j, (_, own, _) in zip(ended, jobs, strict=True) if own == "plain")
-    )
+    out["plain again"] = float(sum(j.preemptions for j, (_, own, _) in zip(ended, jobs, strict=True) if own == "plain"))
     return out
 
 

@@ -64,7 +64,7 @@ class Resizes:
                     client.cancel(other)
                     other = ""
                 else:
-                    other = client.submit([{"command": ["sleep", "10000"], "workdir": str(self.folder)}])[0]["id"]
+                    other = client.submit([{"command": ["sleep", "10000"], "workdir": str(self.folder)}])[0].id
                 self._until_steps(attempt)
                 found.append(self._parts(attempt))
         return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from backend_worlds import GPUS, LOST_S, POLICY, SCRIPT, Json, World
 from repeating_proxy import Between
 
@@ -89,8 +90,8 @@ class Served(World):
 
     def submit(self, *words: str, **more: Any) -> int:
         made = self.client.submit([{"command": [sys.executable, str(SCRIPT), *words], **more}])[0]
-        self._submitted.append(made["number"])
-        return int(made["number"])
+        self._submitted.append(made.number)
+        return made.number
 
     def held(self) -> list[str]:
         self._go.unlink(missing_ok=True)
@@ -104,13 +105,14 @@ class Served(World):
         return self.layout.home / "go"
 
     def job(self, number: int) -> Json:
-        return self.client.job(f"j-{number}")
+        found: Json = msgspec.to_builtins(self.client.job(f"j-{number}"))
+        return found
 
     def cancel(self, number: int) -> None:
         self.client.cancel(f"j-{number}")
 
     def states(self) -> dict[str, str]:
-        return {node["id"]: node["state"] for node in self.client.nodes()}
+        return {node.id: node.state for node in self.client.nodes()}
 
     def drain(self, node: str) -> None:
         self.client.drain(node, may_lose_work=True)
@@ -126,7 +128,7 @@ class Served(World):
         return path.read_text() if path.exists() else ""
 
     def term(self) -> int:
-        return int(self.client.status()["term"])
+        return self.client.status().term
 
     def log(self) -> list[Json]:
         return [row["event"] for row in self.client.all_events()]
@@ -168,8 +170,8 @@ class Served(World):
         self._spawn()
 
     def tell(self, node: str, *seen: Seen, term: int | None = None, agent: str | None = None) -> None:
-        shown = next(n for n in self.client.nodes() if n["id"] == node)
-        info = NodeInfo(**{k: shown[k] for k in NodeInfo.__dataclass_fields__})
+        shown = next(n for n in self.client.nodes() if n.id == node)
+        info = NodeInfo(**{k: getattr(shown, k) for k in NodeInfo.__dataclass_fields__})
         mine = (procs.read_json(self.layout.node(node) / "agent.json") or {})["agent"]
         words = Observed(info, agent or mine, self.term() if term is None else term, 0, list(seen), wait_s=0.0)
         self._post(node, to_json(words))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from plait.core.goodput import BatchLimits
+from plait.live.api.jobs import WholeJob
 from plait.live.layout import job_name
 from plait.live.store import Store
 from plait.outlook.fidelity import Fidelity, fidelity
@@ -67,7 +68,7 @@ class Paced:
 class Outcome:
     """What became of the jobs, in the order of their submissions."""
 
-    jobs: list[dict[str, Any]] = field(default_factory=list)
+    jobs: list[WholeJob] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     sizes: list[list[int]] = field(default_factory=list)
     batches: list[set[float]] = field(default_factory=list)
@@ -78,7 +79,7 @@ class Outcome:
     @property
     def jct_s(self) -> Any:
         """Seconds from submission to end."""
-        return np.array([job["jct_s"] for job in self.jobs])
+        return np.array([job.jct_s for job in self.jobs])
 
     @property
     def restarts(self) -> int:
@@ -99,24 +100,24 @@ def serve(
         begin, left = time.monotonic(), sorted(trainings, key=lambda t: t.at_s)
         order: list[str] = []
         with cluster.client() as client:
-            while left or any(client.job(name)["state"] not in ("finished", "failed") for name in order):
+            while left or any(client.job(name).state not in ("finished", "failed") for name in order):
                 now = time.monotonic() - begin
                 assert now < deadline_s, [client.job(name) for name in order]
                 while left and left[0].at_s <= now:
                     (answer,) = client.submit([left.pop(0).request(out, interval_s)])
-                    order.append(answer["id"])
+                    order.append(answer.id)
                 seen = []
                 for i, name in enumerate(order):
                     job = client.job(name)
-                    adaptive = job.get("adaptive") or {}
-                    if adaptive.get("batch_size"):
-                        result.batches[i].add(adaptive["batch_size"])
-                    seen.append(f"{job['state'][:4]} {job['gpus']} {adaptive.get('batch_size') or 0:.0f}")
+                    batch = 0.0 if job.adaptive is None else job.adaptive.batch_size or 0.0
+                    if batch:
+                        result.batches[i].add(batch)
+                    seen.append(f"{job.state[:4]} {job.gpus} {batch:.0f}")
                 say(f"{now:6.1f} s  " + "  ".join(seen))
                 cluster.maintain()
                 time.sleep(0.5)
             result.jobs = [client.job(name) for name in order]
-    result.sizes = [[len(a["ranks"]) for a in job["attempts"]] for job in result.jobs]
+    result.sizes = [[len(a.ranks) for a in job.attempts] for job in result.jobs]
     for name in order:
         found = out / f"{name}.json"
         result.losses.append(json.loads(found.read_text())["loss"] if found.exists() else float("nan"))

@@ -15,6 +15,7 @@ from typing import Any
 
 from agent_world import until
 
+from plait.live.api.jobs import WholeJob
 from plait.live.client.client import Client
 from plait.live.layout import Layout, make_private
 
@@ -76,7 +77,7 @@ class HandCluster:
 
     def states(self) -> dict[str, str]:
         with self.client as client:
-            return {node["id"]: node["state"] for node in client.nodes()}
+            return {node.id: node.state for node in client.nodes()}
 
     def node_is(self, node: str, state: str) -> None:
         until(lambda: self.states().get(node) == state, f"{node} {state}", WAIT_S, LOOK_S)
@@ -88,27 +89,27 @@ class HandCluster:
         command = [sys.executable, str(JOB), str(out), str(seed), str(pause_s)]
         request = {"command": command, "gpus": gpus, "retries": 0, "env": {"OMP_NUM_THREADS": "1", **(env or {})}}
         with self.client as client:
-            return str(client.submit([request])[0]["id"])
+            return client.submit([request])[0].id
 
-    def job(self, job: str) -> dict[str, Any]:
+    def job(self, job: str) -> WholeJob:
         with self.client as client:
             return client.job(job)
 
-    def has_made(self, job: str, steps: float) -> dict[str, Any]:
+    def has_made(self, job: str, steps: float) -> WholeJob:
         """Wait until it has made so many steps; the job then."""
 
-        def far() -> dict[str, Any] | None:
+        def far() -> WholeJob | None:
             found = self.job(job)
-            assert found["state"] not in ("failed", "cancelled"), found
-            return found if found["iterations_done"] >= steps else None
+            assert found.state not in ("failed", "cancelled"), found
+            return found if found.iterations_done >= steps else None
 
         return dict(until(far, f"{job} at step {steps:g}", WAIT_S, LOOK_S))
 
-    def finishes(self, job: str) -> dict[str, Any]:
-        def over() -> dict[str, Any] | None:
+    def finishes(self, job: str) -> WholeJob:
+        def over() -> WholeJob | None:
             found = self.job(job)
-            assert found["state"] not in ("failed", "cancelled"), found
-            return found if found["state"] == "finished" else None
+            assert found.state not in ("failed", "cancelled"), found
+            return found if found.state == "finished" else None
 
         return dict(until(over, f"the end of {job}", WAIT_S, LOOK_S))
 

@@ -32,7 +32,7 @@ def run(home: Path, jobs: list[Paced], slots: int, interval_s: float) -> tuple[O
     """Jobs to their end, and what must always hold; also the numbers of those that have grown."""
     policy = f"pollux:interval_s={2 * interval_s:g},restart_s={interval_s:g}"
     result = serve(home, jobs, policy, slots=slots, interval_s=interval_s)
-    assert [job["state"] for job in result.jobs] == ["finished"] * len(jobs)
+    assert [job.state for job in result.jobs] == ["finished"] * len(jobs)
     assert leaks(Layout(home.resolve())) == []
     assert result.difference is None, str(result.difference)
     for i, job in enumerate(jobs):

@@ -171,7 +171,7 @@ class Trial:
             while True:
                 try:
                     with cluster.client() as client:
-                        if not (unsure and job["name"] in {j["name"] for j in client.jobs(limit=1000)}):
+                        if not (unsure and job["name"] in {j.name for j in client.jobs(limit=1000)}):
                             client.submit([job])
                     break
                 except PlaitError:

@@ -69,7 +69,7 @@ class Shell:
         while True:
             with contextlib.suppress(PlaitError), Client.at(str(self.home)) as client:  # the service may just begin
                 found = client.job(job)
-                if found["state"] in states:
+                if found.state in states:
                     return self.job(job)
                 assert time.monotonic() < until, found
             assert time.monotonic() < until, f"no service answers about {job}"

@@ -109,7 +109,7 @@ class Pair:
 
     def ready_nodes(self) -> int:
         with Client.at(str(self.layout.home)) as client:
-            return sum(node["state"] == "ready" for node in client.nodes())
+            return sum(node.state == "ready" for node in client.nodes())
 
     def attached(self, term: int) -> bool:
         """Whether every agent obeys a leader of this term at least."""
@@ -135,11 +135,11 @@ class Pair:
         old = self.leader()
         assert old is not None
         with Client.at(str(self.layout.home)) as client:
-            term = client.status()["term"]
+            term = client.status().term
             self.children[old].kill()
             began = time.monotonic()
             self.children[old].wait()
-            found = client.status()["term"]  # a client that was there before finds the new leader by itself
+            found = client.status().term  # a client that was there before finds the new leader by itself
         assert found > term
         until(lambda: self.attached(found), "all agents follow")
         took_s = time.monotonic() - began
@@ -193,18 +193,18 @@ def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float) -> 
         commands = [[sys.executable, "-S", "-c", program if i < jobs - 1 else last] for i in range(jobs)]
         with Client.at(str(pair.layout.home)) as client:
             client.submit([{"command": c, "gpus": 1 + i % 2, "name": f"job-{i}"} for i, c in enumerate(commands)])
-            until(lambda: any(job["state"] == "running" for job in client.jobs()), "something runs")
+            until(lambda: any(job.state == "running" for job in client.jobs()), "something runs")
         took = []
         for _ in range(kills):
             took.append(pair.kill_leader())
             with Client.at(str(pair.layout.home)) as client:
-                left = sum(job["state"] != "finished" for job in client.jobs())
+                left = sum(job.state != "finished" for job in client.jobs())
             print(f"fail-over: {took[-1]:.2f} s, {left} jobs to go", flush=True)
             assert left
         go.touch()
         print(f"fail-over: {kills} leaders killed, take-over {min(took):.2f} to {max(took):.2f} s")
         with Client.at(str(pair.layout.home)) as client:
-            until(lambda: all(job["state"] == "finished" for job in client.jobs(limit=1000)), "all have finished")
+            until(lambda: all(job.state == "finished" for job in client.jobs(limit=1000)), "all have finished")
     check_log(url, jobs)
     assert leaks(pair.layout) == []
     return took
@@ -232,9 +232,9 @@ def test_a_leader_that_slept_past_its_lease_commands_nobody_and_follows(pair: Pa
     record = records(pair.layout)[old]
     node = NodeInfo("x0", 1)
     with Client.at(str(pair.layout.home)) as client:
-        token = client.create_token("x0", "agent", node="x0")["token"]
+        token = client.create_token("x0", "agent", node="x0").token
         client.submit([{"command": ["sleep", "300"]} for _ in range(5)])  # one for this node: something to command
-        term = client.status()["term"]
+        term = client.status().term
 
     def commanded() -> bool:
         question = to_json(Observed(node, "agent-x", wait_s=0.0))
@@ -267,7 +267,7 @@ def test_a_leader_that_slept_past_its_lease_commands_nobody_and_follows(pair: Pa
         thread.start()
     until(lambda: pair.leader() not in (None, old), "the other one leads")
     with Client.at(str(pair.layout.home)) as client:
-        found = client.status()["term"]
+        found = client.status().term
     assert found > term
     until(lambda: pair.attached(found), "the agent follows, though the old leader has its question still")
     process.send_signal(signal.SIGCONT)
@@ -303,12 +303,12 @@ def test_a_leader_that_slept_leaves_the_jobs_of_its_successor_alone(
 
         with Client.at(str(pair.layout.home)) as client:
             client.submit(first)
-            until(lambda: client.jobs()[0]["state"] == "running", "the first job has all GPUs")
+            until(lambda: client.jobs()[0].state == "running", "the first job has all GPUs")
             before = decisions()
             client.submit(second)
             until(lambda: decisions() > before, "a round has just been")
             Path(f"{go}-0").touch()
-            until(lambda: client.job("j-0")["state"] == "finished", "the second is next")
+            until(lambda: client.job("j-0").state == "finished", "the second is next")
             pair.pause(old)
         kept = pair.layout.job(1) / "checkpoints" / "kept"
         until(kept.is_dir, "the other one leads, and has begun the second job")
@@ -318,7 +318,7 @@ def test_a_leader_that_slept_leaves_the_jobs_of_its_successor_alone(
         assert list(pair.layout.job(1).glob("before-*")) == []
         Path(f"{go}-1").touch()
         with Client.at(str(pair.layout.home)) as client:
-            until(lambda: client.job("j-1")["state"] == "finished", "both have finished")
+            until(lambda: client.job("j-1").state == "finished", "both have finished")
         assert kept.is_dir()
         store.close()
     check_log(url, 2)
@@ -327,9 +327,9 @@ def test_a_leader_that_slept_leaves_the_jobs_of_its_successor_alone(
 def test_a_leader_that_is_told_to_end_is_followed_at_once(pair: Pair) -> None:
     """The rolling upgrade: end one after the other."""
     with Client.at(str(pair.layout.home)) as client:
-        term = client.status()["term"]
+        term = client.status().term
         pair.children["1"].terminate()
         assert pair.children["1"].wait(PATIENCE_S) == 0
-        assert client.status()["term"] == term + 1
+        assert client.status().term == term + 1
         assert pair.leader() == "2"
         assert list(records(pair.layout)) == ["2"]

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
+from plait.live.api.jobs import Neighbour  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.live.system import procs  # noqa: E402
 from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
@@ -60,16 +61,16 @@ def test_guests_run_beside_their_host_and_outlive_agents_and_it(tmp_path: Path) 
                 return words.share_until > time.monotonic()
 
         client.submit([job("guaranteed")])
-        until(lambda: client.job("j-0")["state"] == "running", "the host", cluster)
+        until(lambda: client.job("j-0").state == "running", "the host", cluster)
         client.submit([job("opportunistic"), job("auto")])
-        until(lambda: all(client.job(f"j-{n}")["state"] == "running" for n in (1, 2)), "two guests", cluster)
-        found = until(lambda: (s := client.job("j-1").get("sharing")) and s["share"] and s, "a share", cluster)
-        assert (found["guest"], found["beside"][0]) == (True, {"job": "j-0", "gpu": "n0:0", "guest": False})
-        text = client.explain("j-1")["summary"]
+        until(lambda: all(client.job(f"j-{n}").state == "running" for n in (1, 2)), "two guests", cluster)
+        found = until(lambda: (s := client.job("j-1").sharing) and s.share and s, "a share", cluster)
+        assert (found.guest, found.beside[0]) == (True, Neighbour("j-0", "n0:0", guest=False))
+        text = client.explain("j-1").summary
         assert text.startswith("runs as a guest of j-0 on n0:0 at share 0.")
         assert "; next to it: j-2 on n0:0" in text
         assert text.endswith("; no GPU is idle")
-        assert "what it leaves goes to j-1 on n0:0" in client.explain("j-0")["summary"]
+        assert "what it leaves goes to j-1 on n0:0" in client.explain("j-0").summary
         limits = [page(n).directive.memory_limit_bytes or 0 for n in range(3)]
         assert 0 < sum(limits) < 16e9
 
@@ -86,7 +87,7 @@ def test_guests_run_beside_their_host_and_outlive_agents_and_it(tmp_path: Path) 
         # A guest is killed: that is its own trouble, and it goes on from what it has saved.
         claim = procs.read_json(layout.rank(1, 1, 0) / "runner.json") or {}
         os.kill(int(claim["child"]), signal.SIGKILL)  # it has trained: its runner knows it
-        until(lambda: client.job("j-1")["epoch"] == 2 and client.job("j-1")["state"] == "running", "it again", cluster)
+        until(lambda: client.job("j-1").epoch == 2 and client.job("j-1").state == "running", "it again", cluster)
 
         def measured() -> bool:
             events = (step["event"] for step in client.all_events())
@@ -96,17 +97,15 @@ def test_guests_run_beside_their_host_and_outlive_agents_and_it(tmp_path: Path) 
 
         # The host ends: one guest takes its place where it runs.
         (tmp_path / "hurry-j-0").touch()
-        until(lambda: client.job("j-0")["state"] == "finished", "the end of the host", cluster)
-        until(lambda: not client.job("j-2")["sharing"]["guest"], "a promotion in place", cluster)
-        assert client.job("j-2")["epoch"] == 1
-        until(
-            lambda: client.explain("j-1")["summary"].startswith("runs as a guest of j-2 on n0:0"), "its host", cluster
-        )
+        until(lambda: client.job("j-0").state == "finished", "the end of the host", cluster)
+        until(lambda: not client.job("j-2").sharing.guest, "a promotion in place", cluster)
+        assert client.job("j-2").epoch == 1
+        until(lambda: client.explain("j-1").summary.startswith("runs as a guest of j-2 on n0:0"), "its host", cluster)
         until(lambda: not leased(2), "a host without a lease", cluster)
         for number in (1, 2):
             (tmp_path / f"hurry-j-{number}").touch()
-        until(lambda: {j["state"] for j in client.jobs()} == {"finished"}, "the end of all", cluster)
-        assert [client.job(f"j-{n}")["epoch"] for n in range(3)] == [1, 2, 1]
+        until(lambda: {j.state for j in client.jobs()} == {"finished"}, "the end of all", cluster)
+        assert [client.job(f"j-{n}").epoch for n in range(3)] == [1, 2, 1]
     assert leaks(layout) == []
     store = Store.open(layout.database)
     try:

@@ -75,7 +75,7 @@ def test_two_trainings_share_a_process_and_survive_its_death(tmp_path: Path) -> 
         assert one["child"] != two["child"]
         assert "merged" not in one
         with cluster.client() as client:
-            until(lambda: {j["state"] for j in client.jobs()} == {"finished"}, "both to finish", cluster)
+            until(lambda: {j.state for j in client.jobs()} == {"finished"}, "both to finish", cluster)
     assert leaks(layout) == []
     for seed in (1, 2):
         (right,) = (alone / str(seed)).glob("*.bin")

@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 from plait.core.errors import PlaitError  # noqa: E402
+from plait.live.api.jobs import JobRow  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
 from plait.testing import Chaos, Cluster, Kind, leaks, plan_faults  # noqa: E402
@@ -48,12 +49,12 @@ def test_trainings_survive_the_death_of_everything_that_adds_them_up(tmp_path: P
     cluster = Cluster(tmp_path / "home", nodes=4, slots=1, rack_size=2, options=options)
     with cluster:
         with cluster.client() as client:
-            while any(one["state"] != "up" for one in client.network()["switches"]):
+            while any(one.state != "up" for one in client.network().switches):
                 time.sleep(0.2)
             client.submit([_job(out, seed) for seed in range(JOBS)])
         chaos = Chaos(cluster, plan_faults(SEED, FAULTS, every_s=3.0, longest_s=3.0, weights=WEIGHTS))
         until, rows = time.monotonic() + PATIENCE_S, []
-        while not (chaos.over and len(rows) == JOBS and all(row["state"] == "finished" for row in rows)):
+        while not (chaos.over and len(rows) == JOBS and all(row.state == "finished" for row in rows)):
             chaos.step()
             rows = _jobs(cluster) or rows
             assert time.monotonic() < until, f"{len(chaos.done)} of {FAULTS} faults made; {rows}; see {tmp_path}"
@@ -82,7 +83,7 @@ def _job(out: Path, seed: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _jobs(cluster: Cluster) -> list[dict[str, object]] | None:
+def _jobs(cluster: Cluster) -> list[JobRow] | None:
     """All jobs; None while the service does not answer."""
     try:
         with cluster.client() as client:

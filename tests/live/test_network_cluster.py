@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
+from plait.live.api.cluster import NetworkJob  # noqa: E402
 from plait.live.client.client import Client  # noqa: E402
 from plait.runtime.network.grant import NetworkGrant, read_grant  # noqa: E402
 from plait.testing import Cluster, leaks  # noqa: E402
@@ -76,8 +77,8 @@ def grant(cluster: Cluster, rank: int = 0) -> NetworkGrant:
 
 
 def test_a_job_is_granted_memory_keeps_running_without_and_leaves_nothing(cluster: Cluster, client: Client) -> None:
-    until(cluster, lambda: all(s["state"] == "up" for s in client.network()["switches"]), "both switches")
-    assert [s["node"] for s in client.network()["switches"]] == ["n0", "n2"]
+    until(cluster, lambda: all(s.state == "up" for s in client.network().switches), "both switches")
+    assert [s.node for s in client.network().switches] == ["n0", "n2"]
     command = [sys.executable, "-c", RANK]
     client.submit([{"command": command, "gpus": 2, "ina": {"mode": "require"}, "gradient_bytes": 1e6}])
     versions = cluster.layout.rank(0, 1, 1) / "versions.json"
@@ -86,16 +87,16 @@ def test_a_job_is_granted_memory_keeps_running_without_and_leaves_nothing(cluste
     assert (first["version"], first["granted"], first["n_workers"]) == (1, True, 2)  # from the first look on
     assert grant(cluster) == grant(cluster, 1)
 
-    def job() -> dict[str, Any]:
-        return next(iter(client.network()["jobs"]), {})
+    def job() -> NetworkJob | None:
+        return next(iter(client.network().jobs), None)
 
-    until(cluster, lambda: job().get("mode_used") == "aggregation", "the report of the ranks")
+    until(cluster, lambda: (found := job()) and found.mode_used == "aggregation", "the report of the ranks")
     assert (job()["gloo_share"], job()["granted"]) == (0.25, True)
-    (served,) = [s for s in client.network()["switches"] if s["jobs"]]
-    assert served["jobs"][0]["serves"]
+    (served,) = [s for s in client.network().switches if s.jobs]
+    assert served.jobs[0].serves
 
-    serving = next(s["node"] for s in client.network()["switches"] if s["jobs"])
-    killed = next(one for name, one in switch_processes(cluster.layout) if name == f"switch {served['switch']}")
+    serving = next(s.node for s in client.network().switches if s.jobs)
+    killed = next(one for name, one in switch_processes(cluster.layout) if name == f"switch {served.switch}")
     killed.send(signal.SIGKILL)
     until(cluster, lambda: not grant(cluster).granted, "the word that the switch is lost")
     until(cluster, lambda: grant(cluster).granted and grant(cluster, 1).granted, "the grant of the new switch")
@@ -105,13 +106,13 @@ def test_a_job_is_granted_memory_keeps_running_without_and_leaves_nothing(cluste
     assert agent is not None
     assert len(planes) == 4
     agent.send(signal.SIGKILL)
-    mine = [one for name, one in planes if name.endswith(served["switch"])]
+    mine = [one for name, one in planes if name.endswith(served.switch)]
     until(cluster, lambda: not any(one.alive for one in mine), "the end of the switch with its agent")
     until(cluster, lambda: grant(cluster).granted and grant(cluster).epoch == first["epoch"] + 2, "another switch")
-    assert client.job("j-0")["state"] == "running"
+    assert client.job("j-0").state == "running"
 
     client.cancel("j-0")
-    until(cluster, lambda: client.job("j-0")["state"] == "cancelled", "the end of the job")
-    until(cluster, lambda: not any(s["jobs"] or s["held"] for s in client.network()["switches"]), "freed memory")
+    until(cluster, lambda: client.job("j-0").state == "cancelled", "the end of the job")
+    until(cluster, lambda: not any(s.jobs or s.held for s in client.network().switches), "freed memory")
     seen = json.loads(versions.read_text())
     assert [one["version"] for one in seen] == sorted({one["version"] for one in seen})

@@ -84,8 +84,8 @@ class Training:
             self.pair.backend.maintain()
             with Client.at(str(self.pair.layout.home)) as client:
                 rows = client.jobs(limit=10)
-            assert {one["state"] for one in rows} <= {"running", "finished"}, rows
-            return all(one["state"] == "finished" for one in rows)
+            assert {one.state for one in rows} <= {"running", "finished"}, rows
+            return all(one.state == "finished" for one in rows)
 
         until(finished, "both jobs have finished")
         for seed in range(2):
@@ -118,14 +118,14 @@ def test_trainings_over_two_agents_survive_a_take_over_and_the_end_of_an_agent(
     url = postgres()
     with Pair(tmp_path / "home", url, nodes=4, slots=1, options=NETWORK) as pair:
         with Client.at(str(pair.layout.home)) as client:
-            until(lambda: all(one["state"] == "up" for one in client.network()["switches"]), "the switch is up")
+            until(lambda: all(one.state == "up" for one in client.network().switches), "the switch is up")
         training = Training(pair, tmp_path / "out")
         until(lambda: all(training.folder(j, r).exists() for j in range(2) for r in range(2)), "all ranks start")
         training.aggregate()
         with Client.at(str(pair.layout.home)) as client:
-            jobs = client.network()["jobs"]
-            serving = client.network()["switches"][0]["node"]
-        assert [one["granted"] for one in jobs] == [True, True]
+            jobs = client.network().jobs
+            serving = client.network().switches[0].node
+        assert [one.granted for one in jobs] == [True, True]
         first, planes = training.grants(), switch_processes(pair.layout)
 
         pair.kill_leader()
@@ -146,6 +146,6 @@ def test_trainings_over_two_agents_survive_a_take_over_and_the_end_of_an_agent(
         training.aggregate(min(one.version for one in training.grants()))
         training.check()
         with Client.at(str(pair.layout.home)) as client:
-            until(lambda: not any(s["held"] for s in client.network()["switches"]), "nothing is held")
+            until(lambda: not any(s.held for s in client.network().switches), "nothing is held")
     check_log(url, 2)
     assert leaks(pair.layout) == []

@@ -21,6 +21,7 @@ pytestmark = [
 
 from adaptive_world import SCRIPT, Paced, samples_of  # noqa: E402
 
+from plait.live.api.jobs import WholeJob  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.live.system import procs  # noqa: E402
@@ -55,7 +56,7 @@ class Resized:
         training["checkpoint_s"] = 5.0
         training["env"] |= {"PYTHONPATH": str(SCRIPT.parent), "HELD_IMPORT": str(self.hold)}
         with self.cluster.client() as client:
-            self.name = client.submit([training])[0]["id"]
+            self.name = client.submit([training])[0].id
         self.until(lambda: self.steps(1) > 5)
         path = self.cluster.layout.job(0) / "start.json"
         record = json.loads(path.read_text())
@@ -73,11 +74,10 @@ class Resized:
             self.cluster.maintain()
             time.sleep(0.02)
 
-    def job(self) -> dict[str, object]:
+    def job(self) -> WholeJob:
         """What the service says of the training."""
         with self.cluster.client() as client:
-            found: dict[str, object] = client.job(self.name)
-            return found
+            return client.job(self.name)
 
     def steps(self, attempt: int) -> int:
         """Steps that an attempt has made."""
@@ -91,7 +91,7 @@ class Resized:
                 client.cancel(self.other)
                 self.other = ""
             else:
-                self.other = client.submit([{"command": ["sleep", "1000"], "gpus": 1}])[0]["id"]
+                self.other = client.submit([{"command": ["sleep", "1000"], "gpus": 1}])[0].id
         self.until(lambda: len(self.waiting()) == (1 if self.other else 2))
         return [child for runner in self.waiting() for child in children(runner)]
 
@@ -133,7 +133,7 @@ def children(runner: Process) -> list[Process]:
 
 def check_end(resized: Resized, *, once: bool) -> None:
     """The training finishes, and its log makes sense; `once`: it has used every sample once in each pass."""
-    resized.until(lambda: resized.job()["state"] == "finished")
+    resized.until(lambda: resized.job().state == "finished")
     resized.cluster.stop()
     epochs = samples_of(resized.out, 0)
     assert sorted(epochs) == list(range(EPOCHS))
@@ -178,7 +178,7 @@ def test_ranks_train_on_while_others_start_and_no_fault_in_between_loses_a_sampl
     service.send(signal.SIGKILL)
     resized.hold.unlink()
     resized.next_attempt()
-    assert resized.job()["failures"] == 0
+    assert resized.job().failures == 0
     check_end(resized, once=True)
 
 
@@ -186,7 +186,7 @@ def test_a_training_that_dies_while_others_wait_goes_on_from_its_checkpoint(resi
     waiting = resized.resize()
     for runner, _ in workers(resized.cluster.layout):
         runner.send(signal.SIGKILL)
-    resized.until(lambda: resized.job()["failures"] == 1)
+    resized.until(lambda: resized.job().failures == 1)
     resized.hold.unlink()
     resized.until(lambda: not any(process.alive for process in waiting) or resized.steps(2) > 5)
     resized.until(lambda: max(map(resized.steps, range(2, 6))) > 5)

@@ -47,19 +47,19 @@ def test_plain_scripts_beside_attached_ones_run_once_each_and_all_end(tmp_path: 
             {"command": [sys.executable, str(tmp_path / script), str(tmp_path / f"{i}.txt")], "workdir": str(tmp_path)}
             for i, script in enumerate(scripts)
         ]
-        names = [one["id"] for one in service.submit(jobs)]
+        names = [one.id for one in service.submit(jobs)]
         until = time.monotonic() + 90
-        while any((found := service.job(name))["state"] not in FINAL for name in names):
+        while any((found := service.job(name)).state not in FINAL for name in names):
             assert time.monotonic() < until, found
             time.sleep(0.2)
         ended = [service.job(name) for name in names]
-        assert [one["state"] for one in ended] == ["finished"] * 4
-        assert service.policy()["policy"] == DEFAULT_POLICY
+        assert [one.state for one in ended] == ["finished"] * 4
+        assert service.policy().policy == DEFAULT_POLICY
         plain = [i for i, script in enumerate(scripts) if script == "plain.py"]
-        assert [ended[i]["epoch"] for i in plain] == [1, 1, 1]
-        assert [ended[i]["preemptions"] for i in plain] == [0, 0, 0]
+        assert [ended[i].epoch for i in plain] == [1, 1, 1]
+        assert [ended[i].preemptions for i in plain] == [0, 0, 0]
         assert [(tmp_path / f"{i}.txt").read_text() for i in plain] == ["begins\n"] * 3
         assert (tmp_path / "2.txt").read_text().endswith("done 80\n")  # whatever it was stopped for in between
-        assert "preempted" not in service.status()["lost"]["work_gpu_s"]
+        assert "preempted" not in service.status().lost.work_gpu_s
         events = [step["event"]["type"] for step in service.all_events()]
         assert "StopCostReported" in events

@@ -88,18 +88,18 @@ class World:
 
     def nodes(self) -> dict[str, str]:
         with Client.at(str(self.layout.home)) as client:
-            return {node["id"]: node["state"] for node in client.nodes()}
+            return {node.id: node.state for node in client.nodes()}
 
     def running(self) -> list[dict]:
         with Client.at(str(self.layout.home)) as client:
-            return [job for job in client.jobs(limit=100) if job["state"] == "running"]
+            return [job for job in client.jobs(limit=100) if job.state == "running"]
 
     def at_work(self) -> set[str]:
         """The nodes whose jobs make steps."""
-        return {node for job in self.running() if job["iterations_done"] for node in job["nodes"]}
+        return {node for job in self.running() if job.iterations_done for node in job.nodes}
 
     def steps(self) -> float:
-        return sum(job["iterations_done"] for job in self.running())
+        return sum(job.iterations_done for job in self.running())
 
     def close(self) -> None:
         subprocess.run(

@@ -20,6 +20,8 @@ from slurm.slurm_cluster import SlurmCluster, why_not
 
 pytest.importorskip("starlette", reason="needs the extra [live]")
 
+from plait.live.api.cluster import NodeRow
+from plait.live.api.jobs import WholeJob
 from plait.live.backends.slurm.node import MARK
 from plait.live.client.client import Client
 from plait.live.layout import Layout
@@ -64,11 +66,11 @@ class Cluster:
     def submit(self, *words: object) -> str:
         return json.loads(self("submit", "--json", *words))[0]["id"]
 
-    def job(self, job: str) -> dict:
+    def job(self, job: str) -> WholeJob:
         with Client.at(str(self.layout.home)) as client:  # asked often: a command would take a second
             return client.job(job)
 
-    def nodes(self) -> list[dict]:
+    def nodes(self) -> list[NodeRow]:
         with Client.at(str(self.layout.home)) as client:
             return client.nodes()
 
@@ -88,7 +90,7 @@ class Cluster:
     def ended(self, *jobs: str) -> list[dict]:
         found = []
         for job in jobs:
-            self.comes(lambda job=job: self.job(job)["state"] in ("finished", "failed", "cancelled"), f"end of {job}")
+            self.comes(lambda job=job: self.job(job).state in ("finished", "failed", "cancelled"), f"end of {job}")
             found.append(self.job(job))
         return found
 
@@ -148,9 +150,9 @@ def test_allocations_grow_with_the_queue_and_go_when_idle(plait, tmp_path):
     most = len(plait.queue())
     go.touch()
     for job in [*jobs, wide]:
-        plait.comes(lambda job=job: plait.job(job)["state"] in ("finished", "failed"), job)
+        plait.comes(lambda job=job: plait.job(job).state in ("finished", "failed"), job)
         most = max(most, sum(" COMPLETING" not in line for line in plait.queue()))  # what ends counts no more
-    assert [plait.job(job)["state"] for job in [*jobs, wide]] == ["finished"] * 8
+    assert [plait.job(job).state for job in [*jobs, wide]] == ["finished"] * 8
     assert most == 3
     assert all(plait("logs", job).strip().splitlines()[-1] in ("gpu 0", "gpu 1") for job in jobs)
     plait.comes(lambda: plait.queue() == [], "an empty queue, as nothing is wanted any more")
@@ -160,15 +162,15 @@ def test_allocations_grow_with_the_queue_and_go_when_idle(plait, tmp_path):
 def test_a_job_moves_before_the_time_limit_of_its_allocation(plait, undisturbed, tmp_path):
     plait.up(max_nodes=1, time_limit="1", replace=30)
     job = plait.submit("--", sys.executable, SCRIPT, tmp_path)
-    plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
+    plait.comes(lambda: plait.job(job).state == "running", "a running job")
     first = plait.allocations()
     plait.comes(lambda: len(plait.allocations()) == 2, "the replacement, while the first still runs")
     plait.comes(lambda: plait.allocations() and first[0] not in plait.allocations(), "the end of the first")
-    plait.comes(lambda: plait.job(job)["state"] == "running", "the job on the replacement")
+    plait.comes(lambda: plait.job(job).state == "running", "the job on the replacement")
     (tmp_path / "hurry").touch()
     (end,) = plait.ended(job)
-    assert end["state"] == "finished"
-    assert end["failures"] == 0
+    assert end.state == "finished"
+    assert end.failures == 0
     assert (tmp_path / f"{job}.bin").read_bytes() == undisturbed
     log = plait("logs", job)
     assert "resumed at" in log
@@ -180,7 +182,7 @@ def test_a_job_survives_the_end_of_its_allocation(plait, undisturbed, tmp_path, 
     job = plait.submit("--", sys.executable, SCRIPT, tmp_path)
     plait.comes(lambda: (tmp_path / "steps").exists(), "the first step")
     before = plait.job(job)
-    (number,), node = plait.allocations(), before["nodes"][0]
+    (number,), node = plait.allocations(), before.nodes[0]
     host = node.rpartition("-")[0]
     if what == "notice":  # what Slurm does ahead of a time limit or, where it is told to, of a preemption
         plait.slurm.command("scancel", "--batch", "--signal=TERM", number)
@@ -190,26 +192,26 @@ def test_a_job_survives_the_end_of_its_allocation(plait, undisturbed, tmp_path, 
         plait.slurm.kill_machine(host)
     else:
         plait.slurm.kill(host)
-    plait.comes(lambda: plait.job(job)["state"] == "running" and plait.job(job)["nodes"] != [node], "the job elsewhere")
+    plait.comes(lambda: plait.job(job).state == "running" and plait.job(job).nodes != [node], "the job elsewhere")
     (tmp_path / "hurry").touch()
     (end,) = plait.ended(job)
-    assert end["state"] == "finished"
-    assert end["failures"] == 0
+    assert end.state == "finished"
+    assert end.failures == 0
     assert (tmp_path / f"{job}.bin").read_bytes() == undisturbed
 
 
 def test_an_agent_that_is_killed_is_started_again_and_its_jobs_go_on(plait):
     plait.up(max_nodes=1)
     job = plait.submit("--", "sleep", 600)
-    plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
-    (node,), kept = plait.job(job)["nodes"], set(job_processes(plait.layout))
+    plait.comes(lambda: plait.job(job).state == "running", "a running job")
+    (node,), kept = plait.job(job).nodes, set(job_processes(plait.layout))
     record = plait.layout.node(node) / "agent.json"
     before = json.loads(record.read_text())["pid"]
     os.kill(before, signal.SIGKILL)
     plait.comes(lambda: json.loads(record.read_text())["pid"] != before, "another agent")
-    plait.comes(lambda: plait.job(job)["state"] == "running", "the job that went on")
+    plait.comes(lambda: plait.job(job).state == "running", "the job that went on")
     assert kept <= set(job_processes(plait.layout))
-    assert plait.job(job)["starts"] == 1
+    assert plait.job(job).starts == 1
     plait("down", "--stop-jobs", "--may-lose-work")
     assert plait.queue() == []
     assert job_processes(plait.layout) == {}
@@ -230,7 +232,7 @@ def test_another_keeper_goes_on_with_the_allocations_of_the_first(plait):
     for mark in (plait.layout.home / "nodes").glob(f"*/{MARK}"):
         mark.unlink()  # allocations of a version before have none
     (end,) = plait.ended(job)
-    assert end["state"] == "finished"
+    assert end.state == "finished"
     plait.comes(lambda: len(plait.queue()) == 1, "one allocation, as there was before")
     assert len(list((plait.layout.home / "slurm").glob("*.log"))) == 2  # nothing was asked for twice
 
@@ -238,13 +240,13 @@ def test_another_keeper_goes_on_with_the_allocations_of_the_first(plait):
 def test_down_leaves_allocations_or_gives_them_back(plait):
     plait.up("--lost", 120, max_nodes=2, min_nodes=1)  # longer than the service is away
     job = plait.submit("--", "sleep", 600)
-    plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
+    plait.comes(lambda: plait.job(job).state == "running", "a running job")
     kept = plait.allocations()
     assert f"allocations of Slurm stay: {kept[0]}" in plait("down")
     assert plait.allocations() == kept
     plait("up")
-    plait.comes(lambda: plait.job(job)["state"] == "running", "the job that went on")
-    assert plait.job(job)["starts"] == 1
+    plait.comes(lambda: plait.job(job).state == "running", "the job that went on")
+    assert plait.job(job).starts == 1
     assert plait.allocations() == kept
     plait("down", "--stop-jobs", "--may-lose-work")
     assert plait.queue() == []
@@ -262,7 +264,7 @@ def test_a_job_too_large_for_the_allocations_there_are_waits_for_more_until_slur
         wide = plait.submit("--gpus", 4, "--", "sleep", 1)
         plait.comes(lambda: plait.allocations("PENDING"), "an allocation that Slurm has no room for")
         shown = plait.job(wide)
-        assert (shown["state"], shown["reason"]) == (
+        assert (shown.state, shown.reason) == (
             "waiting",
             "waits for more nodes: needs 4 GPUs; the nodes that are there have 2",
         )
@@ -270,13 +272,13 @@ def test_a_job_too_large_for_the_allocations_there_are_waits_for_more_until_slur
     finally:
         plait.slurm.command("scontrol", "update", f"nodename={','.join(others)}", "state=resume")
     (end,) = plait.ended(wide)
-    assert end["state"] == "finished"
+    assert end.state == "finished"
 
 
 def test_an_allocation_whose_service_stays_away_for_the_lease_is_given_back(plait):
     plait.up("--lost", 8, "--lease", 6, max_nodes=1)
     job = plait.submit("--", "sleep", 600)
-    plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
+    plait.comes(lambda: plait.job(job).state == "running", "a running job")
     plait("down")
     assert plait.allocations()
     plait.comes(lambda: plait.queue() == [], "the end of the allocation")

@@ -48,16 +48,16 @@ def test_a_job_is_checkpointed_within_the_notice_and_finishes_elsewhere(cluster:
     out.mkdir()
     job = cluster.train(out, 3, 0.25)
     before = cluster.has_made(job, 5)
-    (node,) = before["nodes"]
+    (node,) = before.nodes
     assert cluster.end_agent(node) == 0
     assert cluster.states()[node] == "left"  # at once: nobody waits for its silence
     found = cluster.finishes(job)
-    (there,) = found["nodes"]
+    (there,) = found.nodes
     assert {node, there} == {"n0", "n1"}
-    assert [a["state"] for a in found["attempts"]] == ["preempted", "finished"]
-    assert (found["failures"], found["epoch"]) == (0, 2)
+    assert [a.state for a in found.attempts] == ["preempted", "finished"]
+    assert (found.failures, found.epoch) == (0, 2)
     # What it had made when it was told to go is in the checkpoint that it went on from.
-    assert resumed_at(cluster.log_of(job, 2)) >= before["iterations_done"]
+    assert resumed_at(cluster.log_of(job, 2)) >= before.iterations_done
     name = f"{job}-e2-r0.bin"
     assert (out / name).read_bytes() == alone(tmp_path / "alone", 3)
 
@@ -68,8 +68,8 @@ def test_a_job_is_checkpointed_within_the_notice_and_finishes_elsewhere(cluster:
     assert cluster.states() == {there: "ready"}
     cluster.start_agent(node, "--rack", "3", "--gpu-kind", "a100", gpus=2)  # the name comes back, with other hardware
     with cluster.client as client:
-        again = next(n for n in client.nodes() if n["id"] == node)
-    assert (again["gpus"], again["rack"], again["gpu_kind"]) == (2, 3, "a100")
+        again = next(n for n in client.nodes() if n.id == node)
+    assert (again.gpus, again.rack, again.gpu_kind) == (2, 3, "a100")
 
 
 def test_a_gang_goes_on_with_a_node_that_joined_for_one_that_went(cluster: HandCluster, tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_a_gang_goes_on_with_a_node_that_joined_for_one_that_went(cluster: HandC
     job = cluster.train(out, 5, 1.0, gpus=2)
     before = cluster.has_made(job, 4)
     cluster.start_agent("n2", *SPOT)
-    assert cluster.job(job)["epoch"] == 1  # nobody is moved because there is more room
+    assert cluster.job(job).epoch == 1  # nobody is moved because there is more room
     assert cluster.end_agent("n1") == 0
     (out / "hurry").touch()
     found = cluster.finishes(job)
-    assert sorted(found["nodes"]) == ["n0", "n2"]
-    assert [a["state"] for a in found["attempts"]] == ["preempted", "finished"]
-    assert found["failures"] == 0
-    assert resumed_at(cluster.log_of(job, 2)) >= before["iterations_done"]
+    assert sorted(found.nodes) == ["n0", "n2"]
+    assert [a.state for a in found.attempts] == ["preempted", "finished"]
+    assert found.failures == 0
+    assert resumed_at(cluster.log_of(job, 2)) >= before.iterations_done
     assert (out / f"{job}-e2-r0.bin").stat().st_size == (out / f"{job}-e2-r1.bin").stat().st_size
 
 
@@ -101,4 +101,4 @@ def test_an_agent_without_the_option_leaves_its_jobs_for_the_next_one(cluster: H
     assert cluster.states()["n0"] == "ready"
     cluster.start_agent("n0")
     found = cluster.finishes(job)
-    assert [a["state"] for a in found["attempts"]] == ["finished"]
+    assert [a.state for a in found.attempts] == ["finished"]

@@ -60,7 +60,7 @@ def test_up_with_a_certificate_of_a_private_authority(tmp_path: Path) -> None:
         assert said["url"].startswith("https://localhost:")
         assert "PRIVATE" not in said["certificate"]
         with Client.at(str(home)) as client:
-            assert [node["state"] for node in client.nodes()] == ["ready"]
+            assert [node.state for node in client.nodes()] == ["ready"]
         with Client(said["url"], "", home=Layout.at(str(tmp_path))) as stranger, pytest.raises(NotRunning):
             stranger.status()
         said["certificate"] = tls.certificates(tmp_path / "other.pem")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
+from plait.live.api.explain import Explanation  # noqa: E402
 from plait.live.client.client import FINAL, Client  # noqa: E402
 from plait.testing.cluster import Cluster  # noqa: E402
 
@@ -33,16 +33,16 @@ class Jobs:
     def submit(self, name: str, gpus: int = 1, priority: float = 0.0) -> None:
         command = [sys.executable, str(self.folder / "until.py"), str(self.folder / name)]
         request = {"command": command, "workdir": str(self.folder), "gpus": gpus, "priority": priority}
-        self.ids[name] = self.service.submit([request])[0]["id"]
+        self.ids[name] = self.service.submit([request])[0].id
 
     def let_end(self, name: str) -> None:
         (self.folder / name).touch()
         self.until(name, *FINAL)
 
     def state(self, name: str) -> str:
-        return str(self.service.job(self.ids[name])["state"])
+        return self.service.job(self.ids[name]).state
 
-    def explained(self, name: str) -> dict[str, Any]:
+    def explained(self, name: str) -> Explanation:
         return self.service.explain(self.ids[name])
 
     def until(self, name: str, *states: str) -> None:
@@ -75,17 +75,17 @@ def test_gpus_that_become_free_are_held_for_the_first_of_the_queue(policy: str, 
             time.sleep(0.5)
         narrow = [name for name in jobs.ids if name not in ("a", "b", "wide")]
         assert [jobs.state(name) for name in narrow] == ["waiting"] * len(narrow)
-        wide, other = jobs.explained("wide")["summary"], jobs.explained("c")["summary"]
+        wide, other = jobs.explained("wide").summary, jobs.explained("c").summary
         ids = jobs.ids
         assert wide.startswith(f"needs 2 GPUs; waits until {ids['b']} has ended or may be stopped")
         assert "(1 GPU reserved for it: n0:" in wide
         assert other.startswith(f"needs 1 GPU; free ones are held for {ids['wide']}, which is ahead of it")
-        assert service.status()["gpus"]["reserved_idle"] == 1
+        assert service.status().gpus.reserved_idle == 1
         jobs.let_end("b")
         jobs.until("wide", "running")
         assert {jobs.state(name) for name in narrow} == {"waiting"}
         jobs.let_end("wide")
         jobs.until("c", "running")
         status = service.status()
-        assert status["gpus"]["reserved_idle"] == 0
-        assert status["reserved_idle_gpu_s"] > 0
+        assert status.gpus.reserved_idle == 0
+        assert status.reserved_idle_gpu_s > 0

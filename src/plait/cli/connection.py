@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from plait.core.words import counted, number
 
 if TYPE_CHECKING:
+    from plait.live.api.jobs import JobRow
     from plait.live.client.client import Client
 
 HomeOption = Annotated[
@@ -42,8 +44,8 @@ def client(home: str | None, *, notices: bool = True) -> Client:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, for other programs."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+    """Print a value, such as an answer of the service, as JSON for other programs."""
+    typer.echo(json.dumps(msgspec.to_builtins(value), indent=1, ensure_ascii=False))
 
 
 def seconds(text: str) -> float:
@@ -65,13 +67,14 @@ def seconds(text: str) -> float:
     return found
 
 
-def progress(job: dict[str, Any]) -> str:
+def progress(job: JobRow) -> str:
     """Completed iterations, as a share of the total if it is known."""
-    adaptive = job.get("adaptive") or {}
-    if adaptive.get("total_progress"):  # its steps are worth more, or less, as its batch changes
-        done, total = number(adaptive.get("progress")), number(adaptive["total_progress"])
+    if (
+        adaptive := job.adaptive
+    ) is not None and adaptive.total_progress:  # its steps are worth more, or less, as its batch changes
+        done, total = number(adaptive.progress), adaptive.total_progress
         return f"{min(done / total, 1.0) if math.isfinite(done) else 0.0:4.0%} of {total:,.0f}"
-    done, total = number(job.get("iterations_done")), number(job.get("iterations") or job.get("total_steps"))
+    done, total = job.iterations_done, number(job.iterations or job.total_steps)
     if math.isfinite(total) and total > 0:
         share = min(done / total, 1.0) if math.isfinite(done) else 0.0
         return f"{share:4.0%} of {total:,.0f}"

@@ -6,9 +6,13 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from plait.live.notes import note
+
+if TYPE_CHECKING:
+    from plait.live.api.jobs import WholeJob
+    from plait.live.client.client import Client
 
 T = TypeVar("T")
 #: Seconds between two looks.
@@ -19,15 +23,14 @@ STARTED_S = 60.0
 AGAIN_S = 10.0
 
 
-def patiently(service: Any, job: str) -> dict[str, Any]:
+def patiently(service: Client, job: str) -> WholeJob:
     """The job; waits up to a minute for a service that does not answer, since jobs continue without it."""
     from plait.live.client.client import NotRunning
 
     until = time.monotonic() + STARTED_S
     while True:
         try:
-            found: dict[str, Any] = service.job(job)
-            return found
+            return service.job(job)
         except NotRunning:
             if time.monotonic() > until:
                 raise

@@ -134,7 +134,7 @@ class Cluster:
 
     def _all_ready(self) -> bool:
         with self.client() as client:
-            ready = [node for node in client.nodes() if node["state"] == "ready"]
+            ready = [node for node in client.nodes() if node.state == "ready"]
         return len(ready) >= len(self.backend.nodes)
 
     def _until(self, true: Callable[[], bool], what: str) -> None:

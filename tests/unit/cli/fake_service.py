@@ -1,4 +1,4 @@
-"""A service made of a dictionary: answers what the tests put there, and notes what it was asked.
+"""A service made of a dictionary: answers the fields that tests put there, and records the requests.
 
 `headers`: of every answer.
 """
@@ -10,6 +10,8 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from sample_answers import answered
 
 TOKEN = "secret"
 
@@ -54,9 +56,9 @@ def serve(fake: Fake) -> ThreadingHTTPServer:
                 self.send(404, {"error": {"message": message, "next": "list them with: plait ls"}})
             elif isinstance(found, list) and found and isinstance(found[0], tuple):
                 status, value = found.pop(0) if len(found) > 1 else found[0]
-                self.send(status, value)
+                self.send(status, answered(self.command, path, value) if status < 400 else value)
             else:
-                self.send(200, found(query) if callable(found) else found)
+                self.send(200, answered(self.command, path, found(query) if callable(found) else found))
 
         def send(self, status, value):
             text = value if isinstance(value, str) else json.dumps(value)

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from plait.cli.experiments import antman_demo as demo
 from plait.cli.experiments.antman_demo import (
@@ -26,7 +27,9 @@ from plait.cli.experiments.antman_demo import (
     sentences,
 )
 from plait.cli.experiments.demonstration import find_examples
+from plait.live.api.jobs import WholeJob
 from plait.training.emulation import FifoDevice
+from sample_answers import sample
 
 
 def test_records_are_read_while_they_are_written(tmp_path):
@@ -82,7 +85,7 @@ def _found(**other):
         Memory("in its first step", replace(host, gpu_gb=8.4, host_gb=18.6), large, 2.9, "run"),
         Memory("5 s later", replace(host, gpu_gb=27.0), small, 1.3, "run"),
     )
-    jobs = [{"name": name, "state": "finished", "preemptions": 0, "failures": n} for n, name in enumerate("hg")]
+    jobs = [sample(WholeJob, name=name, state="finished", failures=n) for n, name in enumerate("hg")]
     found = Found(Pair(0.2, 0.5), Burst(looks, 2), Killed(4.2, 0.2, 310, 300), *jobs, [])
     return replace(found, **other)
 
@@ -106,9 +109,11 @@ def test_the_report_promises_nothing_that_it_did_not_see():
     found = _found()
     assert sentences(found)["killed by plait"].startswith("plait killed and stopped no job")
     for other in ({"preemptions": 1}, {"state": "failed"}, {"failures": 2}):
-        said = sentences(_found(guest=found.guest | other))["killed by plait"]
+        said = sentences(_found(guest=structs.replace(found.guest, **other)))["killed by plait"]
         assert said.startswith("Not as promised: g ")
-    assert sentences(_found(host=found.host | {"failures": 1}))["killed by plait"].startswith("Not as promised: h ")
+    assert sentences(_found(host=structs.replace(found.host, failures=1)))["killed by plait"].startswith(
+        "Not as promised: h "
+    )
 
 
 def test_the_script_of_the_demo_is_among_the_examples():

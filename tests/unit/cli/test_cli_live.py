@@ -10,6 +10,7 @@ import sys
 from typing import get_args
 
 import httpx
+import msgspec
 import pytest
 from fake_service import TOKEN, Fake, serve
 
@@ -20,6 +21,8 @@ from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, Rep
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
+from plait.live.api.explain import Explanation, JobOutlook, Times
+from plait.live.api.jobs import JobRow, WholeJob
 from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, Refused, ServiceError
 from plait.live.protocol import not_current
@@ -34,6 +37,7 @@ from plait.live.scheduler.records.notes import KINDS, PolicySet, Requested
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import State
 from plait.outlook.eta import Eta, Forecast, Interval
+from sample_answers import sample
 
 JOB = {
     "id": "j-3", "number": 3, "name": "mnist", "user": "ada", "project": "default", "state": "running", "gpus": 2,
@@ -150,7 +154,7 @@ def test_submit_reads_files(plait, fake, tmp_path, name, text):
 
 
 def test_submit_several_jobs_at_once(plait, fake, tmp_path):
-    fake.answers["POST", "/v1/jobs"] = {"jobs": [{"id": "j-1", "number": 1}, {"id": "j-2", "number": 2}]}
+    fake.answers["POST", "/v1/jobs"] = [{"id": "j-1", "number": 1}, {"id": "j-2", "number": 2}]
     (tmp_path / "jobs.yaml").write_text("jobs:\n- command: [a]\n- command: [b]\n")
     answer = plait("submit", "-f", "jobs.yaml", "--json")
     assert [job["id"] for job in json.loads(answer.out)] == ["j-1", "j-2"]
@@ -338,7 +342,7 @@ def test_ls_show_history(plait, fake):
     assert "j-2" in ended
     assert "10.0 s" in ended  # waited
     fake.answers["GET", "/v1/jobs"] = [JOB, DONE]
-    assert json.loads(plait("ls", "--json").out) == [JOB, DONE]
+    assert json.loads(plait("ls", "--json").out) == msgspec.to_builtins([sample(JobRow, **one) for one in (JOB, DONE)])
 
 
 def test_costs_are_those_of_history_and_name_what_has_no_price(plait, fake):
@@ -462,14 +466,14 @@ def test_explain_of_a_failed_job_says_once_that_it_failed(plait, fake):
 
 def test_a_check_of_a_job_that_starts_in_no_run_says_of_how_many():
     never = Interval.of([math.inf] * 10)
-    none = {"middle_s": None, "half_s": [None, None], "wide_s": [None, None]}
+    none = Times(None, [None, None], [None, None])
     simulated = Forecast(0.0, 10, {3: Eta(never, never, 0.0)}, ())
-    found = checked_by({"start": none, "end": none}, simulated, 3)
+    found = checked_by(sample(JobOutlook, start=none, end=none), simulated, 3)
     assert check_lines(found) == ["  simulated: starts as said above in 10 of 10 runs; ends as said in 10 of 10"]
-    soon = {"middle_s": 1.0, "half_s": [1.0, 1.0], "wide_s": [1.0, 1.0]}
-    (line,) = check_lines(checked_by({"start": soon, "end": soon}, simulated, 3))
+    soon = Times(1.0, [1.0, 1.0], [1.0, 1.0])
+    (line,) = check_lines(checked_by(sample(JobOutlook, start=soon, end=soon), simulated, 3))
     assert line.startswith("  simulated: starts as said above in 0 of 10 runs, mostly never; ends as said in 0 of 10, ")
-    assert checked_by({"start": none, "end": none}, simulated, 4) is None
+    assert checked_by(sample(JobOutlook, start=none, end=none), simulated, 4) is None
 
 
 def test_show_begins_with_the_job_and_quotes_the_last_line_of_each_attempt(plait, fake):
@@ -547,7 +551,9 @@ def test_logs_page_by_page_and_from_the_end(plait, fake):
     assert fake.asked[-1][2]["rank"] == "1"
     assert plait("logs", "j-3", "--tail", 10_000).out == text
     end, last = json.loads(plait("logs", "j-3", "--tail", 2, "--json").out), "".join(lines[-2:])
-    assert end == {"text": last, "offset": len(text) - len(last), "next": len(text), "size": len(text)}
+    assert end == {
+        "text": last, "offset": len(text) - len(last), "next": len(text), "size": len(text), "epoch": 0, "rank": 0,
+    }  # fmt: skip
     assert json.loads(plait("logs", "j-3", "--json").out)["next"] == 300
     assert "--json and --follow exclude each other" in plait("logs", "-f", "j-3", "--json").err
 
@@ -659,7 +665,7 @@ def test_drain_waits_until_the_node_is_empty(plait, fake, monkeypatch):
 
 def test_cancel_and_administration(plait, fake):
     fake.answers |= {
-        ("DELETE", "/v1/jobs/j-3"): {"state": "cancelled"},
+        ("DELETE", "/v1/jobs/j-3"): {"id": "j-3", "state": "cancelled"},
         ("POST", "/v1/jobs/j-3/requeue"): {"id": "j-3", "state": "stopping"},
         ("PATCH", "/v1/jobs/j-3"): {"id": "j-3", "state": "waiting", "remarks": ["policy fifo ignores deadlines"]},
         ("POST", "/v1/jobs/j-3/clone"): {"id": "j-4", "number": 4},
@@ -679,7 +685,7 @@ def test_cancel_and_administration(plait, fake):
     assert plait("cancel", "j-3").out == "j-3 cancelled\n"
     fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "state": "cancelled"}
     assert plait("cancel", "j-3").out == "j-3 was cancelled already\n"
-    assert json.loads(plait("cancel", "j-3", "--json").out) == [{"state": "cancelled"}]
+    assert json.loads(plait("cancel", "j-3", "--json").out) == [{"id": "j-3", "state": "cancelled"}]
     assert plait("requeue", "j-3").out == "j-3 stopping\n"
     assert plait("clone", "j-3", "--gpus", "2").out == "j-4\n"
     changed = plait("update", "j-3", "--class", "auto", "--no-deadline")
@@ -711,7 +717,7 @@ def test_cancel_and_administration(plait, fake):
         (("project", "set", "p"), {}),
         (("project", "rm", "p"), {}),
     ):
-        assert json.loads(plait(*words, "--json").out) == says, words
+        assert says.items() <= json.loads(plait(*words, "--json").out).items(), words
     assert {"user": "bob", "role": "user"} in fake.bodies
 
 
@@ -737,20 +743,15 @@ def test_status_nodes_top(plait, fake):
     assert "mnist" in plait("top", "--once").out
 
 
-def test_status_names_the_trouble_of_a_service_that_states_no_time(plait, fake):
-    fake.answers["GET", "/v1/status"] = {**STATUS, "store_error": "its disk is full"}
-    assert "TROUBLE   its disk is full\n" in plait("status").out
-
-
 def test_top_shows_the_jobs_that_run_first_however_many_newer_ones_wait():
-    ids = [{"id": f"j-{i}", "state": "waiting" if i > 5 else "running"} for i in range(400, 0, -1)]
+    ids = [sample(JobRow, id=f"j-{i}", state="waiting" if i > 5 else "running") for i in range(400, 0, -1)]
 
     class Service:
         def jobs(self, *, state, limit):
-            return [job for job in ids if job["state"] in state.split(",")][:limit]
+            return [job for job in ids if job.state in state.split(",")][:limit]
 
     shown = _shown_jobs(Service(), 40)
-    assert [job["id"] for job in shown[:5]] == ["j-5", "j-4", "j-3", "j-2", "j-1"]
+    assert [job.id for job in shown[:5]] == ["j-5", "j-4", "j-3", "j-2", "j-1"]
     assert len(shown) == 40
 
 
@@ -780,11 +781,13 @@ def test_events_in_words(plait, fake):
         "groups": [{"jobs": [0, {"job": 1, "turn": 2}], "gpus": [0], "gate": "tokens"}],
     }
     fake.answers["GET", "/v1/status"] = STATUS
-    fake.answers["GET", "/v1/events"] = lambda query: [
-        {"seq": 1, "at_s": 0.0, "event": {"type": "NodeJoined", "at_s": 0.0, "node": {"id": "n0"}}, "commands": []},
-        {"seq": 2, "at_s": 1.0, "event": {"type": "ProgressReported", "at_s": 1.0, "jobs": [0]}, "commands": []},
-        {"seq": 3, "at_s": 2.0, "event": {"type": "ReplanDue", "at_s": 2.0}, "commands": [launch]},
-    ][int(query["after"]) :]
+    fake.answers["GET", "/v1/events"] = lambda query: {
+        "events": [
+            {"seq": 1, "at_s": 0.0, "event": {"type": "NodeJoined", "at_s": 0.0, "node": {"id": "n0"}}, "commands": []},
+            {"seq": 2, "at_s": 1.0, "event": {"type": "ProgressReported", "at_s": 1.0, "jobs": [0]}, "commands": []},
+            {"seq": 3, "at_s": 2.0, "event": {"type": "ReplanDue", "at_s": 2.0}, "commands": [launch]},
+        ][int(query["after"]) :]
+    }
     lines = plait("events").out.splitlines()
     assert [line.split()[0] for line in lines] == ["1", "3"]
     assert re.fullmatch(r" +1  \d\d:\d\d:\d\d +1 min 20 s ago  node n0 joined", lines[0])
@@ -907,8 +910,8 @@ def test_grants_and_switches_have_words():
     lost = {"type": "SwitchLost", "switch": "leaf0"}
     assert step_in_words(lost, [{**grant, "grants": []}]) == "switch leaf0 was lost  ->  memory of j-2, j-3 is released"
     assert in_words({"type": "SwitchJoined", "switch": "leaf0"}) == "switch leaf0 joined"
-    network = {"id": "j-0", "state": "running", "network": "not aggregated: policy fifo grants it no memory"}
-    assert "  network: not aggregated: policy fifo grants it no memory" in explanation_lines(network)
+    reason = "not aggregated: policy fifo grants it no memory"
+    assert f"  network: {reason}" in explanation_lines(sample(Explanation, id="j-0", state="running", network=reason))
 
 
 def test_explain_says_why_what_would_help_and_when(plait, fake):
@@ -938,7 +941,7 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
     now, by = foresee(queue, History(), state.controller.now_s), Calibrations.of(TrackRecord(), 4.0)
     assert (math.inf > now.starts_s[:, 1]).all()
     for number, name in ((0, "j-0"), (1, "j-1")):
-        forecast = {**now.of(number, by), "assumptions": []}
+        forecast = msgspec.to_builtins(now.of(number, by, []))
         answer = {"id": name, "number": number, "state": "waiting" if number else "running", "forecast": forecast}
         fake.answers["GET", f"/v1/jobs/{name}/explain"] = answer
         fake.answers["POST", f"/v1/jobs/{name}/forecast"] = {}
@@ -1139,7 +1142,7 @@ def test_a_wrong_token(plait, fake, monkeypatch):
 def test_questions_are_asked_again_when_the_service_is_busy(fake):
     fake.answers["GET", "/v1/jobs/j-3"] = [(503, {}), (502, {}), (200, JOB)]
     with Client.at() as service:
-        assert service.job("j-3") == JOB
+        assert service.job("j-3") == sample(WholeJob, **JOB)
     assert len(fake.asked) == 3
 
 
@@ -1178,7 +1181,10 @@ def test_a_port_where_something_else_listens(fake):
     with Client.at() as service, pytest.raises(ServiceError, match="is not a plait service"):
         service.status()
     fake.answers["GET", "/v1/status"] = [(200, [])]
-    with Client.at() as service, pytest.raises(ServiceError, match="not an object"):
+    with (
+        Client.at() as service,
+        pytest.raises(ServiceError, match=r"got `array`; this client is plait .*, install the"),
+    ):
         service.status()
 
 

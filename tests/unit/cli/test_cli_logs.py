@@ -11,6 +11,8 @@ import pytest
 from plait.cli.commands import jobs
 from plait.live.agent.logs import read_part
 from plait.live.agent.processes.runner import LogWriter
+from plait.live.api.jobs import LogPart
+from sample_answers import sample
 
 
 class Service:
@@ -21,9 +23,9 @@ class Service:
 
     def logs(
         self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536, epoch: int | None = None
-    ) -> dict[str, Any]:
+    ) -> LogPart:
         """A part, of at most `most` bytes."""
-        return asdict(read_part(self.folder, offset, min(limit, self.most)))
+        return sample(LogPart, **asdict(read_part(self.folder, offset, min(limit, self.most))))
 
 
 @pytest.mark.parametrize("most", [1000, 1001, 1002, 1 << 20])
@@ -34,18 +36,18 @@ def test_the_last_lines_are_whole_characters_and_lines(tmp_path: Path, monkeypat
     service: Any = Service(tmp_path, most)
     for count in (1, 2, 20, 300, 1000):
         found = jobs.last_lines(service, "j-1", 0, count)
-        assert found["text"] == "\n".join(text.split("\n")[-count:])
-        assert text.encode()[found["offset"] :].decode() == found["text"]
-        assert found["next"] == found["size"] == len(text.encode())
+        assert found.text == "\n".join(text.split("\n")[-count:])
+        assert text.encode()[found.offset :].decode() == found.text
+        assert found.next == found.size == len(text.encode())
 
 
 def test_lines_behind_a_gap_and_an_empty_log(tmp_path: Path) -> None:
     writer = LogWriter(str(tmp_path), 4096)
     service: Any = Service(tmp_path, 1 << 20)
-    assert jobs.last_lines(service, "j-1", 0, 3)["text"] == ""
+    assert jobs.last_lines(service, "j-1", 0, 3).text == ""
     for i in range(3000):
         writer.write(f"{i:06d}\n".encode())
-    assert jobs.last_lines(service, "j-1", 0, 2)["text"] == "002998\n002999\n"
-    everything = jobs.last_lines(service, "j-1", 0, 3000)["text"].splitlines()
+    assert jobs.last_lines(service, "j-1", 0, 2).text == "002998\n002999\n"
+    everything = jobs.last_lines(service, "j-1", 0, 3000).text.splitlines()
     assert everything[0] == "000000"
     assert sum(line.startswith("[plait: ") for line in everything) == 1

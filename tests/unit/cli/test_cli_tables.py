@@ -17,6 +17,9 @@ from plait.cli.commands.jobs import (
 )  # fmt: skip
 from plait.cli.commands.status import NODE_COLUMNS, _node_row
 from plait.cli.render.tables import piped, plain, plain_lines, table
+from plait.live.api.cluster import NodeRow, QueuedJob
+from plait.live.api.jobs import JobRow
+from sample_answers import sample
 
 WRITTEN = "\x1b[2J\x1b]0;title\x07" + "very long failure message " * 200 + "x" * 900 + "\nnext\x1b[31m"
 JOB = {
@@ -25,6 +28,10 @@ JOB = {
     "iterations_done": 123456.0,
     "reason": f"{WRITTEN} (exit code 1); failed 4 times",
 }  # fmt: skip
+
+
+def line(job):
+    return job_row(sample(JobRow, **job))
 
 
 def drawn(headings, rows, width, **more):
@@ -37,7 +44,11 @@ def drawn(headings, rows, width, **more):
 
 @pytest.mark.parametrize("width", [24, 40, 60, 80, 120, 200])
 def test_ids_and_states_are_whole_whatever_a_job_wrote(width):
-    lines = drawn(JOB_COLUMNS, [job_row(JOB), job_row({**JOB, "id": "j-2", "state": "failed"})], width)
+    lines = drawn(
+        JOB_COLUMNS,
+        [line(JOB), line(JOB | {"id": "j-2", "state": "failed"})],
+        width,
+    )
     ids = [line for line in lines if line.startswith("j-")]
     assert [line.split()[0] for line in ids] == ["j-12345", "j-2"]
     assert "unreachable" in ids[0]
@@ -58,7 +69,7 @@ def test_extra_columns_give_way_from_the_right():
 
 
 def test_a_file_has_one_line_a_row():
-    lines = drawn(JOB_COLUMNS, [job_row(JOB)], None)
+    lines = drawn(JOB_COLUMNS, [line(JOB)], None)
     assert len(lines) == 2
     assert lines[1].endswith("…")
     assert "somebody@example.org" in lines[1]
@@ -88,7 +99,13 @@ def test_a_brief_reason_has_the_line_that_says_what_went_wrong():
 @pytest.mark.parametrize(
     ("headings", "rows"),
     [
-        (JOB_COLUMNS, [job_row(JOB), job_row({**JOB, "id": "j-2", "name": "größer 中文", "reason": "ρ " * 300})]),
+        (
+            JOB_COLUMNS,
+            [
+                line(JOB),
+                line(JOB | {"id": "j-2", "name": "größer 中文", "reason": "ρ " * 300}),
+            ],
+        ),
         (("", "~"), [("reason", "word " * 100 + "end"), ("id", "j-1"), ("", None)]),
         (("job", ">gpus"), [("中文", 16), ("j-1 [bold]x[/]", 1)]),
     ],
@@ -108,19 +125,35 @@ FAILED = {
     **RUNS, "id": "j-9", "state": "failed", "age_s": 4000.0, "jct_s": 75.0, "places": [],
     "reason": "RuntimeError: CUDA out of memory (exit code 1); not retried, because it failed within 15 s",
 }  # fmt: skip
-WAITS = {
+WAITS = sample(QueuedJob, **{
     **RUNS, "place": 1, "id": "j-77", "waits": True, "waited_s": 75.0, "left_s": 5000.0, "priority": 5.0, "level": 1,
     "attained_gpu_s": 7200.0, "reason": "needs 128 GPUs together; 3 are free",
-}  # fmt: skip
-NODE = {
-    "id": "node-a-17", "state": "suspect", "gpus": 8, "gpus_used": 4, "gpu_kind": "h100", "silent_s": 75.0,
-    "usage": {"cpu": 0.5, "memory_bytes": 2e11}, "jobs": ["j-1", "j-2", "j-3"], "job_states": {"j-1": "running"},
-}  # fmt: skip
+})  # fmt: skip
+NODE = sample(
+    NodeRow, id="node-a-17", state="suspect", gpus=8, gpus_used=4, gpu_kind="h100", silent_s=75.0,
+    usage={"cpu": 0.5, "memory_bytes": 2e11}, jobs=["j-1", "j-2", "j-3"], job_states={"j-1": "running"},
+)  # fmt: skip
 LISTS = {
-    "ls": (JOB_COLUMNS, [job_row(RUNS), job_row(FAILED)], ["j-9", "failed", "128", "RuntimeError: CUDA"]),
-    "queue": (QUEUE_COLUMNS, [_queue_row(WAITS)], ["j-77", "waiting", "128", "1 min 15 s", "needs 128 GPUs"]),
-    "history": (HISTORY_COLUMNS, [_history_row(FAILED)], ["j-9", "failed", "128", "1 h 5 min ago", "RuntimeError:"]),
-    "nodes": (NODE_COLUMNS, [_node_row(NODE)], ["node-a-17", "suspect", " 8 ", "1 min 15 s ago", "j-1 running"]),
+    "ls": (
+        JOB_COLUMNS,
+        [line(RUNS), line(FAILED)],
+        ["j-9", "failed", "128", "RuntimeError: CUDA"],
+    ),
+    "queue": (
+        QUEUE_COLUMNS,
+        [_queue_row(WAITS)],
+        ["j-77", "waiting", "128", "1 min 15 s", "needs 128 GPUs"],
+    ),
+    "history": (
+        HISTORY_COLUMNS,
+        [_history_row(sample(JobRow, **FAILED))],
+        ["j-9", "failed", "128", "1 h 5 min ago", "RuntimeError:"],
+    ),
+    "nodes": (
+        NODE_COLUMNS,
+        [_node_row(NODE)],
+        ["node-a-17", "suspect", " 8 ", "1 min 15 s ago", "j-1 running"],
+    ),
 }
 
 
@@ -137,8 +170,8 @@ def test_lists_keep_id_state_gpus_age_and_the_cause(name, width):
 
 
 def test_a_wider_terminal_shows_names_users_and_times_of_day():
-    shown = "\n".join(drawn(JOB_COLUMNS, [job_row(RUNS)], 140))
+    shown = "\n".join(drawn(JOB_COLUMNS, [line(RUNS)], 140))
     assert "a name that is fairly long" in shown
     assert "somebody" in shown
     assert re.search(r"\d\d:\d\d ", shown)
-    assert "a name" in "\n".join(drawn(JOB_COLUMNS, [job_row(RUNS), job_row(FAILED)], 80))
+    assert "a name" in "\n".join(drawn(JOB_COLUMNS, [line(RUNS), line(FAILED)], 80))

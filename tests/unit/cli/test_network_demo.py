@@ -13,6 +13,8 @@ import pytest
 from plait.cli.commands.network.cluster_view import ina_lines, show_cluster
 from plait.cli.experiments import network_demo
 from plait.cli.experiments.network_demo import Look, World
+from plait.live.api.cluster import NetworkJob, NetworkOfCluster
+from sample_answers import sample
 
 INA: dict[str, Any] = {
     "granted": True, "switch": "leaf0",
@@ -24,16 +26,20 @@ INA: dict[str, Any] = {
 }  # fmt: skip
 
 
+def ina(**changes: Any) -> NetworkJob:
+    return sample(NetworkJob, **INA | changes)
+
+
 def test_the_tables_and_the_page_of_the_demo_say_who_had_what_at_one_moment(capsys: pytest.CaptureFixture[str]) -> None:
     """The other job has all of the memory once the first one has ended; what they had together is shown."""
-    shared = {**INA, "region": {"offset": 0, "size": 20, "mode": "hybrid_region", "exclusive": False}}
-    alone = {**INA, "region": {"offset": 0, "size": 48, "mode": "hybrid_region", "exclusive": False}}
+    shared = ina(region={"offset": 0, "size": 20, "mode": "hybrid_region", "exclusive": False})
+    alone = ina(region={"offset": 0, "size": 48, "mode": "hybrid_region", "exclusive": False})
     looks = [
-        Look(0.5, 0.0, {}), Look(1.0, 4.0, {"deadline": INA, "other": shared}),
-        Look(1.5, 8.0, {"deadline": INA, "other": shared}), Look(2.0, 30.0, {"other": alone}),
+        Look(0.5, 0.0, {}), Look(1.0, 4.0, {"deadline": ina(), "other": shared}),
+        Look(1.5, 8.0, {"deadline": ina(), "other": shared}), Look(2.0, 30.0, {"other": alone}),
     ]  # fmt: skip
     ended = {"deadline": {"state": "finished", "jct_s": 12.34}, "other": {"state": "finished", "jct_s": 20.0}}
-    world = World("small", "fifo:ina=inalloc", looks, {"deadline": INA, "other": alone}, ended)
+    world = World("small", "fifo:ina=inalloc", looks, {"deadline": ina(), "other": alone}, ended)
     network_demo._show([world])
     said, page = capsys.readouterr().out, network_demo.page([world])
     for text in ("128 from 64", "20 from 0, shared", "44 Mb/s", "12.3 s"):
@@ -45,11 +51,11 @@ def test_the_tables_and_the_page_of_the_demo_say_who_had_what_at_one_moment(caps
 
 
 def test_explain_says_what_a_job_has_what_it_uses_and_why() -> None:
-    assert ina_lines(INA) == [
+    assert ina_lines(ina()) == [
         "  aggregation: 128 from 64 of leaf0, inalloc, epoch 2",
         "    a switch adds its gradients up: 44 Mb/s a rank, fallback 5.0 %, by gloo 1.0 % so far",
     ]
-    by_gloo = {**INA, "granted": False, "region": None, "mode_used": "gloo", "reason": "switch leaf0 was lost"}
+    by_gloo = ina(granted=False, region=None, mode_used="gloo", reason="switch leaf0 was lost")
     assert ina_lines(by_gloo) == [
         "  aggregation: no memory of a switch: switch leaf0 was lost",
         "    its gradients go by gloo: 44 Mb/s a rank, fallback 5.0 %, by gloo 1.0 % so far",
@@ -57,7 +63,7 @@ def test_explain_says_what_a_job_has_what_it_uses_and_why() -> None:
 
 
 def test_status_of_a_cluster_names_switches_jobs_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    show_cluster({"network": None})
+    show_cluster(sample(NetworkOfCluster, network=None))
     assert "declare one with: plait up --network" in capsys.readouterr().out
     switch = {
         "switch": "leaf0", "state": "lost", "node": None, "aggregators": 1024, "granted": 128, "held": 0.0,
@@ -70,7 +76,7 @@ def test_status_of_a_cluster_names_switches_jobs_and_what_is_missing(capsys: pyt
         "switches": [switch],
         "jobs": [{"id": "j-3", **INA}],
     }
-    show_cluster(found)
+    show_cluster(sample(NetworkOfCluster, **found))
     said = capsys.readouterr().out
     assert "policy fifo grants no memory of switches: choose one with ina=" in said
     for word in ("leaf0", "lost", "its server did not start", "j-3", "128 from 64", "5.0 %", "as it asks for"):
@@ -125,5 +131,5 @@ class Answers:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def network(self) -> dict[str, Any]:
-        return self.said
+    def network(self) -> NetworkOfCluster:
+        return sample(NetworkOfCluster, **self.said)

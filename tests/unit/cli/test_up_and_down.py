@@ -16,11 +16,15 @@ from typing import Any
 
 import pytest
 
+from sample_answers import sample
+
 pytest.importorskip("starlette", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
 from plait.cli.commands import cluster  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
+from plait.live.api.cluster import ClusterStatus, Losses, NetworkOfCluster, NodeRow  # noqa: E402
+from plait.live.api.costs import Costs  # noqa: E402
 from plait.live.client.client import Client, NotRunning  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.service.main import only_one  # noqa: E402
@@ -194,7 +198,7 @@ def test_one_that_comes_back_beside_a_leader_stands_by_though_the_engine_is_away
     started: list[str] = []
     monkeypatch.setattr(starting, "others_ready", lambda layout: True)
     monkeypatch.setattr(starting, "start_standby", lambda layout, options, name: started.append(name))
-    monkeypatch.setattr(starting, "own_client", lambda layout: SimpleNamespace(status=dict))
+    monkeypatch.setattr(starting, "own_client", lambda layout: SimpleNamespace(status=lambda: sample(ClusterStatus)))
     starting.start(layout, {"db": "postgresql://h/d"})
     assert (started, nodes.asked) == (["1"], ["start"])
     assert "no head answers; the service runs" in capsys.readouterr().err
@@ -222,7 +226,7 @@ def test_the_environment_names_no_other_cluster(layout: Layout, monkeypatch: pyt
     monkeypatch.setenv("PLAIT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("PLAIT_TOKEN", "plait_of_another_cluster")
     monkeypatch.setattr(keeper, "service_process", lambda layout: object())
-    monkeypatch.setattr(Client, "status", lambda self: {})
+    monkeypatch.setattr(Client, "status", lambda self: sample(ClusterStatus))
     layout.service_file.write_text('{"url": "http://127.0.0.1:2"}')
     layout.token_file.write_text("plait_ours\n")
     keeper.maintain_nodes(layout, Backend())  # type: ignore[arg-type]
@@ -253,7 +257,7 @@ def test_a_home_that_was_up_has_its_service_though_the_engine_is_away(
     remember(layout, {"backend": "ray", "address": "a:1", "nodes": 2})
     try:
         with starting.start(layout, {"nodes": 2, "policy": "fifo"}) as service:
-            assert service.status()["policy"] == "fifo"
+            assert service.status().policy == "fifo"
         assert "no head answers; the service runs, and its nodes are tried again" in capsys.readouterr().err
         assert nodes.asked == ["start"]
     finally:
@@ -304,7 +308,7 @@ def test_after_down_the_service_comes_though_the_engine_is_away(layout: Layout) 
     down.stop(layout, stop_jobs=False)
     try:
         with starting.start(layout, {}) as service:  # agents of other machines may run on, as those of Slurm do
-            assert service.status()["nodes"]
+            assert service.status().nodes
     finally:
         down.stop(layout, stop_jobs=False)
 
@@ -367,7 +371,7 @@ def test_down_ends_no_job_that_would_lose_work_without_consent(
     def own_client(layout: Layout) -> Any:
         if answers is None:
             raise NotRunning("no service runs")
-        return contextlib.nullcontext(SimpleNamespace(losses=lambda: answers))
+        return contextlib.nullcontext(SimpleNamespace(losses=lambda: sample(Losses, **answers)))
 
     ended: list[bool] = []
     monkeypatch.setattr(down, "own_client", own_client)
@@ -442,21 +446,21 @@ class Answers:
 
     url = "http://127.0.0.1:1"
 
-    def __init__(self, *looks: list[dict[str, Any]]) -> None:
+    def __init__(self, *looks: list[NodeRow]) -> None:
         self.looks = list(looks)
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[NodeRow]:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
-    def status(self) -> dict[str, Any]:
-        return {"policy": "fifo", "jobs": {}}
+    def status(self) -> ClusterStatus:
+        return sample(ClusterStatus, policy="fifo")
 
-    def network(self) -> dict[str, Any]:
-        return {"network": None, "policy": "fifo", "grants": False, "switches": [], "jobs": []}
+    def network(self) -> NetworkOfCluster:
+        return sample(NetworkOfCluster, policy="fifo")
 
 
-def _node(name: str, gpus: int, state: str = "ready", **more: object) -> dict[str, Any]:
-    return {"id": name, "gpus": gpus, "state": state, **more}
+def _node(name: str, gpus: int, state: str = "ready", **more: object) -> NodeRow:
+    return sample(NodeRow, id=name, gpus=gpus, state=state, **more)
 
 
 def test_up_with_fewer_slots_waits_for_their_agents_and_says_what_is_there(
@@ -478,9 +482,9 @@ def test_up_with_fewer_slots_waits_for_their_agents_and_says_what_is_there(
 
 def test_up_with_fewer_nodes_takes_none_away_whose_jobs_would_lose_work() -> None:
     class WithLosses(Answers):
-        def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> dict[str, Any]:
+        def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> Losses:
             assert list(nodes) == ["n1"]
-            return {"losses": [], "text": self.text}
+            return Losses([], self.text)
 
     backend: Any = SimpleNamespace(name="local", list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2, pid=None)])
     service: Any = WithLosses([_node("n0", 2), _node("n1", 2), _node("n2", 2, "lost"), _node("spot", 2)])
@@ -521,8 +525,8 @@ def test_nothing_is_said_of_nodes_where_none_was_taken_away(layout: Layout) -> N
 def test_up_warns_of_prices_of_kinds_that_no_node_has(layout: Layout) -> None:
     service: Any = Answers([_node("n0", 2, gpu_kind="cpu-slot")])
     prices: dict[str, float] = {"a100": 2.5}
-    service.status = lambda: {"policy": "fifo", "jobs": {}, "prices": "a100=2.5"}
-    service.costs = lambda limit: {"prices": prices}
+    service.status = lambda: sample(ClusterStatus, policy="fifo", prices="a100=2.5")
+    service.costs = lambda limit: sample(Costs, prices=prices)
     wrong, free = (one for one in starting.welcome(service, layout, None, 1.0) if one.startswith("warning"))
     assert "a100=2.5" in wrong
     assert wrong.endswith("the nodes have cpu-slot")
@@ -543,7 +547,7 @@ def test_up_warns_of_prices_of_kinds_that_no_node_has(layout: Layout) -> None:
 )
 def test_up_says_how_switches_of_a_network_get_memory(layout: Layout, declared: str, advice: str) -> None:
     service: Any = Answers([_node("n0", 2)])
-    service.network = lambda: {"network": declared, "policy": "fifo", "grants": False, "switches": [], "jobs": []}
+    service.network = lambda: sample(NetworkOfCluster, network=declared, policy="fifo")
     (line,) = [line for line in starting.welcome(service, layout, None, 1.0) if line.startswith("network")]
     assert "no switch aggregates" in line
     assert line.endswith(advice)

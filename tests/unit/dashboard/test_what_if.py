@@ -12,7 +12,9 @@ from starlette.testclient import TestClient
 from world import Browser, World
 
 from plait.dashboard import outlook
+from plait.live.api.explain import SubmissionVariant, Times
 from plait.live.scheduler.explain.submission import _best
+from sample_answers import sample
 
 Login = Callable[[str], Browser]
 
@@ -74,13 +76,15 @@ def test_while_decisions_are_compiled_it_says_so(world: World, http: TestClient)
 
 
 def test_sooner_is_sooner_at_worst_too_or_says_that_it_is_not() -> None:
-    def times(middle_s: float, worst_s: float | None) -> dict[str, Any]:
-        return {"middle_s": middle_s, "half_s": [middle_s, middle_s], "wide_s": [0.0, worst_s]}
+    def times(middle_s: float, worst_s: float | None) -> Times:
+        return Times(middle_s, [middle_s, middle_s], [0.0, worst_s])
 
     def gains(middle_s: float, worst_s: float | None) -> list[str]:
-        one = {"start": times(0, 0), "end": times(middle_s, worst_s), "gpu_hours": [1.0, 1.0, 1.0]}
-        asked = {"start": times(0, 0), "end": times(14_400, 20_040), "gpu_hours": [1.0, 1.0, 1.0]}
-        return [text for row in _best(asked, [one]) for text in row["gains"]]
+        requested, other = (
+            sample(SubmissionVariant, start=times(0, 0), end=end, gpu_hours=[1.0, 1.0, 1.0])
+            for end in (times(14_400, 20_040), times(middle_s, worst_s))
+        )
+        return [text for row in _best(requested, [other]) for text in row.gains]
 
     assert gains(7200, 20_040) == ["ends sooner"]
     assert gains(7200, 35_940) == gains(7200, None) == ["usually ends sooner, may end later"]

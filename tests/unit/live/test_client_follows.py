@@ -12,6 +12,7 @@ import pytest
 
 from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, ServiceError
+from sample_answers import answered
 
 A, B = "http://a:1", "http://b:1"
 
@@ -35,7 +36,7 @@ def test_a_standby_names_the_leader_and_a_submission_goes_there() -> None:
         return standby(B) if request.url.host == "a" else httpx.Response(201, json={"id": "j-0", "number": 0})
 
     with Client(A, "x", transport=httpx.MockTransport(answer)) as client:
-        assert client.submit([{"command": ["x"]}])[0]["id"] == "j-0"
+        assert client.submit([{"command": ["x"]}])[0].id == "j-0"
     assert asked == ["a", "b"]
     assert client.url == B
 
@@ -67,13 +68,13 @@ def test_a_change_by_name_means_the_same_job_when_it_is_sent_again(change: str) 
     def answer(request: httpx.Request) -> httpx.Response:
         nonlocal named
         if request.method == "GET":
-            return httpx.Response(200, json={"id": named})
+            return httpx.Response(200, json=answered("GET", request.url.path, {"id": named}))
         job = request.url.path.split("/")[3]
         changed.append(named if job == "train" else job)
         if len(changed) == 1:
             named = "j-2"  # submitted meanwhile, with the same name
             raise httpx.ReadError("cut off", request=request)
-        return httpx.Response(200, json={"id": "j-1"})
+        return httpx.Response(200, json=answered(request.method, request.url.path, {"id": "j-1"}))
 
     with Client(A, "x", transport=httpx.MockTransport(answer)) as client:
         getattr(client, change)("train", *[{}] * (change == "update"))
@@ -92,14 +93,14 @@ def test_a_dead_leader_is_looked_for_in_the_home_folder(tmp_path: Path, others: 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.host)
         if request.url.host == "b":
-            return httpx.Response(201, json={"id": "j-0", "number": 0})
+            return httpx.Response(201, json={"name": "p", "quota_gpus": None, "weight": 1.0})
         (tmp_path / "service.json").write_text(json.dumps({"url": B, "pid": 2}))  # the other one leads by now
         raise httpx.ConnectError("refused", request=request)
 
     with Client.at(str(tmp_path)) as client:
         client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
         if others:  # nobody has taken it in
-            assert client.set_project("p") == {"id": "j-0", "number": 0}
+            assert client.set_project("p").name == "p"
             assert asked == ["a", "b"]
         else:
             with pytest.raises(NotRunning):
@@ -123,7 +124,8 @@ def test_a_question_to_a_leader_that_sleeps_is_asked_where_the_next_one_is(home:
         asked.append(f"{request.method} {request.url.host}")
         keys.append(request.headers.get("Idempotency-Key"))
         if request.url.host == "b":
-            return httpx.Response(200, json={"term": 2})
+            given = {"term": 2} if request.method == "GET" else {"number": 2}
+            return httpx.Response(200, json=answered(request.method, request.url.path, given))
         (home / "service.json").write_text(json.dumps({"url": B, "pid": 2}))
         raise httpx.ReadTimeout("asleep", request=request)
 
@@ -132,9 +134,9 @@ def test_a_question_to_a_leader_that_sleeps_is_asked_where_the_next_one_is(home:
         with Client.at(str(home)) as client:
             client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
             if ask == "status":
-                assert client.status() == {"term": 2}
+                assert client.status().term == 2
             elif ask == "submit":
-                assert client.submit([{"command": ["x"]}])[0] == {"term": 2}
+                assert client.submit([{"command": ["x"]}])[0].number == 2
             else:
                 with pytest.raises(NotRunning, match="does not answer"):
                     client.create_token("ann", "user")
@@ -154,7 +156,7 @@ def test_a_leader_that_does_not_answer_is_left_after_seconds_one_that_works_is_w
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append((request.url.host, request.url.path))
         if request.url.host == "b":
-            return httpx.Response(200, json={"term": 2})
+            return httpx.Response(200, json=answered("GET", "/v1/status", {"term": 2}))
         if request.url.path == "/v1/health":
             if works[0]:
                 done.set()
@@ -162,7 +164,7 @@ def test_a_leader_that_does_not_answer_is_left_after_seconds_one_that_works_is_w
             (home / "service.json").write_text(json.dumps({"url": B, "pid": 2}))
             raise httpx.ReadTimeout("asleep", request=request)
         done.wait(20.0)
-        return httpx.Response(200, json={"term": 1})
+        return httpx.Response(200, json=answered("GET", "/v1/status", {"term": 1}))
 
     for works[0] in (True, False):
         done.clear()
@@ -170,7 +172,7 @@ def test_a_leader_that_does_not_answer_is_left_after_seconds_one_that_works_is_w
         (home / "service.json").write_text(json.dumps({"url": A, "pid": 1}))
         with Client.at(str(home)) as client:
             client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
-            assert client.status() == {"term": 1 if works[0] else 2}
+            assert client.status().term == (1 if works[0] else 2)
         done.set()
         assert asked[:2] == [("a", "/v1/status"), ("a", "/v1/health")]
         assert (("b", "/v1/status") in asked) is not works[0]

@@ -19,6 +19,7 @@ from test_service_api import service as service  # a fixture
 from plait.cli.mcp.server import SKILL_URI, make_server
 from plait.cli.mcp.service import Asking
 from plait.cli.mcp.skill import skill_text
+from plait.live.api.jobs import LogPart
 from plait.live.client.client import Client
 
 CHANGING = {"submit_job", "clone_job", "update_job", "requeue_job", "cancel_job"}
@@ -141,9 +142,10 @@ def test_logs_are_read_from_their_end_and_searched(
     assert ann.call("read_log", job=job)["size"] == 0
     text = "".join(f"step {i} loss {1000 - i}\n" for i in range(1000)) + "\x1b[31mCUDA error: out\x1b[0m"
 
-    def logs(self: Client, job: str, *, rank: int, offset: int = 0, limit: int, epoch: int | None) -> dict[str, Any]:
+    def logs(self: Client, job: str, *, rank: int, offset: int = 0, limit: int, epoch: int | None) -> LogPart:
         part = text.encode()[offset : offset + min(limit, 7000)]
-        return {"text": part.decode(), "offset": offset, "next": offset + len(part), "size": len(text), "epoch": 1}
+        following = offset + len(part)
+        return LogPart(text=part.decode(), offset=offset, next=following, size=len(text), epoch=1, rank=rank)
 
     monkeypatch.setattr(Client, "logs", logs)
     end = ann.call("read_log", job=job, limit=100)

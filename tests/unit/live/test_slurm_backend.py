@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from plait.core.errors import InputError
+from plait.live.api.cluster import ClusterStatus, NodeRow
 from plait.live.backends.registry import open_backend
 from plait.live.backends.slurm.backend import Held, Limits, Moves, SlurmBackend, SlurmOptions, job_of, plan_allocations
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
 from plait.live.backends.slurm.node import MARK, node_name
 from plait.live.client.transport import Refused
 from plait.live.layout import NODE_NAME, Layout
+from sample_answers import sample
 
 ANSWERS = Path(__file__).parent / "slurm_answers"
 NAME = "plait-0123456789ab"
@@ -260,7 +263,7 @@ class FakeService:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.there: dict[str, dict] = {}
+        self.there: dict[str, NodeRow] = {}
         self.wanted, self.wanted_by = 0, "jobs"
         self.told: list[tuple[str, str]] = []
         #: A job that would lose work if its node was drained.
@@ -272,11 +275,11 @@ class FakeService:
         (folder / "journal.jsonl").write_text('{"what": "term", "term": 1}\n', encoding="ascii")
         if ours:
             (folder / MARK).touch()
-        start = {"id": name, "state": "ready", "drained": False, "gpus_used": 0, "silent_s": 0.0}
-        self.there[name] = {**start, **changes}
+        self.there[name] = sample(NodeRow, **{"id": name, "state": "ready", **changes})
 
     def status(self):
-        return {"gpus": {"wanted": self.wanted}, "wanted": {"gpus": self.wanted, "by": self.wanted_by}}
+        wanted = {"gpus": self.wanted, "by": self.wanted_by}
+        return sample(ClusterStatus, gpus={"wanted": self.wanted}, wanted=wanted)
 
     def nodes(self):
         return list(self.there.values())
@@ -285,7 +288,10 @@ class FakeService:
         if self.keeps and not may_lose_work:
             raise Refused(f"{self.keeps} would lose 3 h 20 min of work; nothing was done", 409)
         self.told.append(("drain", node))
-        self.there[node]["drained"] = True
+        self.change(node, drained=True)
+
+    def change(self, node, **fields):
+        self.there[node] = structs.replace(self.there[node], **fields)
 
     def node_gone(self, node, why, *, certain=True):
         self.told.append(("gone", node))
@@ -327,7 +333,7 @@ def test_an_allocation_from_the_queue_to_its_end(world):
     now[0] += 5.0
     backend.maintain(service)
     assert slurm.told == [("notify", 11)]
-    service.there["n0-11"]["state"] = "lost"
+    service.change("n0-11", state="lost")
     now[0] += 5.0
     assert backend.maintain(service) == ["node n0-11 is gone"]
     assert service.there == {}
@@ -358,7 +364,7 @@ def test_a_node_whose_job_would_lose_work_is_not_given_back_before_it_has_ended(
         now[0] += 20.0
         said += backend.maintain(service)
     assert said == ["node n12-12 is not given back yet: j-3 would lose 3 h 20 min of work; nothing was done"]
-    assert not service.there["n12-12"]["drained"]
+    assert not service.there["n12-12"].drained
     service.keeps = ""
     now[0] += 20.0
     assert backend.maintain(service) == ["node n12-12 is drained, to be given back to Slurm"]

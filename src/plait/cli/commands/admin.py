@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
@@ -13,17 +14,11 @@ from plait.cli.policy_modules import AllowForLog, let_load_of_log, only_allowed
 from plait.core.words import duration
 from plait.live.notes import note
 
+if TYPE_CHECKING:
+    from plait.live.api.admin import TokenRow
+
 token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=True)
 project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)
-
-
-def _print_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
-    """Print rows with all columns that occur."""
-    if as_json:
-        print_json(rows)
-        return
-    columns = tuple(dict.fromkeys(key for row in rows for key in row))
-    print_table(columns, ([row.get(c) for c in columns] for row in rows), nothing)
 
 
 @token.command("new", no_args_is_help=True)
@@ -43,9 +38,9 @@ def create_token(
     if as_json:
         print_json(made)
         return
-    typer.echo(made["token"])
+    typer.echo(made.token)
     until = "" if lasts_s is None else f", for {duration(lasts_s)}"
-    use = f"export PLAIT_URL={url} PLAIT_TOKEN={made['token']}"
+    use = f"export PLAIT_URL={url} PLAIT_TOKEN={made.token}"
     note(f"for {user} ({role}){until}; it is not shown again. They use it with: {use}")
 
 
@@ -57,12 +52,12 @@ def list_tokens(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [[t["id"], t["user"], t["role"], t.get("project"), t.get("node"), _expiry(t)] for t in found]
+    rows = [[t.id, t.user, t.role, t.project, t.node, _expiry(t)] for t in found]
     print_table(("id", "user", "role", "project", "node", "expires"), rows, "no tokens")
 
 
-def _expiry(shown: dict[str, Any]) -> str:
-    left_s = shown.get("left_s")
+def _expiry(token: TokenRow) -> str:
+    left_s = token.left_s
     if left_s is None:
         return "never"
     return f"in {duration(left_s)}" if left_s > 0 else "has expired"
@@ -88,7 +83,11 @@ def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """List projects."""
     with client(home) as service:
         found = service.projects()
-    _print_rows(found, as_json, "no projects")
+    if as_json:
+        print_json(found)
+        return
+    rows = [[row.name, row.quota_gpus, row.weight, row.gpus] for row in found]
+    print_table(("name", "quota_gpus", "weight", "gpus"), rows, "no projects")
 
 
 @project.command("set", no_args_is_help=True)
@@ -138,7 +137,7 @@ def backup(
         raise InputError(f"{path} is there already; give another name")
     with client(home) as service:
         answer = service.backup(path.name)
-    written = Path(str(answer["path"]))
+    written = Path(answer.path)
     try:
         shutil.move(written, path)
     except FileNotFoundError:  # the service is on another machine, and the copy stays there
@@ -146,7 +145,7 @@ def backup(
     except OSError as error:
         raise InputError(f"the copy is {written}, and cannot be moved to {path}: {error.strerror}") from error
     if as_json:
-        print_json({**answer, "path": str(path)})
+        print_json(msgspec.structs.replace(answer, path=str(path)))
         return
     typer.echo(f"{path}: the store; put it back with: plait restore {target if path != written else written}")
 

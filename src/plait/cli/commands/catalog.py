@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
@@ -77,9 +78,9 @@ def show(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(found)
         return
-    typer.echo(found["policy"] + (LOSES if found.get("may_lose_work") else ""))
-    if found.get("error"):
-        typer.echo(f"plait: its last decision failed, and what runs goes on: {found['error']}", err=True)
+    typer.echo(found.policy + (LOSES if found.may_lose_work else ""))
+    if found.error:
+        typer.echo(f"plait: its last decision failed, and what runs goes on: {found.error}", err=True)
 
 
 @policy.command("set", no_args_is_help=True)
@@ -104,13 +105,13 @@ def set_policy(
         make_policy(name)  # a typing mistake is found here, with a suggestion
     with client(home) as service:
         found = service.set_policy(name, may_lose_work=may_lose_work)
-        lost = service.losses()["losses"] if may_lose_work else []
+        lost = service.losses().losses if may_lose_work else []
     if as_json:
-        print_json(found | ({"losses": lost} if lost else {}))
+        print_json(msgspec.to_builtins(found) | ({"losses": lost} if lost else {}))
         return
-    typer.echo(f"{found.get('policy', name)} decides from now on{LOSES if found.get('may_lose_work') else ''}")
+    typer.echo(f"{found.policy} decides from now on{LOSES if found.may_lose_work else ''}")
     for loss in lost:
-        typer.echo(f"  if it is stopped now, {loss['text']}")
+        typer.echo(f"  if it is stopped now, {loss.text}")
 
 
 @policy.command("check", no_args_is_help=True)

@@ -166,7 +166,7 @@ def service(home: str | None) -> Finding:
     except PlaitError as error:
         fix = f"plait down; plait up; its log is {layout.home / 'service.log'}"
         return Finding("service", WARNING, str(error), fix)
-    return Finding("service", OK, f"answers at {client.url}, policy {found.get('policy')}")
+    return Finding("service", OK, f"answers at {client.url}, policy {found.policy}")
 
 
 def switches(home: str | None) -> Iterator[Finding]:
@@ -182,14 +182,14 @@ def switches(home: str | None) -> Iterator[Finding]:
             found = client.network()
     except PlaitError:
         return  # `service` has the reason
-    if not found["switches"]:
+    if not found.switches:
         return
-    lost = [one for one in found["switches"] if one["state"] != "up"]
+    lost = [one for one in found.switches if one.state != "up"]
     if lost:
-        why = "; ".join(f"{one['switch']} is {one['state']}: {one['trouble'] or 'starting'}" for one in lost)
+        why = "; ".join(f"{one.switch} is {one.state}: {one.trouble or 'starting'}" for one in lost)
         yield Finding("switches", WARNING, why, "look at nodes/NAME/switch.log in the home folder")
-    elif not found["grants"]:
+    elif not found.grants:
         fix = "plait policy set tiresias-l:ina=inalloc"
-        yield Finding("switches", WARNING, f"policy {found['policy']} grants no memory of them", fix)
+        yield Finding("switches", WARNING, f"policy {found.policy} grants no memory of them", fix)
     else:
-        yield Finding("switches", OK, f"{len(found['switches'])} aggregate")
+        yield Finding("switches", OK, f"{len(found.switches)} aggregate")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from plait.cli.commands.jobs import JobArgument, stop_text, stopped_text
@@ -20,6 +21,8 @@ from plait.cli.render.tables import plain_lines
 from plait.core.words import duration
 
 if TYPE_CHECKING:
+    from plait.live.api.explain import Explanation, JobOutlook, StageTime, Uncalibrated
+    from plait.live.api.jobs import Stops
     from plait.live.client.client import Client
     from plait.outlook.eta import Forecast
     from plait.outlook.log_replay import LoggedEntry
@@ -41,23 +44,21 @@ def explain(
     For a waiting job, also shows what would start it now. Starts and ends are intervals.
     """
     from plait.live.client.client import FINAL
-    from plait.live.layout import job_number
 
     with client(home) as service:
         found = service.explain(job)
-        state = service.state() if eta and found.get("state") not in FINAL else None
-        forecast = found.get("forecast")
+        state = service.state() if eta and found.state not in FINAL else None
+        forecast = found.forecast
         if forecast is not None:
-            tell(service, str(found["id"]), forecast["said"])
-    number = found.get("number", job_number(str(found.get("id", job))))
+            tell(service, found.id, forecast.said)
     simulated, unknown = (None, None) if state is None else try_to_foresee(state, seed, home)
     if simulated is not None and forecast is None:
         unknown = "the service has no forecast of it yet"
     checked = None
-    if simulated is not None and forecast is not None and number is not None:
-        checked = checked_by(forecast, simulated.raw, int(number))
+    if simulated is not None and forecast is not None:
+        checked = checked_by(forecast, simulated.raw, found.number)
     if as_json:
-        print_json({**found, "eta": checked, "no_eta": unknown})
+        print_json({**msgspec.to_builtins(found), "eta": checked, "no_eta": unknown})
         return
     lines = explanation_lines(found)
     if forecast is not None:
@@ -87,66 +88,64 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None
         return None, f"the queue cannot be played forward here: {why}"
 
 
-def tell(service: Client, job: str, said: Mapping[str, Any]) -> None:
+def tell(service: Client, job: str, said: Uncalibrated) -> None:
     """Have the forecast of `job` kept, for calibration; ignored if not permitted or the job has ended."""
     from plait.core.errors import PlaitError
 
     with contextlib.suppress(PlaitError):
-        service.tell_forecast(job, said["start"], said["end"])
+        service.tell_forecast(job, said.start, said.end)
 
 
 #: The verb of states that are over.
 _HAS = {"finished": "has", "failed": "has", "cancelled": "was"}
 
 
-def explanation_lines(found: dict[str, Any]) -> list[str]:
+def explanation_lines(found: Explanation) -> list[str]:
     """The service's explanation as lines: a headline, what blocks the job, what would start it, its stages."""
-    head = f"{found['id']} {_HAS.get(found['state'], 'is')} {found['state']}"
-    if found.get("position") is not None:
-        head += f", place {found['position']} of {found.get('waiting')} in the queue"
-    summary = str(found.get("summary") or "")
-    lines = [head + (f": {summary}" if summary else "")]
-    decision = found.get("decision") or {}
-    if decision.get("at_s") is not None:
-        lines.append(f"  decided by {found.get('policy')} in entry {decision.get('seq')} of the log (plait events)")
-    lines += [f"  ahead of it: {blocker['text']}" for blocker in found.get("blockers") or ()]
-    lines += [f"  {change['text']}" for change in found.get("would_start") or ()]
-    if found.get("shares_with"):
-        lines.append(f"  takes turns with {', '.join(found['shares_with'])} by {found.get('gate')}")
+    head = f"{found.id} {_HAS.get(found.state, 'is')} {found.state}"
+    if found.position is not None:
+        head += f", place {found.position} of {found.waiting} in the queue"
+    lines = [head + (f": {found.summary}" if found.summary else "")]
+    if found.decision is not None and found.decision.at_s is not None:
+        lines.append(f"  decided by {found.policy} in entry {found.decision.seq} of the log (plait events)")
+    lines += [f"  ahead of it: {blocker.text}" for blocker in found.blockers or ()]
+    lines += [f"  {change.text}" for change in found.would_start or ()]
+    if found.shares_with:
+        lines.append(f"  takes turns with {', '.join(found.shares_with)} by {found.gate}")
     lines += adaptive_view.explanation_lines(found)
-    if found.get("stages"):
-        lines += _iteration_lines(found)
-    if found.get("ina"):
-        lines += ina_lines(found["ina"])
-    elif found.get("network"):
-        lines.append(f"  network: {found['network']}")
-    if risk := found.get("preemption"):
-        lines.append(f"  preemption: {risk['text']}")
-    if stops := found.get("stops"):
-        if found.get("state") == "running":
+    if found.stages:
+        lines += _iteration_lines(found, found.stages)
+    if found.ina:
+        lines += ina_lines(found.ina)
+    elif found.network:
+        lines.append(f"  network: {found.network}")
+    if found.preemption is not None:
+        lines.append(f"  preemption: {found.preemption.text}")
+    if stops := found.stops:
+        if found.state == "running":
             lines.append(f"  if it were stopped now, it {_stop(stops)}")
         if had := stopped_text(stops):
             lines.append(f"  stops have cost it so far: {had}")
-    if found.get("left_s") is not None:
-        lines.append(f"  about {duration(found['left_s'])} left at this pace")
-    if last := found.get("last_stop"):
-        lines.append(f"  attempt {last['attempt']} was stopped: {last['why']}")
-    if found.get("limit_left_s") is not None:
-        lines.append(f"  {duration(found['limit_left_s'])} left until its time limit (--time)")
-    if found.get("last_trouble"):
-        lines.append(f"  last trouble: {found['last_trouble']}")
+    if found.left_s is not None:
+        lines.append(f"  about {duration(found.left_s)} left at this pace")
+    if last := found.last_stop:
+        lines.append(f"  attempt {last.attempt} was stopped: {last.why}")
+    if found.limit_left_s is not None:
+        lines.append(f"  {duration(found.limit_left_s)} left until its time limit (--time)")
+    if found.last_trouble:
+        lines.append(f"  last trouble: {found.last_trouble}")
     return lines + _next_lines(found)
 
 
-def _next_lines(found: Mapping[str, Any]) -> list[str]:
+def _next_lines(found: Explanation) -> list[str]:
     """For a job that has ended, the commands that show more of it, and what to do next."""
     from plait.live.client.client import FINAL
 
-    job, state = found["id"], found["state"]
+    job, state = found.id, found.state
     if state not in FINAL:
         return []
     shows = f"plait show {job} its attempts and its command"
-    if found.get("started", True):
+    if found.started is not False:
         shows = f"plait logs {job} shows what it wrote, {shows}"
     else:
         shows = shows.replace(job, f"{job} shows", 1)
@@ -154,39 +153,41 @@ def _next_lines(found: Mapping[str, Any]) -> list[str]:
     return [f"  next: {shows}{again.get(state, '')}"]
 
 
-def _stop(stops: Mapping[str, Any]) -> str:
+def _stop(stops: Stops) -> str:
     """The cost of a stop, as a condition.
 
-    >>> _stop({"resumable": True}), _stop({}), _stop({"unbegun": True})
+    >>> from plait.live.api.jobs import Stops
+    >>> cases = ({"resumable": True}, {}, {"unbegun": True})
+    >>> tuple(_stop(Stops(lost_work_s=0.0, restarts=0, restart_s=None, **case)) for case in cases)
     ('would go on from a checkpoint', 'would begin at the beginning', 'would lose nothing, as it has made no step yet')
     """
     verb, rest = stop_text(stops).split(" ", 1)
     return f"would {({'goes': 'go'}).get(verb, verb.removesuffix('s'))} {rest}"
 
 
-def _iteration_lines(found: dict[str, Any]) -> list[str]:
+def _iteration_lines(found: Explanation, times: Mapping[str, StageTime]) -> list[str]:
     """An iteration now and alone, by stage."""
-    stages = dict(found["stages"])
-    whole = stages.pop("iteration", {})
-    if whole.get("now_s") is None:
+    stages = dict(times)
+    whole = stages.pop("iteration", None)
+    if whole is None or whole.now_s is None:
         return ["  no iteration has been measured yet"]
-    text = f"  an iteration takes {_ms(whole['now_s'])}"
-    if whole.get("alone_s") is not None:
-        text += f"; alone {_ms(whole['alone_s'])}"
-    if found.get("slowdown") is not None:
-        text += f" ({found['slowdown']:.2f} times as long)"
-    if found.get("contended"):
-        text += f"; it waits most for {found['contended']}"
-    shown = {name: s for name, s in stages.items() if s["now_s"] is not None or s["alone_s"] is not None}
-    alone = {name: "" if s["alone_s"] is None else f", {_ms(s['alone_s'])} alone" for name, s in shown.items()}
-    return [text] + [f"    {name:<8} {_ms(s['now_s'])} now{alone[name]}" for name, s in shown.items()]
+    text = f"  an iteration takes {_ms(whole.now_s)}"
+    if whole.alone_s is not None:
+        text += f"; alone {_ms(whole.alone_s)}"
+    if found.slowdown is not None:
+        text += f" ({found.slowdown:.2f} times as long)"
+    if found.contended:
+        text += f"; it waits most for {found.contended}"
+    shown = {name: s for name, s in stages.items() if s.now_s is not None or s.alone_s is not None}
+    alone = {name: "" if s.alone_s is None else f", {_ms(s.alone_s)} alone" for name, s in shown.items()}
+    return [text] + [f"    {name:<8} {_ms(s.now_s)} now{alone[name]}" for name, s in shown.items()]
 
 
 def _ms(seconds: Any) -> str:
     return "-" if seconds is None else f"{1000 * float(seconds):.1f} ms"
 
 
-def checked_by(forecast: Mapping[str, Any], simulated: Forecast, number: int) -> dict[str, Any] | None:
+def checked_by(forecast: JobOutlook, simulated: Forecast, number: int) -> dict[str, Any] | None:
     """The intervals of a job's `forecast`, and how many runs of the simulated queue lie in them.
 
     None for a job that the simulation does not have.
@@ -194,7 +195,7 @@ def checked_by(forecast: Mapping[str, Any], simulated: Forecast, number: int) ->
     eta = simulated.etas.get(number)
     if eta is None:
         return None
-    start, end = (times and times["wide_s"] for times in (forecast["start"], forecast["end"]))
+    start, end = None if forecast.start is None else forecast.start.wide_s, forecast.end.wide_s
     return {
         "start_in_s": start,
         "end_in_s": end,
@@ -261,7 +262,7 @@ def fidelity(
 
     if log is None:
         with client(home) as service:
-            round_s = float(service.state().get("round_s") or 0.0) if round_s is None else round_s
+            round_s = float(service.state()["round_s"]) if round_s is None else round_s
             rows = list(read_rows(only_allowed(service.all_events(), allowed, remembered(Layout.at(home)))))
     else:
         rows = list(read_rows(only_allowed(saved_events(log), allowed)))

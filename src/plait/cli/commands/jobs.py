@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress
@@ -25,6 +26,9 @@ from plait.live.notes import note, time_of_day
 from plait.live.scheduler.records.event_words import brief
 
 if TYPE_CHECKING:
+    from plait.live.api.cluster import QueuedJob
+    from plait.live.api.costs import UsageOfJob
+    from plait.live.api.jobs import JobAttempt, JobRow, JobState, LogPart, Stops, WholeJob
     from plait.live.client.client import Client
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, e.g. j-12, or its name.")]
@@ -111,55 +115,56 @@ def queue(
     if as_json:
         print_json(found)
         return
-    print_table(QUEUE_COLUMNS, (_queue_row(job) for job in found["jobs"]), "nothing runs or waits")
-    if found["total"] > offset + len(found["jobs"]) > offset:
-        note(f"{found['total']} jobs in the order of {found['policy']}; --limit and --offset show more")
+    print_table(QUEUE_COLUMNS, (_queue_row(job) for job in found.jobs), "nothing runs or waits")
+    if found.total > offset + len(found.jobs) > offset:
+        note(f"{found.total} jobs in the order of {found.policy}; --limit and --offset show more")
 
 
-def _queue_row(job: Mapping[str, Any]) -> list[object]:
+def _queue_row(job: QueuedJob) -> list[object]:
     """The row of a job in the queue."""
     return [
-        job["place"], job["id"], plain(job["name"]), job["user"], "waiting" if job["waits"] else "running", job["gpus"],
-        duration(job["waited_s"]) if job["waits"] else "",
-        "" if job["priority"] is None else f"{job['priority']:g}",
-        "" if job["left_s"] is None else duration(job["left_s"]), f"{job['attained_gpu_s'] / 3600:.3g}",
-        "" if job["level"] is None else job["level"], job["project"], job["class"],
-        brief(job["reason"]) if job["waits"] else "",
+        job.place, job.id, plain(job.name), job.user, "waiting" if job.waits else "running", job.gpus,
+        duration(job.waited_s) if job.waits else "",
+        "" if job.priority is None else f"{job.priority:g}",
+        "" if job.left_s is None else duration(job.left_s), f"{job.attained_gpu_s / 3600:.3g}",
+        "" if job.level is None else job.level, job.project, job.class_,
+        brief(job.reason) if job.waits else "",
     ]  # fmt: skip
 
 
-def print_jobs(jobs: list[dict[str, Any]], nothing: str) -> None:
+def print_jobs(jobs: Sequence[JobRow], nothing: str) -> None:
     """Print a line a job, or `nothing` if there is none."""
     print_table(JOB_COLUMNS, (job_row(job) for job in jobs), nothing)
 
 
-def job_row(job: dict[str, Any]) -> list[object]:
+def job_row(job: JobRow) -> list[object]:
     """The row of a job in a list; its age stops growing when it ends."""
     now_s = time.time()
     return [
-        job["id"], short_name(job), job["user"], job["state"], gpus_cell(job),
-        progress(job), duration(_age_s(job)), time_of_day(now_s - job["age_s"], now_s), duration(job.get("run_s")),
-        _where(job) or brief(str(job.get("reason") or "")),
+        job.id, short_name(job), job.user, job.state, gpus_cell(job),
+        progress(job), duration(_age_s(job)), time_of_day(now_s - job.age_s, now_s), duration(job.run_s),
+        _where(job) or brief(job.reason),
     ]  # fmt: skip
 
 
-def short_name(job: Mapping[str, Any]) -> str:
+def short_name(job: JobRow) -> str:
     """The job's name, otherwise its command, in at most 28 characters."""
-    name = plain(str(job.get("name") or " ".join(job.get("command") or ())))
+    name = plain(job.name or " ".join(job.command))
     return name if len(name) <= 28 else name[:27] + "…"
 
 
-def _age_s(job: Mapping[str, Any]) -> float:
+def _age_s(job: JobRow) -> float:
     """Seconds from the submission until now, or until it ended."""
-    age_s: float = job["age_s"] if job.get("jct_s") is None else job["jct_s"]
-    return age_s
+    return job.age_s if job.jct_s is None else job.jct_s
 
 
-def _where(job: dict[str, Any]) -> str:
-    nodes = dict.fromkeys(place["node"] for place in job.get("places") or ())
-    others = [m for m in (job.get("group") or {}).get("members", ()) if m != job["id"]]
+def _where(job: JobRow) -> str:
+    nodes = dict.fromkeys(place.node for place in job.places or ())
+    others = [member for member in job.group.members if member != job.id] if job.group is not None else []
     where = ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
-    return "; ".join(part for part in (where, where_text(job), pace_text(job) if nodes else "") if part)
+    return "; ".join(
+        part for part in (where, where_text(job.sharing), pace_text(job.adaptive) if nodes else "") if part
+    )
 
 
 def show(
@@ -170,16 +175,21 @@ def show(
 ) -> None:
     """Show everything about a job."""
     with client(home) as service:
-        found = service.usage(job) if usage else service.job(job)
-        bill = None if usage or as_json else service.costs(hours=744, job=str(found["id"]), limit=1)
+        if usage:
+            used = service.usage(job)
+            if as_json:
+                print_json(used)
+            else:
+                _print_usage(used)
+            return
+        found = service.job(job)
+        bill = None if as_json else service.costs(hours=744, job=found.id, limit=1)
     if as_json:
         print_json(found)
         return
-    if usage:
-        _print_usage(found)
-        return
     rows: list[tuple[str, object]] = []
-    for key, value in found.items():
+    for one in msgspec.structs.fields(found):
+        key, value = one.encode_name, getattr(found, one.name)
         if value is None or value in ("", [], {}) or key in ("attempts", "places", "number"):
             continue
         if key == "epoch":  # of the job's folder, not of its data; a job that waits for its first has none
@@ -187,17 +197,17 @@ def show(
                 rows.append(("attempt", value))
             continue
         if key == "adaptive":
-            rows += adaptive_rows(found)
+            rows += adaptive_rows(value)
         elif key == "sharing":
             rows += sharing_rows(value)
         elif key == "checkpoint_s":
             rows.append(("checkpoint every", duration(value)))
-            if found.get("state") == "running":
+            if found.state == "running":
                 rows.append(("newest checkpoint", _newest(found)))
         elif key in ("checkpoint_steps", "checkpoint_age_s", "jct_s", "saves"):
             continue
         elif key == "stops":
-            rows += stop_rows(value, found.get("state"), begun=bool(found.get("attempts")))
+            rows += stop_rows(value, found.state, begun=bool(found.attempts))
         elif key == "age_s":
             rows.append(("age", duration(_age_s(found))))
         elif key == "attained_gpu_s":
@@ -207,36 +217,34 @@ def show(
             rows.append((key.removesuffix("_s"), f"{time_of_day(now_s - ago_s, now_s)}, {duration(ago_s)} ago"))
         else:
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
-    if bill is not None and bill["by_job"]:
+    if bill is not None and bill.by_job:
         rows += cost_rows(bill)
     print_table(("", "~"), rows, "", most_lines=1000)
-    if found.get("places"):
+    if found.places:
         typer.echo("")
-        names = ("rank", "node", "gpu", "state", "pid")
-        print_table(
-            (">rank", "node", ">gpu", "state", "?>pid"), ([p.get(c) for c in names] for p in found["places"]), ""
-        )
-    if found.get("attempts"):
+        places = ([place.rank, place.node, place.gpu, place.state, place.pid] for place in found.places)
+        print_table((">rank", "node", ">gpu", "state", "?>pid"), places, "")
+    if found.attempts:
         typer.echo("")
         heads = (
             ">attempt", "?>began", "?>lasted", "?>gpus", "?>batch", "?>work lost", "state", "?>exit", "~why", "?nodes",
         )  # fmt: skip
-        print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
+        print_table(heads, (_attempt_row(a, found.created_s) for a in found.attempts), "")
 
 
-def _print_usage(usage: dict[str, Any]) -> None:
+def _print_usage(usage: UsageOfJob) -> None:
     """Charts of what a job uses, and what each of its processes uses now."""
-    typer.echo(f"{usage['id']}: {headline(usage)}")
-    if usage["series"]:
+    typer.echo(f"{usage.id}: {headline(usage)}")
+    if usage.series:
         heads: tuple[str, ...] = ("~what", "~of", "over time", ">least", ">mean", ">most", ">last")
         print_table(heads, usage_rows(usage), "", most_lines=1000)
-    if usage["ranks"]:
+    if usage.ranks:
         typer.echo("")
         heads = (">rank", "node", ">gpu", ">GPU busy", ">GPU memory", ">CPU", ">memory", ">read", ">written")
         print_table(heads, rank_rows(usage), "", most_lines=1000)
 
 
-def stop_rows(stops: Mapping[str, Any], state: str | None, *, begun: bool = False) -> list[tuple[str, object]]:
+def stop_rows(stops: Stops, state: JobState, *, begun: bool = False) -> list[tuple[str, object]]:
     """Rows of `plait show`: what a stop would cost the job now, and what stops have cost it so far.
 
     `stops`: field of the service's answer; `state`: of the job; `begun`: it has run before.
@@ -244,46 +252,48 @@ def stop_rows(stops: Mapping[str, Any], state: str | None, *, begun: bool = Fals
     rows: list[tuple[str, object]] = []
     if state == "running":
         rows.append(("if stopped", stop_text(stops)))
-    if begun and state == "waiting" and stops.get("resumable") is False:
+    if begun and state == "waiting" and stops.resumable is False:
         rows.append(("when it starts", "it begins at the beginning: it has no checkpoint to go on from"))
     if had := stopped_text(stops):
         rows.append(("stops so far", had))
     return rows
 
 
-def stop_text(stops: Mapping[str, Any]) -> str:
+def stop_text(stops: Stops) -> str:
     """The cost of a stop now.
 
-    >>> stop_text({"resumable": True, "kept": False, "stop_costs_s": 4.2})
+    >>> from plait.live.api.jobs import Stops
+    >>> stop_text(Stops(0.0, 0, None, resumable=True, kept=False, stop_costs_s=4.2))
     'goes on from a checkpoint after about 4.2 s'
-    >>> stop_text({"resumable": True, "unbegun": True})
+    >>> stop_text(Stops(0.0, 0, None, unbegun=True, resumable=True))
     'loses nothing, as it has made no step yet'
     """
-    if stops.get("unbegun"):
+    if stops.unbegun:
         return "loses nothing, as it has made no step yet"
-    if stops.get("resumable"):
-        cost_s = stops.get("stop_costs_s")
+    if stops.resumable:
+        cost_s = stops.stop_costs_s
         return "goes on from a checkpoint" + ("" if cost_s is None else f" after about {duration(cost_s)}")
-    return "begins at the beginning" + ("; no policy may stop it" if stops.get("kept") else "")
+    return "begins at the beginning" + ("; no policy may stop it" if stops.kept else "")
 
 
-def stopped_text(stops: Mapping[str, Any]) -> str:
+def stopped_text(stops: Stops) -> str:
     """The cost of a job's stops so far; empty for none.
 
-    >>> stopped_text({"restarts": 2, "restart_s": 4.2, "lost_work_s": 30.0})
+    >>> from plait.live.api.jobs import Stops
+    >>> stopped_text(Stops(lost_work_s=30.0, restarts=2, restart_s=4.2))
     '2 restarts of about 4.2 s, 30.0 s of work lost'
     """
-    count, parts = int(stops.get("restarts") or 0), []
+    count, parts = stops.restarts, []
     if count:
-        parts.append(f"{count} restart{'s' * (count > 1)} of about {duration(stops['restart_s'])}")
-    if stops.get("lost_work_s"):
-        parts.append(f"{duration(stops['lost_work_s'])} of work lost")
+        parts.append(f"{count} restart{'s' * (count > 1)} of about {duration(stops.restart_s)}")
+    if stops.lost_work_s:
+        parts.append(f"{duration(stops.lost_work_s)} of work lost")
     return ", ".join(parts)
 
 
-def _ago_s(job: Mapping[str, Any], at_s: float) -> float:
+def _ago_s(job: JobRow, at_s: float) -> float:
     """Seconds since a point in time of the service's clock, by the answer about a job."""
-    return max(0.0, float(job["created_s"]) + float(job["age_s"]) - at_s)
+    return max(0.0, job.created_s + job.age_s - at_s)
 
 
 #: Why a running job could not resume from a checkpoint, by the report of its process.
@@ -295,16 +305,16 @@ _NOT_SAVED = {
 _FAILED = "the last one could not be written; its log has the reason"
 
 
-def _newest(job: Mapping[str, Any]) -> str:
+def _newest(job: JobRow) -> str:
     """The step of the checkpoint from which a running job would resume."""
-    steps, age_s = job.get("checkpoint_steps"), job.get("checkpoint_age_s")
-    if (why := _NOT_SAVED.get(job.get("saves") or "")) is not None:
+    steps, age_s = job.checkpoint_steps, job.checkpoint_age_s
+    if (why := _NOT_SAVED.get(job.saves or "")) is not None:
         return why
     if steps is None:
-        newest = "none yet" if job.get("epoch", 1) == 1 else "none yet of this attempt"
+        newest = "none yet" if job.epoch == 1 else "none yet of this attempt"
     else:
         newest = f"step {steps:,.0f}" + ("" if age_s is None else f", {duration(age_s)} ago")
-    return f"{newest}; {_FAILED}" if job.get("saves") == "failed" else newest
+    return f"{newest}; {_FAILED}" if job.saves == "failed" else newest
 
 
 def _shown(key: str, value: Any) -> object:
@@ -325,6 +335,8 @@ def _shown(key: str, value: Any) -> object:
         return f"{value / 1e9:,.6g} GB"
     if key == "profile":
         return ", ".join(f"{stage} {1000 * seconds:,.1f} ms" for stage, seconds in value.items())
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
     if isinstance(value, dict):
         return ", ".join(f"{k}={_shown('', v)}" for k, v in value.items() if v is not None)
     if isinstance(value, list):
@@ -343,13 +355,13 @@ def plain_number(value: float) -> str:
     return f"{value:,.0f}" if value % 1 == 0 else f"{value:,.6g}"  # what is infinite is the latter
 
 
-def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
-    began, ended = attempt["started_s"], attempt["ended_s"]
+def _attempt_row(attempt: JobAttempt, created_s: float) -> list[object]:
+    began, ended = attempt.started_s or created_s, attempt.ended_s
     lasted = None if ended is None else ended - began
     return [
-        attempt["epoch"], f"+{duration(max(0.0, began - created_s))}", duration(lasted), attempt.get("gpus"),
-        batch_text(attempt), duration(attempt.get("lost_work_s") or None),
-        attempt["state"], attempt["exit_code"], brief(attempt["reason"] or ""), ", ".join(attempt["nodes"]),
+        attempt.epoch, f"+{duration(max(0.0, began - created_s))}", duration(lasted), attempt.gpus,
+        batch_text(attempt), duration(attempt.lost_work_s or None),
+        attempt.state, attempt.exit_code, brief(attempt.reason or ""), ", ".join(attempt.nodes),
     ]  # fmt: skip
 
 
@@ -394,14 +406,14 @@ def logs(
         offset = 0
         if tail is not None:
             part = awaited(lambda: last_lines(service, job, rank, tail, attempt), patience)
-            typer.echo(shown(part["text"]), nl=False, color=raw or None)
-            offset = part["next"]
+            typer.echo(shown(part.text), nl=False, color=raw or None)
+            offset = part.next
             if not follow:
                 return
         if follow:
             from plait.live.client.client import NotRunning
 
-            wrote = tail is not None and part["size"] > 0
+            wrote = tail is not None and part.size > 0
             try:
                 for text in service.follow(
                     job, rank=rank, offset=offset, notice=lambda text: note(f"{job}: {text}"), waits=patience
@@ -424,13 +436,12 @@ def _whole_log(service: Client, job: str, rank: int, attempt: int | None) -> Ite
     offset = 0
     while True:
         part = service.logs(job, rank=rank, offset=offset, epoch=attempt)
-        attempt = int(part.get("epoch") or 0) or None  # of the same attempt, whatever begins meanwhile
-        text = str(part.get("text", ""))
-        if not text:
+        attempt = part.epoch or None  # of the same attempt, whatever begins meanwhile
+        if not part.text:
             return
-        yield text
-        offset = int(part.get("next", part["offset"] + len(text.encode())))
-        if offset >= int(part["size"]):
+        yield part.text
+        offset = part.next
+        if offset >= part.size:
             return
 
 
@@ -443,27 +454,28 @@ def _print_part(job: str, rank: int, tail: int | None, attempt: int | None, home
             print_json(last_lines(service, service.id_of(job), rank, tail, attempt))
 
 
-def last_lines(service: Client, job: str, rank: int, count: int, attempt: int | None = None) -> dict[str, Any]:
-    """The last `count` lines of a log, of at most 1 MB, as a part: {text, offset, next, size}, in bytes.
+def last_lines(service: Client, job: str, rank: int, count: int, attempt: int | None = None) -> LogPart:
+    """The last `count` lines of a log, of at most 1 MB, as a part.
 
     `attempt`: its number, None for the newest one.
     """
     first, reach = service.logs(job, rank=rank, limit=1, epoch=attempt), LOG_CHUNK
-    size, attempt = int(first["size"]), int(first.get("epoch") or 0) or None
+    size, attempt, part = first.size, first.epoch or None, first
     while True:
         at = start = max(size - reach, 0)
-        text, part = "", {}
+        text = ""
         while at < size:
             part = service.logs(job, rank=rank, offset=at, limit=size - at, epoch=attempt)
-            if int(part["next"]) <= at:
+            if part.next <= at:
                 break
-            text, at = text + part["text"], int(part["next"])
+            text, at = text + part.text, part.next
         if start == 0 or reach >= LOG_MOST or text.count("\n", 0, -1) >= count:
             break
         reach = min(4 * reach, LOG_MOST)
     begins = [0, *(match.end() for match in re.finditer("\n", text) if match.end() < len(text))]
     kept = text[begins[-count:][0] :]
-    return {**part, "text": kept, "offset": size - len(kept.encode()), "next": size, "size": size}
+    offset = size - len(kept.encode())
+    return msgspec.structs.replace(part, text=kept, offset=offset, next=size, size=size)
 
 
 def _without_service(job: str, home: str | None) -> None:
@@ -479,28 +491,28 @@ def _without_service(job: str, home: str | None) -> None:
     raise typer.Exit(1)
 
 
-def _never_ran(found: Mapping[str, Any]) -> str:
+def _never_ran(found: WholeJob) -> str:
     """Why a job that has ended has no log; empty if it has one, or has not ended."""
     from plait.live.client.client import FINAL
 
-    if found["state"] not in FINAL or found.get("attempts") != []:
+    if found.state not in FINAL or found.attempts:
         return ""
-    why = f" ({plain(found['reason'])})" if found.get("reason") and found["reason"] != found["state"] else ""
-    return f"{found['id']} has no log, because it never started: {found['state']}{why}"
+    why = f" ({plain(found.reason)})" if found.reason and found.reason != found.state else ""
+    return f"{found.id} has no log, because it never started: {found.state}{why}"
 
 
-def _between_attempts(found: Mapping[str, Any]) -> str:
+def _between_attempts(found: WholeJob) -> str:
     """Why an unfinished job writes no log now; empty if it does."""
-    attempts = found.get("attempts") or ()
-    if found["state"] == "waiting" and not attempts:
-        return f"{found['id']} has not started yet; plait explain {found['id']} says why"
-    if found["state"] not in ("waiting", "starting") or not attempts:
+    attempts = found.attempts
+    if found.state == "waiting" and not attempts:
+        return f"{found.id} has not started yet; plait explain {found.id} says why"
+    if found.state not in ("waiting", "starting") or not attempts:
         return ""
     last = attempts[-1]
-    if found["state"] == "starting" and last["state"] == "running":
-        return f"{found['id']} is starting: attempt {last['epoch']}" if len(attempts) > 1 else ""
-    why = f" ({plain(last['reason'])})" if last.get("reason") and last["reason"] != last["state"] else ""
-    return f"{found['id']} waits to start again; this is attempt {last['epoch']}, which is over: {last['state']}{why}"
+    if found.state == "starting" and last.state == "running":
+        return f"{found.id} is starting: attempt {last.epoch}" if len(attempts) > 1 else ""
+    why = f" ({plain(last.reason)})" if last.reason and last.reason != last.state else ""
+    return f"{found.id} waits to start again; this is attempt {last.epoch}, which is over: {last.state}{why}"
 
 
 def cancel(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
@@ -509,10 +521,9 @@ def cancel(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = Fals
     with client(home) as service:
         for job in jobs:
             found = service.job(job)
-            job, before = str(found["id"]), found["state"]
-            answers.append(service.cancel(job))
+            answers.append(service.cancel(found.id))
             if not as_json:
-                typer.echo(f"{job} {_cancelled(before, answers[-1].get('state', 'cancelled'))}")
+                typer.echo(f"{found.id} {_cancelled(found.state, answers[-1].state)}")
     if as_json:
         print_json(answers)
 
@@ -555,20 +566,20 @@ def await_ends(jobs: list[str], timeout: float | None, home: str | None, *, as_j
     ended: list[dict[str, Any]] = []
     with client(home) as service:
         for given in jobs:
-            job = str(patiently(service, given)["id"]) if job_number(given) is None else given
-            while (found := patiently(service, job))["state"] not in FINAL:
+            job = patiently(service, given).id if job_number(given) is None else given
+            while (found := patiently(service, job)).state not in FINAL:
                 if ends is not None and time.monotonic() >= ends:
                     if as_json:
                         print_json(ended)
-                    note(f"{job} is still {found['state']} after {timeout:g} s; ask why with: plait explain {job}")
+                    note(f"{job} is still {found.state} after {timeout:g} s; ask why with: plait explain {job}")
                     raise typer.Exit(1)
                 time.sleep(LOOK_S)
-            if found["state"] != "finished":
+            if found.state != "finished":
                 bad.append(job)
-            reason = found.get("reason")
-            ended.append({name: found.get(name) for name in ("id", "state", "reason", "exit_code")})
+            ended.append({name: getattr(found, name) for name in ("id", "state", "reason", "exit_code")})
             if not as_json:
-                typer.echo(f"{job} {found['state']}" + (f": {plain(reason)}" if reason and job in bad else ""))
+                why = f": {plain(found.reason)}" if found.reason and job in bad else ""
+                typer.echo(f"{job} {found.state}{why}")
     if as_json:
         print_json(ended)
     if bad:
@@ -614,24 +625,24 @@ def costs(
         print_costs(service.costs(hours=hours, limit=limit), as_json=as_json)
 
 
-def print_history(jobs: list[dict[str, Any]]) -> None:
+def print_history(jobs: Sequence[JobRow]) -> None:
     """A line a job that has ended; classes where there are any but the usual one."""
     columns = list(HISTORY_COLUMNS)
     rows = [_history_row(job) for job in jobs]
-    if all(job.get("class", "guaranteed") == "guaranteed" for job in jobs):
+    if all(job.class_ == "guaranteed" for job in jobs):
         columns.remove("?class")
         rows = [[*row[:-2], row[-1]] for row in rows]
     print_table(columns, rows, "no job has ended yet; waiting and running jobs: plait ls")
 
 
-def _history_row(job: dict[str, Any]) -> list[object]:
-    jct, held = job.get("jct_s"), job.get("run_s")
-    waited = None if jct is None or held is None else max(0.0, jct - held)
-    now_s, ago_s = time.time(), None if jct is None else max(0.0, job["age_s"] - jct)
+def _history_row(job: JobRow) -> list[object]:
+    jct, held = job.jct_s, job.run_s
+    waited = None if jct is None else max(0.0, jct - held)
+    now_s, ago_s = time.time(), None if jct is None else max(0.0, job.age_s - jct)
     return [
-        job["id"], short_name(job), job["user"], job["state"], job["gpus"],
+        job.id, short_name(job), job.user, job.state, job.gpus,
         None if ago_s is None else f"{duration(ago_s)} ago",
         None if ago_s is None else time_of_day(now_s - ago_s, now_s), duration(held), duration(waited),
-        duration(jct), job.get("starts"), job.get("preemptions"), job.get("failures"), job.get("class"),
-        brief(str(job.get("reason") or "")),
+        duration(jct), job.starts, job.preemptions, job.failures, job.class_,
+        brief(job.reason),
     ]  # fmt: skip

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
@@ -20,6 +21,8 @@ from plait.live.scheduler.records.event_words import step_in_words, telling
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from plait.live.api.cluster import ClusterStatus, Gpus, LostWork, NodeRow, WantedGpus
+    from plait.live.api.jobs import JobRow
     from plait.live.client.client import Client
 
 #: Of the list of nodes.
@@ -32,62 +35,54 @@ def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """Show the service: address, policy, nodes and jobs."""
     with client(home, notices=False) as service:  # it is a line of the status
         found = service.status()
-        bill = service.costs(limit=0) if found.get("prices") else None
+        bill = service.costs(limit=0) if found.prices else None
         url = service.url
     if as_json:
         print_json(found)
         return
-    for line in status_lines({"url": url, **found}):
+    for line in status_lines(url, found):
         typer.echo(line)
     if bill is not None:
         typer.echo(f"cost      {cost_text(bill)}")
         note_unpriced(bill)
 
 
-def status_lines(found: dict[str, Any]) -> list[str]:
-    """The answer of /v1/status as lines of text."""
-    gpus = found["gpus"]
-    up = f", up {duration(found['uptime_s'])}" if "uptime_s" in found else ""
+def status_lines(url: str, found: ClusterStatus) -> list[str]:
+    """The status of the service at `url` as lines of text."""
+    gpus = found.gpus
     lines = [
-        f"service   {found['url']}{up}, {found.get('log_seq', 0):,} entries in its log",
-        f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s"
-        + (", may stop jobs that cannot resume from a checkpoint" if found.get("may_lose_work") else ""),
-        f"nodes     {_counts(found.get('nodes')) or 'none has joined yet'}",
-        f"GPUs      {gpus['held']} of {gpus['total']} held{_lent(gpus)}{_wanted(found.get('wanted'))}",
-        f"jobs      {_counts(found['jobs']) or 'none; plait submit -- python train.py'}",
+        f"service   {url}, up {duration(found.uptime_s)}, {found.log_seq:,} entries in its log",
+        f"policy    {found.policy}, decides at most every {found.round_s} s"
+        + (", may stop jobs that cannot resume from a checkpoint" if found.may_lose_work else ""),
+        f"nodes     {_counts(found.nodes) or 'none has joined yet'}",
+        f"GPUs      {gpus.held} of {gpus.total} held{_lent(gpus)}{_wanted(found.wanted)}",
+        f"jobs      {_counts(found.jobs) or 'none; plait submit -- python train.py'}",
     ]
-    if lost := lost_text(found.get("lost")):
+    if lost := lost_text(found.lost):
         lines.append(f"lost      {lost}")
-    if trouble := found.get("store_error"):
-        stored_s = found.get("stored_s")  # a service of the version before does not send it
-        text = trouble if stored_s is None else sentence(trouble, max(found["now_s"] - stored_s, 0.0))
-        lines.append(f"TROUBLE   {text}")
-    if found.get("policy_error"):
-        lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found['policy_error']}")
+    if trouble := found.store_error:
+        lines.append(f"TROUBLE   {sentence(trouble, max(found.now_s - (found.stored_s or 0.0), 0.0))}")
+    if found.policy_error:
+        lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found.policy_error}")
     return lines
 
 
-def _lent(gpus: Mapping[str, int]) -> str:
-    """GPUs that guests share, and GPUs held for a waiting job, if there are any.
-
-    >>> _lent({"shared": 2, "reserved_idle": 1})
-    ', 2 shared with guests, 1 reserved and idle'
-    """
-    shared, reserved = gpus.get("shared"), gpus.get("reserved_idle")
+def _lent(gpus: Gpus) -> str:
+    """GPUs that guests share, and GPUs held for a waiting job, if there are any."""
+    shared, reserved = gpus.shared, gpus.reserved_idle
     return (f", {shared} shared with guests" if shared else "") + (
         f", {reserved} reserved and idle" if reserved else ""
     )
 
 
-def lost_text(found: Mapping[str, Any] | None) -> str:
+def lost_text(found: LostWork) -> str:
     """Work lost since the cluster began, by reason, and the cost of restarts; empty for none.
 
-    >>> lost_text({"work_gpu_s": {"preempted": 30.0, "failed": 12.0}, "restarts_gpu_s": 8.0})
+    >>> from plait.live.api.cluster import LostWork
+    >>> lost_text(LostWork({"preempted": 30.0, "failed": 12.0}, restarts_gpu_s=8.0))
     '42.0 GPU-seconds of work (30.0 preempted, 12.0 failed), and 8.0 GPU-seconds in restarts'
     """
-    if not found:
-        return ""
-    by, restarts_s = dict(found["work_gpu_s"]), float(found["restarts_gpu_s"])
+    by, restarts_s = found.work_gpu_s, found.restarts_gpu_s
     parts = []
     if by:
         each = ", ".join(f"{gpu_s:,.1f} {why}" for why, gpu_s in sorted(by.items(), key=lambda one: -one[1]))
@@ -97,16 +92,14 @@ def lost_text(found: Mapping[str, Any] | None) -> str:
     return ", and ".join(parts)
 
 
-def _wanted(found: dict[str, Any] | None) -> str:
-    """GPUs requested from backends that add and remove nodes, and why; empty for older services."""
-    if not found:
-        return ""
-    why = "" if found.get("by") == "jobs" else f": {found['why']}"
-    return f"; {counted(found['gpus'], 'GPU')} requested{why}"
+def _wanted(found: WantedGpus) -> str:
+    """GPUs requested from backends that add and remove nodes, and why."""
+    why = "" if found.by == "jobs" else f": {found.why}"
+    return f"; {counted(found.gpus, 'GPU')} requested{why}"
 
 
-def _counts(found: dict[str, Any] | None) -> str:
-    return ", ".join(f"{count} {state}" for state, count in (found or {}).items() if count)
+def _counts(by_state: Mapping[Any, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in by_state.items() if count)
 
 
 nodes = typer.Typer(help="List the nodes; drain, resume and forget them.", invoke_without_command=True)
@@ -130,15 +123,11 @@ def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFla
         typer.echo(line)
 
 
-def node_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each node that takes no work because it is silent or gone.
-
-    >>> node_lines([{"id": "n1", "state": "lost"}])
-    ['n1 is lost; if it will not come back: plait nodes forget n1']
-    """
+def node_lines(found: Sequence[NodeRow]) -> list[str]:
+    """One line for each node that takes no work because it is silent or gone."""
     lines = []
     for node in found:
-        name, state = node["id"], node["state"]
+        name, state = node.id, node.state
         if state == "suspect":
             lines.append(f"{name} has not reported lately: nothing new starts there, and running jobs stay")
         elif state in ("lost", "left"):
@@ -147,21 +136,20 @@ def node_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _node_row(node: dict[str, Any]) -> list[object]:
-    usage, states = node.get("usage") or {}, node.get("job_states") or {}
-    state = "draining" if node.get("state") == "drained" and node.get("jobs") else node.get("state")
-    cpu, memory = number(usage.get("cpu")), number(usage.get("memory_bytes"))
-    silent = node.get("silent_s")
+def _node_row(node: NodeRow) -> list[object]:
+    states = node.job_states
+    state = "draining" if node.state == "drained" and node.jobs else node.state
+    cpu, memory = number(node.usage.cpu), number(node.usage.memory_bytes)
     return [
-        node.get("id"),
+        node.id,
         state,
-        node.get("gpus"),
-        node.get("gpus_used"),
-        None if silent is None else f"{duration(silent)} ago",
-        node.get("gpu_kind"),
+        node.gpus,
+        node.gpus_used,
+        f"{duration(node.silent_s)} ago",
+        node.gpu_kind,
         f"{cpu:.0%}" if cpu == cpu else None,
         f"{memory / 1e9:.1f} GB" if memory == memory else None,
-        ", ".join(f"{job} {states[job]}" if job in states else job for job in node.get("jobs") or ()),
+        ", ".join(f"{job} {states[job]}" if job in states else job for job in node.jobs),
     ]
 
 
@@ -183,7 +171,7 @@ def enrol(
     if as_json:
         print_json(made)
         return
-    typer.echo(made["token"])
+    typer.echo(made.token)
     note(f"it is not shown again; on that machine it goes, for its owner alone, into HOME/nodes/{node}/enrol")
 
 
@@ -205,8 +193,8 @@ def drain(
     """
     within_s = None if wait is None else seconds(wait)
     with client(home or context.obj) as service:
-        jobs = [job for n in service.nodes() if n["id"] == node for job in n["jobs"]]
-        lost = {one["id"]: one["text"] for one in service.losses(nodes=[node])["losses"]} if may_lose_work else {}
+        jobs = [job for n in service.nodes() if n.id == node for job in n.jobs]
+        lost = {one.id: one.text for one in service.losses(nodes=[node]).losses} if may_lose_work else {}
         moved = {job: lost.get(job) or f"{job} {_stop_said(service, job)}" for job in jobs}
         answer = service.drain(node, may_lose_work=may_lose_work)
         if moved and not as_json:
@@ -216,7 +204,7 @@ def drain(
         if within_s is not None:
             _await_empty(service, node, within_s)
     if as_json:
-        print_json({**answer, "stops": moved})
+        print_json({**msgspec.to_builtins(answer), "stops": moved})
         return
     state = "is draining" if within_s is None else "has no jobs any more"
     typer.echo(f"{node} {state}; give it work again with: plait nodes resume {node}")
@@ -227,10 +215,10 @@ def _stop_said(service: Client, job: str) -> str:
     from plait.core.errors import PlaitError
 
     try:
-        stops = service.job(job).get("stops")
+        stops = service.job(job).stops
     except PlaitError:  # it has just ended, or is another user's
         return "is stopped"
-    return stop_text({**stops, "kept": False}) if stops else "is stopped"
+    return stop_text(msgspec.structs.replace(stops, kept=False)) if stops else "is stopped"
 
 
 def _await_empty(service: Client, node: str, within_s: float) -> None:
@@ -238,7 +226,7 @@ def _await_empty(service: Client, node: str, within_s: float) -> None:
     from plait.core.errors import InputError
 
     until = time.monotonic() + within_s
-    while jobs := [job for found in service.nodes() if found["id"] == node for job in found["jobs"]]:
+    while jobs := [job for found in service.nodes() if found.id == node for job in found.jobs]:
         if time.monotonic() > until:
             raise InputError(f"{', '.join(jobs)} still on {node} after {duration(within_s)}; look at: plait nodes")
         time.sleep(LOOK_S)
@@ -291,8 +279,7 @@ def top(
 
     with client(home, notices=False) as service:
         if once or not sys.stdout.isatty():
-            found = service.status()
-            for line in status_lines({"url": service.url, **found}):
+            for line in status_lines(service.url, service.status()):
                 typer.echo(line)
             typer.echo("")
             print_jobs(_shown_jobs(service, 30), "no job waits or runs, and none has ended")
@@ -318,22 +305,21 @@ def top(
                 return
 
 
-def _screen(service: Any, width: int) -> RenderableType:
+def _screen(service: Client, width: int) -> RenderableType:
     """Everything `plait top` shows: a line per node and job, `width` columns wide."""
     from rich.console import Group
     from rich.text import Text
 
     from plait.cli.render.tables import table
 
-    status = service.status()
-    lines = Text("\n".join(status_lines({"url": service.url, **status})) + "\n")
+    lines = Text("\n".join(status_lines(service.url, service.status())) + "\n")
     seen = [_node_row(node) for node in service.nodes()]
     heads = ("node", "state", "??>GPUs", "??>used", "??>heard of", "?>CPU", "?>memory", "~jobs")
     machines = table(heads, ([*row[:5], *row[6:]] for row in seen), width, most_lines=1)
     found = _shown_jobs(service, 40)
     jobs = table(JOB_COLUMNS, (job_row(job) for job in found), width, most_lines=2)
     for row, job in zip(jobs.rows, found, strict=True):
-        row.style = {0: "green", 1: "yellow", 3: "dim"}.get(_ORDER.get(job["state"], 3), "")
+        row.style = {0: "green", 1: "yellow", 3: "dim"}.get(_ORDER.get(job.state, 3), "")
     return Group(lines, machines, Text(), jobs)
 
 
@@ -342,17 +328,17 @@ _ORDER = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting
 _ACTIVE = ",".join(state for state in _ORDER if state != "waiting")
 
 
-def _shown_jobs(service: Client, most: int) -> list[dict[str, Any]]:
+def _shown_jobs(service: Client, most: int) -> list[JobRow]:
     """At most so many jobs, running jobs first; ended jobs fill the remaining rows."""
     from plait.live.client.client import FINAL
 
-    found: list[dict[str, Any]] = []
+    found: list[JobRow] = []
     for states in (_ACTIVE, "waiting"):  # not in one request: newer waiting jobs would hide running ones
         if len(found) < most:
             found += service.jobs(state=states, limit=most - len(found))
     if len(found) < most:
         found += service.jobs(state=",".join(FINAL), limit=min(most - len(found), 10))
-    return sorted(found, key=lambda job: _ORDER.get(job["state"], 3))[:most]
+    return sorted(found, key=lambda job: _ORDER.get(job.state, 3))[:most]
 
 
 def events(
@@ -395,7 +381,7 @@ def _telling(step: dict[str, Any]) -> bool:
 
 def _clock(service: Client) -> tuple[float, float]:
     """The service's time and the date of the same moment, seconds."""
-    return float(service.status()["now_s"]), time.time()
+    return service.status().now_s, time.time()
 
 
 def _print_steps(steps: list[dict[str, Any]], clock: tuple[float, float] | None, all_kinds: bool) -> None:

@@ -25,6 +25,8 @@ from plait.live.protocol.job import Job, JobField, key_of
 from plait.live.protocol.job_file import schema_text
 
 if TYPE_CHECKING:
+    from plait.live.api.explain import ComparedQueues
+    from plait.live.api.jobs import ChangedJob, SubmittedJob
     from plait.live.client.client import Client
 
 _STAYS = "as it is"
@@ -45,7 +47,7 @@ def _submit(asked: Asked, context: typer.Context) -> None:
         note(strays)
     _tell(answers, asked.as_json)
     if asked.wait:
-        await_ends([answer["id"] for answer in answers], None, asked.home)
+        await_ends([answer.id for answer in answers], None, asked.home)
 
 
 @command(Asked, _submit, context=True)
@@ -73,22 +75,22 @@ def _what_if(ready: Sequence[Mapping[str, Any]], asked: Asked) -> None:
             typer.echo(f"job {i} of {len(found)}, without the others:")
         for line in what_if_lines(one):
             typer.echo(plain_lines(line))
-        for remark in one.get("remarks", ()):
+        for remark in one.remarks or ():
             note(f"warning: {remark}")
 
 
-def _tell(answers: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+def _tell(answers: Sequence[SubmittedJob], as_json: bool) -> None:
     """Print the names of the submitted jobs and the service's remarks."""
     if as_json:
         print_json(answers)
         return
     said: Counter[str] = Counter()
     for answer in answers:
-        typer.echo(answer["id"])
-        said.update(answer.get("remarks", ()))
+        typer.echo(answer.id)
+        said.update(answer.remarks)
     for remark, jobs in said.items():
         note(f"warning: {remark}" + (f" (of {jobs} jobs)" if len(answers) > 1 else ""))
-    note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
+    note(f"submitted; follow it with: plait logs -f {answers[0].id}")
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,8 @@ def _clone(asked: CloneRequest) -> None:
     if asked.as_json:
         print_json(answer)
         return
-    typer.echo(answer["id"])
-    for remark in answer.get("remarks", ()):
+    typer.echo(answer.id)
+    for remark in answer.remarks:
         note(remark)
 
 
@@ -203,15 +205,15 @@ def clone() -> None:
     """
 
 
-def _print(answers: list[dict[str, Any]], as_json: bool) -> None:
+def _print(answers: Sequence[ChangedJob], as_json: bool) -> None:
     """A line a job with the state that it has now, and what its policy ignores."""
     if as_json:
         print_json(answers)
         return
     for answer in answers:
-        typer.echo(f"{answer['id']} {answer['state']}")
-        for remark in answer.get("remarks", ()):
-            note(f"{answer['id']}: {remark}")
+        typer.echo(f"{answer.id} {answer.state}")
+        for remark in answer.remarks:
+            note(f"{answer.id}: {remark}")
 
 
 # -- the queue under another choice -------------------------------------------------------------------
@@ -273,7 +275,7 @@ def _priorities(said: Sequence[str]) -> Mapping[str, float]:
     return {f"j-{job}": value for job, value in parse_priorities(said).items()}
 
 
-def _of_log(log: Path, asked: Choices) -> dict[str, Any]:
+def _of_log(log: Path, asked: Choices) -> ComparedQueues:
     """The queue at the end of a saved log."""
     from plait.cli.commands.explain import saved_events
     from plait.cli.policy_modules import only_allowed

@@ -181,7 +181,7 @@ def export(
         entries = saved_events(log)
     else:
         with client(home) as service:
-            now_s = float(service.status()["now_s"])
+            now_s = service.status().now_s
             entries = _entries(service, job or [])
     events = write_trace(entries, target, now_s)
     if as_json:
@@ -194,10 +194,10 @@ def _entries(service: Client, jobs: list[str]) -> list[dict[str, Any]]:
     """Entries of the log in order: of these jobs; otherwise of all, or of the user's jobs."""
     if not jobs:
         me = service.me()
-        if me["role"] != "user":
+        if me.role != "user":
             return list(service.all_events())
-        while page := service.jobs(user=me["user"], limit=500, offset=len(jobs)):
-            jobs += [one["id"] for one in page]
+        while page := service.jobs(user=me.user, limit=500, offset=len(jobs)):
+            jobs += [one.id for one in page]
     found = {entry["seq"]: entry for one in jobs for entry in service.job_events(one)}
     return [found[seq] for seq in sorted(found)]
 

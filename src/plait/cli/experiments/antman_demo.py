@@ -19,6 +19,7 @@ from typing import Any
 from plait.cli.connection import print_table
 from plait.cli.experiments.demonstration import find_examples
 from plait.core.errors import MissingExtra, PlaitError
+from plait.live.api.jobs import WholeJob
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
 from plait.live.supervisor.down import stop
@@ -246,13 +247,15 @@ class Trouble:
     def _attempt(self) -> Path:
         """The folder of the process of the guest."""
         job = self._service.job(self._guest)
-        return self._layout.rank(int(job["number"]), int(job["epoch"]), 0)
+        return self._layout.rank(job.number, job.epoch, 0)
 
     # -- looks ---------------------------------------------------------------------------------------------------
 
     def _look(self, when: str) -> Memory:
-        said = self._service.job(self._guest).get("sharing") or {}
-        return Memory(when, self._last(guest=False), self._last(guest=True), _gb(said), said.get("action") or "run")
+        sharing = self._service.job(self._guest).sharing
+        limit, action = (None, None) if sharing is None else (sharing.limit_bytes, sharing.action)
+        limit_gb = None if limit is None else limit / 1e9
+        return Memory(when, self._last(guest=False), self._last(guest=True), limit_gb, action or "run")
 
     def _last(self, *, guest: bool) -> Sample:
         return read(self._jobs.record(WORLD, guest=guest))[-1]
@@ -269,16 +272,11 @@ class Trouble:
     def _wait(self, true: Callable[[], object], what: str) -> None:
         def over() -> bool:
             return bool(true()) or any(
-                job["state"] in ("failed", "cancelled") for job in map(self._service.job, (self._host, self._guest))
+                job.state in ("failed", "cancelled") for job in map(self._service.job, (self._host, self._guest))
             )
 
         if not wait_for(over, PATIENCE_S) or not true():
             raise PlaitError(f"waited {PATIENCE_S:g} s for {what}; this machine is too busy or slow")
-
-
-def _gb(said: dict[str, Any]) -> float | None:
-    limit = said.get("limit_bytes")
-    return None if limit is None else limit / 1e9
 
 
 #: Seconds alone, packed, with the guaranteed job before its guest comes, with both, and of the guest after it.
@@ -334,8 +332,8 @@ class Found:
     shared: Pair
     burst: Burst
     killed: Killed
-    host: dict[str, Any]
-    guest: dict[str, Any]
+    host: WholeJob
+    guest: WholeJob
     log: list[dict[str, Any]]
 
 
@@ -366,9 +364,9 @@ def _what_it_gave(burst: Burst) -> str:
 def _verdict(found: Found) -> str:
     """Whether any job was stopped, or ended otherwise than by itself; the guest was killed once by the demo."""
     trouble = [
-        f"{job['name']} {job['state']}, stopped for others {job['preemptions']} times, failed {job['failures']} times"
+        f"{job.name} {job.state}, stopped for others {job.preemptions} times, failed {job.failures} times"
         for job, kills in ((found.host, 0), (found.guest, 1))
-        if (job["state"], job["preemptions"], job["failures"]) != ("finished", 0, kills)
+        if (job.state, job.preemptions, job.failures) != ("finished", 0, kills)
     ]
     if trouble:
         return f"Not as promised: {'; '.join(trouble)}."
@@ -383,9 +381,9 @@ def run_cluster(jobs: Jobs) -> Found:
         options = {"nodes": 1, "gpus-per-node": 1, "policy": "antman", "round": 1.0, "slot-memory": GPU_GB}
         with start(layout, options) as service:
             host = submit(service, "guaranteed", jobs.command(WORLD, guest=False), jobs.folder)
-            _wait(service, host, lambda job: (job.get("iterations_done") or 0) * PATTERN.step_s >= BEFORE_S)
+            _wait(service, host, lambda job: job.iterations_done * PATTERN.step_s >= BEFORE_S)
             guest = submit(service, "opportunistic", jobs.command(WORLD, guest=True), jobs.folder)
-            _wait(service, guest, lambda job: job["state"] == "running")
+            _wait(service, guest, lambda job: job.state == "running")
             begin_s = time.monotonic()
             watch(service, host, guest, jobs, begin_s)
             shared = jobs.pair(WORLD, begin_s, begin_s + SHARED_S)
@@ -394,10 +392,10 @@ def run_cluster(jobs: Jobs) -> Found:
             burst = trouble.burst()
             killed = Killed(*trouble.kill_agent(), *trouble.kill_guest())
             jobs.stop(guest=False).touch()
-            _wait(service, host, lambda job: job["state"] in FINAL)
+            _wait(service, host, lambda job: job.state in FINAL)
             time.sleep(AFTER_S)
             jobs.stop(guest=True).touch()
-            _wait(service, guest, lambda job: job["state"] in FINAL)
+            _wait(service, guest, lambda job: job.state in FINAL)
             log = list(service.all_events())
             return Found(shared, burst, killed, service.job(host), service.job(guest), log)
     finally:
@@ -409,7 +407,7 @@ def submit(service: Client, job_class: str, command: list[str], folder: Path) ->
     """A job of that class; its id."""
     job = {"name": job_class, "class": job_class, "command": command, "workdir": str(folder), "retries": 1}
     job |= {"checkpoint_s": CHECKPOINT_S}
-    return service.submit([job])[0]["id"]
+    return service.submit([job])[0].id
 
 
 def watch(service: Client, host: str, guest: str, jobs: Jobs, begin_s: float) -> None:
@@ -418,25 +416,25 @@ def watch(service: Client, host: str, guest: str, jobs: Jobs, begin_s: float) ->
         time.sleep(min(5.0, SHARED_S - passed))
         now_s = time.monotonic()
         pair = jobs.pair(WORLD, max(now_s - 5.0, begin_s), now_s)
-        said = service.job(guest)
-        sharing = said.get("sharing") or {}
-        share, limit_gb = sharing.get("share") or 0.0, (sharing.get("limit_bytes") or 0) / 1e9
+        guest_job = service.job(guest)
+        sharing = guest_job.sharing
+        share, limit = (0.0, 0.0) if sharing is None else (sharing.share or 0.0, sharing.limit_bytes or 0.0)
         print(
             f"  {now_s - begin_s:4.0f} s   guaranteed step {1e3 * pair.step_s:5.1f} ms   opportunistic: share "
-            f"{share:.2f}, {pair.slack_share:4.0%} of the slack, limit {limit_gb:4.1f} GB",
+            f"{share:.2f}, {pair.slack_share:4.0%} of the slack, limit {limit / 1e9:4.1f} GB",
             flush=True,
         )
-        for job in (service.job(host), said):
-            if job["state"] in ("failed", "cancelled"):
-                raise PlaitError(f"{job['name']} {job['state']}; plait demo gives up")
+        for job in (service.job(host), guest_job):
+            if job.state in ("failed", "cancelled"):
+                raise PlaitError(f"{job.name} {job.state}; plait demo gives up")
 
 
-def _wait(service: Client, job: str, done: Any, least_s: float = 60.0) -> None:
+def _wait(service: Client, job: str, done: Callable[[WholeJob], bool], least_s: float = 60.0) -> None:
     def over() -> bool:
-        return bool(done(found := service.job(job))) or found["state"] in ("failed", "cancelled")
+        return done(found := service.job(job)) or found.state in ("failed", "cancelled")
 
     if not wait_for(over, least_s) or not done(found := service.job(job)):
-        raise PlaitError(f"{found['name']} is {found['state']} after {least_s:g} s; this machine is too busy or slow")
+        raise PlaitError(f"{found.name} is {found.state} after {least_s:g} s; this machine is too busy or slow")
 
 
 def _row(name: str, found: Pair, alone: Pair, predicted: tuple[Mode, float] | None) -> list[str]:

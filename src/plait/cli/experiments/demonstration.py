@@ -21,6 +21,7 @@ from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.resources import Resource
 from plait.core.words import duration
+from plait.live.api.jobs import JobRow
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
 from plait.live.protocol.job_file import read_jobs
@@ -156,12 +157,12 @@ def run_once(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> De
         options = {"nodes": 1, "gpus-per-node": SLOTS, "policy": policy, "round": ROUND_S}
         with start(layout, options) as service:
             began = time.monotonic()
-            ids = [answer["id"] for answer in service.submit(jobs)]
+            ids = [answer.id for answer in service.submit(jobs)]
             names = dict(zip(ids, (job["name"] for job in jobs), strict=True))
             ended = watch_jobs(service, names, began)
-            bad = [job for job in ended if job["state"] != "finished"]
+            bad = [job for job in ended if job.state != "finished"]
             if bad:
-                raise PlaitError(f"{names[bad[0]['id']]} {bad[0]['state']}; it wrote:\n{_last_words(service, bad[0])}")
+                raise PlaitError(f"{names[bad[0].id]} {bad[0].state}; it wrote:\n{_last_words(service, bad[0])}")
             log = list(service.all_events())
     finally:
         stop(layout, stop_jobs=True, patience_s=5.0)
@@ -171,14 +172,14 @@ def run_once(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> De
     answer = replay(rows, observe=watch)
     if answer.difference is not None:
         raise PlaitError(f"the replay of the demo makes another decision: {answer.difference}")
-    jct_s = {names[job["id"]]: job["jct_s"] for job in ended}
+    jct_s = {names[job.id]: job.jct_s or 0.0 for job in ended}
     return DemoRun(
         policy,
         answer.result(trace="demo", world="live", cluster=CLUSTER),
         watch.sharings(answer.state),
         fidelity(rows, round_s=ROUND_S),
         jct_s,
-        max(job["ended_s"] for job in ended) - min(job["created_s"] for job in ended),
+        max(job.ended_s or 0.0 for job in ended) - min(job.created_s for job in ended),
         _profiles(answer, names),
         names,
     )
@@ -196,39 +197,37 @@ def _profiles(answer: LogReplay, names: dict[str, str]) -> dict[str, tuple[list[
     return out
 
 
-def watch_jobs(service: Client, names: dict[str, str], began: float) -> list[dict[str, Any]]:
+def watch_jobs(service: Client, names: dict[str, str], began: float) -> list[JobRow]:
     """Print the progress of the jobs until all have ended.
 
     `names`: by id of the job; `began`: monotonic time of the submission. Raises `PlaitError` after `RUN_S` seconds.
     """
     said = -10.0
     while True:
-        found = sorted((j for j in service.jobs() if j["id"] in names), key=lambda job: job["number"])
+        found = sorted((j for j in service.jobs() if j.id in names), key=lambda job: job.number)
         passed = time.monotonic() - began
-        over = all(job["state"] in FINAL for job in found)
+        over = all(job.state in FINAL for job in found)
         if passed - said >= 5 or over:
             said = passed
-            print(
-                f"  {passed:5.0f} s  " + "   ".join(f"{names[job['id']]} {_progress(job)}" for job in found), flush=True
-            )
-        if over or any(job["state"] in ("failed", "cancelled") for job in found):
+            print(f"  {passed:5.0f} s  " + "   ".join(f"{names[job.id]} {_progress(job)}" for job in found), flush=True)
+        if over or any(job.state in ("failed", "cancelled") for job in found):
             return found
         if passed > RUN_S:
-            late = ", ".join(names[job["id"]] for job in found if job["state"] not in FINAL)
+            late = ", ".join(names[job.id] for job in found if job.state not in FINAL)
             raise PlaitError(f"the demo gives up after {RUN_S:g} s: {late} not done; try again when less runs here")
         time.sleep(0.25)
 
 
-def _progress(job: dict[str, Any]) -> str:
-    if job["state"] != "running":
-        return str(job["state"])
-    total = job.get("iterations") or job.get("total_steps")
-    steps = job.get("iterations_done") or 0.0
+def _progress(job: JobRow) -> str:
+    if job.state != "running":
+        return job.state
+    total = job.iterations or job.total_steps
+    steps = job.iterations_done
     return f"{min(steps / total, 1.0):.0%}" if total else f"{steps:.0f} steps"
 
 
-def _last_words(service: Client, job: dict[str, Any]) -> str:
-    text = "".join(str(service.logs(job["id"], offset=0, limit=65_536).get("text", "")))
+def _last_words(service: Client, job: JobRow) -> str:
+    text = service.logs(job.id, offset=0, limit=65_536).text
     return "\n".join(text.splitlines()[-12:])
 
 

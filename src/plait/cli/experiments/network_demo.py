@@ -8,16 +8,19 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from markupsafe import Markup
 
 from plait.cli.commands.network.cluster_view import rate_text, region_text, share_text
 from plait.cli.connection import print_table
 from plait.cli.experiments.demonstration import find_examples
 from plait.core.errors import MissingExtra, PlaitError
+from plait.live.api.cluster import NetworkJob
+from plait.live.api.jobs import JobRow, Region
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
 from plait.live.supervisor.down import stop
@@ -61,7 +64,7 @@ class Look:
 
     at_s: float
     held: float
-    jobs: dict[str, dict[str, Any]]
+    jobs: dict[str, NetworkJob]
 
 
 @dataclass
@@ -71,7 +74,7 @@ class World:
     name: str
     policy: str
     looks: list[Look] = field(default_factory=list)
-    last: dict[str, dict[str, Any]] = field(default_factory=dict)
+    last: dict[str, NetworkJob] = field(default_factory=dict)
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -106,13 +109,13 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
         {
             "world": w.name,
             "policy": w.policy,
-            "looks": [asdict(one) for one in w.looks],
+            "looks": w.looks,
             "jobs": w.last,
             "ended": w.ended,
         }
         for w in worlds
     ]
-    write_text(out / "network.json", json.dumps(found, indent=1))
+    write_text(out / "network.json", json.dumps(msgspec.to_builtins(found), indent=1))
     result = replay(list(read_rows(log))).result(
         trace="demo",
         world="live",
@@ -127,7 +130,7 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
 
 def _await_switch(service: Client) -> None:
     until = time.monotonic() + READY_S
-    while any(one["state"] != "up" for one in service.network()["switches"]):
+    while any(one.state != "up" for one in service.network().switches):
         if time.monotonic() > until:
             raise PlaitError(f"the switch does not work after {READY_S:g} s; this machine is too busy or slow")
         time.sleep(LOOK_S)
@@ -143,15 +146,15 @@ def _run(service: Client, script: Path, folder: Path, name: str, policy: str) ->
         "gradient_bytes": 1e6 * MEGABYTES, "profile": {"gpu": 0.02, "network": 0.08},
     }  # fmt: skip
     sent = service.submit([{**job, "name": "deadline", "deadline_s": DEADLINE_S}, {**job, "name": "other"}])
-    ids = {one["id"]: label for one, label in zip(sent, ("deadline", "other"), strict=True)}
+    ids = {one.id: label for one, label in zip(sent, ("deadline", "other"), strict=True)}
     world, begin = World(name, policy), time.monotonic()
     while True:
         found = service.network()
-        now = {ids[one["id"]]: one for one in found["jobs"] if one["id"] in ids and one["mode_used"]}
-        world.looks.append(Look(time.monotonic() - begin, float(found["switches"][0]["held"]), now))
+        now = {ids[one.id]: one for one in found.jobs if one.id in ids and one.mode_used}
+        world.looks.append(Look(time.monotonic() - begin, found.switches[0].held, now))
         world.last |= now
         jobs = {label: service.job(number) for number, label in ids.items()}
-        if all(one["state"] in FINAL for one in jobs.values()):
+        if all(one.state in FINAL for one in jobs.values()):
             world.ended = {label: _ending(one) for label, one in jobs.items()}
             return world
         if time.monotonic() > begin + LONGEST_S:
@@ -159,9 +162,9 @@ def _run(service: Client, script: Path, folder: Path, name: str, policy: str) ->
         time.sleep(LOOK_S)
 
 
-def _ending(job: dict[str, Any]) -> dict[str, Any]:
+def _ending(job: JobRow) -> dict[str, Any]:
     """How a job ended, and seconds from its submission to its end."""
-    return {"state": job["state"], "jct_s": (job.get("ended_s") or 0.0) - job["created_s"]}
+    return {"state": job.state, "jct_s": (job.ended_s or 0.0) - job.created_s}
 
 
 def page(worlds: list[World]) -> str:
@@ -174,7 +177,7 @@ def page(worlds: list[World]) -> str:
         lines = [held]
         for label in sorted(world.last):
             seen = [one for one in world.looks if label in one.jobs]
-            region = [float((one.jobs[label]["region"] or {}).get("size", 0) or AGGREGATORS) for one in seen]
+            region = [_usable(one.jobs[label].region) for one in seen]
             lines.append(ChartLine(f"may be used by {label}", [one.at_s for one in seen], region))
         columns = [{"label": name, "unit": unit, "meaning": why} for name, (unit, why) in COLUMNS.items()]
         rows = [
@@ -190,13 +193,18 @@ def page(worlds: list[World]) -> str:
     return sections_page(sections, title=TITLE, brand="in-network aggregation", facts=facts, lead=INTRODUCTION)
 
 
+def _usable(region: Region | None) -> float:
+    """Aggregators that a job may use: its region, or all."""
+    return float(AGGREGATORS if region is None else region.size or AGGREGATORS)
+
+
 def _rows(world: World) -> list[tuple[str, ...]]:
     """A row for each job; its memory is that of one moment, the last one at which most jobs exchanged gradients."""
     moment = world.together[-1].jobs if world.together else {}
     return [
         (
-            label, region_text(moment[label]["region"]) if label in moment else "-", rate_text(last["bits_per_s"]),
-            share_text(last["fallback_share"]), share_text(last["gloo_share"]), world.ended[label]["state"],
+            label, region_text(moment[label].region) if label in moment else "-", rate_text(last.bits_per_s),
+            share_text(last.fallback_share), share_text(last.gloo_share), world.ended[label]["state"],
             f"{world.ended[label]['jct_s']:.1f} s",
         )
         for label, last in sorted(world.last.items())
@@ -222,7 +230,7 @@ def _sentence(world: World) -> str:
     return (
         f"{_mean(held):.1f} of {AGGREGATORS} aggregators held in the mean while both exchanged gradients, "
         f"{max(held, default=0.0):.0f} at most; "
-        + ", ".join(f"{label} {share_text(last['fallback_share'])} fallback" for label, last in world.last.items())
+        + ", ".join(f"{label} {share_text(last.fallback_share)} fallback" for label, last in world.last.items())
         + "."
     )
 

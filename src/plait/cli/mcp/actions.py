@@ -10,7 +10,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from plait.cli.mcp.arguments import Format, Job, JobFile, Key, LoseWork, MaybeJobFields
-from plait.cli.mcp.service import Asking, readable_errors
+from plait.cli.mcp.service import Asking, fields, readable_errors
 from plait.cli.submission import as_submitted_here
 from plait.live.protocol.job_file import jobs_of_text
 
@@ -47,7 +47,7 @@ class Actions:
         """
         ready = self._jobs(job, job_file, file_format)
         with self.asking.service() as service:
-            return {"jobs": service.submit(ready, key=key)}
+            return {"jobs": [fields(one) for one in service.submit(ready, key=key)]}
 
     def what_if_submit(
         self,
@@ -62,7 +62,7 @@ class Actions:
         """
         ready = self._jobs(job, job_file, file_format)
         with self.asking.service() as service:
-            return {"jobs": [service.what_if(one) for one in ready]}
+            return {"jobs": [fields(service.what_if(one)) for one in ready]}
 
     def clone_job(
         self, job: Job, priority: Priority = None, job_class: JobClass = None, deadline_s: Deadline = None,
@@ -72,9 +72,9 @@ class Actions:
 
         Arguments that are left out are as in the other job.
         """
-        fields = _fields(priority, job_class, deadline_s, gpus, min_gpus, max_gpus)
+        changes = _changes(priority, job_class, deadline_s, gpus, min_gpus, max_gpus)
         with self.asking.service() as service:
-            return dict(service.clone(job, fields, key=key))
+            return fields(service.clone(job, changes, key=key))
 
     def update_job(
         self, job: Job, priority: Priority = None, job_class: JobClass = None, deadline_s: Deadline = None,
@@ -86,25 +86,25 @@ class Actions:
         Priority, class and deadline touch no process. A running job whose size no longer fits stops after a checkpoint
         and continues at its new size. Fields that are left out stay.
         """
-        fields = _fields(priority, job_class, deadline_s, gpus, min_gpus, max_gpus)
+        changes = _changes(priority, job_class, deadline_s, gpus, min_gpus, max_gpus)
         if hold is not None:
-            fields["hold"] = hold
-        if not fields:
+            changes["hold"] = hold
+        if not changes:
             raise ToolError(
                 "nothing is to change; give priority, job_class, deadline_s, hold, gpus, min_gpus or max_gpus"
             )
         with self.asking.service() as service:
-            return service.update(job, fields, may_lose_work=may_lose_work, key=key)
+            return fields(service.update(job, changes, may_lose_work=may_lose_work, key=key))
 
     def requeue_job(self, job: Job, may_lose_work: LoseWork = False, key: Key = None) -> dict[str, Any]:
         """Stop a running job after a checkpoint and send it back to the queue, without a failure: {id, state}."""
         with self.asking.service() as service:
-            return service.requeue(job, may_lose_work=may_lose_work, key=key)
+            return fields(service.requeue(job, may_lose_work=may_lose_work, key=key))
 
     def cancel_job(self, job: Job) -> dict[str, Any]:
         """Cancel a job; a running one is stopped. It does not come back: clone_job submits it again."""
         with self.asking.service() as service:
-            return service.cancel(job)
+            return fields(service.cancel(job))
 
     def _jobs(self, job: dict[str, Any] | None, job_file: str | None, file_format: str) -> list[dict[str, Any]]:
         """The jobs that were given, ready to be sent."""
@@ -117,11 +117,11 @@ class Actions:
             return [as_submitted_here(one, name, os.environ, here=here) for one, name in zip(given, names, strict=True)]
 
 
-def _fields(
+def _changes(
     priority: float | None, job_class: str | None, deadline_s: float | None, gpus: int | None, min_gpus: int | None,
     max_gpus: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The changes, by the names of the fields of a job."""
-    said = {"priority": priority, "class": job_class, "gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus}
-    found: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    given = {"priority": priority, "class": job_class, "gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus}
+    found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return found if deadline_s is None else found | {"deadline_s": deadline_s or None}

@@ -12,7 +12,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from plait.cli.mcp.arguments import MOST_BYTES, PART_BYTES, Attempt, Job, Rank
-from plait.cli.mcp.service import Asking
+from plait.cli.mcp.service import Asking, fields
 from plait.cli.render.tables import plain_lines
 from plait.live.client.client import Client
 
@@ -43,10 +43,10 @@ class Logs:
         """
         with self.asking.service() as service:
             if offset is None:
-                size = int(service.logs(job, rank=rank, limit=1, epoch=attempt)["size"])
+                size = service.logs(job, rank=rank, limit=1, epoch=attempt).size
                 offset = max(0, size - limit)
             part = service.logs(job, rank=rank, offset=max(0, offset), limit=limit, epoch=attempt)
-        return {**part, "text": plain_lines(part["text"])}
+        return {**fields(part), "text": plain_lines(part.text)}
 
     def search_log(
         self,
@@ -87,14 +87,14 @@ def _lines(
     began, rest = offset, ""
     while True:
         part = service.logs(job, rank=rank, offset=offset, limit=1_000_000, epoch=attempt)
-        attempt = attempt or part["epoch"] or None  # a new attempt that begins meanwhile has another log
-        lines = (rest + part["text"]).split("\n")
+        attempt = attempt or part.epoch or None  # a new attempt that begins meanwhile has another log
+        lines = (rest + part.text).split("\n")
         rest = lines.pop()[-LINE_CHARACTERS:]
         for line in lines:
             yield plain_lines(line[:LINE_CHARACTERS])
-        over = part["next"] <= offset or part["next"] >= part["size"] or part["next"] - began >= SEARCHED_BYTES
-        offset = part["next"]
-        end |= {"next": offset, "size": part["size"]}
+        over = part.next <= offset or part.next >= part.size or part.next - began >= SEARCHED_BYTES
+        offset = part.next
+        end |= {"next": offset, "size": part.size}
         if over:
             break
     if rest:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from plait.cli.mcp.arguments import MOST_WAIT_S, Job, Limit, Offset, State, User
-from plait.cli.mcp.service import Asking
+from plait.cli.mcp.service import Asking, fields
 from plait.live.client.client import FINAL
 
 #: Seconds between two looks at a job that is waited for.
@@ -30,24 +30,25 @@ class Questions:
         Also shows whose token is used: `me.role` is admin, user (own jobs) or viewer (reads only).
         """
         with self.asking.service() as service:
-            return {**service.status(), "me": service.me()}
+            return {**fields(service.status()), "me": fields(service.me())}
 
     def list_nodes(self) -> dict[str, Any]:
         """List the nodes: state, GPUs, their kind, what they run, and when they last reported."""
         with self.asking.service() as service:
-            return {"nodes": service.nodes()}
+            return {"nodes": [fields(node) for node in service.nodes()]}
 
     def list_jobs(
         self, state: State = None, user: User = None, limit: Limit = 20, offset: Offset = 0
     ) -> dict[str, Any]:
         """List jobs, newest first: state, GPUs, progress, age, where they run, and the reason why they wait."""
         with self.asking.service() as service:
-            return {"jobs": service.jobs(state=state, user=user, limit=limit, offset=offset)}
+            jobs = service.jobs(state=state, user=user, limit=limit, offset=offset)
+            return {"jobs": [fields(one) for one in jobs]}
 
     def list_queue(self, limit: Limit = 20, offset: Offset = 0) -> dict[str, Any]:
         """List jobs that run or wait in the order of the policy's last decision, with the numbers behind that order."""
         with self.asking.service() as service:
-            return service.queue(limit, offset)
+            return fields(service.queue(limit, offset))
 
     def show_job(self, job: Job) -> dict[str, Any]:
         """Show everything about a job: request, state, progress, places, checkpoint, and each attempt with its end.
@@ -55,7 +56,7 @@ class Questions:
         `would_lose` states what a stop would lose now, which requeue_job and update_job refuse without may_lose_work.
         """
         with self.asking.service() as service:
-            return {**service.job(job), "would_lose": service.losses(jobs=[job])["text"]}
+            return {**fields(service.job(job)), "would_lose": service.losses(jobs=[job]).text}
 
     def explain_job(self, job: Job) -> dict[str, Any]:
         """Explain why a job waits, or how it runs: jobs ahead of it, what would start it now, sharers of its GPUs.
@@ -63,7 +64,7 @@ class Questions:
         Of a job that has ended, how it ended. `summary` is the one sentence to tell a user.
         """
         with self.asking.service() as service:
-            return service.explain(job)
+            return fields(service.explain(job))
 
     def forecast_job(self, job: Job) -> dict[str, Any]:
         """Forecast when a job will start and end.
@@ -73,13 +74,13 @@ class Questions:
         null for a job that has ended, and where no forecast is possible; `summary` has the reason.
         """
         with self.asking.service() as service:
-            found = service.explain(job)
+            found = fields(service.explain(job))
         return {"forecast": None} | {name: found[name] for name in _WHEN if name in found}
 
     def job_usage(self, job: Job) -> dict[str, Any]:
         """Show what a job uses over time: GPU, CPU, memory, disk, stages of an iteration, goodput and batch size."""
         with self.asking.service() as service:
-            return service.usage(job, points=60)
+            return fields(service.usage(job, points=60))
 
     def job_events(self, job: Job, limit: Limit = 50) -> dict[str, Any]:
         """List the newest entries of the event log about a job, oldest first: events, requests and decisions."""
@@ -106,7 +107,7 @@ class Questions:
         (10, 25, 50, 75, 90 %) of the change of the end of a job; less than 0 is sooner.
         """
         with self.asking.service() as service:
-            return service.what_if_queue(policy=policy, nodes=nodes, without=without or (), priority=priority)
+            return fields(service.what_if_queue(policy=policy, nodes=nodes, without=without or (), priority=priority))
 
     def wait_for_job(
         self,
@@ -119,7 +120,7 @@ class Questions:
         """
         until = time.monotonic() + timeout_s
         with self.asking.service() as service:
-            while (found := service.job(job))["state"] not in FINAL and time.monotonic() < until:
+            while (found := service.job(job)).state not in FINAL and time.monotonic() < until:
                 time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
-        ended = found["state"] in FINAL
-        return {"ended": ended} | {name: found.get(name) for name in ("id", "state", "reason", "exit_code")}
+        ended = found.state in FINAL
+        return {"ended": ended} | {name: getattr(found, name) for name in ("id", "state", "reason", "exit_code")}

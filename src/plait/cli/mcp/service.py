@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 from mcp.server.mcpserver.exceptions import ToolError
 
 from plait.core.errors import PlaitError
+from plait.live.api import Answer
 from plait.live.client.client import Client
 
 
@@ -36,3 +39,9 @@ def readable_errors() -> Iterator[None]:
         yield
     except PlaitError as error:
         raise ToolError(str(error)) from error
+
+
+def fields(answer: Answer) -> dict[str, Any]:
+    """The fields of an answer of the service, as tools return them: the JSON of the HTTP API."""
+    found: dict[str, Any] = msgspec.to_builtins(answer)
+    return found

@@ -2,64 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from plait.core.words import duration
 
+if TYPE_CHECKING:
+    from plait.live.api.explain import ComparedQueues, JobOutlook, MovedJob, SubmissionOutlook, Times
 
-def between(times: Mapping[str, Any]) -> str:
+
+def between(times: Times | None) -> str:
     """A start or an end in words.
 
-    >>> between({"middle_s": 0.0, "half_s": [0.0, 0.0], "wide_s": [0.0, 0.4]})
+    >>> from plait.live.api.explain import Times
+    >>> between(Times(middle_s=0.0, half_s=[0.0, 0.0], wide_s=[0.0, 0.4]))
     'now'
-    >>> between({"middle_s": 90, "half_s": [60, 120], "wide_s": [30, None]})
+    >>> between(Times(middle_s=90, half_s=[60, 120], wide_s=[30, None]))
     'in 1 min 0 s to 2 min 0 s (one in two), in 30.0 s or later (four in five)'
     """
-    if times["middle_s"] is None:
+    if times is None or times.middle_s is None:
         return "not with the nodes and jobs that are there now"
-    wide = times["wide_s"]
+    wide = times.wide_s
     if wide[1] is not None and wide[1] < 1:
         return "now"
-    return f"{_span(times['half_s'])} (one in two), {_span(wide)} (four in five)"
+    return f"{_span(times.half_s)} (one in two), {_span(wide)} (four in five)"
 
 
-def _span(ends: Any) -> str:
+def _span(ends: Sequence[float | None]) -> str:
     low, high = (None if end is None else duration(end) for end in ends)
     if high is None:
         return f"in {low} or later"
     return f"in {low}" if low == high else f"in {low} to {high}"
 
 
-def forecast_lines(found: Mapping[str, Any]) -> list[str]:
+def forecast_lines(found: JobOutlook) -> list[str]:
     """Start and end of a job that is there, with what they are from."""
-    lines = [] if found["start"] is None else [f"  starts {between(found['start'])}"]
-    lines.append(f"  ends   {between(found['end'])}")
-    lines.append(f"  its duration is drawn from {found['duration']}")
-    return lines + [f"  assumed: {text}" for text in found.get("assumptions", ())]
+    lines = [] if found.start is None else [f"  starts {between(found.start)}"]
+    lines.append(f"  ends   {between(found.end)}")
+    lines.append(f"  its duration is drawn from {found.duration}")
+    return lines + [f"  assumed: {text}" for text in found.assumptions]
 
 
-def what_if_lines(found: Mapping[str, Any]) -> list[str]:
+def what_if_lines(found: SubmissionOutlook) -> list[str]:
     """The answer about a job that is not submitted."""
-    blocked, hours = found["blocked_by"], found["gpu_hours"]
-    gpus = f"{found['gpus']} GPU{'s' * (found['gpus'] != 1)}"
-    lines = [f"nothing is submitted; with {gpus} it would be at place {found['place']} of {found['waiting']} that wait"]
-    lines.append(f"  starts {between(found['start'])}")
-    lines.append(f"  ends   {between(found['end'])}, after {_hours(hours)} GPU-hours")
-    lines.append(f"  blocked: {blocked['text']}")
-    lines += [f"    {one['text']}" for one in blocked["jobs"]]
-    for one in found["variants"]:
-        option = f" ({one['option']})" if one["option"] else ""
-        lines.append(f"  {one['text']}{option}: {', '.join(one['gains'])}")
-        if one["change"] == "later":
+    blocked, hours = found.blocked_by, found.gpu_hours
+    gpus = f"{found.gpus} GPU{'s' * (found.gpus != 1)}"
+    lines = [f"nothing is submitted; with {gpus} it would be at place {found.place} of {found.waiting} that wait"]
+    lines.append(f"  starts {between(found.start)}")
+    lines.append(f"  ends   {between(found.end)}, after {_hours(hours)} GPU-hours")
+    lines.append(f"  blocked: {blocked.text}")
+    lines += [f"    {one.text}" for one in blocked.jobs]
+    for one in found.variants:
+        option = f" ({one.option})" if one.option else ""
+        lines.append(f"  {one.text}{option}: {', '.join(one.gains)}")
+        if one.change == "later":
             continue
-        end = "; its pace is what the others leave" if one["end"] is None else f"; ends {between(one['end'])}"
-        lines.append(f"    starts {between(one['start'])}{end}; {_hours(one['gpu_hours'])} GPU-hours")
-    lines.append(f"  its duration is drawn from {found['duration']}")
-    return lines + [f"  assumed: {text}" for text in found["assumptions"]]
+        end = "; its pace is what the others leave" if one.end is None else f"; ends {between(one.end)}"
+        lines.append(f"    starts {between(one.start)}{end}; {_hours(one.gpu_hours)} GPU-hours")
+    lines.append(f"  its duration is drawn from {found.duration}")
+    return lines + [f"  assumed: {text}" for text in found.assumptions]
 
 
-def _hours(hours: Any) -> str:
+def _hours(hours: Sequence[float]) -> str:
     """GPU-hours as the range of four in five.
 
     >>> _hours([1.0, 2.0, 4.0]), _hours([0.001, 0.001, 0.001])
@@ -69,33 +73,35 @@ def _hours(hours: Any) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def choice_lines(found: Mapping[str, Any]) -> list[str]:
+def choice_lines(found: ComparedQueues) -> list[str]:
     """The queue under another choice."""
-    counts, totals = found["counts"], found["totals"]
-    lines = [f"{found['choice']}, instead of what is now ({found['policy']}); nothing is changed"]
-    if not totals["jobs"]:
+    counts, totals = found.counts, found.totals
+    lines = [f"{found.choice}, instead of what is now ({found.policy}); nothing is changed"]
+    if not totals.jobs:
         return [*lines, "  no job waits or runs"]
-    lines.append(f"  {counts['gain']} end sooner, {counts['lose']} later, {counts['same']} as now")
-    for name, word in (("mean_end_hours", "mean time to the end"), ("empty_hours", "the queue is empty after")):
-        row = totals[name]
-        lines.append(f"  {word}: {_middle(row['now'])} now, {_middle(row['then'])} then; {change_words(row['change'])}")
-    lines.append(f"  GPUs: {totals['gpus'][0]} now, {totals['gpus'][1]} then")
-    for side, title in (("gain", "gain"), ("lose", "lose")):
-        if found[side]:
-            more = counts[side] - len(found[side])
-            lines.append(f"  {title}:" + (f" (the first {len(found[side])} of {counts[side]})" if more else ""))
-            lines += [f"    {choice_row(row)}" for row in found[side]]
-    return lines + [f"  assumed: {text}" for text in found["assumptions"]]
+    lines.append(f"  {counts.gain} end sooner, {counts.lose} later, {counts.same} as now")
+    for word, row in (
+        ("mean time to the end", totals.mean_end_hours),
+        ("the queue is empty after", totals.empty_hours),
+    ):
+        assert row is not None  # there are jobs
+        lines.append(f"  {word}: {_middle(row.now)} now, {_middle(row.then)} then; {change_words(row.change)}")
+    lines.append(f"  GPUs: {totals.gpus[0]} now, {totals.gpus[1]} then")
+    for title, rows, count in (("gain", found.gain, counts.gain), ("lose", found.lose, counts.lose)):
+        if rows:
+            lines.append(f"  {title}:" + (f" (the first {len(rows)} of {count})" if count > len(rows) else ""))
+            lines += [f"    {choice_row(row)}" for row in rows]
+    return lines + [f"  assumed: {text}" for text in found.assumptions]
 
 
-def choice_row(row: Mapping[str, Any]) -> str:
+def choice_row(row: MovedJob) -> str:
     """One job that gains or loses."""
-    gpus = f"{row['gpus']} GPU{'s' * (row['gpus'] != 1)}"
-    state = "waits" if row["waits"] else "runs"
-    return f"{row['id']} of {row['user']} ({gpus}, {state}): {change_words(row['hours'])}"
+    gpus = f"{row.gpus} GPU{'s' * (row.gpus != 1)}"
+    state = "waits" if row.waits else "runs"
+    return f"{row.id} of {row.user} ({gpus}, {state}): {change_words(row.hours)}"
 
 
-def change_words(hours: Any) -> str:
+def change_words(hours: Sequence[float | None]) -> str:
     """A change of hours: the middle, and where four in five lie.
 
     >>> change_words([-3.0, -2.5, -2.0, -1.0, 0.5]), change_words([1, 2, None, None, None])
@@ -119,5 +125,5 @@ def _shift(hours: float | None) -> str:
     return f"{duration(3600 * abs(hours))} {'sooner' if hours < 0 else 'later'}"
 
 
-def _middle(hours: Any) -> str:
+def _middle(hours: Sequence[float | None]) -> str:
     return "never" if hours[2] is None else duration(3600 * hours[2])

@@ -1,11 +1,16 @@
-"""The service as an object: one method a question, with timeouts, and with retries where asking twice is harmless.
+"""The service as an object: one method a request, with timeouts, and retries of requests that may be repeated.
 
     with Client.at() as plait:
         job = plait.submit([{"command": ["python", "train.py"], "workdir": "/data/run1"}])[0]
-        plait.job(job["id"])["state"]
+        plait.job(job.id).state
 
-The service and the user come from PLAIT_URL and PLAIT_TOKEN, else from the files `plait up` leaves in the home folder.
-Every error is a sentence that names the next command.
+The service and the user come from PLAIT_URL and PLAIT_TOKEN, otherwise from the files that `plait up` leaves in the
+home folder. Answers are frozen structs of `plait.live.api`, whose attributes have units in their names; an attribute
+that the service left out is None. `msgspec.to_builtins(answer)` makes plain dictionaries of them, for example for
+`pandas.DataFrame`. Entries of the event log and the state for simulations are plain dictionaries, as in saved files.
+
+All methods raise `NotRunning` where no service answers, `Refused` where it refuses the request, and `ServiceError`
+where its answer is an error of its own or of another version; each is a sentence that names the next command.
 """
 
 from __future__ import annotations
@@ -13,9 +18,42 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypeVar
 
-from plait.live.api.jobs import FINAL
+import msgspec
+
+from plait.live.api.admin import (
+    BackupMade,
+    Me,
+    NewToken,
+    ProjectGone,
+    ProjectRow,
+    ProjectSettings,
+    ReportList,
+    RevokedToken,
+    TokenRow,
+)
+from plait.live.api.cluster import (
+    ClusterStatus,
+    Losses,
+    NetworkOfCluster,
+    NodeForgottenAnswer,
+    NodeRow,
+    PolicyAnswer,
+    Queue,
+)
+from plait.live.api.costs import Costs, UsageOfJob
+from plait.live.api.explain import ComparedQueues, Explanation, SubmissionOutlook
+from plait.live.api.jobs import (
+    FINAL,
+    CancelledJob,
+    ChangedJob,
+    JobId,
+    JobRow,
+    LogPart,
+    SubmittedJob,
+    WholeJob,
+)
 from plait.live.client import transport
 from plait.live.client.transport import (
     Broken,
@@ -38,21 +76,19 @@ __all__ = [
     "NotRunning",
     "Refused",
     "ServiceError",
-    "Submitted",
     "read_service_file",
     "service_url",
 ]
 
+T = TypeVar("T")
 #: Entries of a job's history that come in one answer.
 PAGE = 1000
 
 
-class Submitted(TypedDict):
-    """The answer to a submission: the job is stored. `remarks`: settings that the policy ignores."""
+class Entries(msgspec.Struct):
+    """Entries of the event log, as they are stored: {seq, at_s, event, commands}."""
 
-    id: str
-    number: int
-    remarks: NotRequired[list[str]]
+    events: list[Json]
 
 
 class Client(Caller):
@@ -60,118 +96,115 @@ class Client(Caller):
 
     # -- jobs ---------------------------------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> list[Submitted]:
+    def submit(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> list[SubmittedJob]:
         """Submit jobs, all or none; when this returns they are stored.
 
-        Repeated where no answer comes: by the `key`, a generated one unless given, the service recognises the
-        repetition.
+        `jobs`: fields as in a job file. Repeated where no answer comes: by the `key`, a generated one unless given,
+        the service recognises the repetition.
         """
-        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
-        body = dict(jobs[0]) if len(jobs) == 1 else {"jobs": [dict(job) for job in jobs]}
-        answer = self._ask("POST", "/v1/jobs", body=body, again=True, headers=headers)
         if len(jobs) == 1:
-            return [answer]
-        found: list[Submitted] = answer["jobs"] if isinstance(answer, dict) else answer
-        return found
+            return [self._change(SubmittedJob, "POST", "/v1/jobs", jobs[0], key)]
+        return self._change(list[SubmittedJob], "POST", "/v1/jobs", {"jobs": [dict(job) for job in jobs]}, key)
 
-    def what_if(self, job: Mapping[str, Any]) -> Json:
+    def what_if(self, job: Mapping[str, Any]) -> SubmissionOutlook:
         """When a job like this would start and end, and what blocks it; nothing is submitted."""
-        return self._object("POST", "/v1/what-if", body=dict(job), again=True)
+        return self._request(SubmissionOutlook, "POST", "/v1/what-if", body=dict(job), again=True)
 
     def what_if_queue(
         self, *, policy: str | None = None, nodes: str | None = None, without: Sequence[str] = (),
         priority: Mapping[str, float] | None = None,
-    ) -> Json:  # fmt: skip
+    ) -> ComparedQueues:  # fmt: skip
         """Who of the queue would gain and lose under another policy, with other nodes or priorities."""
         body: Json = {"policy": policy, "nodes": nodes, "without": list(without), "priority": dict(priority or {})}
-        return self._object("POST", "/v1/what-if/queue", body=body, again=True)
+        return self._request(ComparedQueues, "POST", "/v1/what-if/queue", body=body, again=True)
 
     def jobs(
         self, *, state: str | None = None, user: str | None = None, text: str = "", limit: int = 100, offset: int = 0
-    ) -> list[Json]:
+    ) -> list[JobRow]:
         """Jobs, newest first, as the service lists them.
 
-        `text`: only jobs that have it in id, name, user, project, model, command or nodes, in any case.
+        `state`: one or several, separated by commas. `text`: only jobs that have it in id, name, user, project, model,
+        command or nodes, in any case.
         """
-        return self._list("jobs", "/v1/jobs", state=state, user=user, text=text or None, limit=limit, offset=offset)
+        query = {"state": state, "user": user, "text": text or None, "limit": limit, "offset": offset}
+        return self._get(list[JobRow], "/v1/jobs", **query)
 
-    def job(self, job: str) -> Json:
-        """Everything about one job."""
-        return self._object("GET", f"/v1/jobs/{segment(job)}")
+    def job(self, job: str) -> WholeJob:
+        """Everything about one job, given by its id or its name."""
+        return self._get(WholeJob, f"/v1/jobs/{segment(job)}")
 
     def id_of(self, job: str) -> str:
         """The id of a job that is given by its id or its name.
 
         Later requests, and a repeated one, mean the same job, whatever is submitted meanwhile.
         """
-        return job if job_number(job) is not None else str(self.job(job)["id"])
+        return job if job_number(job) is not None else self.job(job).id
 
-    def cancel(self, job: str) -> Json:
+    def cancel(self, job: str) -> CancelledJob:
         """Cancel a job; doing it twice is the same as once."""
-        return self._object("DELETE", f"/v1/jobs/{segment(self.id_of(job))}", again=True)
+        return self._request(CancelledJob, "DELETE", f"/v1/jobs/{segment(self.id_of(job))}", again=True)
 
-    def requeue(self, job: str, *, may_lose_work: bool = False, key: str | None = None) -> Json:
-        """Send a job back to the queue after a checkpoint: {id, state}; `Refused` if it has ended.
+    def requeue(self, job: str, *, may_lose_work: bool = False, key: str | None = None) -> ChangedJob:
+        """Send a job back to the queue after a checkpoint; `Refused` if it has ended.
 
         `may_lose_work`: also if it would begin at the beginning. Sent again where no answer comes, under its `key`.
         """
         body = {"may_lose_work": may_lose_work}
-        return self._change("POST", f"/v1/jobs/{segment(self.id_of(job))}/requeue", body, key)
+        return self._change(ChangedJob, "POST", f"/v1/jobs/{segment(self.id_of(job))}/requeue", body, key)
 
     def update(
         self, job: str, fields: Mapping[str, Any], *, may_lose_work: bool = False, key: str | None = None
-    ) -> Json:
-        """Change `priority`, `class`, `deadline_s`, `hold` or the size of a job: {id, state, remarks}.
+    ) -> ChangedJob:
+        """Change `priority`, `class`, `deadline_s`, `hold` or the size of a job.
 
         None: as if it had not been given. `may_lose_work`: another size also if the job would begin at the beginning.
         """
         body = {**fields, "may_lose_work": may_lose_work}
-        return self._change("PATCH", f"/v1/jobs/{segment(self.id_of(job))}", body, key)
+        return self._change(ChangedJob, "PATCH", f"/v1/jobs/{segment(self.id_of(job))}", body, key)
 
-    def clone(self, job: str, fields: Mapping[str, Any] | None = None, *, key: str | None = None) -> Submitted:
+    def clone(self, job: str, fields: Mapping[str, Any] | None = None, *, key: str | None = None) -> SubmittedJob:
         """Submit a job like this one, but for these `fields`; it begins at the beginning."""
-        found: Any = self._change("POST", f"/v1/jobs/{segment(self.id_of(job))}/clone", fields or {}, key)
-        answer: Submitted = found
-        return answer
+        return self._change(SubmittedJob, "POST", f"/v1/jobs/{segment(self.id_of(job))}/clone", fields or {}, key)
 
-    def _change(self, method: str, path: str, body: Mapping[str, Any], key: str | None) -> Json:
+    def _change(self, kind: type[T], method: str, path: str, body: Mapping[str, Any], key: str | None) -> T:
         headers = {"Idempotency-Key": key or uuid.uuid4().hex}
-        found: Json = self._ask(method, path, body=dict(body), again=True, headers=headers)
-        return found
+        return self._request(kind, method, path, body=dict(body), again=True, headers=headers)
 
-    def explain(self, job: str) -> Json:
-        """Why it waits, or how it shares."""
-        return self._object("GET", f"/v1/jobs/{segment(job)}/explain")
+    def explain(self, job: str) -> Explanation:
+        """Why a job waits, or how it shares."""
+        return self._get(Explanation, f"/v1/jobs/{segment(job)}/explain")
 
-    def usage(self, job: str, *, points: int | None = None) -> Json:
+    def usage(self, job: str, *, points: int | None = None) -> UsageOfJob:
         """Use of a job over time, in at most so many `points`: GPUs, CPU, memory, disk, stages, goodput, batch."""
-        return self._object("GET", f"/v1/jobs/{segment(job)}/usage", points=points)
+        return self._get(UsageOfJob, f"/v1/jobs/{segment(job)}/usage", points=points)
 
-    def costs(self, *, hours: int = 24, job: str | None = None, limit: int = 100) -> Json:
+    def costs(self, *, hours: int = 24, job: str | None = None, limit: int = 100) -> Costs:
         """Costs of the cluster in the last `hours`, by user, project and job, or one `job` alone."""
-        return self._object("GET", "/v1/costs", hours=hours, job=job, limit=limit)
+        return self._get(Costs, "/v1/costs", hours=hours, job=job, limit=limit)
 
     def tell_forecast(self, job: str, start: Sequence[float | None] | None, end: Sequence[float | None]) -> None:
         """Have a forecast kept: early end, middle, late end, seconds from now, None for never; see `track_record`."""
         body: Json = {"start": start, "end": end}
-        self._object("POST", f"/v1/jobs/{segment(job)}/forecast", body=body, again=True)
+        self._request(JobId, "POST", f"/v1/jobs/{segment(job)}/forecast", body=body, again=True)
 
     def job_events(self, job: str, *, newest: int | None = None) -> list[Json]:
         """Events of one job, oldest first: all of them, page by page, or the `newest` so many."""
         path = f"/v1/jobs/{segment(job)}/events"
         if newest is not None and newest <= PAGE:
-            return self._list("events", path, newest=True, limit=newest)
-        found: list[Json] = []
-        while page := self._list("events", path, after=found[-1]["seq"] if found else 0, limit=PAGE):
-            found += page
+            return self._get(Entries, path, newest=True, limit=newest).events
+        entries: list[Json] = []
+        while page := self._get(Entries, path, after=entries[-1]["seq"] if entries else 0, limit=PAGE).events:
+            entries += page
             if len(page) < PAGE:
                 break
-        return found if newest is None else found[-newest:]
+        return entries if newest is None else entries[-newest:]
 
-    def logs(self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536, epoch: int | None = None) -> Json:
-        """Part of a log: {text, offset, next, size, epoch, rank}, in bytes; `epoch`: attempt, None for the newest."""
+    def logs(
+        self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536, epoch: int | None = None
+    ) -> LogPart:
+        """Part of a log; `offset` and `limit` in bytes, `epoch`: attempt, None for the newest."""
         path = f"/v1/jobs/{segment(job)}/logs"
-        return self._object("GET", path, rank=rank, offset=offset, limit=limit, epoch=epoch)
+        return self._get(LogPart, path, rank=rank, offset=offset, limit=limit, epoch=epoch)
 
     def follow(
         self, job: str, *, rank: int = 0, offset: int = 0, notice: Callable[[str], object] | None = None,
@@ -217,7 +250,7 @@ class Client(Caller):
                 time.sleep(transport.PAUSES_S[min(max(failed, 1), len(transport.PAUSES_S)) - 1])
             else:
                 try:
-                    if self.job(job)["state"] in FINAL:
+                    if self.job(job).state in FINAL:
                         return
                 except NotRunning:
                     if not waits():
@@ -225,71 +258,70 @@ class Client(Caller):
 
     # -- the cluster --------------------------------------------------------------------------------------
 
-    def status(self) -> Json:
+    def status(self) -> ClusterStatus:
         """The service in a few figures."""
-        return self._object("GET", "/v1/status")
+        return self._get(ClusterStatus, "/v1/status")
 
     def state(self) -> Json:
-        """Everything a forward simulation needs."""
-        return self._object("GET", "/v1/state")
+        """Everything a forward simulation needs, as `plait.outlook.queue` reads it."""
+        return self._get(dict[str, Any], "/v1/state")
 
-    def network(self) -> Json:
+    def network(self) -> NetworkOfCluster:
         """The network: switches, who serves them, and what jobs have of them."""
-        return self._object("GET", "/v1/network")
+        return self._get(NetworkOfCluster, "/v1/network")
 
-    def queue(self, limit: int = 100, offset: int = 0) -> Json:
+    def queue(self, limit: int = 100, offset: int = 0) -> Queue:
         """Jobs that run or wait in the order of the last decision, with the numbers behind it."""
-        return self._object("GET", "/v1/queue", limit=limit, offset=offset)
+        return self._get(Queue, "/v1/queue", limit=limit, offset=offset)
 
-    def reports(self) -> Json:
-        """Reports that the service shows: {reports: [{name, title, bytes, age_s}], folder}, newest first."""
-        return self._object("GET", "/v1/reports")
+    def reports(self) -> ReportList:
+        """Reports that the service shows, newest first."""
+        return self._get(ReportList, "/v1/reports")
 
-    def nodes(self) -> list[Json]:
+    def nodes(self) -> list[NodeRow]:
         """The nodes and what they are doing."""
-        return self._list("nodes", "/v1/nodes")
+        return self._get(list[NodeRow], "/v1/nodes")
 
-    def drain(self, node: str, *, may_lose_work: bool = False) -> Json:
+    def drain(self, node: str, *, may_lose_work: bool = False) -> NodeRow:
         """Give a node no new work, and stop what runs there, after a checkpoint where there can be one.
 
         `Refused` if a job there would lose work and not `may_lose_work`.
         """
         body = {"may_lose_work": True} if may_lose_work else None
-        return self._object("POST", f"/v1/nodes/{segment(node)}/drain", body=body, again=True)
+        return self._request(NodeRow, "POST", f"/v1/nodes/{segment(node)}/drain", body=body, again=True)
 
-    def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> Json:
-        """Work that running jobs would lose if they were stopped now: {losses, text}; all jobs if none is named."""
-        return self._object("GET", "/v1/losses", job=list(jobs), node=list(nodes))
+    def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> Losses:
+        """Work that running jobs would lose if they were stopped now; all jobs if none is named."""
+        return self._get(Losses, "/v1/losses", job=list(jobs), node=list(nodes))
 
-    def resume(self, node: str) -> Json:
+    def resume(self, node: str) -> NodeRow:
         """Let a drained node work again."""
-        return self._object("POST", f"/v1/nodes/{segment(node)}/resume", again=True)
+        return self._request(NodeRow, "POST", f"/v1/nodes/{segment(node)}/resume", again=True)
 
-    def node_gone(self, node: str, why: str = "", *, certain: bool = True) -> Json:
+    def node_gone(self, node: str, why: str = "", *, certain: bool = True) -> NodeRow:
         """Report a node as dead, on the word of its backend: once it is silent, no job waits for it.
 
         Not `certain`: it may only be out of reach, so that its lease is waited for.
         """
-        return self._object(
-            "POST", f"/v1/nodes/{segment(node)}/gone", body={"why": why, "certain": certain}, again=True
-        )
+        body = {"why": why, "certain": certain}
+        return self._request(NodeRow, "POST", f"/v1/nodes/{segment(node)}/gone", body=body, again=True)
 
-    def forget_node(self, node: str) -> Json:
+    def forget_node(self, node: str) -> NodeForgottenAnswer:
         """Take a node that has gone out of the lists; `Refused` while something may run there."""
-        return self._object("DELETE", f"/v1/nodes/{segment(node)}")
+        return self._request(NodeForgottenAnswer, "DELETE", f"/v1/nodes/{segment(node)}")
 
-    def policy(self) -> Json:
+    def policy(self) -> PolicyAnswer:
         """The policy that decides."""
-        return self._object("GET", "/v1/policy")
+        return self._get(PolicyAnswer, "/v1/policy")
 
-    def set_policy(self, policy: str, *, may_lose_work: bool = False) -> Json:
+    def set_policy(self, policy: str, *, may_lose_work: bool = False) -> PolicyAnswer:
         """Let another policy decide from now on; with `may_lose_work` it may stop jobs without a checkpoint."""
         body = {"policy": policy} | ({"may_lose_work": True} if may_lose_work else {})
-        return self._object("PUT", "/v1/policy", body=body, again=True)
+        return self._request(PolicyAnswer, "PUT", "/v1/policy", body=body, again=True)
 
     def events(self, after: int = 0, limit: int = 1000) -> list[Json]:
         """The event log after this number: [{seq, at_s, event, commands}]."""
-        return self._list("events", "/v1/events", after=after, limit=limit)
+        return self._get(Entries, "/v1/events", after=after, limit=limit).events
 
     def all_events(self, after: int = 0) -> Iterator[Json]:
         """The whole event log, page by page."""
@@ -297,50 +329,47 @@ class Client(Caller):
             yield from page
             after = int(page[-1]["seq"])
 
-    def backup(self, path: str) -> Json:
+    def backup(self, path: str) -> BackupMade:
         """Write a consistent copy of the store on the machine of the service."""
-        return self._object("POST", "/v1/backup", body={"path": path})
+        return self._request(BackupMade, "POST", "/v1/backup", body={"path": path})
 
     # -- people -------------------------------------------------------------------------------------------
 
-    def me(self) -> Json:
-        """Whose token is used: {user, role, project}."""
-        return self._object("GET", "/v1/me")
+    def me(self) -> Me:
+        """Whose token is used."""
+        return self._get(Me, "/v1/me")
 
     def web_link(self) -> str:
         """A link that logs a browser in, once, within two minutes; `Refused` where the service has no pages."""
-        return self.url + str(self._object("POST", "/web/codes")["path"])
+        return self.url + self._request(dict[str, str], "POST", "/web/codes")["path"]
 
-    def tokens(self) -> list[Json]:
+    def tokens(self) -> list[TokenRow]:
         """The tokens, without their secrets."""
-        return self._list("tokens", "/v1/tokens")
+        return self._get(list[TokenRow], "/v1/tokens")
 
     def create_token(
         self, user: str, role: str, project: str | None = None, *, expires_in_s: float | None = None,
         node: str | None = None,
-    ) -> Json:  # fmt: skip
+    ) -> NewToken:  # fmt: skip
         """A new token; its secret is shown only in this answer. Tokens of agents (role agent) name their node."""
         given = {"project": project, "expires_in_s": expires_in_s, "node": node}
         body = {"user": user, "role": role} | {name: value for name, value in given.items() if value}
-        return self._object("POST", "/v1/tokens", body=body)
+        return self._request(NewToken, "POST", "/v1/tokens", body=body)
 
-    def revoke_token(self, token: str) -> Json:
+    def revoke_token(self, token: str) -> RevokedToken:
         """A token that counts no more."""
-        return self._object("DELETE", f"/v1/tokens/{segment(token)}", again=True)
+        return self._request(RevokedToken, "DELETE", f"/v1/tokens/{segment(token)}", again=True)
 
-    def projects(self) -> list[Json]:
+    def projects(self) -> list[ProjectRow]:
         """The projects with their quotas and shares."""
-        return self._list("projects", "/v1/projects")
+        return self._get(list[ProjectRow], "/v1/projects")
 
-    def set_project(self, name: str, quota_gpus: int | None = None, weight: float | None = None) -> Json:
+    def set_project(self, name: str, quota_gpus: int | None = None, weight: float | None = None) -> ProjectSettings:
         """Make a project, or change it."""
-        body: Json = {"name": name}
-        if quota_gpus is not None:
-            body["quota_gpus"] = quota_gpus
-        if weight is not None:
-            body["weight"] = weight
-        return self._object("POST", "/v1/projects", body=body)
+        given = {"quota_gpus": quota_gpus, "weight": weight}
+        body = {"name": name} | {field: value for field, value in given.items() if value is not None}
+        return self._request(ProjectSettings, "POST", "/v1/projects", body=body)
 
-    def delete_project(self, name: str) -> Json:
+    def delete_project(self, name: str) -> ProjectGone:
         """Remove a project."""
-        return self._object("DELETE", f"/v1/projects/{segment(name)}", again=True)
+        return self._request(ProjectGone, "DELETE", f"/v1/projects/{segment(name)}", again=True)

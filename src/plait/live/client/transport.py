@@ -13,12 +13,15 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 try:
     import httpx
 except ImportError:  # the extra is missing; this becomes an error at the first request to a service
     httpx = None  # type: ignore[assignment]
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.core.version import __version__
 from plait.live import tls
 from plait.live.layout import Layout
 from plait.live.protocol import not_current
@@ -38,6 +41,7 @@ _START = "; start it with: plait up"
 #: Errors of the transport.
 Broken: Any = Exception if httpx is None else httpx.HTTPError
 C = TypeVar("C", bound="Caller")
+T = TypeVar("T")
 
 
 class NotRunning(InputError):
@@ -109,24 +113,31 @@ class Caller:
     ) -> None:
         self.close()
 
-    def _object(self, method: str, path: str, *, body: Json | None = None, again: bool = False, **query: Any) -> Json:
-        answer = self._ask(method, path, body=body, again=again, **query)
-        if not isinstance(answer, dict):
-            raise ServiceError(f"{method} {path}: the service answered {str(answer)[:80]!r}, not an object")
-        return answer
+    def _get(self, kind: type[T], path: str, **query: Any) -> T:
+        """The answer to a GET."""
+        return self._request(kind, "GET", path, **query)
 
-    def _list(self, name: str, path: str, **query: Any) -> list[Json]:
-        answer = self._ask("GET", path, **query)
-        found = answer.get(name) if isinstance(answer, dict) else answer
-        if not isinstance(found, list):
-            raise ServiceError(f"GET {path}: the service answered {str(answer)[:80]!r}, not a list")
-        return found
+    def _request(
+        self, kind: type[T], method: str, path: str, *, body: Json | None = None, again: bool = False,
+        headers: Mapping[str, str] | None = None, **query: Any,
+    ) -> T:  # fmt: skip
+        """The answer to a request; requests that change nothing (or are marked `again`) are repeated if none comes."""
+        answer = self._ask(method, path, body=body, again=again, headers=headers, **query)
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.ValidationError as error:
+            raise ServiceError(
+                f"{method} {path}: this client cannot read the answer of {self.url}, as of another version: {error}; "
+                f"this client is plait {__version__}, install the version of the service"
+            ) from error
+        except msgspec.DecodeError as error:
+            raise ServiceError(f"{self.url} is not a plait service: it answered {answer.text[:80]!r}") from error
 
     def _ask(
         self, method: str, path: str, *, body: Json | None = None, again: bool = False,
         headers: Mapping[str, str] | None = None, **query: Any,
-    ) -> Any:  # fmt: skip
-        """One request; requests that change nothing (or are marked `again`) are repeated when no answer comes."""
+    ) -> httpx.Response:  # fmt: skip
+        """Send one request, repeated where no answer comes and it may be; raises for answers of 400 and above."""
         repeat = again or method == "GET"
         params = {name: value for name, value in query.items() if value is not None}
         attempt, began = 0, time.monotonic()
@@ -143,7 +154,10 @@ class Caller:
                 if self._follows(answer, began):
                     continue
                 if answer.status_code not in (502, 503, 504) or last:
-                    return self._read(answer)
+                    self._notice(answer)
+                    if answer.status_code >= 400:
+                        self._refuse(answer)
+                    return answer
             time.sleep(PAUSES_S[attempt] * (1 + random.random()))
             attempt += 1
 
@@ -214,17 +228,6 @@ class Caller:
 
         ready = {} if self._found_in is None else records(self._found_in)
         return any(record.get("url") != self.url for record in ready.values())
-
-    def _read(self, answer: httpx.Response) -> Any:
-        self._notice(answer)
-        if answer.status_code >= 400:
-            self._refuse(answer)
-        if answer.status_code == 204 or not answer.content:
-            return {}
-        try:
-            return answer.json()
-        except ValueError as error:
-            raise ServiceError(f"{self.url} is not a plait service: it answered {answer.text[:80]!r}") from error
 
     def _notice(self, answer: httpx.Response) -> None:
         """Pass on, once, that answers are not current; not with a refusal, which has the cause itself."""

@@ -45,8 +45,8 @@ def refuse_losses(layout: Layout) -> None:
             f"{error}; nothing was done, because it is not known what {', '.join(running)} would lose. "
             "To do it all the same: --may-lose-work"
         ) from None
-    if found["losses"]:
-        raise InputError(refusal(found["text"], len(found["losses"])))
+    if found.losses:
+        raise InputError(refusal(found.text, len(found.losses)))
 
 
 def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: bool = False) -> list[str]:

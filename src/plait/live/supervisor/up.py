@@ -15,6 +15,7 @@ from plait.control.prices import Prices
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.files import replace_file
 from plait.core.words import counted, duration
+from plait.live.api.cluster import NodeRow
 from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import HALVES, open_backend
 from plait.live.client.client import Client
@@ -198,9 +199,9 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
     """Wait until as many nodes are ready as were started, each of its size, as long as service or agents work."""
     patience, wanted, sizes = Patience(round(IDLE_S / LOOK_S)), backend.expected(), _sizes(backend)
     while True:
-        ready = [node for node in service.nodes() if node["state"] in ("ready", "drained")]
+        ready = [node for node in service.nodes() if node.state in ("ready", "drained")]
         # Until its agent has reported, an existing node is shown in its previous state.
-        there = {node["id"] for node in ready if sizes is None or sizes.get(node["id"]) == node["gpus"]}
+        there = {node.id for node in ready if sizes is None or sizes.get(node.id) == node.gpus}
         if len(there) >= wanted:
             return
         if process.poll() is not None:
@@ -215,15 +216,15 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
         time.sleep(LOOK_S)
 
 
-def _held(nodes: list[dict[str, Any]], sizes: Mapping[str, int]) -> str:
+def _held(nodes: list[NodeRow], sizes: Mapping[str, int]) -> str:
     """Which running jobs keep nodes at their old size, and the next command; empty if none do."""
-    held = [n for n in nodes if n.get("jobs") and sizes.get(n["id"], n["gpus"]) != n["gpus"]]
+    held = [n for n in nodes if n.jobs and sizes.get(n.id, n.gpus) != n.gpus]
     if not held:
         return ""
-    each = [f"{', '.join(n['jobs'])} run on {n['id']} with {counted(n['gpus'], 'slot')}" for n in held]
+    each = [f"{', '.join(n.jobs)} run on {n.id} with {counted(n.gpus or 0, 'slot')}" for n in held]
     return (
-        f"{'; '.join(each)}, and it cannot have {sizes[held[0]['id']]} before they have ended. "
-        f"Start it as it was with: plait up --gpus-per-node {held[0]['gpus']}"
+        f"{'; '.join(each)}, and it cannot have {sizes[held[0].id]} before they have ended. "
+        f"Start it as it was with: plait up --gpus-per-node {held[0].gpus}"
     )
 
 
@@ -243,10 +244,10 @@ def _give_up_others(service: Client, backend: NodeBackend) -> None:
 def _refuse_losses(service: Client, backend: NodeBackend) -> None:
     """Raise `InputError` if local nodes that are not started any more still run jobs that would lose work."""
     gone = _no_longer_started(service, backend)
-    found = service.losses(nodes=gone) if gone else {"text": ""}
-    if found["text"]:
+    losses = service.losses(nodes=gone).text if gone else ""
+    if losses:
         raise InputError(
-            f"{found['text']}; nothing was done, because {', '.join(gone)} would be taken away. Start as many nodes as "
+            f"{losses}; nothing was done, because {', '.join(gone)} would be taken away. Start as many nodes as "
             f"before, then move the jobs away: plait nodes drain {gone[-1]} --may-lose-work"
         )
 
@@ -256,7 +257,7 @@ def _no_longer_started(service: Client, backend: NodeBackend) -> list[str]:
     mine = _sizes(backend)
     if mine is None:
         return []
-    known = (node["id"] for node in service.nodes() if node["state"] not in ("lost", "left"))
+    known = (node.id for node in service.nodes() if node.state not in ("lost", "left"))
     return [name for name in known if re.fullmatch(r"n\d+", name) and name not in mine]
 
 
@@ -267,22 +268,22 @@ def welcome(service: Client, layout: Layout, home: str | None, took_s: float) ->
     """
     found = service.status()
     known = service.nodes()
-    there = [node for node in known if node["state"] in ("ready", "drained") and not node.get("gone")]
-    gone = [node["id"] for node in known if node.get("gone")]
-    nodes, gpus = len(there), sum(int(node["gpus"]) for node in there)
+    there = [node for node in known if node.state in ("ready", "drained") and not node.gone]
+    gone = [node.id for node in known if node.gone]
+    nodes, gpus = len(there), sum(node.gpus or 0 for node in there)
     size = f"{counted(nodes, 'node')}, {counted(gpus, 'slot')}"
     with_home = "" if home is None else f" --home {home}"
-    lines = [f"plait is up at {service.url} ({duration(took_s)}): {size}, policy {found['policy']}"]
+    lines = [f"plait is up at {service.url} ({duration(took_s)}): {size}, policy {found.policy}"]
     if remembered(layout).get("web") != NONE:
         lines.append(f"web page: {service.url}/web/, logged in with: plait web{with_home}")
     lines.append(f"token of the administrator: {layout.token_file}")
-    here = {state: n for state, n in found["jobs"].items() if n and state not in ("finished", "failed", "cancelled")}
+    here = {state: n for state, n in found.jobs.items() if n and state not in ("finished", "failed", "cancelled")}
     active = ", ".join(f"{count} {state}" for state, count in here.items())
     if active:
         lines.append(f"jobs that were here go on: {active}")
-    lines += _network_lines(service, found["policy"])
-    if found.get("prices"):
-        lines += price_lines(service.costs(limit=0)["prices"], [str(node["gpu_kind"]) for node in there])
+    lines += _network_lines(service, found.policy)
+    if found.prices:
+        lines += price_lines(service.costs(limit=0).prices or {}, [str(node.gpu_kind) for node in there])
     if gone:
         lines.append(
             f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} no longer started; "
@@ -321,22 +322,21 @@ def price_lines(per_gpu_h: Mapping[str, float], kinds: Sequence[str]) -> list[st
 def _network_lines(service: Client, policy: str) -> list[str]:
     """Lines of the welcome about the network, if there is one."""
     network = service.network()
-    if network["network"] is None:
+    if network.network is None:
         return []
-    there = [one for one in network["switches"] if one["aggregators"]]
-    grants = "" if network["grants"] else f"; policy {policy} grants none of it, choose one with ina=, e.g. {EXAMPLE}"
-    each = ", ".join(
-        f"{one['switch']} ({one['aggregators']} aggregators, on {one['node'] or 'no node'})" for one in there
-    )
+    there = [one for one in network.switches if one.aggregators]
+    grants = "" if network.grants else f"; policy {policy} grants none of it, choose one with ina=, e.g. {EXAMPLE}"
+    each = ", ".join(f"{one.switch} ({one.aggregators} aggregators, on {one.node or 'no node'})" for one in there)
     if not there:
-        return [f"network {network['network']}: no switch aggregates, for none has memory; {_give_memory(network)}"]
-    return [f"network {network['network']}: {each}{grants}"]
+        return [
+            f"network {network.network}: no switch aggregates, for none has memory; {_give_memory(network.network)}"
+        ]
+    return [f"network {network.network}: {each}{grants}"]
 
 
-def _give_memory(network: Mapping[str, Any]) -> str:
+def _give_memory(network: str) -> str:
     """Options that give memory to switches of a network without aggregators."""
-    text = str(network["network"])
-    shape, _, options = text.partition(":")
+    shape, _, options = network.partition(":")
     if shape not in SHAPES:
         return "give them some: aggregators = 4096 at its switches in the cluster file"
     return f"give them some: plait down, then plait up --network {shape}:{options}{',' * bool(options)}aggregators=4096"

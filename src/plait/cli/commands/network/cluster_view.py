@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -15,65 +14,70 @@ from plait.core.errors import InputError
 from plait.core.words import counted
 from plait.live.dataplane.control import SwitchControl
 
+if TYPE_CHECKING:
+    from plait.live.api.cluster import NetworkOfCluster
+    from plait.live.api.jobs import JobAggregation, Region
 
-def show_cluster(found: Mapping[str, Any]) -> None:
+
+def show_cluster(found: NetworkOfCluster) -> None:
     """Print the switches with who serves them, and the jobs with what they have of them; `found` of the service."""
-    if found["network"] is None:
+    if found.network is None:
         typer.echo("this cluster has no network; declare one with: plait up --network leaf-spine:aggregators=4096")
         return
-    typer.echo(plain_lines(f"network {found['network']}"))
-    if not found["grants"]:
-        policy = plain_lines(str(found["policy"]))
+    typer.echo(plain_lines(f"network {found.network}"))
+    if not found.grants:
+        policy = plain_lines(found.policy)
         typer.echo(f"policy {policy} grants no memory of switches: choose one with ina=, e.g. tiresias-l:ina=inalloc")
     rows = [
         (
-            one["switch"], one["state"], one["node"] or "-", one["aggregators"], one["granted"], f"{one['held']:g}",
-            one["restarts"], ", ".join(job["id"] for job in one["jobs"]) or "-", one["trouble"] or "",
+            one.switch, one.state, one.node or "-", one.aggregators, one.granted, f"{one.held:g}",
+            one.restarts, ", ".join(job.id for job in one.jobs) or "-", one.trouble or "",
         )
-        for one in found["switches"]
+        for one in found.switches
     ]  # fmt: skip
     heads = ("SWITCH", "STATE", "SERVED BY", "AGGREGATORS", "GRANTED ALONE", "HELD", "RESTARTS", "JOBS", "TROUBLE")
     print_table(heads, rows, "none of its switches aggregates; give them memory with aggregators=4096")
     jobs = [
         (
-            one["id"], one["switch"] or "-", region_text(one["region"]), one["protocol"] or "-",
-            one["mode_used"] or "-", rate_text(one["bits_per_s"]), share_text(one["fallback_share"]),
-            share_text(one["gloo_share"]), one.get("trouble") or one["reason"],
+            one.id, one.switch or "-", region_text(one.region), one.protocol or "-",
+            one.mode_used or "-", rate_text(one.bits_per_s), share_text(one.fallback_share),
+            share_text(one.gloo_share), one.trouble or one.reason,
         )
-        for one in found["jobs"]
+        for one in found.jobs
     ]  # fmt: skip
     columns = ("JOB", "SWITCH", "REGION", "PROTOCOL", "USES", "RATE", "FALLBACK", "BY GLOO", "WHY")
     print_table(columns, jobs, "no job exchanges gradients")
 
 
-def ina_lines(ina: Mapping[str, Any]) -> list[str]:
+def ina_lines(ina: JobAggregation) -> list[str]:
     """Lines of `plait explain` on the exchange of gradients of a running job."""
-    if ina["granted"]:
-        has = f"{region_text(ina['region'])} of {ina['switch']}, {ina['protocol']}, epoch {ina['epoch']}"
+    if ina.granted:
+        has = f"{region_text(ina.region)} of {ina.switch}, {ina.protocol}, epoch {ina.epoch}"
     else:
-        has = f"no memory of a switch: {ina['reason']}"
+        has = f"no memory of a switch: {ina.reason}"
     lines = [f"  aggregation: {has}"]
-    if ina.get("trouble") and ina["trouble"] not in ina["reason"]:
-        lines.append(f"    waits for another region: {ina['trouble']}")
-    if ina["mode_used"] is not None:
-        used = "a switch adds its gradients up" if ina["mode_used"] == "aggregation" else "its gradients go by gloo"
-        why = f" ({ina['reason']})" if ina["granted"] and ina["mode_used"] == "gloo" else ""
-        shares = f"fallback {share_text(ina['fallback_share'])}, by gloo {share_text(ina['gloo_share'])}"
-        lines.append(f"    {used}{why}: {rate_text(ina['bits_per_s'])} a rank, {shares} so far")
+    if ina.trouble and ina.trouble not in ina.reason:
+        lines.append(f"    waits for another region: {ina.trouble}")
+    if ina.mode_used is not None:
+        used = "a switch adds its gradients up" if ina.mode_used == "aggregation" else "its gradients go by gloo"
+        why = f" ({ina.reason})" if ina.granted and ina.mode_used == "gloo" else ""
+        shares = f"fallback {share_text(ina.fallback_share)}, by gloo {share_text(ina.gloo_share)}"
+        lines.append(f"    {used}{why}: {rate_text(ina.bits_per_s)} a rank, {shares} so far")
     return lines
 
 
-def region_text(region: Mapping[str, Any] | None) -> str:
+def region_text(region: Region | None) -> str:
     """A region: aggregators, and whose they are.
 
-    >>> region_text({"offset": 64, "size": 128, "mode": "dedicated", "exclusive": True})
+    >>> from plait.live.api.jobs import Region
+    >>> region_text(Region(offset=64, size=128, mode="dedicated", exclusive=True))
     '128 from 64'
     """
     if region is None:
         return "-"
-    if not region["size"]:
+    if not region.size:
         return "what all share"
-    return f"{region['size']} from {region['offset']}" + ("" if region["exclusive"] else ", shared")
+    return f"{region.size} from {region.offset}" + ("" if region.exclusive else ", shared")
 
 
 def share_text(share: float | None) -> str:

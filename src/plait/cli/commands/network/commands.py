@@ -169,17 +169,19 @@ def status(
     """
     from plait.cli.commands.network.cluster_view import read_statistics, show_cluster, show_statistics
 
-    if control is None:
-        with client(home) as service:
-            found = service.network()
-    else:
-        found = read_statistics(control)
+    if control is not None:
+        statistics = read_statistics(control)
+        if as_json:
+            print_json(statistics)
+        else:
+            show_statistics(statistics)
+        return
+    with client(home) as service:
+        found = service.network()
     if as_json:
         print_json(found)
-    elif control is None:
-        show_cluster(found)
     else:
-        show_statistics(found)
+        show_cluster(found)
 
 
 def _bench(request: BenchRequest) -> None:

@@ -147,18 +147,18 @@ class Gone:
 
         Nodes that a user drained stay in the service's list: they would come back without that.
         """
-        there: dict[str, Any] = {node["id"]: node for node in service.nodes()} if self._why else {}
+        there = {node.id: node for node in service.nodes()} if self._why else {}
         said = []
         for name, why in list(self._why.items()):
             node = there.get(name)
-            lost = node is not None and node["state"] in ("lost", "left")
-            if node is None or (lost and node["drained"]):
+            lost = node is not None and node.state in ("lost", "left")
+            if node is None or (lost and node.drained):
                 del self._why[name]
-            elif lost and not node["gpus_used"]:
+            elif lost and not node.gpus_used:
                 with contextlib.suppress(Refused):  # something may still run there: retried
                     service.forget_node(name)
                     said.append(f"node {name} is gone")
-            elif why and not lost and (name not in self._told or node["state"] == "suspect"):
+            elif why and not lost and (name not in self._told or node.state == "suspect"):
                 with contextlib.suppress(Refused):  # forgotten meanwhile
                     service.node_gone(
                         name, f"Ray: {why}", certain=False

@@ -20,6 +20,7 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.core.options import declared, option, words
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
+from plait.live.api.cluster import ClusterStatus, NodeRow
 from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError
 from plait.live.backends.slurm.node import MARK, NodeOptions, node_name
@@ -283,8 +284,8 @@ class SlurmBackend:
         nodes = self._ours(service.nodes(), jobs)
         said = self._report_dead_nodes(service, jobs, nodes) + self._count_deaths(jobs, nodes)
         held = [self._held(job, nodes.get(job.id)) for job in jobs if job.state != OVER]
-        found, limits = service.status(), self.options.limits
-        moves = plan_allocations(held, int(found["gpus"]["wanted"]), limits, empty=self._worth_less(found, held))
+        status, limits = service.status(), self.options.limits
+        moves = plan_allocations(held, status.gpus.wanted, limits, empty=self._worth_less(status, held))
         return said + self._do(service, moves, {job.id: job for job in jobs})
 
     def list_nodes(self) -> list[BackendNode]:
@@ -319,9 +320,9 @@ class SlurmBackend:
 
     # ---- one look ----
 
-    def _held(self, job: Job, node: Mapping[str, Any] | None) -> Held:
-        now, used = self.clock(), int(node["gpus_used"]) if node else 0
-        joined = node is not None and node["state"] in ("ready", "suspect")
+    def _held(self, job: Job, node: NodeRow | None) -> Held:
+        now, used = self.clock(), node.gpus_used if node else 0
+        joined = node is not None and node.state in ("ready", "suspect")
         if used or not joined:
             self._idle.pop(job.id, None)
         elif job.id not in self._idle:
@@ -330,26 +331,24 @@ class SlurmBackend:
             job=job.id,
             state=job.state,
             joined=joined,
-            drained=node is not None and (bool(node["drained"]) or node["state"] in ("leaving", "left")),
+            drained=node is not None and (node.drained or node.state in ("leaving", "left")),
             used=used,
             idle_s=now - self._idle.get(job.id, now),
-            silent_s=float(node["silent_s"]) if node else math.inf,
+            silent_s=node.silent_s if node else math.inf,
             age_s=now - job.start_s if job.state == RUNNING else 0.0,
             left_s=job.end_s - now if job.state == RUNNING else math.inf,
             replace_s=min(self.options.replace_s, (job.end_s - job.start_s) / 2) if job.end_s < math.inf else 0.0,
         )
 
-    def _worth_less(self, found: Mapping[str, Any], held: Sequence[Held]) -> bool:
+    def _worth_less(self, status: ClusterStatus, held: Sequence[Held]) -> bool:
         """Whether the policy has valued jobs at fewer nodes than present for long enough."""
         staying = sum(not one.drained for one in held)
-        wanted = found.get("wanted") or {}  # older services do not report it
-        fewer = wanted.get("by") == "policy" and int(wanted["gpus"]) <= (staying - 1) * self.options.gpus
+        wanted = status.wanted
+        fewer = wanted.by == "policy" and wanted.gpus <= (staying - 1) * self.options.gpus
         self._fewer_s = min(self._fewer_s, self.clock()) if fewer else math.inf
         return fewer and self.clock() - self._fewer_s >= self.options.idle_s
 
-    def _report_dead_nodes(
-        self, service: Client, jobs: Sequence[Job], nodes: Mapping[int, Mapping[str, Any]]
-    ) -> list[str]:
+    def _report_dead_nodes(self, service: Client, jobs: Sequence[Job], nodes: Mapping[int, NodeRow]) -> list[str]:
         """Report nodes whose allocation is over; the service forgets them once nothing is left there."""
         known, said = {job.id: job for job in jobs}, []
         for number, node in nodes.items():
@@ -358,21 +357,21 @@ class SlurmBackend:
                 continue
             self._idle.pop(number, None)
             why = f"Slurm job {number} is {job.word if job else 'not known any more'}"
-            if node["state"] in ("lost", "left") and not node["gpus_used"]:
+            if node.state in ("lost", "left") and not node.gpus_used:
                 with contextlib.suppress(Refused):  # something may still run there: retried
-                    service.forget_node(node["id"])
-                    said.append(f"node {node['id']} is gone")
+                    service.forget_node(node.id)
+                    said.append(f"node {node.id} is gone")
                 with contextlib.suppress(OSError):
-                    (self.layout.node(node["id"]) / "enrol").unlink()
+                    (self.layout.node(node.id) / "enrol").unlink()
                 continue
-            if not node["drained"]:
+            if not node.drained:
                 service.drain(
-                    node["id"], may_lose_work=True
+                    node.id, may_lose_work=True
                 )  # it is lost in any case; its agent may still speak: Slurm ends it when it can
-            with contextlib.suppress(Refused):  # older services do not know this: the lease expires instead
+            with contextlib.suppress(Refused):  # forgotten meanwhile
                 # On a node that failed, or that Slurm has forgotten, jobs may still run.
-                service.node_gone(node["id"], why, certain=job is not None and "FAIL" not in job.word)
-            said += self._once(f"node {node['id']}: {why}")
+                service.node_gone(node.id, why, certain=job is not None and "FAIL" not in job.word)
+            said += self._once(f"node {node.id}: {why}")
         return said
 
     def _do(self, service: Client, moves: Moves, jobs: Mapping[int, Job]) -> list[str]:
@@ -418,7 +417,7 @@ class SlurmBackend:
         except OSError:
             return True
 
-    def _ours(self, nodes: Sequence[Mapping[str, Any]], jobs: Sequence[Job]) -> dict[int, Mapping[str, Any]]:
+    def _ours(self, nodes: Sequence[NodeRow], jobs: Sequence[Job]) -> dict[int, NodeRow]:
         """The nodes of our allocations, by allocation; not of other ones, whatever their names.
 
         For an allocation that Slurm still lists, the node's name decides. The mark, which nodes of an earlier version
@@ -427,8 +426,8 @@ class SlurmBackend:
         """
         names, ours = {_name(job): job.id for job in jobs}, {}
         for node in nodes:
-            job = names.get(node["id"], job_of(node["id"]))
-            if job is not None and (node["id"] in names or (self.layout.node(node["id"]) / MARK).exists()):
+            job = names.get(node.id, job_of(node.id))
+            if job is not None and (node.id in names or (self.layout.node(node.id) / MARK).exists()):
                 ours[job] = node
         return ours
 
