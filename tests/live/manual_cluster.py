@@ -103,7 +103,7 @@ class HandCluster:
             assert found.state not in ("failed", "cancelled"), found
             return found if found.iterations_done >= steps else None
 
-        return dict(until(far, f"{job} at step {steps:g}", WAIT_S, LOOK_S))
+        return until(far, f"{job} at step {steps:g}", WAIT_S, LOOK_S)
 
     def finishes(self, job: str) -> WholeJob:
         def over() -> WholeJob | None:
@@ -111,7 +111,7 @@ class HandCluster:
             assert found.state not in ("failed", "cancelled"), found
             return found if found.state == "finished" else None
 
-        return dict(until(over, f"the end of {job}", WAIT_S, LOOK_S))
+        return until(over, f"the end of {job}", WAIT_S, LOOK_S)
 
     def log_of(self, job: str, epoch: int, rank: int = 0) -> str:
         return (self.layout.rank(int(job[2:]), epoch, rank) / "out.log").read_text()

@@ -897,7 +897,6 @@ def test_every_entry_and_command_has_words():
     kinds = {kind.__name__ for kind in (*get_args(Event), *get_args(Command))} | set(KINDS)
     assert kinds - set(_WORDS) == set()
     assert in_words({"type": "Later", "jobs": [3]}) == "Later j-3"
-    assert in_words({"type": "Foreseen", "job": 3}) == "a forecast for j-3 was kept"  # its name in older logs
 
 
 def test_grants_and_switches_have_words():

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -21,6 +21,10 @@ from plait.cli.connection import client
 from plait.cli.submission import Asked, requests_of, runs_here
 from plait.core.errors import InputError
 from plait.live.notes import note
+
+if TYPE_CHECKING:
+    from plait.live.api.jobs import JobRow
+    from plait.live.client.client import Client
 
 #: The words of a command are its own to read: Slurm's options are not those of plait.
 _OWN: dict[str, Any] = {
@@ -258,7 +262,7 @@ def _submit(words: Sequence[str], what: str) -> tuple[list[str], Mapping[str, An
         answers = service.submit(ready)
     for remark in remarks:
         note(remark)
-    return [answer["id"] for answer in answers], given
+    return [answer.id for answer in answers], given
 
 
 @app.command("sbatch", **_OWN)
@@ -298,9 +302,9 @@ def _selection(words: Sequence[str], what: str) -> argparse.Namespace:
     return parser.parse_args(list(words))
 
 
-def _rows(service: Any, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    user = service.me()["user"] if chosen.me else chosen.user
-    return list(service.jobs(state=",".join(_SHORT), user=user, limit=1000))
+def _rows(service: Client, chosen: argparse.Namespace) -> list[JobRow]:
+    user = service.me().user if chosen.me else chosen.user
+    return service.jobs(state=",".join(_SHORT), user=user, limit=1000)
 
 
 @app.command("squeue", **_OWN)
@@ -309,16 +313,16 @@ def squeue(context: typer.Context) -> None:
     chosen = _selection(context.args, "squeue")
     wanted = {_job(job) for job in chosen.jobs.split(",") if job}
     with client(None) as service:
-        rows = [row for row in _rows(service, chosen) if not wanted or row["id"] in wanted]
+        rows = [row for row in _rows(service, chosen) if not wanted or row.id in wanted]
     form = "{:>12} {:>9} {:>12.12} {:>8.8} {:>2} {:>10} {:>5}  {}"
     if not chosen.noheader:
         typer.echo(form.format("JOBID", "PARTITION", "NAME", "USER", "ST", "TIME", "NODES", "NODELIST(REASON)"))
     for row in rows:
-        where = ",".join(row["nodes"]) if row["state"] != "waiting" else f"({row['reason'] or 'waiting'})"
-        nodes = max(len(row["nodes"]) if row["state"] != "waiting" else 0, 1)
+        where = ",".join(row.nodes) if row.state != "waiting" else f"({row.reason or 'waiting'})"
+        nodes = max(len(row.nodes) if row.state != "waiting" else 0, 1)
         typer.echo(form.format(
-            row["id"].removeprefix("j-"), row["project"], row["name"] or row["command"][0], row["user"],
-            _SHORT[row["state"]], clock(row["run_s"]), nodes, where,
+            row.id.removeprefix("j-"), row.project, row.name or row.command[0], row.user,
+            _SHORT[row.state], clock(row.run_s), nodes, where,
         ))  # fmt: skip
 
 
@@ -341,7 +345,7 @@ def scancel(context: typer.Context) -> None:
     jobs = [_job(job) for job in chosen.jobs]
     if chosen.user or chosen.me:
         with client(None) as service:
-            jobs += [row["id"] for row in _rows(service, chosen)]
+            jobs += [row.id for row in _rows(service, chosen)]
     elif not jobs:
         raise InputError("scancel: no job is named; write plait slurm scancel 3, or --me")
     if jobs:
@@ -357,11 +361,9 @@ def sinfo(context: typer.Context) -> None:
         nodes = service.nodes()
     states: dict[str, list[str]] = {}
     for node in nodes:
-        used, gpus = node["gpus_used"], node.get("gpus") or 0
+        used, gpus = node.gpus_used, node.gpus or 0
         busy = "idle" if not used else "alloc" if used >= gpus else "mix"
-        states.setdefault("drain" if node["drained"] else busy if node["state"] == "ready" else "down", []).append(
-            node["id"]
-        )
+        states.setdefault("drain" if node.drained else busy if node.state == "ready" else "down", []).append(node.id)
     form = "{:<10} {:<5} {:>10} {:>5} {:>6} {}"
     typer.echo(form.format("PARTITION", "AVAIL", "TIMELIMIT", "NODES", "STATE", "NODELIST"))
     for state, names in states.items():
