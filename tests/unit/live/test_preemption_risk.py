@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from live_cases import Cluster
-from msgspec import to_builtins
 
 from plait.cli.commands.explain import explanation_lines
 from plait.live.api.explain import PreemptionRisk
@@ -32,7 +31,7 @@ def test_jobs_ahead_are_named_with_the_time_until_they_may_stop_it(cluster: Make
     found = risk(c, long)
     assert found.ahead == [f"j-{short}"]
     assert found.text.startswith(f"j-{short} waits before it in the order for 1 GPU, and may stop it, but not within")
-    assert f"  preemption: {found.text}" in explanation_lines(to_builtins(c.engine.explain(long, c.now)))
+    assert f"  preemption: {found.text}" in explanation_lines(c.engine.explain(long, c.now))
     assert found.after_s is not None
     c.pass_s(found.after_s - 1.0)
     assert c.state(long) == "running"
