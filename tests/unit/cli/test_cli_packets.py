@@ -64,8 +64,10 @@ def test_options_of_the_protocol(plait):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["-p", "apt"], "--protocol: protocol 'apt' does not exist; did you mean 'atp'?"),
+        (["-p", "apt"], "--protocol: 'apt' does not exist; did you mean 'atp'?"),
         (["-p", ","], "--protocol names no system"),
+        (["-p", "halving-doubling"], "job 0: 3 workers; halving-doubling takes 2, 4, 8"),
+        (["-p", "ring", "--loss", "0.01"], "job 0: ring sends no packet again, and loss_up loses some"),
         (["-o", "windw=3"], "--option 'windw' does not exist; did you mean 'window'?"),
         (["-o", "window"], "--option 'window' is not NAME=VALUE"),
         (["-o", "window=x"], "--option window: 'x' is not a whole number"),
@@ -116,3 +118,14 @@ def test_systems_meet_on_one_switch(plait):
     assert "job 1, atp" in plait(*SMALL, "-p", "switchml+atp", "-a", "100").out
     refused = plait(*SMALL, "-p", "switchml+atp+esa")
     assert (refused.code, "3 systems for 2 jobs; give a job for each" in refused.err) == (2, True)
+
+
+def test_all_reduces_and_a_switch_that_one_job_locks_are_runs_beside_systems(plait):
+    command = ["network", "simulate", "-p", "atp,ring,sharp", "-j", "3", "-w", "4", "--mib", "0.1", "--json"]
+    runs = json.loads(plait(*command).out)
+    assert [[job["protocol"] for job in run["jobs"]] for run in runs] == [
+        ["atp"] * 3, ["ring"] * 3, ["sharp", "ring", "ring"],
+    ]  # fmt: skip
+    assert [job["aggregated_share"] for job in runs[2]["jobs"]] == [1, 0, 0]
+    busy = json.loads(plait(*command, "--background", "0.5").out)
+    assert all(one["goodput_gbps"] < 0.9 * run["goodput_gbps"] for one, run in zip(busy, runs, strict=True))

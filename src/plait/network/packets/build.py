@@ -8,6 +8,7 @@ from plait.core.arrays import IntArray
 from plait.core.errors import InputError
 from plait.network.packets import heap, state
 from plait.network.packets.links import ENTRY, schedule
+from plait.network.packets.peer_arrays import FLOW_BYTES, made_peers
 from plait.network.packets.regions import priorities, regions
 from plait.network.packets.scenario import PacketJob, Scenario
 from plait.network.packets.state import DOWN, PS, UP, Ends, Fabric, Links, Net
@@ -35,7 +36,9 @@ def build(scenario: Scenario) -> Net:
     Raises `InputError` for jobs that do not fit the memory or the network.
     """
     trees = [
-        wired(scenario.graph, j, nodes, where, job.options.adds)
+        Wiring(-1, [scenario.graph.next_hops(node, scenario.graph.leaf(node))[0][0] for node in nodes])
+        if job.collective
+        else wired(scenario.graph, j, nodes, where, job.options.adds)
         for j, (job, (nodes, where)) in enumerate(zip(scenario.jobs, scenario.placement, strict=True))
     ]
     jobs, adding = scenario.jobs, _adding(scenario, trees)
@@ -44,10 +47,12 @@ def build(scenario: Scenario) -> Net:
     hosts = [(j, rank) for j, job in enumerate(jobs) for rank in range(job.workers)]
     switches, aggregators = _switches(scenario)
     routes, kids, jobs_at = _routes(scenario, trees, adding, found)
-    rows = sum(WINDOWS * job.workers * job.options.window for job in jobs) + 1024
+    peers, peer_room, peer_rows = made_peers(scenario, hosts)
+    rows = sum(WINDOWS * job.workers * job.options.window for job in jobs) + 1024 + peer_rows
     packets, values = make_packets(rows, scenario.elements)
-    queues, entries = _queues(scenario, trees)
-    sources = len(queues) + 2 * len(hosts) + len(switches) + len(jobs)
+    queues, entries = _queues(scenario, trees, peer_room)
+    reminders = len(queues) + 2 * len(hosts) + len(switches)
+    sources = len(queues) + 2 * len(hosts) + len(switches) + len(jobs) + len(peers.flows)
     table = switch.make_switch(aggregators, 0, scenario.elements)
     free = np.arange(1, rows + 1, dtype=np.int32)
     free[-1] = -1
@@ -59,7 +64,7 @@ def build(scenario: Scenario) -> Net:
     bins = np.zeros((2, len(jobs), state.BINS), dtype=np.int64)
     links = Links(
         _channels(scenario), queues, entries, np.zeros(sources, dtype=heap.EVENT), packets, values, free,
-        _jobs(scenario), info,
+        _jobs(scenario, len(peers.flows)), info,
     )  # fmt: skip
     none_held = np.zeros((len(switches), 1), np.int64)
     fabric = Fabric(routes, kids, switches, table.table, table.value, jobs_at, none_held, bins[0])
@@ -67,17 +72,25 @@ def build(scenario: Scenario) -> Net:
     moves = np.zeros(len(jobs), dtype=state.MOVE)
     moves["tensor"] = NEVER
     ends = Ends(
-        _workers_at(scenario, hosts), _tensors(scenario), _hosts(scenario, hosts, trees), bins[1], times, moves, workers
+        _workers_at(scenario, hosts),
+        _tensors(scenario, len(peers.flows)),
+        _hosts(scenario, hosts, trees),
+        bins[1],
+        times,
+        moves,
+        workers,
     )
-    net = Net(links, fabric, ends, servers, np.zeros((scenario.log, state.COLUMNS), dtype=np.int64))
+    net = Net(links, fabric, ends, servers, peers, np.zeros((scenario.log, state.COLUMNS), dtype=np.int64))
     for w, (j, _) in enumerate(hosts):
         begin = ps(jobs[j].start_s) + int(ends.hosts[w]["compute"])
         schedule(links, begin, len(queues) + len(hosts) + w)
     for s in range(len(switches)):
         schedule(links, PS * int(switches[s]["max_age"]), len(queues) + 2 * len(hosts) + s)
     for j, job in enumerate(jobs):
-        if job.options.reminder_s and not job.dedicated:
-            schedule(links, ps(job.start_s + job.options.reminder_s), sources - len(jobs) + j)
+        if job.options.reminder_s and job.served:
+            schedule(links, ps(job.start_s + job.options.reminder_s), reminders + j)
+    for f, one in enumerate(peers.flows):
+        schedule(links, int(one["gap"]) * f // len(peers.flows), reminders + len(jobs) + f)
     return net
 
 
@@ -119,11 +132,12 @@ def _channels(scenario: Scenario) -> Records:
     return channels
 
 
-def _queues(scenario: Scenario, trees: list[Wiring]) -> tuple[Records, Records]:
+def _queues(scenario: Scenario, trees: list[Wiring], peer_room: IntArray) -> tuple[Records, Records]:
     """The rings of both classes of packets of every channel: as large as the jobs that use it may need."""
     graph, network = scenario.graph, scenario.cluster.network
     assert network is not None
     room = np.zeros(2 * len(graph.ends), dtype=np.int64)
+    room[DOWN::2] += peer_room
     for job, made in zip(scenario.jobs, trees, strict=True):
         window = WINDOWS * job.options.window + 64
         for channel in made.first:
@@ -133,7 +147,7 @@ def _queues(scenario: Scenario, trees: list[Wiring]) -> tuple[Records, Records]:
         for kids in made.kids.values():
             for channel, bits in kids:
                 room[2 * channel + DOWN] += window * bin(bits & (2**64 - 1)).count("1")
-        if made.root < len(graph.nodes):
+        if 0 <= made.root < len(graph.nodes):
             room[2 * _server_channel(scenario, made) + DOWN] += window * job.workers
     queues = np.zeros(len(room), dtype=state.QUEUE)
     sizes = np.where(room > 0, 2 ** np.ceil(np.log2(np.maximum(1, room))).astype(np.int64), 1)
@@ -194,23 +208,24 @@ def _workers_at(scenario: Scenario, hosts: list[tuple[int, int]]) -> np.ndarray[
     return found
 
 
-def _jobs(scenario: Scenario) -> Records:
-    found = np.zeros(len(scenario.jobs), dtype=state.JOB)
-    for row, job, (_, where) in zip(found, scenario.jobs, scenario.placement, strict=True):
+def _jobs(scenario: Scenario, flows: int) -> Records:
+    found = np.zeros(len(scenario.jobs) + flows, dtype=state.JOB)
+    found["wire_bytes"] = FLOW_BYTES
+    for row, job, (_, where) in zip(found, scenario.jobs, scenario.placement, strict=False):
         row["wire_bytes"] = job.options.payload_bytes + job.options.header_bytes
         row["server_ps"], row["n_workers"], row["busy"] = ps(scenario.server_s), job.workers, job.workers
         row["tensors"], row["per_iteration"] = len(job.tensors) * job.iterations, len(job.tensors)
-        row["exponents"], row["dedicated"] = job.exponents, job.dedicated
+        row["exponents"], row["dedicated"], row["collective"] = job.exponents, job.dedicated, bool(job.collective)
         row["passes"], row["reminder"] = scenario.passes(job), ps(job.options.reminder_s)
         if where is not None:
             row["server_channel"] = scenario.graph.next_hops(where, scenario.graph.leaf(where))[0][0]
     return found
 
 
-def _tensors(scenario: Scenario) -> IntArray:
+def _tensors(scenario: Scenario, flows: int) -> IntArray:
     """First packet, end and priority of every tensor of every job."""
     most = max(len(job.tensors) * job.iterations for job in scenario.jobs)
-    found = np.zeros((len(scenario.jobs), most, 3), dtype=np.int64)
+    found = np.zeros((len(scenario.jobs) + flows, most, 3), dtype=np.int64)
     rate = float(scenario.graph.channel_bits_per_s.max())
     for j, job in enumerate(scenario.jobs):
         sizes = np.array(job.packets * job.iterations, dtype=np.int64) + job.exponents

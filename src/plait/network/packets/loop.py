@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from plait.core.jit import linked
-from plait.network.packets import heap, links, measure, state, steps
+from plait.network.packets import heap, links, measure, peers, state, steps
 from plait.network.packets.heap import remove_first, replace_first
 from plait.network.packets.links import settle, take
 from plait.network.packets.measure import note_packet, widen
-from plait.network.packets.state import BINS, EVENTS, FAULT, FINE, HEAP, NOW, ORDER, TOO_LATE, UP, WIDTH, Net
+from plait.network.packets.peers import at_peer, ended, flow, passing
+from plait.network.packets.state import BINS, EVENTS, FAULT, FINE, HEAP, NOW, ORDER, PEER, TOO_LATE, UP, WIDTH, Net
 from plait.network.packets.steps import (
     at_server,
     at_switch,
@@ -26,16 +27,17 @@ from plait.network.protocol.switch import HELD
 from plait.network.protocol.worker import FINISHED, IGNORED
 
 
-@linked(header, addressing, congestion, switch, server, worker, state, heap, links, measure, steps)
+@linked(header, addressing, congestion, switch, server, worker, state, heap, links, measure, peers, steps)
 def run(net: Net, until: int) -> int:
     """Take events until none is left: all workers are finished, no packet is on its way. Returns what went wrong.
 
     TOO_LATE: an event after `until`, in ps. Sources of events are, in this order: queues, the timers of workers, starts
-    of their tensors, sweeps of switches, reminders of servers.
+    of their tensors, sweeps of switches, reminders of servers, packets of background traffic.
     """
     lines, ends, info, held = net.links, net.ends, net.links.info, net.fabric.switch_info
     nodes, workers, timers = len(ends.worker_at), len(ends.hosts), len(lines.queues)
     sweeps, reminders = 2 * workers, 2 * workers + len(net.fabric.switches)
+    jobs = ends.worker_at.shape[1]
     while info[HEAP] > 0 and info[FAULT] == FINE:
         now, source = lines.heap[0]["time"], lines.heap[0]["source"]
         if now > until:
@@ -58,7 +60,14 @@ def run(net: Net, until: int) -> int:
             row = take(lines, source)
             node, kind = lines.channels[source >> 1]["to"], source & 1
             note_packet(lines, net.log, row, node, now)
-            if node >= nodes:
+            if lines.packets[row]["type"] == PEER:
+                if node >= nodes:
+                    passing(lines, net.peers, node - nodes, row, now, source >> 1)
+                elif lines.packets[row]["job"] < jobs:
+                    for one in at_peer(lines, ends, net.peers, row, now):
+                        if ended(lines, ends, net.peers, one):
+                            finish(lines, ends, net.peers, one, now)
+            elif node >= nodes:
                 row = at_switch(lines, net.fabric, node - nodes, kind, row, now, source >> 1)
             elif kind == UP:
                 at_server(lines, net.server, row, now)
@@ -67,7 +76,7 @@ def run(net: Net, until: int) -> int:
                 w = int64(ends.worker_at[node, j])
                 answer = at_worker(lines, ends, w, row, now)
                 sends = answer != IGNORED
-                if answer & FINISHED and finish(lines, ends, w, now) and lines.jobs[j]["dedicated"] != 0:
+                if answer & FINISHED and finish(lines, ends, net.peers, w, now) and lines.jobs[j]["dedicated"] != 0:
                     free_slots(lines, net.fabric, j, now)
             settle(lines, row)
         else:
@@ -77,12 +86,14 @@ def run(net: Net, until: int) -> int:
                 sends = timer(lines, ends, w, now)
             elif w < 2 * workers:
                 w -= workers
-                start(lines, ends, w, now)
+                start(lines, ends, net.peers, w, now)
                 sends = True
             elif w < reminders:
                 tidy(lines, net.fabric, w - sweeps, now, source)
-            else:
+            elif w < reminders + jobs:
                 remind(lines, net.server, w - reminders, now, source)
+            else:
+                flow(lines, net.peers, w - reminders - jobs, now, source)
         if sends:
             send(lines, ends, w, now)
     fault: int = info[FAULT]

@@ -17,7 +17,7 @@ def regions(jobs: Sequence[PacketJob], aggregators: int) -> list[tuple[int, int]
     with dedicated slots their own, and not more than their windows use; all others have the rest together. Raises
     `InputError` where memory is not enough.
     """
-    own = [job.memory if _exclusive(job) else None for job in jobs]
+    own = [0 if job.collective else job.memory if _exclusive(job) else None for job in jobs]
     granted = sum(size for size in own if size is not None)
     equal = [j for j, job in enumerate(jobs) if job.dedicated and job.memory is None]
     if granted > aggregators:

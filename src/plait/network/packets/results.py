@@ -116,7 +116,16 @@ def results(scenario: Scenario, net: Net) -> PacketResults:
     if broken:
         raise SimulationError(f"{broken} sums were given up by servers before they were complete")
     width = int(net.links.info[WIDTH])
-    bits = np.array([8 * job.options.payload_bytes / job.workers for job in scenario.jobs])
+    # Of an all-reduce between workers more packets come to a worker than its tensors have, or fewer.
+    came = [max(1, int(net.ends.delivered[j].sum())) / job.workers for j, job in enumerate(scenario.jobs)]
+    bits = np.array(
+        [
+            job.bits * job.iterations / came[j] / job.workers
+            if job.collective
+            else 8 * job.options.payload_bytes / job.workers
+            for j, job in enumerate(scenario.jobs)
+        ]
+    )
     return PacketResults(
         tuple(_job(scenario, net, j) for j in range(len(scenario.jobs))),
         int(net.links.info[EVENTS]),
@@ -142,7 +151,7 @@ def _log(net: Net) -> IntArray:
 
 def state_bytes(net: Net) -> int:
     """Bytes of all arrays of a simulation."""
-    parts = (*net.links, *net.fabric, *net.ends[:-1], *net.ends.workers, *net.server, net.log)
+    parts = (*net.links, *net.fabric, *net.ends[:-1], *net.ends.workers, *net.server, *net.peers, net.log)
     return sum(one.nbytes for one in parts)
 
 
@@ -160,13 +169,13 @@ def _job(scenario: Scenario, net: Net, j: int) -> JobFigures:
     claims = int(routes["claims"].sum())
     finish = float(times[:, 1].max())
     return JobFigures(
-        protocol=job.options.protocol,
+        protocol=job.system,
         workers=job.workers,
         goodput_bits_per_s=job.bits * job.iterations / float((times[:, 1] - times[:, 0]).sum()),
         start_s=float(times[0, 0]),
         finish_s=finish,
         exchanges_s=times,
-        fallback_share=int(switches["collided"].sum()) / packets if adding.any() else 1.0,
+        fallback_share=int(switches["collided"].sum()) / packets if adding.any() else float(job.served),
         aggregated_share=float(switches["aggregated"][adding].mean()) / sums if adding.any() else 0.0,
         resend_share=int(mine["resent"].sum()) / packets,
         bypass_share=int(mine["bypassed"].sum()) / packets,
@@ -174,7 +183,7 @@ def _job(scenario: Scenario, net: Net, j: int) -> JobFigures:
         aged=int(switches["aged"].sum()),
         occupancy=held / span / max(1, int(adding.sum())),
         holding_s=held / claims if claims and not job.dedicated else float("nan"),
-        server_packets=float("nan") if job.dedicated else int(net.links.jobs[j]["arrived"]) / sums,
+        server_packets=int(net.links.jobs[j]["arrived"]) / sums if job.served else float("nan"),
         timeouts=int(mine["all_timeouts"].sum()),
         gave_up=int(net.ends.hosts["gave_up"][net.ends.workers.state["job"] == j].sum()),
         slot_changes=int(mine["slot_changes"].sum()),

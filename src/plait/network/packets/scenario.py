@@ -12,6 +12,7 @@ from functools import cached_property
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.network.packets.collectives import check_collective
 from plait.network.protocol.addressing import Index
 from plait.network.protocol.header import MOST_WORKERS
 from plait.network.protocol.options import Options
@@ -39,6 +40,8 @@ class PacketJob:
     priority    of its packets, 0 to 255; None: after the description of ESA, from layer, times and iterations left
     exponents   packets of each tensor that carry exponents alone (SwitchML as released: a window of them)
     deadline_s  for its last iteration, from the start of the simulation
+    collective  one of `collectives.COLLECTIVES`: an all-reduce between its workers, without switches and server
+    label       in place of the name of its system
     nodes       of its workers, by number; `server`: that of its parameter server. Without them the next free ones
     """
 
@@ -52,6 +55,8 @@ class PacketJob:
     priority: int | None = None
     exponents: int = 0
     deadline_s: float | None = None
+    collective: str = ""
+    label: str = ""
     nodes: tuple[int, ...] = ()
     server: int | None = None
 
@@ -59,6 +64,16 @@ class PacketJob:
     def dedicated(self) -> bool:
         """Whether it has slots of its own, and no server."""
         return self.options.mode == Index.DEDICATED
+
+    @property
+    def served(self) -> bool:
+        """Whether it has a server."""
+        return not self.dedicated and not self.collective
+
+    @property
+    def system(self) -> str:
+        """The name of its system, or of its collective."""
+        return self.label or self.collective or self.options.protocol
 
     @property
     def packets(self) -> tuple[int, ...]:
@@ -74,6 +89,11 @@ class PacketJob:
         """Raise `InputError` that names job `j` for values that do not work."""
         if not 1 <= self.workers <= MOST_WORKERS:
             raise InputError(f"job {j}: {self.workers} workers; a job may have 1 to {MOST_WORKERS}")
+        if self.collective:
+            try:
+                check_collective(self.collective, self.workers)
+            except InputError as error:
+                raise InputError(f"job {j}: {error}") from error
         if not self.tensors or min(self.tensors) < 1:
             raise InputError(f"job {j}: tensors of {list(self.tensors)} bytes; it takes one or more, each of 1 or more")
         if self.iterations < 1:
@@ -133,6 +153,7 @@ class Scenario:
     queue_packets packets that a queue of a switch has room for, 0: any number; `overflow`: see `OVERFLOWS`
     pipeline      limits of switches, see `PIPELINES`
     loss_up       probability that a packet to a server is lost on one hop; `loss_down`: one from there
+    background    share of the rate of its link that each node sends to another one, by a random cycle of all nodes
     until_s       a simulation that takes longer is an error
     log           how many packets are logged, from the start
     elements      int32 of payload that are simulated, and checked; 0: times alone
@@ -150,6 +171,7 @@ class Scenario:
     loss_up: float = 0.0
     loss_down: float = 0.0
     stragglers: tuple[Straggler, ...] = ()
+    background: float = 0.0
     until_s: float = 1000.0
     log: int = 0
     elements: int = 0
@@ -168,6 +190,9 @@ class Scenario:
         for name in ("jitter_s", "server_s", "until_s"):
             if not 0 <= getattr(self, name) < 9e5:
                 raise InputError(f"{name} is {getattr(self, name):g}; it takes 0 to 900,000 seconds")
+        if not 0 <= self.background < 1:
+            raise InputError(f"background is {self.background:g}; it takes 0 to less than 1")
+        self._check_lossless()
         for name, known in (("overflow", OVERFLOWS), ("pipeline", PIPELINES)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; it takes {' or '.join(known)}")
@@ -188,6 +213,17 @@ class Scenario:
                 raise InputError(f"{name} is {getattr(self, name)}; it takes 0 to {most:,}")
         self.placement  # noqa: B018  (raises where jobs do not fit)
 
+    def _check_lossless(self) -> None:
+        """Raise `InputError` where packets may be lost that nobody sends again."""
+        lossy = "loss_up" if self.loss_up else "loss_down" if self.loss_down else ""
+        lossy = lossy or ("overflow drop" if self.queue_packets and self.overflow == "drop" else "")
+        for j, job in enumerate(self.jobs):
+            if job.collective and lossy:
+                raise InputError(
+                    f"job {j}: {job.collective} sends no packet again, and {lossy} loses some; take queues without "
+                    "end, or overflow pause"
+                )
+
     def passes(self, job: PacketJob) -> int:
         """How often a packet of a job goes through a switch that adds it up."""
         return 1 if self.pipeline == "none" else math.ceil(job.options.payload_bytes / TOFINO_BYTES)
@@ -206,7 +242,7 @@ class Scenario:
         found = []
         for j, job in enumerate(self.jobs):
             nodes = job.nodes or tuple(next(free, -1) for _ in range(job.workers))
-            server = None if job.dedicated else next(free, -1) if job.server is None else job.server
+            server = None if not job.served else next(free, -1) if job.server is None else job.server
             for node in (*nodes, *(() if server is None else (server,))):
                 if not 0 <= node < count:
                     raise InputError(
@@ -219,7 +255,7 @@ class Scenario:
 
 def nodes_needed(jobs: Sequence[PacketJob]) -> int:
     """Nodes of a network in which every worker and every server has its own."""
-    return sum(job.workers + (not job.dedicated) for job in jobs)
+    return sum(job.workers + job.served for job in jobs)
 
 
 def one_switch(
@@ -250,7 +286,7 @@ def racks(
     placed = []
     for j, job in enumerate(jobs):
         nodes = tuple(rank // per_rack * size + j * per_rack + rank % per_rack for rank in range(job.workers))
-        placed.append(replace(job, nodes=nodes, server=None if job.dedicated else count * size + j))
+        placed.append(replace(job, nodes=nodes, server=count * size + j if job.served else None))
     text = (
         f"leaf-spine:aggregators={aggregators},payload={payload},link_gbps={gbps!r},levels={levels},spines={spines},"
         f"oversubscription={oversubscription!r},aggregating=all"

@@ -66,8 +66,8 @@ SWITCH = np.dtype(
 )
 #: A job: bytes of a packet on the wire, the channel from the node of its server, tensors in all, those of an iteration,
 #: packets of exponents, workers, whether it has dedicated slots, workers that are not finished, passes of a packet
-#: through a switch that adds it up, time after which its server asks for what is missing (ps; 0: never); then packets
-#: that came to its server.
+#: through a switch that adds it up, time after which its server asks for what is missing (ps; 0: never), whether it is
+#: an all-reduce between workers; then packets that came to its server.
 JOB = np.dtype(
     [
         ("wire_bytes", "i8"),
@@ -81,6 +81,7 @@ JOB = np.dtype(
         ("busy", "i8"),
         ("passes", "i8"),
         ("reminder", "i8"),
+        ("collective", "i8"),
         ("arrived", "i8"),
     ]
 )
@@ -98,6 +99,18 @@ HOST = np.dtype(
         ("wrong", "i8"),
     ]
 )
+
+#: A lane of a worker of an all-reduce: the next of its sends and the one after its last, packets of it that were sent,
+#: and of all that have not arrived yet.
+LANE = np.dtype([("at", "i8"), ("end", "i8"), ("sent", "i8"), ("under_way", "i8")])
+#: Packets for another worker: its node, how many, their part of the all-reduce, the part that must have come before
+#: (-1: none), and how long an acknowledgement takes (ps).
+SEND = np.dtype([("node", "i8"), ("packets", "i8"), ("part", "i8"), ("after", "i8"), ("back", "i8")])
+#: Background traffic from a node to another: the channel from it, the other node, a number beside those of jobs, and
+#: the mean time between two packets (ps).
+FLOW = np.dtype([("channel", "i8"), ("node", "i8"), ("job", "i8"), ("gap", "i8")])
+#: Type of a packet for another node that no switch adds up, beside those of the protocol; `bitmap` is the node.
+PEER = 7
 
 #: Another region of a job, from the tensor `tensor` on: as in `worker.WORKER`.
 MOVE = np.dtype([("tensor", "i8"), ("offset", "i8"), ("size", "i8"), ("mode", "i8"), ("window", "i8"), ("epoch", "i8")])
@@ -168,6 +181,25 @@ class Ends(NamedTuple):
     workers: Workers
 
 
+class Peers(NamedTuple):
+    """All-reduces without aggregation, and background traffic.
+
+    hops      (jobs and flows) x switches x nodes: the channel to a node
+    lanes     workers x lanes; `starts`: workers x tensors x (lanes + 1), the first send of each lane
+    missing   workers x 2 x parts: packets of the present and the next tensor that have not come; `left`: their sums,
+              and whether the worker is in a tensor; `expected`: workers x tensors x parts
+    """
+
+    hops: npt.NDArray[np.int32]
+    lanes: Records
+    sends: Records
+    starts: IntArray
+    missing: IntArray
+    left: IntArray
+    expected: IntArray
+    flows: Records
+
+
 class Net(NamedTuple):
     """All of a simulation. In parts, since the compiler takes long over functions with many arrays."""
 
@@ -175,6 +207,7 @@ class Net(NamedTuple):
     fabric: Fabric
     ends: Ends
     server: Server
+    peers: Peers
     log: IntArray
 
 

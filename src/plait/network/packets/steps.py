@@ -8,7 +8,21 @@ from __future__ import annotations
 from plait.core.jit import as_part, lean_part
 from plait.network.packets.links import copied, draw, new_row, schedule, settle, transmit
 from plait.network.packets.measure import note_held
-from plait.network.packets.state import ACTIVE, DOWN, FREE_ROW, PS, ROWS, UP, WIDTH, Ends, Fabric, Links, switch_at
+from plait.network.packets.peers import begin
+from plait.network.packets.state import (
+    ACTIVE,
+    DOWN,
+    FREE_ROW,
+    PS,
+    ROWS,
+    UP,
+    WIDTH,
+    Ends,
+    Fabric,
+    Links,
+    Peers,
+    switch_at,
+)
 from plait.network.protocol import server, switch, worker
 from plait.network.protocol.addressing import mix
 from plait.network.protocol.header import COLLIDED, CONTROL, int64
@@ -185,7 +199,7 @@ def send(links: Links, ends: Ends, w: int, now: int) -> None:
 
 
 @lean_part
-def start(links: Links, ends: Ends, w: int, now: int) -> None:
+def start(links: Links, ends: Ends, peers: Peers, w: int, now: int) -> None:
     """Let a worker start its next tensor."""
     host, me = ends.hosts[w], ends.workers.state[w]
     j, k = int64(me["job"]), host["tensor"]
@@ -193,6 +207,9 @@ def start(links: Links, ends: Ends, w: int, now: int) -> None:
     if k % job["per_iteration"] == 0:
         iteration = k // job["per_iteration"]
         ends.times[j, iteration, 0] = min(ends.times[j, iteration, 0], now)
+    if job["collective"] != 0:
+        begin(links, ends, peers, w, now)
+        return
     move = ends.moves[j]
     if k >= move["tensor"] and me["epoch"] != move["epoch"]:
         me["offset"], me["size"], me["mode"] = move["offset"], move["size"], move["mode"]
@@ -205,7 +222,7 @@ def start(links: Links, ends: Ends, w: int, now: int) -> None:
 
 
 @lean_part
-def finish(links: Links, ends: Ends, w: int, now: int) -> bool:
+def finish(links: Links, ends: Ends, peers: Peers, w: int, now: int) -> bool:
     """What follows a tensor: the next one, the next iteration after its computation, or the end.
 
     Returns whether its job is finished.
@@ -214,7 +231,7 @@ def finish(links: Links, ends: Ends, w: int, now: int) -> bool:
     job = links.jobs[j]
     host["tensor"] += 1
     if host["tensor"] % job["per_iteration"] != 0:
-        start(links, ends, w, now)
+        start(links, ends, peers, w, now)
         return False
     iteration = host["tensor"] // job["per_iteration"] - 1
     ends.times[j, iteration, 1] = max(ends.times[j, iteration, 1], now)

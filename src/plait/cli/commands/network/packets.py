@@ -17,6 +17,7 @@ from plait.control.compare import bootstrap
 from plait.core.errors import InputError, suggest
 from plait.core.options import declared, option
 from plait.network.memory.inalloc import Inalloc
+from plait.network.packets.collectives import COLLECTIVES
 from plait.network.packets.deadlines import granted
 from plait.network.packets.results import PacketResults
 from plait.network.packets.scenario import MIB, PacketJob, Scenario, Straggler, one_switch, racks
@@ -27,6 +28,8 @@ from plait.report.packets import COLUMNS, job_cells, run_cells, shown
 if TYPE_CHECKING:
     from plait.network.packets.results import PacketResults
 
+#: Aggregation of one job at a time with packets of 1,024 bytes, after public documentation of SHARP; our design.
+SHARP = "sharp"
 #: Packets in the log from which the picture of the first ones is drawn.
 LOGGED = 60_000
 
@@ -36,8 +39,9 @@ class PacketsRequest:
     """The options of `plait network simulate`."""
 
     protocol: str = option(
-        "Systems, separated by commas, each in a run of its own: switchml, atp, a2tp, esa, inalloc; the jobs of a run "
-        "of switchml+atp take them in turn", default="atp", short="p", metavar="SYSTEM[+SYSTEM...],...",
+        "Systems, separated by commas, each in a run of its own: switchml, atp, a2tp, esa, inalloc; ring, tree and "
+        "halving-doubling add up in no switch; of sharp (our design) one job has the switches, others are rings. Jobs "
+        "of a run of switchml+atp take them in turn", default="atp", short="p", metavar="SYSTEM[+SYSTEM...],...",
     )  # fmt: skip
     jobs: int = option("Number of equal jobs", default=8, least=1, most=256, short="j")
     workers: int = option("Workers of a job", default=8, least=1, most=64, short="w")
@@ -67,6 +71,10 @@ class PacketsRequest:
     )  # fmt: skip
     loss: float = option("Probability that a packet is lost on a hop, either way", default=0.0, least=0, most=0.9)
     jitter_us: float = option("Most delay of a packet in its host, microseconds", default=0.2, least=0, most=1e6)
+    background: float = option(
+        "Other traffic: share of its link that each node sends to another one, by a random cycle of all nodes",
+        default=0.0, least=0, most=0.95,
+    )  # fmt: skip
     straggler: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,31 +152,34 @@ def settings(request: PacketsRequest) -> dict[str, str]:
 def scenario_of(request: PacketsRequest, run: str) -> Scenario:
     """The scenario of one system, or of several joined by +; raises `InputError` that names the option."""
     systems = [name.strip() for name in run.split("+")]
+    given = [systems[j % len(systems)] for j in range(request.jobs)]
+    # One job locks the switches, as streaming aggregation of SHARP does; NCCL lets the others go on with rings.
+    given = ["ring" if name == SHARP and SHARP in given[:j] else name for j, name in enumerate(given)]
     if len(systems) > request.jobs:
         raise InputError(f"--protocol {run}: {len(systems)} systems for {request.jobs} jobs; give a job for each")
-    presets = [_preset(request, name) for name in systems]
-    dedicated = sum(presets[j % len(presets)].mode == Index.DEDICATED for j in range(request.jobs))
+    presets = {name: _preset(request, name) for name in dict.fromkeys(given)}
+    dedicated = sum(presets[name].mode == Index.DEDICATED for name in given)
     if dedicated and request.aggregators < 2 * request.jobs:
         raise InputError(f"--aggregators {request.aggregators}: {run} takes 2 or more for each of {request.jobs} jobs")
     whole = round(request.mib * MIB)
     if whole < request.tensors:
         raise InputError(f"--tensors {request.tensors}: {request.mib:g} MiB have only {whole} bytes; give fewer")
     sizes = tuple(whole * (k + 1) // request.tensors - whole * k // request.tensors for k in range(request.tensors))
-    chosen = [presets[j % len(presets)] for j in range(request.jobs)]
-    priorities = _priorities(request, [options.protocol for options in chosen])
+    priorities = _priorities(request, given)
     asked = _numbers("--deadlines-us", request.deadlines_us, request.jobs)
     deadlines = [None if one is None else 1e-6 * one for one in asked]
     jobs = [
         PacketJob(
-            chosen[j], request.workers, sizes, request.iterations, 1e-6 * request.compute_us,
+            presets[name], request.workers, sizes, request.iterations, 1e-6 * request.compute_us,
             1e-6 * request.stagger_us * j, priority=priorities[j],
-            deadline_s=deadlines[j],
+            deadline_s=deadlines[j], collective=name if name in COLLECTIVES else "",
+            label=SHARP if name == SHARP else "",
         )
-        for j in range(request.jobs)
+        for j, name in enumerate(given)
     ]  # fmt: skip
     more: dict[str, Any] = {
         "seed": request.seed, "jitter_s": 1e-6 * request.jitter_us, "loss_up": request.loss, "loss_down": request.loss,
-        "stragglers": tuple(read_straggler(text) for text in request.straggler or ()),
+        "background": request.background, "stragglers": tuple(read_straggler(text) for text in request.straggler or ()),
         "mark_packets": request.mark_packets, "queue_packets": request.queue_packets, "overflow": request.overflow,
         "pipeline": request.pipeline, "log": LOGGED if request.out is not None else 0, "gbps": request.gbps,
     }  # fmt: skip
@@ -187,16 +198,19 @@ def _manager(request: PacketsRequest) -> Inalloc | None:
 
 def _preset(request: PacketsRequest, protocol: str) -> Options:
     """The options of a system; raises `InputError` that names the option."""
+    known = (*PRESETS, *COLLECTIVES, SHARP)
+    if protocol not in known:
+        raise InputError(f"--protocol: {protocol!r} does not exist; {suggest(protocol, known)}")
     changed = _changed(request.options or ())
     changed.setdefault("window", request.window)
-    changed.setdefault("payload_bytes", 248)
+    changed.setdefault("payload_bytes", 1024 if protocol in (SHARP, *COLLECTIVES) else 248)
     if request.cc:
         changed["cc"] = request.cc
     try:
-        return preset(protocol, **changed)
+        return preset({SHARP: "switchml", **dict.fromkeys(COLLECTIVES, "atp")}.get(protocol, protocol), **changed)
     except InputError as error:
         where = "--cc" if str(error).startswith("cc ") and request.cc else "--option"
-        raise InputError(f"{where if protocol in PRESETS else '--protocol'}: {error}") from error
+        raise InputError(f"{where}: {error}") from error
 
 
 def _changed(texts: Sequence[str]) -> dict[str, Any]:

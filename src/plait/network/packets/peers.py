@@ -1,0 +1,107 @@
+"""Packets from one node to another that no switch adds up: all-reduces between workers, and background traffic.
+
+A worker sends the packets of its program (`collectives`), at most a window of each lane at a time. Room in the window
+comes back as long after a packet has arrived as an acknowledgement would take, which itself uses no link. Our design.
+"""
+
+from __future__ import annotations
+
+from plait.core.jit import lean_part
+from plait.network.packets.links import draw, new_row, schedule, settle, transmit
+from plait.network.packets.state import ACTIVE, DOWN, FREE_ROW, PEER, WIDTH, Ends, Links, Peers
+from plait.network.protocol.header import int64
+
+
+@lean_part
+def begin(links: Links, ends: Ends, peers: Peers, w: int, now: int) -> None:
+    """Let a worker start its part of an all-reduce, that of its next tensor."""
+    k = ends.hosts[w]["tensor"] % links.jobs[ends.workers.state[w]["job"]]["per_iteration"]
+    for lane in range(peers.lanes.shape[1]):
+        one = peers.lanes[w, lane]
+        one["at"], one["end"], one["sent"] = peers.starts[w, k, lane], peers.starts[w, k, lane + 1], 0
+    peers.left[w, 2] = 1
+    push(links, ends, peers, w, now)
+
+
+@lean_part
+def push(links: Links, ends: Ends, peers: Peers, w: int, ready: int) -> None:
+    """Send what a worker has and may send, not before `ready`."""
+    if peers.left[w, 2] == 0:
+        return
+    host, me = ends.hosts[w], ends.workers.state[w]
+    half = host["tensor"] & 1
+    for lane in range(peers.lanes.shape[1]):
+        line = peers.lanes[w, lane]
+        while line["at"] < line["end"] and line["under_way"] < me["window"]:
+            one = peers.sends[line["at"]]
+            if one["after"] >= 0 and peers.missing[w, half, one["after"]] > 0:
+                break
+            if line["sent"] < one["packets"]:
+                row = links.info[FREE_ROW]
+                p = links.packets[row]
+                p["type"], p["job"], p["seq"], p["bitmap"] = PEER, me["job"], line["at"], one["node"]
+                p["index"], p["prio"], p["epoch"], p["flags"] = w, lane, half, 0
+                new_row(links)
+                late = draw(links) * host["jitter"] >> 30 if host["jitter"] > 0 else int64(0)
+                transmit(links, host["channel"], DOWN, row, ready + late, -1)
+                settle(links, row)
+                line["sent"] += 1
+                line["under_way"] += 1
+                me["sent"] += 1
+            if line["sent"] >= one["packets"]:
+                line["at"] += 1
+                line["sent"] = 0
+
+
+@lean_part
+def ended(links: Links, ends: Ends, peers: Peers, w: int) -> bool:
+    """Whether a worker has sent and received all of its tensor; what it expects is that of the one after next then."""
+    half, k = ends.hosts[w]["tensor"] & 1, ends.hosts[w]["tensor"]
+    if peers.left[w, 2] == 0 or peers.left[w, half] > 0:
+        return False
+    for lane in range(peers.lanes.shape[1]):
+        if peers.lanes[w, lane]["at"] < peers.lanes[w, lane]["end"]:
+            return False
+    after = (k + 2) % links.jobs[ends.workers.state[w]["job"]]["per_iteration"]
+    for part in range(peers.missing.shape[2]):
+        peers.missing[w, half, part] = peers.expected[w, after, part]
+        peers.left[w, half] += peers.expected[w, after, part]
+    peers.left[w, 2] = 0
+    return True
+
+
+@lean_part
+def at_peer(links: Links, ends: Ends, peers: Peers, row: int, now: int) -> tuple[int, int]:
+    """A packet of another worker at its node; returns both workers, each of which may be at its end."""
+    p = links.packets[row]
+    j = int64(p["job"])
+    one = peers.sends[p["seq"]]
+    source, w, half = int64(p["index"]), int64(ends.worker_at[one["node"], j]), int64(p["epoch"])
+    ends.delivered[j, now // links.info[WIDTH]] += 1
+    peers.missing[w, half, one["part"]] -= 1
+    peers.left[w, half] -= 1
+    peers.lanes[source, p["prio"]]["under_way"] -= 1
+    push(links, ends, peers, source, now + one["back"])
+    push(links, ends, peers, w, now)
+    return source, w
+
+
+@lean_part
+def passing(links: Links, peers: Peers, s: int, row: int, now: int, came: int) -> None:
+    """Send a packet of a worker or of background traffic on at a switch."""
+    p = links.packets[row]
+    transmit(links, int64(peers.hops[p["job"], s, p["bitmap"]]), DOWN, row, now, came)
+
+
+@lean_part
+def flow(links: Links, peers: Peers, f: int, now: int, source: int) -> None:
+    """Send a packet of background traffic, and come again after a random gap while a job is busy."""
+    one = peers.flows[f]
+    row = links.info[FREE_ROW]
+    p = links.packets[row]
+    p["type"], p["job"], p["seq"], p["bitmap"], p["index"], p["flags"] = PEER, one["job"], -1, one["node"], -1, 0
+    new_row(links)
+    transmit(links, one["channel"], DOWN, row, now, -1)
+    settle(links, row)
+    if links.info[ACTIVE] > 0:
+        schedule(links, now + 1 + ((draw(links) >> 10) * one["gap"] >> 19), source)

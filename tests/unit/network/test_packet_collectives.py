@@ -1,0 +1,98 @@
+"""All-reduces between workers, and background traffic, in the packet simulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.core.errors import InputError
+from plait.network.packets.collectives import COLLECTIVES, program
+from plait.network.packets.results import PacketResults
+from plait.network.packets.run import simulate
+from plait.network.packets.scenario import PacketJob, one_switch, racks
+from plait.network.protocol.options import Options, preset
+
+LARGE = Options(payload_bytes=1024)
+#: Payload of a link of 100 Gb/s with headers of 58 bytes.
+PAYLOAD_GBPS = 100 * 1024 / 1082
+
+
+def alone(collective: str, workers: int, **more: object) -> PacketResults:
+    return simulate(one_switch([PacketJob(LARGE, workers, collective=collective)], 0, **more))
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize(("workers", "packets"), [(2, 1), (4, 7), (8, 1000), (16, 100)])
+def test_an_all_reduce_sends_each_packet_to_and_from_all_but_one_worker(name: str, workers: int, packets: int) -> None:
+    made = program(name, workers, packets)
+    received = [sum(parts) for parts in made.expected()]
+    assert sum(received) == 2 * (workers - 1) * packets
+    assert min(received) >= packets // 2
+    if name != "tree":
+        assert max(received) - min(received) <= 4 * workers  # parts that differ by a packet
+
+
+@pytest.mark.parametrize(("name", "sent"), [("ring", 1.75), ("halving-doubling", 1.75), ("tree", 2.0)])
+def test_a_large_all_reduce_takes_what_its_bytes_take_on_the_link(name: str, sent: float) -> None:
+    """Of a worker: 2 (W - 1) / W gradients in a ring; in two trees one up and one down in each half."""
+    found = alone(name, 8)
+    assert 0.9 * PAYLOAD_GBPS / sent < found.goodput_bits_per_s / 1e9 < PAYLOAD_GBPS / sent
+    assert found.jobs[0].packets == 2 * 7 * 2048
+    assert (found.fallback_share, found.jobs[0].protocol) == (0, name)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("workers", [2, 8, 16])
+def test_tensors_and_iterations_follow_one_another_over_racks(name: str, workers: int) -> None:
+    job = PacketJob(LARGE, workers, (1, 70_000, 1024), iterations=3, compute_s=1e-5, collective=name)
+    found = simulate(racks([job, job], 0, 2, spines=2, oversubscription=2.0, jitter_s=2e-6))
+    for one in found.jobs:
+        assert one.packets == 3 * 2 * (workers - 1) * (1 + 69 + 1)
+        assert (one.exchanges_s[:, 1] > one.exchanges_s[:, 0]).all()
+        assert (one.exchanges_s[1:] > one.exchanges_s[:-1]).all()
+
+
+def test_a_ring_crosses_narrow_links_less_often_than_halving_and_doubling() -> None:
+    def rate(name: str) -> float:
+        job = PacketJob(LARGE, 16, collective=name)
+        return simulate(racks([job], 0, 4, spines=1, oversubscription=4.0)).goodput_bits_per_s
+
+    assert rate("ring") > 1.8 * rate("halving-doubling")
+
+
+def test_jobs_that_aggregate_and_rings_meet_on_one_switch() -> None:
+    jobs = [PacketJob(preset("atp"), 8), PacketJob(LARGE, 8, collective="ring")]
+    found = simulate(one_switch(jobs, 4096))
+    assert [job.protocol for job in found.jobs] == ["atp", "ring"]
+    assert found.jobs[1].goodput_bits_per_s == pytest.approx(alone("ring", 8).goodput_bits_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_background_traffic_takes_its_share_of_a_ring(share: float) -> None:
+    quiet = alone("ring", 8).goodput_bits_per_s
+    busy = [alone("ring", 8, background=share, seed=seed).goodput_bits_per_s for seed in range(3)]
+    assert len(set(busy)) == 3
+    for one in busy:
+        # A window of the ring is ahead of the other traffic, which is behind it at the end.
+        assert 0.75 * (1 - share) * quiet < one < 1.06 * (1 - share) * quiet
+
+
+def test_background_traffic_is_lost_and_marked_and_ends_with_the_jobs() -> None:
+    found = simulate(one_switch([PacketJob(preset("atp"), 4)], 4096, background=0.9, mark_packets=5, loss_down=0.01))
+    assert found.lost > 0
+    assert found.marked > 0
+
+
+@pytest.mark.parametrize(
+    ("collective", "workers", "more", "message"),
+    [
+        ("ring", 1, {}, "2 or more"),
+        ("halving-doubling", 6, {}, "takes 2, 4, 8"),
+        ("rings", 4, {}, "it takes ring, tree, halving-doubling"),
+        ("tree", 4, {"loss_up": 0.1}, "sends no packet again, and loss_up"),
+        ("ring", 4, {"queue_packets": 9}, "overflow pause"),
+        ("ring", 4, {"background": 1.0}, "background is 1"),
+    ],
+)
+def test_all_reduces_that_cannot_be(collective: str, workers: int, more: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        alone(collective, workers, **more)
