@@ -34,7 +34,7 @@ from plait.network.memory.shared import Shared
 from plait.network.protocol.addressing import Index
 from plait.network.routing.grid import grid
 from plait.network.routing.improve import improved
-from plait.network.routing.problem import GradientFlow, Problem, Route
+from plait.network.routing.problem import GradientFlow, JobRoute, Problem
 from plait.network.routing.shortest import shortest
 from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
@@ -53,7 +53,7 @@ class AggregatedJob:
     placed: PlacedJob
     adds: str
     answers: bool = False
-    route: Route | None = None
+    route: JobRoute | None = None
 
     @property
     def number(self) -> int:
@@ -357,7 +357,7 @@ class WithAggregation:
         ]
         problem, alone = Problem.of(graph, flows, there), not isinstance(self.manager, Shared)
 
-        def uses_of(j: int, route: Route) -> tuple[IntArray, FloatArray]:
+        def uses_of(j: int, route: JobRoute) -> tuple[IntArray, FloatArray]:
             exchange = replace(asked[j], route=route).exchange(graph, alone)
             if exchange not in self._parts:
                 if len(self._parts) > MOST_KNOWN:

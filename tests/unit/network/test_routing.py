@@ -13,7 +13,7 @@ from plait.core.errors import InputError
 from plait.core.highs import HAVE_HIGHS
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.routing.grid import grid, relax
-from plait.network.routing.problem import STRAIGHT, GradientFlow, Problem, Route
+from plait.network.routing.problem import STRAIGHT, GradientFlow, JobRoute, Problem
 from plait.network.routing.shortest import shortest
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
@@ -39,7 +39,7 @@ def best_of_all(problem: Problem) -> float:
             memory = [problem.aggregators[j][v] * (v in at) for v in problem.candidates]
             processing = [flow.bits_per_s * at.count(v) for v in problem.candidates]
             for pick in range(problem.picks):
-                found.add((*problem.load_of(j, Route(at, pick)), *memory, *processing))
+                found.add((*problem.load_of(j, JobRoute(at, pick)), *memory, *processing))
         rows, takes = np.split(np.array(sorted(found)), [load.shape[1]], axis=1)
         load = (load[:, None] + rows).reshape(-1, load.shape[1])
         taken = (taken[:, None] + takes).reshape(-1, taken.shape[1])
@@ -108,7 +108,7 @@ def test_gradients_are_added_up_before_a_narrow_uplink() -> None:
     found = grid(problem)
     assert found.switches(graph) == (("leaf0",) * 3,)
     assert found.utilisation == pytest.approx(1.0)
-    assert problem.routing((Route((STRAIGHT,) * 3),)).utilisation == pytest.approx(3.0)
+    assert problem.routing((JobRoute((STRAIGHT,) * 3),)).utilisation == pytest.approx(3.0)
     assert shortest(problem).choice == found.choice
 
 
@@ -121,7 +121,7 @@ def test_full_and_slow_switches_are_left_to_others() -> None:
         problem = Problem.of(graph, flows, ["leaf0"])
         for routing in (grid(problem), shortest(problem)):
             assert sorted(route.at.count(STRAIGHT) for route in routing.choice) == [0, 2]
-        assert len(problem.overfull((Route((8, 8)), Route((8, 8))))) == 1
+        assert len(problem.overfull((JobRoute((8, 8)), JobRoute((8, 8))))) == 1
 
 
 @needs_highs

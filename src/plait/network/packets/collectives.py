@@ -31,7 +31,7 @@ class Send:
 
 
 @dataclass
-class Program:
+class AllReduce:
     """The sends of each worker, in lanes whose sends follow one another: `lanes[worker][lane]`."""
 
     lanes: list[list[list[Send]]]
@@ -56,11 +56,11 @@ def check_collective(name: str, workers: int) -> None:
         raise InputError(f"{workers} workers; halving-doubling takes 2, 4, 8, 16, 32 or 64")
 
 
-def program(name: str, workers: int, packets: int) -> Program:
+def program(name: str, workers: int, packets: int) -> AllReduce:
     """The all-reduce of a tensor of so many packets."""
     if name == "tree":
         return _trees(workers, packets)
-    made = Program([[[], []] for _ in range(workers)])
+    made = AllReduce([[[], []] for _ in range(workers)])
     for lane, share in enumerate((packets - packets // 2, packets // 2)):
         first = made.parts
         if name == "ring":
@@ -70,7 +70,7 @@ def program(name: str, workers: int, packets: int) -> Program:
     return made
 
 
-def _ring(made: Program, lane: int, workers: int, packets: int, first: int) -> None:
+def _ring(made: AllReduce, lane: int, workers: int, packets: int, first: int) -> None:
     """In each round every worker sends one part of the data to the next one, once it has it from the one before."""
     rounds = 2 * (workers - 1)
     for rank in range(workers):
@@ -81,7 +81,7 @@ def _ring(made: Program, lane: int, workers: int, packets: int, first: int) -> N
     made.parts = first + rounds
 
 
-def _halving(made: Program, lane: int, workers: int, packets: int, first: int) -> None:
+def _halving(made: AllReduce, lane: int, workers: int, packets: int, first: int) -> None:
     """Pairs exchange halves of what is left, then all of what they have, at distances that halve and double again."""
     far = [workers >> (k + 1) for k in range(workers.bit_length() - 1)]
     for rank in range(workers):
@@ -101,9 +101,9 @@ def _halving(made: Program, lane: int, workers: int, packets: int, first: int) -
     made.parts = first + 2 * len(far)
 
 
-def _trees(workers: int, packets: int) -> Program:
+def _trees(workers: int, packets: int) -> AllReduce:
     """Two trees in the order of workers and against it: who is in the middle of one is at the end of the other."""
-    made = Program([[[] for _ in range(4)] for _ in range(workers)])
+    made = AllReduce([[[] for _ in range(4)] for _ in range(workers)])
     for tree, share in enumerate((packets - packets // 2, packets // 2)):
         order = list(range(workers)) if tree == 0 else list(reversed(range(workers)))
         slices = max(1, -(-share // SLICE))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from plait.core.jit import lean_part
 from plait.network.packets.links import draw, new_row, schedule, settle, transmit
-from plait.network.packets.state import ACTIVE, DOWN, FREE_ROW, PEER, WIDTH, Ends, Links, Peers
+from plait.network.packets.state import ACTIVE, DOWN, FREE_ROW, PEER, WIDTH, Ends, Links, PeerTraffic
 from plait.network.protocol.header import int64
 
 
 @lean_part
-def begin(links: Links, ends: Ends, peers: Peers, w: int, now: int) -> None:
+def begin(links: Links, ends: Ends, peers: PeerTraffic, w: int, now: int) -> None:
     """Let a worker start its part of an all-reduce, that of its next tensor."""
     k = ends.hosts[w]["tensor"] % links.jobs[ends.workers.state[w]["job"]]["per_iteration"]
     for lane in range(peers.lanes.shape[1]):
@@ -24,7 +24,7 @@ def begin(links: Links, ends: Ends, peers: Peers, w: int, now: int) -> None:
 
 
 @lean_part
-def push(links: Links, ends: Ends, peers: Peers, w: int, ready: int) -> None:
+def push(links: Links, ends: Ends, peers: PeerTraffic, w: int, ready: int) -> None:
     """Send what a worker has and may send, not before `ready`."""
     if peers.left[w, 2] == 0:
         return
@@ -54,7 +54,7 @@ def push(links: Links, ends: Ends, peers: Peers, w: int, ready: int) -> None:
 
 
 @lean_part
-def ended(links: Links, ends: Ends, peers: Peers, w: int) -> bool:
+def ended(links: Links, ends: Ends, peers: PeerTraffic, w: int) -> bool:
     """Whether a worker has sent and received all of its tensor; what it expects is that of the one after next then."""
     half, k = ends.hosts[w]["tensor"] & 1, ends.hosts[w]["tensor"]
     if peers.left[w, 2] == 0 or peers.left[w, half] > 0:
@@ -71,7 +71,7 @@ def ended(links: Links, ends: Ends, peers: Peers, w: int) -> bool:
 
 
 @lean_part
-def at_peer(links: Links, ends: Ends, peers: Peers, row: int, now: int) -> tuple[int, int]:
+def at_peer(links: Links, ends: Ends, peers: PeerTraffic, row: int, now: int) -> tuple[int, int]:
     """A packet of another worker at its node; returns both workers, each of which may be at its end."""
     p = links.packets[row]
     j = int64(p["job"])
@@ -87,14 +87,14 @@ def at_peer(links: Links, ends: Ends, peers: Peers, row: int, now: int) -> tuple
 
 
 @lean_part
-def passing(links: Links, peers: Peers, s: int, row: int, now: int, came: int) -> None:
+def passing(links: Links, peers: PeerTraffic, s: int, row: int, now: int, came: int) -> None:
     """Send a packet of a worker or of background traffic on at a switch."""
     p = links.packets[row]
     transmit(links, int64(peers.hops[p["job"], s, p["bitmap"]]), DOWN, row, now, came)
 
 
 @lean_part
-def flow(links: Links, peers: Peers, f: int, now: int, source: int) -> None:
+def flow(links: Links, peers: PeerTraffic, f: int, now: int, source: int) -> None:
     """Send a packet of background traffic, and come again after a random gap while a job is busy."""
     one = peers.flows[f]
     row = links.info[FREE_ROW]

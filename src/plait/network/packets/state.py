@@ -181,7 +181,7 @@ class Ends(NamedTuple):
     workers: Workers
 
 
-class Peers(NamedTuple):
+class PeerTraffic(NamedTuple):
     """All-reduces without aggregation, and background traffic.
 
     hops      (jobs and flows) x switches x nodes: the channel to a node
@@ -207,7 +207,7 @@ class Net(NamedTuple):
     fabric: Fabric
     ends: Ends
     server: Server
-    peers: Peers
+    peers: PeerTraffic
     log: IntArray
 
 

@@ -20,7 +20,7 @@ from plait.network.packets.state import (
     Ends,
     Fabric,
     Links,
-    Peers,
+    PeerTraffic,
     switch_at,
 )
 from plait.network.protocol import server, switch, worker
@@ -199,7 +199,7 @@ def send(links: Links, ends: Ends, w: int, now: int) -> None:
 
 
 @lean_part
-def start(links: Links, ends: Ends, peers: Peers, w: int, now: int) -> None:
+def start(links: Links, ends: Ends, peers: PeerTraffic, w: int, now: int) -> None:
     """Let a worker start its next tensor."""
     host, me = ends.hosts[w], ends.workers.state[w]
     j, k = int64(me["job"]), host["tensor"]
@@ -222,7 +222,7 @@ def start(links: Links, ends: Ends, peers: Peers, w: int, now: int) -> None:
 
 
 @lean_part
-def finish(links: Links, ends: Ends, peers: Peers, w: int, now: int) -> bool:
+def finish(links: Links, ends: Ends, peers: PeerTraffic, w: int, now: int) -> bool:
     """What follows a tensor: the next one, the next iteration after its computation, or the end.
 
     Returns whether its job is finished.

@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray
 from plait.core.highs import LinearProgram
-from plait.network.routing.problem import Choice, Problem, Route, Routing
+from plait.network.routing.problem import Choice, JobRoute, Problem, Routing
 from plait.network.topology.trees import STRAIGHT, Way
 
 #: Weight of all traffic beside the fullest channel: among equal solutions the one with shorter routes is taken.
@@ -46,7 +46,7 @@ def grid(problem: Problem, seed: int = 0, tries: int = 20) -> Routing:
     return problem.routing(_descended(problem, best.choice), relaxed)
 
 
-def _rounded(problem: Problem, share: FloatArray, generator: np.random.Generator) -> Route:
+def _rounded(problem: Problem, share: FloatArray, generator: np.random.Generator) -> JobRoute:
     """A route drawn by the shares of a job, of shape (workers, paths, candidates + 1)."""
     targets = (*problem.candidates, STRAIGHT)
     pick = int((share.sum(axis=2).mean(axis=0).cumsum() < generator.random()).sum())
@@ -55,7 +55,7 @@ def _rounded(problem: Problem, share: FloatArray, generator: np.random.Generator
     mine = np.where(mine.sum(axis=1, keepdims=True) > 0, mine, whole)  # of a worker that the program has on other paths
     # One draw for all workers of a job: those of equal shares go to one switch, where their sum is complete.
     at = ((mine / mine.sum(axis=1, keepdims=True)).cumsum(axis=1) < generator.random()).sum(axis=1)
-    return Route(tuple(targets[min(v, len(targets) - 1)] for v in at.tolist()), pick)
+    return JobRoute(tuple(targets[min(v, len(targets) - 1)] for v in at.tolist()), pick)
 
 
 def _descended(problem: Problem, choice: Choice) -> Choice:
@@ -74,9 +74,9 @@ def _descended(problem: Problem, choice: Choice) -> Choice:
         for j, (at, pick) in enumerate(routes):
             others = total - loads[j]
             cost = _crowding(total / capacity)
-            found = {Route(at, p) for p in range(problem.picks)}
-            found |= {Route((v,) * len(at), p) for v in targets for p in range(problem.picks)}
-            found |= {Route((*at[:i], v, *at[i + 1 :]), pick) for i in range(len(at)) for v in targets}
+            found = {JobRoute(at, p) for p in range(problem.picks)}
+            found |= {JobRoute((v,) * len(at), p) for v in targets for p in range(problem.picks)}
+            found |= {JobRoute((*at[:i], v, *at[i + 1 :]), pick) for i in range(len(at)) for v in targets}
             for other in sorted(found - {routes[j]}):
                 load = problem.load_of(j, other)
                 new = _crowding((others + load) / capacity)

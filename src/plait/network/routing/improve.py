@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.network.routing.problem import Choice, Problem, Route
+from plait.network.routing.problem import Choice, JobRoute, Problem
 from plait.network.topology.trees import STRAIGHT
 
 #: Of a job by its place and a route: channels, and what these carry of it at rate 1.
-UsesOf = Callable[[int, Route], tuple[IntArray, FloatArray]]
+UsesOf = Callable[[int, JobRoute], tuple[IntArray, FloatArray]]
 #: How often every job has its turn; a change that gains less is none.
 MOST_PASSES, GAIN = 2, 1e-6
 
@@ -85,7 +85,7 @@ def _cost(load: FloatArray, channels: IntArray, first: IntArray, own: IntArray, 
     return mine + (float(np.maximum.reduceat(load[channels], first).sum()) if len(channels) else 0.0)
 
 
-def _moves(problem: Problem, lowest: set[int], j: int, now: Route, required: bool) -> list[Route]:
+def _moves(problem: Problem, lowest: set[int], j: int, now: JobRoute, required: bool) -> list[JobRoute]:
     """Routes that a job may have in place of that of `now`; `lowest`: switches to which nodes are attached."""
     job, graph = problem.flows[j].job, problem.graph
     racks = {graph.leaf(node) for node in (*job.workers, *(() if job.server is None else (job.server,)))}
@@ -98,5 +98,5 @@ def _moves(problem: Problem, lowest: set[int], j: int, now: Route, required: boo
     if not required:
         found.append((STRAIGHT,) * len(job.workers))
     found.append(now.at)
-    routes = [Route(at, pick) for at in dict.fromkeys(found) for pick in range(problem.picks)]
+    routes = [JobRoute(at, pick) for at in dict.fromkeys(found) for pick in range(problem.picks)]
     return [route for route in routes if route != now]

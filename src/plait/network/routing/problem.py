@@ -42,7 +42,7 @@ class GradientFlow:
             raise InputError(f"gradients of {self.bits_per_s:g} bits/s; needs a positive, finite rate")
 
 
-class Route(NamedTuple):
+class JobRoute(NamedTuple):
     """The route of a job: the switch of each worker, by its number or `STRAIGHT`, and which of equal paths it takes."""
 
     at: tuple[int, ...]
@@ -50,7 +50,7 @@ class Route(NamedTuple):
 
 
 #: The route of each job.
-Choice = tuple[Route, ...]
+Choice = tuple[JobRoute, ...]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Problem:
         loads = [self.load_of(j, route) for j, route in enumerate(choice)]
         return np.sum(loads, axis=0) if loads else np.zeros(len(self.graph.channel_bits_per_s))
 
-    def load_of(self, j: int, route: Route) -> FloatArray:
+    def load_of(self, j: int, route: JobRoute) -> FloatArray:
         """Bits a second of one job on each channel."""
         (at, pick), flow = route, self.flows[j]
         ends = [_server(flow) if v == STRAIGHT else v for v in at]
@@ -165,7 +165,7 @@ class Problem:
                 if v not in self.overfull(tuple(routes)):
                     break
                 at, pick = routes[j]
-                routes[j] = Route(tuple(STRAIGHT if one == v else one for one in at), pick)
+                routes[j] = JobRoute(tuple(STRAIGHT if one == v else one for one in at), pick)
         return tuple(routes)
 
     def routing(self, choice: Choice, relaxed: float = np.nan) -> Routing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.core.errors import InputError
-from plait.network.routing.problem import Choice, Problem, Route, Routing
+from plait.network.routing.problem import Choice, JobRoute, Problem, Routing
 from plait.network.topology.trees import STRAIGHT
 
 FIXED = ("leaf", "server")
@@ -27,11 +27,11 @@ def fixed_switches(problem: Problem, fixed: str = "leaf") -> Choice:
     if fixed not in FIXED:
         raise InputError(f"fixed is {fixed!r}, needs {' or '.join(FIXED)}")
     graph = problem.graph
-    routes: list[Route] = []
+    routes: list[JobRoute] = []
     for flow in problem.flows:
         assert flow.job.server is not None
         ends = flow.job.workers if fixed == "leaf" else (flow.job.server,) * len(flow.job.workers)
         leaves = [graph.leaf(end) for end in ends]
         at = tuple(leaf if leaf in problem.memory else STRAIGHT for leaf in leaves)
-        routes.append(Route(at, flow.pick))
+        routes.append(JobRoute(at, flow.pick))
     return tuple(routes)
