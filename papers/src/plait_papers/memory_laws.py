@@ -1,12 +1,13 @@
 """How well the laws of switch memory (`network.fluid`) agree with packets, at points that are fixed here.
 
 Goodput of every job, by `steady_rates` and by the packet simulator. `PUBLISHED` are the points of the specification,
-`GRID` and `AIMD` others, on which the laws were found, `RACKS` those with narrow links between racks, and `HELD_OUT`
-points that were simulated for the first time when the laws stood. Start at `compared`.
+`GRID`, `AIMD`, `NARROW` and `MIXES` others, on which the laws were found, `RACKS` those over narrow links of racks,
+and `FRESH` points that were simulated for the first time when the laws stood. Start at `compared`.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -158,8 +159,8 @@ RACKS = tuple(
     for levels in (1, 2)
     for narrow, rack in ((1.0, 4), (2.0, 2), (4.0, 4), (8.0, 2))
 )
-#: Simulated for the first time when the laws stood.
-HELD_OUT = (
+#: Narrow links, jobs of several widths, little memory.
+NARROW = (
     *(Point(a, workers, 220, per_rack=rack, levels=levels, oversubscription=narrow, spines=spines)
       for a, workers, rack, levels, narrow, spines in (
         (1500, (6, 6, 12), 3, 2, 2.0, 2), (9000, (16,) * 4, 4, 2, 4.0, 2), (600, (4,) * 6, 2, 1, 2.0, 1),
@@ -173,6 +174,45 @@ HELD_OUT = (
         (900, 5, 5, 350, 1.5), (6000, 6, 10, 300, 1.0), (2500, 12, 4, 250, 2.0),
     )),
 )  # fmt: skip
+
+
+def drawn(seed: int, count: int = 24) -> tuple[Point, ...]:
+    """So many points at random: jobs of several widths, in racks or on one switch; narrow links; all systems; AIMD."""
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        kind = rng.choice(("mix", "mix", "racks", "racks", "equal", "aimd", "own"))
+        window, delay = rng.choice((100, 150, 200, 250, 300, 400)), rng.choice((0.5, 1.0, 1.5, 2.0))
+        memory = int(2 ** rng.uniform(8.5, 14.5))
+        if kind == "mix":
+            jobs = tuple(rng.choice((2, 3, 4, 6, 8, 12, 16, 24)) for _ in range(rng.randint(2, 7)))
+            found.append(Point(memory, jobs, window, delay))
+        elif kind == "aimd":
+            jobs = (rng.choice((3, 4, 6, 8, 12)),) * rng.randint(2, 10)
+            if rng.random() < 0.4:
+                jobs = tuple(rng.choice((2, 4, 8, 12)) for _ in range(rng.randint(2, 6)))
+            found.append(Point(memory, jobs, window, delay, "aimd"))
+        else:
+            narrow, levels, rack = rng.choice((1.0, 2.0, 4.0, 8.0)), rng.choice((1, 2)), rng.choice((2, 3, 4))
+            spines, system = rng.choice((1, 2)), "atp"
+            if kind == "racks":
+                jobs = tuple(rng.choice((3, 4, 6, 8, 12)) for _ in range(rng.randint(2, 5)))
+            elif kind == "equal":
+                jobs = (rng.choice((4, 6, 8, 12)),) * rng.randint(1, 6)
+            else:
+                jobs = tuple(rng.choice((4, 6, 8, 12)) for _ in range(rng.randint(2, 4)))
+                system, memory = rng.choice(("switchml", "inalloc")), max(memory, 4000)
+            found.append(
+                Point(
+                    memory, jobs, window, per_rack=rack, levels=levels, system=system, oversubscription=narrow,
+                    spines=spines,
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+MIXES = drawn(101) + drawn(202) + drawn(303) + drawn(404)
+#: Simulated for the first time when the laws stood.
+FRESH = drawn(505) + drawn(606)
 
 
 def compared(points: Iterable[Point], seeds: Sequence[int] = (1, 2, 3), law: str = "hash") -> Iterator[Compared]:

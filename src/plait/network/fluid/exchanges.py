@@ -7,7 +7,7 @@ one. Who adds up is the tree of `topology.trees`, which packets have, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -94,7 +94,9 @@ class Prepared:
     (the adder that it sends to, or -1), `workers` that send to it, `memory` (aggregators that jobs may use there) and
     `off_s`: of the time from a packet's start to its result, `rtt_s` without queues, the part in which it holds no
     aggregator there; `serial_s`: of a packet on the channel over which several adders send to it, 0 without one. What
-    fills `near_channel[i]` queues before the adder `near[i]`. `straight`: workers that no switch adds up.
+    fills `near_channel[i]` queues before the adder `near[i]`. `straight`: workers that no switch adds up. `line_s`:
+    of a packet on the slowest link of a worker. `sides`, shape (n, 3), of adders to which several send: the adder, a
+    number of the sender, and the entry of a channel between them; -1 instead of the sender where all use it.
     """
 
     law: int
@@ -119,6 +121,8 @@ class Prepared:
     priority: int = 0
     jitter_s: float = 0.0
     aimd: bool = False
+    line_s: float = 0.0
+    sides: IntArray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
 
 
 def prepared(graph: Graph, exchange: Exchange) -> Prepared:
@@ -147,7 +151,7 @@ def prepared(graph: Graph, exchange: Exchange) -> Prepared:
         row.setdefault(channel, 0.0)
     place = {channel: k for k, channel in enumerate(row)}
     near = [_before(made, a) for a in range(len(made.adders))]
-    times = _Times(graph, made, 8.0 * (HEADER_BYTES + payload))
+    times = _Times(graph, made, bits := 8.0 * (HEADER_BYTES + payload))
     answers = exchange.law == "dedicated"
     middle = switches[made.end - first].delay_s if answers else exchange.server_s
     return Prepared(
@@ -164,6 +168,8 @@ def prepared(graph: Graph, exchange: Exchange) -> Prepared:
         float(made.below.count(-1)), 8.0 * payload, times.rtt_s + middle,
         exchange.window or exchange.region // 2, exchange.region, exchange.priority, exchange.jitter_s,
         exchange.cc == "aimd",
+        max((bits / float(graph.channel_bits_per_s[way[0]]) for way in made.ways if way), default=0.0),
+        np.array(_sides(made, place), dtype=np.int64).reshape(-1, 3),
     )  # fmt: skip
 
 
@@ -178,6 +184,21 @@ def _before(made: Tree, adder: int) -> list[int]:
         at = made.parent[at]
     found |= {channel ^ 1 for channel in found}
     return sorted(found - beyond - {channel ^ 1 for channel in beyond})
+
+
+def _sides(made: Tree, entry: dict[int, int]) -> list[tuple[int, int, int]]:
+    """See `Prepared.sides`; a leaf to which workers send over their own links alone has none."""
+    found: list[tuple[int, int, int]] = []
+    for a in range(len(made.adders)):
+        direct = [way for way, to in zip(made.ways, made.below, strict=True) if to == a]
+        onward = [way for way, to in zip(made.onward, made.parent, strict=True) if to == a]
+        ways = [*direct, *onward]
+        if len(ways) < 2 or not (onward or any(len(way) > 1 for way in direct)):
+            continue
+        common = set(ways[0]).intersection(*ways)
+        found += [(a, i, entry[channel]) for i, way in enumerate(ways) for channel in way if channel not in common]
+        found += [(a, -1, entry[channel]) for channel in sorted(common)]
+    return found
 
 
 def _up_to(made: Tree, rank: int, adder: int) -> Way:
@@ -316,6 +337,62 @@ class Adders:
         came = np.bincount(self.parent[up], sent[up], minlength=len(sent))
         serial = self.serial_s * np.maximum(came - 1, 0.0)
         return np.where(self.own, 0.0, self._jitter_s * kept * (n - 1) / (n + 1) + serial)
+
+    def longer_s(self, sum_s: FloatArray) -> FloatArray:
+        """For each sum of a burst, the time by which its last packet falls further behind the first at each adder.
+
+        `sum_s`: seconds of the packets of a sum at each entry of `uses`. They queue where these take longer than on the
+        links of workers, and longer on the way from one sender than from another.
+        """
+        adder, _, entry = self._sides
+        each = np.maximum(sum_s[entry], self._line_s[self.job[adder]])
+        most, least = self._ends(each)
+        end = most.copy()
+        np.maximum.at(end, adder, each)
+        found: FloatArray = (1 - least / np.maximum(most, 1e-15)) * end
+        return found
+
+    def apart_s(self, waits_s: FloatArray) -> FloatArray:
+        """How much longer packets of one sender wait than those of another, at each adder; `waits_s`: by entry."""
+        most, least = self._ends(waits_s[self._sides[2]])
+        found: FloatArray = most - least
+        return found
+
+    def _ends(self, each: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Of each adder the most and the least of its senders; a sender has the most of its own channels."""
+        adder, sender, _ = self._sides
+        own = sender >= 0
+        of_sender = np.zeros(int(sender.max(initial=-1)) + 1)
+        np.maximum.at(of_sender, sender[own], each[own])
+        most, least = np.zeros(len(self.job)), np.full(len(self.job), np.inf)
+        np.maximum.at(most, adder[own], of_sender[sender[own]])
+        np.minimum.at(least, adder[own], of_sender[sender[own]])
+        return most, np.where(np.isinf(least), 0.0, least)
+
+    @cached_property
+    def uneven(self) -> FloatArray:
+        """1 for jobs of law "hash" with an adder to which packets come over unlike ways, else 0."""
+        found = np.zeros(len(self.parts))
+        at = self._sides[0]
+        found[self.job[at[self.law[at] == HASH]]] = 1.0
+        return found
+
+    @cached_property
+    def _line_s(self) -> FloatArray:
+        """Seconds of a packet on the slowest link of a worker of each job."""
+        return np.array([p.line_s for p in self.parts], dtype=np.float64)
+
+    @cached_property
+    def _sides(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Adder, sender by a number of its own or -1, and entry: `Prepared.sides`."""
+        adders = _starts([len(part.switch) for part in self.parts])[:-1].tolist()
+        entries = self.uses.first[:-1].tolist()
+        rows = [p.sides + (a, 0, e) for p, a, e in zip(self.parts, adders, entries, strict=True)]
+        adder, sender, entry = np.concatenate(rows).T
+        own = sender >= 0
+        number = np.full(len(sender), -1, dtype=np.int64)
+        number[own] = np.unique(np.stack([adder, sender])[:, own], axis=1, return_inverse=True)[1].reshape(-1)
+        return adder, number, entry
 
     @cached_property
     def _rounds(self) -> list[IntArray]:

@@ -14,7 +14,8 @@ over each link. Laws of f, with rho the aggregators that jobs would hold (rate *
     dedicated  the same, and a switch answers, not a server
 
 Sums that are complete nowhere until workers send again stall windows (`_stalls`), so fewer packets are under way
-(`_under_way`); what is sent again is not counted.
+(`_under_way`); what is sent again is not counted. Where a job has its workers unevenly in racks, a window that comes at
+once stalls more of its sums than one that comes bit by bit (`_Bursts`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, SimulationError, suggest
-from plait.network.fluid.exchanges import CYCLE, HARD, JITTER_S, SERVER_S, Adders, Exchange, prepared
+from plait.network.fluid.exchanges import CYCLE, HARD, HASH, JITTER_S, SERVER_S, Adders, Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.max_min import Uses, max_min
 from plait.network.topology.paths import Graph
@@ -37,6 +38,12 @@ SHARED_LAWS = ("hash", "cycle", "hard")
 NEAR, MOST_STEPS = 1e-6, 500
 #: After so many steps this is near enough: where two channels are as full, queues change between them.
 LOOSE = 1e-2
+#: The least step towards what is wanted, where there are bursts: smaller ones would not arrive.
+LEAST_STEP = 0.02
+#: A solution is found when no burst would change by more, over its window.
+NEAR_BURST = 1e-3
+#: A channel counts as no fuller than this where bursts queue: beyond, its rate limits jobs, not bursts of others.
+FULLEST = 0.8
 #: Congestion control as packets have it: marks in queues of so many packets; a window grows by so many a round trip.
 MARK, INCREASE = 100, 4
 #: Mean of a window that is halved at marks, of the largest one.
@@ -127,7 +134,8 @@ def steady_rates(
     holding, stalls, whole = rtt[adders.job] - off, np.zeros(count), window
     found, weight = payload / np.maximum(rtt, 1e-12), np.ones(count)
     nowhere = np.full(count, -1, dtype=np.int64)
-    damping, before = 0.5, np.inf
+    bursts = _Bursts(adders, capacity, np.zeros(count) if apart else busy)
+    damping, least, before = 0.5, LEAST_STEP if bursts.some else 0.0, np.inf
     steps = 0
     while True:
         steps += 1
@@ -137,7 +145,8 @@ def steady_rates(
             cut = _sawtooth(alone / payload * rtt, _arriving(adders, share), stalls)
             window = np.where(adders.aimd, np.minimum(whole, cut), whole)
         by_window = np.where(window > 0, window * payload / np.maximum(rtt, 1e-12), np.inf)
-        stalls = _stalls(adders, share, holding, found / payload)
+        steady = _stalls(adders, share, holding, found / payload)
+        stalls, moved = bursts.stalls(uses, share, holding, found, window, steady, damping)
         # What a stall leaves free of a link goes to others there.
         limit = busy / (1 / np.minimum(by_window, NO_FASTER * alone) + stalls * rtt / payload)
         rate, channel = (limit, nowhere) if apart else max_min(capacity, uses, busy * weight, limit)
@@ -149,12 +158,14 @@ def steady_rates(
         holding = holding + damping * (held - holding)
         wanted = _share(adders, (found / payload)[adders.job] * holding, np.zeros(count) if apart else busy)
         change = float(np.abs(wanted - share).max(initial=0.0))
-        if change <= (LOOSE if steps == MOST_STEPS else near):
+        far = max(change / near, moved / NEAR_BURST)
+        if far <= 1 or (steps == MOST_STEPS and change <= LOOSE):
             break
         if steps == MOST_STEPS:
             raise SimulationError(f"shares of aggregated packets still change by {change:g} after {steps} steps")
-        damping = 0.7 * damping if change > before else min(1.1 * damping, 0.5)  # smaller steps where it swings
-        before = change
+        # Smaller steps where it swings.
+        damping = max(0.7 * damping, least) if far > before else min(1.1 * damping, 0.5)
+        before = far
         share = share + damping * (wanted - share)
         # Packets share a queue as they come: a job has as much of the link as it has under way.
         usual = float(under_way.sum()) / max(int((window > 0).sum()), 1)
@@ -163,6 +174,81 @@ def steady_rates(
     with np.errstate(invalid="ignore"):
         mean = np.bincount(adders.job, adders.workers * share, minlength=count) / workers
     return SteadyRates(found, channel, np.nan_to_num(mean), _arriving(adders, share), steps, share)
+
+
+class _Bursts:
+    """The sums that stall of jobs whose packets reach an adder over unequal ways: those of its workers in two racks.
+
+    Until the first of its sums that stalls has been sent again, a worker sends nothing; then what lies between it and
+    the next one, at once. So a window of which few sums stall is followed by long bursts: these queue longer on one way
+    than on the other, their sums are long in coming and many of them stall; and the next window, sent bit by bit
+    between those, loses few. Windows of even and of odd number have stalls of their own here, those of one follow from
+    the bursts that the other makes, and a job has the mean of both. They begin unlike each other; where bursts matter
+    little, both end the same. `busy`: as for `steady_rates`, 0 for jobs that meet no others.
+    """
+
+    def __init__(self, adders: Adders, capacity: FloatArray, busy: FloatArray) -> None:
+        self.adders, self.capacity, self.busy = adders, capacity, busy
+        self.some = bool(adders.uneven.any())
+        self.each = np.stack([np.zeros(len(adders.parts)), adders.uneven])
+        self.longer_s, self.waits_s = np.zeros(len(adders.job)), np.zeros(len(adders.job))
+
+    def stalls(
+        self, uses: Uses, share: FloatArray, holding_s: FloatArray, bits_per_s: FloatArray, window: FloatArray,
+        steady: FloatArray, damping: float,
+    ) -> tuple[FloatArray, float]:  # fmt: skip
+        """The stalls of jobs of which `steady` come without bursts; and how far a burst still is off, over its window.
+
+        The times by which sums spread move by the part `damping` towards what these rates make of them, and the stalls
+        of each window move as far.
+        """
+        if not self.some:
+            return steady, 0.0
+        payload = self.adders.by_job[0]
+        job = np.repeat(np.arange(len(uses)), np.diff(uses.first))
+        all_of, at = self.capacity[uses.resource], uses.resource
+        load = np.bincount(at, (uses.amount * (bits_per_s * self.busy)[job]), minlength=len(self.capacity))[at] / all_of
+        own = uses.amount * bits_per_s[job] / all_of
+        left = np.maximum(1 - load + own * self.busy[job], 1 - FULLEST)
+        sum_s = uses.amount * payload[job] / all_of
+        self.longer_s += damping * (self.adders.longer_s(sum_s / left) - self.longer_s)
+        # Packets that come while a burst of another job passes wait for all of it: windows that met once meet again.
+        bursts = np.array([_burst(window, one) for one in self.each])
+        mean = (bursts * -np.expm1(-self.each * window)).mean(axis=0)
+        passing = own * self.busy[job] * mean[job] * sum_s
+        others = np.bincount(at, passing, minlength=len(self.capacity))[at] - passing
+        waits_s = self.adders.apart_s(others / (1 - np.minimum(load, FULLEST)))
+        self.waits_s += damping * (waits_s - self.waits_s)
+        tight_s = np.maximum.reduceat(sum_s / left, uses.first[:-1])
+        held = (bits_per_s / payload)[self.adders.job] * holding_s
+        wanted = np.array([steady + self._stalls(share, holding_s, held, tight_s, burst) for burst in bursts[::-1]])
+        moved = np.abs(np.array([_burst(window, one) for one in wanted]) - bursts) / np.maximum(window, 1.0)
+        self.each = self.each + damping * (wanted - self.each)
+        return self.each.mean(axis=0), float(moved.max(initial=0.0))
+
+    def _stalls(
+        self, share: FloatArray, holding_s: FloatArray, held: FloatArray, tight_s: FloatArray, burst: FloatArray
+    ) -> FloatArray:
+        """The part of sums that stalls because bursts of so many come over unequal ways.
+
+        Packets of a burst meet more of their own than the `held` aggregators that the job has on average.
+        """
+        adders = self.adders
+        apart_s = self.longer_s * burst[adders.job] / 2 + self.waits_s
+        longer_s = holding_s + apart_s
+        more = np.maximum(np.minimum(longer_s / tight_s[adders.job], burst[adders.job]) - held, 0.0)
+        shared = (adders.memory > 0) & (adders.law == HASH) & (share > 0)
+        found = 1 / (1 / np.where(shared, share, 1.0) + more / np.where(shared, adders.memory, 1.0))
+        freed = apart_s / np.maximum(longer_s, 1e-12)
+        stalled = np.where(shared, (1 - found) * freed, 0.0)
+        return np.bincount(adders.job, stalled, minlength=len(adders.parts)).astype(np.float64)
+
+
+def _burst(window: FloatArray, stalls: FloatArray) -> FloatArray:
+    """Sums that a worker sends at once, where so many of a window stall: as many as lie between two of those."""
+    at = stalls * window
+    found: FloatArray = window * np.where(at > 1e-9, -np.expm1(-at) / np.maximum(at, 1e-9), 1.0)
+    return found
 
 
 def _arriving(adders: Adders, share: FloatArray) -> FloatArray:
