@@ -18,6 +18,7 @@ from plait.cli.connection import HomeOption, JsonFlag
 from plait.core.errors import InputError, suggest
 from plait.core.options import declared, option, same
 from plait.live.agent.processes.node_environment import node_environment
+from plait.live.protocol.arrays import members, parse_matrix
 from plait.live.protocol.job import Batch, Job, JobField, key_of
 from plait.live.protocol.job_file import check, ina_fields, parse_seconds, read_jobs, read_text
 
@@ -70,6 +71,11 @@ class Asked:
     after_any: list[str] | None = same(Job, "after_any")
     after_fail: list[str] | None = same(Job, "after_fail")
     notify: list[str] | None = same(Job, "notify")
+    array: str | None = same(Job, "array")
+    matrix: list[str] | None = option(
+        "Array: a job for each combination of values, e.g. lr=0.1,0.01 seed=1,2", default=None
+    )
+    tags: list[str] | None = same(Job, "tags")
     ina: str | None = same(Job, "ina")
     gradient_bytes: str | None = same(Job, "gradient_bytes")
     checkpoint_s: float | None = same(Job, "checkpoint_s")
@@ -98,7 +104,7 @@ class Asked:
             raise InputError("--what-if and --wait exclude each other: nothing is submitted that one could wait for")
         if self.export_all and self.node_env:
             raise InputError("--export-all and --node-env exclude each other")
-        if self.file is None and not self.command:
+        if self.file is None and not self.words[1]:
             raise InputError("nothing to submit; write plait submit -- python train.py, or plait submit -f job.yaml")
 
     @property
@@ -118,7 +124,17 @@ class Asked:
                 )
         if self.ina is not None:
             said["ina"] = ina_fields(self.ina, "--ina: ")
+        if matrix := self.words[0]:
+            said["matrix"] = parse_matrix(matrix)
         return said
+
+    @property
+    def words(self) -> tuple[list[str], list[str]]:
+        """The words of --matrix, which may go on behind the first one (--matrix lr=1,2 seed=1,2 --); the command."""
+        matrix, command = list(self.matrix or ()), list(self.command or ())
+        while matrix and command and re.fullmatch(r"[A-Za-z_]\w*=.*", command[0]):
+            matrix.append(command.pop(0))
+        return matrix, command[1:] if self.matrix and command[:1] == ["--"] else command
 
     @property
     def batch(self) -> dict[str, Any]:
@@ -169,7 +185,7 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
         given["workdir"] = str(asked.workdir.expanduser().resolve())
     if batch := asked.batch:
         given["batch"] = batch
-    command = list(asked.command or ())
+    command = asked.words[1]
     jobs: list[dict[str, Any]] = [{"command": command}] if asked.file is None else read_jobs(asked.file)
     if asked.file is not None and command:
         jobs = [{**job, "command": command} for job in jobs]
@@ -188,7 +204,7 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
         ready.append(check(merged, where))
         check_sizes(ready[-1], where, {*given, *(f"batch.{n}" for n in given.get("batch", {}))}, asked.file is None)
         if here:
-            check_runnable(ready[-1], where)
+            check_runnable(members(ready[-1], 0)[0], where)
     return ready
 
 
@@ -205,7 +221,7 @@ def as_submitted_here(job: Mapping[str, Any], where: str, environ: Mapping[str, 
     _settle(ready, asked, *_of_shell(asked, environ), {})
     check_sizes(ready, where, (), False)
     if here:
-        check_runnable(ready, where)
+        check_runnable(members(ready, 0)[0], where)
     return ready
 
 
@@ -261,7 +277,7 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
 _RARE = (
     "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "time_limit_s", "job_class",
     "priority", "project", "ina", "gradient_bytes", "conda", "container", "node_env", "export_all", "wait_for_nodes",
-    "merge",
+    "merge", "array", "matrix",
 )  # fmt: skip
 _OWN = {"-g": True} | {f"--{one.word}": one.type is not bool for one in declared(Asked) if one.name in _RARE}
 

@@ -59,6 +59,25 @@ def job_number(name: str) -> int | None:
     return int(digits) if name.startswith("j-") and digits.isascii() and digits.isdigit() else None
 
 
+def array_name(first: int, index: int | None = None) -> str:
+    """The name of the array whose first member is job `first`, or of its member with this index.
+
+    >>> array_name(5), array_name(5, 3)
+    ('a-5', 'a-5.3')
+    """
+    return f"a-{first}" if index is None else f"a-{first}.{index}"
+
+
+def array_index(name: str) -> tuple[str, int | None] | None:
+    """The array that a name is of, and the index of the member, None for the whole of it; None for other names.
+
+    >>> array_index("a-5"), array_index("a-5.3"), array_index("a-x")
+    (('a-5', None), ('a-5', 3), None)
+    """
+    match = re.fullmatch(r"(a-[0-9]{1,15})(?:\.([0-9]{1,15}))?", name)
+    return None if match is None else (match[1], None if match[2] is None else int(match[2]))
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths under `home`; nothing is made by asking."""

@@ -315,11 +315,11 @@ def test_ls_show_history(plait, fake):
     assert "1 min 15 s" in out  # its age
     assert "1 min 0 s" in out  # held by two GPUs
     assert "n0 with j-4" in out
-    assert fake.asked[0][2] == {"state": "running", "limit": "50", "offset": "0"}
+    assert fake.asked[0][2] == {"state": "running", "arrays": "true", "limit": "50", "offset": "0"}
     plait("ls", "-s", "mnist")
-    assert fake.asked[-1][2] == {"state": ALIVE, "text": "mnist", "limit": "50", "offset": "0"}
+    assert fake.asked[-1][2] == {"state": ALIVE, "text": "mnist", "arrays": "true", "limit": "50", "offset": "0"}
     plait("ls", "--all")
-    assert fake.asked[-1][2] == {"limit": "50", "offset": "0"}
+    assert fake.asked[-1][2] == {"arrays": "true", "limit": "50", "offset": "0"}
     shown = plait("show", "j-3").out
     assert "python train.py" in shown
     assert "77" in shown
@@ -747,7 +747,7 @@ def test_top_shows_the_jobs_that_run_first_however_many_newer_ones_wait():
     ids = [sample(JobRow, id=f"j-{i}", state="waiting" if i > 5 else "running") for i in range(400, 0, -1)]
 
     class Service:
-        def jobs(self, *, state, limit):
+        def jobs(self, *, state, limit, arrays=False):
             return [job for job in ids if job.state in state.split(",")][:limit]
 
     shown = _shown_jobs(Service(), 40)

@@ -137,7 +137,14 @@ def test_plait_submit_says_of_a_field_what_job_files_say() -> None:
     shown = {p.opts[0]: p for p in _click("submit").params if p.opts and p.opts[0].startswith("--")}
     for kind in (Job, Batch):
         for one in declared(kind):
-            if f"--{one.word}" in shown and one.name not in ("env", "python", "workdir", "least_local", "most_local"):
+            if f"--{one.word}" in shown and one.name not in (
+                "env",
+                "matrix",
+                "python",
+                "workdir",
+                "least_local",
+                "most_local",
+            ):
                 assert shown[f"--{one.word}"].help == one.text, one.name
     assert {"--gpus", "--class", "--deadline", "--checkpoint", "--batch-size", "--merge"} <= shown.keys()
 

@@ -192,7 +192,9 @@ def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: 
     ann.post("/web/jobs/j-1/clone")
     assert world.engine.state.jobs[4].request["model"] == "gpt"
     for act in ({}, {"act": "stop"}):
-        assert "it is cancel or requeue" in ann.post("/web/jobs/several", 422, **{"j-1": "on", **act}).text
+        assert (
+            "it is cancel, requeue, hold or release" in ann.post("/web/jobs/several", 422, **{"j-1": "on", **act}).text
+        )
     ann.post("/web/jobs/several", **{"j-1": "on", "j-4": "on", "act": "cancel"})
     assert "no job is chosen" in ann.post("/web/jobs/several", 422, act="cancel").text
     assert (

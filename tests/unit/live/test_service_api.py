@@ -812,3 +812,67 @@ def test_costs_add_up_and_users_see_their_own(service: Service) -> None:
     assert 'plait_cost_last_day{currency="EUR",part="idle"}' in text
     assert "plait_gpus_held_idle 0.0" in text
     assert "plait_reserved_idle_gpu_seconds_total 0.0" in text
+
+
+def test_an_array_is_one_job_of_the_list_and_is_changed_as_one(service: Service) -> None:
+    service.sync()
+    body = {
+        "command": ["train", "{lr}"],
+        "matrix": {"lr": [0.1, 0.01, 1]},
+        "array": "%1",
+        "tags": ["sweep"],
+        "name": "n",
+    }
+    answer = service.ask("POST", "/v1/jobs", "ann", json=body).json()
+    assert (answer["id"], answer["number"], answer["jobs"]) == ("a-0", 0, 3)
+    other = service.submit(name="n", tags=["Sweep"])
+    service.sync()
+    while service.ask("GET", "/v1/jobs/j-0").json()["state"] == "waiting":
+        service.sync()
+    rows = service.ask("GET", "/v1/jobs", "ann", params={"arrays": True}).json()
+    assert [(row["id"], row["state"], row["gpus"], row["reason"]) for row in rows] == [
+        (other, rows[0]["state"], 1, rows[0]["reason"]), ("a-0", "starting", 1, "1 starting, 2 waiting"),
+    ]  # fmt: skip
+    assert rows[1]["members"] == {"waiting": 2, "starting": 1}
+    listed = service.ask("GET", "/v1/jobs", params={"array": "a-0"}).json()
+    assert [row["command"] for row in listed] == [["train", "1"], ["train", "0.01"], ["train", "0.1"]]
+    assert service.ask("GET", "/v1/jobs/a-0.1").json()["id"] == "j-1"
+    why = service.ask("GET", "/v1/jobs/a-0.1/explain").json()["summary"]
+    assert why == "its array a-0 runs at most 1 job at once"
+    refused = service.ask("GET", "/v1/jobs/a-0")
+    assert refused.status_code == 409
+    assert "an array of 3 jobs; name one of them, as plait ls --array a-0" in refused.text
+
+    assert service.ask("PATCH", "/v1/jobs/a-0", "ben", json={"hold": True}).status_code == 403
+    assert service.ask("DELETE", "/v1/jobs/a-0", "ben").status_code == 403
+    assert service.ask("DELETE", "/v1/jobs/a-1", "ann").status_code == 404
+    held = service.ask("PATCH", "/v1/jobs/a-0", "ann", json={"hold": True}).json()
+    assert held["id"] == "a-0"
+    assert held["remarks"] == ["job j-0 is running and cannot be held; send it to the queue first: plait requeue j-0"]
+    assert service.ask("GET", "/v1/jobs/j-2").json()["hold"] is True
+    key = {"Authorization": f"Bearer {service.tokens['ann']}", "Idempotency-Key": "k"}
+    for _ in range(2):
+        answer = service.http.patch("/v1/jobs/a-0", json={"priority": 3}, headers=key)
+        assert answer.status_code == 200, answer.text
+    assert [service.ask("GET", f"/v1/jobs/j-{n}").json()["priority"] for n in range(3)] == [3.0, 3.0, 3.0]
+    cloned = service.ask("POST", "/v1/jobs/a-0.2/clone", "ann").json()["id"]
+    assert service.ask("GET", f"/v1/jobs/{cloned}").json()["array"] is None
+
+    for _ in range(2):
+        assert service.ask("DELETE", "/v1/jobs/a-0", "ann").json()["id"] == "a-0"
+    assert {service.ask("GET", f"/v1/jobs/j-{n}").json()["state"] for n in (1, 2)} == {"cancelled"}
+    tagged = service.ask("GET", "/v1/jobs", params={"tag": "sweep", "arrays": True}).json()
+    assert [row["id"] for row in tagged] == [cloned, other, "a-0"]
+    assert service.ask("PATCH", "/v1/jobs/a-0", "ann", json={"priority": 4}).status_code == 409
+
+
+def test_arrays_that_cannot_be_are_refused_by_field(service: Service) -> None:
+    for fields, field in (
+        ({"array": "3-1"}, "array"),
+        ({"matrix": {"lr": 1}}, "matrix.lr"),
+        ({"tags": [""]}, "tags.0"),
+    ):
+        answer = service.ask("POST", "/v1/jobs", "ann", json={"command": ["x"], **fields})
+        assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
+    outlook = service.ask("POST", "/v1/what-if", "ann", json={"command": ["true"], "array": "0-3"})
+    assert outlook.status_code in (200, 404), outlook.text

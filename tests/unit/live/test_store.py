@@ -161,7 +161,8 @@ def test_attempts_are_found_by_node_and_time(url: str) -> None:
     views = schema.Views()
     for number, (started_s, ended_s, nodes) in enumerate(rows):
         job = JobRow(
-            id=f"j-{number}", number=number, command=["x"], state="running", nodes=[], **texts, **numbers, **unknown,
+            id=f"j-{number}", number=number, command=["x"], tags=["t"], array=None, array_index=None,
+            state="running", nodes=[], **texts, **numbers, **unknown,
             **counts,
         )  # fmt: skip
         attempt = JobAttempt.of(

@@ -21,7 +21,7 @@ from plait.cli.render.tables import plain, plain_lines
 from plait.cli.render.usage_view import headline, rank_rows
 from plait.cli.render.usage_view import rows as usage_rows
 from plait.core.words import duration
-from plait.live.layout import job_number
+from plait.live.layout import array_index, job_number
 from plait.live.notes import note, time_of_day
 from plait.live.scheduler.records.event_words import brief
 
@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from plait.live.client.client import Client
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, e.g. j-12, or its name.")]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, e.g. j-12, or their names.")]
+JobsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB...", help="Ids of jobs, e.g. j-12, or their names; a-12 is a whole array."),
+]
+TagOption = Annotated[
+    list[str] | None,
+    typer.Option("--tag", help="Your jobs with this tag that have not ended; of several tags jobs with all."),
+]
 #: Fields of a job that are points in time of the service's clock; all other seconds are durations.
 _POINTS = ("created_s", "started_s", "ended_s")
 #: Of the list of jobs; see `job_row`.
@@ -64,6 +71,8 @@ def ls(
     search: Annotated[
         str, typer.Option("--search", "-s", help="Only jobs with this in name, user, project, model, command or nodes.")
     ] = "",
+    tag: Annotated[list[str] | None, typer.Option(help="Only jobs with this tag; may be repeated.")] = None,
+    array: Annotated[str | None, typer.Option(help="The jobs of this array, e.g. a-12, ended ones included.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Largest number of jobs to list.")] = 50,
     offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest jobs.")] = 0,
     home: HomeOption = None,
@@ -71,15 +80,19 @@ def ls(
 ) -> None:
     """List jobs that wait or run, newest first.
 
-    --all or --state also list jobs that have ended.
+    --all or --state also list jobs that have ended. An array is one row; --array lists its jobs.
     """
-    states = state or (None if all_jobs else ALIVE)
+    states = state or (None if all_jobs or array else ALIVE)
     with client(home) as service:
-        jobs = service.jobs(state=states, user=user, text=search, limit=limit, offset=offset)
+        jobs = service.jobs(
+            state=states, user=user, text=search, tags=tag or (), array=array, arrays=array is None, limit=limit,
+            offset=offset,
+        )  # fmt: skip
     if as_json:
         print_json(jobs)
         return
     filters = [f"state {state}"] * bool(state) + [f"user {user}"] * bool(user) + [f"{search!r} in it"] * bool(search)
+    filters += [f"tag {one}" for one in tag or ()] + [f"array {array}"] * bool(array)
     print_jobs(jobs, _no_jobs(filters, ended=states is None or bool(state)))
     if len(jobs) == limit:
         note(f"the newest {limit} are shown; more: --limit, --offset")
@@ -150,6 +163,8 @@ def job_row(job: JobRow) -> list[object]:
 def short_name(job: JobRow) -> str:
     """The job's name, otherwise its command, in at most 28 characters."""
     name = plain(job.name or " ".join(job.command))
+    if job.array_index is not None:
+        name = f"[{job.array_index}] {name}"
     return name if len(name) <= 28 else name[:27] + "…"
 
 
@@ -515,17 +530,43 @@ def _between_attempts(found: WholeJob) -> str:
     return f"{found.id} waits to start again; this is attempt {last.epoch}, which is over: {last.state}{why}"
 
 
-def cancel(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+def chosen(service: Client, jobs: Sequence[str] | None, tags: Sequence[str] | None) -> list[str]:
+    """The jobs and arrays to change: the named ones, or one's own that have these tags and have not ended."""
+    from plait.core.errors import InputError
+
+    if bool(jobs) == bool(tags):
+        raise InputError("name jobs, e.g. j-12, or give --tag; one of the two")
+    if jobs:
+        return list(jobs)
+    me = service.me()
+    user = None if me.role == "admin" else me.user
+    found = service.jobs(state=ALIVE, user=user, tags=tags or (), arrays=True, limit=10_000)
+    if not found:
+        raise InputError(f"no job of yours with {' and '.join(f'tag {tag}' for tag in tags or ())} waits or runs")
+    return [job.id for job in found]
+
+
+def cancel(
+    jobs: JobsArgument = None, tag: TagOption = None, home: HomeOption = None, as_json: JsonFlag = False
+) -> None:
     """Cancel jobs; running ones are stopped."""
     answers = []
     with client(home) as service:
-        for job in jobs:
-            found = service.job(job)
-            answers.append(service.cancel(found.id))
+        for job in chosen(service, jobs, tag):
+            before = ""
+            if not _is_array(job):
+                found = service.job(job)
+                job, before = found.id, found.state
+            answers.append(service.cancel(job))
             if not as_json:
-                typer.echo(f"{found.id} {_cancelled(found.state, answers[-1].state)}")
+                typer.echo(f"{job} {_cancelled(before, answers[-1].state)}")
     if as_json:
         print_json(answers)
+
+
+def _is_array(job: str) -> bool:
+    """Whether this is the name of a whole array."""
+    return (member := array_index(job)) is not None and member[1] is None
 
 
 def _cancelled(before: str, state: str) -> str:
@@ -542,7 +583,7 @@ def _cancelled(before: str, state: str) -> str:
 
 
 def wait(
-    jobs: JobsArgument,
+    jobs: JobsArgument = None,
     timeout: Annotated[float | None, typer.Option(help="Give up after this many seconds; exit code 1.")] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
@@ -551,13 +592,14 @@ def wait(
 
     Exit code 1 if a job failed or was cancelled.
     """
-    await_ends(jobs, timeout, home, as_json=as_json)
+    await_ends(jobs or [], timeout, home, as_json=as_json)
 
 
 def await_ends(jobs: list[str], timeout: float | None, home: str | None, *, as_json: bool = False) -> None:
     """Wait until `jobs` have ended and print how; exit code 1 if one failed, or after `timeout` seconds.
 
-    As JSON it prints a list of {id, state, reason, exit_code}: of jobs that ended in time, in the given order.
+    An array stands for all its jobs. As JSON it prints a list of {id, state, reason, exit_code}: of jobs that ended in
+    time, in the given order.
     """
     from plait.live.client.client import FINAL
 
@@ -565,7 +607,7 @@ def await_ends(jobs: list[str], timeout: float | None, home: str | None, *, as_j
     bad: list[str] = []
     ended: list[dict[str, Any]] = []
     with client(home) as service:
-        for given in jobs:
+        for given in _without_arrays(service, jobs):
             job = patiently(service, given).id if job_number(given) is None else given
             while (found := patiently(service, job)).state not in FINAL:
                 if ends is not None and time.monotonic() >= ends:
@@ -585,6 +627,15 @@ def await_ends(jobs: list[str], timeout: float | None, home: str | None, *, as_j
     if bad:
         note(f"what it wrote: plait logs {bad[0]}")
         raise typer.Exit(1)
+
+
+def _without_arrays(service: Client, jobs: Sequence[str]) -> list[str]:
+    """The jobs, each array as its members, oldest first."""
+    out: list[str] = []
+    for job in jobs:
+        rows = service.jobs(array=job, limit=10_000)[::-1] if _is_array(job) else None
+        out += [job] if not rows else [row.id for row in rows]
+    return out
 
 
 def history(

@@ -335,7 +335,7 @@ def _shown_jobs(service: Client, most: int) -> list[JobRow]:
     found: list[JobRow] = []
     for states in (_ACTIVE, "waiting"):  # not in one request: newer waiting jobs would hide running ones
         if len(found) < most:
-            found += service.jobs(state=states, limit=most - len(found))
+            found += service.jobs(state=states, arrays=True, limit=most - len(found))
     if len(found) < most:
         found += service.jobs(state=",".join(FINAL), limit=min(most - len(found), 10))
     return sorted(found, key=lambda job: _ORDER.get(job.state, 3))[:most]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from plait.cli.commands.jobs import JobArgument, JobsArgument, await_ends
+from plait.cli.commands.jobs import JobArgument, JobsArgument, TagOption, await_ends, chosen
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
 from plait.cli.declared import command
 from plait.cli.render.forecast_lines import choice_lines, what_if_lines
@@ -20,6 +20,7 @@ from plait.cli.render.tables import plain_lines
 from plait.cli.submission import Asked, misplaced, requests_of, runs_here
 from plait.core.errors import InputError
 from plait.core.options import declared, option, same
+from plait.live.layout import job_number
 from plait.live.notes import note
 from plait.live.protocol.job import Job, JobField, key_of
 from plait.live.protocol.job_file import schema_text
@@ -43,7 +44,7 @@ def _submit(asked: Asked, context: typer.Context) -> None:
         return
     with client(asked.home) as service:
         answers = service.submit(ready)
-    if strays := misplaced(asked.command or (), context.meta.get(TYPED, ())):
+    if strays := misplaced(asked.words[1], context.meta.get(TYPED, ())):
         note(strays)
     _tell(answers, asked.as_json)
     if asked.wait:
@@ -90,7 +91,8 @@ def _tell(answers: Sequence[SubmittedJob], as_json: bool) -> None:
         said.update(answer.remarks)
     for remark, jobs in said.items():
         note(f"warning: {remark}" + (f" (of {jobs} jobs)" if len(answers) > 1 else ""))
-    note(f"submitted; follow it with: plait logs -f {answers[0].id}")
+    name = answers[0].id
+    note(f"submitted; follow it with: plait {'logs -f' if job_number(name) is not None else 'ls --array'} {name}")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ class _Fields:
 class UpdateRequest(_Fields):
     """The arguments of `plait update`."""
 
-    jobs: JobsArgument
+    jobs: JobsArgument = None
+    tag: TagOption = None
     may_lose_work: LoseWork = False
     home: HomeOption = None
     as_json: JsonFlag = False
@@ -135,28 +138,31 @@ class CloneRequest(_Fields):
 
 
 def requeue(
-    jobs: JobsArgument, may_lose_work: LoseWork = False, home: HomeOption = None, as_json: JsonFlag = False
-) -> None:
+    jobs: JobsArgument = None, tag: TagOption = None, may_lose_work: LoseWork = False, home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:  # fmt: skip
     """Checkpoint running jobs and send them back to the queue.
 
     They keep their names and wait by the order of the policy; no failure is counted. A job that has ended is run again
     as a new one with `plait clone`.
     """
     with client(home) as service:
-        answers = [service.requeue(job, may_lose_work=may_lose_work) for job in jobs]
+        answers = [service.requeue(job, may_lose_work=may_lose_work) for job in chosen(service, jobs, tag)]
     _print(answers, as_json)
 
 
-def hold(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+def hold(jobs: JobsArgument = None, tag: TagOption = None, home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """Hold waiting jobs: they do not start until `plait release`."""
     with client(home) as service:
-        _print([service.update(job, {"hold": True}) for job in jobs], as_json)
+        _print([service.update(job, {"hold": True}) for job in chosen(service, jobs, tag)], as_json)
 
 
-def release(jobs: JobsArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+def release(
+    jobs: JobsArgument = None, tag: TagOption = None, home: HomeOption = None, as_json: JsonFlag = False
+) -> None:
     """Release held jobs: they wait for GPUs like others."""
     with client(home) as service:
-        _print([service.update(job, {"hold": False}) for job in jobs], as_json)
+        _print([service.update(job, {"hold": False}) for job in chosen(service, jobs, tag)], as_json)
 
 
 def _update(asked: UpdateRequest) -> None:
@@ -164,7 +170,8 @@ def _update(asked: UpdateRequest) -> None:
     if not fields:
         raise InputError("nothing is to change; give e.g. --priority 5, --gpus 2 or --class opportunistic")
     with client(asked.home) as service:
-        answers = [service.update(job, fields, may_lose_work=asked.may_lose_work) for job in asked.jobs]
+        jobs = chosen(service, asked.jobs, asked.tag)
+        answers = [service.update(job, fields, may_lose_work=asked.may_lose_work) for job in jobs]
     _print(answers, asked.as_json)
 
 
@@ -177,6 +184,7 @@ def update() -> None:
 
     \b
     plait update j-12 j-13 --priority 5
+    plait update --tag sweep --priority 5
     plait update j-12 --gpus 4
     plait update j-12 --class opportunistic --no-deadline
     """

@@ -53,18 +53,20 @@ async def clone(viewer: Viewer, form: dict[str, str]) -> str:
 
 @done
 async def several(viewer: Viewer, form: dict[str, str]) -> str:
-    """Cancel or requeue the chosen jobs of the list; one error names all that were refused."""
-    names = [name for name, value in form.items() if name.startswith("j-") and value == "on"]
+    """Change the chosen jobs and arrays of the list; one error names all that were refused."""
+    names = [name for name, value in form.items() if name.startswith(("j-", "a-")) and value == "on"]
     if not names:
         raise Refused(422, "no job is chosen; tick the boxes of some jobs of the list")
-    if (action := form.get("act")) not in ("cancel", "requeue"):
-        raise Refused(422, f"nothing was done: act is {(action or '')[:40]!r}; it is cancel or requeue")
+    if (action := form.get("act")) not in ("cancel", "requeue", "hold", "release"):
+        raise Refused(422, f"nothing was done: act is {(action or '')[:40]!r}; it is cancel, requeue, hold or release")
     refused: list[str] = []
     for name in names:
         path = f"/v1/jobs/{segment(name)}"
         try:
             if action == "requeue":
                 await viewer.api.ask("POST", f"{path}/requeue")
+            elif action in ("hold", "release"):
+                await viewer.api.ask("PATCH", path, body={"hold": action == "hold"})
             else:
                 await viewer.api.ask("DELETE", path)
         except Refused as error:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from plait.core.words import number
 from plait.dashboard.api_client import segment
@@ -16,8 +16,9 @@ from plait.dashboard.outlook import outlook
 from plait.dashboard.pages.changes import may_change
 from plait.dashboard.timeline import neighbours, timeline
 from plait.dashboard.usage import POINTS, charts, rows
-from plait.dashboard.web import Viewer, page_of, shown
+from plait.dashboard.web import ROOT, Viewer, page_of, shown
 from plait.live.api.jobs import FINAL, STATES
+from plait.live.layout import array_index
 from plait.live.scheduler.records.event_words import step_in_words
 
 #: Rows of a page of the list, entries of a job's history.
@@ -28,16 +29,22 @@ NODES, PLACEMENTS = 64, 300
 
 @shown
 async def list_jobs(viewer: Viewer) -> Response:
-    """Jobs, newest first, by state, user and text."""
+    """Jobs, newest first, by state, user, tag and text; an array is one row, unless its jobs are to be listed."""
     query = viewer.request.query_params
-    state, user, text = (query.get(name, "").strip()[:200] for name in ("state", "user", "q"))
+    state, user, text, tag, array = (
+        query.get(name, "").strip()[:200] for name in ("state", "user", "q", "tag", "array")
+    )
     page = page_of(query.get("page"))
-    given = {"state": state or None, "user": user or None, "text": text or None}
+    given = {
+        "state": state or None, "user": user or None, "text": text or None, "tag": tag or None,
+        "array": array or None, "arrays": None if array else 1,
+    }  # fmt: skip
     status = await viewer.get(1.0, "/v1/status")
     found = await viewer.get(1.0, "/v1/jobs", limit=ROWS + 1, offset=(page - 1) * ROWS, **given)
     rows, more = found[:ROWS], len(found) > ROWS
     return viewer.page(
         "jobs.html.j2", title="Jobs", rows=rows, more=more, page=page, state=state, user=user, q=text, states=STATES,
+        tag=tag, array=array,
         ours=[may_change(viewer, job) for job in rows], final=FINAL,
         counts=status["jobs"], now_s=status["now_s"],
     )  # fmt: skip
@@ -47,6 +54,8 @@ async def list_jobs(viewer: Viewer) -> Response:
 async def show_job(viewer: Viewer) -> Response:
     """One job."""
     name = viewer.request.path_params["job"]
+    if (member := array_index(name)) is not None and member[1] is None:
+        return RedirectResponse(f"{ROOT}/jobs?array={name}", 303)
     path = f"/v1/jobs/{segment(name)}"
     job, why, events, status, usage = await asyncio.gather(
         viewer.api.get(path), viewer.api.get(f"{path}/explain"),
@@ -91,7 +100,7 @@ def _stages(why: dict[str, Any]) -> list[tuple[str, float, float]]:
 _FILE = (
     "name", "command", "python", "container", "workdir", "gpus", "min_gpus", "max_gpus", "batch", "iterations", "model",
     "project", "class", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "time_limit_s", "signal_s",
-    "hold", "begin_s", "after", "after_any", "after_fail",
+    "hold", "begin_s", "after", "after_any", "after_fail", "tags",
     "checkpoint_s", "priority", "wait_for_nodes", "profile", "skew", "merge", "ina", "env",
 )  # fmt: skip
 

@@ -66,12 +66,14 @@ class JobAggregation(Answer, frozen=True):
 
 
 class SubmittedJob(Answer, frozen=True):
-    """A job that was stored."""
+    """A job, or an array of jobs, that was stored."""
 
     id: str
-    """Its name, which the other routes take."""
+    """Its name, which the other routes take; of an array a-5, where its first member is j-5."""
     number: int
-    """Its number; a later job has a higher one."""
+    """Its number, or that of the first member; a later job has a higher one."""
+    jobs: int = 1
+    """Members of the array; 1 for a job."""
     remarks: list[str] = msgspec.field(default_factory=list)
     """Requests that the current policy ignores, a sentence each."""
 
@@ -202,6 +204,11 @@ class JobRow(Answer, frozen=True):
     """A guaranteed job owns its GPUs; an opportunistic one uses GPUs that others leave."""
     command: list[str]
     """The program and its arguments; in listings split at spaces and cut to 200 characters."""
+    tags: list[str]
+    array: str | None
+    """The array that it is a member of, e.g. a-5; null for others."""
+    array_index: int | None
+    """Its index there."""
     gpus: int
     """GPUs that it has, had last, or asks for."""
     state: JobState
@@ -257,6 +264,8 @@ class JobRow(Answer, frozen=True):
     """In-network aggregation, where the cluster has a network."""
     profile_source: str | None = None
     """Where the profile that policies use comes from."""
+    members: dict[str, int] | None = None
+    """Of an array that is one row: how many of its jobs are in each state."""
 
 
 class RankOfAttempt(Answer, frozen=True):

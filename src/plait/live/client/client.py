@@ -67,7 +67,7 @@ from plait.live.client.transport import (
     sent_events,
     service_url,
 )
-from plait.live.layout import job_number
+from plait.live.layout import array_index, job_number
 
 __all__ = [
     "FINAL",
@@ -119,15 +119,19 @@ class Client(Caller):
         return self._request(ComparedQueues, "POST", "/v1/what-if/queue", body=body, again=True)
 
     def jobs(
-        self, *, state: str | None = None, user: str | None = None, text: str = "", limit: int = 100, offset: int = 0
-    ) -> list[JobRow]:
+        self, *, state: str | None = None, user: str | None = None, text: str = "", tags: Sequence[str] = (),
+        array: str | None = None, arrays: bool = False, limit: int = 100, offset: int = 0,
+    ) -> list[JobRow]:  # fmt: skip
         """Jobs, newest first, as the service lists them.
 
         `state`: one or several, separated by commas. `text`: only jobs that have it in id, name, user, project, model,
-        command or nodes, in any case.
+        tags, command or nodes, in any case. `tags`: only jobs with all of these; `array`: only its members; `arrays`:
+        each array is one row.
         """
-        query = {"state": state, "user": user, "text": text or None, "limit": limit, "offset": offset}
-        return self._get(list[JobRow], "/v1/jobs", **query)
+        return self._get(
+            list[JobRow], "/v1/jobs", state=state, user=user, text=text or None, tag=list(tags), array=array,
+            arrays=arrays or None, limit=limit, offset=offset,
+        )  # fmt: skip
 
     def job(self, job: str) -> WholeJob:
         """Everything about one job, given by its id or its name."""
@@ -138,7 +142,8 @@ class Client(Caller):
 
         Later requests, and a repeated one, mean the same job, whatever is submitted meanwhile.
         """
-        return job if job_number(job) is not None else self.job(job).id
+        known = job_number(job) is not None or array_index(job) is not None
+        return job if known else self.job(job).id
 
     def cancel(self, job: str) -> CancelledJob:
         """Cancel a job; doing it twice is the same as once."""

@@ -42,6 +42,8 @@ _TEXT = {"maxLength": 65536, "pattern": r"^[^\x00]*$"}
 _GPUS = {"minimum": 1, "maximum": 100_000}
 _EXAMPLES = {"minimum": 1, "maximum": 1_000_000_000}
 _SIZE = {"minimum": 0, "maximum": 1e18}
+#: A tag has no space, and matches in any case.
+TAG = {"minLength": 1, "maxLength": 100, "pattern": r"^[A-Za-z0-9][A-Za-z0-9._@:/=+-]*$"}
 _JOBS: dict[str, Any] = {"items": {"minLength": 1, **LINE}, "maxItems": 1000}
 _SECONDS = {"minimum": 0, "maximum": 1e6}
 
@@ -189,6 +191,20 @@ class Job:
         more="Channels are declared with `plait up --notify`.",
         items={"minLength": 1, **LINE}, maxItems=20,
     )  # fmt: skip
+    array: str | None = said(
+        "Array: a job for each index, e.g. 0-19, 1,3,5 or 0-90:10; with %4 behind it at most 4 run at once",
+        maxLength=1000, pattern=r"^[0-9,:%-]+$",
+        more="PLAIT_ARRAY_INDEX in its environment and {index} in its command are a job's index.",
+    )  # fmt: skip
+    matrix: dict[str, list[Any]] | None = said(
+        "Array: a job for each combination of values, e.g. lr=0.1,0.01 seed=1,2",
+        more="Variables of its environment and {lr} in its command have a job's values. `array: '%4'` next to it: at "
+        "most 4 run at once.",
+        maxProperties=100, items=_TEXT, names={"minLength": 1, **LINE},
+    )  # fmt: skip
+    tags: list[str] | None = said(
+        "Tag by which jobs can be listed and changed together", flag="tag", items=TAG, maxItems=20,
+    )  # fmt: skip
     ina: Ina | None = said(
         "In-network aggregation: auto, require or off, then fields, e.g. require:memory=2048", unset="auto",
         more="A text in the form of the option --ina stands for the fields.",
@@ -262,10 +278,13 @@ def _schema(one: Declared) -> dict[str, Any]:
     elif origin is list:
         out |= {"type": "array", "items": {"type": "string", **rules.items}}
     elif origin is dict:
+        text: dict[str, Any] = {"type": "string", **rules.items}
+        several = typing.get_origin(typing.get_args(one.type)[1]) is list
+        values = {"type": "array", "minItems": 1, "items": {**text, "type": ["string", "number"]}}
         out |= {
             "type": "object",
             "propertyNames": rules.names,
-            "additionalProperties": {"type": "string", **rules.items},
+            "additionalProperties": values if several else text,
         }
     else:
         out["type"] = [_JSON[one.type], "null"] if rules.null else _JSON[one.type]

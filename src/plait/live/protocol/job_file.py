@@ -10,7 +10,6 @@ import json
 import math
 import re
 import tomllib
-import typing
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, is_dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from typing import Any
 from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.ina_request import fields_of
 from plait.core.options import declared
+from plait.live.protocol.arrays import is_array, variants
 from plait.live.protocol.job import BYTES, DURATIONS, Job, key_of, schema_of
 
 
@@ -95,6 +95,11 @@ def check(job: Any, where: str) -> dict[str, Any]:
             job["ina"] = ina_fields(job["ina"], start)
     _check(job, schema(), where, "")
     checked: dict[str, Any] = job
+    if is_array(checked):
+        try:
+            variants(checked)
+        except InputError as error:
+            raise WrongField(f"{where}: {error}" if where else str(error), str(error).split()[0]) from None
     return checked
 
 
@@ -146,7 +151,7 @@ def _whole(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a job, or of a part of it, as they are stored: with defaults, but for flags, and floats as floats."""
     out: dict[str, Any] = {}
     for one in declared(kind):
-        key, default = key_of(one), {} if typing.get_origin(one.type) is dict else one.default
+        key, default = key_of(one), {} if one.name == "env" else one.default
         value = given.get(key, None if one.type is bool or default is MISSING else default)
         if value is not None:
             of_fields = is_dataclass(one.type)

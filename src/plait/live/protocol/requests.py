@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -44,29 +44,42 @@ def command_of(request: Mapping[str, Any]) -> list[str]:
     return [python if python and program in ("python", "python3") else program, *rest]
 
 
-def dependencies(requests: Sequence[Mapping[str, Any]], first: int) -> list[dict[int, str]]:
+def dependencies(
+    requests: Sequence[Mapping[str, Any]], first: int, arrays: Mapping[str, Sequence[int]] | None = None
+) -> list[dict[int, str]]:
     """The jobs that each of these new jobs waits for, with the field that names them: one of `AFTER`.
 
-    The jobs get the numbers `first`, `first + 1`, ... They may name each other by `name`; others are named as j-3.
-    Raises `InputError` for an unknown name, a job that is named twice, and for a cycle.
+    The jobs get the numbers `first`, `first + 1`, ... They may name each other by `name`, which of an array means all
+    its members; others are named as j-3. `arrays`: the members of arrays by their names. Raises `InputError` for an
+    unknown name, a job that is named twice, and for a cycle.
     """
-    names = Counter(request.get("name") for request in requests)
-    mine = {name: first + i for i, request in enumerate(requests) if names[name := request.get("name")] == 1 and name}
+    known, several = {name: list(numbers) for name, numbers in (arrays or {}).items()}, set()
+    named: dict[str, list[int]] = defaultdict(list)
+    for i, request in enumerate(requests):
+        if name := request.get("name"):
+            named[name].append(first + i)
+    for name, numbers in named.items():
+        if len({(requests[number - first].get("member") or {}).get("array", number) for number in numbers}) == 1:
+            known[name] = numbers
+        else:
+            several.add(name)
     found: list[dict[int, str]] = []
     for request in requests:
         waits: dict[int, str] = {}
         for field in AFTER:
             for name in request.get(field) or ():
-                number = mine.get(name)
-                if number is None:
+                if (meant := known.get(name)) is None:
                     match = re.fullmatch(r"j-([0-9]{1,15})", name)
                     if match is None or int(match[1]) >= first:
-                        what = "there are several of this name" if names[name] > 1 else "there is none of this name"
+                        what = "there are several of this name" if name in several else "there is none of this name"
                         raise InputError(f"{field} is {name[:80]!r}, needs a job such as j-3; {what}")
-                    number = int(match[1])
-                if number in waits:
-                    raise InputError(f"{field} names {name[:80]} twice, or beside {waits[number]}; name each job once")
-                waits[number] = field
+                    meant = [int(match[1])]
+                for number in meant:
+                    if number in waits:
+                        raise InputError(
+                            f"{field} names {name[:80]} twice, or beside {waits[number]}; name each job once"
+                        )
+                    waits[number] = field
         found.append(waits)
     try:
         TopologicalSorter({first + i: waits for i, waits in enumerate(found)}).prepare()

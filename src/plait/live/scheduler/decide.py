@@ -8,7 +8,8 @@ for a moment, and never so often that deciding takes more than a fifth of the ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from itertools import groupby
 
 import numpy as np
@@ -18,7 +19,8 @@ from plait.control.messages import JobCancelled, JobFailed, JobHeld, JobSubmitte
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.network.tell import due_s
-from plait.live.scheduler.records.obstacles import begin_s, obstacle
+from plait.live.scheduler.records.attempts import JobRecord
+from plait.live.scheduler.records.obstacles import begin_s, obstacle, turn_of
 
 #: Nodes are looked at this often at most, seconds.
 WATCH_S = 0.25
@@ -64,10 +66,40 @@ def withhold(ctx: Context, numbers: Iterable[int]) -> None:
     """Hide those of these waiting jobs from the policy that may not run yet."""
     controller = ctx.state.controller
     known = set() if controller is None else set(controller.held.tolist())
-    jobs = (ctx.state.jobs[number] for number in numbers if number not in known)
-    away = [job.number for job in jobs if ctx.state.phase(job) is Phase.WAITING and obstacle(job, ctx.now_s)]
+    jobs = [ctx.state.jobs[number] for number in numbers if number not in known]
+    turns = _Turns(ctx, jobs, {job.number for job in jobs})
+    away = [
+        job.number
+        for job in jobs
+        if ctx.state.phase(job) is Phase.WAITING and (obstacle(job, ctx.now_s) or not turns.take(job))
+    ]
     if away:
         ctx.record(JobHeld(ctx.now_s, np.array(away), np.ones(len(away), dtype=np.int64)))
+
+
+class _Turns:
+    """How many members of the arrays of `jobs` may run, `without` some; each array has a limit of its own or none."""
+
+    def __init__(self, ctx: Context, jobs: Iterable[JobRecord], without: Collection[int] = ()) -> None:
+        state, self._taken = ctx.state, Counter[str]()
+        limited = {turn[0] for job in jobs if (turn := turn_of(job)) is not None}
+        if not limited or state.controller is None:
+            return
+        held = set(state.controller.held.tolist())
+        for job in state.jobs.values():
+            turn = turn_of(job)
+            if turn is None or turn[0] not in limited or job.number in without or not job.admitted:
+                continue
+            if job.live is not None or (job.number not in held and state.phase(job) <= Phase.RUNNING):
+                self._taken[turn[0]] += 1
+
+    def take(self, job: JobRecord) -> bool:
+        """Count the job among those that may run, unless its array has enough of them."""
+        turn = turn_of(job)
+        if turn is None:
+            return True
+        self._taken[turn[0]] += 1
+        return self._taken[turn[0]] <= turn[1]
 
 
 def release(ctx: Context) -> None:
@@ -76,7 +108,8 @@ def release(ctx: Context) -> None:
     if controller is None or not len(controller.held):
         return
     held = [ctx.state.jobs[number] for number in controller.held.tolist()]
-    back = [job.number for job in held if not obstacle(job, ctx.now_s)]
+    turns = _Turns(ctx, held)
+    back = [job.number for job in held if not obstacle(job, ctx.now_s) and turns.take(job)]
     if back:
         ctx.record(JobHeld(ctx.now_s, np.array(back), np.zeros(len(back), dtype=np.int64)))
     for job in held:
@@ -88,7 +121,8 @@ def _begins_s(ctx: Context) -> float:
     """When the next job may run because its time has come; infinite if none waits for that."""
     controller = ctx.state.controller
     held = [] if controller is None else [ctx.state.jobs[number] for number in controller.held.tolist()]
-    return min((begin_s(job) for job in held if not (job.request.get("hold") or job.waits_for)), default=math.inf)
+    waiting = (begin_s(job) for job in held if not (job.request.get("hold") or job.waits_for))
+    return min((at_s for at_s in waiting if at_s > ctx.now_s), default=math.inf)
 
 
 def may_start(ctx: Context, first: int) -> bool:

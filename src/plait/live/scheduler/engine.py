@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -26,8 +27,9 @@ from plait.core.jobs import JobClass, Phase
 from plait.core.policy import has_grants
 from plait.live.api.cluster import ClusterFigures, Losses, NetworkOfCluster, NodeRow, Queue
 from plait.live.api.explain import Explanation
-from plait.live.api.jobs import JobRow
+from plait.live.api.jobs import FINAL, JobRow
 from plait.live.layout import Layout
+from plait.live.protocol.arrays import all_members, is_member
 from plait.live.protocol.validation import sane_text
 from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler import assignments
@@ -154,7 +156,7 @@ class Engine:
             if not job.cancelled:
                 ctx.count_open(job, 1)
         self._snapshots = Snapshots(self.options.snapshot_weight, later)
-        self._timer, self._batching, self._gpu_demand = timer, False, GpuDemand()
+        self._timer, self._batching, self._together, self._gpu_demand = timer, False, False, GpuDemand()
         if not shows:
             self._begin_network(network)
             self._begin_policy(policy, may_lose_work)
@@ -262,6 +264,8 @@ class Engine:
 
     def _run(self) -> None:
         """Do what follows from an operation, and commit."""
+        if self._together:
+            return
         self._settle()
         self._commit()
 
@@ -380,20 +384,49 @@ class Engine:
     def submit(
         self, requests: Sequence[Mapping[str, Any]], *, owner: str, now_s: float, key: str | None = None
     ) -> list[int]:
-        """New jobs, all or none; returns their numbers. Raises `InputError` for an invalid one.
+        """New jobs, all or none, the members of arrays one by one; returns their numbers. `InputError`: an invalid one.
 
         A repeated submission: the same owner's submission of the same `key` has its jobs already.
         """
         self.clock(now_s)
         if (before := self.state.submissions.find(owner, key, requests)) is not None:
             return before
-        projects = [admission.project_of(request) for request in requests]
+        jobs = all_members(requests, self.state.numbers)
+        projects = [admission.project_of(request) for request in jobs]
         admission.check_open_jobs(self.context, owner, projects)
-        note = admission.take_in(self.context, requests, owner, key, self.final_state)
-        if requests:
+        note = admission.take_in(self.context, jobs, owner, key, self.final_state, self.members)
+        if jobs:
             self.context.record(note)
             self._run()
-        return list(range(note.first, note.first + len(requests)))
+        return list(range(note.first, note.first + len(jobs)))
+
+    def members(self, array: str, index: int | None = None) -> list[int]:
+        """Numbers of the jobs of an array, or of the one with this index, whether they have ended or not."""
+        records = self.state.jobs.values()
+        known = [job.number for job in records if is_member(job.request, array, index)]
+        return sorted({*known, *self.store.members(array, index)})
+
+    def open_members(self, arrays: Collection[str]) -> dict[str, Counter[str]]:
+        """How many jobs of each of these arrays that have not ended are in each state, and `gpus` that they hold."""
+        out: dict[str, Counter[str]] = {array: Counter() for array in arrays}
+        for job in self.state.jobs.values():
+            if (array := (job.request.get("member") or {}).get("array")) not in out:
+                continue
+            if (shown := views.shown_state(self.context, job)) not in FINAL:
+                out[array][shown] += 1
+                out[array]["gpus"] += len(job.live.gpus) if job.live else 0
+        return out
+
+    @contextmanager
+    def together(self, now_s: float) -> Iterator[None]:
+        """Operations inside draw their consequences once, at the end."""
+        self.clock(now_s)
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+            self._run()
 
     def final_state(self, number: int) -> str:
         """How a job ended that memory no longer has."""

@@ -181,8 +181,8 @@ def _settle_waits(state: State, numbers: Iterable[int]) -> None:
 
 
 def _requested(state: State, note: Requested) -> None:
-    first = note.first
-    for i, (request, waits) in enumerate(zip(note.requests, dependencies(note.requests, first), strict=True)):
+    first, waits_for = note.first, dependencies(note.requests, note.first, note.arrays)
+    for i, (request, waits) in enumerate(zip(note.requests, waits_for, strict=True)):
         record = JobRecord(first + i, dict(request), note.owner, request.get("project") or "default", note.at_s)
         record.waits_for = {job_name(number): field for number, field in waits.items() if number not in note.met}
         for name in record.waits_for:

@@ -36,6 +36,7 @@ from sqlalchemy import (
     or_,
 )
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.selectable import FromClause
 
 from plait.live.api.jobs import JobAttempt, JobRow
 from plait.live.store.checksums import CRC, Checksums
@@ -110,6 +111,7 @@ jobs = Table(
     Column(CRC, BigInteger),
     Index("jobs_by_state", "state", "number"),
     Index("jobs_by_user", "user", "number"),
+    Index("jobs_by_array", "array", "number"),
 )
 
 attempts = Table(
@@ -173,13 +175,15 @@ SUMMED = {
 ALL = (*(sums.table for sums in SUMMED.values()), lease)
 
 
-def jobs_with(text: str, mine: str | None = None) -> ColumnElement[bool]:
-    """That a job has this text in its id (j-12), user, project, model, nodes, name or command, in any case.
+def jobs_with(jobs: FromClause, text: str, mine: str | None = None) -> ColumnElement[bool]:
+    """That a job has this text in its id (j-12), array (a-5), tags, user, project, model, nodes, name or command.
 
-    With `mine`, only names and commands of this user: commands of other users' jobs are private.
+    In any case; `jobs` is the table or an alias of it. With `mine`, only names and commands of this user: commands of
+    other users' jobs are private.
     """
     job_id = literal("j-").concat(cast(jobs.c.number, Text))
-    known = job_id, jobs.c.user, jobs.c.project, jobs.c.model, jobs.c.nodes
+    columns = (jobs.c[name] for name in ("array", "tags", "user", "project", "model", "nodes"))
+    known = job_id, *columns
     own = or_(*(column.icontains(text, autoescape=True) for column in (jobs.c.name, jobs.c.command)))
     if mine is not None:
         own = and_(jobs.c.user == mine, own)

@@ -33,7 +33,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
 from plait.core.words import arguments, command_line
-from plait.live.api.jobs import JobAttempt, JobRow, RankOfAttempt
+from plait.live.api.jobs import FINAL, JobAttempt, JobRow, RankOfAttempt
 from plait.live.layout import job_name
 from plait.live.store import schema
 from plait.live.store.checksums import CRC, Checksums
@@ -209,7 +209,7 @@ class Store:
         jobs = [
             {
                 "number": row.number, **{name: getattr(row, field) for name, field in schema.JOB_FIELDS.items()},
-                "command": command_line(request["command"]), "nodes": " ".join(row.nodes),
+                "command": command_line(request["command"]), "nodes": " ".join(row.nodes), "tags": " ".join(row.tags),
                 "request": json.dumps(request, separators=(",", ":")),
             }
             for row, request in views.jobs
@@ -349,25 +349,64 @@ class Store:
         user: str | None = None,
         text: str = "",
         mine: str | None = None,
+        tags: Sequence[str] = (),
+        array: str | None = None,
+        one_each: bool = False,
         limit: int = 1000,
         offset: int = 0,
         now_s: float = math.nan,
     ) -> list[JobRow]:
-        """Rows of jobs, newest first; see `schema.jobs_with` for `text` and `mine`. Their ages are those at `now_s`."""
+        """Rows of jobs, newest first; see `schema.jobs_with` for `text` and `mine`. Their ages are those at `now_s`.
+
+        `tags`: only jobs with all of these, in any case; `array`: only its members. `one_each`: of each array only the
+        newest of these jobs.
+        """
+
+        def matching(jobs: sa.FromClause) -> Iterator[sa.ColumnElement[bool]]:
+            if states:
+                yield jobs.c.state.in_(states)
+            if user is not None:
+                yield jobs.c.user == user
+            if text:
+                yield schema.jobs_with(jobs, text, mine)
+            if array is not None:
+                yield jobs.c.array == array
+            for tag in tags:
+                yield (" " + jobs.c.tags + " ").icontains(f" {tag} ", autoescape=True)
+
         table = schema.jobs
-        query = sa.select(*(c for c in table.c if c.name not in ("request", CRC)))
-        if states:
-            query = query.where(table.c.state.in_(states))
-        if user is not None:
-            query = query.where(table.c.user == user)
-        if text:
-            query = query.where(schema.jobs_with(text, mine))
+        query = sa.select(*(c for c in table.c if c.name not in ("request", CRC))).where(*matching(table))
+        if one_each:
+            other = table.alias()
+            newer = sa.select(other.c.number).where(
+                other.c.array == table.c.array, other.c.number > table.c.number, *matching(other)
+            )
+            query = query.where(sa.or_(table.c.array.is_(None), ~newer.exists()))
         query = query.order_by(table.c.number.desc()).limit(limit).offset(offset)
         with self.reading() as connection:
             result = connection.execute(query)
             # Numbers and texts need no translation: the driver's rows will do, at half the time.
             names = tuple(result.keys())
             return [_job(dict(zip(names, row, strict=True)), now_s) for row in result.cursor.fetchall()]
+
+    def members(self, array: str, index: int | None = None) -> list[int]:
+        """Numbers of the jobs of an array, or of the one with this index."""
+        table = schema.jobs
+        query = sa.select(table.c.number).where(table.c.array == array).order_by(table.c.number)
+        if index is not None:
+            query = query.where(table.c.array_index == index)
+        with self.reading() as connection:
+            return list(connection.execute(query).scalars())
+
+    def ended_members(self, arrays: Sequence[str]) -> dict[str, dict[str, int]]:
+        """How many jobs of each of these arrays have ended in each state."""
+        table, out = schema.jobs, {array: dict[str, int]() for array in arrays}
+        counted = sa.select(table.c.array, table.c.state, sa.func.count()).where(table.c.state.in_(FINAL))
+        with self.reading() as connection:
+            rows = connection.execute(counted.where(table.c.array.in_(arrays)).group_by(table.c.array, table.c.state))
+            for array, state, count in rows:
+                out[array][state] = count
+        return out
 
     def jobs_named(self, name: str, last: Sequence[str], user: str | None, limit: int = 20) -> list[dict[str, Any]]:
         """Number and state of the jobs with this name, newest first, jobs in the states `last` after all others.
@@ -547,6 +586,7 @@ def _job(values: dict[str, Any], now_s: float = math.nan) -> JobRow:
     """A row of the table `jobs`, without its request; its age is that at `now_s`."""
     created_s, ended_s, class_ = values["created_s"], values["ended_s"], values.pop("class")
     values["command"], values["nodes"] = arguments(values["command"]), values["nodes"].split()
+    values["tags"] = values["tags"].split()
     return JobRow(
         **values,
         class_=class_,

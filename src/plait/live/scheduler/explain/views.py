@@ -50,7 +50,7 @@ from plait.live.scheduler.measured import adaptive_fields, profile_source, stop_
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord, NodeRecord
 from plait.live.scheduler.records.event_words import stop_in_words
-from plait.live.scheduler.records.obstacles import obstacle
+from plait.live.scheduler.records.obstacles import obstacle, waits_for_turn
 from plait.live.scheduler.state import RECENT, State
 from plait.live.store.schema import Views
 
@@ -79,6 +79,8 @@ def waiting_reason(ctx: Context, job: JobRecord) -> str:
         return "no node has joined yet"
     if held_back := obstacle(job, ctx.now_s):
         return held_back
+    if job.number in controller.held:
+        return waits_for_turn(job)
     if not job.admitted:
         return f"does not fit the nodes there are; more may join until {ctx.options.settle_s:.0f} s after the last"
     reason = too_large(ctx, controller, job) or controller.waiting_reason(job.number)
@@ -118,6 +120,7 @@ def _number(value: Any) -> float | None:
 def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> JobRow:
     """The row of a job; if `stored`, without what only memory has of it: the store keeps the rest."""
     request, attempt, state = job.request, job.attempt, shown_state(ctx, job)
+    member = request.get("member") or {}
     final = state in FINAL
     last = attempt if attempt is not None and (not attempt.over or final) else None
     done, run_s, attained_gpu_s, reason = 0.0, job.held_s, job.held_gpu_s, job.reason
@@ -155,6 +158,9 @@ def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> JobRow:
         model=request.get("model") or "",
         class_=request.get("class") or "guaranteed",
         command=arguments(command_line(request["command"])),
+        tags=request.get("tags") or [],
+        array=member.get("array"),
+        array_index=member.get("index"),
         gpus=len(last.gpus) if last else int(request.get("gpus") or 1),
         state=state,
         reason="" if state == "finished" else reason,
@@ -299,10 +305,11 @@ def status(ctx: Context, demand: GpuDemand, now_s: float) -> ClusterFigures:
     """The cluster in a few numbers; `demand` computes the GPUs that jobs want."""
     state = ctx.state
     counts, open_jobs = dict.fromkeys(STATES, 0), []
+    held_back = set() if state.controller is None else set(state.controller.held.tolist())
     for job in state.jobs.values():
         shown = shown_state(ctx, job)
         counts[shown] += 1
-        if shown not in FINAL and not obstacle(job, now_s):
+        if shown not in FINAL and job.number not in held_back and not obstacle(job, now_s):
             open_jobs.append(job)
     wanted = WantedGpus(**demand.of(ctx, open_jobs))
     alive = [n for n in state.nodes.values() if not n.lost]

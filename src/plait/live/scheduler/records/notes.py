@@ -22,7 +22,8 @@ Forecast: TypeAlias = Sequence[float | None]
 class Requested:
     """Jobs that a user submitted; they get the numbers `first`, `first + 1`, ... `key`: of the submission, if any.
 
-    `met`: jobs that they name to wait for, and that had ended as they have to.
+    `met`: jobs that they name to wait for, and that had ended as they have to. `arrays`: members of arrays that they
+    name.
     """
 
     at_s: float
@@ -31,6 +32,7 @@ class Requested:
     requests: Sequence[Request]
     key: str | None = None
     met: Sequence[int] = ()
+    arrays: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from plait.core.words import duration
+from plait.core.words import counted, duration
 from plait.live.layout import job_name
 from plait.live.scheduler.records.attempts import JobRecord
+
+#: Jobs that a reason names.
+NAMED = 8
 
 
 def obstacle(job: JobRecord, now_s: float) -> str:
@@ -14,9 +17,23 @@ def obstacle(job: JobRecord, now_s: float) -> str:
     if job.request.get("hold"):
         return f"held; release it with: plait release {job_name(job.number)}"
     if job.waits_for:
-        return "waits for " + ", ".join(f"{name} ({option_of(field)})" for name, field in job.waits_for.items())
+        names = [f"{name} ({option_of(field)})" for name, field in job.waits_for.items()]
+        more = f" and {counted(len(names) - NAMED, 'more job')}" if len(names) > NAMED else ""
+        return f"waits for {', '.join(names[:NAMED])}{more}"
     left_s = begin_s(job) - now_s
     return f"may start in {duration(left_s)} (--begin)" if left_s > 0 else ""
+
+
+def turn_of(job: JobRecord) -> tuple[str, int] | None:
+    """The array of a job and how many of its members may run at once; None without such a limit."""
+    member = job.request.get("member") or {}
+    return (member["array"], member["at_most"]) if "at_most" in member else None
+
+
+def waits_for_turn(job: JobRecord) -> str:
+    """Why a member of an array without another obstacle may not run yet."""
+    array, at_most = turn_of(job) or ("", 0)
+    return f"its array {array} runs at most {counted(at_most, 'job')} at once"
 
 
 def option_of(field: str) -> str:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from plait.live.protocol.arrays import all_members
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.notes import Requested, RequeueAsked, UpdateAsked
 
@@ -37,7 +38,7 @@ class Submissions:
         if found is None:
             return None
         first, count, before = found
-        if before != digest(requests):
+        if before != digest(all_members(requests, first)):
             raise Conflict("this Idempotency-Key was used for another submission; give each its own")
         return list(range(first, first + count))
 

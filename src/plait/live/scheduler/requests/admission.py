@@ -11,7 +11,7 @@ from plait.control.plan_check.grants import never_granted
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy, has_grants
-from plait.live.layout import job_name
+from plait.live.layout import array_index, job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import AFTER, channels_of, dependencies, most_gpus, never_met
 from plait.live.scheduler.context import Context
@@ -23,11 +23,13 @@ from plait.runtime.network.grant import MOST_WORKERS
 
 
 def take_in(
-    ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, final_state: Callable[[int], str]
-) -> Requested:
+    ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None,
+    final_state: Callable[[int], str], members: Callable[[str, int | None], list[int]],
+) -> Requested:  # fmt: skip
     """The note of new jobs; raises `InputError` for an invalid one.
 
-    `key`: see `Submissions`. `final_state`: how a job ended that is no longer in the state.
+    `key`: see `Submissions`. `final_state`: how a job ended that is no longer in the state; `members`: the numbers of
+    the jobs of an array, or of the one with this index.
     """
     first, now_s = ctx.state.numbers, ctx.now_s
     for i, request in enumerate(requests):
@@ -35,8 +37,12 @@ def take_in(
             raise InputError("command is empty; give the program and its arguments")
         _check_channels(ctx, request)
         check_size(ctx, ctx.spec(first + i, request, owner, project_of(request), now_s), request)
-    met = {number for waits in dependencies(requests, first) for number in _met(ctx, waits, first, final_state)}
-    return Requested(now_s, first, owner, [dict(r) for r in requests], key, sorted(met))
+    named = {name for request in requests for field in AFTER for name in request.get(field) or ()}
+    arrays = {name: members(*which) for name in sorted(named) if (which := array_index(name)) is not None}
+    arrays = {name: numbers for name, numbers in arrays.items() if numbers}
+    waits = dependencies(requests, first, arrays)
+    met = {number for those in waits for number in _met(ctx, those, first, final_state)}
+    return Requested(now_s, first, owner, [dict(r) for r in requests], key, sorted(met), arrays or None)
 
 
 def _check_channels(ctx: Context, request: Mapping[str, Any]) -> None:

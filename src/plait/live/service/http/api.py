@@ -25,9 +25,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from plait.control.prices import Prices
+from plait.core.words import counted
 from plait.live.api import encoded
 from plait.live.api.jobs import FINAL, JobRow
-from plait.live.layout import job_name, job_number
+from plait.live.layout import array_index, job_name, job_number
+from plait.live.scheduler.errors import Conflict
 from plait.live.service.costs import Billing
 from plait.live.service.http.auth import Tokens, need, only_of, owns
 from plait.live.service.http.bodies import Invalid, Schema, parse
@@ -80,7 +82,15 @@ class Api:
         Of several with the same name the unfinished one, otherwise the newest; jobs of the token's user come first.
         """
         number = job_number(name) if len(name) <= 20 else None
-        if number is None and name:
+        if number is None and (member := array_index(name)) is not None:
+            numbers = await asyncio.to_thread(self.store.members, *member)
+            if member[1] is None and numbers:
+                raise Conflict(
+                    f"{name} is an array of {counted(len(numbers), 'job')}; name one of them, as plait ls --array "
+                    f"{name} lists them"
+                )
+            number = numbers[0] if numbers else None
+        elif number is None and name:
             number = await asyncio.to_thread(self._named, name, token)
         job = None if number is None else await asyncio.to_thread(self.store.job, number, self.worker.clock())
         if job is None:
@@ -123,6 +133,25 @@ class Call:
         if key is not None and not _KEY.fullmatch(key):
             raise Invalid("needs 1 to 100 visible ASCII characters", KEY)
         return key
+
+    @property
+    def array(self) -> str | None:
+        """The array that the path names; None for a single job."""
+        member = array_index(self.path["job"])
+        return self.path["job"] if member is not None and member[1] is None else None
+
+    def key_of(self, number: int) -> str | None:
+        """The key of the change of one job of an array, which has the key of the request."""
+        return None if self.key is None else f"{self.key} {number}"
+
+    async def members(self, array: str) -> list[int]:
+        """Numbers of the jobs of an array, which may be changed; `LookupError` for an unknown one."""
+        numbers = await asyncio.to_thread(self.api.store.members, array)
+        job = await asyncio.to_thread(self.api.store.job, numbers[0]) if numbers else None
+        if job is None:
+            raise LookupError(f"no array {array}; `plait ls` lists the present ones")
+        owns(self.token, array, job.row.user, change=True)
+        return numbers
 
     async def job(self, *, change: bool = False) -> StoredJob:
         """The job that the path names; raises `Denied` if it may not be seen, or with `change` not be changed."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, field, structs
 
+from plait.core.errors import InputError, PlaitError
+from plait.core.jobs import Phase
 from plait.live.agent.processes.node_environment import node_environment, passed
 from plait.live.api.explain import Explanation
 from plait.live.api.jobs import (
@@ -17,10 +21,12 @@ from plait.live.api.jobs import (
     ChangedJob,
     JobId,
     JobRow,
+    JobState,
     SubmittedJob,
     WholeJob,
 )
-from plait.live.layout import job_name
+from plait.live.layout import array_name, job_name
+from plait.live.protocol.arrays import is_array, members
 from plait.live.protocol.job_file import request_of
 from plait.live.protocol.runnable import missing
 from plait.live.scheduler.engine import Engine
@@ -45,6 +51,10 @@ from plait.live.service.what_if import Busy
 from plait.live.store import Token
 from plait.live.store.schema import StoredJob
 
+#: The state of an array is the first of these that a job of it has.
+_OF_ARRAYS: tuple[JobState, ...] = (
+    "running", "starting", "stopping", "unreachable", "waiting", "failed", "cancelled", "finished",
+)  # fmt: skip
 #: Addresses of this machine for itself.
 _LOOPBACK = ("127.0.0.1", "::1")
 _ANOTHER = "A submission with other jobs had this key."
@@ -74,7 +84,13 @@ class ListJobs(PageQuery, frozen=True):
     user: str = ""
     """Only jobs of this user."""
     text: Annotated[str, Meta(max_length=200)] = ""
-    """Only jobs with this in id, user, project, model or nodes, or in a name or command that you may see."""
+    """Only jobs with this in id, user, project, model, tags or nodes, or in a name or command that you may see."""
+    tag: Annotated[list[str], Meta(max_length=20)] = field(default_factory=list)
+    """Only jobs with all of these tags, in any case."""
+    array: Annotated[str, Meta(max_length=20)] = ""
+    """Only members of this array, e.g. a-5."""
+    arrays: bool = False
+    """Whether each array is one row, whose `members` are its jobs by state."""
 
 
 @ROUTES.get("/v1/jobs", list[JobRow], query=ListJobs)
@@ -89,18 +105,40 @@ async def list_jobs(call: Call, query: ListJobs) -> Json:
     def read() -> list[JobRow]:
         return api.store.jobs(
             states=states, user=query.user or None, text=query.text, mine=only, limit=query.limit,
-            offset=query.offset, now_s=api.worker.clock(),
+            offset=query.offset, now_s=api.worker.clock(), tags=query.tag, array=query.array or None,
+            one_each=query.arrays,
         )  # fmt: skip
 
     rows = await asyncio.to_thread(read)
     open_ones = [row.number for row in rows if row.state not in FINAL]
     live = await api.worker.look(lambda engine, now_s: engine.jobs(open_ones, now_s))
 
+    states_of = await _array_states(api, {row.array for row in rows if row.array}) if query.arrays else {}
+
     def shown(row: JobRow) -> JobRow:
         row = live.get(row.number, row)
-        return row if only in (None, row.user) else hidden(row)
+        row = row if only in (None, row.user) else hidden(row)
+        return array_row(row, states_of[row.array]) if row.array in states_of else row
 
     return await asyncio.to_thread(lambda: Json([shown(row) for row in rows]))
+
+
+async def _array_states(api: Api, arrays: set[str]) -> dict[str, Counter[str]]:
+    """How many jobs of each of these arrays are in each state, and `gpus` that they hold."""
+    ended = await asyncio.to_thread(api.store.ended_members, sorted(arrays))
+    still_open = await api.worker.look(lambda engine, _: engine.open_members(arrays))
+    return {array: still_open[array] + Counter(ended[array]) for array in arrays}
+
+
+def array_row(row: JobRow, counts: Counter[str]) -> JobRow:
+    """An array as one row: its member `row`, with the GPUs, the state and the counts of all its members."""
+    members = {state: counts[state] for state in _OF_ARRAYS if counts[state]}
+    return structs.replace(
+        row, id=row.array, state=next(state for state in _OF_ARRAYS if counts[state]), gpus=counts["gpus"],
+        members=members, reason=", ".join(f"{count} {state}" for state, count in members.items()), tags=row.tags,
+        iterations=None, iterations_done=0.0, nodes=[], places=None, group=None, stops=None, sharing=None, ina=None,
+        adaptive=None, array_index=None,
+    )  # fmt: skip
 
 
 def hidden(row: JobRow) -> JobRow:
@@ -131,7 +169,18 @@ def whole_job(job: StoredJob, row: JobRow, *, secrets: bool) -> WholeJob:
 
 @ROUTES.route("DELETE", "/v1/jobs/{job}", CancelledJob, roles=_CHANGE, own=True, conflict=_OVER)
 async def cancel(call: Call) -> CancelledJob:
-    """Cancel a job; asking twice is the same as once."""
+    """Cancel a job, or all jobs of an array; asking twice is the same as once."""
+    if (array := call.array) is not None:
+
+        def cancel_one(engine: Engine, number: int, now_s: float) -> None:
+            engine.cancel(number, now_s, by=call.token.user)
+
+        try:
+            return CancelledJob(array, (await _each(call, array, cancel_one)).state)
+        except Conflict:
+            if (await _array_states(call.api, {array}))[array]["cancelled"]:
+                return CancelledJob(array, "cancelled")
+            raise
     row = (await call.job(change=True)).row
     number = row.number
     if row.state != "cancelled":
@@ -150,8 +199,16 @@ async def update(call: Call, said: Update) -> ChangedJob:
     """Change priority, class, deadline or size of a job that waits or runs.
 
     A size that no longer fits stops a running job after a checkpoint, and it continues at the new size; all else counts
-    from the next decision on and touches no process. With an `Idempotency-Key` it may be sent again.
+    from the next decision on and touches no process. Of an array all jobs that have not ended. With an
+    `Idempotency-Key` it may be sent again.
     """
+    if (array := call.array) is not None:
+
+        def change_one(engine: Engine, number: int, now_s: float) -> None:
+            lose = said.may_lose_work
+            engine.update(number, said.fields, now_s, by=call.token.user, key=call.key_of(number), may_lose_work=lose)
+
+        return await _each(call, array, change_one)
     number, key = (await call.job(change=True)).row.number, call.key
 
     def change(engine: Engine, now_s: float) -> list[str]:
@@ -169,8 +226,16 @@ async def update(call: Call, said: Update) -> ChangedJob:
 async def requeue(call: Call, said: RequeueIn) -> ChangedJob:
     """Send a job back to the queue: it stops after a checkpoint and waits again, and no failure is counted.
 
-    A job that has ended is not run again under its name; see `clone`. With an `Idempotency-Key` it may be sent again.
+    A job that has ended is not run again under its name; see `clone`. Of an array all jobs that have not ended. With an
+    `Idempotency-Key` it may be sent again.
     """
+    if (array := call.array) is not None:
+
+        def requeue_one(engine: Engine, number: int, now_s: float) -> None:
+            lose = said.may_lose_work
+            engine.requeue(number, now_s, by=call.token.user, key=call.key_of(number), may_lose_work=lose)
+
+        return await _each(call, array, requeue_one)
     number, key = (await call.job(change=True)).row.number, call.key
     await call.api.worker.call(
         lambda engine, now_s: engine.requeue(
@@ -190,7 +255,8 @@ async def clone(call: Call, different: dict[str, Any]) -> SubmittedJob:
     The body has the fields that are to be different, as in a submission; null: as if it had not been given.
     """
     job = await call.job(change=True)
-    wanted = in_project(parse(_JOB, {**job.request, **different}), call.token)
+    request = {name: value for name, value in job.request.items() if name != "member"}
+    wanted = in_project(parse(_JOB, {**request, **different}), call.token)
     (found,) = await _stored(call, [wanted])
     return found
 
@@ -201,14 +267,47 @@ _JOB = Schema({}, request_of)
 async def _stored(call: Call, requests: list[dict[str, Any]], *, several: bool = False) -> list[SubmittedJob]:
     """Submit the jobs."""
     key = call.key
-    await check_files(call.api, requests, several=several)
-    submitted: list[SubmittedJob] = await call.api.worker.call(
-        lambda engine, now_s: [
-            SubmittedJob(job_name(number), number, engine.remarks(request))
-            for number, request in zip(_submit(engine, requests, call.token, now_s, key), requests, strict=True)
-        ]
-    )
+    await check_files(call.api, [members(request, 0)[0] for request in requests], several=several)
+
+    def submit(engine: Engine, now_s: float) -> list[SubmittedJob]:
+        number, out = _submit(engine, requests, call.token, now_s, key)[0], []
+        for request in requests:
+            array, jobs = is_array(request), len(members(request, number))
+            name = array_name(number) if array else job_name(number)
+            out.append(SubmittedJob(name, number, jobs, engine.remarks(request)))
+            number += jobs
+        return out
+
+    submitted: list[SubmittedJob] = await call.api.worker.call(submit)
     return submitted
+
+
+async def _each(call: Call, array: str, change: Callable[[Engine, int, float], None]) -> ChangedJob:
+    """Change all jobs of an array that have not ended; the error of the first if it is refused for all of them."""
+    numbers = await call.members(array)
+
+    def work(engine: Engine, now_s: float) -> list[PlaitError]:
+        refused: list[PlaitError] = []
+        known = (engine.state.jobs[number] for number in numbers if number in engine.state.jobs)
+        unfinished = [job.number for job in known if engine.state.phase(job) <= Phase.RUNNING]
+        if not unfinished:
+            raise Conflict(f"all {len(numbers)} jobs of {array} have already ended")
+        with engine.together(now_s):
+            for number in unfinished:
+                try:
+                    change(engine, number, now_s)
+                except (Conflict, InputError) as error:
+                    refused.append(error)
+        if len(refused) == len(unfinished):
+            raise refused[0]
+        return refused
+
+    refused = await call.api.worker.call(work)
+    states = (await _array_states(call.api, {array}))[array]
+    remarks = [str(error) for error in refused[:1]]
+    if len(refused) > 1:
+        remarks.append(f"refused for {len(refused) - 1} more of the {len(numbers)} jobs of {array}")
+    return ChangedJob(array, next(state for state in _OF_ARRAYS if states[state]), remarks)
 
 
 async def _changed(call: Call, number: int, remarks: list[str]) -> ChangedJob:

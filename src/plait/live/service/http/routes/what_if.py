@@ -13,6 +13,7 @@ from plait.core.jobs import JobSpec
 from plait.core.policy import Policy
 from plait.core.words import command_line
 from plait.live.api.explain import ComparedQueues, SubmissionOutlook
+from plait.live.protocol.arrays import members
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
@@ -35,14 +36,14 @@ async def what_if(call: Call, request: dict[str, Any]) -> SubmissionOutlook:
     The body is that of a submission; it is refused like one, and nothing is submitted.
     """
     api, token = call.api, call.token
-    asked = in_project(request, token)
+    asked = in_project(members(request, 0)[0], token)  # of an array the first member alone
     await check_files(api, [asked])
 
     def look(engine: Engine, now_s: float) -> tuple[QueueCopy | None, JobSpec, list[str]]:
         ctx, project, now_s = engine.context, project_of(asked), engine.clock(now_s)
         if project != token.project:
             check_project(ctx, project)
-        take_in(ctx, [asked], token.user, None, engine.final_state)
+        take_in(ctx, [asked], token.user, None, engine.final_state, engine.members)
         spec = ctx.spec(ctx.state.numbers, asked, token.user, project, now_s)
         return api.what_if.queue(engine, now_s), spec, engine.remarks(asked)
 

@@ -1,0 +1,147 @@
+"""Arrays: one submitted job that stands for many, which differ in an index or in the values of a matrix.
+
+The members of an array are ordinary jobs with numbers in a row. The array is named after its first member: with members
+j-5 to j-24 it is a-5, and a-5.3 is its member of index 3. The stored request of a member has `member` instead of
+`array` and `matrix`; its command and its variables are its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from plait.core.errors import InputError
+from plait.live.layout import array_name
+
+#: Members of an array, and jobs of a submission, at most.
+MOST_JOBS = 10_000
+#: The variable of a member's environment that has its index.
+INDEX_VARIABLE = "PLAIT_ARRAY_INDEX"
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Indexes(NamedTuple):
+    """The indexes of an array, and how many of its members may run at once; None: any number."""
+
+    indexes: list[int]
+    at_most: int | None
+
+
+def parse_array(text: str) -> Indexes:
+    """The indexes of `0-19`, `1,3,5` or `0-90:10`, and the limit behind `%`; raises `InputError`.
+
+    >>> parse_array("0-90:30,7%2")
+    Indexes(indexes=[0, 30, 60, 90, 7], at_most=2)
+    """
+    ranges, percent, limit = text.partition("%")
+    indexes: list[int] = []
+    for part in ranges.split(",") if ranges else ():
+        match = _RANGE.fullmatch(part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InputError(f"array is {text[:80]!r}; write indexes such as 0-19, 1,3,5 or 0-90:10, then e.g. %4")
+        several = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+        if len(indexes) + len(several) > MOST_JOBS:
+            raise InputError(f"array is {text[:80]!r}, more than {MOST_JOBS:,} jobs; submit several arrays")
+        indexes += several
+    if len(set(indexes)) < len(indexes):
+        raise InputError(f"array is {text[:80]!r}, which has an index twice; give each once")
+    if percent and not re.fullmatch("[1-9][0-9]{0,4}", limit):
+        raise InputError(f"array is {text[:80]!r}; write after % how many jobs may run at once, e.g. 0-19%4")
+    return Indexes(indexes, int(limit) if percent else None)
+
+
+def parse_matrix(words: Sequence[str]) -> dict[str, list[str]]:
+    """The values by name of `lr=0.1,0.01 seed=1,2`; raises `InputError`.
+
+    >>> parse_matrix(["lr=0.1,0.01", "seed=1,2"])
+    {'lr': ['0.1', '0.01'], 'seed': ['1', '2']}
+    """
+    out: dict[str, list[str]] = {}
+    for word in itertools.chain.from_iterable(text.split() for text in words):
+        name, equals, values = word.partition("=")
+        if not equals or name in out:
+            why = "names it twice" if name in out else "has no values"
+            raise InputError(f"--matrix {word[:80]!r} {why}; write NAME=VALUE,VALUE once for each name: lr=0.1,0.01")
+        out[name] = values.split(",")
+    return out
+
+
+def is_member(request: Mapping[str, Any], array: str, index: int | None = None) -> bool:
+    """Whether the stored request of a job is of a member of this array, with this index if one is given."""
+    member = request.get("member") or {}
+    return member.get("array") == array and index in (None, member.get("index"))
+
+
+def is_array(request: Mapping[str, Any]) -> bool:
+    """Whether a request stands for several jobs."""
+    return bool(request.get("array") or request.get("matrix"))
+
+
+def variants(request: Mapping[str, Any]) -> tuple[list[tuple[int, dict[str, str]]], int | None]:
+    """Index and values of each member of the array, and how many may run at once; `InputError` for an invalid one.
+
+    >>> variants({"matrix": {"lr": [0.1, 0.01], "seed": ["1"]}, "array": "%1"})
+    ([(0, {'lr': '0.1', 'seed': '1'}), (1, {'lr': '0.01', 'seed': '1'})], 1)
+    """
+    text, matrix = request.get("array", ""), request.get("matrix") or {}
+    indexes, at_most = parse_array(text)
+    if not matrix:
+        if not indexes:
+            raise InputError(f"array is {text[:80]!r}, which has no index; write e.g. 0-19 or 0-19%4")
+        return [(index, {}) for index in indexes], at_most
+    if indexes:
+        raise InputError(
+            f"array is {text[:80]!r} next to a matrix, whose combinations have the indexes 0, 1, ...; leave it out, "
+            "or give only how many jobs may run at once: %4"
+        )
+    count = 1
+    for name, values in matrix.items():
+        if not _NAME.fullmatch(name) or name == "index" or name.startswith("PLAIT_"):
+            raise InputError(f"matrix has the name {name[:80]!r}; use letters, digits and _, not index or PLAIT_...")
+        if len({str(value) for value in values}) < len(values):
+            raise InputError(f"matrix has a value of {name} twice; give each once")
+        count *= len(values)
+    if count > MOST_JOBS:
+        raise InputError(f"matrix has {count:,} combinations; an array has at most {MOST_JOBS:,} jobs")
+    combined = itertools.product(*([str(value) for value in values] for values in matrix.values()))
+    return [(i, dict(zip(matrix, values, strict=True))) for i, values in enumerate(combined)], at_most
+
+
+def members(request: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+    """The requests of the jobs that a request stands for, the first of which is job `number`; itself if it is one job.
+
+    >>> members({"command": ["x", "{lr}"], "matrix": {"lr": [0.1]}}, 5)[0]["command"]
+    ['x', '0.1']
+    """
+    if not is_array(request):
+        return [dict(request)]
+    common = {name: value for name, value in request.items() if name not in ("array", "matrix")}
+    several, at_most = variants(request)
+    out = []
+    for index, values in several:
+        command = _filled(request["command"], {"index": str(index), **values})
+        member = {"array": array_name(number), "index": index, "jobs": len(several)}
+        if at_most is not None:
+            member["at_most"] = at_most
+        env = {**(request.get("env") or {}), **values, INDEX_VARIABLE: str(index)}
+        out.append({**common, "command": command, "env": env, "member": member})
+    return out
+
+
+def _filled(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """A command with values in the place of their names in braces; other braces stay."""
+    places = re.compile(r"\{(" + "|".join(values) + r")\}")
+    return [places.sub(lambda found: values[found[1]], word) for word in command]
+
+
+def all_members(requests: Sequence[Mapping[str, Any]], first: int) -> list[dict[str, Any]]:
+    """The jobs of a submission, the first of which has the number `first`; `InputError` for too many."""
+    out: list[dict[str, Any]] = []
+    for request in requests:
+        out += members(request, first + len(out))
+        if len(out) > MOST_JOBS:
+            raise InputError(f"more than {MOST_JOBS:,} jobs at once; submit them in several parts")
+    return out
