@@ -104,7 +104,7 @@ class Asked:
             raise InputError("--what-if and --wait exclude each other: nothing is submitted that one could wait for")
         if self.export_all and self.node_env:
             raise InputError("--export-all and --node-env exclude each other")
-        if self.file is None and not self.words[1]:
+        if self.file is None and not self.command:
             raise InputError("nothing to submit; write plait submit -- python train.py, or plait submit -f job.yaml")
 
     @property
@@ -124,17 +124,9 @@ class Asked:
                 )
         if self.ina is not None:
             said["ina"] = ina_fields(self.ina, "--ina: ")
-        if matrix := self.words[0]:
-            said["matrix"] = parse_matrix(matrix)
+        if self.matrix:
+            said["matrix"] = parse_matrix(self.matrix)
         return said
-
-    @property
-    def words(self) -> tuple[list[str], list[str]]:
-        """The words of --matrix, which may go on behind the first one (--matrix lr=1,2 seed=1,2 --); the command."""
-        matrix, command = list(self.matrix or ()), list(self.command or ())
-        while matrix and command and re.fullmatch(r"[A-Za-z_]\w*=.*", command[0]):
-            matrix.append(command.pop(0))
-        return matrix, command[1:] if self.matrix and command[:1] == ["--"] else command
 
     @property
     def batch(self) -> dict[str, Any]:
@@ -185,7 +177,7 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
         given["workdir"] = str(asked.workdir.expanduser().resolve())
     if batch := asked.batch:
         given["batch"] = batch
-    command = asked.words[1]
+    command = list(asked.command or ())
     jobs: list[dict[str, Any]] = [{"command": command}] if asked.file is None else read_jobs(asked.file)
     if asked.file is not None and command:
         jobs = [{**job, "command": command} for job in jobs]

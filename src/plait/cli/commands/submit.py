@@ -44,7 +44,7 @@ def _submit(asked: Asked, context: typer.Context) -> None:
         return
     with client(asked.home) as service:
         answers = service.submit(ready)
-    if strays := misplaced(asked.words[1], context.meta.get(TYPED, ())):
+    if strays := misplaced(asked.command or (), context.meta.get(TYPED, ())):
         note(strays)
     _tell(answers, asked.as_json)
     if asked.wait:

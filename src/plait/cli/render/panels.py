@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,22 @@ class Verbatim(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the user's command."""
         ctx.meta[TYPED] = tuple(args)
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, one_matrix(args))
+
+
+def one_matrix(args: list[str]) -> list[str]:
+    """The words with all of `--matrix lr=0.1,0.01 seed=1,2` as one value, where `--` begins the user's command.
+
+    >>> one_matrix(["--matrix", "a=1,2", "b=3", "--tag", "x", "--", "run"])
+    ['--matrix', 'a=1,2 b=3', '--tag', 'x', '--', 'run']
+    """
+    end = args.index("--") if "--" in args else 0
+    if "--matrix" not in args[:end]:
+        return args
+    first = last = args.index("--matrix") + 1
+    while last < end and re.match(r"[A-Za-z_]\w*=", args[last]):
+        last += 1
+    return [*args[:first], " ".join(args[first:last]), *args[last:]] if last > first else args
 
 
 class Panels(TyperGroup):

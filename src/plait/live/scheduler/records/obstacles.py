@@ -7,7 +7,7 @@ from plait.live.layout import job_name
 from plait.live.scheduler.records.attempts import JobRecord
 
 #: Jobs that a reason names.
-NAMED = 8
+NAMED = 3
 
 
 def obstacle(job: JobRecord, now_s: float) -> str:
