@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from plait.core.errors import InputError
 from plait.live.layout import array_name
@@ -23,18 +23,11 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Indexes(NamedTuple):
-    """The indexes of an array, and how many of its members may run at once; None: any number."""
-
-    indexes: list[int]
-    at_most: int | None
-
-
-def parse_array(text: str) -> Indexes:
-    """The indexes of `0-19`, `1,3,5` or `0-90:10`, and the limit behind `%`; raises `InputError`.
+def parse_array(text: str) -> tuple[list[int], int | None]:
+    """The indexes of `0-19`, `1,3,5` or `0-90:10`, and the limit behind `%`, None for none; raises `InputError`.
 
     >>> parse_array("0-90:30,7%2")
-    Indexes(indexes=[0, 30, 60, 90, 7], at_most=2)
+    ([0, 30, 60, 90, 7], 2)
     """
     ranges, percent, limit = text.partition("%")
     indexes: list[int] = []
@@ -50,7 +43,7 @@ def parse_array(text: str) -> Indexes:
         raise InputError(f"array is {text[:80]!r}, which has an index twice; give each once")
     if percent and not re.fullmatch("[1-9][0-9]{0,4}", limit):
         raise InputError(f"array is {text[:80]!r}; write after % how many jobs may run at once, e.g. 0-19%4")
-    return Indexes(indexes, int(limit) if percent else None)
+    return indexes, int(limit) if percent else None
 
 
 def parse_matrix(words: Sequence[str]) -> dict[str, list[str]]:
