@@ -526,8 +526,8 @@ def _truth(controller: Controller, finished: list[int], seen: MeasuredCosts) -> 
     specs = []
     for job in finished:
         spec = job_store.spec(job)
-        said = spec.iterations
-        done = max(float(job_store.columns["iterations_done"][job]), 1.0) if said is None else float(said)
+        iterations = spec.iterations
+        done = max(float(job_store.columns["iterations_done"][job]), 1.0) if iterations is None else float(iterations)
         pace = float(job_store.columns["iteration_s"][job])
         if not math.isfinite(pace) or pace <= 0:
             held_s = float(job_store.columns["run_s"][job])

@@ -315,13 +315,13 @@ def demonstrate_sharing(out: Path, examples: Path | None) -> None:
     print(f"\nA burst: a step of the guaranteed job needs {BURST_GB} of {GPU_GB} GB instead of {HOST_GB}")
     heads = ("", ">guaranteed: on the GPU", ">on the host", ">opportunistic: limit", ">has", "action")
     print_table(heads, [look.row() for look in found.burst.looks], "")
-    said = sentences(found)
-    print("\n".join(said.values()))
+    results = sentences(found)
+    print("\n".join(results.values()))
     write_text(out / "events-antman.json", json.dumps(found.log))
     answer = replay(list(read_rows(found.log)))
     result = answer.result(trace="demo", world="live", cluster="1 CPU slot with an emulated GPU")
     title = "A guaranteed and an opportunistic training, live"
-    write_html([result], out / "antman.html", title=title, settings=said)
+    write_html([result], out / "antman.html", title=title, settings=results)
     print(f"\nOpen {(out / 'antman.html').resolve()} in a browser: who was on the slot when.")
 
 

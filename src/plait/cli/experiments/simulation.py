@@ -75,9 +75,9 @@ def published_runs(request: Request) -> list[PublishedRun] | None:
     """The runs, policy by policy on each trace, all checked; None if the world is one of plait's own."""
     names = [name.strip() for name in request.world.split(",")]
     known = published_names()
-    for asked in names:
-        if asked not in (*WORLDS, *known):
-            raise InputError(f"unknown world {asked!r}; {suggest(asked, [*WORLDS, *known])}")
+    for world_name in names:
+        if world_name not in (*WORLDS, *known):
+            raise InputError(f"unknown world {world_name!r}; {suggest(world_name, [*WORLDS, *known])}")
     name = next((name for name in names if name in known), None)
     if name is None:
         return None
@@ -223,7 +223,7 @@ def show(results: Sequence[RunResult], printer: Printer) -> None:
 
 def warn_about_jobs(results: Sequence[RunResult]) -> None:
     """Name jobs that were refused or failed; averages leave them out."""
-    said: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    printed: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for result in results:
         jobs, summary = result.jobs, result.summary
         for state in ("refused", "failed"):
@@ -235,7 +235,7 @@ def warn_about_jobs(results: Sequence[RunResult]) -> None:
             if len(hit) > 5:
                 lines += (f"  and {len(hit) - 5} more",)
             head = f"{count} of {summary['jobs']} jobs {state}"
-            if not said[(head, lines)]:
+            if not printed[(head, lines)]:
                 finished = f"averages are over the {summary['finished']} that finished"
                 note("\n".join([f"warning: {summary['trace']}, {summary['policy']}: {head}; {finished}", *lines]))
-            said[(head, lines)] += 1
+            printed[(head, lines)] += 1

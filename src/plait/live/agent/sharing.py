@@ -135,11 +135,11 @@ class Reports:
                 if known is not None:
                     reached[name] = Reached(known.number, known.cap_bytes)
                 continue
-            said = [one for page in pages if (one := page.reached(capacity)) is not None]
-            if said and len(said) == len(processes):
-                least = min(one.number for one in said)
-                reached[name] = Reached(least, min(sum(one.limit_bytes for one in said), capacity))
-            elif known is not None and (said or any(map(reports_nothing, pages))):  # it has started, and keeps all
+            confirmed = [one for page in pages if (one := page.reached(capacity)) is not None]
+            if confirmed and len(confirmed) == len(processes):
+                least = min(one.number for one in confirmed)
+                reached[name] = Reached(least, min(sum(one.limit_bytes for one in confirmed), capacity))
+            elif known is not None and (confirmed or any(map(reports_nothing, pages))):  # it has started, and keeps all
                 reached[name] = Reached(known.number, known.held_bytes)
             elif known is not None and processes[0].guest:  # it has not started, and will find what it was given last
                 reached[name] = Reached(known.number, known.cap_bytes)
@@ -328,7 +328,7 @@ class Coordinator:
         self._states = _read(file)
         self._processes: tuple[GpuProcess, ...] = ()
         self._free: set[Key] = set()
-        self._said_last: dict[Key, Sharing] = {}
+        self._last_shown: dict[Key, Sharing] = {}
         #: Since when guests owe what frees memory for a guaranteed job.
         self._owing_s: dict[Key, float] = {}
         #: What guests have in their pages, and why those fail that have changed it.
@@ -359,7 +359,7 @@ class Coordinator:
 
     def of(self, key: Key) -> Sharing | None:
         """The last directive of a process on a shared GPU, as reported to the service."""
-        return self._said_last.get(key)
+        return self._last_shown.get(key)
 
     def tampered(self, key: Key) -> str:
         """Why a guest fails that has changed its directive in its page; "" if it has not."""
@@ -421,8 +421,8 @@ class Coordinator:
                     self._log_once("coordinator starts over", gpu, error, gpu=gpu)
                     states[gpu] = State()
                     failed.add(gpu)
-            told = [process for process in processes if process.gpu not in failed]
-            self._tell(told, shared, of_gangs(told, orders), now_s)
+            working = [process for process in processes if process.gpu not in failed]
+            self._tell(working, shared, of_gangs(working, orders), now_s)
             self._states = {gpu: state for gpu, state in states.items() if gpu in shared}
             self._explain(processes, now_s)
             self._write(now_s)
@@ -478,7 +478,7 @@ class Coordinator:
         orders: Mapping[Key, Directive],
         now_s: float,
     ) -> None:
-        said = {}
+        shown = {}
         for process in processes:
             here, directive, page = shared.get(process.gpu, ()), orders.get(process.key), self._reports.page(process)
             try:
@@ -497,8 +497,8 @@ class Coordinator:
             if here:
                 owing_s = now_s - self._owing_s.get(process.key, now_s)
                 late_s = owing_s if owing_s >= OBEY_S and not process.stopping else None
-                said[process.key] = as_said(process, here, directive or Directive(), late_s, page)
-        self._said_last = said
+                shown[process.key] = as_said(process, here, directive or Directive(), late_s, page)
+        self._last_shown = shown
 
     def _look_for_changes(self, key: Key, page: Page) -> None:
         """Note a guest whose page has another directive than was written there: only this object writes it."""
@@ -522,8 +522,8 @@ class Coordinator:
             gpu: described(state.share, now_s) for gpu, state in self._states.items() if state.guaranteed is not None
         }
         for process in processes:
-            if process.guest and process.gpu in texts and process.key in self._said_last:
-                self._said_last[process.key] = replace(self._said_last[process.key], law=texts[process.gpu])
+            if process.guest and process.gpu in texts and process.key in self._last_shown:
+                self._last_shown[process.key] = replace(self._last_shown[process.key], law=texts[process.gpu])
 
     def _freed(self, process: GpuProcess, page: Page | None) -> Directive | None:
         """For a process that does not share: a directive that undoes the one of an earlier agent, once."""

@@ -249,13 +249,13 @@ def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> Work:
         return Work(None, job.total, None)
     if limits is None:
         return Work(attempt.steps, lead.total_steps, lead.step_s)
-    said = lead.adaptive
-    if said is None:  # it has not begun, or its script does not adapt
+    report = lead.adaptive
+    if report is None:  # it has not begun, or its script does not adapt
         return Work(None, job.total, None)
     each_s = None
-    if lead.step_s and said.batch_size:
+    if lead.step_s and report.batch_size:
         sqr, var = _noise(row_of(ctx, job))
-        each_s = lead.step_s / float(gain(sqr, var, _scale(said.batch_size, limits)))
+        each_s = lead.step_s / float(gain(sqr, var, _scale(report.batch_size, limits)))
     return Work(attempt.progress, job.total, each_s)
 
 
@@ -264,19 +264,21 @@ def _report_estimate(ctx: Context, job: JobRecord, seen: Seen) -> None:
 
     `seen`: report of the job's first process.
     """
-    said = seen.adaptive
-    if said is None or not job.request.get("batch"):
+    report = seen.adaptive
+    if report is None or not job.request.get("batch"):
         return
-    if said.batch_size:  # it has made a step, and reports with each the number of steps to come, or that it is unknown
-        job.total = said.total or None
-    if said.estimate is None:
+    if (
+        report.batch_size
+    ):  # it has made a step, and reports with each the number of steps to come, or that it is unknown
+        job.total = report.total or None
+    if report.estimate is None:
         return
     if ctx.state.controller is None or ctx.state.phase(job) > Phase.RUNNING:
         return
     if ctx.now_s < job.estimated_s + ctx.options.estimate_s:
         return
     known = row_of(ctx, job)
-    new = np.array([math.nan if x is None else x for x in said.estimate])
+    new = np.array([math.nan if x is None else x for x in report.estimate])
     most = Estimate.PROFILED_GPUS
     new[most] = np.fmax(new[most], known[most])
     new[Estimate.RESTART_S] = known[Estimate.RESTART_S]  # measured here: a job cannot know what its end and start cost
@@ -316,43 +318,43 @@ def adaptive_fields(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
     limits = limits_of(job.request)
     if limits is None:
         return None
-    asked = int(job.request.get("gpus") or 1)
+    requested = int(job.request.get("gpus") or 1)
     out: dict[str, Any] = {
-        "min_gpus": int(job.request.get("min_gpus") or asked),
-        "max_gpus": int(job.request.get("max_gpus") or asked),
+        "min_gpus": int(job.request.get("min_gpus") or requested),
+        "max_gpus": int(job.request.get("max_gpus") or requested),
         "limits": asdict(limits),
         "restarts": job.restarts,
         "restart_s": job.restart_s,
     }
     attempt = job.live
-    said = attempt.lead.adaptive if attempt is not None and attempt.lead is not None else None
-    if said is not None or job.total is not None:  # also while it starts again, or waits for that
+    report = attempt.lead.adaptive if attempt is not None and attempt.lead is not None else None
+    if report is not None or job.total is not None:  # also while it starts again, or waits for that
         done = (attempt.progress if attempt is not None else None) or _done(ctx, job)
         out.update(progress=done, total_progress=job.request.get("iterations") or job.total)
-    if attempt is None or said is None:
+    if attempt is None or report is None:
         if attempt is not None and (attempt.steps or 0.0) >= MANY_STEPS:
             out["difference"] = "its script does not adapt; load its data by plait.training.adaptive.AdaptiveDataLoader"
         return out
     work = work_of(ctx, job, attempt)
-    out["batch_size"] = said.batch_size
-    if said.batch_size:
+    out["batch_size"] = report.batch_size
+    if report.batch_size:
         sqr, var = _noise(row_of(ctx, job))
-        out["efficiency"] = float(efficiency(sqr, var, _scale(said.batch_size, limits)))
+        out["efficiency"] = float(efficiency(sqr, var, _scale(report.batch_size, limits)))
     if work.each_s:
         out["goodput"] = limits.initial / work.each_s
-    if difference := difference_of(limits, said):
+    if difference := difference_of(limits, report):
         out["difference"] = difference
-    if said.not_finite:
-        number = "its newest step was" if said.not_finite == 1 else f"its newest {said.not_finite:,.0f} steps were"
+    if report.not_finite:
+        number = "its newest step was" if report.not_finite == 1 else f"its newest {report.not_finite:,.0f} steps were"
         out["not_finite"] = f"{number} no progress: gradients are not finite, as of a loss that is NaN"
     return out
 
 
-def difference_of(limits: BatchLimits, said: Adaptive) -> str:
+def difference_of(limits: BatchLimits, report: Adaptive) -> str:
     """The difference between the bounds of the script and of the submission, in words; empty if there is none."""
-    if said.limits is None:
+    if report.limits is None:
         return ""
-    *bounds, accumulation = said.limits
+    *bounds, accumulation = report.limits
     try:
         own = BatchLimits(
             initial=bounds[0], most=bounds[1], least_local=bounds[2], most_local=bounds[3],
@@ -363,7 +365,7 @@ def difference_of(limits: BatchLimits, said: Adaptive) -> str:
     pairs = [(name, asdict(own)[name], value) for name, value in asdict(limits).items() if asdict(own)[name] != value]
     if not pairs:
         return ""
-    text = ", ".join(f"{name} {mine} and not {asked}" for name, mine, asked in pairs)
+    text = ", ".join(f"{name} {own_value} and not {submitted}" for name, own_value, submitted in pairs)
     return f"its script uses batch {text}: it keeps to that, but its GPUs are chosen by what was submitted"
 
 

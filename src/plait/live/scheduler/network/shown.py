@@ -40,31 +40,31 @@ def of_attempt(ctx: Context, attempt: Attempt) -> JobAggregation | None:
     """Switch of an attempt, its use and the reason; None where nothing can aggregate for it."""
     if not attempt.networked:
         return None
-    told, lease = ctx.state.network.told.get(attempt.job), ctx.state.network.leases.get(attempt.job)
-    granted = told is not None and told.epoch == attempt.epoch and told.granted
-    said = [r.seen.exchange for r in attempt.ranks if r.seen is not None and r.seen.exchange is not None]
+    answer, lease = ctx.state.network.told.get(attempt.job), ctx.state.network.leases.get(attempt.job)
+    granted = answer is not None and answer.epoch == attempt.epoch and answer.granted
+    exchanges = [r.seen.exchange for r in attempt.ranks if r.seen is not None and r.seen.exchange is not None]
     figures = measured(attempt)
     node = None if lease is None else serving_node(ctx, lease.grant.switch)
     refused = "" if lease is None or node is None else refusal(node.switch, lease)
-    by_gloo = next((one.reason for one in said if one.mode == "gloo" and one.reason), "")
-    total = sum(one.aggregated_bytes + one.fallback_bytes for one in said)
+    by_gloo = next((one.reason for one in exchanges if one.mode == "gloo" and one.reason), "")
+    total = sum(one.aggregated_bytes + one.fallback_bytes for one in exchanges)
     return JobAggregation(
         granted=granted,
         switch=None if lease is None else lease.grant.switch,
         region=None if lease is None else _region(lease.grant),
         epoch=None if lease is None else lease.epoch,
-        protocol=(told.options or {}).get("protocol") if granted and told is not None else None,
+        protocol=(answer.options or {}).get("protocol") if granted and answer is not None else None,
         window=None if lease is None else lease.grant.window or None,
         priority=None if lease is None else lease.grant.priority or None,
-        mode_used=None if not said else "gloo" if any(one.mode == "gloo" for one in said) else "aggregation",
+        mode_used=None if not exchanges else "gloo" if any(one.mode == "gloo" for one in exchanges) else "aggregation",
         bits_per_s=None if figures is None else figures.bits_per_s,
         aggregated_share=None if figures is None else figures.aggregated,
         fallback_share=None if figures is None else figures.fallback_share,
-        gloo_share=sum(one.fallback_bytes for one in said) / total if total else None,
-        resend_share=max((one.resend_share for one in said), default=None),
-        timeouts=sum(one.timeouts for one in said) if said else None,
+        gloo_share=sum(one.fallback_bytes for one in exchanges) / total if total else None,
+        resend_share=max((one.resend_share for one in exchanges), default=None),
+        timeouts=sum(one.timeouts for one in exchanges) if exchanges else None,
         trouble=f"{lease.grant.switch} refuses its region: {refused}" if lease is not None and refused else None,
-        reason=by_gloo or (told.reason if told is not None else "its switch has not answered yet"),
+        reason=by_gloo or (answer.reason if answer is not None else "its switch has not answered yet"),
     )
 
 
@@ -78,7 +78,7 @@ def _switch(ctx: Context, name: str) -> Switch:
     switch, serving = known.switch(name), book.serving.get(name)
     record = None if serving is None else ctx.state.nodes.get(serving.node)
     seen = SwitchSeen() if record is None or record.switch is None else record.switch
-    mine = [one for one in served(book) if one.grant.switch == name]
+    regions = [one for one in served(book) if one.grant.switch == name]
     counted = {(one.job, one.epoch): one for one in seen.leases} if seen.name == name else {}
     up = name not in known.down
     return Switch(
@@ -87,11 +87,11 @@ def _switch(ctx: Context, name: str) -> Switch:
         node=None if record is None else record.id,
         aggregators=switch.usable,
         payload_bytes=switch.payload_bytes,
-        granted=sum(one.grant.size for one in mine if one.grant.exclusive),
+        granted=sum(one.grant.size for one in regions if one.grant.exclusive),
         held=seen.held if up else 0,
         restarts=seen.restarts,
         trouble=seen.trouble or None,
-        jobs=[_served(one, counted.get((one.job, one.epoch))) for one in mine],
+        jobs=[_served(one, counted.get((one.job, one.epoch))) for one in regions],
     )
 
 
