@@ -70,6 +70,15 @@ def test_a_pipeline_has_bitmaps_of_32_workers() -> None:
             one_switch([PacketJob()], 100, **{name: "both"})
 
 
+def test_a_pipeline_has_registers_for_so_many_aggregators() -> None:
+    jobs = [PacketJob(preset("atp"), workers=4)]
+    one_switch(jobs, 20_000, pipeline="tofino")
+    with pytest.raises(
+        InputError, match="20,001 aggregators of 248 bytes; registers of pipeline tofino have room for 20,000"
+    ):
+        one_switch(jobs, 20_001, pipeline="tofino")
+
+
 def test_a_reminder_brings_what_a_preempted_sum_left_in_the_switch() -> None:
     # Without losses only evictions leave parts behind, and timers are long.
     more: dict[str, object] = {"window": 40, "rto_s": 2e-3, "first_rto_s": 2e-3, "max_age_s": 1.0}

@@ -23,10 +23,11 @@ MIB = 1 << 20
 #: What becomes of a packet that finds the queue of a switch full: it is dropped, or the link over which it came is
 #: paused until half of the queue has left (priority flow control).
 OVERFLOWS = ("drop", "pause")
-#: Limits of switches: none, or those of a Tofino in the released systems: bitmaps of 32 workers, and 256 bytes of
-#: payload in a pass; a packet with more recirculates through a port of the switch, at the rate of its fastest link.
+#: Limits of switches: none, or those of a Tofino in the released systems: bitmaps of 32 workers, values of ATP's 40,000
+#: cells of 31 registers of 32 bits, and 256 bytes of payload in a pass; a packet with more recirculates
+#: through a port of the switch, at the rate of its fastest link.
 PIPELINES = ("none", "tofino")
-TOFINO_WORKERS, TOFINO_BYTES = 32, 256
+TOFINO_WORKERS, TOFINO_BYTES, TOFINO_MEMORY = 32, 256, 40_000 * 31 * 4
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,12 @@ class Scenario:
                 raise InputError(
                     f"job {j}: {job.workers} workers; switches of pipeline tofino have bitmaps of {TOFINO_WORKERS}, "
                     "take fewer workers or pipeline none"
+                )
+        for one in self.cluster.network.switches if self.pipeline == "tofino" and self.cluster.network else ():
+            if one.aggregators * one.payload_bytes > TOFINO_MEMORY:
+                raise InputError(
+                    f"switch {one.id}: {one.aggregators:,} aggregators of {one.payload_bytes} bytes; registers of "
+                    f"pipeline tofino have room for {TOFINO_MEMORY // one.payload_bytes:,}; give fewer"
                 )
         for name, most in (
             ("mark_packets", 1 << 31),

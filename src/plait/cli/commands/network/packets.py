@@ -98,8 +98,8 @@ class PacketsRequest:
         "Handling of packets that find a queue full: drop, or pause (priority flow control)", default="drop"
     )
     pipeline: str = option(
-        "Limits of switches: none, or tofino: bitmaps of 32 workers, and packets with over 256 bytes of payload "
-        "recirculate", default="none",
+        "Limits of switches: none, or tofino: bitmaps of 32 workers, registers for 4.96 MB of aggregators, and packets "
+        "with over 256 bytes of payload recirculate", default="none",
     )  # fmt: skip
     seed: int = option("Random seed", default=0, least=0, most=2**31 - 1)
     seeds: int = option(
