@@ -45,7 +45,8 @@ def client(home: str | None, *, notices: bool = True) -> Client:
 
 def print_json(value: Any) -> None:
     """Print a value, such as an answer of the service, as JSON for other programs."""
-    typer.echo(json.dumps(msgspec.to_builtins(value), indent=1, ensure_ascii=False))
+    plain = msgspec.to_builtins(value, enc_hook=lambda one: one.item())  # of numpy, whose scalars msgspec refuses
+    typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
 
 
 def seconds(text: str) -> float:
