@@ -15,7 +15,7 @@ KINDS = {
     "starts": ("AttemptBegan", "LaunchFailed"),
     "stops": ("StopAsked", "AttemptOver", "CancelAsked"),
     "ends": ("JobFinished", "JobFailed", "JobCancelled"),
-    "failures": ("JobFailed", "LaunchFailed", "NodeLost", "RankEnded"),
+    "failures": ("JobFailed", "LaunchFailed", "NodeLost", "RankEnded", "Undelivered"),
     "nodes": ("NodeJoined", "NodeLost", "NodeSuspected", "NodeDrained", "NodeLeaving", "NodeForgotten"),
     "restarts": ("ServiceStarted", "AgentRestarted"),
     "policy": ("PolicySet", "ProjectSet", "ReplanDue"),

@@ -106,8 +106,9 @@ class Service:
                     await asyncio.wait({self._recording}, timeout=GOODBYE_S)
                 with contextlib.suppress(OSError):  # a full disk, or no home any more
                     await asyncio.to_thread(self._api.usage.save, everything=True)
+                until_s = time.monotonic() + GOODBYE_S
                 for follower in self._followers:
-                    await asyncio.to_thread(follower.join, GOODBYE_S)
+                    await asyncio.to_thread(follower.join, max(until_s - time.monotonic(), 0.0))
                 self._worker.stop()
                 await asyncio.to_thread(self._worker.join, 10.0)
         finally:

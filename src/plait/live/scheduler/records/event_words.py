@@ -252,7 +252,7 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "ForecastRecorded": _sentence("a forecast for {jobs} was kept"),
     "ServiceStarted": lambda m: f"the service went on from its store, {duration(m['away_s'])} after the entry before",
     "AgentRestarted": _sentence("the agent of node {node} started again"),
-    "Undelivered": lambda m: f"{m['channel']} was not told that {_jobs(m)} is {m['event']}: {m['why']}",
+    "Undelivered": lambda m: f"channel {m['channel']} did not deliver {m['event']!r} of {_jobs(m)}: {m['why']}",
     "NodeJoined": _sentence("node {node} joined"),
     "NodeLost": _sentence("node {node} was lost"),
     "NodeSuspected": _suspected,
