@@ -27,7 +27,7 @@ ENTRIES = {
     "requeue": Entry(JOBS, "submit:requeue", "Checkpoint running jobs and send them back to the queue.", BARE),
     "hold": Entry(JOBS, "submit:hold", "Hold waiting jobs: they do not start until `plait release`.", BARE),
     "release": Entry(JOBS, "submit:release", "Release held jobs: they wait for GPUs like others.", BARE),
-    "update": Entry(JOBS, "submit:update", "Change priority, class, deadline or size of jobs.", BARE),
+    "update": Entry(JOBS, "submit:update", "Change priority, class, deadline, time limit or size of jobs.", BARE),
     "clone": Entry(JOBS, "submit:clone", "Submit a job like another one, which may have ended.", BARE),
     "history": Entry(JOBS, "jobs:history", "List jobs that have ended: how they waited, ran and moved."),
     "costs": Entry(JOBS, "jobs:costs", "Show what the last hours cost: by project, user and job."),

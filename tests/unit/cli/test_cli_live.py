@@ -692,6 +692,11 @@ def test_cancel_and_administration(plait, fake):
     assert (changed.out, "ignores deadlines" in changed.err) == ("j-3 waiting\n", True)
     assert "nothing is to change" in plait("update", "j-3").err
     assert "exclude each other" in plait("update", "j-3", "--deadline", "5", "--no-deadline").err
+    plait("update", "j-3", "--time", "4h")
+    assert fake.bodies[-1]["time_limit_s"] == 14400.0
+    plait("update", "j-3", "--no-time")
+    assert fake.bodies[-1]["time_limit_s"] is None
+    assert "exclude each other" in plait("update", "j-3", "--time", "4h", "--no-time").err
     assert "plait nodes resume n0" in plait("nodes", "drain", "n0").out
     assert plait("nodes", "resume", "n0").code == 0
     assert plait("policy", "show").out == "muri-l\n"

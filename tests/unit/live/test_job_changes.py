@@ -203,7 +203,7 @@ def test_the_speed_of_another_size_is_measured_again(cluster: Make) -> None:
         ({"gpus": 0}, "job j-0: gpus 0: needs a whole number"),
         (
             {"command": ["false"]},
-            "command of a job cannot be changed; these can: priority, class, deadline_s, hold, gpus",
+            "command of a job cannot be changed; these can: priority, class, deadline_s, time_limit_s, hold, gpus",
         ),
     ],
 )

@@ -16,6 +16,7 @@ from plait.core.errors import InputError
 from plait.live.protocol.job_file import check, parse_seconds
 from plait.live.protocol.requests import spec_of
 from plait.live.protocol.wire import PREEMPTED
+from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.explain.durations import History, draw
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.records.event_words import in_words
@@ -168,3 +169,24 @@ def test_a_duration_without_units_is_refused(text: str) -> None:
 def test_job_files_have_durations_as_numbers_and_texts() -> None:
     job = check({"command": ["true"], "time_limit_s": "2h30m", "signal_s": 120}, "job.yaml")
     assert (job["time_limit_s"], job["signal_s"]) == (9000.0, 120)
+
+
+def test_a_time_limit_is_changed_while_the_job_runs_until_it_is_reached(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit({"time_limit_s": 10.0, "signal_s": 2.0})
+    c.pass_s(2.2)
+    run(c, 6.0)
+    c.engine.update(0, {"time_limit_s": 20.0}, c.now, by="ann")
+    c.restart()
+    run(c, 8.0, before_s=6.0)
+    assert c.state(0) == "running"
+    with pytest.raises(InputError, match=r"signal_s is 2 s before .* needs a longer time limit than 1 s"):
+        c.engine.update(0, {"time_limit_s": 1.0}, c.now, by="ann")
+    c.engine.update(0, {"time_limit_s": 14.0}, c.now, by="ann")
+    c.nodes[0].obeys = False
+    run(c, 1.0, before_s=14.0)
+    with pytest.raises(Conflict, match=r"j-0 has reached its time limit and is being stopped; .* plait clone j-0"):
+        c.engine.update(0, {"time_limit_s": 99.0}, c.now, by="ann")
+    c.nodes[0].end(0, PREEMPTED)
+    c.pass_s(2.2)
+    assert stored(c, 0).row.reason == "time limit of 14.0 s (--time) reached"

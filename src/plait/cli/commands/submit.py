@@ -23,7 +23,7 @@ from plait.core.options import declared, option, same
 from plait.live.layout import job_number
 from plait.live.notes import note
 from plait.live.protocol.job import Job, JobField, key_of
-from plait.live.protocol.job_file import schema_text
+from plait.live.protocol.job_file import read_text, schema_text
 
 if TYPE_CHECKING:
     from plait.live.api.explain import ComparedQueues
@@ -103,6 +103,8 @@ class _Fields:
     job_class: str | None = same(Job, "job_class", unset=_STAYS)
     deadline_s: float | None = same(Job, "deadline_s", unset=_STAYS)
     no_deadline: bool = option("Remove the deadline", default=False)
+    time_limit_s: str | None = same(Job, "time_limit_s", unset=_STAYS)
+    no_time: bool = option("Remove the time limit", default=False)
     gpus: int | None = same(Job, "gpus", unset=_STAYS)
     min_gpus: int | None = same(Job, "min_gpus", unset=_STAYS)
     max_gpus: int | None = same(Job, "max_gpus", unset=_STAYS)
@@ -114,6 +116,11 @@ class _Fields:
             raise InputError(f"--no-deadline and --deadline {self.deadline_s:g} exclude each other")
         fields = [one for one in declared(type(self)) if isinstance(one.option, JobField)]
         said = {key_of(one): getattr(self, one.name) for one in fields if getattr(self, one.name) is not None}
+        if self.time_limit_s is not None:
+            if self.no_time:
+                raise InputError(f"--no-time and --time {self.time_limit_s} exclude each other")
+            said["time_limit_s"] = read_text("time_limit_s", self.time_limit_s, "--time")
+        said |= {"time_limit_s": None} if self.no_time else {}
         return said | ({"deadline_s": None} if self.no_deadline else {})
 
 
@@ -177,7 +184,7 @@ def _update(asked: UpdateRequest) -> None:
 
 @command(UpdateRequest, _update)
 def update() -> None:
-    """Change priority, class, deadline or size of jobs.
+    """Change priority, class, deadline, time limit or size of jobs.
 
     Priority, class and deadline count from the next decision on and touch no process. A job that runs on a number of
     GPUs that no longer fits stops after a checkpoint and continues at its new size.
@@ -185,6 +192,7 @@ def update() -> None:
     \b
     plait update j-12 j-13 --priority 5
     plait update --tag sweep --priority 5
+    plait update j-12 --time 4h
     plait update j-12 --gpus 4
     plait update j-12 --class opportunistic --no-deadline
     """

@@ -13,7 +13,8 @@ from plait.live.client.client import FINAL
 
 #: Fields of the form with the types of their values; what is empty is as if it had not been given.
 FIELDS: Mapping[str, type[Any]] = {
-    "priority": float, "class": str, "deadline_s": float, "gpus": int, "min_gpus": int, "max_gpus": int,
+    "priority": float, "class": str, "deadline_s": float, "time_limit_s": float, "gpus": int, "min_gpus": int,
+    "max_gpus": int,
 }  # fmt: skip
 CLASSES = ("guaranteed", "opportunistic", "auto")
 

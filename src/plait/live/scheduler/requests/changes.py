@@ -2,8 +2,9 @@
 
 A cancelled job stops at once. A requeued one stops after a checkpoint, like one that a policy preempts, and waits again
 by the order of the policy; neither a failure nor a preemption is counted. A changed priority, class or deadline counts
-from the next decision on, and touches no process. A changed size is that of the next attempt: a job that runs on a
-number of GPUs that no longer fits is stopped after a checkpoint and waits, any other stays where it is.
+from the next decision on, and touches no process; a changed time limit counts at once. A changed size is that of the
+next attempt: a job that runs on a number of GPUs that no longer fits is stopped after a checkpoint and waits, any other
+stays where it is.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from plait.live.scheduler.records.attempts import JobRecord
 from plait.live.scheduler.records.notes import CancelAsked, RequeueAsked, UpdateAsked
 from plait.live.scheduler.requests.admission import check_size
 from plait.live.scheduler.requests.losses import losses, refuse
-from plait.live.scheduler.stops import ask_stop
+from plait.live.scheduler.stops import TIME_LIMIT, ask_stop
 
 #: Fields of a request for its number of GPUs, and all that may change while a job waits or runs.
 SIZES = ("gpus", "min_gpus", "max_gpus")
-CHANGEABLE = ("priority", "class", "deadline_s", "hold", *SIZES)
+CHANGEABLE = ("priority", "class", "deadline_s", "time_limit_s", "hold", *SIZES)
 #: Values of fields that are not given.
 DEFAULTS: Mapping[str, Any] = {"priority": 0.0, "class": "guaranteed", "gpus": 1, "hold": False}
 
@@ -86,6 +87,9 @@ def update(
     if fields.get("hold") and ctx.state.phase(job) is Phase.RUNNING:
         name = job_name(number)
         raise Conflict(f"job {name} is running and cannot be held; send it to the queue first: plait requeue {name}")
+    if "time_limit_s" in fields and job.live is not None and job.live.stop == TIME_LIMIT:
+        name = job_name(number)
+        raise Conflict(f"job {name} has reached its time limit and is being stopped; run it again: plait clone {name}")
     leaves = job.live is not None and job.live.stop is None and _resized(ctx, job, spec)
     if leaves and not may_lose_work:
         refuse(losses(ctx, [job]))
