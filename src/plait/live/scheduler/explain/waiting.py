@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from plait.control.controller import Controller
-from plait.core.jobs import JobTable, Phase
+from plait.core.jobs import Phase
 from plait.core.policy import Preempts
 from plait.core.resources import Resource
 from plait.core.words import counted, duration
@@ -46,9 +46,9 @@ def explain(ctx: Context, number: int, now_s: float) -> Explanation:
     attempt, controller = job.live, ctx.state.controller
     if attempt is not None:
         out.update(_running(ctx, job, attempt))
-        if attempt.stop is None:
+        if attempt.stop is None and ctx.state.phase(job) is Phase.RUNNING:
             out["preemption"] = _risk(ctx, job, attempt, now_s)
-        else:
+        if attempt.stop is not None:
             out["summary"] = f"asked to stop: {attempt.cause or stop_in_words(attempt.stop, attempt.stop_reason)}"
     if attempt is None or ctx.state.phase(job) is Phase.WAITING:
         out.update(_waiting(ctx, job, now_s))
@@ -219,12 +219,10 @@ def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Preem
         return PreemptionRisk(True, 0.0, [], "a guest, it makes room when the jobs that own its GPUs need them")
     if stops is False:
         return PreemptionRisk(False, None, [], f"policy {ctx.state.policy_text} stops no job for others")
-    one = JobTable(
-        controller.job_store.columns, np.array([job.number]), now_s, controller.competing, controller.job_store
-    )
-    until_s = float(controller.rule.kept(one).until_s[0])
+    active = controller.active
+    until_s = float(controller.view(now_s).keeps.until_s[int(np.flatnonzero(active == job.number)[0])])
     after_s = None if until_s == math.inf else max(until_s - now_s, 0.0)
-    columns, active = controller.job_store.columns, controller.active
+    columns = controller.job_store.columns
     position, waits = columns["position"], columns["phase"][active] == int(Phase.WAITING)
     if position[job.number] >= UNPLACED:
         text = f"policy {ctx.state.policy_text} has no order of jobs, and may stop, move or resize it when it decides"
