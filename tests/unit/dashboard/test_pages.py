@@ -168,6 +168,24 @@ def test_a_job_is_cancelled_by_its_owner_and_by_nobody_else(world: World, login:
     assert "Submit again" in ann.get("/web/jobs/j-1")
 
 
+def test_an_array_is_one_row_that_opens_and_is_held_as_one(world: World, login: Login) -> None:
+    cluster(world)
+    ann = login("ann")
+    first = int(world.submit(array="0-2%1", tags=["sweep"], gpus=4).removeprefix("j-"))
+    world.settle()
+    page = ann.get("/web/jobs")
+    assert f'href="/web/jobs/a-{first}"' in page
+    assert f'href="/web/jobs/j-{first}"' not in page
+    assert f"Jobs of a-{first}" in ann.get(f"/web/jobs?array=a-{first}")
+    assert f'href="/web/jobs/j-{first + 2}"' in ann.get(f"/web/jobs?array=a-{first}")
+    assert f'href="/web/jobs/a-{first}"' in ann.get("/web/jobs?tag=sweep")
+    assert f'href="/web/jobs/a-{first}"' not in ann.get("/web/jobs?tag=other")
+    assert ann.get(f"/web/jobs/a-{first}", 303) == ""
+    assert "Job 2 of array <a" in ann.get(f"/web/jobs/j-{first + 2}")
+    ann.post("/web/jobs/several", **{f"a-{first}": "on", "act": "hold"})
+    assert all(world.engine.state.jobs[first + i].request["hold"] for i in range(3))
+
+
 def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: Login) -> None:
     cluster(world)
     ann, ben, eve = login("ann"), login("ben"), login("eve")
