@@ -214,7 +214,7 @@ for step in range(70):
     loss.backward()
     optimizer.step()
     {log}
-dist.destroy_process_group()
+torch.kept = model  # freeing a gloo group while the other rank still uses it may wait for ever
 """
 DDP = """
 from torch.nn.parallel import DistributedDataParallel
