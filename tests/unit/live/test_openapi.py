@@ -235,7 +235,10 @@ def _operate(described: Described, tmp_path: Path) -> None:
     ask("DELETE /v1/nodes/{node}", "/v1/nodes/n1")
     new = ask("POST /v1/tokens", json={"user": "new", "role": "user", "expires_in_s": 3600})
     ask("DELETE /v1/tokens/{token_id}", f"/v1/tokens/{new['id']}")
-    ask("POST /v1/projects", json={"name": "vision", "quota_gpus": 8, "weight": 2.0})
+    ask(
+        "POST /v1/projects",
+        json={"name": "vision", "quota_gpus": 8, "weight": 2.0, "default_time_s": 14400.0, "most_time_s": 172800.0},
+    )
     ask("GET /v1/projects")
     ask("DELETE /v1/projects/{name}", "/v1/projects/vision")
     ask("POST /v1/backup", json={"path": "copy.db"})

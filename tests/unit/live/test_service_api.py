@@ -408,9 +408,16 @@ def test_users_stay_in_their_project(service: Service) -> None:
     assert answer.status_code == 403
     service.ask("POST", "/v1/projects", json={"name": "other", "quota_gpus": 1, "weight": 2.5})
     assert service.ask("POST", "/v1/jobs", json={"command": ["x"], "project": "other", "gpus": 2}).status_code == 422
-    assert {"name": "other", "quota_gpus": 1, "weight": 2.5, "gpus": 0} in service.ask("GET", "/v1/projects").json()
+    none = {"name": "other", "weight": 2.5, "default_time_s": None, "most_time_s": None, "gpus": 0}
+    assert {**none, "quota_gpus": 1} in service.ask("GET", "/v1/projects").json()
     service.ask("POST", "/v1/projects", json={"name": "other", "quota_gpus": None})
-    assert {"name": "other", "quota_gpus": None, "weight": 2.5, "gpus": 0} in service.ask("GET", "/v1/projects").json()
+    assert {**none, "quota_gpus": None} in service.ask("GET", "/v1/projects").json()
+    service.ask("POST", "/v1/projects", json={"name": "other", "default_time_s": 60.0, "most_time_s": 3600.0})
+    service.ask("POST", "/v1/projects", json={"name": "other", "default_time_s": None})
+    assert {**none, "quota_gpus": None, "most_time_s": 3600.0} in service.ask("GET", "/v1/projects").json()
+    refused = service.ask("POST", "/v1/projects", json={"name": "other", "default_time_s": 7200.0})
+    assert refused.status_code == 422
+    assert "default_time_s is 2 h 0 min, longer than most_time_s, 1 h 0 min" in refused.text
 
 
 def test_a_job_from_submission_to_its_end(service: Service) -> None:

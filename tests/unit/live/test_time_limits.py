@@ -190,3 +190,28 @@ def test_a_time_limit_is_changed_while_the_job_runs_until_it_is_reached(cluster:
     c.nodes[0].end(0, PREEMPTED)
     c.pass_s(2.2)
     assert stored(c, 0).row.reason == "time limit of 14.0 s (--time) reached"
+
+
+def test_a_project_has_a_default_and_a_longest_time_limit(cluster: Make) -> None:
+    """What it has when a job is submitted holds for that job; a job that states no limit gets the default."""
+    c = cluster((1,))
+    (before,) = c.submit({})
+    c.engine.set_project("default", gpu_quota=None, weight=1.0, default_time_s=10.0, most_time_s=3600.0, now_s=c.now)
+    defaulted, stated = c.submit({}, {"time_limit_s": 60.0})
+    limits = [c.engine.state.jobs[job].request.get("time_limit_s") for job in (before, defaulted, stated)]
+    assert limits == [None, 10.0, 60.0]
+    with pytest.raises(InputError, match=r"time_limit_s is 2 h 0 min, and jobs of project default may take 1 h 0 min"):
+        c.submit({"time_limit_s": 7200.0})
+    for limit_s in (7200.0, None):
+        with pytest.raises(InputError, match="may take 1"):
+            c.engine.update(stated, {"time_limit_s": limit_s}, c.now, by="ann")
+    c.engine.set_project("default", gpu_quota=None, weight=1.0, most_time_s=3600.0, now_s=c.now)
+    (longest,) = c.submit({})
+    assert c.engine.state.jobs[longest].request["time_limit_s"] == 3600.0
+
+
+def test_a_repeated_submission_is_known_although_its_project_gave_it_a_limit(cluster: Make) -> None:
+    c = cluster((1,))
+    c.engine.set_project("default", gpu_quota=None, weight=1.0, default_time_s=10.0, now_s=c.now)
+    first = c.engine.submit([{"command": ["x"]}], owner="ann", now_s=c.now, key="once")
+    assert c.engine.submit([{"command": ["x"]}], owner="ann", now_s=c.now, key="once") == first

@@ -13,12 +13,13 @@ from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print
 from plait.cli.policy_modules import AllowForLog, let_load_of_log, only_allowed
 from plait.core.words import duration
 from plait.live.notes import note
+from plait.live.protocol.job_file import parse_seconds
 
 if TYPE_CHECKING:
     from plait.live.api.admin import TokenRow
 
 token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=True)
-project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)
+project = typer.Typer(help="Projects: quotas, shares and time limits.", no_args_is_help=True)
 
 
 @token.command("new", no_args_is_help=True)
@@ -86,8 +87,9 @@ def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [[row.name, row.quota_gpus, row.weight, row.gpus] for row in found]
-    print_table(("name", "quota_gpus", "weight", "gpus"), rows, "no projects")
+    limits = [[limit and duration(limit) for limit in (row.default_time_s, row.most_time_s)] for row in found]
+    rows = [[row.name, row.quota_gpus, row.weight, *times, row.gpus] for row, times in zip(found, limits, strict=True)]
+    print_table(("name", "quota_gpus", "weight", "default time", "max time", "gpus"), rows, "no projects")
 
 
 @project.command("set", no_args_is_help=True)
@@ -97,12 +99,25 @@ def set_project(
         int | None, typer.Option(min=0, help="Largest number of GPUs that its jobs may hold together.")
     ] = None,
     weight: Annotated[float | None, typer.Option(help="Weight of the project in fair-sharing policies.")] = None,
+    default_time: Annotated[
+        str | None, typer.Option(help="Time limit of its jobs that state none, e.g. 4h; none lifts it.")
+    ] = None,
+    max_time: Annotated[
+        str | None, typer.Option(help="Longest time limit that its jobs may state, e.g. 2d; none lifts it.")
+    ] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a project, or change its quota and weight."""
+    """Create a project, or change its quota, weight and time limits."""
+    given: dict[str, float | None] = {"quota_gpus": quota_gpus, "weight": weight}
+    given = {field: value for field, value in given.items() if value is not None}
+    for field, text, option in (
+        ("default_time_s", default_time, "--default-time"), ("most_time_s", max_time, "--max-time")
+    ):  # fmt: skip
+        if text is not None:
+            given[field] = None if text == "none" else parse_seconds(text, option)
     with client(home) as service:
-        answer = service.set_project(name, quota_gpus, weight)
+        answer = service.set_project(name, **given)
     if as_json:
         print_json(answer)
         return

@@ -71,13 +71,17 @@ class RevokedToken(Answer, frozen=True):
 
 
 class ProjectSettings(Answer, frozen=True):
-    """Quota and weight of a project."""
+    """Quota, weight and time limits of a project."""
 
     name: str
     quota_gpus: int | None
     """GPUs that its jobs may hold together; null: no limit."""
     weight: float
     """Its share relative to others, in fair policies."""
+    default_time_s: float | None
+    """The time limit of its jobs that state none; null: `most_time_s`."""
+    most_time_s: float | None
+    """The longest time limit that its jobs may state; null: any, or none."""
 
 
 class ProjectRow(ProjectSettings, frozen=True):

@@ -369,10 +369,12 @@ class Client(Caller):
         """The projects with their quotas and shares."""
         return self._get(list[ProjectRow], "/v1/projects")
 
-    def set_project(self, name: str, quota_gpus: int | None = None, weight: float | None = None) -> ProjectSettings:
-        """Make a project, or change it."""
-        given = {"quota_gpus": quota_gpus, "weight": weight}
-        body = {"name": name} | {field: value for field, value in given.items() if value is not None}
+    def set_project(self, name: str, **given: float | None) -> ProjectSettings:
+        """Make a project, or change what is given of one: quota_gpus, weight, default_time_s, most_time_s.
+
+        None lifts a quota or time limit; times are in seconds.
+        """
+        body = {"name": name, **given}
         return self._request(ProjectSettings, "POST", "/v1/projects", body=body)
 
     def delete_project(self, name: str) -> ProjectGone:

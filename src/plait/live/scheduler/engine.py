@@ -499,10 +499,13 @@ class Engine:
         operations.set_policy(self.context, text, may_lose_work)
         self._run()
 
-    def set_project(self, name: str, *, gpu_quota: int | None, weight: float, now_s: float) -> None:
+    def set_project(
+        self, name: str, *, gpu_quota: int | None, weight: float, now_s: float, default_time_s: float | None = None,
+        most_time_s: float | None = None,
+    ) -> None:  # fmt: skip
         """Make or change a project: at most `gpu_quota` GPUs at once (None = no limit), its weight in fair policies."""
         self.clock(now_s)
-        operations.set_project(self.context, name, gpu_quota, weight)
+        operations.set_project(self.context, name, gpu_quota, weight, default_time_s, most_time_s)
         self._run()
 
     def drop_project(self, name: str, now_s: float) -> None:

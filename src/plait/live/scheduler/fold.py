@@ -183,7 +183,8 @@ def _settle_waits(state: State, numbers: Iterable[int]) -> None:
 def _requested(state: State, note: Requested) -> None:
     first, waits_for = note.first, dependencies(note.requests, note.first, note.arrays)
     for i, (request, waits) in enumerate(zip(note.requests, waits_for, strict=True)):
-        record = JobRecord(first + i, dict(request), note.owner, request.get("project") or "default", note.at_s)
+        request = state.with_time_limit(request)
+        record = JobRecord(first + i, request, note.owner, request.get("project") or "default", note.at_s)
         record.waits_for = {job_name(number): field for number, field in waits.items() if number not in note.met}
         for name in record.waits_for:
             state.dependents.setdefault(name, []).append(record.number)
@@ -226,7 +227,8 @@ def _project_set(state: State, note: ProjectSet) -> None:
     if note.gone:
         state.projects.pop(note.name, None)
     else:
-        state.projects[note.name] = {"gpu_quota": note.gpu_quota, "weight": note.weight}
+        fields = ("gpu_quota", "weight", "default_time_s", "most_time_s")
+        state.projects[note.name] = {name: getattr(note, name) for name in fields}
     state.refresh_policy()
 
 

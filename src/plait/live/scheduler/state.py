@@ -103,6 +103,14 @@ class State:
         """Which running jobs the policy may stop."""
         return replace(DEFAULT_RULE, may_lose_work=self.may_lose_work)
 
+    def with_time_limit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A request with the time limit of its project, if it states none: the default, or else the longest."""
+        project = self.projects.get(request.get("project") or "default", {})
+        limit_s = project.get("default_time_s") or project.get("most_time_s")
+        if limit_s is None or request.get("time_limit_s") is not None:
+            return dict(request)
+        return {**request, "time_limit_s": limit_s}
+
     def limited_policy(self) -> Policy:
         """The policy that decides, within the quotas of projects."""
         assert self.policy is not None, "a policy is set before anything else"

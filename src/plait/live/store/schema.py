@@ -153,6 +153,8 @@ projects = Table(
     Column("name", String(128), primary_key=True),
     Column("gpu_quota", Integer),
     Column("weight", Float, nullable=False),
+    Column("default_time_s", Float),
+    Column("most_time_s", Float),
     Column(CRC, BigInteger),
 )
 

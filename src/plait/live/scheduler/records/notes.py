@@ -80,13 +80,18 @@ class PolicySet:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSet:
-    """A project's GPU quota (None: no limit) and its weight in fair policies; `gone`: it has none any more."""
+    """A project's GPU quota (None: no limit), weight in fair policies, and time limits; `gone`: it has none any more.
+
+    `default_time_s`, `most_time_s`: the time limit of its jobs that state none, and the longest that one may state.
+    """
 
     at_s: float
     name: str
     gone: bool = False
     gpu_quota: int | None = field(default=None, metadata=form(omit=lambda note: note.gone))
     weight: float | None = field(default=None, metadata=form(omit=lambda note: note.gone))
+    default_time_s: float | None = field(default=None, metadata=form(omit=True))
+    most_time_s: float | None = field(default=None, metadata=form(omit=True))
 
 
 @dataclass(frozen=True, slots=True)

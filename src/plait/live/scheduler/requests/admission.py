@@ -11,6 +11,7 @@ from plait.control.plan_check.grants import never_granted
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy, has_grants
+from plait.core.words import duration
 from plait.live.layout import array_index, job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import AFTER, channels_of, dependencies, most_gpus, never_met
@@ -36,7 +37,9 @@ def take_in(
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
         _check_channels(ctx, request)
-        check_size(ctx, ctx.spec(first + i, request, owner, project_of(request), now_s), request)
+        check_time(ctx, project_of(request), request.get("time_limit_s"))
+        limited = ctx.state.with_time_limit(request)
+        check_size(ctx, ctx.spec(first + i, limited, owner, project_of(request), now_s), limited)
     named = {name for request in requests for field in AFTER for name in request.get(field) or ()}
     arrays = {name: members(*which) for name in sorted(named) if (which := array_index(name)) is not None}
     arrays = {name: numbers for name, numbers in arrays.items() if numbers}
@@ -50,6 +53,16 @@ def _check_channels(ctx: Context, request: Mapping[str, Any]) -> None:
         if name not in (known := ctx.options.channels):
             hint = suggest(name, known) if known else "this cluster has none: plait up --notify FILE"
             raise InputError(f"notify is {name[:80]!r}, and there is no such channel; {hint}")
+
+
+def check_time(ctx: Context, project: str, limit_s: float | None) -> None:
+    """Raise `InputError` for a time limit that a job states and its project does not allow."""
+    most_s = ctx.state.projects.get(project, {}).get("most_time_s")
+    if most_s is not None and limit_s is not None and limit_s > most_s:
+        raise InputError(
+            f"time_limit_s is {duration(limit_s)}, and jobs of project {project} may take {duration(most_s)}; give a "
+            "shorter --time, or let the administrator raise it: plait project set --max-time"
+        )
 
 
 def _met(ctx: Context, waits: Mapping[int, str], first: int, final_state: Callable[[int], str]) -> Iterator[int]:

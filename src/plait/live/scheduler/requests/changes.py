@@ -9,6 +9,7 @@ stays where it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from plait.live.scheduler.decide import withhold
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.attempts import JobRecord
 from plait.live.scheduler.records.notes import CancelAsked, RequeueAsked, UpdateAsked
-from plait.live.scheduler.requests.admission import check_size
+from plait.live.scheduler.requests.admission import check_size, check_time
 from plait.live.scheduler.requests.losses import losses, refuse
 from plait.live.scheduler.stops import TIME_LIMIT, ask_stop
 
@@ -87,6 +88,8 @@ def update(
     if fields.get("hold") and ctx.state.phase(job) is Phase.RUNNING:
         name = job_name(number)
         raise Conflict(f"job {name} is running and cannot be held; send it to the queue first: plait requeue {name}")
+    if "time_limit_s" in fields:
+        check_time(ctx, job.project, math.inf if fields["time_limit_s"] is None else fields["time_limit_s"])
     if "time_limit_s" in fields and job.live is not None and job.live.stop == TIME_LIMIT:
         name = job_name(number)
         raise Conflict(f"job {name} has reached its time limit and is being stopped; run it again: plait clone {name}")

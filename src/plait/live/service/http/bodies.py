@@ -114,13 +114,17 @@ class TokenIn(Body, frozen=True):
 
 
 class ProjectIn(Body, frozen=True):
-    """A project: GPUs that its jobs may hold together, and its share relative to others."""
+    """A project: GPUs that its jobs may hold together, its share relative to others, and time limits of its jobs."""
 
     name: Name
     quota_gpus: Annotated[int, Meta(ge=0, le=1_000_000)] | UnsetType | None = UNSET
     """null: no limit; left out: as it is."""
     weight: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """null: as it is."""
+    default_time_s: Annotated[float, Meta(gt=0, le=1e10)] | UnsetType | None = UNSET
+    """The time limit of jobs that state none. null: none; left out: as it is."""
+    most_time_s: Annotated[float, Meta(gt=0, le=1e10)] | UnsetType | None = UNSET
+    """The longest time limit that jobs may state. null: any; left out: as it is."""
 
 
 class BackupIn(Body, frozen=True):

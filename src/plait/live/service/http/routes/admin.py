@@ -95,14 +95,30 @@ async def projects(call: Call) -> list[ProjectRow]:
 
 @ROUTES.post("/v1/projects", ProjectSettings, body=ProjectIn, roles=_ADMIN)
 async def set_project(call: Call, given: ProjectIn) -> ProjectSettings:
-    """Make a project, or change what is given of one; a quota of null lifts it."""
+    """Make a project, or change what is given of one; a quota or time limit of null lifts it."""
 
     def work(engine: Engine, now_s: float) -> ProjectSettings:
-        known = engine.state.projects.get(given.name, {"gpu_quota": None, "weight": 1.0})
-        quota = known["gpu_quota"] if given.quota_gpus is UNSET else given.quota_gpus
-        weight = given.weight if given.weight is not None else known["weight"]
-        engine.set_project(given.name, gpu_quota=quota, weight=weight, now_s=now_s)
-        return ProjectSettings(given.name, quota, weight)
+        known = engine.state.projects.get(given.name, {})
+
+        def either(value: Any, name: str) -> Any:
+            return known.get(name) if value is UNSET else value
+
+        settings = ProjectSettings(
+            given.name,
+            either(given.quota_gpus, "gpu_quota"),
+            given.weight if given.weight is not None else known.get("weight", 1.0),
+            either(given.default_time_s, "default_time_s"),
+            either(given.most_time_s, "most_time_s"),
+        )
+        engine.set_project(
+            given.name,
+            gpu_quota=settings.quota_gpus,
+            weight=settings.weight,
+            default_time_s=settings.default_time_s,
+            most_time_s=settings.most_time_s,
+            now_s=now_s,
+        )
+        return settings
 
     settings: ProjectSettings = await call.api.worker.call(work)
     return settings
@@ -155,12 +171,12 @@ def _projects(engine: Engine, now_s: float) -> list[ProjectRow]:
         job = engine.state.jobs[number]
         held[job.project] = held.get(job.project, 0) + len(job.attempt.gpus if job.attempt else ())
     known = engine.state.projects
-    return [
-        ProjectRow(
-            name, known.get(name, {}).get("gpu_quota"), known.get(name, {}).get("weight", 1.0), held.get(name, 0)
-        )
-        for name in dict.fromkeys([*known, "default", *held])
-    ]
+    rows = []
+    for name in dict.fromkeys([*known, "default", *held]):
+        one = known.get(name, {})
+        limits = one.get("default_time_s"), one.get("most_time_s")
+        rows.append(ProjectRow(name, one.get("gpu_quota"), one.get("weight", 1.0), *limits, held.get(name, 0)))
+    return rows
 
 
 def _shown(token: Token, now_s: float) -> dict[str, Any]:
