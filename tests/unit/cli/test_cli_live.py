@@ -726,6 +726,19 @@ def test_cancel_and_administration(plait, fake):
     assert {"user": "bob", "role": "user"} in fake.bodies
 
 
+@pytest.mark.parametrize("role", ["user", "admin"])
+def test_a_tag_selects_jobs_of_ones_own(plait, fake, role):
+    fake.answers |= {
+        ("GET", "/v1/me"): {"user": "ann", "role": role},
+        ("GET", "/v1/jobs"): [JOB],
+        ("DELETE", "/v1/jobs/j-3"): {"id": "j-3", "state": "cancelled"},
+        ("GET", "/v1/jobs/j-3"): JOB,
+    }
+    assert plait("cancel", "--tag", "sweep").out == "j-3 cancelled\n"
+    (query,) = (query for _, path, query in fake.asked if path == "/v1/jobs")
+    assert (query["user"], query["tag"]) == ("ann", "sweep")
+
+
 def test_a_policy_that_is_misspelt_is_not_sent(plait, fake):
     answer = plait("policy", "set", "tiresas-l")
     assert answer.code == 2

@@ -538,9 +538,7 @@ def chosen(service: Client, jobs: Sequence[str] | None, tags: Sequence[str] | No
         raise InputError("name jobs, e.g. j-12, or give --tag; one of the two")
     if jobs:
         return list(jobs)
-    me = service.me()
-    user = None if me.role == "admin" else me.user
-    found = service.jobs(state=ALIVE, user=user, tags=tags or (), arrays=True, limit=10_000)
+    found = service.jobs(state=ALIVE, user=service.me().user, tags=tags or (), arrays=True, limit=10_000)
     if not found:
         raise InputError(f"no job of yours with {' and '.join(f'tag {tag}' for tag in tags or ())} waits or runs")
     return [job.id for job in found]
