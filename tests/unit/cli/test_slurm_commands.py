@@ -134,6 +134,8 @@ def test_squeue_scancel_and_sinfo(plait, fake):
     ]  # fmt: skip
     assert lines[2].endswith("(needs 2 GPUs)")
     assert fake.asked[-1][2]["user"] == "ann"
+    fake.answers["GET", "/v1/jobs"].append(row(5, "running", name="", command=[]))  # of somebody else
+    assert plait("slurm", "squeue", "-h", "-j", "5").out.split()[:3] == ["5", "ml", "ann"]
     assert len(plait("slurm", "squeue", "-h", "-j", "4").out.splitlines()) == 1
     fake.answers["GET", "/v1/jobs/j-3"] = row(3, "running")
     fake.answers["POST", "/v1/jobs/j-3/cancel"] = {"id": "j-3", "state": "cancelled"}

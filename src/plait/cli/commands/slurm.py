@@ -321,7 +321,7 @@ def squeue(context: typer.Context) -> None:
         where = ",".join(row.nodes) if row.state != "waiting" else f"({row.reason or 'waiting'})"
         nodes = max(len(row.nodes) if row.state != "waiting" else 0, 1)
         typer.echo(form.format(
-            row.id.removeprefix("j-"), row.project, row.name or row.command[0], row.user,
+            row.id.removeprefix("j-"), row.project, row.name or " ".join(row.command[:1]), row.user,
             _SHORT[row.state], clock(row.run_s), nodes, where,
         ))  # fmt: skip
 
