@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socketserver
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from live_cases import Cluster
+from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
 from plait.live.protocol.requests import EVENTS
 from plait.live.service.notifications import (
+    _EVENTS,
     GIVE_UP_S,
     Follower,
     Notice,
     NotificationChannel,
+    Refused,
     Undeliverable,
     mail,
     post,
@@ -214,6 +221,59 @@ def test_a_notification_that_never_arrives_is_given_up_with_an_entry_in_the_log(
     assert world.inbox == []
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(Refused("it answered 404"), "it answered 404"), (ValueError("http://host/secret"), "not sent: ValueError")],
+)
+def test_a_notification_that_cannot_arrive_delays_no_other_one(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    world = World(cluster())
+    c, follower = world.cluster, world.follower(events=("started",))
+    job, other = c.submit({}, {})
+    c.pass_s(2.0)
+    send = world.send
+
+    def refusing(notice: Notice) -> None:
+        if notice.job == f"j-{job}":
+            raise error
+        send(notice)
+
+    follower.channel = NotificationChannel("mail", refusing, ("started",))
+    follower.follow()
+    assert world.pauses == []
+    assert world.told == [(f"j-{other}", "started")]
+    assert [(one["job"], one["why"]) for one in world.undelivered()] == [(job, why)]
+
+
+def test_an_entry_that_cannot_be_understood_delays_no_later_one(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(message: Any) -> Any:
+        raise KeyError("epoch")
+
+    world = World(cluster())
+    c, follower = world.cluster, world.follower()
+    monkeypatch.setitem(_EVENTS, "AttemptBegan", broken)
+    (job,) = c.submit({})
+    c.pass_s(2.0)
+    end(c, job)
+    follower.follow()
+    assert world.told == [(f"j-{job}", "finished")]
+
+
+def test_a_job_that_is_cancelled_before_its_admission_is_told_once(cluster: Make) -> None:
+    world = World(cluster([]))
+    c, follower = world.cluster, world.follower()
+    (job,) = c.submit({})
+    c.engine.cancel(job, c.now, by="bob")
+    c.nodes.append(Node(c, "n0", 2))
+    c.pass_s(3.0)
+    follower.follow()
+    assert [one.type for one in c.store.entries(job=job) if one.type in ("CancelAsked", "JobCancelled")] == [
+        "CancelAsked", "JobCancelled",
+    ]  # fmt: skip
+    assert world.told == [(f"j-{job}", "cancelled")]
+
+
 @pytest.mark.parametrize("dies", ["before", "while sending", "after", "between tries"])
 def test_a_restart_sends_nothing_twice_and_loses_nothing_silently(cluster: Make, dies: str) -> None:
     class Died(BaseException):
@@ -302,7 +362,7 @@ def served(server: Any) -> Iterator[Any]:
         thread.join()
 
 
-@pytest.mark.parametrize("code", [204, 503])
+@pytest.mark.parametrize("code", [204, 503, 429, 404])
 def test_a_webhook_gets_json_and_only_a_success_counts(code: int) -> None:
     bodies = []
 
@@ -320,8 +380,9 @@ def test_a_webhook_gets_json_and_only_a_success_counts(code: int) -> None:
         if code == 204:
             post(url, NOTICE)
         else:
-            with pytest.raises(Undeliverable, match=r"^it answered 503 Service Unavailable$"):
+            with pytest.raises(Undeliverable, match=f"^it answered {code} {HTTPStatus(code).phrase}$") as failed:
                 post(url, NOTICE)
+            assert isinstance(failed.value, Refused) == (code == 404)
     ((kind, body),) = bodies
     assert kind == "application/json"
     assert msgspec.json.decode(body, type=Notice) == NOTICE
@@ -330,7 +391,8 @@ def test_a_webhook_gets_json_and_only_a_success_counts(code: int) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_a_mail_goes_to_the_user_of_the_job() -> None:
+@pytest.mark.parametrize("code", [250, 450, 550])
+def test_a_mail_goes_to_the_user_of_the_job(code: int) -> None:
     lines: list[str] = []
 
     class Handler(socketserver.StreamRequestHandler):
@@ -343,12 +405,18 @@ def test_a_mail_goes_to_the_user_of_the_job() -> None:
                     self.wfile.write(b"354 go on\r\n")
                     while (text := self.rfile.readline()) != b".\r\n":
                         lines.append(text.decode().rstrip())
-                self.wfile.write(b"221 bye\r\n" if word == "QUIT" else b"250 fine\r\n")
+                answer = {"QUIT": "221 bye", "RCPT": f"{code} ann"}.get(word, "250 fine")
+                self.wfile.write(f"{answer}\r\n".encode())
                 if word == "QUIT":
                     return
 
     with served(socketserver.TCPServer(("127.0.0.1", 0), Handler)) as server:
         url = f"smtp://127.0.0.1:{server.server_address[1]}"
+        if code != 250:
+            with pytest.raises(Undeliverable, match=str(code)) as failed:
+                mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
+            assert isinstance(failed.value, Refused) == (code == 550)
+            return
         mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
     assert "To: ann@lab.example" in lines
     assert "Subject: [plait] j-3 net failed" in lines
@@ -364,8 +432,35 @@ def test_a_command_gets_the_notification_and_its_error_is_the_cause(tmp_path: Pa
     assert file.read_text() == msgspec.json.encode(NOTICE).decode() + "failed"
     with pytest.raises(Undeliverable, match="exit code 1: no such pager"):
         run_command([sys.executable, "-c", "import sys; sys.exit('no such pager')"], NOTICE)
-    with pytest.raises(Undeliverable, match="No such file"):
-        run_command(["/no/such/program"], NOTICE)
+    with pytest.raises(Undeliverable, match=r"^FileNotFoundError: No such file or directory$"):
+        run_command(["/no/such/secret"], NOTICE)
+
+
+def test_processes_that_a_command_leaves_in_the_background_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pid"
+    run_command(["sh", "-c", f"sleep 600 & echo $! > {file}"], NOTICE)
+    os.kill(int(file.read_text()), signal.SIGKILL)  # fails unless it runs
+    file.unlink()
+    monkeypatch.setattr("plait.live.service.notifications.TRY_S", 0.3)
+    while not file.exists() or not file.read_text():
+        with pytest.raises(Undeliverable, match=r"^no end within 0\.3 s$"):
+            run_command(["sh", "-c", f": secret; sleep 600 & echo $! > {file}; wait"], NOTICE)
+    command_line = Path("/proc", file.read_text().strip(), "cmdline")
+    while command_line.exists() and command_line.read_bytes():  # a process that was ended has none
+        time.sleep(0.01)
+
+
+def test_the_service_log_has_no_addresses_of_webhooks(tmp_path: Path) -> None:
+    code = (
+        "import sys, httpx; from pathlib import Path; from plait.live.service.journal import begin_log\n"
+        "begin_log(Path(sys.argv[1]))\n"
+        "answers = httpx.MockTransport(lambda request: httpx.Response(204))\n"
+        "httpx.Client(transport=answers).post('http://chat.example/secret')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], check=True)
+    assert "secret" not in (tmp_path / "log").read_text()
 
 
 # -- the file of channels ------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def begin_log(path: Path) -> None:
         handlers.append(logging.StreamHandler())
     root = logging.getLogger()
     root.setLevel(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs the address of each request, with its secrets
     for handler in handlers:
         handler.addFilter(Bounded())  # each its own: a record that two handlers count is counted twice
         handler.setFormatter(JsonLines())

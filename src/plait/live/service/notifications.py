@@ -15,9 +15,11 @@ import json
 import logging
 import os
 import re
+import signal
 import smtplib
 import ssl
 import subprocess
+import tempfile
 import threading
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,6 +45,8 @@ USUAL = ("finished", "failed", "hung", "time-limit")
 PREEMPTIONS = ("preempted", "leaving", "drained")
 #: A new look at the log, the first and the longest pause between tries, the time limit of a try, seconds.
 LOOK_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, TRY_S = 2.0, 1.0, 300.0, 10.0
+#: Answers of 400 to 499 by which a web server asks for another try: timeout, too early, too many requests.
+AGAIN = (408, 425, 429)
 #: A notification is given up at the first failure after so many seconds since its event.
 GIVE_UP_S = 3600.0
 #: Entries of the log that are read at a time.
@@ -166,8 +170,12 @@ class Undeliverable(PlaitError):
     """A try failed; the text is the cause, without addresses, which may be secret."""
 
 
+class Refused(Undeliverable):
+    """The receiver does not take this notification; another try would end in the same way."""
+
+
 def post(url: str, notice: Notice) -> None:
-    """POST a notification as JSON; any answer of 200 to 299 is success."""
+    """POST a notification as JSON; any answer of 200 to 299 is success, most of 300 to 499 are final."""
     import httpx
 
     try:
@@ -177,7 +185,8 @@ def post(url: str, notice: Notice) -> None:
     except httpx.HTTPError as error:
         raise Undeliverable(f"{type(error).__name__}: {error}") from error
     if not answer.is_success:
-        raise Undeliverable(f"it answered {answer.status_code} {answer.reason_phrase}")
+        final = 300 <= answer.status_code < 500 and answer.status_code not in AGAIN
+        raise (Refused if final else Undeliverable)(f"it answered {answer.status_code} {answer.reason_phrase}")
 
 
 def mail(url: str, sender: str, to: str, notice: Notice) -> None:
@@ -201,22 +210,44 @@ def mail(url: str, sender: str, to: str, notice: Notice) -> None:
             if parts.username is not None:
                 server.login(unquote(parts.username), unquote(parts.password or ""))
             server.send_message(message)
-    except (OSError, smtplib.SMTPException) as error:
-        raise Undeliverable(f"{type(error).__name__}: {error}") from error
+    except smtplib.SMTPResponseException as error:
+        raise (Refused if error.smtp_code >= 500 else Undeliverable)(f"{type(error).__name__}: {error}") from error
+    except smtplib.SMTPRecipientsRefused as error:  # a server that knows no sender yet answers 450
+        final = all(code >= 500 for code, _ in error.recipients.values())
+        raise (Refused if final else Undeliverable)(f"{type(error).__name__}: {error}") from error
+    except smtplib.SMTPNotSupportedError as error:  # such as an address with letters that the server does not take
+        raise Refused(f"{type(error).__name__}: {error}") from error
+    except OSError as error:
+        raise Undeliverable(f"{type(error).__name__}: {error.strerror or error}") from error
 
 
 def run_command(command: Sequence[str], notice: Notice) -> None:
-    """Run a command with the notification on its standard input, and as PLAIT_EVENT, PLAIT_JOB and so on."""
+    """Run a command with the notification on its standard input, and as PLAIT_EVENT, PLAIT_JOB and so on.
+
+    Processes that it leaves in the background are not waited for.
+    """
     fields = {f"PLAIT_{key.upper()}": value for key, value in msgspec.structs.asdict(notice).items()}
     try:
-        done = subprocess.run(
-            command, input=msgspec.json.encode(notice), env={**os.environ, **fields}, capture_output=True, timeout=TRY_S
-        )
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise Undeliverable(f"{type(error).__name__}: {error}") from error
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise Undeliverable(f"exit code {done.returncode}" + "".join(f": {line[:200]}" for line in last))
+        # Files, not pipes: a process in the background would hold a pipe open.
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
+            given.write(msgspec.json.encode(notice))
+            given.seek(0)
+            process = subprocess.Popen(
+                command, env={**os.environ, **fields}, stdin=given, stdout=subprocess.DEVNULL, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                code = process.wait(TRY_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise Undeliverable(f"no end within {TRY_S:g} s") from None
+            errors.seek(max(errors.seek(0, os.SEEK_END) - 1000, 0))
+            last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    except OSError as error:  # its text names the command, which may have a password
+        raise Undeliverable(f"{type(error).__name__}: {error.strerror}") from error
+    if code:
+        raise Undeliverable(f"exit code {code}" + "".join(f": {line[:200]}" for line in last))
 
 
 # -- from the log to notifications ----------------------------------------------------------------------------
@@ -264,7 +295,7 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 def notices_of(entry: Entry, store: Store, channel: NotificationChannel) -> list[Notice]:
     """The notifications of an entry of the log that a channel sends.
 
-    Of attempts only the first is a start, of ranks only the first one that hangs counts.
+    Of attempts only the first is a start; of ranks that hang, and of requests to cancel, only the first counts.
     """
     found = []
     for number, event, reason in events_of(entry):
@@ -289,11 +320,13 @@ def _first(entry: Entry, event: str, stored: StoredJob, store: Store) -> bool:
     message = json.loads(entry.entry)
     if event == "started":
         return bool(stored.attempts[0].epoch == message["epoch"])
-    if event == "hung":
-        before = (json.loads(one.entry) for one in store.entries(job=stored.row.number)
-                  if one.seq < entry.seq and one.type == "RankEnded")  # fmt: skip
-        return not any(_hung(one) and one["epoch"] == message["epoch"] for one in before)
-    return True
+    if event not in ("hung", "cancelled"):
+        return True
+    before = (one for one in store.entries(job=stored.row.number) if one.seq < entry.seq)
+    if event == "cancelled":  # a job that waits for its admission is cancelled by two entries: asked, and done
+        return not any(one.type in ("CancelAsked", "JobCancelled") for one in before)
+    ended = (json.loads(one.entry) for one in before if one.type == "RankEnded")
+    return not any(_hung(one) and one["epoch"] == message["epoch"] for one in ended)
 
 
 # -- delivery -------------------------------------------------------------------------------------------------
@@ -359,7 +392,7 @@ class Follower:
         place = self._read()
         page = list(self.store.entries(after=place.seq - 1, limit=PAGE))
         for entry in page:
-            for i, notice in enumerate(notices_of(entry, self.store, self.channel)):
+            for i, notice in enumerate(self._notices(entry)):
                 if entry.seq == place.seq and i < place.done:
                     continue
                 if not self._deliver(notice, entry, i):
@@ -368,6 +401,17 @@ class Follower:
         if len(page) == PAGE:  # otherwise a restart reads entries without notifications again
             self._write(Bookmark(page[-1].seq + 1))
         return len(page) == PAGE
+
+    def _notices(self, entry: Entry) -> list[Notice]:
+        """The notifications of an entry; none of one that cannot be understood, which would stop all later ones."""
+        try:
+            return notices_of(entry, self.store, self.channel)
+        except StoreError:
+            raise
+        except Exception as error:
+            facts = {"channel": self.channel.name, "entry": entry.seq}
+            _LOG.error("an entry of the log has no notifications", exc_info=error, extra={"facts": facts})
+            return []
 
     def _deliver(self, notice: Notice, entry: Entry, index: int) -> bool:
         """Send a notification, or give it up; False if the service ends before."""
@@ -378,10 +422,15 @@ class Follower:
             try:
                 self.channel.send(notice)
                 break
-            except Exception as error:
-                cause = str(error) if isinstance(error, Undeliverable) else f"{type(error).__name__}: {error}"
+            except Undeliverable as error:
+                cause, final = str(error), isinstance(error, Refused)
+            except Exception as error:  # the text may have an address; the job's owner can read the cause
+                cause, final = f"not sent: {type(error).__name__}", True
+                _LOG.error(
+                    "a notification cannot be sent", exc_info=error, extra={"facts": {"channel": self.channel.name}}
+                )
             self._write(here)
-            if self.clock() - entry.at_s >= GIVE_UP_S:
+            if final or self.clock() - entry.at_s >= GIVE_UP_S:
                 why = cause
             elif self.ending.wait(pause_s):
                 return False
