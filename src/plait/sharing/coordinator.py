@@ -51,8 +51,9 @@ class Seen:
 
     def met_s(self, now_s: float) -> float:
         """Seconds of the quantum that a random time falls into; `now_s`: the longest of the unfinished step."""
-        whole_s = self.sum_s + now_s
-        return (self.sum_s2 + now_s * now_s) / whole_s if whole_s > 0.0 else self.quantum_s
+        if self.sum_s == 0.0:
+            return max(self.quantum_s, now_s)
+        return (self.sum_s2 + now_s * now_s) / (self.sum_s + now_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -432,6 +432,7 @@ class AttachedJob(Job):
         if self.recorder is not None:
             self.recorder.end("stopped" if self._leaving else "failed" if self._failed else "finished")
         self.profiler.close()
+        self.stages.settle()
         self.stages.gate.close()
         self.checkpointer.drain()
         complete = self._complete

@@ -28,6 +28,8 @@ from plait.runtime.stage_gate import GateError, GateTimeout, StageGate
 from plait.training.process import torch_cuda
 
 LEAST_LEASE_S = 30.0
+#: Seconds to wait at the end of a job for a GPU that still works.
+LATE_S = 10.0
 K = len(Resource)
 STAGE_SINCE, IN_STAGE = Page.stage_since.index, Page.in_stage.index
 
@@ -75,7 +77,8 @@ class Stages:
         self._left_s = -LINGER_S  # when the GPU stage was left last, by the clock of the node
         self._entries = 0  # of GPU stages, since `returned`
         self._behind = 0  # GPU stages that the script has left before the GPU had done them
-        self._followed: queue.SimpleQueue[tuple[Any, int]] | None = None  # the ends of these stages
+        self._followed: queue.SimpleQueue[tuple[Any, int] | None] = queue.SimpleQueue()  # their ends; None: no more
+        self._follower: threading.Thread | None = None
 
     @property
     def idle(self) -> bool:
@@ -179,18 +182,19 @@ class Stages:
                 self._page.gpu_left_monotonic = self._left_s
         if not follows:
             return
-        if self._followed is None:
-            self._followed = queue.SimpleQueue()
-            threading.Thread(target=self._note_ends, args=(self._followed,), name="plait-gpu", daemon=True).start()
         self._followed.put((self._cuda.ended, self._behind))
+        if self._follower is None:
+            self._follower = threading.Thread(target=self._note_ends, name="plait-gpu", daemon=True)
+            self._follower.start()
 
-    def _note_ends(self, followed: queue.SimpleQueue[tuple[Any, int]]) -> None:
+    def _note_ends(self) -> None:
         """Note when the GPU has done the newest stage. Waiting holds neither a core nor the interpreter's lock.
 
-        Such a wait would spoil a CUDA graph that is captured meanwhile. None is: torch waits for the GPU before.
+        Such a wait would spoil a CUDA graph whose capture begins before this thread has run. `torch.cuda.graph` waits
+        for the GPU first, which lets this thread run and ends its wait.
         """
-        while True:
-            ended, number = followed.get()
+        while (behind := self._followed.get()) is not None:
+            ended, number = behind
             with contextlib.suppress(RuntimeError):  # the GPU is lost, which the script gets to know
                 ended.synchronize()
             with self._lock:
@@ -302,8 +306,17 @@ class Stages:
 
     def close_all(self) -> None:
         """Close all stages, at the end of the job."""
+        self.settle()
         for resource in Resource:
             self.leave(resource)
+
+    def settle(self) -> None:
+        """Follow no stage from now on: a thread that waits when the interpreter ends would abort the process."""
+        self.has_guests = False
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            self._followed.put(None)
+            follower.join(LATE_S)
 
     def publish(self) -> None:
         """Write the times to the page; only at step boundaries, so that marks stay cheap."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.sharing import CODEC, Device, Sharer, State, StepStats, decide
+from plait.sharing.coordinator import Seen
 from plait.sharing.grant import THETA
 
 
@@ -45,3 +46,8 @@ def test_the_first_step_of_a_guest_loads_kernels_and_is_soon_forgotten(gated: bo
         state, _ = decide(state, 0.0667 * step, stats, Device(1 << 60, jobs, gated=gated))
     assert state.seen["guest"].quantum_s == 0.003
     assert state.share.granted == pytest.approx(2.0 * THETA * 0.0667 / 0.003, rel=0.01)
+
+
+def test_until_the_second_step_ends_a_random_time_falls_into_the_longest_quantum() -> None:
+    assert Seen(0, 0.157).met_s(0.001) == 0.157
+    assert Seen(-1, 0.0).met_s(0.001) == 0.001

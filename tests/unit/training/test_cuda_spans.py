@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -204,3 +207,32 @@ def test_guests_come_when_the_gpu_has_done_what_the_script_left_behind(
 def until(true: Callable[[], bool]) -> None:
     while not true():
         time.sleep(0.001)
+
+
+ENDS_WHILE_THE_GPU_WORKS = """
+import time, torch
+from plait.training import attach
+torch.set_num_threads(1)
+a = torch.randn(700, 700)
+
+class Ended:  # a wait without the interpreter's lock, as that for a CUDA event
+    def synchronize(self):
+        end_s = time.monotonic() + 1.0
+        while time.monotonic() < end_s:
+            torch.mm(a, a)
+
+stages = attach(state={}).stages
+stages.has_guests = True
+stages._cuda.ended = Ended()
+stages._note_left(True)
+time.sleep(0.1)
+"""
+
+
+def test_a_script_that_ends_while_its_gpu_works_ends_well(tmp_path: Path) -> None:
+    """The thread would want the interpreter's lock of a finished interpreter, and abort the process."""
+    Page.create(tmp_path / "page.bin").close()
+    (tmp_path / "EPOCH").write_text("1")
+    env = os.environ | {"PLAIT_RUN_DIR": str(tmp_path), "PLAIT_JOB_DIR": str(tmp_path), "PLAIT_EPOCH": "1"}
+    ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_THE_GPU_WORKS], env=env, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
