@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_service import TOKEN, Fake, serve
 
-from plait.cli.commands.slurm import directives, fields_of
+from plait.cli.commands.slurm import _PRELUDE, directives, fields_of
 from plait.core.errors import InputError
 
 SCRIPT = """#!/bin/bash
@@ -65,7 +65,10 @@ def test_a_script_is_submitted_with_its_lines_and_what_is_ignored_is_named(plait
     [
         ({"gres": "gpu:2", "nodes": "2"}, {"gpus": 4}),
         ({"gres": "gpu"}, {"gpus": 1}),
-        ({"gres": "tmp:10,gpu:v100:3(S:0)"}, {"gpus": 3}),
+        ({"gres": "tmp:10,gpu:v100:3(S:0,1)"}, {"gpus": 3}),
+        ({"gres": "gpu:1,lscratch:200"}, {"gpus": 1}),
+        ({"gres": "lscratch:200"}, {"gpus": 1}),
+        ({"array": "0-7%2"}, {"array": "0-7%2"}),
         ({"gpus": "a100:3"}, {"gpus": 3}),
         ({"gpus": "4", "gres": "gpu:2"}, {"gpus": 4}),
         ({"gpus-per-task": "1", "ntasks": "8"}, {"gpus": 8}),
@@ -73,7 +76,8 @@ def test_a_script_is_submitted_with_its_lines_and_what_is_ignored_is_named(plait
         ({"cpus-per-task": "4", "ntasks": "2", "mem-per-cpu": "500"}, {"cpus": 8.0, "memory": "4000M"}),
         ({"mem-per-gpu": "2G", "gpus": "3"}, {"memory": "6000M"}),
         ({"time": "90"}, {"time_limit_s": "5400s"}),
-        ({"dependency": "afterok:3:4,afternotok:5"}, {"after": ["j-3", "j-4"], "after_fail": ["j-5"]}),
+        ({"time": "14-00:00:00"}, {"time_limit_s": "1209600s"}),
+        ({"dependency": "afterok:3:4,afternotok:5_1"}, {"after": ["j-3", "j-4"], "after_fail": ["a-5.1"]}),
         ({"begin": "now+2hours"}, {"begin_s": "2h"}),
         ({"begin": "18:00"}, {"begin_s": "18:00"}),
         ({"signal": "B:USR1@120"}, {"signal_s": "120s"}),
@@ -92,7 +96,7 @@ def test_options_of_slurm_are_fields_of_a_job(given: dict[str, Any], fields: dic
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--array=0-3", "--array is not available; submit a file with a list of jobs"),
+        ("--wrap=true", "--wrap is not available; plait slurm sbatch has a script"),
         ("--time=soon", "--time is 'soon'; write minutes, 2:00:00 or 1-12:00:00"),
         ("--mem=lots", "--mem is 'lots'; write 16G or 4000M"),
         ("--dependency=singleton", "--dependency 'singleton' is not available; write one of afterok, afterany"),
@@ -103,6 +107,63 @@ def test_what_changes_the_meaning_of_a_job_is_refused(line: str, words: str) -> 
     given, _ = directives(f"#!/bin/sh\n#SBATCH {line}\n", "job.sh")
     with pytest.raises(InputError, match=f"^sbatch: {words}"):
         fields_of(given, "sbatch")
+
+
+def test_resources_other_than_gpus_are_named_as_ignored() -> None:
+    _, remarks = fields_of({"gres": "gpu:a100:2(S:0,1),lscratch:200"}, "sbatch")
+    assert remarks == ["--gres lscratch:200 is ignored"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "-n4",
+        "-N1 -c8 -vv",
+        "-n 4 -K",
+        "--overlap --ntasks=2 --cpu-bind cores",
+        "-l -u --kill-on-bad-exit",
+        "-n2 --",
+    ],
+)
+def test_srun_in_a_script_runs_its_command(options: str) -> None:
+    assert in_script(f"set -euo pipefail; srun {options} echo ran") == "ran\n"
+
+
+def test_srun_without_a_command_fails_with_the_cause() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        in_script("srun --ntasks")
+    assert (failed.value.returncode, failed.value.stderr) == (
+        2,
+        "srun: --ntasks has no value and no command behind it\n",
+    )
+
+
+def in_script(text: str, **env: str) -> str:
+    """The output of a script of sbatch."""
+    env = {"PLAIT_JOB": "j-7", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "PATH": "/usr/bin:/bin", **env}
+    done = subprocess.run(
+        ["bash", "-c", _PRELUDE + text], capture_output=True, text=True, check=True, env=env, timeout=30
+    )
+    return done.stdout
+
+
+def test_an_array_of_a_script(plait, fake, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --array=1-3%2 --gres=gpu:1\necho $SLURM_ARRAY_TASK_ID\n")
+    fake.answers["POST", "/v1/jobs"] = {"id": "a-5", "number": 5, "jobs": 3}
+    assert plait("slurm", "sbatch", script).out == "Submitted batch job a-5\n"
+    (body,) = fake.bodies
+    assert body["array"] == "1-3%2"
+    assert [in_script(body["command"][2], PLAIT_ARRAY_INDEX="3"), in_script("echo ${SLURM_ARRAY_TASK_ID-no}")] == [
+        "3\n", "no\n",
+    ]  # fmt: skip
+    assert plait("slurm", "sbatch", "--parsable", script).out == "a-5\n"
+    script.write_text("#!/bin/bash\necho $index\necho {index}\n")
+    answer = plait("slurm", "sbatch", "--array", "0-3", script)
+    assert answer.code == 2
+    assert f"{script.name}:3: {{index}} would be replaced" in answer.err.replace("\n", "")
+    assert "--array is an option of sbatch" in plait("slurm", "srun", "--array=0-3", "true").err
 
 
 def test_an_invalid_line_is_named() -> None:
@@ -137,6 +198,9 @@ def test_squeue_scancel_and_sinfo(plait, fake):
     fake.answers["GET", "/v1/jobs"].append(row(5, "running", name="", command=[]))  # of somebody else
     assert plait("slurm", "squeue", "-h", "-j", "5").out.split()[:3] == ["5", "ml", "ann"]
     assert len(plait("slurm", "squeue", "-h", "-j", "4").out.splitlines()) == 1
+    fake.answers["GET", "/v1/jobs"].append(row(6, "running", array="a-6", array_index=4))
+    for names in ("6_4", "a-6", "6"):
+        assert plait("slurm", "squeue", "-h", "-j", names).out.split()[0] == "6_4"
     fake.answers["GET", "/v1/jobs/j-3"] = row(3, "running")
     fake.answers["POST", "/v1/jobs/j-3/cancel"] = {"id": "j-3", "state": "cancelled"}
     fake.answers["DELETE", "/v1/jobs/j-3"] = {"id": "j-3", "state": "cancelled"}
@@ -147,3 +211,21 @@ def test_squeue_scancel_and_sinfo(plait, fake):
     assert [line.split()[-2:] for line in plait("slurm", "sinfo").out.splitlines()[1:]] == [
         ["idle", "n0"], ["mix", "n2"], ["alloc", "n4"],
     ]  # fmt: skip
+
+
+def test_all_jobs_are_listed_and_cancelled_however_many(plait, fake, monkeypatch):
+    monkeypatch.setattr("plait.cli.commands.slurm._PAGE", 2)
+    several = [row(number, "running") for number in range(5)]
+
+    def page(query):
+        begin = int(query["offset"])
+        return several[begin : begin + int(query["limit"])]
+
+    fake.answers["GET", "/v1/jobs"] = page
+    fake.answers["GET", "/v1/me"] = {"user": "ann", "role": "user"}
+    assert len(plait("slurm", "squeue", "-h").out.splitlines()) == 5
+    for number, one in enumerate(several):
+        fake.answers["GET", f"/v1/jobs/j-{number}"] = one
+        fake.answers["DELETE", f"/v1/jobs/j-{number}"] = {"id": f"j-{number}", "state": "cancelled"}
+    assert len(plait("slurm", "scancel", "--me").out.splitlines()) == 5
+    assert any(query.get("arrays") for _, path, query in fake.asked if path == "/v1/jobs")

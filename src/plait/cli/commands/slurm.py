@@ -36,7 +36,7 @@ app = typer.Typer(help="Slurm's sbatch, srun, squeue, scancel and sinfo, in plai
 _READ = {
     "job-name": "J", "time": "t", "gres": "", "gpus": "G", "gpus-per-node": "", "gpus-per-task": "", "nodes": "N",
     "ntasks": "n", "ntasks-per-node": "", "cpus-per-task": "c", "mem": "", "mem-per-cpu": "", "mem-per-gpu": "",
-    "account": "A", "dependency": "d", "begin": "b", "signal": "", "chdir": "D", "export": "",
+    "account": "A", "dependency": "d", "begin": "b", "signal": "", "chdir": "D", "export": "", "array": "a",
 }  # fmt: skip
 #: Options without a counterpart, and what takes their place, if anything does.
 _IGNORED = {
@@ -50,11 +50,11 @@ _IGNORED = {
 _FLAGS_READ = {"hold": "H", "parsable": "", "requeue": "", "no-requeue": "", "wait": "W"}
 _FLAGS_IGNORED = {
     "exclusive": "", "overcommit": "O", "verbose": "v", "quiet": "Q", "unbuffered": "u", "label": "l",
-    "oversubscribe": "s", "contiguous": "", "pty": "",
+    "oversubscribe": "s", "contiguous": "", "pty": "", "overlap": "", "exact": "", "kill-on-bad-exit": "K",
+    "no-kill": "k", "preserve-env": "E", "disable-status": "X", "spread-job": "", "use-min-nodes": "",
 }  # fmt: skip
 #: Refused, because the job would do something else without them.
 _REFUSED = {
-    "array": ("a", "submit a file with a list of jobs, one for each index: plait submit -f jobs.yaml"),
     "wrap": ("", "plait slurm sbatch has a script; plait submit -- bash -c 'COMMAND'"),
 }
 #: Of Slurm's kinds of dependency, the field of a job.
@@ -62,11 +62,18 @@ _AFTER = {"afterok": "after", "afterany": "after_any", "afternotok": "after_fail
 _MEGABYTES = {"K": 1e-3, "M": 1.0, "G": 1e3, "T": 1e6}
 #: States of jobs, as squeue shortens them.
 _SHORT = {"waiting": "PD", "starting": "CF", "running": "R", "stopping": "CG", "unreachable": "R"}
+#: Options of `srun` in a script that have no value.
+_SRUN_FLAGS = "|".join(f"--{name}|-{short}" if short else f"--{name}" for name, short in _FLAGS_IGNORED.items())
+#: Jobs that one request lists, which is the maximum of the service.
+_PAGE = 10_000
 #: Before the first line of a script: variables that it may read, and `srun`, which runs its command in each process.
 _PRELUDE = (
     "export SLURM_JOB_ID=${PLAIT_JOB#j-} SLURM_PROCID=$RANK SLURM_LOCALID=$LOCAL_RANK SLURM_NTASKS=$WORLD_SIZE "
-    "SLURM_SUBMIT_DIR=$PWD; srun() { while [[ $1 == -* ]]; do case $1 in --) shift; break;; "
-    '--*=*|--exclusive|--unbuffered|--label|--pty|-u|-l) shift;; *) shift 2;; esac; done; "$@"; }; export -f srun; '
+    "SLURM_SUBMIT_DIR=$PWD ${PLAIT_ARRAY_INDEX+SLURM_ARRAY_TASK_ID=$PLAIT_ARRAY_INDEX}; "
+    "srun() { while [[ ${1-} == -* ]]; do case $1 in --) shift; break;; "
+    f"--*=*|{_SRUN_FLAGS}) shift;; -[a-zA-Z]?*) shift;; "
+    '*) shift 2 || { echo "srun: $1 has no value and no command behind it" >&2; return 2; };; esac; done; "$@"; }; '
+    "export -f srun; "
 )
 
 
@@ -120,16 +127,23 @@ def fields_of(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], lis
     nodes, tasks = _count(given, "nodes", where), _count(given, "ntasks", where)
     tasks = tasks or (nodes or 1) * (_count(given, "ntasks-per-node", where) or 1)
     remarks = []
+    gres = re.sub(r"\([^)]*\)", "", given.get("gres", "")).split(",")  # without sockets
+    others = [one for one in gres if one and one.partition(":")[0] != "gpu"]
+    counted = {**given, "gres": ",".join(one for one in gres if one not in others)}
     gpus = next(
         (count * times for name, times in (("gpus", 1), ("gpus-per-task", tasks), ("gpus-per-node", nodes or 1),
-                                           ("gres", nodes or 1)) if (count := _gpus(given.get(name), where))), 0,
+                                           ("gres", nodes or 1)) if (count := _gpus(counted.get(name), name, where))),
+        0,
     )  # fmt: skip
+    remarks += [f"--gres {one} is ignored" for one in others]
     if not gpus:
         gpus = 1
         remarks.append("the script requests no GPU, and the job gets one")
-    fields: dict[str, Any] = {"gpus": gpus, "name": given.get("job-name"), "project": given.get("account")}
+    fields: dict[str, Any] = {
+        "gpus": gpus, "name": given.get("job-name"), "project": given.get("account"), "array": given.get("array"),
+    }  # fmt: skip
     if "time" in given:
-        fields["time_limit_s"] = f"{_seconds(given['time'], where):g}s"
+        fields["time_limit_s"] = f"{_seconds(given['time'], where)}s"
     if "cpus-per-task" in given:
         fields["cpus"] = float((_count(given, "cpus-per-task", where) or 1) * tasks)
     cpus = fields.get("cpus") or tasks
@@ -170,24 +184,21 @@ def _count(given: Mapping[str, Any], name: str, where: str) -> int:
     return _digits(str(given[name]).partition("-")[0], name, where) if name in given else 0
 
 
-def _gpus(text: str | None, where: str) -> int:
-    """GPUs of `2`, `a100:2`, `gpu:2`, `gpu:a100:2` or `gpu`; 0 for none, and for a resource such as `shard:4`."""
+def _gpus(text: str | None, name: str, where: str) -> int:
+    """GPUs of `2`, `a100:2`, `gpu:2`, `gpu:a100:2` or `gpu`; 0 for none."""
     total = 0
-    for one in (text or "").split(","):
-        name, *rest = one.split("(")[0].split(":")
-        count = rest[-1] if rest else name
-        if name == "gpu" and not count.isdigit():
-            total += 1
-        elif name not in ("", "shard", "mps", "tmp", "nic", "craynetwork"):
-            total += _digits(count, "gres", where)
+    for one in text.split(",") if text else ():
+        kind, *rest = one.split(":")
+        count = rest[-1] if rest else kind
+        total += 1 if kind == "gpu" and not count.isdigit() else _digits(count, name, where)
     return total
 
 
-def _seconds(text: str, where: str) -> float:
+def _seconds(text: str, where: str) -> int:
     """Seconds of Slurm's forms: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
 
     >>> [_seconds(text, "") for text in ("90", "30:00", "2:00:00", "1-12", "1-00:30:00")]
-    [5400.0, 1800.0, 7200.0, 129600.0, 88200.0]
+    [5400, 1800, 7200, 129600, 88200]
     """
     match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", text)
     if match is None:
@@ -196,7 +207,7 @@ def _seconds(text: str, where: str) -> float:
     if days is None and len(parts) < 3:
         parts = [0, *parts]
     hours, minutes, seconds = (*parts, 0, 0)[:3]
-    return 86400.0 * int(days or 0) + 3600 * hours + 60 * minutes + seconds
+    return 86400 * int(days or 0) + 3600 * hours + 60 * minutes + seconds
 
 
 def _megabytes(text: str, name: str, where: str) -> float:
@@ -222,7 +233,13 @@ def _begin(text: str) -> str:
 
 
 def _job(text: str) -> str:
-    """A job as plait names it: `3` is j-3."""
+    """A job as plait names it.
+
+    >>> _job("3"), _job("5_2"), _job("a-5"), _job("a-5_2")
+    ('j-3', 'a-5.2', 'a-5', 'a-5.2')
+    """
+    if member := re.fullmatch(r"(?:a-)?(\d+)_(\d+)", text):
+        return f"a-{member[1]}.{member[2]}"
     return f"j-{text}" if text.isdigit() else text
 
 
@@ -244,10 +261,17 @@ def _submit(words: Sequence[str], what: str) -> tuple[list[str], Mapping[str, An
             raise InputError(f"sbatch: {script} is not readable: {error}") from error
         written, unknown = directives(text, str(script))
         given = {**written, **given}
+        if "array" in given and (place := re.search(r"(?<!\$)\{index\}", text)):
+            raise InputError(
+                f"{script}:{text.count(chr(10), 0, place.start()) + 1}: {{index}} would be replaced by the index of "
+                "the job; write it in another way, e.g. with a space in it"
+            )
         given.setdefault("job-name", script.name)
         if not re.match(r"#!.*\b(ba)?sh\b", text):
             raise InputError(f"{script}:1: the script has to begin with #!/bin/bash or #!/bin/sh")
         command = ["bash", "-c", _PRELUDE + text, str(script), *command[1:]]
+    elif "array" in given:
+        raise InputError("srun: --array is an option of sbatch")
     fields, remarks = fields_of(given, what)
     starts = r"^[^#\n]*\b(torchrun|mpirun|accelerate launch)\b"
     if fields["gpus"] > 1 and what == "sbatch" and (launcher := re.search(starts, command[2], re.M)):
@@ -302,9 +326,18 @@ def _selection(words: Sequence[str], what: str) -> argparse.Namespace:
     return parser.parse_args(list(words))
 
 
-def _rows(service: Client, chosen: argparse.Namespace) -> list[JobRow]:
+def _rows(service: Client, chosen: argparse.Namespace, *, arrays: bool = False) -> list[JobRow]:
+    """Jobs that have not ended, newest first; of one user if one is chosen. `arrays`: each array is one row."""
     user = service.me().user if chosen.me else chosen.user
-    return service.jobs(state=",".join(_SHORT), user=user, limit=1000)
+    rows: dict[str, JobRow] = {}
+    before = -1
+    while len(rows) > before:  # by id: a job that is submitted meanwhile moves all others by one
+        before = len(rows)
+        page = service.jobs(state=",".join(_SHORT), user=user, arrays=arrays, limit=_PAGE, offset=before)
+        rows |= {row.id: row for row in page}
+        if len(page) < _PAGE:
+            break
+    return list(rows.values())
 
 
 @app.command("squeue", **_OWN)
@@ -313,15 +346,18 @@ def squeue(context: typer.Context) -> None:
     chosen = _selection(context.args, "squeue")
     wanted = {_job(job) for job in chosen.jobs.split(",") if job}
     with client(None) as service:
-        rows = [row for row in _rows(service, chosen) if not wanted or row.id in wanted]
+        rows = _rows(service, chosen)
     form = "{:>12} {:>9} {:>12.12} {:>8.8} {:>2} {:>10} {:>5}  {}"
     if not chosen.noheader:
         typer.echo(form.format("JOBID", "PARTITION", "NAME", "USER", "ST", "TIME", "NODES", "NODELIST(REASON)"))
     for row in rows:
+        member = f"{row.array}.{row.array_index}" if row.array else row.id
+        if wanted and wanted.isdisjoint((row.id, row.array, member)):
+            continue
         where = ",".join(row.nodes) if row.state != "waiting" else f"({row.reason or 'waiting'})"
         nodes = max(len(row.nodes) if row.state != "waiting" else 0, 1)
         typer.echo(form.format(
-            row.id.removeprefix("j-"), row.project, row.name or " ".join(row.command[:1]), row.user,
+            member[2:].replace(".", "_"), row.project, row.name or " ".join(row.command[:1]), row.user,
             _SHORT[row.state], clock(row.run_s), nodes, where,
         ))  # fmt: skip
 
@@ -345,7 +381,7 @@ def scancel(context: typer.Context) -> None:
     jobs = [_job(job) for job in chosen.jobs]
     if chosen.user or chosen.me:
         with client(None) as service:
-            jobs += [row.id for row in _rows(service, chosen)]
+            jobs += [row.id for row in _rows(service, chosen, arrays=True)]
     elif not jobs:
         raise InputError("scancel: no job is named; write plait slurm scancel 3, or --me")
     if jobs:
