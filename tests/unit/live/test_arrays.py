@@ -5,11 +5,13 @@ The log of every cluster here is replayed at the end of its test, decision by de
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from live_cases import Cluster
 
 from plait.core.errors import InputError
@@ -133,7 +135,7 @@ def test_a_job_after_an_array_waits_for_all_members(
     c.pass_s(2.2)
     (job,) = c.submit({field: ["a-0"]})  # of which a member has ended
     c.pass_s(1.1)
-    assert reason(c, job) == f"waits for j-1 (--{field.replace('_', '-')})"
+    assert reason(c, job) == f"waits for a-0 (--{field.replace('_', '-')})"
     c.restart()
     c.nodes[0].end(1, codes[1])
     c.pass_s(3.3)
@@ -144,10 +146,57 @@ def test_a_job_after_an_array_waits_for_all_members(
         c.submit({"after_fail": ["a-0.1"]})
 
 
+@pytest.mark.parametrize("weight", [1e9, 0.0], ids=["log", "snapshot"])
+def test_an_array_after_an_array_costs_their_sum_and_not_their_product(cluster: Make, weight: float) -> None:
+    c = cluster((1,), snapshot_weight=weight)
+    c.submit({"name": "s", "array": "0-79"})
+    for job in range(40):
+        c.engine.cancel(job, c.now)
+    c.pass_s(1.1)
+    queries: list[str] = []
+    sa.event.listen(c.store._readers, "before_cursor_execute", lambda *given: queries.append(given[2]))
+    first, *_, last = c.submit({"after_any": ["a-0"], "array": "0-79"})
+    assert len(queries) < 20
+    c.pass_s(1.1)
+    c.restart()
+    waiting = c.engine.state.jobs[last]
+    assert (waiting.waits_for, c.engine.state.open_members) == ({"a-0": "after_any"}, {"a-0": set(range(40, 80))})
+    assert len(json.dumps(c.engine.state.to_json())) < 150_000
+    for job in range(40, 79):
+        c.engine.cancel(job, c.now)
+    c.pass_s(2.2)
+    assert reason(c, last) == "waits for a-0 (--after-any)"
+    c.engine.cancel(79, c.now)
+    c.pass_s(2.2)
+    assert (c.state(first), c.state(last)) == ("running", "waiting")
+    assert not c.engine.state.jobs[last].waits_for
+    assert not c.engine.state.open_members
+
+
+def test_members_are_named_once_and_arrays_do_not_wait_in_circles() -> None:
+    arrays = {"a-0": [0, 1, 2], "a-0.1": [1]}
+    for fields in ({"after": ["a-0", "j-1"]}, {"after": ["a-0.1"], "after_any": ["a-0"]}, {"after": ["j-1", "a-0.1"]}):
+        with pytest.raises(InputError, match="twice, or beside after; name each job once"):
+            dependencies([fields], 5, arrays)
+    assert dependencies([{"after": ["a-0.1"], "after_any": ["j-2"]}], 5, arrays)[0] == [
+        {"j-1": "after", "j-2": "after_any"}
+    ]
+    given = [{"name": "s", "command": ["x"], "array": "0-1", "after": ["t"]}, {"name": "t", "after": ["s"]}]
+    with pytest.raises(InputError, match=r"in a circle: (s -> t -> s|t -> s -> t);"):
+        dependencies(all_members([{"command": ["x"], **one} for one in given], 7), 7)
+
+
+def test_names_to_wait_for_are_counted_before_they_are_looked_up(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit(*[{}] * 1000)
+    with pytest.raises(InputError, match="name 101,000 jobs in all 101 jobs, at most 100,000 may be named; name an"):
+        c.submit({"array": "0-100", "after_any": [f"j-{job}" for job in range(1000)]})
+
+
 def test_jobs_of_a_file_wait_for_an_array_by_its_name(cluster: Make) -> None:
     c = cluster((2,))
     c.submit({"name": "report", "after": ["sweep"]}, {"name": "sweep", "array": "0-11"})
-    assert reason(c, 0) == "waits for j-1 (--after), j-2 (--after), j-3 (--after) and 9 more jobs"
+    assert reason(c, 0) == "waits for a-1 (--after)"
     with pytest.raises(InputError, match="after is 'a-7', needs a job such as j-3; there is none"):
         c.submit({"after": ["a-7"]})
     two = all_members([{"name": "s", "command": ["x"], "array": "0-1"}] * 2 + [{"after": ["s"], "command": ["x"]}], 0)
@@ -179,7 +228,7 @@ def test_an_array_is_one_row_of_those_that_are_searched(cluster: Make) -> None:
     assert found(tags=["swe%"]) == []
     assert found(array="a-4") == [5, 4]
     assert found(text="a-4") == [5, 4]
-    assert c.store.members("a-4", 5) == [5]
+    assert c.store.members(["a-4", "a-9"]) == {"a-4": {4: 4, 5: 5}, "a-9": {}}
     assert [row.array_index for row in c.store.jobs(array="a-0")] == [2, 1, 0]
     c.nodes[0].end(0)
     c.pass_s(2.2)

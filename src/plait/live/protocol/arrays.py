@@ -62,10 +62,9 @@ def parse_matrix(words: Sequence[str]) -> dict[str, list[str]]:
     return out
 
 
-def is_member(request: Mapping[str, Any], array: str, index: int | None = None) -> bool:
-    """Whether the stored request of a job is of a member of this array, with this index if one is given."""
-    member = request.get("member") or {}
-    return member.get("array") == array and index in (None, member.get("index"))
+def array_of(request: Mapping[str, Any]) -> str:
+    """The array that the stored request of a job is a member of; "" for none."""
+    return str((request.get("member") or {}).get("array", ""))
 
 
 def is_array(request: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 from plait.core.jobs import Checkpoints, InaRequest, JobClass, JobSpec
 from plait.core.options import declared
 from plait.core.resources import Resource, StageProfile
-from plait.live.layout import job_name
+from plait.live.layout import job_name, job_number
 from plait.live.protocol.job import Batch
 from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu, run_keys
 from plait.runtime.command_line import parse_script
@@ -46,47 +46,63 @@ def command_of(request: Mapping[str, Any]) -> list[str]:
 
 def dependencies(
     requests: Sequence[Mapping[str, Any]], first: int, arrays: Mapping[str, Sequence[int]] | None = None
-) -> list[dict[int, str]]:
-    """The jobs that each of these new jobs waits for, with the field that names them: one of `AFTER`.
+) -> tuple[list[dict[str, str]], dict[str, Sequence[int]]]:
+    """What each of these new jobs waits for, with the field that names it, and the numbers of the jobs it stands for.
 
-    The jobs get the numbers `first`, `first + 1`, ... They may name each other by `name`, which of an array means all
-    its members; others are named as j-3. `arrays`: the members of arrays by their names. Raises `InputError` for an
-    unknown name, a job that is named twice, and for a cycle.
+    A job waits for jobs (`j-3`) and for arrays as a whole (`a-5`); the fields are those of `AFTER`. The new jobs get
+    the numbers `first`, `first + 1`, ... They may name each other by `name`, which of an array means all its members.
+    `arrays`: the members of arrays by their names, such as a-5 and a-5.3. Raises `InputError` for an unknown name, a
+    job that is named twice, and for a cycle.
     """
-    known, several = {name: list(numbers) for name, numbers in (arrays or {}).items()}, set()
+    known, several = {name: _awaited(name, numbers) for name, numbers in (arrays or {}).items()}, set()
     named: dict[str, list[int]] = defaultdict(list)
     for i, request in enumerate(requests):
         if name := request.get("name"):
             named[name].append(first + i)
-    for name, numbers in named.items():
-        if len({(requests[number - first].get("member") or {}).get("array", number) for number in numbers}) == 1:
-            known[name] = numbers
+    for name, own in named.items():
+        of = {(requests[number - first].get("member") or {}).get("array", job_name(number)) for number in own}
+        if len(of) == 1:
+            known[name] = _awaited(of.pop(), own)
         else:
             several.add(name)
-    found: list[dict[int, str]] = []
+    array_of = {number: awaited for awaited, numbers in known.values() if len(numbers) > 1 for number in numbers}
+    found: list[dict[str, str]] = []
+    meant: dict[str, Sequence[int]] = {}
     for request in requests:
-        waits: dict[int, str] = {}
+        waits: dict[str, str] = {}
+        parts: dict[str, str] = {}  # arrays of which this job names single members
         for field in AFTER:
             for name in request.get(field) or ():
-                if (meant := known.get(name)) is None:
+                if (entry := known.get(name)) is None:
                     match = re.fullmatch(r"j-([0-9]{1,15})", name)
                     if match is None or int(match[1]) >= first:
                         what = "there are several of this name" if name in several else "there is none of this name"
                         raise InputError(f"{field} is {name[:80]!r}, needs a job such as j-3; {what}")
-                    meant = [int(match[1])]
-                for number in meant:
-                    if number in waits:
-                        raise InputError(
-                            f"{field} names {name[:80]} twice, or beside {waits[number]}; name each job once"
-                        )
-                    waits[number] = field
+                    entry = _awaited(name, [int(match[1])])
+                awaited, numbers = entry
+                whole = array_of.get(numbers[0], "")
+                if before := waits.get(awaited) or waits.get(whole) or parts.get(awaited):
+                    raise InputError(f"{field} names {name[:80]} twice, or beside {before}; name each job once")
+                waits[awaited], meant[awaited] = field, numbers
+                if whole != awaited:
+                    parts[whole] = field
         found.append(waits)
+    graph: dict[str, Iterable[str]] = {job_name(first + i): waits for i, waits in enumerate(found)}
+    for awaited, numbers in meant.items():
+        if len(numbers) > 1 and numbers[0] >= first:
+            graph[awaited] = [job_name(number) for number in numbers]
     try:
-        TopologicalSorter({first + i: waits for i, waits in enumerate(found)}).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
-        names_ = " -> ".join(requests[number - first]["name"] for number in reversed(error.args[1]))
+        numbers_ = [number for name in error.args[1][1:] if (number := job_number(name)) is not None]
+        names_ = " -> ".join(requests[number - first]["name"] for number in (*reversed(numbers_), numbers_[-1]))
         raise InputError(f"jobs wait for each other in a circle: {names_}; leave one of these out") from None
-    return found
+    return found, meant
+
+
+def _awaited(name: str, numbers: Sequence[int]) -> tuple[str, Sequence[int]]:
+    """The name of these jobs, of which a single one has its own, and their numbers."""
+    return (job_name(numbers[0]) if len(numbers) == 1 else name), numbers
 
 
 def channels_of(request: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

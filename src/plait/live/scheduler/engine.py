@@ -28,8 +28,8 @@ from plait.core.policy import has_grants
 from plait.live.api.cluster import ClusterFigures, Losses, NetworkOfCluster, NodeRow, Queue
 from plait.live.api.explain import Explanation
 from plait.live.api.jobs import FINAL, JobRow
-from plait.live.layout import Layout
-from plait.live.protocol.arrays import all_members, is_member
+from plait.live.layout import Layout, array_index
+from plait.live.protocol.arrays import all_members, array_of
 from plait.live.protocol.validation import sane_text
 from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler import assignments
@@ -394,23 +394,35 @@ class Engine:
         jobs = all_members(requests, self.state.numbers)
         projects = [admission.project_of(request) for request in jobs]
         admission.check_open_jobs(self.context, owner, projects)
-        note = admission.take_in(self.context, jobs, owner, key, self.final_state, self.members)
+        note = admission.take_in(self.context, jobs, owner, key, self.store.states, self.members)
         if jobs:
             self.context.record(note)
             self._run()
         return list(range(note.first, note.first + len(jobs)))
 
-    def members(self, array: str, index: int | None = None) -> list[int]:
-        """Numbers of the jobs of an array, or of the one with this index, whether they have ended or not."""
-        records = self.state.jobs.values()
-        known = [job.number for job in records if is_member(job.request, array, index)]
-        return sorted({*known, *self.store.members(array, index)})
+    def members(self, names: Collection[str]) -> dict[str, list[int]]:
+        """Numbers of the jobs of arrays (a-5), or of one of their members (a-5.3); other names are left out."""
+        named = {name: which for name in names if (which := array_index(name)) is not None}
+        if not named:
+            return {}
+        found = self.store.members({array for array, _ in named.values()})
+        for number, job in self.state.jobs.items():
+            if (array := array_of(job.request)) in found:
+                found[array][job.request["member"]["index"]] = number
+        out = {}
+        for name, (array, index) in named.items():
+            numbers = found[array]
+            if index is None and numbers:
+                out[name] = sorted(numbers.values())
+            elif index in numbers:
+                out[name] = [numbers[index]]
+        return out
 
     def open_members(self, arrays: Collection[str]) -> dict[str, Counter[str]]:
         """How many jobs of each of these arrays that have not ended are in each state, and `gpus` that they hold."""
         out: dict[str, Counter[str]] = {array: Counter() for array in arrays}
         for job in self.state.jobs.values():
-            if (array := (job.request.get("member") or {}).get("array")) not in out:
+            if (array := array_of(job.request)) not in out:
                 continue
             if (shown := views.shown_state(self.context, job)) not in FINAL:
                 out[array][shown] += 1
@@ -427,12 +439,6 @@ class Engine:
         finally:
             self._together = False
             self._run()
-
-    def final_state(self, number: int) -> str:
-        """How a job ended that memory no longer has."""
-        row = self.store.job(number)
-        assert row is not None, "a job is forgotten once it is stored"
-        return str(row.row.state)
 
     def check_project(self, name: str) -> None:
         """Raise `InputError` for a project that does not exist."""

@@ -34,6 +34,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.live.layout import job_name
+from plait.live.protocol.arrays import array_of
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import AFTER, dependencies, ina_of, never_met
 from plait.live.protocol.wire import NodeInfo
@@ -166,32 +167,48 @@ def _node_joined(state: State, event: NodeJoined) -> None:
 
 
 def _settle_waits(state: State, numbers: Iterable[int]) -> None:
-    """Note for jobs that wait for these, which have ended, whether they ended as they have to."""
+    """Note for jobs that wait for these, which have ended, whether they ended as they have to.
+
+    Jobs that wait for an array are visited once: when its last job ends, or the first that ends in another way.
+    """
     assert state.controller is not None
     phases = state.controller.job_store.columns["phase"]
     for number in numbers:
         name, phase = job_name(number), Phase(int(phases[number])).name.lower()
-        for waiting in state.dependents.pop(name, ()):
-            if (job := state.jobs.get(waiting)) is None or name not in job.waits_for:
+        job = state.jobs.get(number)
+        for awaited in (name, "" if job is None else array_of(job.request)):
+            if (waiting := state.dependents.get(awaited)) is None:
                 continue
-            field = job.waits_for.pop(name)
-            if phase not in AFTER[field] and not job.unmet:
-                job.unmet = never_met(name, phase, field)
-            state.touched.add(waiting)
+            left = state.open_members.get(awaited, set())
+            left.discard(number)
+            for field in [field for field in waiting if not left or phase not in AFTER[field]]:
+                reason = "" if phase in AFTER[field] else never_met(name, phase, field)
+                for one in waiting.pop(field):
+                    if (record := state.jobs.get(one)) is not None and record.waits_for.pop(awaited, ""):
+                        record.unmet = record.unmet or reason
+                        state.touched.add(one)
+            if not waiting:
+                del state.dependents[awaited]
+                state.open_members.pop(awaited, None)
 
 
 def _requested(state: State, note: Requested) -> None:
-    first, waits_for = note.first, dependencies(note.requests, note.first, note.arrays)
+    first, (waits_for, meant) = note.first, dependencies(note.requests, note.first, note.arrays)
+    ended = set(note.met)
+    left = {awaited: numbers for awaited, numbers in meant.items() if not ended.issuperset(numbers)}
     for i, (request, waits) in enumerate(zip(note.requests, waits_for, strict=True)):
         request = state.with_time_limit(request)
         record = JobRecord(first + i, request, note.owner, request.get("project") or "default", note.at_s)
-        record.waits_for = {job_name(number): field for number, field in waits.items() if number not in note.met}
-        for name in record.waits_for:
-            state.dependents.setdefault(name, []).append(record.number)
+        record.waits_for = {awaited: field for awaited, field in waits.items() if awaited in left}
         state.jobs[record.number] = record
         state.pending.append(record.number)
         state.touched.add(record.number)
     state.numbers = first + len(note.requests)
+    for number in range(first, state.numbers):
+        state.follow_waits(state.jobs[number])
+    for awaited in left.keys() - state.open_members.keys():
+        if len(numbers := left[awaited]) > 1:
+            state.open_members[awaited] = {number for number in numbers if state.is_open(number)}
     state.submissions.add(note)
 
 

@@ -17,6 +17,8 @@ from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
+from plait.live.layout import array_index
+from plait.live.protocol.arrays import array_of
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
@@ -63,8 +65,10 @@ class State:
         self.decision_s = -math.inf
         self.policy_error = ""
         self.live: set[int] = set()
-        #: Jobs that wait for a job, by its name.
-        self.dependents: dict[str, list[int]] = {}
+        #: Jobs that wait for a job or an array, by its name and the field that names it.
+        self.dependents: dict[str, dict[str, list[int]]] = {}
+        #: Jobs that have not ended of each array that a job waits for.
+        self.open_members: dict[str, set[int]] = {}
         self.touched: set[int] = set()
         self.touched_nodes: set[str] = set()
 
@@ -153,6 +157,16 @@ class State:
             return Phase.CANCELLED if job.cancelled else Phase.WAITING
         return Phase(int(self.controller.job_store.columns["phase"][job.number]))
 
+    def is_open(self, number: int) -> bool:
+        """Whether the end of a job is still to come in the log."""
+        job = self.jobs.get(number)
+        return job is not None and (not job.admitted or self.phase(job) <= Phase.RUNNING)
+
+    def follow_waits(self, job: JobRecord) -> None:
+        """Find the job by what it waits for."""
+        for awaited, field in job.waits_for.items():
+            self.dependents.setdefault(awaited, {}).setdefault(field, []).append(job.number)
+
     def wanted(self, job: JobRecord) -> tuple[int, ...] | None:
         """The GPUs of the cluster that a job should run on now; None if it should not run."""
         if not job.admitted or self.controller is None:
@@ -238,9 +252,8 @@ class State:
         state.keys = KeyMemory(data.get("keys", ()))
         state.jobs = {job["number"]: JobRecord.from_json(job) for job in data["jobs"]}
         state.live = {number for number, job in state.jobs.items() if job.live}
-        for number, job in state.jobs.items():
-            for name in job.waits_for:
-                state.dependents.setdefault(name, []).append(number)
+        for job in state.jobs.values():
+            state.follow_waits(job)
         state.pending = deque(data["pending"])
         state.groups = GroupBook.from_json(data["groups"])
         state.learnt, state.ports_given = dict(data["learnt"]), data["ports_given"]
@@ -248,6 +261,10 @@ class State:
         state.network = NetworkBook.from_json(data.get("network"))
         if data["controller"] is not None:
             state.controller = restore(data["controller"], state.limited_policy(), GUESTS_PER_GPU, KILLS, AGGREGATES)
+        state.open_members = {name: set() for name in state.dependents if array_index(name) is not None}
+        for number, job in state.jobs.items():
+            if (array := array_of(job.request)) in state.open_members and state.is_open(number):
+                state.open_members[array].add(number)
         for row in data["nodes"]:
             record = NodeRecord(row["id"], row["drained"], row["lost"], row.get("leaving", False))
             record.suspect = row.get("suspect", False)

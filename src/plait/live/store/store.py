@@ -21,7 +21,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -389,14 +389,25 @@ class Store:
             names = tuple(result.keys())
             return [_job(dict(zip(names, row, strict=True)), now_s) for row in result.cursor.fetchall()]
 
-    def members(self, array: str, index: int | None = None) -> list[int]:
-        """Numbers of the jobs of an array, or of the one with this index."""
-        table = schema.jobs
-        query = sa.select(table.c.number).where(table.c.array == array).order_by(table.c.number)
-        if index is not None:
-            query = query.where(table.c.array_index == index)
+    def members(self, arrays: Collection[str]) -> dict[str, dict[int, int]]:
+        """Numbers of the jobs of each of these arrays by their indexes."""
+        table, out = schema.jobs, {array: dict[int, int]() for array in arrays}
+        query = sa.select(table.c.array, table.c.array_index, table.c.number)
+        for row in self._rows_in(query, table.c.array, arrays):
+            out[row.array][row.array_index] = row.number
+        return out
+
+    def states(self, numbers: Collection[int]) -> dict[int, str]:
+        """The state of each of these jobs."""
+        query = sa.select(schema.jobs.c.number, schema.jobs.c.state)
+        return {row.number: row.state for row in self._rows_in(query, schema.jobs.c.number, numbers)}
+
+    def _rows_in(self, query: sa.Select[Any], column: sa.Column[Any], values: Collection[Any]) -> Iterator[sa.Row[Any]]:
+        """Rows whose column has one of these values; databases take a limited number of values in a query."""
+        chosen = sorted(values)
         with self.reading() as connection:
-            return list(connection.execute(query).scalars())
+            for start in range(0, len(chosen), 1000):
+                yield from connection.execute(query.where(column.in_(chosen[start : start + 1000])))
 
     def ended_members(self, arrays: Sequence[str]) -> dict[str, dict[str, int]]:
         """How many jobs of each of these arrays have ended in each state."""

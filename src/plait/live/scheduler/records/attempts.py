@@ -190,8 +190,8 @@ class JobRecord:
     measured alone; `measured_beside`: measured behind the gate of a group. Of an adaptive job (*seen*): `estimated_s`
     is when the scheduler last accepted its own estimate, `total` the progress that it plans to make in all.
     `device_bytes` (*seen*) of GPU memory stay from step to step in each of its processes, 0 unknown.
-    `waits_for`: names of jobs that have to end before it starts, with the field that names each; `unmet`: why it can
-    never start, because one of them has ended in another way.
+    `waits_for`: names of jobs and arrays that have to end before it starts, with the field that names each; `unmet`:
+    why it can never start, because one of them has ended in another way.
     """
 
     number: int

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from plait.core.words import counted, duration
 from plait.live.layout import job_name
 from plait.live.scheduler.records.attempts import JobRecord
 
-#: Jobs that a reason names.
+#: Jobs and arrays that a reason names.
 NAMED = 3
 
 
@@ -17,9 +19,9 @@ def obstacle(job: JobRecord, now_s: float) -> str:
     if job.request.get("hold"):
         return f"held; release it with: plait release {job_name(job.number)}"
     if job.waits_for:
-        names = [f"{name} ({option_of(field)})" for name, field in job.waits_for.items()]
-        more = f" and {counted(len(names) - NAMED, 'more job')}" if len(names) > NAMED else ""
-        return f"waits for {', '.join(names[:NAMED])}{more}"
+        names = [f"{name} ({option_of(field)})" for name, field in islice(job.waits_for.items(), NAMED)]
+        more = f" and {len(job.waits_for) - NAMED} more" if len(job.waits_for) > NAMED else ""
+        return f"waits for {', '.join(names)}{more}"
     left_s = begin_s(job) - now_s
     return f"may start in {duration(left_s)} (--begin)" if left_s > 0 else ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from plait.control.job_store import refusal
@@ -12,7 +12,7 @@ from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy, has_grants
 from plait.core.words import duration
-from plait.live.layout import array_index, job_name
+from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import AFTER, channels_of, dependencies, most_gpus, never_met
 from plait.live.scheduler.context import Context
@@ -22,15 +22,19 @@ from plait.policies.aggregation import aggregation_of
 from plait.policies.quotas import Quotas, never_admitted
 from plait.runtime.network.grant import MOST_WORKERS
 
+#: Names of other jobs that the jobs of a submission may wait for, all together.
+MOST_NAMED = 100_000
+
 
 def take_in(
     ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None,
-    final_state: Callable[[int], str], members: Callable[[str, int | None], list[int]],
+    final_states: Callable[[Collection[int]], Mapping[int, str]],
+    members: Callable[[Collection[str]], dict[str, list[int]]],
 ) -> Requested:  # fmt: skip
     """The note of new jobs; raises `InputError` for an invalid one.
 
-    `key`: see `Submissions`. `final_state`: how a job ended that is no longer in the state; `members`: the numbers of
-    the jobs of an array, or of the one with this index.
+    `key`: see `Submissions`. `final_states`: how jobs ended that are no longer in the state; `members`: the numbers of
+    the jobs of those of these names that are arrays, such as a-5, or members, such as a-5.3.
     """
     first, now_s = ctx.state.numbers, ctx.now_s
     for i, request in enumerate(requests):
@@ -40,12 +44,22 @@ def take_in(
         check_time(ctx, project_of(request), request.get("time_limit_s"))
         limited = ctx.state.with_time_limit(request)
         check_size(ctx, ctx.spec(first + i, limited, owner, project_of(request), now_s), limited)
-    named = {name for request in requests for field in AFTER for name in request.get(field) or ()}
-    arrays = {name: members(*which) for name in sorted(named) if (which := array_index(name)) is not None}
-    arrays = {name: numbers for name, numbers in arrays.items() if numbers}
-    waits = dependencies(requests, first, arrays)
-    met = {number for those in waits for number in _met(ctx, those, first, final_state)}
-    return Requested(now_s, first, owner, [dict(r) for r in requests], key, sorted(met), arrays or None)
+    named = [name for request in requests for field in AFTER for name in request.get(field) or ()]
+    if len(named) > MOST_NAMED:
+        raise InputError(
+            f"after, after_any and after_fail name {len(named):,} jobs in all {len(requests):,} jobs, at most "
+            f"{MOST_NAMED:,} may be named; name an array (a-5) in place of its jobs, or submit in several parts"
+        )
+    arrays = members(sorted(set(named)))
+    waits, meant = dependencies(requests, first, arrays)
+    fields = {(awaited, field) for those in waits for awaited, field in those.items()}
+    numbers = {number for those in meant.values() for number in those if number < first}
+    states = dict(final_states([number for number in numbers if number not in ctx.state.jobs]))
+    states |= {n: ctx.state.phase(job).name.lower() for n in numbers if (job := ctx.state.jobs.get(n)) is not None}
+    for awaited, field in sorted(fields):
+        _check_met(states, meant[awaited], field)
+    met = sorted(number for number, state in states.items() if state in AFTER["after_any"])
+    return Requested(now_s, first, owner, [dict(r) for r in requests], key, met, arrays or None)
 
 
 def _check_channels(ctx: Context, request: Mapping[str, Any]) -> None:
@@ -65,17 +79,12 @@ def check_time(ctx: Context, project: str, limit_s: float | None) -> None:
         )
 
 
-def _met(ctx: Context, waits: Mapping[int, str], first: int, final_state: Callable[[int], str]) -> Iterator[int]:
-    """Jobs to wait for that have ended as they have to; `InputError` for one that ended in another way."""
-    for number, field in waits.items():
-        if number >= first:
-            continue
-        job = ctx.state.jobs.get(number)
-        state = final_state(number) if job is None else ctx.state.phase(job).name.lower()
-        if state in AFTER["after_any"]:
-            if state not in AFTER[field]:
-                raise InputError(never_met(job_name(number), state, field))
-            yield number
+def _check_met(states: Mapping[int, str], numbers: Iterable[int], field: str) -> None:
+    """Raise `InputError` for a job to wait for by `field` that has ended in another way than it has to."""
+    for number in numbers:
+        state = states.get(number)
+        if state in AFTER["after_any"] and state not in AFTER[field]:
+            raise InputError(never_met(job_name(number), state, field))
 
 
 def check_open_jobs(ctx: Context, owner: str, projects: Sequence[str]) -> None:

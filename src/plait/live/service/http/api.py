@@ -83,13 +83,14 @@ class Api:
         """
         number = job_number(name) if len(name) <= 20 else None
         if number is None and (member := array_index(name)) is not None:
-            numbers = await asyncio.to_thread(self.store.members, *member)
-            if member[1] is None and numbers:
+            array, index = member
+            numbers = (await asyncio.to_thread(self.store.members, [array]))[array]
+            if index is None and numbers:
                 raise Conflict(
                     f"{name} is an array of {counted(len(numbers), 'job')}; name one of them, as plait ls --array "
                     f"{name} lists them"
                 )
-            number = numbers[0] if numbers else None
+            number = None if index is None else numbers.get(index)
         elif number is None and name:
             number = await asyncio.to_thread(self._named, name, token)
         job = None if number is None else await asyncio.to_thread(self.store.job, number, self.worker.clock())
@@ -146,7 +147,7 @@ class Call:
 
     async def members(self, array: str) -> list[int]:
         """Numbers of the jobs of an array, which may be changed; `LookupError` for an unknown one."""
-        numbers = await asyncio.to_thread(self.api.store.members, array)
+        numbers = sorted((await asyncio.to_thread(self.api.store.members, [array]))[array].values())
         job = await asyncio.to_thread(self.api.store.job, numbers[0]) if numbers else None
         if job is None:
             raise LookupError(f"no array {array}; `plait ls` lists the present ones")

@@ -43,7 +43,7 @@ async def what_if(call: Call, request: dict[str, Any]) -> SubmissionOutlook:
         ctx, project, now_s = engine.context, project_of(asked), engine.clock(now_s)
         if project != token.project:
             check_project(ctx, project)
-        take_in(ctx, [asked], token.user, None, engine.final_state, engine.members)
+        take_in(ctx, [asked], token.user, None, engine.store.states, engine.members)
         spec = ctx.spec(ctx.state.numbers, asked, token.user, project, now_s)
         return api.what_if.queue(engine, now_s), spec, engine.remarks(asked)
 
