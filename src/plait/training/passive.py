@@ -47,32 +47,30 @@ WORKERS, MESSAGES = "loader-workers.bin", "messages.json"
 # -- what a thread does -------------------------------------------------------------------------------------------
 
 
-class _Accounting(threading.local):
-    """The kernel's accounting of one thread, kept open: opening it takes ten times as long as reading it."""
+class _Accounting:
+    """The kernel's accounting of one thread, closed when the thread ends."""
 
-    descriptor, pid = -1, 0
-
-    def queued_s(self) -> float:
-        """Seconds that this thread has waited for a core; 0 where the kernel does not count them."""
-        try:
-            if self.pid != os.getpid():  # a forked child must not use its parent's
-                self.descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-                self.pid = os.getpid()
-            return int(os.pread(self.descriptor, 64, 0).split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):
-            return 0.0
+    def __init__(self) -> None:
+        self.pid, self.descriptor = os.getpid(), -1
+        self.descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
 
-_accounting = _Accounting()
+_local = threading.local()  # the open file of each thread: opening it takes ten times as long as reading it
 
 
 def queued_s() -> float:
     """Seconds that this thread has waited for a core; 0 where the kernel does not count them."""
-    return _accounting.queued_s()
+    try:
+        opened = getattr(_local, "opened", None)
+        if opened is None or opened.pid != os.getpid():  # a forked child must not use its parent's
+            opened = _local.opened = _Accounting()
+        return int(os.pread(opened.descriptor, 64, 0).split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class Lap(NamedTuple):
@@ -495,8 +493,16 @@ class Hooks:
                 if back is not None and self._on:
                     self._guarded(self._to, back)
 
+        def undo() -> None:
+            if vars(owner).get(name) is not watched:
+                return  # the script has patched it since
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
         setattr(owner, name, watched)
-        self._undo.append(lambda: delattr(owner, name) if own is None else setattr(owner, name, own))
+        self._undo.append(undo)
 
     def _watch_loaders(self) -> None:
         if (module := sys.modules.get("torch.utils.data.dataloader")) is not None:
@@ -504,17 +510,18 @@ class Hooks:
 
     def _watch_training(self) -> None:
         modules = sys.modules
-        self._undo.append(modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(self._step_begins).remove)
         self._wrap(modules["torch.autograd"], "backward", self._trains)
         parallel = modules.get("torch.nn.parallel.distributed")
         self._ddp_type = parallel.DistributedDataParallel if parallel is not None else ()
         counters = getattr(modules.get("torch._dynamo.utils"), "counters", {})
         if counters.get("frames", {}).get("total"):
-            # A hook of all modules would make torch.compile warn, and compile again.
+            # A hook of all modules or optimizers would make torch.compile compile again, and one of modules warn.
             self._wrap(modules["torch._dynamo.eval_frame"].OptimizedModule, "__call__", self._compiled_called)
         else:
-            register = modules["torch.nn.modules.module"].register_module_forward_pre_hook
-            self._undo.append(register(self._module_called).remove)
+            step = modules["torch.optim.optimizer"].register_optimizer_step_pre_hook
+            self._undo.append(step(self._step_begins).remove)
+            call = modules["torch.nn.modules.module"].register_module_forward_pre_hook
+            self._undo.append(call(self._module_called).remove)
 
     def _compiled_called(self, module: Any, *_: object) -> None:
         self._module_called(module, ())
@@ -543,6 +550,8 @@ class Hooks:
 
 #: What a loader worker has done so far: a `Lap` and its `Reads`.
 _ENTRY = struct.Struct("<6d")
+#: Seconds between two writes of an entry: counting reads and writing take twice as long as reading clocks.
+WRITE_S = 0.001
 
 
 class _Worker:
@@ -557,12 +566,16 @@ class _Worker:
             os.ftruncate(self._fd, self._at + _ENTRY.size)
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
-        self._pid, self._lap, self._first = os.getpid(), NO_TIME, _reads("thread-self")
+        self.pid, self._lap, self._first = os.getpid(), NO_TIME, _reads("thread-self")
+        self._due_s = 0.0
 
     def add(self, before: Lap) -> None:
-        """Count the time since `before`, and what was read so far."""
-        self._lap = self._lap.plus(_now(), before)
-        os.pwrite(self._fd, _ENTRY.pack(*self._lap, *NOTHING.plus(_reads("thread-self"), self._first)), self._at)
+        """Count the time since `before`; write it, with what was read so far, `WRITE_S` after the last time."""
+        now = _now()
+        self._lap = self._lap.plus(now, before)
+        if now.wall >= self._due_s:
+            self._due_s = now.wall + WRITE_S
+            os.pwrite(self._fd, _ENTRY.pack(*self._lap, *NOTHING.plus(_reads("thread-self"), self._first)), self._at)
 
 
 _worker: _Worker | None = None
@@ -581,12 +594,12 @@ def watch_workers(module: Any) -> None:
 
 def _counted(fetch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fetch)
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         if (worker := _this_worker()) is None:
-            return fetch(*args)
+            return fetch(*args, **options)
         before = _now()
         try:
-            return fetch(*args)
+            return fetch(*args, **options)
         finally:
             with contextlib.suppress(OSError):
                 worker.add(before)
@@ -599,8 +612,7 @@ def _this_worker() -> _Worker | None:
     global _worker
     if sys.modules["torch.utils.data"].get_worker_info() is None:
         return None
-    folder = os.environ.get("PLAIT_RUN_DIR")
-    if (_worker is None or _worker._pid != os.getpid()) and folder:
+    if (_worker is None or _worker.pid != os.getpid()) and (folder := os.environ.get("PLAIT_RUN_DIR")):
         try:
             _worker = _Worker(Path(folder) / WORKERS)
         except OSError:

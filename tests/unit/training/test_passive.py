@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from attempts import Attempt, free_port, the_forker
 
 pytest.importorskip("torch")
+import torch
+from torch._dynamo.utils import counters
+from torch.utils.data import DataLoader
+
 from plait.core.resources import Resource
 from plait.runtime.page import ProfileSource
 from plait.training import passive
-from plait.training.passive import Lap, Reads, WindowTimes, parts_of, stages_of
+from plait.training.passive import Hooks, Lap, Reads, WindowTimes, parts_of, stages_of
 
 READ = Reads(2101.4e3, 2228.2e3)
 STORAGE, CPU, GPU, NETWORK = Resource
@@ -191,6 +197,90 @@ def test_a_hook_that_fails_changes_nothing_in_the_script(fails: str, tmp_path: P
     whole, failed = started(tmp_path, plain(), "whole") + started(tmp_path, broken + plain(), "failed")
     assert failed.end() == whole.end()
     assert failed.end()[1].startswith("weight ")
+
+
+@pytest.fixture
+def hooks() -> Iterator[Hooks]:
+    """Hooks in this process, in which an optimizer of torch has stepped."""
+    made = Hooks()
+    made.stepped()
+    yield made
+    made.stop()
+    assert made._errors == 0
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, step: Callable[[], object], hooks: Hooks) -> None:
+    """One iteration, after whose step the hooks are called as by the library."""
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    step()
+    hooks.stepped()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+def test_a_compiled_step_is_not_compiled_again_for_a_window(hooks: Hooks) -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(3):
+        train(model, optimizer, step, hooks)
+    compiled = frames()
+    for _ in range(3):
+        hooks.start()
+        for _ in range(2):
+            train(model, optimizer, step, hooks)
+        hooks.stages(2, 0.01)
+        train(model, optimizer, step, hooks)
+    assert frames() == compiled > 0
+    assert hooks.window is not None
+    assert hooks.window.states["train"].wall > 0  # from the backward pass on
+
+
+def frames() -> int:
+    """Frames that Dynamo has compiled in this process."""
+    return counters["frames"]["total"]
+
+
+def test_what_the_script_patches_in_a_window_stays(hooks: Hooks) -> None:
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    before = iterator.__next__
+    hooks.start()
+    ours = iterator.__next__
+
+    def patched(self: Any) -> Any:
+        return ours(self)
+
+    try:
+        iterator.__next__ = patched
+        hooks.stop()
+        assert iterator.__next__ is patched
+        assert list(DataLoader([1, 2])) == [1, 2]
+    finally:
+        iterator.__next__ = before
+
+
+def test_a_worker_writes_once_a_millisecond_what_its_fetches_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetches, written = 0, []
+    monkeypatch.setattr(passive, "_now", lambda: Lap(fetches / 8192, fetches / 16384))
+    monkeypatch.setattr("os.pwrite", lambda fd, data, at: written.append(passive._ENTRY.unpack(data)))
+    worker = passive._Worker(tmp_path / passive.WORKERS)
+    for _ in range(64):
+        before = passive._now()
+        fetches += 1
+        worker.add(before)
+    assert [entry[:2] for entry in written] == [(n / 8192, n / 16384) for n in range(1, 65, 9)]
+
+
+def test_a_counted_fetch_takes_its_index_by_name(tmp_path: Path) -> None:
+    class Fetcher:
+        def fetch(self, possibly_batched_index: int) -> int:
+            return possibly_batched_index
+
+    passive.watch_workers(SimpleNamespace(_MapDatasetFetcher=Fetcher))
+    assert Fetcher().fetch(possibly_batched_index=3) == Fetcher().fetch(3) == 3
 
 
 RANK = """

@@ -54,13 +54,15 @@ def test_a_thread_opens_its_accounting_once() -> None:
     def look() -> None:
         for _ in range(2):
             assert WaitTimer().queued_s >= 0
-            opened.append(passive._accounting.descriptor)
+            opened.append(passive._local.opened.descriptor)
 
     look()
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
     assert opened[0] == opened[1] != opened[2] == opened[3]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[2])  # closed with its thread
 
 
 class LoadClocks:
