@@ -196,7 +196,7 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
         ready.append(check(merged, where))
         check_sizes(ready[-1], where, {*given, *(f"batch.{n}" for n in given.get("batch", {}))}, asked.file is None)
         if here:
-            check_runnable(members(ready[-1], 0)[0], where)
+            check_runnable(next(members(ready[-1], 0)), where)
     return ready
 
 
@@ -213,7 +213,7 @@ def as_submitted_here(job: Mapping[str, Any], where: str, environ: Mapping[str, 
     _settle(ready, asked, *_of_shell(asked, environ), {})
     check_sizes(ready, where, (), False)
     if here:
-        check_runnable(members(ready, 0)[0], where)
+        check_runnable(next(members(ready, 0)), where)
     return ready
 
 

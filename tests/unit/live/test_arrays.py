@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from live_cases import Cluster
 
 from plait.core.errors import InputError
-from plait.live.protocol.arrays import all_members, parse_array, parse_matrix
+from plait.live.protocol.arrays import all_members, extent, parse_array, parse_matrix
 from plait.live.protocol.job_file import WrongField, request_of
 from plait.live.protocol.requests import dependencies
 from plait.live.scheduler.errors import Conflict
+from plait.live.service.http.bodies import SUBMISSION
 
 Make = Callable[..., Cluster]
 
@@ -64,6 +65,15 @@ def test_a_matrix_has_a_job_for_each_combination() -> None:
         ({"matrix": {"lr": []}}, "matrix.lr is empty"),
         ({"matrix": {"lr": 1}}, "matrix.lr is 1, needs a list"),
         ({"matrix": {"PLAIT_JOB": [1]}}, "matrix has the name 'PLAIT_JOB'"),
+        (
+            {"command": ["x", "{a}" * 3, "y{index}"], "matrix": {"a": ["1", "x" * 30_000]}},
+            "command[1] has 90,000 characters with the values of a job in it, at most 65,536 fit; put long values",
+        ),
+        ({"command": ["x", "{index}" * 1000], "array": "0-9999"}, "array makes 10,000 jobs whose requests have "),
+        (
+            {"env": {"A": "x" * 60_000}, "matrix": {"a": list(range(600))}},
+            "matrix makes 600 jobs whose requests have 36,",
+        ),
         ({"matrix": {"a": ["1", 1]}}, "matrix has a value of a twice"),
         ({"matrix": {"a": list(range(101)), "b": list(range(100))}}, "matrix has 10,100 combinations"),
         ({"tags": ["two words"]}, "has characters that cannot be there"),
@@ -72,6 +82,28 @@ def test_a_matrix_has_a_job_for_each_combination() -> None:
 def test_arrays_and_tags_that_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(WrongField, match=words.replace("[", r"\[")):
         request_of({"command": ["x"], **fields})
+
+
+def test_the_extent_of_an_array_is_that_of_its_jobs() -> None:
+    given = {"command": ["x", "{a}-{index}", "{a}{b}"], "matrix": {"a": ["1", "three"], "b": [0.5, 10, "abc"]}}
+    jobs, characters = extent(given)
+    made = all_members([given], 0)
+    words = sum(len(word) for one in made for word in one["command"][1:])
+    shorter = {**given, "command": ["x", "", ""]}
+    assert (jobs, characters - extent(shorter)[1]) == (6, words)
+
+
+def test_variables_of_a_shell_are_left_to_it() -> None:
+    (job,) = all_members([{"command": ["sh", "-c", "echo ${lr} {lr} $x{lr} ${index}"], "matrix": {"lr": [0.1]}}], 0)
+    assert job["command"][2] == "echo ${lr} 0.1 $x0.1 ${index}"
+
+
+@pytest.mark.parametrize("fields", [{"array": "0-9999"}, {"env": {"A": "x" * 9000}, "array": "0-2999"}])
+def test_a_submission_is_refused_at_its_first_array_too_many(fields: dict[str, Any]) -> None:
+    """The last job is invalid and is not reached: a small body costs no more than the jobs that it may have."""
+    request = {"command": ["x"], **fields}
+    with pytest.raises(WrongField, match="jobs has more than 10,000 jobs with the members of its arrays, or more than"):
+        SUBMISSION.read({"jobs": [request, request, {"command": []}]})
 
 
 def test_words_of_a_matrix_that_cannot_be_are_refused() -> None:

@@ -8,15 +8,20 @@ j-5 to j-24 it is a-5, and a-5.3 is its member of index 3. The stored request of
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from plait.core.errors import InputError
 from plait.live.layout import array_name
+from plait.live.protocol.job import LONGEST_WORD
 
 #: Members of an array, and jobs of a submission, at most.
 MOST_JOBS = 10_000
+#: Characters of the requests of all members of the arrays of a submission at most.
+MOST_TEXT = 32_000_000
 #: The variable of a member's environment that has its index.
 INDEX_VARIABLE = "PLAIT_ARRAY_INDEX"
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?")
@@ -72,18 +77,14 @@ def is_array(request: Mapping[str, Any]) -> bool:
     return bool(request.get("array") or request.get("matrix"))
 
 
-def variants(request: Mapping[str, Any]) -> tuple[list[tuple[int, dict[str, str]]], int | None]:
-    """Index and values of each member of the array, and how many may run at once; `InputError` for an invalid one.
-
-    >>> variants({"matrix": {"lr": [0.1, 0.01], "seed": ["1"]}, "array": "%1"})
-    ([(0, {'lr': '0.1', 'seed': '1'}), (1, {'lr': '0.01', 'seed': '1'})], 1)
-    """
+def _array(request: Mapping[str, Any]) -> tuple[Sequence[int], dict[str, list[str]], int | None]:
+    """The indexes of an array, its values by name, and how many members may run at once; `InputError`: invalid."""
     text, matrix = request.get("array", ""), request.get("matrix") or {}
     indexes, at_most = parse_array(text)
     if not matrix:
         if not indexes:
             raise InputError(f"array is {text[:80]!r}, which has no index; write e.g. 0-19 or 0-19%4")
-        return [(index, {}) for index in indexes], at_most
+        return indexes, {}, at_most
     if indexes:
         raise InputError(
             f"array is {text[:80]!r} next to a matrix, whose combinations have the indexes 0, 1, ...; leave it out, "
@@ -98,34 +99,74 @@ def variants(request: Mapping[str, Any]) -> tuple[list[tuple[int, dict[str, str]
         count *= len(values)
     if count > MOST_JOBS:
         raise InputError(f"matrix has {count:,} combinations; an array has at most {MOST_JOBS:,} jobs")
-    combined = itertools.product(*([str(value) for value in values] for values in matrix.values()))
-    return [(i, dict(zip(matrix, values, strict=True))) for i, values in enumerate(combined)], at_most
+    return range(count), {name: [str(value) for value in values] for name, values in matrix.items()}, at_most
 
 
-def members(request: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+def extent(request: Mapping[str, Any]) -> tuple[int, int]:
+    """How many jobs a request stands for, and the characters of their requests if it is an array, in all.
+
+    Raises `InputError` for an invalid array, and for one whose jobs would have too long a word or too long requests.
+
+    >>> extent({"command": ["x"]}), extent({"command": ["x", "{lr}"], "matrix": {"lr": [0.1, 0.01]}})[0]
+    ((1, 0), 2)
+    """
+    if not is_array(request):
+        return 1, 0
+    indexes, matrix, _ = _array(request)
+    count, places = len(indexes), _places(matrix)
+    lengths = {"index": [len(str(index)) for index in indexes]}
+    lengths |= {name: [len(value) for value in values] for name, values in matrix.items()}
+    sums = {name: sum(those) * count // len(those) for name, those in lengths.items()}
+    common = {name: value for name, value in request.items() if name not in ("array", "matrix")}
+    total = count * len(json.dumps(common)) + sum(sums.values()) + count * sum(map(len, matrix))
+    for i, word in enumerate(request["command"]):
+        longest = len(word)
+        for name, times in Counter(places.findall(word)).items():
+            longest += times * (max(lengths[name]) - len(name) - 2)
+            total += times * (sums[name] - count * (len(name) + 2))
+        if longest > LONGEST_WORD:
+            raise InputError(
+                f"command[{i}] has {longest:,} characters with the values of a job in it, at most {LONGEST_WORD:,} "
+                "fit; put long values into files, or read them from the environment"
+            )
+    if total > MOST_TEXT:
+        raise InputError(
+            f"{'matrix' if matrix else 'array'} makes {count:,} jobs whose requests have {total:,} characters in all, "
+            f"at most {MOST_TEXT:,} fit; submit several smaller arrays, or put long values into files"
+        )
+    return count, total
+
+
+def members(request: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
     """The requests of the jobs that a request stands for, the first of which is job `number`; itself if it is one job.
 
-    >>> members({"command": ["x", "{lr}"], "matrix": {"lr": [0.1]}}, 5)[0]["command"]
+    >>> next(members({"command": ["x", "{lr}"], "matrix": {"lr": [0.1]}}, 5))["command"]
     ['x', '0.1']
     """
     if not is_array(request):
-        return [dict(request)]
+        yield dict(request)
+        return
     common = {name: value for name, value in request.items() if name not in ("array", "matrix")}
-    several, at_most = variants(request)
-    out = []
-    for index, values in several:
-        command = _filled(request["command"], {"index": str(index), **values})
-        member = {"array": array_name(number), "index": index, "jobs": len(several)}
-        if at_most is not None:
-            member["at_most"] = at_most
+    indexes, matrix, at_most = _array(request)
+    shared: dict[str, Any] = {"array": array_name(number), "jobs": len(indexes)}
+    if at_most is not None:
+        shared["at_most"] = at_most
+    places = _places(matrix)
+    combined = itertools.product(*matrix.values()) if matrix else itertools.repeat(())
+    for index, combination in zip(indexes, combined, strict=False):
+        values = dict(zip(matrix, combination, strict=True))
+        command = _filled(request["command"], places, {"index": str(index), **values})
         env = {**(request.get("env") or {}), **values, INDEX_VARIABLE: str(index)}
-        out.append({**common, "command": command, "env": env, "member": member})
-    return out
+        yield {**common, "command": command, "env": env, "member": {**shared, "index": index}}
 
 
-def _filled(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+def _places(matrix: Collection[str]) -> re.Pattern[str]:
+    """Names in braces; `${lr}` is a variable of a shell and stays."""
+    return re.compile(r"(?<!\$)\{(" + "|".join(["index", *matrix]) + r")\}")
+
+
+def _filled(command: Sequence[str], places: re.Pattern[str], values: Mapping[str, str]) -> list[str]:
     """A command with values in the place of their names in braces; other braces stay."""
-    places = re.compile(r"\{(" + "|".join(values) + r")\}")
     return [places.sub(lambda found: values[found[1]], word) for word in command]
 
 
@@ -133,7 +174,7 @@ def all_members(requests: Sequence[Mapping[str, Any]], first: int) -> list[dict[
     """The jobs of a submission, the first of which has the number `first`; `InputError` for too many."""
     out: list[dict[str, Any]] = []
     for request in requests:
-        out += members(request, first + len(out))
-        if len(out) > MOST_JOBS:
+        if len(out) + extent(request)[0] > MOST_JOBS:
             raise InputError(f"more than {MOST_JOBS:,} jobs at once; submit them in several parts")
+        out += members(request, first + len(out))
     return out

@@ -38,7 +38,9 @@ def said(meaning: str, *, default: Any = None, **more: Any) -> Any:
 
 #: One line: no control characters, also of the second set, and no marks that turn the direction of writing.
 LINE = {"maxLength": 200, "pattern": r"^[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"}
-_TEXT = {"maxLength": 65536, "pattern": r"^[^\x00]*$"}
+#: Characters of a word of a command, and of the value of a variable, at most.
+LONGEST_WORD = 65_536
+_TEXT = {"maxLength": LONGEST_WORD, "pattern": r"^[^\x00]*$"}
 _GPUS = {"minimum": 1, "maximum": 100_000}
 _EXAMPLES = {"minimum": 1, "maximum": 1_000_000_000}
 _SIZE = {"minimum": 0, "maximum": 1e18}

@@ -19,7 +19,7 @@ from typing import Any
 from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.ina_request import fields_of
 from plait.core.options import declared
-from plait.live.protocol.arrays import is_array, variants
+from plait.live.protocol.arrays import extent
 from plait.live.protocol.job import BYTES, DURATIONS, Job, key_of, schema_of
 
 
@@ -95,11 +95,10 @@ def check(job: Any, where: str) -> dict[str, Any]:
             job["ina"] = ina_fields(job["ina"], start)
     _check(job, schema(), where, "")
     checked: dict[str, Any] = job
-    if is_array(checked):
-        try:
-            variants(checked)
-        except InputError as error:
-            raise WrongField(f"{where}: {error}" if where else str(error), str(error).split()[0]) from None
+    try:
+        extent(checked)
+    except InputError as error:
+        raise WrongField(f"{where}: {error}" if where else str(error), str(error).split()[0]) from None
     return checked
 
 

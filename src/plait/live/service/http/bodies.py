@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from plait.core.errors import InputError
 from plait.live.layout import NODE_NAME
+from plait.live.protocol.arrays import MOST_JOBS, MOST_TEXT, extent
 from plait.live.protocol.job import LINE, Job, schema_of
 from plait.live.protocol.job_file import WrongField, check_fields, request_of
 from plait.live.protocol.wire import decode_report
@@ -20,8 +21,6 @@ from plait.live.scheduler.requests.changes import CHANGEABLE
 PREFIX = "#/components/schemas/"
 #: Numbers in queries are not larger: every store and every reader of JSON has them whole.
 LARGEST = 2**53
-#: Jobs of one submission at most.
-MOST_JOBS = 10_000
 Text = Annotated[str, Meta(max_length=LINE["maxLength"], pattern=LINE["pattern"])]
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 Node = Annotated[str, Meta(pattern=f"^{NODE_NAME.pattern}$")]
@@ -152,12 +151,19 @@ def _read_submission(data: Any) -> tuple[list[dict[str, Any]], bool]:
     jobs = data["jobs"]
     if set(data) != {"jobs"} or not isinstance(jobs, list) or not 1 <= len(jobs) <= MOST_JOBS:
         raise WrongField(f"jobs needs to be a list of 1 to {MOST_JOBS:,} jobs, and nothing next to it", "jobs")
-    out = []
+    out, count, text = [], 0, 0
     for i, job in enumerate(jobs):
         try:
             out.append(request_of(job))
         except WrongField as error:
             raise WrongField(f"job {i}: {error}", f"jobs.{i}.{error.field}".rstrip(".")) from None
+        more, characters = extent(out[-1])
+        count, text = count + more, text + characters
+        if count > MOST_JOBS or text > MOST_TEXT:  # at once, as the rest may cost much more
+            raise WrongField(
+                f"jobs has more than {MOST_JOBS:,} jobs with the members of its arrays, or more than {MOST_TEXT:,} "
+                "characters in their requests; submit them in several parts", "jobs",
+            )  # fmt: skip
     return out, True
 
 

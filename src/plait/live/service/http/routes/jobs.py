@@ -26,7 +26,7 @@ from plait.live.api.jobs import (
     WholeJob,
 )
 from plait.live.layout import array_name, job_name
-from plait.live.protocol.arrays import is_array, members
+from plait.live.protocol.arrays import extent, is_array, members
 from plait.live.protocol.job_file import request_of
 from plait.live.protocol.runnable import missing
 from plait.live.scheduler.engine import Engine
@@ -267,12 +267,12 @@ _JOB = Schema({}, request_of)
 async def _stored(call: Call, requests: list[dict[str, Any]], *, several: bool = False) -> list[SubmittedJob]:
     """Submit the jobs."""
     key = call.key
-    await check_files(call.api, [members(request, 0)[0] for request in requests], several=several)
+    await check_files(call.api, [next(members(request, 0)) for request in requests], several=several)
 
     def submit(engine: Engine, now_s: float) -> list[SubmittedJob]:
         number, out = _submit(engine, requests, call.token, now_s, key)[0], []
         for request in requests:
-            array, jobs = is_array(request), len(members(request, number))
+            array, jobs = is_array(request), extent(request)[0]
             name = array_name(number) if array else job_name(number)
             out.append(SubmittedJob(name, number, jobs, engine.remarks(request)))
             number += jobs

@@ -36,7 +36,7 @@ async def what_if(call: Call, request: dict[str, Any]) -> SubmissionOutlook:
     The body is that of a submission; it is refused like one, and nothing is submitted.
     """
     api, token = call.api, call.token
-    asked = in_project(members(request, 0)[0], token)  # of an array the first member alone
+    asked = in_project(next(members(request, 0)), token)  # of an array the first member alone
     await check_files(api, [asked])
 
     def look(engine: Engine, now_s: float) -> tuple[QueueCopy | None, JobSpec, list[str]]:
