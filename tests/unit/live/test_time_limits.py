@@ -202,8 +202,11 @@ def test_a_project_has_a_default_and_a_longest_time_limit(cluster: Make) -> None
     assert limits == [None, 10.0, 60.0]
     with pytest.raises(InputError, match=r"time_limit_s is 2 h 0 min, and jobs of project default may take 1 h 0 min"):
         c.submit({"time_limit_s": 7200.0})
-    for limit_s in (7200.0, None):
-        with pytest.raises(InputError, match="may take 1"):
+    for limit_s, words in (
+        (7200.0, "is 2 h 0 min, .*; give a shorter --time"),
+        (None, "is removed, .*; give a --time"),
+    ):
+        with pytest.raises(InputError, match=f"time_limit_s {words}, or let the administrator"):
             c.engine.update(stated, {"time_limit_s": limit_s}, c.now, by="ann")
     c.engine.set_project("default", gpu_quota=None, weight=1.0, most_time_s=3600.0, now_s=c.now)
     (longest,) = c.submit({})

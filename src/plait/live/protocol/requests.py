@@ -25,6 +25,8 @@ from plait.runtime.command_line import parse_script
 EVENTS = ("started", "finished", "failed", "cancelled", "preempted", "hung", "time-limit")
 #: Fields that name jobs to wait for, and how these have to end.
 AFTER = {"after": ("finished",), "after_any": ("finished", "failed", "cancelled"), "after_fail": ("failed",)}
+#: Field of a stored request whose time limit is of its project, and was not given by the user.
+PROJECT_TIME = "project_time"
 _FLAGS = {one.name: f"--{one.word}" for one in declared(Batch)}
 #: Options of `plait submit` for fields that are bounds of the batch.
 OPTIONS = BoundNames(

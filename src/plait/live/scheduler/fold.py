@@ -36,7 +36,7 @@ from plait.core.jobs import Phase
 from plait.live.layout import job_name
 from plait.live.protocol.arrays import array_of
 from plait.live.protocol.profile_keys import processes_per_gpu
-from plait.live.protocol.requests import AFTER, dependencies, ina_of, never_met
+from plait.live.protocol.requests import AFTER, PROJECT_TIME, dependencies, ina_of, never_met
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.leases import follow_grants
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
@@ -229,6 +229,8 @@ def _update_asked(state: State, note: UpdateAsked) -> None:
     for name, value in note.fields.items():
         if value is None:
             del job.request[name]
+    if "time_limit_s" in note.fields:
+        job.request.pop(PROJECT_TIME, None)
     if "gpus" in note.fields and (note.fields["gpus"] or 1) != (note.before["gpus"] or 1):
         job.profiled = job.measured_beside = False  # they are of the size that it had
     state.touched.add(note.job)

@@ -19,6 +19,7 @@ from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.live.layout import array_index
 from plait.live.protocol.arrays import array_of
+from plait.live.protocol.requests import PROJECT_TIME
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
@@ -113,7 +114,7 @@ class State:
         limit_s = project.get("default_time_s") or project.get("most_time_s")
         if limit_s is None or request.get("time_limit_s") is not None:
             return dict(request)
-        return {**request, "time_limit_s": limit_s}
+        return {**request, "time_limit_s": limit_s, PROJECT_TIME: True}
 
     def limited_policy(self) -> Policy:
         """The policy that decides, within the quotas of projects."""

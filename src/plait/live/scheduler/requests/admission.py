@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -70,12 +71,14 @@ def _check_channels(ctx: Context, request: Mapping[str, Any]) -> None:
 
 
 def check_time(ctx: Context, project: str, limit_s: float | None) -> None:
-    """Raise `InputError` for a time limit that a job states and its project does not allow."""
+    """Raise `InputError` for a time limit (None: not stated, infinite: none) that the job's project does not allow."""
     most_s = ctx.state.projects.get(project, {}).get("most_time_s")
     if most_s is not None and limit_s is not None and limit_s > most_s:
+        stated = "is removed" if math.isinf(limit_s) else f"is {duration(limit_s)}"
         raise InputError(
-            f"time_limit_s is {duration(limit_s)}, and jobs of project {project} may take {duration(most_s)}; give a "
-            "shorter --time, or let the administrator raise it: plait project set --max-time"
+            f"time_limit_s {stated}, and jobs of project {project} may take {duration(most_s)}; give "
+            f"{'a' if math.isinf(limit_s) else 'a shorter'} --time, or let the administrator raise it: plait project "
+            "set --max-time"
         )
 
 

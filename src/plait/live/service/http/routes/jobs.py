@@ -28,6 +28,7 @@ from plait.live.api.jobs import (
 from plait.live.layout import array_name, job_name
 from plait.live.protocol.arrays import extent, is_array, members
 from plait.live.protocol.job_file import request_of
+from plait.live.protocol.requests import PROJECT_TIME
 from plait.live.protocol.runnable import missing
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.errors import Conflict
@@ -255,7 +256,8 @@ async def clone(call: Call, different: dict[str, Any]) -> SubmittedJob:
     The body has the fields that are to be different, as in a submission; null: as if it had not been given.
     """
     job = await call.job(change=True)
-    request = {name: value for name, value in job.request.items() if name != "member"}
+    drop = ("member", PROJECT_TIME, "time_limit_s") if job.request.get(PROJECT_TIME) else ("member",)
+    request = {name: value for name, value in job.request.items() if name not in drop}
     wanted = in_project(parse(_JOB, {**request, **different}), call.token)
     (found,) = await _stored(call, [wanted])
     return found

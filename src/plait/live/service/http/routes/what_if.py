@@ -44,7 +44,8 @@ async def what_if(call: Call, request: dict[str, Any]) -> SubmissionOutlook:
         if project != token.project:
             check_project(ctx, project)
         take_in(ctx, [asked], token.user, None, engine.store.states, engine.members)
-        spec = ctx.spec(ctx.state.numbers, asked, token.user, project, now_s)
+        limited = ctx.state.with_time_limit(asked)
+        spec = ctx.spec(ctx.state.numbers, limited, token.user, project, now_s)
         return api.what_if.queue(engine, now_s), spec, engine.remarks(asked)
 
     copy, spec, remarks = await api.worker.look(look)
