@@ -7,15 +7,19 @@ import json
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from plait.control.prices import Prices
+from plait.core.errors import InputError
+from plait.core.jobs import JobSpec
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.wire import (
@@ -37,7 +41,9 @@ from plait.live.scheduler.options import Options
 from plait.live.service.http.app import Api, make_app
 from plait.live.service.http.auth import Tokens, hashed
 from plait.live.service.http.limits import LARGEST_BODY
+from plait.live.service.http.routes.jobs import _array_states
 from plait.live.service.logs import Mailbox
+from plait.live.service.what_if import WhatIfService
 from plait.live.service.worker import Worker
 from plait.live.store import Store
 
@@ -871,6 +877,49 @@ def test_an_array_is_one_job_of_the_list_and_is_changed_as_one(service: Service)
     tagged = service.ask("GET", "/v1/jobs", params={"tag": "sweep", "arrays": True}).json()
     assert [row["id"] for row in tagged] == [cloned, other, "a-0"]
     assert service.ask("PATCH", "/v1/jobs/a-0", "ann", json={"priority": 4}).status_code == 409
+
+
+def test_a_job_that_ends_while_its_array_is_counted_is_counted() -> None:
+    over: list[bool] = []
+
+    def ended(arrays: list[str]) -> dict[str, dict[str, int]]:
+        over.append(bool(over))
+        return {"a-0": {"finished": 1} if over[-1] else {}}
+
+    async def look(_: object) -> dict[str, Counter[str]]:
+        over.append(bool(over))
+        return {"a-0": Counter() if over[-1] else Counter(running=1, gpus=2)}
+
+    api = SimpleNamespace(store=SimpleNamespace(ended_members=ended), worker=SimpleNamespace(look=look))
+    assert asyncio.run(_array_states(api, {"a-0"}))["a-0"] == {"running": 1, "finished": 1, "gpus": 2}
+
+
+def test_the_time_limit_of_a_project_is_that_of_forecasts_and_of_no_clone(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.sync()
+    service.ask("POST", "/v1/projects", json={"name": "default", "default_time_s": 7200.0})
+    service.ask("POST", "/v1/projects", json={"name": "short", "most_time_s": 60.0})
+    limits: list[float | None] = []
+
+    def submission(self: WhatIfService, copy: object, spec: JobSpec, *rest: object) -> None:
+        limits.append(spec.time_limit_s)
+        raise InputError("stop here")
+
+    monkeypatch.setattr(WhatIfService, "submission", submission)
+    assert service.ask("POST", "/v1/what-if", "ann", json={"command": ["true"], "signal_s": 9}).status_code == 422
+    assert limits == [7200.0]
+
+    def cloned_limit(job: str, **different: Any) -> float:
+        answer = service.ask("POST", f"/v1/jobs/{job}/clone", json=different)
+        assert answer.status_code == 200, answer.text
+        return float(service.ask("GET", f"/v1/jobs/{answer.json()['id']}").json()["time_limit_s"])
+
+    given, stated = service.submit(), service.submit(time_limit_s=30.0)
+    assert [cloned_limit(given), cloned_limit(given, project="short")] == [7200.0, 60.0]
+    assert cloned_limit(stated, project="short") == 30.0
+    service.ask("PATCH", f"/v1/jobs/{given}", json={"time_limit_s": 50.0})  # now it is the user's
+    assert cloned_limit(given, project="short") == 50.0
 
 
 def test_arrays_that_cannot_be_are_refused_by_field(service: Service) -> None:

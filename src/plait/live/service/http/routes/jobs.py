@@ -125,9 +125,12 @@ async def list_jobs(call: Call, query: ListJobs) -> Json:
 
 
 async def _array_states(api: Api, arrays: set[str]) -> dict[str, Counter[str]]:
-    """How many jobs of each of these arrays are in each state, and `gpus` that they hold."""
-    ended = await asyncio.to_thread(api.store.ended_members, sorted(arrays))
+    """How many jobs of each of these arrays are in each state, and `gpus` that they hold.
+
+    Jobs that have not ended are read first: one that ends in between is in both, and never in neither.
+    """
     still_open = await api.worker.look(lambda engine, _: engine.open_members(arrays))
+    ended = await asyncio.to_thread(api.store.ended_members, sorted(arrays))
     return {array: still_open[array] + Counter(ended[array]) for array in arrays}
 
 
@@ -135,7 +138,7 @@ def array_row(row: JobRow, counts: Counter[str]) -> JobRow:
     """An array as one row: its member `row`, with the GPUs, the state and the counts of all its members."""
     members = {state: counts[state] for state in _OF_ARRAYS if counts[state]}
     return structs.replace(
-        row, id=row.array, state=next(state for state in _OF_ARRAYS if counts[state]), gpus=counts["gpus"],
+        row, id=row.array, state=next(iter(members), row.state), gpus=counts["gpus"],
         members=members, reason=", ".join(f"{count} {state}" for state, count in members.items()), tags=row.tags,
         iterations=None, iterations_done=0.0, nodes=[], places=None, group=None, stops=None, sharing=None, ina=None,
         adaptive=None, array_index=None,
