@@ -22,6 +22,7 @@ import test_chaos as chaos
 from small_ray import SmallRay, why_not
 
 from plait.core.errors import InputError
+from plait.live.api.jobs import JobRow
 from plait.live.backends.ray.backend import RayBackend
 from plait.live.backends.ray.local_cluster import HEAD
 from plait.live.client.client import Client
@@ -90,7 +91,7 @@ class World:
         with Client.at(str(self.layout.home)) as client:
             return {node.id: node.state for node in client.nodes()}
 
-    def running(self) -> list[dict]:
+    def running(self) -> list[JobRow]:
         with Client.at(str(self.layout.home)) as client:
             return [job for job in client.jobs(limit=100) if job.state == "running"]
 

@@ -62,10 +62,10 @@ def test_scripts_without_marks_share_a_gpu_if_their_bottlenecks_differ(tmp_path:
 
         def run(*which: int) -> bool:
             """Submit jobs together and wait for their ends; returns whether all ran at once."""
-            names = [one["id"] for one in client.submit([jobs[i] for i in which])]
+            names = [one.id for one in client.submit([jobs[i] for i in which])]
             together, until_s = False, time.monotonic() + 120
             while True:
-                states = [client.job(name)["state"] for name in names]
+                states = [client.job(name).state for name in names]
                 together |= states == ["running"] * len(names)
                 if all(state in FINAL for state in states):
                     assert states == ["finished"] * len(names)
