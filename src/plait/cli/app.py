@@ -53,7 +53,7 @@ ENTRIES = {
     "restore": Entry(ADMIN, "admin:restore", "Restore the store from a backup; the service must be down.", BARE),
     "policy": Entry(ADMIN, "catalog:policy", "The scheduling policy: show it, change it, check your own."),
     "token": Entry(ADMIN, "admin:token", "Tokens: who may use the service."),
-    "project": Entry(ADMIN, "admin:project", "Projects: quotas and shares."),
+    "project": Entry(ADMIN, "admin:project", "Projects: quotas, shares and time limits."),
     "simulate": Entry(
         SIMULATE, "simulate:simulate", "Simulate traces under one or more policies and compare them.", BARE
     ),

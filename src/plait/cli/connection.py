@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from plait.core.words import counted, number
@@ -45,8 +44,16 @@ def client(home: str | None, *, notices: bool = True) -> Client:
 
 def print_json(value: Any) -> None:
     """Print a value, such as an answer of the service, as JSON for other programs."""
-    plain = msgspec.to_builtins(value, enc_hook=lambda one: one.item())  # of numpy, whose scalars msgspec refuses
-    typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=_plain))
+
+
+def _plain(one: Any) -> Any:
+    """An answer of the service as mappings and lists, a number of NumPy as one of Python."""
+    if hasattr(one, "item"):
+        return one.item()
+    import msgspec  # an installation without the extra [live] has no answers
+
+    return msgspec.to_builtins(one)
 
 
 def seconds(text: str) -> float:

@@ -71,11 +71,8 @@ def test_the_words_are_those_of_the_protocol_and_of_job_files() -> None:
     assert words == {"protocol": set(CHOICES["protocol"]), "index": set(CHOICES["index"]) - {"auto"}}
 
 
-def test_logs_of_earlier_versions_call_the_mode_network() -> None:
-    assert spec_from_json({"id": "a", "network": "require"}).ina == InaRequest("require")
+def test_a_log_without_a_mode_means_auto() -> None:
     assert spec_from_json({"id": "a"}).ina is AUTO
-    with pytest.raises(InputError, match=r"ina\.mode is 'fast'"):
-        spec_from_json({"id": "a", "network": "fast"})
 
 
 def test_a_batch_says_whether_any_job_requires_aggregation() -> None:

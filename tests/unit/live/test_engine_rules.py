@@ -854,7 +854,7 @@ def test_forecasts_follow_jobs_that_run_for_hours_without_a_decision(cluster: Ma
         found = None if copy is None else what_if.forecast(copy, 0)
         assert copy is not None
         assert found is not None
-        ends_s.append((copy.decision, found["end"]["middle_s"]))
+        ends_s.append((copy.decision, found.end.middle_s))
     what_if.close()
     (first, early_s), (second, late_s) = ends_s
     assert first == second  # nothing was decided in between

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.live.api.cluster import NodeRow
 from plait.live.backends.base import COMING, DEAD, UP
 from plait.live.backends.ray import backend as ray
 from plait.live.backends.ray.backend import name_nodes
 from plait.live.client.client import NotRunning, Refused
 from plait.live.layout import Layout, make_private
 from plait.live.system import procs
+from sample_answers import sample
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
@@ -73,9 +75,9 @@ class Service:
         self.drained: set[str] = set()
         self.down = False
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[NodeRow]:
         return [
-            {"id": name, "state": state, "drained": name in self.drained, "gpus_used": int(name in self.busy)}
+            sample(NodeRow, id=name, state=state, drained=name in self.drained, gpus_used=int(name in self.busy))
             for name, state in self.states.items()
         ]
 

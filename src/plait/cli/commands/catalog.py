@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
@@ -107,6 +106,8 @@ def set_policy(
         found = service.set_policy(name, may_lose_work=may_lose_work)
         lost = service.losses().losses if may_lose_work else []
     if as_json:
+        import msgspec  # the other commands here need no service
+
         print_json(msgspec.to_builtins(found) | ({"losses": lost} if lost else {}))
         return
     typer.echo(f"{found.policy} decides from now on{LOSES if found.may_lose_work else ''}")

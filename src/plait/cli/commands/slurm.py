@@ -291,7 +291,7 @@ def _submit(words: Sequence[str], what: str) -> tuple[list[str], Mapping[str, An
 
 @app.command("sbatch", **_OWN)
 def sbatch(context: typer.Context) -> None:
-    """Submit a script with its #SBATCH lines; names the options that it ignores.
+    """Submit a script; name the options that it ignores.
 
     \b
     plait slurm sbatch --gres=gpu:2 --time 2:00:00 job.sh
@@ -306,7 +306,7 @@ def sbatch(context: typer.Context) -> None:
 
 @app.command("srun", **_OWN)
 def srun(context: typer.Context) -> None:
-    """Submit a command, print what it writes, and exit with 1 if it fails."""
+    """Run a command and print its output; exit 1 if it fails."""
     (job,), _ = _submit(context.args, "srun")
     logs(job, follow=True)
     await_ends([job], None, None)
@@ -342,7 +342,7 @@ def _rows(service: Client, chosen: argparse.Namespace, *, arrays: bool = False) 
 
 @app.command("squeue", **_OWN)
 def squeue(context: typer.Context) -> None:
-    """List waiting and running jobs as squeue does; -u, --me, -j and -h."""
+    """List jobs that wait or run; -u, --me and -j select."""
     chosen = _selection(context.args, "squeue")
     wanted = {_job(job) for job in chosen.jobs.split(",") if job}
     with client(None) as service:
