@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from live_cases import Cluster, Node
 
+from plait.control.messages import JobCancelled
 from plait.core.errors import InputError
 from plait.live.protocol.requests import EVENTS
 from plait.live.service.notifications import (
     _EVENTS,
     GIVE_UP_S,
+    KEEP_S,
     Follower,
     Notice,
     NotificationChannel,
@@ -37,6 +40,7 @@ from plait.live.service.notifications import (
     post,
     read_channels,
     run_command,
+    start_followers,
 )
 from plait.live.store import StoreError
 
@@ -329,6 +333,70 @@ def test_a_channel_that_is_new_tells_nothing_of_the_past(cluster: Make) -> None:
     end(world.cluster, job)
     follower.follow()
     assert world.told == [(f"j-{job}", "finished")]
+
+
+@pytest.mark.parametrize("ends", ["with the service", "when its service dies"])
+def test_a_changed_choice_tells_nothing_of_what_was_passed(cluster: Make, ends: str) -> None:
+    world = World(cluster())
+    c, follower = world.cluster, world.follower(events=("failed",))
+    c.submit({})
+    c.pass_s(2.0)
+    follower.follow()
+    if ends == "with the service":
+        world.ends = True
+        follower.run()
+    else:
+        c.now += KEEP_S
+        follower.follow()
+    c.restart()
+    world.follower(events=EVENTS).follow()
+    assert world.told == []
+
+
+def test_a_changed_choice_skips_none_of_an_entry_that_is_half_sent(cluster: Make) -> None:
+    world = World(cluster([2]))
+    c, follower = world.cluster, world.follower(events=("cancelled",))
+    (first,), (second,) = c.submit({}, owner="bob"), c.submit({}, owner="ann")
+    c.pass_s(2.0)
+    c.engine.context.record(JobCancelled(c.now, np.array([first, second]), "bob"))
+    c.pass_s(2.0)
+    send = world.send
+
+    def fail_for_ann(notice: Notice) -> None:
+        if notice.user == "ann":
+            world.failures, world.ends = 1, True
+        send(notice)
+
+    follower.channel = NotificationChannel("mail", fail_for_ann, ("cancelled",))
+    follower.follow()
+    world.ends = False
+    assert world.told == [(f"j-{first}", "cancelled")]
+    c.restart()
+    world.follower(events=("cancelled",), users=("ann",)).follow()
+    assert world.told[1:] == [(f"j-{second}", "cancelled")]
+
+
+def test_a_channel_that_comes_back_tells_nothing_of_the_time_without_it(cluster: Make) -> None:
+    world = World(cluster())
+    c, channel = world.cluster, NotificationChannel("mail", world.send, EVENTS)
+
+    def serve(*channels: NotificationChannel) -> None:
+        world.ends = True  # the threads end at once
+        for thread in start_followers(channels, c.store, lambda: c.now, world.give_up, world):
+            thread.join()
+
+    serve(channel)
+    world.follower()
+    (job,) = c.submit({})
+    serve(channel)
+    c.pass_s(2.0)
+    world.follower()
+    assert world.told == [(f"j-{job}", "started")]
+    serve()
+    end(c, job)
+    serve(channel)
+    world.follower()
+    assert len(world.inbox) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ is that was retried in vain. Exactly once is impossible; an entry in the log was
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -51,6 +53,10 @@ AGAIN = (408, 425, 429)
 GIVE_UP_S = 3600.0
 #: Entries of the log that are read at a time.
 PAGE = 500
+#: A place is stored so many seconds after the last time if it has moved without a notification.
+KEEP_S = 60.0
+#: The fact of the store that has the names of the channels of the newest service.
+_CHANNELS = "channels of notifications"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 
@@ -292,26 +298,26 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def notices_of(entry: Entry, store: Store, channel: NotificationChannel) -> list[Notice]:
-    """The notifications of an entry of the log that a channel sends.
+def notices_of(entry: Entry, store: Store, channel: NotificationChannel) -> list[tuple[int, Notice]]:
+    """The notifications of an entry of the log that a channel sends, with their places among its events.
 
+    The places are the same for all channels, and after a change of the file of channels.
     Of attempts only the first is a start; of ranks that hang, and of requests to cancel, only the first counts.
     """
     found = []
-    for number, event, reason in events_of(entry):
+    for index, (number, event, reason) in enumerate(events_of(entry)):
         stored = store.job(number)
         if stored is None or not channel.wants(event, stored) or not _first(entry, event, stored, store):
             continue
         row = stored.row
         what, reason = event.replace("-", " "), brief(reason)
         text = f"{row.id}{row.name and f' ({row.name})'} of {row.user}: {what}{reason and f', {reason}'}"
-        found.append(
-            Notice(
-                f"{entry.seq}-{row.id}", event, row.id, row.name, row.user, row.project,
-                datetime.fromtimestamp(store.made_at + entry.at_s, UTC).isoformat(timespec="seconds"), reason,
-                " ".join(text.split()),
-            )
+        notice = Notice(
+            f"{entry.seq}-{row.id}", event, row.id, row.name, row.user, row.project,
+            datetime.fromtimestamp(store.made_at + entry.at_s, UTC).isoformat(timespec="seconds"), reason,
+            " ".join(text.split()),
         )  # fmt: skip
+        found.append((index, notice))
     return found
 
 
@@ -344,7 +350,7 @@ class Ending(Protocol):
 
 @dataclass(frozen=True)
 class Bookmark:
-    """The next notification of a channel: the entry of the log, and how many of that entry's are done.
+    """The next notification of a channel: the entry of the log, and how many of that entry's events are done.
 
     `claimed`: it is being sent.
     """
@@ -370,6 +376,9 @@ class Follower:
     _place: Bookmark | None = field(default=None, init=False)
     #: The place of an earlier service that ended while it sent.
     _left: Bookmark | None = field(default=None, init=False)
+    #: The stored place, and when it was stored.
+    _stored: Bookmark | None = field(default=None, init=False)
+    _stored_s: float = field(default=-math.inf, init=False)
 
     def run(self) -> None:
         """Follow the log; a store that cannot be written is tried again later."""
@@ -386,23 +395,30 @@ class Follower:
                                  extra={"facts": {"channel": self.channel.name, "why": trouble}})  # fmt: skip
             if not more:
                 self.ending.wait(LOOK_S)
+        with contextlib.suppress(StoreError):
+            self._keep()
 
     def follow(self) -> bool:
         """Send what the next page of the log has; return whether there may be more."""
         place = self._read()
         page = list(self.store.entries(after=place.seq - 1, limit=PAGE))
         for entry in page:
-            for i, notice in enumerate(self._notices(entry)):
+            for i, notice in self._notices(entry):
                 if entry.seq == place.seq and i < place.done:
                     continue
                 if not self._deliver(notice, entry, i):
                     return False
             self._place = Bookmark(entry.seq + 1)
-        if len(page) == PAGE:  # otherwise a restart reads entries without notifications again
-            self._write(Bookmark(page[-1].seq + 1))
+        if len(page) == PAGE or self.clock() - self._stored_s >= KEEP_S:
+            self._keep()
         return len(page) == PAGE
 
-    def _notices(self, entry: Entry) -> list[Notice]:
+    def _keep(self) -> None:
+        """Store the place if it has moved; otherwise a changed file of channels would apply to what was passed."""
+        if self._place is not None and self._place != self._stored:
+            self._write(self._place)
+
+    def _notices(self, entry: Entry) -> list[tuple[int, Notice]]:
         """The notifications of an entry; none of one that cannot be understood, which would stop all later ones."""
         try:
             return notices_of(entry, self.store, self.channel)
@@ -442,32 +458,48 @@ class Follower:
         self._write(Bookmark(entry.seq, index + 1))
         return True
 
-    @property
-    def _key(self) -> str:
-        return f"notified {self.channel.name}"
-
     def _read(self) -> Bookmark:
         """The stored place; a channel that is new begins after the newest entry."""
         if self._place is None:
-            text = self.store.fact(self._key)
-            if text is None:
+            stored = json.loads(self.store.fact(_place_of(self.channel.name)) or "null")
+            if stored is None:
                 newest = next(self.store.entries(limit=1, newest=True), None)
                 self._write(Bookmark(0 if newest is None else newest.seq + 1))
             else:
-                self._place = self._left = Bookmark(*json.loads(text))
+                self._place = self._left = self._stored = Bookmark(*stored)
         assert self._place is not None
         return self._place
 
     def _write(self, place: Bookmark) -> None:
         """Store the place; raises `StoreError` if another service leads by now, or the disk is full."""
         self._place = place  # also if it cannot be stored: this service knows what it has sent
-        self.store.set_fact(self._key, json.dumps([place.seq, place.done, place.claimed]))
+        self.store.set_fact(_place_of(self.channel.name), json.dumps([place.seq, place.done, place.claimed]))
+        self._stored, self._stored_s = place, self.clock()
+
+
+def _place_of(channel: str) -> str:
+    """The fact of the store that has the place of a channel."""
+    return f"notified {channel}"
+
+
+def _forget_absent(channels: Sequence[NotificationChannel], store: Store) -> None:
+    """Forget the places of channels that an earlier service had; one that comes back later is new."""
+    names, before = sorted(channel.name for channel in channels), json.loads(store.fact(_CHANNELS) or "[]")
+    for name in before:
+        if name not in names:
+            store.set_fact(_place_of(name), "null")
+    if names != before:
+        store.set_fact(_CHANNELS, json.dumps(names))
 
 
 def start_followers(
     channels: Sequence[NotificationChannel], store: Store, clock: Callable[[], float], give_up: GiveUp, ending: Ending
 ) -> list[threading.Thread]:
     """A running thread for each channel; they end with `ending`."""
+    try:
+        _forget_absent(channels, store)
+    except StoreError as error:  # the disk is full; the next service tries it again
+        _LOG.warning("channels that are gone are not forgotten", extra={"facts": {"why": str(error)}})
     threads = [
         threading.Thread(
             target=Follower(channel, store, clock, give_up, ending).run, name=f"notify {channel.name}", daemon=True

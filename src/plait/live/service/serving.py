@@ -187,6 +187,7 @@ class Service:
         from plait.live.service.http.app import make_agents_app, make_app
         from plait.live.service.http.auth import Tokens
         from plait.live.service.logs import Mailbox
+        from plait.live.service.notifications import start_followers
         from plait.live.service.worker import Worker
 
         store, engine = lead.store, lead.engine
@@ -212,13 +213,11 @@ class Service:
         worker.start()
         threading.Thread(target=self._find_damage, args=(store,), name="checksums", daemon=True).start()
         self._recording = asyncio.ensure_future(self._api.usage.run(self._ending))
-        if channels := self.options.channels:
-            from plait.live.service.notifications import start_followers
 
-            def give_up(channel: str, number: int, event: str, why: str) -> None:
-                worker.submit(lambda engine, now_s: engine.undelivered(channel, number, event, why, now_s)).result()
+        def give_up(channel: str, number: int, event: str, why: str) -> None:
+            worker.submit(lambda engine, now_s: engine.undelivered(channel, number, event, why, now_s)).result()
 
-            self._followers = start_followers(channels, store, lead.clock, give_up, self._ends)
+        self._followers = start_followers(self.options.channels, store, lead.clock, give_up, self._ends)
         if not engine.ready:
             threading.Thread(target=get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
 
