@@ -47,7 +47,7 @@ if how == "unmarked":
 else:
     def both(self, *, marked):
         self._transfers.start()
-        self._hooks.start()
+        self._hooks.start(self.step_s)
     profiler.Profiler._begin_window = both
 complete = profiler.Profiler._complete
 def write(self, busy_s):

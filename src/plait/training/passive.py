@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import json
 import os
 import resource
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plait.core.files import replace_file
-from plait.training.process import note
+from plait.training.process import capturing, note
 from plait.training.stages import CudaSpans
 
 #: In the folder of a rank: what its loader workers have done, and its messages.
@@ -270,6 +271,8 @@ def _size_of(value: Any) -> int:
 # -- hooks --------------------------------------------------------------------------------------------------------
 
 STATES = ("host", "loader", "wait", "gap", "train", "net")
+#: A window ends so many iterations, and at least so many seconds, after its last step: the script trains no longer.
+LATE_ITERATIONS, LATE_S = 100, 30.0
 
 
 class _Buckets:
@@ -309,6 +312,16 @@ class _Buckets:
             model._set_ddp_runtime_logging_sample_rate(100)
 
 
+def _communicates() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _fail_in_capture() -> None:
+    if capturing():  # waiting for the GPU would end the capture with an error
+        raise RuntimeError("a CUDA graph is captured")
+
+
 class Hooks:
     """The hooks of one process; `start` and `stop` are called in its training thread, between two iterations."""
 
@@ -324,6 +337,9 @@ class Hooks:
         self._ddp: list[_Buckets] = []
         self._cuda, self._device_used = CudaSpans(), False
         self._before = NOTHING, NOTHING, (NO_TIME, NOTHING)
+        self._late_s = self._due_s = 0.0
+        #: Whether the last window ended before its time, though no hook failed: another may succeed.
+        self.interrupted = False
         #: Of the newest complete window.
         self.window: WindowTimes | None = None
         self.messages: Messages | None = None
@@ -334,21 +350,27 @@ class Hooks:
         if self._on and self._mine():
             self._guarded(self._step_ended)
 
-    def start(self) -> None:
-        """Begin a window; does nothing in a process in which no optimizer of torch has stepped."""
+    def start(self, iteration_s: float) -> bool:
+        """Begin a window, of iterations of about `iteration_s` seconds; return whether there is one.
+
+        There is none in a process in which no optimizer of torch has stepped.
+        """
         if self._on or not self._stepped:
-            return
-        self._on, self._errors = True, 0
+            return self._on
+        self._on, self._errors, self.interrupted = True, 0, False
+        self._late_s = max(LATE_ITERATIONS * iteration_s, LATE_S)
         self._thread, self._pid = threading.get_ident(), os.getpid()
         self._state, self._sums = "host", dict.fromkeys(STATES, NO_TIME)
         self._calls, self._ddp = Counter(), []
         self._cuda, self._device_used = CudaSpans(), False
-        for begin in (self._begin, self._watch_loaders, self._watch_training, self._watch_groups):
+        for begin in (self._watch_loaders, self._watch_training, self._watch_groups, self._begin):
             self._guarded(begin)
+        return True
 
     def _begin(self) -> None:
         self._before = _reads("thread-self"), _reads("self"), self._workers()
         self._last = _now()
+        self._due_s = self._last.wall + self._late_s
 
     def stages(self, iterations: int, iteration_s: float) -> tuple[float, ...] | None:
         """End the window of so many iterations of `iteration_s` seconds; returns `stages_of` it.
@@ -363,6 +385,7 @@ class Hooks:
 
     def stop(self) -> None:
         """End the window, if there is one: take all hooks out."""
+        self.interrupted = False
         if not self._on:
             return
         self._guarded(self._book)
@@ -373,10 +396,24 @@ class Hooks:
         for buckets in self._ddp:
             self._guarded(buckets.end)
 
+    def _interrupt(self, *_: object) -> None:
+        """End the window before its time, in the training thread."""
+        if self._on and self._mine():
+            self.stop()
+            self.interrupted = True
+
+    def _overdue(self) -> bool:
+        """End the window if its last step is long ago; return whether it is."""
+        if time.perf_counter() < self._due_s:
+            return False
+        self._interrupt()
+        return True
+
     def _take(self, iterations: int) -> None:
         """Take over what was seen in the window that has ended."""
         device_s = None
         if self._device_used:
+            _fail_in_capture()
             self._cuda.wait()
             device_s = self._cuda.collect()
         thread, process, (workers, worker_reads) = self._before
@@ -438,21 +475,32 @@ class Hooks:
 
     def _step_ended(self) -> None:
         self._to("host")
+        self._due_s = self._last.wall + self._late_s
         self._device_used |= self._cuda.end(wait=False)
         for buckets in self._ddp:
             buckets.look()
 
     def _module_called(self, module: Any, _: object) -> None:
-        if self._errors:
+        if self._errors or self._overdue():
             return
-        if self._state in ("host", "gap") and sys.modules["torch"].is_grad_enabled():
+        if isinstance(module, self._ddp_type):
+            self._guarded(self._ddp_called)
+            if all(one.model() is not module for one in self._ddp) and self._on:
+                self._guarded(lambda: self._ddp.append(_Buckets(module)))
+        if self._on and self._state in ("host", "gap") and sys.modules["torch"].is_grad_enabled():
             self._guarded(self._trains)
-        if isinstance(module, self._ddp_type) and all(one.model() is not module for one in self._ddp):
-            self._guarded(lambda: self._ddp.append(_Buckets(module)))
+
+    def _ddp_called(self) -> None:
+        """Before DDP's forward pass, which waits for events of the last iteration if that was measured."""
+        try:
+            _fail_in_capture()
+        except RuntimeError:
+            self.stop()
+            raise
 
     def _next_begins(self, iterator: Any) -> str | None:
         """Return the state to come back to; None for a loader within a loader, and in other threads."""
-        if not self._mine() or self._state in ("loader", "wait"):
+        if not self._mine() or self._overdue() or self._state in ("loader", "wait"):
             return None
         back = "gap" if self._state == "host" else self._state
         self._to("wait" if getattr(iterator, "_num_workers", 0) else "loader")
@@ -512,24 +560,38 @@ class Hooks:
         modules = sys.modules
         self._wrap(modules["torch.autograd"], "backward", self._trains)
         parallel = modules.get("torch.nn.parallel.distributed")
-        self._ddp_type = parallel.DistributedDataParallel if parallel is not None else ()
+        self._ddp_type: Any = parallel.DistributedDataParallel if parallel is not None else ()
         counters = getattr(modules.get("torch._dynamo.utils"), "counters", {})
+        optimized = getattr(modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+        # A hook of all modules or optimizers would make torch.compile compile again, and one of modules warn.
         if counters.get("frames", {}).get("total"):
-            # A hook of all modules or optimizers would make torch.compile compile again, and one of modules warn.
-            self._wrap(modules["torch._dynamo.eval_frame"].OptimizedModule, "__call__", self._compiled_called)
+            self._wrap(optimized, "__call__", self._compiled_called)
+            self._find_ddp()
         else:
+            self._wrap(optimized, "__call__", self._interrupt)
+            compiling = getattr(modules.get("torch._dynamo.callback"), "callback_handler", None)
+            self._wrap(compiling, "run_start_callbacks", self._interrupt)
             step = modules["torch.optim.optimizer"].register_optimizer_step_pre_hook
             self._undo.append(step(self._step_begins).remove)
             call = modules["torch.nn.modules.module"].register_module_forward_pre_hook
-            self._undo.append(call(self._module_called).remove)
+            # `module.compile()` would compile the hook itself before the module.
+            self._undo.append(call(modules["torch"].compiler.disable(self._module_called)).remove)
 
     def _compiled_called(self, module: Any, *_: object) -> None:
+        if self._ddp:
+            self._ddp_called()
         self._module_called(module, ())
+
+    def _find_ddp(self) -> None:
+        """Find the DDP models of a process that compiles, in which their calls are not seen."""
+        if _communicates() and self._ddp_type:
+            kinds = [self._ddp_type, *self._ddp_type.__subclasses__()]
+            found = [model for model in gc.get_referrers(*kinds) if type(model) in kinds]
+            self._ddp += map(_Buckets, found)
 
     def _watch_groups(self) -> None:
         module = sys.modules.get("torch._C._distributed_c10d")
-        distributed = sys.modules.get("torch.distributed")
-        if module is None or distributed is None or not distributed.is_initialized():
+        if module is None or not _communicates():
             return
         for method in COLLECTIVES:
             self._wrap(module.ProcessGroup, method, functools.partial(self._sends, method))

@@ -161,6 +161,8 @@ class Profiler:
                 return False
             self._begin_anew()
             self.result = None
+        if self._hooks is not None and self._hooks.interrupted:
+            self._begin_anew()
         self._seen += 1
         if self._seen <= WARM_UP:
             self._busy_before = tuple(busy_s)
@@ -172,10 +174,8 @@ class Profiler:
 
     def _begin_window(self, *, marked: bool) -> None:
         """Measure from the next iteration on; hooks see the transfers of a script that is not `marked`, too."""
-        if marked or self._hooks is None:
+        if marked or self._hooks is None or not self._hooks.start(self.step_s):
             self._transfers.start()
-        else:
-            self._hooks.start()
 
     def close(self) -> None:
         self._transfers.stop()
@@ -203,12 +203,14 @@ class Profiler:
         if mean <= 0 or (count < MOST and error > STEADY * mean):
             return False
         stages = [(b - a) / count for a, b in zip(self._busy_before, busy_s, strict=True)]
-        if (moving_s := self._transfers.stop() / count) > 0:
-            stages[Resource.NETWORK] = moving_s
+        moving_s = self._transfers.stop() / count
         seen = self._hooks.stages(count, mean) if self._hooks is not None else None
         self.source = ProfileSource.MARKS
         if not sum(stages):
             self.source = ProfileSource.NONE if seen is None else ProfileSource.HOOKS
-            stages = [0.0, 0.0, mean, 0.0] if seen is None else list(seen)  # unseen, all time counts as GPU time
+            # Unseen, all time without a transfer counts as GPU time.
+            stages = [0.0, 0.0, max(mean - moving_s, 0.0), 0.0] if seen is None else list(seen)
+        if moving_s > 0:
+            stages[Resource.NETWORK] = moving_s
         self.result = (tuple(stages), mean, count)
         return True

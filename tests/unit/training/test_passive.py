@@ -13,13 +13,18 @@ from attempts import Attempt, free_port, the_forker
 
 pytest.importorskip("torch")
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from plait.core.resources import Resource
 from plait.runtime.page import ProfileSource
 from plait.training import passive
 from plait.training.passive import Hooks, Lap, Reads, WindowTimes, parts_of, stages_of
+from plait.training.process import let_threads_finish
+from plait.training.profiler import FEWEST, WARM_UP, Profiler
+from plait.training.stages import CudaSpans
 
 READ = Reads(2101.4e3, 2228.2e3)
 STORAGE, CPU, GPU, NETWORK = Resource
@@ -201,12 +206,13 @@ def test_a_hook_that_fails_changes_nothing_in_the_script(fails: str, tmp_path: P
 
 @pytest.fixture
 def hooks() -> Iterator[Hooks]:
-    """Hooks in this process, in which an optimizer of torch has stepped."""
+    """Hooks in this process, in which an optimizer of torch has stepped and nothing was compiled."""
+    torch._dynamo.reset()
+    counters.clear()
     made = Hooks()
     made.stepped()
     yield made
     made.stop()
-    assert made._errors == 0
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, step: Callable[[], object], hooks: Hooks) -> None:
@@ -217,9 +223,13 @@ def train(model: Any, optimizer: torch.optim.Optimizer, step: Callable[[], objec
     hooks.stepped()
 
 
+def frames() -> int:
+    """Frames that Dynamo has compiled in this process."""
+    return counters["frames"]["total"]
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 def test_a_compiled_step_is_not_compiled_again_for_a_window(hooks: Hooks) -> None:
-    torch._dynamo.reset()
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     step = torch.compile(optimizer.step, backend="eager")
@@ -227,7 +237,7 @@ def test_a_compiled_step_is_not_compiled_again_for_a_window(hooks: Hooks) -> Non
         train(model, optimizer, step, hooks)
     compiled = frames()
     for _ in range(3):
-        hooks.start()
+        hooks.start(0.01)
         for _ in range(2):
             train(model, optimizer, step, hooks)
         hooks.stages(2, 0.01)
@@ -237,15 +247,130 @@ def test_a_compiled_step_is_not_compiled_again_for_a_window(hooks: Hooks) -> Non
     assert hooks.window.states["train"].wall > 0  # from the backward pass on
 
 
-def frames() -> int:
-    """Frames that Dynamo has compiled in this process."""
-    return counters["frames"]["total"]
+class Model(torch.nn.Linear):
+    """A module of the script's own: `Module.compile` leaves out the code of torch's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def compile_in_place(model: torch.nn.Module) -> torch.nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+COMPILED: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "module": lambda model: torch.compile(model, backend="eager"),
+    "function": lambda model: torch.compile(model.forward, backend="eager"),
+    "in place": compile_in_place,
+}
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_window_ends_at_the_first_compilation_and_the_next_one_sees_its_step(how: str, hooks: Hooks) -> None:
+    model = Model(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    profiler, busy = Profiler(hooks=hooks), [0.0] * 4
+    called: Any = model
+    for iteration in range(2 * WARM_UP + FEWEST + 2):
+        if iteration == WARM_UP + 2:
+            called = COMPILED[how](model)
+        train(called, optimizer, optimizer.step, hooks)
+        done = profiler.step(iteration * 0.25, busy)
+    assert done
+    assert hooks.window is not None
+    assert hooks.window.iterations == FEWEST
+    assert frames() == 1
+
+
+@pytest.mark.parametrize(("iteration_s", "limit_s"), [(0.01, 30.0), (1.0, 100.0)])
+def test_a_window_ends_if_the_script_stops_training(
+    iteration_s: float, limit_s: float, hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(passive, "time", SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s))
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    hooks.start(iteration_s)
+    for _ in range(3):
+        now_s += 0.9 * limit_s
+        train(model, optimizer, optimizer.step, hooks)
+    now_s += 0.9 * limit_s
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+        assert torch.nn.modules.module._has_any_global_hook()
+        now_s += 0.2 * limit_s
+        model(torch.ones(2, 4))
+    assert hooks.interrupted
+    assert not torch.nn.modules.module._has_any_global_hook()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A gloo group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    let_threads_finish()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: torch.compile(DistributedDataParallel(model), backend="eager"),
+        lambda model: DistributedDataParallel(torch.compile(model, backend="eager")),
+        lambda model: compile_in_place(DistributedDataParallel(model)),
+    ],
+    ids=["compiled DDP", "DDP of compiled", "in place"],
+)
+@pytest.mark.usefixtures("group")
+def test_buckets_of_a_compiled_ddp_model_are_seen(wrap: Callable[[Any], Any], hooks: Hooks) -> None:
+    model = wrap(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for iteration in range(20):
+        if iteration == 15:
+            hooks.start(0.01)
+        train(model, optimizer, optimizer.step, hooks)
+    hooks.stages(5, 0.01)
+    assert hooks.messages is not None
+    assert hooks.messages.per_iteration == [("allreduce", 4 * (4 * 4 + 4), 1.0)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.usefixtures("group")
+def test_a_window_ends_before_ddp_waits_for_the_gpu_in_a_capture(
+    compiled: bool, hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
+    model = torch.compile(ddp, backend="eager") if compiled else ddp
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    rates: list[int] = []
+    train(model, optimizer, optimizer.step, hooks)
+    monkeypatch.setattr(ddp, "_set_ddp_runtime_logging_sample_rate", rates.append)
+    hooks.start(0.01)
+    train(model, optimizer, optimizer.step, hooks)
+    assert rates == [1]
+    monkeypatch.setattr(passive, "capturing", lambda: True)
+    model(torch.ones(2, 4))
+    assert rates == [1, 100]
+    assert hooks.stages(2, 0.01) is None
+    assert not hooks.interrupted
+
+
+def test_the_end_of_a_window_does_not_wait_for_the_gpu_in_a_capture(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks.start(0.01)
+    hooks._device_used = True
+    monkeypatch.setattr(CudaSpans, "wait", lambda spans: pytest.fail("waits"))
+    monkeypatch.setattr(passive, "capturing", lambda: True)
+    assert hooks.stages(1, 0.01) is None
 
 
 def test_what_the_script_patches_in_a_window_stays(hooks: Hooks) -> None:
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     before = iterator.__next__
-    hooks.start()
+    hooks.start(0.01)
     ours = iterator.__next__
 
     def patched(self: Any) -> Any:

@@ -8,8 +8,9 @@ import random
 import pytest
 
 from plait.core.resources import Resource, skew
-from plait.runtime.page import Page
+from plait.runtime.page import Page, ProfileSource
 from plait.runtime.stage_gate import NullGate
+from plait.training.passive import Hooks
 from plait.training.profiler import FEWEST, MOST, WARM_UP, Profiler
 from plait.training.stages import Stages
 
@@ -142,6 +143,16 @@ def test_transfers_are_recorded_in_the_measured_iterations_and_in_no_others():
     assert profiler.result[0][3] == pytest.approx(3.0 / FEWEST)
     run(profiler, 1, 1.0, now_s=200.0, alone=False)
     assert recorder.calls[-1] == "stop"
+
+
+def test_transfers_of_an_unmarked_job_count_if_its_steps_are_not_seen():
+    recorder = Recorder()
+    profiler = Profiler(recorder, Hooks())  # no optimizer of torch has stepped
+    for number in range(WARM_UP + FEWEST + 1):
+        profiler.step(number * 0.5, [0.0] * 4)
+    assert recorder.calls == ["start", "stop"]
+    assert profiler.result[0] == (0.0, 0.0, pytest.approx(0.5 - 3.0 / FEWEST), pytest.approx(3.0 / FEWEST))
+    assert profiler.source == ProfileSource.NONE
 
 
 def test_skew_is_the_largest_tensors_part():
