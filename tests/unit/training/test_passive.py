@@ -429,7 +429,12 @@ for step in range(70):
     loss.backward()
     optimizer.step()
     {log}
-torch.kept = model  # freeing a gloo group while the other rank still uses it may wait for ever
+
+from plait.training.process import let_threads_finish
+
+# DDP frees its group under the interpreter's lock, and waits for gloo's threads, which need it to free an operation.
+let_threads_finish()
+dist.destroy_process_group()
 """
 DDP = """
 from torch.nn.parallel import DistributedDataParallel
