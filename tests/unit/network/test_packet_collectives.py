@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from plait.core.errors import InputError
+from plait.network.packets.build import build, ps
 from plait.network.packets.collectives import COLLECTIVES, program
+from plait.network.packets.loop import run
 from plait.network.packets.results import PacketResults
 from plait.network.packets.run import simulate
 from plait.network.packets.scenario import PacketJob, one_switch, racks
+from plait.network.packets.state import FAULT, FINE, TOO_LATE
 from plait.network.protocol.options import Options, preset
 
 LARGE = Options(payload_bytes=1024)
@@ -49,6 +52,23 @@ def test_tensors_and_iterations_follow_one_another_over_racks(name: str, workers
         assert one.packets == 3 * 2 * (workers - 1) * (1 + 69 + 1)
         assert (one.exchanges_s[:, 1] > one.exchanges_s[:, 0]).all()
         assert (one.exchanges_s[1:] > one.exchanges_s[:-1]).all()
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("tensors", [(512_000,), (200_000, 3000)])
+def test_jobs_with_other_numbers_of_tensors_leave_an_all_reduce_as_it_is(name: str, tensors: tuple[int, ...]) -> None:
+    job = PacketJob(LARGE, 4, tensors, iterations=4, collective=name)
+    other = PacketJob(LARGE, 4, (1024, 1024, 1024), collective=name)
+    single = simulate(one_switch([job], 0, jitter_s=0.0)).jobs[0]
+    for jobs in ([job, other], [other, job]):
+        scenario = one_switch(jobs, 0, jitter_s=0.0)
+        beside = simulate(scenario).jobs[jobs.index(job)]
+        assert beside.exchanges_s.tolist() == single.exchanges_s.tolist()
+        net, now = build(scenario), 0
+        while run(net, now) == TOO_LATE:
+            assert net.peers.missing.min() >= 0
+            assert net.peers.left.min() >= 0
+            net.links.info[FAULT], now = FINE, now + ps(1e-6)
 
 
 def test_a_ring_crosses_narrow_links_less_often_than_halving_and_doubling() -> None:

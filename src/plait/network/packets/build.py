@@ -306,6 +306,7 @@ def _peers(scenario: Scenario, hosts: list[tuple[int, int]]) -> tuple[PeerTraffi
     count = len(hosts) if programs else 0
     starts = np.zeros((count, tensors, lanes + 1), dtype=np.int64)
     expected = np.zeros((count, tensors, parts), dtype=np.int64)
+    missing = np.zeros((count, 2, parts), dtype=np.int64)
     sends: list[tuple[int, int, int, int, int]] = []
     for w, (j, rank) in enumerate(hosts):
         job, nodes = jobs[j], scenario.placement[j][0]
@@ -325,11 +326,9 @@ def _peers(scenario: Scenario, hosts: list[tuple[int, int]]) -> tuple[PeerTraffi
                         back[send.to] = round(1e12 * graph.delay_s(way))
                     sends.append((nodes[send.to], send.packets, send.part, send.after, back[send.to]))
             starts[w, k, len(one.lanes[rank]) :] = len(sends)
+        missing[w] = expected[w, [0, 1 % len(job.tensors)]]  # of a single tensor, that of the next iteration
     for source, one in enumerate(flows):
         route(int(one["job"]), source, int(one["node"]), source, FLOW_ROOM)
-    missing = (
-        np.stack([expected[:, 0], expected[:, 1 % max(1, tensors)]], axis=1) if count else np.zeros((0, 2, 0), int)
-    )
     left = np.zeros((count, 3), dtype=np.int64)
     left[:, :2] = missing.sum(axis=2)
     made = np.array(sends, dtype=state.SEND) if sends else np.zeros(0, dtype=state.SEND)
