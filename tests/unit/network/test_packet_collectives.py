@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from plait.core.errors import InputError
@@ -10,7 +12,7 @@ from plait.network.packets.collectives import COLLECTIVES, program
 from plait.network.packets.loop import run
 from plait.network.packets.results import PacketResults
 from plait.network.packets.run import simulate
-from plait.network.packets.scenario import PacketJob, one_switch, racks
+from plait.network.packets.scenario import PacketJob, Straggler, one_switch, racks
 from plait.network.packets.state import FAULT, FINE, TOO_LATE
 from plait.network.protocol.options import Options, preset
 
@@ -94,6 +96,32 @@ def test_background_traffic_takes_its_share_of_a_ring(share: float) -> None:
     for one in busy:
         # A window of the ring is ahead of the other traffic, which is behind it at the end.
         assert 0.75 * (1 - share) * quiet < one < 1.06 * (1 - share) * quiet
+
+
+def test_background_traffic_above_its_room_is_dropped_and_the_job_ends() -> None:
+    job = PacketJob(LARGE, 4, (8 << 20,), collective="ring")
+    slow = Straggler(0, 1, share=0.2, until_s=1e-3)
+    for more in ({"background": 0.95}, {"background": 0.5, "stragglers": (slow,)}):
+        found = simulate(racks([job], 4096, 2, spines=2, **more))
+        assert found.dropped > 0
+        assert found.goodput_bits_per_s > 0
+
+
+def test_background_traffic_that_takes_all_of_a_link_is_refused_with_the_share_that_works() -> None:
+    def busy(share: float, **more: object) -> PacketResults:
+        job = PacketJob(preset("switchml"), 4, (100_000,))
+        return simulate(racks([job], 4096, 2, spines=2, oversubscription=4.0, background=share, **more))
+
+    message = r"background is 0\.3: it takes .* of link spine0->leaf0 with seed 0; give less than 0\.25,"
+    with pytest.raises(InputError, match=message) as raised:
+        busy(0.3)
+    limit = re.search(r"give less than ([0-9.]+),", str(raised.value))
+    assert limit is not None
+    assert busy(0.99 * float(limit[1])).goodput_bits_per_s > 0
+    with pytest.raises(InputError, match="give less than"):
+        busy(float(limit[1]))
+    with pytest.raises(InputError, match=r"of the 10 Gb/s of link (n1->|leaf0->n1)"):
+        busy(0.11, stragglers=(Straggler(0, 1, share=0.1),))
 
 
 def test_background_traffic_is_lost_and_marked_and_ends_with_the_jobs() -> None:

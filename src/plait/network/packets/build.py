@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
 
-from plait.core.arrays import IntArray
+from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.network.packets import heap, state
 from plait.network.packets.collectives import AllReduce, program
@@ -27,7 +28,7 @@ FIRST_SEQS = 1 << 20
 WINDOWS = 4
 #: Bytes of a packet of background traffic: 1,024 of payload and the headers of others.
 FLOW_BYTES = 1082
-#: Packets of one flow of background traffic for which a queue has room.
+#: Packets of one flow of background traffic for which a queue has room; more are dropped.
 FLOW_ROOM = 1024
 
 
@@ -280,7 +281,11 @@ def _cycle(j: int, job: PacketJob, first: int, size: int) -> np.ndarray[tuple[in
 
 
 def _peers(scenario: Scenario, hosts: list[tuple[int, int]]) -> tuple[PeerTraffic, IntArray, int]:
-    """The arrays, the packets for which each channel needs room, and those that are under way at most."""
+    """The arrays, the packets for which each channel needs room, and those that are under way at most.
+
+    Packets of background traffic take no room of jobs: each channel counts them, and drops those above `FLOW_ROOM` for
+    each flow through it.
+    """
     graph, jobs = scenario.graph, scenario.jobs
     first, switches = len(graph.nodes), len(graph.names) - len(graph.nodes)
     flows = _flows(scenario)
@@ -327,13 +332,36 @@ def _peers(scenario: Scenario, hosts: list[tuple[int, int]]) -> tuple[PeerTraffi
                     sends.append((nodes[send.to], send.packets, send.part, send.after, back[send.to]))
             starts[w, k, len(one.lanes[rank]) :] = len(sends)
         missing[w] = expected[w, [0, 1 % len(job.tensors)]]  # of a single tensor, that of the next iteration
+    waiting = np.zeros((len(graph.ends) if len(flows) else 0, 2), dtype=np.int64)
+    load = np.zeros(len(graph.ends))
     for source, one in enumerate(flows):
-        route(int(one["job"]), source, int(one["node"]), source, FLOW_ROOM)
+        way = route(int(one["job"]), source, int(one["node"]), source, FLOW_ROOM)
+        waiting[list(way), 1] += FLOW_ROOM
+        load[list(way)] += scenario.background * graph.channel_bits_per_s[way[0]]
+    _check_background(scenario, load)
     left = np.zeros((count, 3), dtype=np.int64)
     left[:, :2] = missing.sum(axis=2)
     made = np.array(sends, dtype=state.SEND) if sends else np.zeros(0, dtype=state.SEND)
-    peers = PeerTraffic(hops, np.zeros((count, lanes), dtype=state.LANE), made, starts, missing, left, expected, flows)
-    return peers, room, rows + FLOW_ROOM * len(flows)
+    under_way = np.zeros((count, lanes), dtype=state.LANE)
+    peers = PeerTraffic(hops, under_way, made, starts, missing, left, expected, flows, waiting)
+    return peers, room, rows + int(waiting[:, 1].sum())
+
+
+def _check_background(scenario: Scenario, load: FloatArray) -> None:
+    """Raise `InputError` where background traffic of so many bits/s takes all of a channel: jobs might never end."""
+    graph, rates = scenario.graph, scenario.graph.channel_bits_per_s.copy()
+    for slow in scenario.stragglers:
+        if slow.until_s == math.inf:
+            rates[(graph.ends == scenario.placement[slow.job][0][slow.rank]).any(axis=1)] *= slow.share
+    shares = load / rates
+    full = int(shares.argmax())
+    if shares[full] > 1 - 1e-9:
+        raise InputError(
+            f"background is {scenario.background:g}: it takes {load[full] / 1e9:g} of the {rates[full] / 1e9:g} Gb/s "
+            f"of link {graph.channel_name(full)} with seed {scenario.seed}; give less than "
+            f"{math.floor(1000 * scenario.background / shares[full] + 1e-6) / 1000:g}, or less oversubscription and no "
+            "straggler there"
+        )
 
 
 def _flows(scenario: Scenario) -> Records:

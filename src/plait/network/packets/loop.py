@@ -61,6 +61,8 @@ def run(net: Net, until: int) -> int:
             node, kind = lines.channels[source >> 1]["to"], source & 1
             note_packet(lines, net.log, row, node, now)
             if lines.packets[row]["type"] == PEER:
+                if lines.packets[row]["job"] >= jobs:
+                    net.peers.waiting[source >> 1, 0] -= 1
                 if node >= nodes:
                     passing(lines, net.peers, node - nodes, row, now, source >> 1)
                 elif lines.packets[row]["job"] < jobs:

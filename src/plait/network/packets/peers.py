@@ -90,7 +90,25 @@ def at_peer(links: Links, ends: Ends, peers: PeerTraffic, row: int, now: int) ->
 def passing(links: Links, peers: PeerTraffic, s: int, row: int, now: int, came: int) -> None:
     """Send a packet of a worker or of background traffic on at a switch."""
     p = links.packets[row]
-    transmit(links, int64(peers.hops[p["job"], s, p["bitmap"]]), DOWN, row, now, came)
+    c = int64(peers.hops[p["job"], s, p["bitmap"]])
+    if p["seq"] < 0:
+        _transmit_flow(links, peers, c, row, now, came)
+    else:
+        transmit(links, c, DOWN, row, now, came)
+
+
+@lean_part
+def _transmit_flow(links: Links, peers: PeerTraffic, c: int, row: int, now: int, came: int) -> None:
+    """Send a packet of background traffic through a channel, or drop it where the channel has no room for it.
+
+    Such traffic does not react, so its packets would fill any queue of a link whose rate it exceeds.
+    """
+    if peers.waiting[c, 0] >= peers.waiting[c, 1]:
+        links.channels[c]["dropped"] += 1
+        return
+    before = links.queues[2 * c + DOWN]["count"]
+    transmit(links, c, DOWN, row, now, came)
+    peers.waiting[c, 0] += links.queues[2 * c + DOWN]["count"] - before  # 0 for a packet that was dropped or lost
 
 
 @lean_part
@@ -101,7 +119,7 @@ def flow(links: Links, peers: PeerTraffic, f: int, now: int, source: int) -> Non
     p = links.packets[row]
     p["type"], p["job"], p["seq"], p["bitmap"], p["index"], p["flags"] = PEER, one["job"], -1, one["node"], -1, 0
     new_row(links)
-    transmit(links, one["channel"], DOWN, row, now, -1)
+    _transmit_flow(links, peers, one["channel"], row, now, -1)
     settle(links, row)
     if links.info[ACTIVE] > 0:
         schedule(links, now + 1 + ((draw(links) >> 10) * one["gap"] >> 19), source)

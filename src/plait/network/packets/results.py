@@ -64,7 +64,7 @@ class PacketResults:
     held           jobs x bins: time mean of aggregators held, all switches
     gbps           jobs x bins: payload that one worker receives, Gb/s
     lost, marked   packets lost on links, and marked as congested
-    dropped        packets that found the queue of a switch full
+    dropped        packets that found the queue of a switch full, and those of background traffic above their room
     paused_s       time for which full queues paused links, summed over links
     log            of the first packets: time (ps), node, type, job, seq (from 0), bitmap, index, flags, priority
     """

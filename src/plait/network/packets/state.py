@@ -188,6 +188,7 @@ class PeerTraffic(NamedTuple):
     lanes     workers x lanes; `starts`: workers x tensors x (lanes + 1), the first send of each lane
     missing   workers x 2 x parts: packets of the present and the next tensor that have not come; `left`: their sums,
               and whether the worker is in a tensor; `expected`: workers x tensors x parts
+    waiting   channels x 2: packets of background traffic on each, and its room for them; empty without such traffic
     """
 
     hops: npt.NDArray[np.int32]
@@ -198,6 +199,7 @@ class PeerTraffic(NamedTuple):
     left: IntArray
     expected: IntArray
     flows: Records
+    waiting: IntArray
 
 
 class Net(NamedTuple):
