@@ -293,6 +293,9 @@ def test_backup_while_in_use_and_back(tmp_path: Path) -> None:
     c = Cluster(tmp_path / "home")
     c.submit({}, {})
     c.pass_s()
+    with pytest.raises(InputError, match="its name is too long"):
+        c.store.backup(tmp_path / ("x" * 300))
+    assert list(tmp_path.glob(".x*.part")) == []
     c.store.backup(tmp_path / "copy")
     with pytest.raises(InputError, match="is there already"):
         c.store.backup(tmp_path / "copy")

@@ -567,6 +567,8 @@ class Store:
         except FileExistsError as error:
             raise InputError(f"{path} is there already; give another name") from error
         except (OSError, sqlite3.Error, SQLAlchemyError) as error:
+            if getattr(error, "errno", None) == errno.ENAMETOOLONG:
+                raise InputError(f"cannot write the backup {str(path)[:300]!r}: its name is too long") from error
             raise StoreError(f"cannot write the backup {path}: {first_line(error)}") from error
         finally:
             part.unlink(missing_ok=True)
