@@ -86,7 +86,7 @@ class World:
         return made
 
     @property
-    def told(self) -> list[tuple[str, str]]:
+    def sent(self) -> list[tuple[str, str]]:
         return [(one.job, one.event) for one in self.inbox]
 
     def undelivered(self) -> list[dict[str, Any]]:
@@ -111,9 +111,9 @@ def test_each_event_of_a_job_is_told_once(cluster: Make) -> None:
     c.pass_s(3.0)
     follower.follow()
     j = [f"j-{number}" for number in (done, fails, waits)]
-    assert [event for job, event in world.told if job == j[0]] == ["started", "finished"]
-    assert [event for job, event in world.told if job == j[1]] == ["started", "failed"]
-    assert [event for job, event in world.told if job == j[2]][-1] == "cancelled"
+    assert [event for job, event in world.sent if job == j[0]] == ["started", "finished"]
+    assert [event for job, event in world.sent if job == j[1]] == ["started", "failed"]
+    assert [event for job, event in world.sent if job == j[2]][-1] == "cancelled"
     failed = next(one for one in world.inbox if one.event == "failed")
     assert failed.text == f"{j[1]} (net) of ann: failed, boom 2 (exit code 2); failed 2 times"
     assert next(one.reason for one in world.inbox if one.event == "cancelled") == "by bob"
@@ -129,11 +129,11 @@ def test_a_preemption_is_told_with_the_job_it_is_for_and_a_requeue_is_none(clust
     c.engine.requeue(long, c.now, by="ann", may_lose_work=True)
     c.pass_s(5.0)
     follower.follow()
-    assert world.told == []
+    assert world.sent == []
     (short,) = c.submit({"iterations": 10, "profile": {"gpu": 1.0}}, owner="bob")
     c.pass_s(5.0)
     follower.follow()
-    assert world.told == [(f"j-{long}", "preempted")]
+    assert world.sent == [(f"j-{long}", "preempted")]
     assert f"for j-{short} of bob" in world.inbox[0].reason
 
 
@@ -147,7 +147,7 @@ def test_the_warning_before_a_time_limit_is_told(cluster: Make) -> None:
         c.nodes[0].report(job, held_s=held_s)
         c.pass_s(4.0)
     follower.follow()
-    assert world.told == [(f"j-{job}", "time-limit")]
+    assert world.sent == [(f"j-{job}", "time-limit")]
     assert world.inbox[0].reason == "is asked to stop for its time limit of 10.0 s (--time)"
     c.nodes[0].obeys = True
 
@@ -162,12 +162,12 @@ def test_of_ranks_that_hang_the_first_is_told(cluster: Make) -> None:
             c.nodes[0].end(job, -9, rank, reason="hung: 31 s in its gpu stage, where 30 s are allowed")
         c.pass_s(3.0)
     follower.follow()
-    assert world.told == [(f"j-{job}", "hung")] * 2  # one an attempt
+    assert world.sent == [(f"j-{job}", "hung")] * 2  # one an attempt
     assert world.inbox[0].reason.startswith("rank 0 hung: 31 s in its gpu stage")
 
 
 @pytest.mark.parametrize(
-    ("choice", "request_", "told"),
+    ("choice", "request_", "expected"),
     [
         ({}, {}, True),
         ({"events": ("failed",)}, {}, False),
@@ -183,7 +183,7 @@ def test_of_ranks_that_hang_the_first_is_told(cluster: Make) -> None:
     ],
 )
 def test_channels_choose_by_event_user_project_and_the_jobs_own_wish(
-    cluster: Make, choice: dict[str, Any], request_: dict[str, Any], told: bool
+    cluster: Make, choice: dict[str, Any], request_: dict[str, Any], expected: bool
 ) -> None:
     world = World(cluster(channels=("mail",)))
     c, follower = world.cluster, world.follower(**choice)
@@ -192,7 +192,7 @@ def test_channels_choose_by_event_user_project_and_the_jobs_own_wish(
     c.pass_s(2.0)
     end(c, job)
     follower.follow()
-    assert ((f"j-{job}", "finished") in world.told) == told
+    assert ((f"j-{job}", "finished") in world.sent) == expected
 
 
 def test_failed_tries_are_repeated_with_longer_pauses_and_in_order(cluster: Make) -> None:
@@ -203,7 +203,7 @@ def test_failed_tries_are_repeated_with_longer_pauses_and_in_order(cluster: Make
     end(c, job)
     follower.follow()
     assert world.pauses == [1.0, 2.0, 4.0, 8.0]
-    assert world.told == [(f"j-{job}", "started"), (f"j-{job}", "finished")]
+    assert world.sent == [(f"j-{job}", "started"), (f"j-{job}", "finished")]
     assert world.undelivered() == []
 
 
@@ -246,7 +246,7 @@ def test_a_notification_that_cannot_arrive_delays_no_other_one(
     follower.channel = NotificationChannel("mail", refusing, ("started",))
     follower.follow()
     assert world.pauses == []
-    assert world.told == [(f"j-{other}", "started")]
+    assert world.sent == [(f"j-{other}", "started")]
     assert [(one["job"], one["why"]) for one in world.undelivered()] == [(job, why)]
 
 
@@ -261,7 +261,7 @@ def test_an_entry_that_cannot_be_understood_delays_no_later_one(cluster: Make, m
     c.pass_s(2.0)
     end(c, job)
     follower.follow()
-    assert world.told == [(f"j-{job}", "finished")]
+    assert world.sent == [(f"j-{job}", "finished")]
 
 
 def test_a_job_that_is_cancelled_before_its_admission_is_told_once(cluster: Make) -> None:
@@ -275,7 +275,7 @@ def test_a_job_that_is_cancelled_before_its_admission_is_told_once(cluster: Make
     assert [one.type for one in c.store.entries(job=job) if one.type in ("CancelAsked", "JobCancelled")] == [
         "CancelAsked", "JobCancelled",
     ]  # fmt: skip
-    assert world.told == [(f"j-{job}", "cancelled")]
+    assert world.sent == [(f"j-{job}", "cancelled")]
 
 
 @pytest.mark.parametrize("dies", ["before", "while sending", "after", "between tries"])
@@ -305,7 +305,7 @@ def test_a_restart_sends_nothing_twice_and_loses_nothing_silently(cluster: Make,
     c.restart()
     c.pass_s(3.0)
     world.follower(events=("started",)).follow()
-    assert world.told == [(f"j-{job}", "started")]
+    assert world.sent == [(f"j-{job}", "started")]
     whys = [one["why"] for one in world.undelivered()]
     assert whys == (["the service ended while it was sent; it may have arrived"] if dies == "while sending" else [])
     world.follower(events=("started",)).follow()
@@ -332,7 +332,7 @@ def test_a_channel_that_is_new_tells_nothing_of_the_past(cluster: Make) -> None:
     follower = world.follower()
     end(world.cluster, job)
     follower.follow()
-    assert world.told == [(f"j-{job}", "finished")]
+    assert world.sent == [(f"j-{job}", "finished")]
 
 
 @pytest.mark.parametrize("ends", ["with the service", "when its service dies"])
@@ -350,7 +350,7 @@ def test_a_changed_choice_tells_nothing_of_what_was_passed(cluster: Make, ends: 
         follower.follow()
     c.restart()
     world.follower(events=EVENTS).follow()
-    assert world.told == []
+    assert world.sent == []
 
 
 def test_a_changed_choice_skips_none_of_an_entry_that_is_half_sent(cluster: Make) -> None:
@@ -370,10 +370,10 @@ def test_a_changed_choice_skips_none_of_an_entry_that_is_half_sent(cluster: Make
     follower.channel = NotificationChannel("mail", fail_for_ann, ("cancelled",))
     follower.follow()
     world.ends = False
-    assert world.told == [(f"j-{first}", "cancelled")]
+    assert world.sent == [(f"j-{first}", "cancelled")]
     c.restart()
     world.follower(events=("cancelled",), users=("ann",)).follow()
-    assert world.told[1:] == [(f"j-{second}", "cancelled")]
+    assert world.sent[1:] == [(f"j-{second}", "cancelled")]
 
 
 def test_a_channel_that_comes_back_tells_nothing_of_the_time_without_it(cluster: Make) -> None:
@@ -391,7 +391,7 @@ def test_a_channel_that_comes_back_tells_nothing_of_the_time_without_it(cluster:
     serve(channel)
     c.pass_s(2.0)
     world.follower()
-    assert world.told == [(f"j-{job}", "started")]
+    assert world.sent == [(f"j-{job}", "started")]
     serve()
     end(c, job)
     serve(channel)

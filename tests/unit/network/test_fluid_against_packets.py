@@ -11,26 +11,28 @@ from sampling import sample
 
 
 @pytest.mark.parametrize(
-    ("points", "largest", "middle"),
+    ("points", "largest", "middle", "shares"),
     [
-        pytest.param(sample(PUBLISHED[4:9:2], PUBLISHED), 0.10, 0.03, id="published"),
-        pytest.param(sample(GRID[7:8], GRID), 0.20, 0.05, id="grid"),
-        pytest.param(sample(AIMD[1:2], AIMD), 0.25, 0.07, id="congestion-control"),
-        pytest.param(sample(RACKS[2::7], RACKS), 0.10, 0.05, id="racks"),
-        pytest.param(sample(NARROW[3:4], NARROW), 0.30, 0.07, id="narrow"),
+        pytest.param(sample(PUBLISHED[4:9:2], PUBLISHED), 0.10, 0.03, 0.07, id="published"),
+        pytest.param(sample(GRID[7:8], GRID), 0.20, 0.05, 0.07, id="grid"),
+        pytest.param(sample(AIMD[1:2], AIMD), 0.25, 0.07, 0.07, id="congestion-control"),
+        pytest.param(sample(RACKS[2::7], RACKS), 0.10, 0.05, 0.07, id="racks"),
+        pytest.param(sample(NARROW[3:4], NARROW), 0.30, 0.07, 0.07, id="narrow"),
         # Known misses: jobs spread unevenly over racks with two levels, few aggregators and long windows.
-        pytest.param(sample(MIXES[26:27], MIXES), 1.4, 0.05, id="mixes"),
-        pytest.param(sample(FRESH[:1], FRESH), 0.20, 0.05, id="fresh"),
+        pytest.param(sample(MIXES[26:27], MIXES), 1.4, 0.05, 0.08, id="mixes"),
+        pytest.param(sample(FRESH[:1], FRESH), 0.20, 0.05, 0.08, id="fresh"),
     ],
 )
-def test_goodput_of_every_job_is_that_of_packets(points: tuple[Point, ...], largest: float, middle: float) -> None:
+def test_goodput_of_every_job_is_that_of_packets(
+    points: tuple[Point, ...], largest: float, middle: float, shares: float
+) -> None:
     found = list(compared(points, seeds=sample((1,), (1, 2, 3))))
     worst = {one.point.name: one.worst for one in found}
     assert max(map(abs, worst.values())) <= largest, worst
     assert median(abs(error) for one in found for error in one.errors) <= max(middle, largest * (len(found) == 1)), (
         worst
     )
-    assert max(abs(one.share_error) for one in found) <= 0.08
+    assert max(abs(one.share_error) for one in found) <= shares
 
 
 def test_jobs_in_unequal_racks_are_as_slow_as_their_bursts_make_them() -> None:

@@ -30,9 +30,9 @@ def where_text(how: SharingOfJob | None) -> str:
 
 def rows(how: SharingOfJob) -> list[tuple[str, object]]:
     """The lines of one job, by what they are called."""
-    beside = [f"{one.job} on {one.gpu}{' (guest)' if one.guest else ''}" for one in how.beside]
+    neighbours = [f"{one.job} on {one.gpu}{' (guest)' if one.guest else ''}" for one in how.beside]
     out: list[tuple[str, object]] = [("runs as", "guest" if how.guest else "host of guests")]
-    out += [("shares with", ", ".join(beside))] if beside else []
+    out += [("shares with", ", ".join(neighbours))] if neighbours else []
     if how.guest and how.share is not None:
         out.append(("share", f"{how.share:.2f} of the GPU's time"))
     if how.throttled:

@@ -106,10 +106,10 @@ LANE = np.dtype([("at", "i8"), ("end", "i8"), ("sent", "i8"), ("under_way", "i8"
 #: Packets for another worker: its node, how many, their part of the all-reduce, the part that must have come before
 #: (-1: none), and how long an acknowledgement takes (ps).
 SEND = np.dtype([("node", "i8"), ("packets", "i8"), ("part", "i8"), ("after", "i8"), ("back", "i8")])
-#: Background traffic from a node to another: the channel from it, the other node, a number beside those of jobs, and
+#: Background traffic from a node to another: the channel from it, the other node, a number after those of jobs, and
 #: the mean time between two packets (ps).
 FLOW = np.dtype([("channel", "i8"), ("node", "i8"), ("job", "i8"), ("gap", "i8")])
-#: Type of a packet for another node that no switch adds up, beside those of the protocol; `bitmap` is the node.
+#: Type of a packet for another node that no switch adds up, after those of the protocol; `bitmap` is the node.
 PEER = 7
 
 #: Another region of a job, from the tensor `tensor` on: as in `worker.WORKER`.

@@ -78,15 +78,17 @@ def what_if(
         for i, variant in enumerate(variants)
         if i == 0 or np.isfinite(starts_s[:, i]).any()
     ]
-    asked = found[0]
+    requested = found[0]
     waiting = int((queue.place < 0).sum())
     return SubmissionOutlook(
-        start=asked.start, end=asked.end, gpu_hours=asked.gpu_hours, policy=copy.policy, gpus=spec.gpus, duration=basis,
+        start=requested.start, end=requested.end, gpu_hours=requested.gpu_hours, policy=copy.policy, gpus=spec.gpus,
+        duration=basis,
         place=1 + int((queue.place[: before[0]] < 0).sum()), waiting=waiting + 1,
         blocked_by=_blocked(
-            copy, queue, now, int(before[0]), int(gpus[0]), int(mask[0]), asked.start.middle_s == 0, releases[0]
+            copy, queue, now, int(before[0]), int(gpus[0]), int(mask[0]), requested.start.middle_s == 0, releases[0]
         ),
-        variants=_best(asked, found[1:]), assumptions=assumptions(queue, copy.policy, copy.by), decision=copy.decision,
+        variants=_best(requested, found[1:]), assumptions=assumptions(queue, copy.policy, copy.by),
+        decision=copy.decision,
     )  # fmt: skip
 
 
@@ -146,7 +148,7 @@ def _answer(copy: QueueCopy, variant: Variant, starts_s: FloatArray, took_s: Flo
     )  # fmt: skip
 
 
-def _best(asked: SubmissionVariant, others: Sequence[SubmissionVariant]) -> list[SubmissionVariant]:
+def _best(requested: SubmissionVariant, others: Sequence[SubmissionVariant]) -> list[SubmissionVariant]:
     """Up to `SHOWN` variants that are sooner or cheaper than the request, soonest end first."""
 
     def late(times: ShownTimes | None) -> float:
@@ -161,18 +163,18 @@ def _best(asked: SubmissionVariant, others: Sequence[SubmissionVariant]) -> list
 
     out = []
     for one in others:
-        sooner_s = late(asked.end) - late(one.end)
-        gains = sooner("end", one.end, asked.end) + sooner("start", one.start, asked.start)
-        if one.gpu_hours[1] < SOONER * asked.gpu_hours[1]:
+        sooner_s = late(requested.end) - late(one.end)
+        gains = sooner("end", one.end, requested.end) + sooner("start", one.start, requested.start)
+        if one.gpu_hours[1] < SOONER * requested.gpu_hours[1]:
             gains.append("costs less")
         if gains:
             out.append(
                 structs.replace(one, gains=gains, sooner_s=round(sooner_s, 3) if math.isfinite(sooner_s) else None)
             )
     out.sort(key=lambda one: (late(one.end), late(one.start)))
-    if len(out) < SHOWN and math.isfinite(wait_s := late(asked.start)) and wait_s > LONG_S:
+    if len(out) < SHOWN and math.isfinite(wait_s := late(requested.start)) and wait_s > LONG_S:
         text = f"submitted in {duration(wait_s)} it would hardly wait, if no others come; until then it holds no place"
-        out.append(structs.replace(asked, change="later", option="", text=text, gains=["waits less"]))
+        out.append(structs.replace(requested, change="later", option="", text=text, gains=["waits less"]))
     return out[:SHOWN]
 
 
