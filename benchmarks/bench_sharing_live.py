@@ -34,7 +34,7 @@ from plait.live.agent.processes.throttle import QUANTUM_S
 from plait.live.agent.sharing import Coordinator, GpuProcess, hold_back
 from plait.live.system.procs import MARK
 from plait.runtime.guest_gate import Neighbours
-from plait.runtime.page import OLDEST, VERSION, Page
+from plait.runtime.page import VERSION, Page
 from plait.sharing import Action, StepStats
 from plait.sim.gpu import PATTERNS, Mode, Pattern, Variation, table_cell
 from plait.sim.gpu.scenario import STEP_CV
@@ -74,7 +74,6 @@ class Process:
             "epoch": 1,
             "group": None,
             "made_by": VERSION,
-            "oldest": OLDEST,
         }
         if neighbours is not None:
             control["sharing"] = neighbours.control()

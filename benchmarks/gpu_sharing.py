@@ -22,7 +22,7 @@ from typing import Any
 
 from plait.live.agent.sharing import Coordinator, GpuProcess, hold_back
 from plait.runtime.guest_gate import Neighbours
-from plait.runtime.page import OLDEST, VERSION, Page
+from plait.runtime.page import VERSION, Page
 
 HERE = Path(__file__).resolve()
 SOURCE = HERE.parents[1] / "src"
@@ -69,7 +69,7 @@ class Process:
 
     def control(self, version: int, neighbours: Neighbours | None) -> None:
         """Write its control.json."""
-        control: dict[str, Any] = {"version": version, "epoch": 1, "group": None, "made_by": VERSION, "oldest": OLDEST}
+        control: dict[str, Any] = {"version": version, "epoch": 1, "group": None, "made_by": VERSION}
         if neighbours is not None:
             control["sharing"] = neighbours.control()
         (self.folder / "control.json").write_text(json.dumps(control))

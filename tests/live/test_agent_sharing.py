@@ -30,7 +30,6 @@ from plait.runtime.page import Page
 from plait.sharing import StepStats
 page = Page.open(os.environ["PLAIT_RUN_DIR"] + "/page.bin")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-page.library_version = 3
 number = 0
 print("ready", flush=True)
 while not page.stop:

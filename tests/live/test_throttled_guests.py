@@ -263,7 +263,7 @@ sys.path.insert(0, {source!r})
 from plait.runtime.page import Page
 from plait.sharing import StepStats
 page = Page.open(os.environ["PLAIT_RUN_DIR"] + "/page.bin")
-page.library_version, number = 3, 0
+number = 0
 while not page.stop:
     page.add_step(StepStats(number, 0.1))
     page.steps, page.step_s = float(number + 1), 0.1

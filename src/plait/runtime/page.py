@@ -8,8 +8,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
 
     offset  field                               written by the job
          0  magic "PLAIT1", two zero bytes         (maker of the page)
-         8  oldest version that can read it     (maker of the page)
-        16  version of its maker, 0 means 1      (maker of the page)
+         8  version                             (maker of the page)
         64  steps                      f8       iterations since the beginning of the job
         72  step_s                     f8       mean seconds of the last 20 iterations, 0 unknown
         80  last_step_monotonic        f8       CLOCK_MONOTONIC at the end of the last iteration
@@ -44,7 +43,6 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
        408  goodput[11]                f8       what its goodput is predicted from (columns of `core.goodput.Estimate`)
        496  limits[5]                  f8       bounds of its batch that it keeps to, as `core.goodput.BatchLimits`
        536  not_finite                 f8       newest steps in a row whose gradients were not finite (a loss of NaN)
-       544  library_version            i8       version of the training library, 0 means 2 or older: it reports no steps
        552  limit_reached_number       i8       number of the memory limit that the job last acted on
        560  limit_reached_bytes        f8       ... the limit it keeps to since; infinite: none, 0: unknown
        568  refused_bytes              f8       the job waits in an allocation that failed
@@ -69,8 +67,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
       2192  throttle_duty              f8       part of the last ten seconds in which it was not frozen
       2200  frozen_s                   f8       cumulative seconds in which it was frozen
 
-An agent and the training library of a job may differ by one version, either way (`check_versions`): words are added in
-places that were 0 before, and a reader takes 0 for not known. control.json follows the same rule.
+An agent and the training library of a job have the same version of the page and of control.json (`check_version`).
 
 The process maps the file; the agent uses plain reads and writes of the same words (`mapped=False`), because a mapping
 of a file that is truncated kills the reader.
@@ -281,8 +278,8 @@ def _stats(entry: bytes) -> StepStats:
 
 SIZE = 4096
 MAGIC = b"PLAIT1\0\0"
-#: Version of the words between agent and training library, and the oldest that can read this one.
-VERSION, OLDEST = 3, 2
+#: Version of the words between agent and training library, and of control.json.
+VERSION = 1
 #: Gates by the number that stands for them in the page.
 GATES = ("none", "tokens", "barrier")
 GO_ON, STOP_GRACEFULLY, STOP_NOW = 0, 1, 2
@@ -384,7 +381,6 @@ class Page:
     batch_size = Float(392)
     _goodput_guard = Int(400)
     not_finite = Float(536)
-    library_version = Int(544)
     limit_reached_number = Int(552)
     limit_reached_bytes = Float(560)
     refused_bytes = Float(568)
@@ -395,7 +391,6 @@ class Page:
 
     stop = Int(2048)
     control_version = Int(2056)
-    pause = Int(2064)
     share = Float(2072)
     memory_limit_bytes = Float(2080)
     limit_number = Int(2088)
@@ -428,7 +423,7 @@ class Page:
         """A new page that replaces any present one; it appears whole or not at all."""
         path = Path(path)
         content = bytearray(SIZE)
-        content[:24] = MAGIC + struct.pack("<qq", OLDEST, VERSION)
+        content[:16] = MAGIC + struct.pack("<q", VERSION)
         struct.pack_into("<d", content, 112, math.nan)
         struct.pack_into("<d", content, 2072, 1.0)
         replace_file(path, content, mode=OWNER_ONLY)
@@ -610,26 +605,20 @@ def _makes_sense(estimate: tuple[float, ...]) -> bool:
 
 
 def _check(path: Path, fd: int) -> None:
-    head = os.pread(fd, 24, 0)
+    head = os.pread(fd, 16, 0)
     if sys.byteorder != "little":
         raise PageError(f"{path}: pages are little-endian, this machine is {sys.byteorder}-endian")
     if head[:8] != MAGIC or os.fstat(fd).st_size < SIZE:
         raise PageError(f"{path}: not a page: begins with {head[:8]!r}, needs {MAGIC!r} and {SIZE} bytes")
-    oldest, made_by = struct.unpack("<qq", head[8:])
-    trouble = check_versions(made_by or 1, oldest)
-    if trouble:
+    if trouble := check_version(struct.unpack("<q", head[8:])[0]):
         raise PageError(f"{path}: a page {trouble}")
 
 
-def check_versions(made_by: int, oldest: int) -> str:
-    """Return why data of version `made_by`, readable from version `oldest` on, cannot be read; "" if it can.
-
-    >>> check_versions(2, 1), check_versions(4, 3)
-    ('', '')
-    """
-    if made_by >= VERSION - 1 and oldest <= VERSION:
+def check_version(version: object) -> str:
+    """Return why data of this version cannot be read; "" if it can."""
+    if version == VERSION:
         return ""
     return (
-        f"of protocol version {made_by}, to be read from version {oldest} on; this plait speaks version {VERSION} and "
-        f"{VERSION - 1}: bring the plait of the job and that of the agent within one version of each other"
+        f"of version {version}, and this plait reads version {VERSION}: install the same plait in the environment of "
+        "the job and in that of the agent"
     )

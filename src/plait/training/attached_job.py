@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from plait.core.resources import Resource
-from plait.runtime.page import STOP_NOW, VERSION, JobState, Page, Saves
+from plait.runtime.page import STOP_NOW, JobState, Page, Saves
 from plait.training.advice import ResumeAdvice
 from plait.training.emulation import make_stages
 from plait.training.environment import ControlFile, Environment
@@ -38,7 +38,7 @@ from plait.training.profiler import Profiler
 from plait.training.rehearsal import VARIABLE
 from plait.training.sharing.device_memory import find_device_memory
 from plait.training.sharing.shared_gpu import ALONE_EVERY_S, SharedGpu
-from plait.training.stages import CONTROL, GLANCE_S, IN_STAGE, PAUSE, STOP, GpuStage
+from plait.training.stages import CONTROL, GLANCE_S, IN_STAGE, STOP, GpuStage
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.state.checkpoint_store import CheckpointStore, Commit
 from plait.training.state.state_registry import StateRegistry
@@ -105,7 +105,6 @@ class AttachedJob(Job):
         self._gate_thread: Any = None
         self._group: Any = None
         page.pid, page.state, page.saves = os.getpid(), JobState.STARTING, Saves.NO_BOUNDARY
-        page.library_version = VERSION
         tell_where_on_quit()
         self._failed = False
         self.recorder: Any = None  # of a rehearsed run
@@ -560,7 +559,7 @@ class AttachedJob(Job):
         if compute.glancing:
             compute.glancing = False
             ints[IN_STAGE] = 0
-        if now_s >= compute.glance_until or ints[STOP] or ints[PAUSE] or ints[CONTROL] != compute.version:
+        if now_s >= compute.glance_until or ints[STOP] or ints[CONTROL] != compute.version:
             compute.measure()
 
     def _report(self, now_s: float, busy_s: list[float], waited_s: float, may_glance: bool) -> None:

@@ -14,7 +14,7 @@ from plait.core.errors import InputError
 from plait.runtime.gates import WorkerTokens, open_gate
 from plait.runtime.group_files import GroupError, group_of
 from plait.runtime.guest_gate import Neighbours, neighbours_of
-from plait.runtime.page import Page, PageError, check_versions
+from plait.runtime.page import Page, PageError, check_version
 from plait.runtime.stage_gate import NullGate, StageGate
 from plait.training.process import note
 
@@ -141,16 +141,10 @@ class ControlFile:
             return {}
         if not isinstance(control, dict):
             return {}
-        trouble = check_versions(_whole(control.get("made_by")), _whole(control.get("oldest")))
-        if trouble:
+        if trouble := check_version(control.get("made_by")):
             note(self._around.run_dir, f"no gate and no sharing: control.json is {trouble}")
             return {}
         return control
-
-
-def _whole(value: object) -> int:
-    """The version; 1 where none is given, since the first one did not state it."""
-    return value if isinstance(value, int) else 1
 
 
 def _own_page(around: Environment) -> Page | None:

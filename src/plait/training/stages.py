@@ -442,7 +442,7 @@ class CudaSpans:
 FINISHED_AFTER = 8
 #: Of steps shorter than this many seconds, some are only counted: what belongs to the others is done once in this time.
 GLANCE_S = 0.05
-STOP, PAUSE, CONTROL = Page.stop.index, Page.pause.index, Page.control_version.index
+STOP, CONTROL = Page.stop.index, Page.control_version.index
 _IN_GPU = Resource.GPU + 1
 
 
@@ -557,7 +557,7 @@ class GpuStage:
     def requested(self) -> bool:
         """True if the agent has written a request since glancing began."""
         ints = self._page.ints
-        return bool(ints[STOP] or ints[PAUSE] or ints[CONTROL] != self.version)
+        return bool(ints[STOP] or ints[CONTROL] != self.version)
 
     def measure(self) -> None:
         """From now on measure: the next iteration stands for those that were only counted."""

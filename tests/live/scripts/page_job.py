@@ -19,7 +19,7 @@ saved = Path(os.environ["PLAIT_JOB_DIR"], f"steps-{os.environ['RANK']}")
 page = Page.open(Path(os.environ["PLAIT_RUN_DIR"], "page.bin"))
 signal.signal(signal.SIGTERM, lambda *_: None)
 number = int(saved.read_text()) if saved.exists() else 0
-page.library_version, page.saves, page.state = 3, Saves.YES, JobState.RUNNING
+page.saves, page.state = Saves.YES, JobState.RUNNING
 page.first_step_monotonic = time.monotonic()
 STEP_S, BYTES = 0.01, 1_000_000_000
 

@@ -46,18 +46,12 @@ def test_a_service_is_told_in_its_environment(layout: Layout, tmp_path: Path, mo
 
 def test_it_is_remembered_for_the_owner_alone(layout: Layout) -> None:
     options_file(layout).write_text("{}")
-    options_file(layout).chmod(0o644)  # as they were before
+    options_file(layout).chmod(0o644)
     for name in ("1", "2"):
         remember(layout, {"db": "postgresql://u:secret@h/d"}, name)
         assert options_file(layout, name).stat().st_mode & 0o077 == 0
-
-
-def test_what_a_version_before_left_for_everybody_is_closed_when_it_is_read(layout: Layout) -> None:
-    options_file(layout).write_text('{"db": "postgresql://u:secret@h/d"}')
-    options_file(layout).chmod(0o644)
-    assert remembered(layout) == {"db": "postgresql://u:secret@h/d"}
-    assert options_file(layout).stat().st_mode & 0o077 == 0
-    assert remembered(layout, "2") == {}
+        assert remembered(layout, name) == {"db": "postgresql://u:secret@h/d"}
+    assert remembered(layout, "3") == {}
 
 
 def test_up_takes_it_from_the_environment(

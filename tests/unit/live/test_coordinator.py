@@ -532,23 +532,6 @@ def test_a_thread_that_failed_tries_again_without_news(tmp_path: Path) -> None:
         assert words.share_until > 0
 
 
-def test_a_training_library_of_the_version_before_is_paused_as_it_knows_it(bench: Callable[..., Bench]) -> None:
-    b = bench(capacity_bytes=16.0 * GB)
-    b.add(0, memory_bytes=GB)
-    guest = b.add(1, guest=True, silent=True, stuck=True)
-    b.turns(2)
-    with guest.page as page:
-        assert (page.pause, page.memory_limit_bytes > 0) == (0, True)  # of which version it is nobody knows yet
-        page.steps = 1.0
-        b.turns()
-        assert (page.pause, page.memory_limit_bytes) == (1, 0.0)
-        turns = 0
-        while page.pause and turns < 200:  # until its first block beside the host
-            b.turns()
-            turns += 1
-        assert (page.pause, page.memory_limit_bytes, 0 < page.share < 1) == (0, 0.0, True)
-
-
 def test_a_page_that_is_not_there_yet_is_looked_for_again(bench: Callable[..., Bench]) -> None:
     b = bench()
     b.add(0)
@@ -742,17 +725,3 @@ def test_a_guest_that_frees_memory_or_has_not_started_stays(bench: Callable[...,
     b.turns(20)
     assert (host.told.memory_limit_bytes or 0) >= 8 * GB
     assert (why_it_leaves(b, 1), why_it_leaves(b, 2)) == ("", "")
-
-
-def test_a_guest_of_the_version_before_cannot_free_memory_and_leaves_at_once(bench: Callable[..., Bench]) -> None:
-    b = bench(capacity_bytes=16.0 * GB)
-    guest = b.add(1, guest=True, silent=True, stuck=True)
-    b.turns(3)
-    with guest.page as page:
-        page.steps = 1.0
-    b.turns(3)
-    assert (guest.told.action, why_it_leaves(b, 1)) == (Action.RUN, "")
-    b.add(0, memory_bytes=4 * GB, stuck=True)
-    b.turns(3)
-    assert why_it_leaves(b, 1) == "its GPU memory does not fit next to j-0"
-    assert guest.told.share == 0.0

@@ -174,8 +174,6 @@ def test_the_epoch_of_the_first_attempt_is_kept_and_without_it_a_folder_is_its_j
     assert (record.first_epoch, record.epoch) == (8, 9)
     kept = record.to_json()
     assert JobRecord.from_json(kept).first_epoch == 8
-    del kept["first_epoch"]  # as a version before wrote it
-    assert JobRecord.from_json(kept).first_epoch == 1
 
 
 def test_a_disk_that_fails_at_a_restart_stops_no_job_that_runs(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class Player:
 
     def tell(self, neighbours: Neighbours | None) -> None:
         self.version += 1
-        control = {"version": self.version, "epoch": 1, "group": None, "made_by": VERSION, "oldest": VERSION - 1}
+        control = {"version": self.version, "epoch": 1, "group": None, "made_by": VERSION}
         entry = {} if neighbours is None else {"sharing": neighbours.control()}
         (self.run_dir / "control.json").write_text(json.dumps(control | entry))
         if self.version > 1:
@@ -67,7 +68,6 @@ def test_a_guest_of_no_lines_waits_before_its_first_step_and_trains_as_if_alone(
     alone = Player(forker, tmp_path / "j-1", "plain", "12", "0", neighbours=None)
     guest = Player(forker, tmp_path / "j-2", "plain", "12", "0", neighbours=GUEST)
     assert alone.attempt.end()[0] == 0
-    assert guest.page.library_version == VERSION
     assert guest.page.steps == 0
     assert not guest.attempt.ended
     guest.lease()
@@ -143,8 +143,8 @@ def test_a_guest_is_gated_promoted_and_made_a_guest_again_without_a_restart(fork
         assert guest.attempt.end()[0] == PREEMPTED
 
 
-@pytest.mark.parametrize("kind", ["plain", "marked"])
-def test_a_guest_is_held_at_its_boundary_and_leaves_from_there(forker, tmp_path, kind):
+@pytest.mark.parametrize(("kind", "asked"), [("plain", "leave"), ("marked", "leave"), ("marked", "stop")])
+def test_a_guest_is_held_at_its_boundary_and_leaves_from_there(forker, tmp_path, kind, asked):
     guest = Player(forker, tmp_path / "j-1", kind, "100000", "0.002", neighbours=GUEST)
     guest.lease()
     guest.until(3)
@@ -160,7 +160,10 @@ def test_a_guest_is_held_at_its_boundary_and_leaves_from_there(forker, tmp_path,
     held = guest.page.steps
     time.sleep(0.2)
     assert guest.page.steps == held
-    guest.page.set_directive(Directive(1.0, 1 << 30, 6, Action.CHECKPOINT))
+    if asked == "leave":
+        guest.page.set_directive(Directive(1.0, 1 << 30, 6, Action.CHECKPOINT))
+    else:
+        guest.attempt.send(signal.SIGTERM)
     assert guest.attempt.end()[0] == PREEMPTED
     assert guest.page.steps == held  # not one step more
     assert steps_saved(tmp_path / "j-1") == ([int(held)] if kind == "marked" else [])

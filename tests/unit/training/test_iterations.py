@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -36,24 +35,6 @@ def test_iterations_are_counted_once_and_resumed_exactly(kind: str, steps: int, 
     code, output = undisturbed.end()
     assert (code, undisturbed.page.steps) == (0, steps), output
     assert same_weights(tmp_path / "plain", tmp_path / "w")
-
-
-def test_a_paused_job_stays_at_its_boundary_until_it_is_let_go_and_can_be_stopped_there(
-    forker: Forker, tmp_path: Path
-) -> None:
-    attempt = forker.start(tmp_path / "j-1", 1, "iterations.py", str(tmp_path / "w"), "lbfgs", "0.01")
-    attempt.until(3)
-    attempt.page.pause = 1
-    time.sleep(0.3)
-    held = attempt.page.steps
-    time.sleep(0.3)
-    assert attempt.page.steps == held < 24
-    assert attempt.page.in_stage == 0
-    attempt.page.pause = 0
-    attempt.until(int(held) + 2)
-    attempt.page.pause = 1
-    attempt.send(signal.SIGTERM)
-    assert attempt.end()[0] == PREEMPTED
 
 
 def test_a_limit_of_memory_means_nothing_without_a_gpu(forker: Forker, tmp_path: Path) -> None:

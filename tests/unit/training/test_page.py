@@ -138,7 +138,7 @@ def test_what_is_no_page_is_refused(tmp_path):
     with pytest.raises(PageError, match="not a page"):
         Page.open(tmp_path / "odd")
     (tmp_path / "later").write_bytes(b"PLAIT1\0\0" + struct.pack("<q", 4) + b"\0" * SIZE)
-    with pytest.raises(PageError, match="to be read from version 4 on"):
+    with pytest.raises(PageError, match="of version 4, and this plait reads version 1"):
         Page.open(tmp_path / "later")
 
 

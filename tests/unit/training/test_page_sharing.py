@@ -192,7 +192,7 @@ def test_a_limit_that_was_reached_arrives(sides):
 
 
 def told(tmp_path, page, entry, version, **control):
-    control = {"version": version, "epoch": 1, "made_by": VERSION, "oldest": VERSION} | control
+    control = {"version": version, "epoch": 1, "made_by": VERSION} | control
     (tmp_path / "control.json").write_text(json.dumps(control | ({} if entry is None else {"sharing": entry})))
     page.control_version = version
 
@@ -218,11 +218,11 @@ def test_an_entry_that_makes_no_sense_is_a_guest_without_a_gate_and_a_note(tmp_p
         control = ControlFile(Environment(run_dir=tmp_path), page)
         told(tmp_path, page, {"guest": "yes"}, 1)
         assert control.neighbours() == Neighbours(guest=True)
-        told(tmp_path, page, {"guest": True}, 2, made_by=VERSION + 2, oldest=VERSION + 1)
+        told(tmp_path, page, {"guest": True}, 2, made_by=VERSION + 1)
         assert control.neighbours() is None
     said = (tmp_path / FILE).read_text()
     assert "sharing.guest in control.json is 'yes', needs true or false" in said
-    assert "within one version of each other" in said
+    assert "install the same plait" in said
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,6 @@ def test_a_stop_is_obeyed_in_the_step_in_which_it_comes(stop: int, forker: Forke
     assert steps_saved(tmp_path / "j-1") == [stop]
 
 
-def test_a_pause_is_obeyed_in_the_step_in_which_it_comes(forker: Forker, tmp_path: Path) -> None:
-    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "333", "400", "pause").end()
-    assert code == 0, output
-    assert "paused after 333" in output
-
-
 def test_two_loaders_that_are_drawn_together_count_a_step_once(forker: Forker, tmp_path: Path) -> None:
     code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "0", "2000", "zip").end()
     assert code == 0, output

@@ -19,7 +19,7 @@ from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import ENDED, GroupInfo
 from plait.live.system import procs
 from plait.runtime.group_files import Group, GroupError, GroupMember, make_group, remove_group
-from plait.runtime.page import OLDEST, VERSION
+from plait.runtime.page import VERSION
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -45,7 +45,7 @@ class Gates:
         version = number if isinstance(number, int) and 0 <= number < 1 << 62 else 0  # the job can write there
         if any(known.get(name) != value for name, value in facts.items()):
             version += 1
-            control = {"version": version, "made_by": VERSION, "oldest": OLDEST} | facts
+            control = {"version": version, "made_by": VERSION} | facts
             procs.write_json(attempt.folder / "control.json", control)
         if attempt.page is not None:  # also without news: an agent may have died before it wrote this
             attempt.page.control(version)

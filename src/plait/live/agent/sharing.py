@@ -139,7 +139,7 @@ class Reports:
             if confirmed and len(confirmed) == len(processes):
                 least = min(one.number for one in confirmed)
                 reached[name] = Reached(least, min(sum(one.limit_bytes for one in confirmed), capacity))
-            elif known is not None and (confirmed or any(map(reports_nothing, pages))):  # it has started, and keeps all
+            elif known is not None and confirmed:  # it has started, and keeps all
                 reached[name] = Reached(known.number, known.held_bytes)
             elif known is not None and processes[0].guest:  # it has not started, and will find what it was given last
                 reached[name] = Reached(known.number, known.cap_bytes)
@@ -179,11 +179,6 @@ class Reports:
     def _kept(self, processes: Sequence[GpuProcess]) -> int | None:
         """Device memory that a job here keeps from step to step; None if it matters and is unknown."""
         return sum(process.persistent_bytes for process in processes) or (None if self._capacity else 0)
-
-
-def reports_nothing(page: Page) -> bool:
-    """Whether the training library of a process is of the version before; not known before its first step."""
-    return not page.library_version and page.steps > 0
 
 
 def process_throttle(page: Page | None) -> str:
@@ -263,18 +258,6 @@ def of_gangs(processes: Sequence[GpuProcess], orders: Mapping[Key, Directive]) -
             share, action = 1.0, Action.RUN
         out[process.key] = replace(orders[process.key], share=share, action=action)
     return out
-
-
-def for_library(page: Page, process: GpuProcess, directive: Directive) -> Directive:
-    """The directive as the training library of a process understands it.
-
-    One of the version before keeps to a share at the end of each step, takes a share of 0 for all, and knows `pause`
-    instead. It cannot spill, so that a limit would end the job.
-    """
-    if not reports_nothing(page):
-        return directive
-    page.pause = int(process.guest and (directive.share == 0 or directive.action is Action.PAUSE))
-    return replace(directive, memory_limit_bytes=None)
 
 
 def as_said(
@@ -487,11 +470,10 @@ class Coordinator:
                 if page is not None:
                     self._look_for_changes(process.key, page)
                 if page is not None and directive is not None:
-                    given = for_library(page, process, directive)
                     until_s = now_s + LEASE_S if process.guest else 0.0
-                    page.set_directive(given)
+                    page.set_directive(directive)
                     page.share_until = until_s
-                    self._given[process.key] = given, until_s
+                    self._given[process.key] = directive, until_s
             except (OSError, struct.error, ArithmeticError, ValueError) as error:
                 self._log_once("directive not written", process.key, error, key=process.key)
             if here:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,10 +62,7 @@ def remember_down(layout: Layout, options: dict[str, Any]) -> None:
 
 def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
     """The options of the last `plait up`, or what was given with the last `plait up --standby` of this name."""
-    path = options_file(layout, name)
-    with contextlib.suppress(OSError):  # a version before let everybody read it
-        path.chmod(0o600)
-    found = procs.read_json(path) or {}
+    found = procs.read_json(options_file(layout, name)) or {}
     # The store knows the policy, also one set later.
     return {k: v for k, v in found.items() if k not in ("policy", "may-lose-work", _DOWN)}
 

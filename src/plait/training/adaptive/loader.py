@@ -339,7 +339,7 @@ class AdaptiveLoader(ABC):
         self._resume, self._active = bool(state["active"]), False
         self.progress.load_state_dict(state["progress"])
         self.timings.load_state_dict(state["timings"])
-        self.plan.full = int(state.get("full_steps", 0))  # an older version wrote none
+        self.plan.full = int(state["full_steps"])
         self.decisions.load_state_dict(state)
 
 

@@ -402,8 +402,8 @@ class Adaptive:
         self._scale = self._moments = None if state["scale"] is None else float(state["scale"])
         self._rate.factors = [float(factor) for factor in state["factors"]]
         self._scheduled = int(state["scheduled"])
-        self._since, self._unmeasured = float(state.get("since", 0.0)), int(state.get("unmeasured", 0))
-        self._hooks.twice = bool(state.get("twice", False))  # an older version wrote none of the three
+        self._since, self._unmeasured = float(state["since"]), int(state["unmeasured"])
+        self._hooks.twice = bool(state["twice"])
         if self._hooks.twice:
             self.loader.plan.least_half = None
 

@@ -391,7 +391,7 @@ class StagedLoader(DataLoader[Any]):
         self._put_generators(state)
         if self._order is not None:
             self._order.number = state["number"]
-            if state.get("sampler"):  # an older version wrote none
+            if state["sampler"]:
                 self._order.state.put(state["sampler"])
         if self._stream is not None:
             self._stream.number = state["number"]

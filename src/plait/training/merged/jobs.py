@@ -37,7 +37,7 @@ from plait.core.resources import Resource
 from plait.runtime.gate_choice import Choice
 from plait.runtime.gates import GroupMember as Mate
 from plait.runtime.gates import make_group
-from plait.runtime.page import OLDEST, STOP_GRACEFULLY, STOP_NOW, VERSION, Page
+from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, VERSION, Page
 from plait.training.attachment import attach
 from plait.training.job import Job
 from plait.training.merged import thread_jobs
@@ -365,7 +365,7 @@ class Merged:
         run_dir.mkdir(parents=True, exist_ok=True)
         (job_dir / "checkpoints").mkdir(exist_ok=True)
         (job_dir / "EPOCH").write_text(f"{epoch}\n", encoding="ascii")
-        control = {"version": 1, "epoch": epoch, "group": entry, "made_by": VERSION, "oldest": OLDEST}
+        control = {"version": 1, "epoch": epoch, "group": entry, "made_by": VERSION}
         (run_dir / "control.json").write_text(json.dumps(control))
         page = Page.create(run_dir / "page.bin")
         page.control_version = 1

@@ -242,12 +242,11 @@ class SharedGpu:
     def boundary(self) -> float:
         """Keep to what the agent says; the seconds for which the job was held. Raises `InputError` where it cannot.
 
-        For a job that shares with nobody this is four reads of the page.
+        For a job that shares with nobody this is two reads of the page.
         """
-        page = self._page
         if self._look() is not self.neighbours:
             self.start()
-        if self.neighbours is None and not page.pause and not self.limit.due:
+        if self.neighbours is None and not self.limit.due:
             return 0.0
         return self._keep()
 
@@ -259,7 +258,7 @@ class SharedGpu:
                 gate.end()
             self._check_graphs()
         self._bound()
-        held_s = self._hold() if self._page.pause or self._page.action in _HOLDS else 0.0
+        held_s = self._hold() if self._page.action in _HOLDS else 0.0
         if self._page.action == Action.STOP.value and self.neighbours is not None:
             raise InputError(self._too_large())
         self.begin_unmarked()
@@ -280,7 +279,7 @@ class SharedGpu:
         """Stay here while the agent says so, at most until the job is asked to stop; the seconds it took."""
         begin_s = time.monotonic()
         self._stages.gate.drop()
-        while (self._page.pause or self._page.action == Action.PAUSE.value) and not self._wants_stop():
+        while self._page.action == Action.PAUSE.value and not self._wants_stop():
             self._page.share_reached, self._page.paced_monotonic = self._page.share_number, time.monotonic()
             time.sleep(LOOK_EVERY_S)
             if self.limit.due:

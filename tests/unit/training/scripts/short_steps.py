@@ -1,8 +1,8 @@
 """Trains in steps of MS milliseconds of a clock that only the steps move; short_steps.py MS STOP STEPS [HOW].
 
 Prints how often everything that belongs to a step was done, and the page. STOP: the step in which the agent asks for a
-stop, or with `pause` for a pause, 0 never. HOW: with `zip` each step draws from two loaders; `calls` counts the calls
-of plait's functions in the second half.
+stop, 0 never. HOW: with `zip` each step draws from two loaders; `calls` counts the calls of plait's functions in the
+second half.
 """
 
 import sys
@@ -43,13 +43,6 @@ job.stages.publish = counted
 batches = job.wrap_loader(DataLoader(TensorDataset(torch.ones(100, 2)), 1))
 how = sys.argv[4] if len(sys.argv) > 4 else ""
 other = job.wrap_loader(DataLoader(TensorDataset(torch.ones(100, 2)), 1)) if how == "zip" else [(None,)] * 100
-settled = 0
-
-
-def settle():
-    global settled
-    if job.page.pause:
-        settled, job.page.pause = done, 0
 
 
 def called(frame, event, _):
@@ -58,7 +51,6 @@ def called(frame, event, _):
 
 
 calls = 0
-job.settle = settle
 done = 0
 while done < steps:
     for (x,), _ in zip(batches, other, strict=False):
@@ -66,7 +58,7 @@ while done < steps:
         sgd.zero_grad()
         model(x).sum().backward()
         if done + 1 == stop:
-            setattr(job.page, "pause" if how == "pause" else "stop", 1)
+            job.page.stop = 1
         sgd.step()
         done += 1
         if how == "calls" and done == steps // 2:
@@ -78,6 +70,4 @@ while done < steps:
 sys.setprofile(None)
 if how == "calls":
     print("calls", calls / (steps - steps // 2))
-if how == "pause":
-    print("paused after", settled)
 print("published", published, "gpu", round(job.page.busy_s[Resource.GPU], 3), "step", round(job.page.step_s, 6))

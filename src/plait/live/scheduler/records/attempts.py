@@ -237,8 +237,7 @@ class JobRecord:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobRecord:
         """The record that `to_json` wrote."""
-        # One of a version that did not keep its first epoch: its folder is taken for its own.
-        return _RECORDS.decode(cls, {"first_epoch": 1, **data} if data["epoch"] else data)
+        return _RECORDS.decode(cls, data)
 
 
 @dataclass(slots=True)
