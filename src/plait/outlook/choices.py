@@ -19,7 +19,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
 from plait.core.jobs import JobBatch, Phase
 from plait.outlook.past import Past
-from plait.policies.catalog import make_policy, rows
+from plait.policies.catalog import beyond_durations, knowledge, make_policy
 from plait.sim.run import simulate
 from plait.sim.studies.cases import StudyWorkers
 from plait.sim.world import LAUNCH, Overheads, World
@@ -27,7 +27,7 @@ from plait.sim.world import LAUNCH, Overheads, World
 #: Of the policies of a round a third continues (Jamieson and Talwalkar, AISTATS 2016: successive halving).
 KEEP = 3
 #: Knowledge that a policy may have without the users' help.
-KNOWN_ANYWAY = ("nothing", "GPU count", "demands", "distribution of past sizes")
+KNOWN_ANYWAY = frozenset({"nothing", "GPU count", "demands", "distribution of past sizes"})
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Alternative:
     @property
     def oracle(self) -> bool:
         """Whether the policy needs knowledge from users, such as the work of their jobs."""
-        row = rows().get(self.policy.partition(":")[0])
-        return row is not None and row.knows not in KNOWN_ANYWAY
+        return knowledge(self.policy) == "exact" or not KNOWN_ANYWAY.issuperset(beyond_durations(self.policy))
 
 
 @dataclass(frozen=True, eq=False)

@@ -184,9 +184,7 @@ _SRTF: Knowledge = {
 _SJF: Knowledge = {
     "exact": (compose.by_duration, {}), "predicted": (ByPrediction(mean=True), {}), "nothing": (compose.by_arrival, {}),
 }  # fmt: skip
-_LOOKAHEAD: Knowledge = {
-    "exact": (ByListSchedule(), {}), "predicted": (ByListSchedule(predicted=True), {}), "nothing": _ATTAINED,
-}  # fmt: skip
+_LOOKAHEAD: Knowledge = {knows: (ByListSchedule(knows=knows), {}) for knows in ("exact", "predicted", "nothing")}
 _KNOWS = choice("durations of jobs: exact; predicted from jobs of their kind that ended; nothing, so by what they have "
                 "received", *_SRSF)  # fmt: skip
 
@@ -537,6 +535,35 @@ def make_policy(text: str) -> Policy:
         attribute, _, rest = rest.partition(":")
         return _named(_user_policy(name, attribute, rest), text)
     raise InputError(f"unknown policy {name!r}; {suggest(name, known, 'name your own as module:Class')}")
+
+
+#: Knowledge of durations, as the catalog words it.
+_DURATIONS = ("remaining time", "remaining work", "duration")
+
+
+def knowledge(policy: str) -> str:
+    """What a policy uses of the durations of jobs: `exact`, `predicted` or `nothing`; "" outside the catalog.
+
+    >>> knowledge("srsf"), knowledge("srsf:knows=predicted"), knowledge("muri-s:order=attained"), knowledge("fifo")
+    ('exact', 'predicted', 'nothing', 'nothing')
+    """
+    name, _, rest = policy.partition(":")
+    row = rows().get(name)
+    if row is None:
+        return ""
+    options = dict(part.partition("=")[::2] for part in rest.split(","))
+    by_duration = any(part in _DURATIONS for part in row.knows.split(", "))
+    if options.get("order") in _MURI_ORDERS:
+        by_duration = options["order"] == "themis"
+    elif name == "antman":
+        by_duration = options.get("order") in ("srtf", "srsf")
+    return options.get("knows", "exact") if by_duration else "nothing"
+
+
+def beyond_durations(policy: str) -> tuple[str, ...]:
+    """What else a policy knows of jobs, as the catalog words it."""
+    row = rows().get(policy.partition(":")[0])
+    return () if row is None else tuple(part for part in row.knows.split(", ") if part not in _DURATIONS)
 
 
 def check_named(text: str, modules: Collection[str], folder: Path) -> None:

@@ -23,7 +23,7 @@ from plait.control.metrics import RunResult
 from plait.core.arrays import FloatArray, IntArray
 from plait.report.files import write_text
 from plait.report.metrics import METRICS, Metric, best, show, unit_of
-from plait.report.tables import baselines, change, comparable, cost_sections, figure, labels, time_unit_of
+from plait.report.tables import baselines, change, comparable, cost_sections, figure, knowledges, labels, time_unit_of
 
 #: Points of a distribution: evenly over the jobs, and closer together in the tail.
 CDF_POINTS = 300
@@ -400,7 +400,8 @@ def table_row(
                 "main": metric.main,
             }
         )
-    return {"label": names[i], "cells": cells}
+    known = knowledges(groups)
+    return {"label": f"{names[i]} (knows {known[i]})" if known else names[i], "cells": cells}
 
 
 def _table_note(groups: Sequence[Comparison]) -> str:
@@ -409,7 +410,8 @@ def _table_note(groups: Sequence[Comparison]) -> str:
     if baselines(groups) != list(range(len(groups))):
         seeds += " In brackets: the change from the first cluster."
     rivals = any(len(group) > 1 for group in comparable(groups))
-    best_of = "★ best of its column among runs on the same trace, world and cluster; click" if rivals else "Click"
+    same = "on the same trace, world and cluster that know the same of durations"
+    best_of = f"★ best of its column among runs {same}; click" if rivals else "Click"
     return f"{best_of} a heading to sort.{seeds}"
 
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from plait.control.compare import Comparison, compare
 from plait.control.metrics import RunResult
+from plait.policies.catalog import knowledge
 from plait.report.files import whole_file, write_text
 from plait.report.metrics import METRICS, Metric, best, show, time_unit, unit_of
 
@@ -138,11 +139,18 @@ def time_unit_of(rows: Sequence[Comparison]) -> tuple[str, float]:
     return time_unit(means if any(math.isfinite(v) for v in means) else spans)
 
 
+def knowledges(rows: Sequence[Comparison]) -> list[str]:
+    """What the policy of each row knows of durations; empty if all know the same, or if that of one is unknown."""
+    found = [knowledge(row.policy) for row in rows]
+    return found if len(set(found)) > 1 and all(found) else []
+
+
 def comparable(rows: Sequence[Comparison]) -> list[list[int]]:
-    """Indices of rows on the same trace, world and cluster: only these compete for the best."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for i, row in enumerate(rows):
-        groups.setdefault((row.trace, row.world, row.cluster), []).append(i)
+    """Indices of rows on the same trace, world and cluster that know the same: only these compete for the best."""
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
+    known_of = knowledges(rows) or [""] * len(rows)
+    for i, (row, knows) in enumerate(zip(rows, known_of, strict=True)):
+        groups.setdefault((row.trace, row.world, row.cluster, knows), []).append(i)
     return list(groups.values())
 
 
@@ -173,6 +181,10 @@ def comparison_table(results: Iterable[RunResult], metrics: Sequence[Metric] | N
     table = Table(title=_title(rows), title_justify="left", header_style="bold", caption_justify="left")
     table.add_column("policy", no_wrap=True)
     texts, starred = [[Text(label)] for label in labels(rows)], False
+    if known_of := knowledges(rows):
+        table.add_column("knows")
+        for cells, one in zip(texts, known_of, strict=True):
+            cells.append(Text(one))
     for metric in chosen:
         values = [figure(row, metric) for row in rows]
         unit, factor = unit_of(metric, values, time_unit_of(rows))
@@ -208,6 +220,7 @@ def _title(rows: Sequence[Comparison]) -> str:
 def _caption(rows: Sequence[Comparison], starred: bool) -> str:
     seeds = max((row.runs for row in rows), default=0)
     several = [name for name in ("trace", "world", "cluster") if len({getattr(row, name) for row in rows}) > 1]
+    several += ["knowledge"] * bool(knowledges(rows))
     marked = f"* best of its {' and '.join(several)}" if several else "* best"
     notes = ([marked] if starred else []) + ([f"means over {seeds} seeds"] if seeds > 1 else [])
     if baselines(rows) != list(range(len(rows))):

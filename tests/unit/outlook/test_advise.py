@@ -127,6 +127,14 @@ def test_who_loses_is_shown_for_the_policy_that_is_recommended(advice):
     assert f">{finals[0].choice.policy} <span" not in owners
 
 
+@pytest.mark.parametrize(
+    ("policy", "oracle"),
+    [("srsf", True), ("srsf:knows=predicted", False), ("muri-s:knows=predicted", True), ("tiresias-l", False)],
+)
+def test_predicted_durations_need_nothing_of_users(policy, oracle):
+    assert Alternative("policy", policy, policy, CLUSTER).oracle == oracle
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install chromium to render the page")
 def test_tables_fit_a_window_of_1200_pixels(advice, tmp_path):

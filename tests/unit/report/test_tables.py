@@ -50,6 +50,19 @@ def test_columns_without_a_value_are_left_out_and_nothing_is_best_where_nothing_
     assert "* best of its cluster" in text
 
 
+def test_policies_compete_with_those_that_know_as_much_of_durations(make):
+    names = ("fifo", "srsf", "srsf:knows=predicted", "las")
+    text = text_of(comparison_table([make(name, company=i + 1) for i, name in enumerate(names)])).replace("│", " ")
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith(names)]
+    assert [row[1] for row in rows] == ["nothing", "exact", "predicted", "nothing"]
+    assert ["*" in row for row in rows][1:3] == [False, False], "no other knows as much"
+    assert "* best of its knowledge" in text
+    same = text_of(comparison_table([make("fifo"), make("las", company=2)]))
+    assert "knows" not in same
+    own = text_of(comparison_table([make("mine:Policy"), make("srsf", company=2)]))
+    assert "knows" not in own, "that of a policy outside the catalog is unknown"
+
+
 def test_names_with_markup_are_shown_as_they_are(make):
     assert "[red]x[/red]" in text_of(comparison_table([make("[red]x[/red]"), make("y", company=2)]))
 
