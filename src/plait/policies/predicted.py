@@ -9,6 +9,7 @@ srsf = Composed("srsf", order=ByPrediction(power=1.0))
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -28,11 +29,12 @@ KEEP = 0.7
 LEAST_S = 60.0
 
 
-def lives(jobs: JobTable) -> Lives:
-    """What each job of the table still needs, from what has ended by then."""
-    kinds: Kinds = jobs.memo.setdefault("kinds", Kinds())
-    kinds.add(*jobs.ended(kinds.ended))
-    return kinds.lives(jobs.kinds, jobs.done_s)
+def lives(jobs: JobTable, alike: bool = False) -> Lives:
+    """What each job of the table still needs, from what has ended by then; `alike`: all jobs are of one kind."""
+    kinds: Kinds = jobs.memo.setdefault("all jobs" if alike else "kinds", Kinds())
+    of, took_s = jobs.ended(kinds.ended)
+    kinds.add(np.zeros_like(of) if alike else of, took_s)
+    return kinds.lives(np.zeros_like(jobs.kinds) if alike else jobs.kinds, jobs.done_s)
 
 
 def kept(jobs: JobTable, keys: FloatArray) -> FloatArray:
@@ -107,12 +109,12 @@ class ByListSchedule:
 
     Neither end is right for every queue: few wide jobs favour one, many narrow ones the other. Where all jobs fit, the
     last of `alphas` rules. A job whose remaining time is unknown counts with its prediction: its Gittins rank in the
-    order, its mean in the look-ahead; `predicted`: all jobs do. Raises `InputError` without alphas or for one outside
-    0 to 1.
+    order, its mean in the look-ahead. `knows`: `predicted`, all jobs do; `nothing`, all do, as jobs of one kind. Raises
+    `InputError` without alphas or for one outside 0 to 1.
     """
 
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
-    predicted: bool = False
+    knows: Literal["exact", "predicted", "nothing"] = "exact"
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0 <= alpha <= 1 for alpha in self.alphas):
@@ -121,10 +123,10 @@ class ByListSchedule:
     def __call__(self, view: View) -> Ranking | FloatArray:
         """The keys of the alpha whose list schedule has the smallest sum of completion times."""
         jobs = view.jobs
-        unknown = np.isnan(jobs.remaining_s) | self.predicted
+        unknown = np.isnan(jobs.remaining_s) | (self.knows != "exact")
         if not unknown.any():
             return self._keys(view, jobs.remaining_s, jobs.remaining_s)
-        left = lives(jobs)
+        left = lives(jobs, alike=self.knows == "nothing")
         rank_s = np.where(unknown, kept(jobs, left.rank_s()), jobs.remaining_s)
         keys = self._keys(view, rank_s, np.where(unknown, left.mean_s(), jobs.remaining_s))
         return Ranking((keys,), running_s=np.where(unknown, changes_in_s(left), np.inf))

@@ -98,9 +98,10 @@ def test_a_stated_duration_goes_before_a_prediction():
     assert one.active[one.policy.ranked(one.view())].tolist() == [1, 0]
 
 
-def test_jobs_of_one_kind_do_not_stop_one_another():
+@pytest.mark.parametrize("policy", ["srtf:knows=predicted", "plait:knows=nothing"])
+def test_jobs_of_one_kind_do_not_stop_one_another(policy):
     specs = [JobSpec(id=f"j{i}", submit_s=0.0, gpus=8, iterations=4000.0, iteration_s=1.0) for i in range(8)]
-    columns = lives(JobBatch.of(specs), "srtf:knows=predicted")
+    columns = lives(JobBatch.of(specs), policy)
     assert columns["preemptions"][:8].sum() <= 8
 
 
@@ -110,6 +111,21 @@ def test_prediction_is_between_exact_knowledge_and_none():
         columns = lives(recurring(200), f"srsf:knows={knows}")
         mean_s[knows] = (columns["end_s"] - columns["submit_s"])[:200].mean()
     assert mean_s["exact"] < mean_s["predicted"] < mean_s["nothing"]
+
+
+def test_policies_that_know_nothing_learn_one_distribution_of_all_jobs():
+    scripts = [f"{i}.py" for i in range(12)]
+    specs = [JobSpec(id=name, user="ada", like=(name, name)) for name in scripts]
+    one, other = (controller(f"plait:knows={knows}", specs) for knows in ("nothing", "predicted"))
+    for each in (one, other):
+        each.job_store.columns["run_s"][0] = 36_000.0
+        each.handle(ReplanDue(0.0))
+        each.handle(JobFinished(36_000.0, np.array([0]), np.array([36_000.0])))
+        each.handle(JobSubmitted(36_000.0, 12, JobBatch.of([JobSpec(id="again", user="ada", like=("0.py", "0.py"))])))
+    assert one.active[one.policy.ranked(one.view())].tolist()[-1] == 12, "submitted last, so last of equals"
+    keys = [c.policy.order(c.view()).keys[0] for c in (one, other)]
+    assert len(set(keys[0].tolist())) == 1
+    assert len(set(keys[1].tolist())) == 2
 
 
 def test_kinds_are_equal_in_every_store():
