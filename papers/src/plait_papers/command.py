@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from plait.cli.declared import command
-from plait_papers.requests import AntManRequest, InaRequest, MuriRequest, PolluxRequest
+from plait_papers.requests import AntManRequest, EverythingRequest, InaRequest, MuriRequest, PolluxRequest
 
 app = typer.Typer(help="Repeat a published evaluation and compare with its results.", no_args_is_help=True)
 
@@ -32,6 +32,12 @@ def _ina(request: InaRequest) -> None:
     from plait_papers.ina.command import reproduce_ina
 
     reproduce_ina(request)
+
+
+def _everything(request: EverythingRequest) -> None:
+    from plait_papers.everything import reproduce_everything
+
+    reproduce_everything(request)
 
 
 @app.command("muri", no_args_is_help=True)
@@ -93,4 +99,20 @@ def ina() -> None:
     plait reproduce ina --section goodput,straggler
 
     About three minutes on one core. Stop with Ctrl-C; the same command continues from there.
+    """
+
+
+@app.command("everything")
+@command(EverythingRequest, _everything)
+def everything() -> None:
+    """All policies on the same jobs, by what they know of durations.
+
+    Compares the mean completion time under `plait` with the best of the others that know as much, over traces, loads,
+    clusters and failures.
+
+    \b
+    plait reproduce everything --quick
+    plait reproduce everything --data data --processes 2 --report everything.html
+
+    Up to an hour on two cores. Stop with Ctrl-C; the same command continues from there.
     """

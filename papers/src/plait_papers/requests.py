@@ -92,3 +92,21 @@ class InaRequest:
     work: WorkFolder = None
     fresh: Fresh = False
     processes: Processes = 1
+
+
+@dataclass(frozen=True)
+class EverythingRequest:
+    """The options of `plait reproduce everything`."""
+
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with recorded traces: muri/trace1.csv, openb2023/...; left out if none.")
+    ] = None
+    knows: Annotated[Text, typer.Option(help="Only rows with this knowledge: exact, predicted or nothing.")] = None
+    quick: Annotated[bool, typer.Option("--quick", help="200 jobs, one seed, load 1, one cluster.")] = False
+    jobs: Annotated[int | None, typer.Option(help="Number of jobs of each run. [default: 500, or 200]")] = None
+    seeds: Annotated[str, typer.Option(help="Seeds of the traces, N or N..M.")] = "0..2"
+    report: Page = None
+    json: Json = None
+    work: WorkFolder = None
+    fresh: Fresh = False
+    processes: Processes = 1

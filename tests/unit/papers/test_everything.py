@@ -1,0 +1,102 @@
+"""All policies on equal terms: the grid, what a row compares, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from plait.core.errors import InputError
+from plait.policies.catalog import make_policy
+from plait_papers import everything
+from plait_papers.command import app
+from plait_papers.everything import (
+    GENERATED,
+    KEPT,
+    OTHERS,
+    OURS,
+    RECORDED,
+    Case,
+    Done,
+    Row,
+    compared,
+    policies_of,
+    reproduce_everything,
+    rows,
+    table_of,
+)
+from plait_papers.requests import EverythingRequest
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+
+
+def test_every_trace_is_compared_at_every_kind_of_knowledge() -> None:
+    grid = list(rows(quick=False, recorded=True))
+    assert len(grid) == len(set(grid)) == len({(row.knows, str(row)) for row in grid})
+    assert {(row.knows, row.trace) for row in grid} == set(product(OURS, (*RECORDED, *GENERATED)))
+    assert {row.load for row in grid if row.trace == "philly"} == {0.7, 1.0, 1.3}
+    assert {row.failures for row in grid} == {False, True}
+    assert {row.trace for row in rows(quick=True, recorded=False)} == set(GENERATED)
+
+
+def test_policies_of_a_row_exist_and_know_the_same() -> None:
+    for knows in OURS:
+        for text in policies_of(knows):
+            make_policy(text)
+            assert ("knows=predicted" in text) == (knows == "predicted"), text
+
+
+def test_a_row_compares_with_the_best_mean_of_the_others_on_the_same_seeds() -> None:
+    row = Row("predicted", "recurring")
+    hours = dict.fromkeys(OTHERS["predicted"], (9.0, 9.0))
+    hours |= {"srsf:knows=predicted": (4.0, 2.0), "srtf:knows=predicted": (1.0, 7.0), OURS["predicted"]: (4.0, 1.0)}
+    base = dict.fromkeys(KEPT, 1.0)
+    base |= {"max_queue_s": 7200.0}
+    done = {
+        Case(row, policy, seed, 10, ""): Done({**base, "avg_jct_s": 3600 * h, "p99_jct_s": h}, 10, 1)
+        for policy, both in hours.items() for seed, h in enumerate(both)
+    }  # fmt: skip
+    other = Case(replace(row, failures=True), "srsf:knows=predicted", 0, 10, "")
+    found, figures = compared(row, {**done, other: Done({**base, "avg_jct_s": 0.1}, 10, 1)})
+    assert (found.best, found.best_h, found.ours_h) == ("srsf:knows=predicted", 3.0, 2.5)
+    assert (found.ratio, found.low, found.high) == pytest.approx((2.5 / 3, 0.5, 1.0))
+    assert (found.p99, found.longest_wait_h, found.seeds) == (pytest.approx(2.5 / 3), 2.0, 2)
+    assert {one.policy: one.ratio for one in figures}["srsf:knows=predicted"] == pytest.approx(3 / 2.5)
+
+
+def test_the_command_makes_runs_once_and_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everything, "rows", lambda quick, recorded: [Row("predicted", "recurring")])
+    options = ["everything", "--quick", "--jobs", "150", "--knows", "predicted", "--work", str(tmp_path / "runs")]
+    options += ["--json", str(tmp_path / "all.json"), "--report", str(tmp_path / "all.html")]
+    first = CliRunner().invoke(app, options)
+    assert first.exit_code == 0, first.output
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert [one["row"] for one in found["rows"]] == ["recurring, 1"]
+    assert {one["policy"] for one in found["policies"]} == set(policies_of("predicted"))
+    page = (tmp_path / "all.html").read_text()
+    assert "recurring, 1" in page
+    assert "plait:knows=predicted" in page
+    kept = sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "runs").iterdir())
+    again = CliRunner().invoke(app, options)
+    assert again.exit_code == 0, again.output
+    assert sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "runs").iterdir()) == kept
+
+
+def test_wrong_input_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no muri/trace1\.csv"):
+        reproduce_everything(EverythingRequest(data=tmp_path, work=tmp_path))
+    with pytest.raises(InputError, match="--knows is 'all'; it takes exact, predicted, nothing"):
+        reproduce_everything(EverythingRequest(knows="all", work=tmp_path))
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not here: recorded traces")
+def test_seeds_take_different_jobs_of_a_recorded_trace() -> None:
+    row = Row("exact", "trace3", 1.0)
+    tables = [table_of(Case(row, "srsf", seed, 200, str(DATA))) for seed in range(everything.WINDOWS)]
+    assert [len(table) for table in tables] == [200] * 4
+    assert len({tuple(np.asarray(table["job_id"])) for table in tables}) == 4
