@@ -255,6 +255,8 @@ def _plait(group: bool = True, bound_s: float = BOUND_S, knows: str = "exact", *
     if values and not group:
         raise InputError(f"policy plait: {min(values)} is for groups; it goes with group=on")
     parts = {"group": ByCompletion(**values) if group else None, "reserve_after_s": bound_s}
+    if knows != "exact":  # a job taken for a long one would go back to the end of the line at once
+        parts["due_run_s"] = bound_s / 4
     return _known_as("plait", _LOOKAHEAD, parts, knows, **rest)
 
 

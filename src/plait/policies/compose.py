@@ -192,6 +192,7 @@ class Composed:
     preempt        whether a waiting job may take the GPUs of a running one that ranks after it
     strict         whether the first job that does not fit blocks all after it (head of line)
     reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it
+    due_run_s      a job that started after `reserve_after_s` stays first until it ran this long, seconds
     quantum_s      how often to decide while jobs wait, for orders that change continuously
     min_run_s      a started job is not preempted before it ran this long
     urgency        priority classes, and deadlines if enabled, go before `order`
@@ -206,6 +207,7 @@ class Composed:
     preempt: bool = True
     strict: bool = False
     reserve_after_s: float = math.inf
+    due_run_s: float = 0.0
     quantum_s: float = math.inf
     min_run_s: float = 0.0
     seed: int = 0
@@ -214,8 +216,8 @@ class Composed:
     def __post_init__(self) -> None:
         if not self.quantum_s > 0:
             raise InputError(f"policy {self.name}: quantum_s must be > 0 seconds, got {self.quantum_s}")
-        if self.min_run_s < 0 or self.reserve_after_s < 0:
-            raise InputError(f"policy {self.name}: min_run_s and reserve_after_s must be >= 0 seconds")
+        if self.min_run_s < 0 or self.reserve_after_s < 0 or self.due_run_s < 0:
+            raise InputError(f"policy {self.name}: min_run_s, reserve_after_s and due_run_s must be >= 0 seconds")
         if self.group is not None and (self.strict or not self.preempt):
             raise InputError(
                 f"policy {self.name}: groups change as jobs come and go, so grouping goes with preemption and without "
@@ -273,8 +275,14 @@ class Composed:
             until = min(until, _next(ends, view.now_s))
         strict: bool | BoolArray = self.strict
         if math.isfinite(self.reserve_after_s):
-            ends = np.where(jobs.running, math.inf, jobs.pending_since_s + self.reserve_after_s)
+            due_s = jobs.pending_since_s + self.reserve_after_s
+            ends = np.where(jobs.running, math.inf, due_s)
             strict = ends <= view.now_s + CLOCK_S
+            if self.due_run_s > 0:
+                late = jobs.running & (due_s <= jobs.last_start_s + CLOCK_S)
+                stays = np.where(late, jobs.last_start_s + self.due_run_s, -math.inf)
+                strict |= stays > view.now_s + CLOCK_S
+                ends = np.where(late, stays, ends)
             if self.group is not None:  # units are placed in an order of their own: due jobs come first
                 keys = (~strict, *keys)
             until = min(until, _next(ends, view.now_s))

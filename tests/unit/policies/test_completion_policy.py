@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.messages import Command, Event, JobSubmitted, Launch, ReplanDue
+from plait.control.messages import Command, Event, JobSubmitted, Launch, ReplanDue, Stop
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jit import plain
@@ -130,6 +130,24 @@ def test_a_job_past_the_bound_goes_first(bound_s, latest_s):
     simulate(JobBatch.of(jobs), Cluster.parse("1x1"), policy, world, observe=lambda controller: note)
     assert starts[0] <= latest_s
     assert (starts[0] > 2000.0) == (bound_s == np.inf)
+
+
+def test_a_job_past_the_bound_runs_for_a_quarter_of_it_where_its_duration_is_not_known():
+    """The job that ran for long is taken for a long one, and short ones never stop coming."""
+    jobs = [job(0, work_s=50_000.0)]
+    jobs += [replace(job(1 + i, work_s=100.0), submit_s=90.0 * i) for i in range(200)]
+    changes = []
+
+    def note(event: Event, commands: Sequence[Command]) -> None:
+        for one in commands:
+            moved = one.groups.jobs if isinstance(one, Launch) else one.jobs if isinstance(one, Stop) else ()
+            changes.extend([event.at_s] * (0 in moved))
+
+    world, policy = make_world("ideal"), make_policy("plait:knows=nothing,bound_s=2000")
+    simulate(JobBatch.of(jobs), Cluster.parse("1x1"), policy, world, observe=lambda controller: note)
+    runs_s = np.diff(changes[: len(changes) // 2 * 2])[::2]
+    assert len(runs_s) >= 3
+    assert runs_s[1:-1].min() >= 500.0 - 1e-3, "the first start was no late one, and the last run ends by itself"
 
 
 @pytest.mark.parametrize(
