@@ -67,7 +67,7 @@ ROUND_S = 360.0
 #: Figures of a run that are kept.
 KEPT = (
     "avg_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "max_queue_s", "avg_fairness", "max_fairness", "fragmentation",
-    "lost_work_gpu_h", "preemptions",
+    "lost_work_gpu_h", "restarts",
 )  # fmt: skip
 
 
@@ -287,7 +287,7 @@ def reproduce_everything(request: EverythingRequest) -> None:
 
 
 HEAD = ("knows", "row", "best other", "its mean h", "plait h", "ratio", "seeds", "p99", "makespan", "longest wait h")
-POLICY_HEAD = ("knows", "policy", "mean ratio", "worst ratio", "worst in", "p99 ratio", "stops", "CPU s")
+POLICY_HEAD = ("knows", "policy", "mean ratio", "worst ratio", "worst in", "p99 ratio", "restarts", "CPU s")
 
 
 def cells(row: Compared) -> tuple[str, ...]:
