@@ -311,7 +311,7 @@ def by_policy(outcome: EverythingOutcome) -> Iterator[tuple[str, ...]]:
             tail = np.mean([one.figures["p99_jct_s"] / least_p99[one.row] for one in some[name]])
             yield (
                 knows, name, f"{np.mean([one.ratio for one in some[name]]):.3f}", f"{worst.ratio:.3f}", worst.row,
-                f"{tail:.2f}", f"{np.mean([one.figures['preemptions'] for one in some[name]]):.0f}",
+                f"{tail:.2f}", f"{np.mean([one.figures['restarts'] for one in some[name]]):.0f}",
                 f"{np.mean([one.cpu_s for one in some[name]]):.1f}",
             )  # fmt: skip
 
