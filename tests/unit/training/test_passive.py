@@ -13,16 +13,13 @@ from attempts import Attempt, free_port, the_forker
 
 pytest.importorskip("torch")
 import torch
-import torch.distributed as dist
 from torch._dynamo.utils import counters
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from plait.core.resources import Resource
 from plait.runtime.page import ProfileSource
 from plait.training import passive
 from plait.training.passive import Hooks, Lap, Reads, WindowTimes, parts_of, stages_of
-from plait.training.process import let_threads_finish
 from plait.training.profiler import FEWEST, WARM_UP, Profiler
 from plait.training.stages import CudaSpans
 
@@ -305,56 +302,26 @@ def test_a_window_ends_if_the_script_stops_training(
     assert not torch.nn.modules.module._has_any_global_hook()
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A gloo group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    let_threads_finish()
-    dist.destroy_process_group()
+@pytest.fixture(scope="module")
+def ddp_windows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What windows over compiled DDP models saw, by case."""
+    folder = tmp_path_factory.mktemp("ddp_windows")
+    code, output = the_forker().start(folder, 1, "ddp_windows.py", PLAIT_JOB="").end(300.0)
+    assert code == 0, output
+    rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return {row.pop("case"): row for row in rows}
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda model: torch.compile(DistributedDataParallel(model), backend="eager"),
-        lambda model: DistributedDataParallel(torch.compile(model, backend="eager")),
-        lambda model: compile_in_place(DistributedDataParallel(model)),
-    ],
-    ids=["compiled DDP", "DDP of compiled", "in place"],
-)
-@pytest.mark.usefixtures("group")
-def test_buckets_of_a_compiled_ddp_model_are_seen(wrap: Callable[[Any], Any], hooks: Hooks) -> None:
-    model = wrap(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for iteration in range(20):
-        if iteration == 15:
-            hooks.start(0.01)
-        train(model, optimizer, optimizer.step, hooks)
-    hooks.stages(5, 0.01)
-    assert hooks.messages is not None
-    assert hooks.messages.per_iteration == [("allreduce", 4 * (4 * 4 + 4), 1.0)]
+@pytest.mark.parametrize("case", ["compiled DDP", "DDP of compiled", "in place"])
+def test_buckets_of_a_compiled_ddp_model_are_seen(case: str, ddp_windows: dict[str, dict[str, Any]]) -> None:
+    assert ddp_windows[case]["messages"] == [["allreduce", 4 * (4 * 4 + 4), 1.0]]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("case", ["capture", "capture, compiled"])
 def test_a_window_ends_before_ddp_waits_for_the_gpu_in_a_capture(
-    compiled: bool, hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+    case: str, ddp_windows: dict[str, dict[str, Any]]
 ) -> None:
-    ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
-    model = torch.compile(ddp, backend="eager") if compiled else ddp
-    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
-    rates: list[int] = []
-    train(model, optimizer, optimizer.step, hooks)
-    monkeypatch.setattr(ddp, "_set_ddp_runtime_logging_sample_rate", rates.append)
-    hooks.start(0.01)
-    train(model, optimizer, optimizer.step, hooks)
-    assert rates == [1]
-    monkeypatch.setattr(passive, "capturing", lambda: True)
-    model(torch.ones(2, 4))
-    assert rates == [1, 100]
-    assert hooks.stages(2, 0.01) is None
-    assert not hooks.interrupted
+    assert ddp_windows[case] == {"before": [1], "rates": [1, 100], "stages": None, "interrupted": False}
 
 
 def test_the_end_of_a_window_does_not_wait_for_the_gpu_in_a_capture(
