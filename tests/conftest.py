@@ -37,6 +37,11 @@ def _kill_one(pid: int, number: int) -> None:
 os.kill = _kill_one
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Do once what each worker would do for itself."""
+    compiled_once.rewrite_once(config)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests of real processes a second try if they fail; the summary (-rR) lists each such test as rerun.
 

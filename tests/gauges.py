@@ -1,4 +1,4 @@
-"""Gauges of the source: `make gauges` prints them, and `unit/test_gauges.py` compares them with CONTRIBUTING.md."""
+"""Gauges of the source: `make gauges` prints them, and `unit/test_structure.py` compares them with CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,8 +22,25 @@ FIELD = "preemptions"
 
 def files() -> dict[Path, str]:
     """Text of each module, by path."""
-    paths = sorted(path for folder in SOURCES for path in folder.rglob("*.py"))
-    return {path: path.read_text(encoding="utf-8") for path in paths}
+    return {path: text_of(path) for path in sorted(path for folder in SOURCES for path in folder.rglob("*.py"))}
+
+
+@cache
+def text_of(path: Path) -> str:
+    """Text of a module."""
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Syntax tree of a module."""
+    return ast.parse(text_of(path))
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of the tree of a module."""
+    return list(ast.walk(tree_of(path)))
 
 
 def prose(text: str, nodes: list[ast.AST]) -> Iterator[str]:
@@ -78,10 +96,9 @@ def spells(nodes: list[ast.AST], field: str) -> bool:
 def gauges() -> dict[str, float]:
     """Each gauge by its name in CONTRIBUTING.md; less is better, except for comments."""
     texts = files()
-    trees = [ast.parse(text) for text in texts.values()]
-    modules = [list(ast.walk(tree)) for tree in trees]
+    modules = [nodes_of(path) for path in texts]
     lines = sum(text.count("\n") for text in texts.values())
-    top = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    top = [node for path in texts for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
     classes = Counter(node.name for node in top if not node.name.startswith("_"))
     loose = sum(len(re.findall(r"\b(?:dict|Mapping)\[str, Any\]|\bJson\b", text)) for text in texts.values())
     written = [part for text, nodes in zip(texts.values(), modules, strict=True) for part in prose(text, nodes)]

@@ -1,4 +1,4 @@
-"""The structure of the code: no circles of files, short functions, public names between packages."""
+"""The structure of the code: no circles of files, short functions, public names between packages, and gauges."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
+import gauges
 import plait
 
 ROOT = Path(plait.__file__).parent.parent
 #: What is looked at: the package, and in a checkout the one with the papers.
 PACKAGES = [ROOT / "plait", *(ROOT.parent / "papers" / "src").glob("plait_papers")]
+#: The page with the limits of gauges, and its rows.
+GAUGES = gauges.ROOT / "CONTRIBUTING.md"
+GAUGE = re.compile(r"^\| (.+?) \| at (most|least) ([\d.,]+) \| [\d.,]+ \|$", re.MULTILINE)
 #: Maximum lines of code in a function, its docstring excluded.
 MOST_LINES = 100
 
@@ -37,9 +41,8 @@ def _package(name: str) -> str:
     return f"plait.{rest.partition('.')[0]}" if first == "plait" else first
 
 
-@cache
 def tree(name: str) -> ast.Module:
-    return ast.parse(FILES[name].read_text(encoding="utf-8"))
+    return gauges.tree_of(FILES[name])
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
@@ -140,7 +143,7 @@ def test_benchmarks_and_examples_import_what_is_there() -> None:
 def test_functions_are_short() -> None:
     long = {}
     for name in FILES:
-        for node in ast.walk(tree(name)):
+        for node in gauges.nodes_of(FILES[name]):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 doc = len((ast.get_docstring(node, clean=False) or "").splitlines())
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1 - doc
@@ -161,7 +164,7 @@ def test_docstrings_cite_papers_and_pages_that_are_here() -> None:
     missing = [
         f"{name} names {page}"
         for name, path in FILES.items()
-        for page in cited.findall(path.read_text(encoding="utf-8"))
+        for page in cited.findall(gauges.text_of(path))
         if not any((folder / page).exists() for folder in (ROOT.parent, *PACKAGES))
     ]
     assert missing == []
@@ -197,8 +200,8 @@ def test_classes_use_nothing_private_of_a_base_in_another_package() -> None:
     private = []
     for name in FILES:
         homes = {what: module for module, what in imported(name) if what and _package(module) != _package(name)}
-        text = FILES[name].read_text(encoding="utf-8")
-        for node in ast.walk(tree(name)):
+        text = gauges.text_of(FILES[name])
+        for node in gauges.nodes_of(FILES[name]):
             if isinstance(node, ast.ClassDef) and any(isinstance(b, ast.Name) and b.id in homes for b in node.bases):
                 foreign = next(homes[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in homes)
                 for used in ast.walk(node):
@@ -238,7 +241,7 @@ def test_only_the_controller_makes_a_table_of_jobs_the_rest_take_a_subset() -> N
     makers = {
         name
         for name in FILES
-        for node in ast.walk(tree(name))
+        for node in gauges.nodes_of(FILES[name])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "JobTable"
     }
     assert makers == {"plait.core.jobs.table", "plait.control.controller"}
@@ -260,7 +263,7 @@ RENAMING = {
 
 
 def _renames(name: str) -> bool:
-    for node in ast.walk(tree(name)):
+    for node in gauges.nodes_of(FILES[name]):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
             of_os = isinstance(node.func.value, ast.Name) and node.func.value.id in ("os", "shutil")
             if node.func.attr in ("replace", "rename", "move") and (of_os or len(node.args) == 1):
@@ -269,7 +272,7 @@ def _renames(name: str) -> bool:
 
 
 def test_files_are_replaced_in_one_place() -> None:
-    mentioned = (n for n in FILES if re.search(r"\.(replace|rename|move)\(", FILES[n].read_text(encoding="utf-8")))
+    mentioned = (n for n in FILES if re.search(r"\.(replace|rename|move)\(", gauges.text_of(FILES[n])))
     assert {name for name in mentioned if _renames(name)} == set(RENAMING)
 
 
@@ -280,5 +283,29 @@ def test_files_of_tests_have_names_of_their_own() -> None:
 
 
 def test_parsers_are_made_of_declared_options() -> None:
-    made = {name for name, path in FILES.items() if "import argparse" in path.read_text(encoding="utf-8")}
+    made = {name for name, path in FILES.items() if "import argparse" in gauges.text_of(path)}
     assert made == {"plait.core.options", "plait.cli.commands.slurm"}  # the latter reads options of Slurm
+
+
+def test_words_of_the_dialect_are_counted_where_they_hide_a_noun() -> None:
+    text = "What waits is stopped. It stops what waits; those that run say so."
+    assert gauges.DIALECT.findall(text) == ["What", "those", "say"]
+    assert gauges.dialect_per_mille([text]) == pytest.approx(1000 * 3 / 13)
+    assert gauges.plain("a `say` b\n```sh\nthose\n```\nc").split() == ["a", "b", "c"]
+    assert gauges.comments('x = 1  # why\n#: unit\ny = "# no"  # noqa: E501\n') == ["why", "unit"]
+
+
+def test_no_gauge_is_worse_than_its_limit() -> None:
+    if not GAUGES.exists():
+        pytest.skip("plait is installed without CONTRIBUTING.md")
+    limits = {
+        name: (side, float(text.replace(",", ""))) for name, side, text in GAUGE.findall(GAUGES.read_text("utf-8"))
+    }
+    measured = gauges.gauges()
+    assert set(limits) == set(measured)
+    worse = {
+        name: f"{measured[name]:,.1f}, limit at {side} {limit:,.1f}"
+        for name, (side, limit) in limits.items()
+        if (measured[name] > limit) is (side == "most") and measured[name] != limit
+    }
+    assert worse == {}, "see Gauges in CONTRIBUTING.md"

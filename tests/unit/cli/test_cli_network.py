@@ -1,8 +1,15 @@
 """`plait network`, and cluster files in `plait simulate`."""
 
+from __future__ import annotations
+
 import json
 
 import pytest
+from typer.testing import CliRunner
+
+from plait.cli.app import app
+from plait.cli.commands.network.bench import PARTS, BenchRequest, _result, show
+from sampling import THOROUGH
 
 FILE = """
 nodes = "2x4@1"
@@ -163,3 +170,88 @@ def test_a_policy_that_grants_memory_says_that_there_is_none(plait, tmp_path):
     empty = plait(*words, "leaf-spine:aggregators=100,reserved=100")
     assert (empty.code, "so fifo:ina=switchml grants none" in empty.err) == (0, True), empty.err
     assert "grants none" not in plait(*words, "leaf-spine:aggregators=100").err
+
+
+# `plait network turns`: the figures of one group, and what is refused.
+
+WHERE = ("-c", "8x4@2", "-n", "leaf-spine:oversubscription=4,link_gbps=10")
+
+
+def test_a_job_alone_is_as_its_profile_says_and_turns_never_exchange_together(plait):
+    rows = json.loads(plait("network", "turns", *WHERE, "--json", "vgg16@n0,n1", "bert@n0,n1", "gpt2@n2,n3").out)
+    alone = plait("network", "turns", *WHERE, "--json", "vgg16@n0,n1")
+    assert json.loads(alone.out)[0]["alone_s"] == pytest.approx(0.214)
+    for row in rows:  # every group has a rack: links between them are idle
+        assert row["in_turns_s"] == pytest.approx(row["turns_alone_s"])
+        assert row["exchange_in_turns_s"] == pytest.approx(row["exchange_alone_s"])
+        assert row["in_turns_s"] >= row["alone_s"] * (1 - 1e-9)
+    assert rows[2]["in_turns_s"] == pytest.approx(rows[2]["alone_s"])
+
+
+def test_groups_between_racks_slow_each_other_down_and_the_table_says_what_turns_are_worth(plait):
+    jobs = ("vgg16@n0,n2", "bert@n0,n2", "vgg19@n1,n3", "gpt2@n1,n3")
+    rows = json.loads(plait("network", "turns", *WHERE, "--json", *jobs).out)
+    assert all(row["exchange_in_turns_s"] > 1.1 * row["exchange_alone_s"] for row in rows)
+    assert all(row["in_turns_s"] > row["turns_alone_s"] for row in rows)
+    table = plait("network", "turns", *WHERE, *jobs).out
+    assert "iterations of all jobs together" in table
+
+
+@pytest.mark.parametrize(
+    ("jobs", "words"),
+    [
+        (["vgg16"], "job 'vgg16': write MODEL@NODES, e.g. vgg16@n0..n1; models: "),
+        (["vgg@n0"], "vgg"),
+        (["vgg16@n0,n1>n2"], "exchanges in a ring; leave out > and the server"),
+        (["vgg16@n0,n1", "bert@n1,n2"], "two groups share some of their nodes"),
+    ],
+)
+def test_wrong_jobs_are_named(plait, jobs, words):
+    answer = plait("network", "turns", *WHERE, *jobs)
+    assert (answer.code, words in answer.err) == (2, True), answer.err
+
+
+# `plait network bench`: medians of what ranks printed, and a whole measurement.
+
+
+def _rank(network_s: list[float], gloo_s: list[float]) -> dict:
+    rounds = [
+        {
+            "network_s": a,
+            "network_cpu_s": a / 2,
+            "gloo_s": b,
+            "gloo_cpu_s": b / 2,
+            **{f"part_{n}": a / 6 for n in PARTS},
+        }
+        for a, b in zip(network_s, gloo_s, strict=True)
+    ]
+    counts = {"aggregated": 5, "sent": 100, "resent": 1, "results": 100, "timeouts": 2}
+    return {"rounds": rounds, "difference": 1e-7, "counts": counts, "fallback": {"sums did not come back in time": 1}}
+
+
+def test_a_round_is_as_slow_as_its_slowest_rank(capsys) -> None:
+    ranks = [_rank([0.2, 0.1, 0.3], [0.01, 0.01, 0.01]), _rank([0.1, 0.4, 0.1], [0.02, 0.02, 0.02])]
+    statistics = [{"stages_s": {"step": 0.5}}, {"stages_s": None}]
+    found = _result(BenchRequest(mib=1.0, rounds=3), ranks, statistics)
+    assert found["network"]["seconds"] == 0.3
+    assert found["network"]["gbps"] == pytest.approx(8e-9 * (1 << 20) / 0.3)
+    assert found["network"]["best_gbps"] == pytest.approx(8e-9 * (1 << 20) / 0.2)
+    assert found["gloo"]["seconds"] == 0.02
+    assert found["switch_cpu_s"] == {"step": 0.1}
+    assert (found["resent"], found["timeouts"]) == (0.01, 4)
+    show(found)
+    out = capsys.readouterr().out
+    assert "sent again 1.00 %, timeouts 4, buckets by gloo: 1 sums did not come back in time" in " ".join(out.split())
+
+
+@pytest.mark.skipif(not THOROUGH, reason="five processes; PLAIT_SLOW=1 runs it")
+@pytest.mark.parametrize("protocol", ["switchml", "esa"])
+def test_a_measurement_goes_through_a_switch(protocol) -> None:
+    pytest.importorskip("torch")
+    words = ["network", "bench", "--mib", "0.25", "--rounds", "2", "--protocol", protocol, "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["network"]["gbps"] > 0
+    assert found["gloo"]["gbps"] > 0
+    assert found["largest_difference"] < 1e-6

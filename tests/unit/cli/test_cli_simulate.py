@@ -1,5 +1,7 @@
 """`plait simulate`."""
 
+from __future__ import annotations
+
 import csv
 import gzip
 import json
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.cli.experiments import demonstration
 from plait.cli.experiments.outputs import Outputs, names_of_runs
 from plait.core.errors import InputError
 
@@ -394,3 +397,114 @@ def test_bad_tables_of_models_are_refused(plait, small, tmp_path, options, said)
     answer = plait("simulate", small, "-p", "antman", *options)
     assert answer.code != 0
     assert said in " ".join(answer.err.split())
+
+
+# `plait simulate` on several clusters: one table with the differences; and demos that keep each other's reports.
+
+
+def test_clusters_are_compared_in_one_table_with_the_differences(plait, small, tmp_path):
+    answer = plait(
+        "simulate", small, "-p", "fifo,srsf", "-c", "1x4", "-c", "2x4", "--json", "out.json", "--csv", "o.csv"
+    )
+    assert answer.code == 0, answer.err
+    rows = [line for line in answer.out.splitlines() if "fifo" in line or "srsf" in line]
+    assert [row.split()[1:4] for row in rows] == [
+        ["fifo", "·", "1x4"], ["srsf", "·", "1x4"], ["fifo", "·", "2x4"], ["srsf", "·", "2x4"],
+    ]  # fmt: skip
+    assert "(-" not in rows[0]
+    assert "(-" in rows[2]
+    assert "in brackets: the change from the first cluster" in answer.out
+    figures = {
+        (run["policy"], run["cluster"]): run["avg_jct_s"] for run in json.loads((tmp_path / "out.json").read_text())
+    }
+    change = figures["fifo", "2x4"] / figures["fifo", "1x4"] - 1
+    assert f"({change:+.0%})".replace("%", " %") in rows[2]
+
+
+def test_files_of_runs_on_several_clusters_have_names_of_their_own(plait, small, tmp_path):
+    clusters, files = ("-c", "1x4", "-c", "2x4"), ("--jobs-csv", "jobs.csv", "--report", "r.html")
+    assert plait("simulate", small, "-p", "fifo", *clusters, *files).code == 0
+    assert sorted(path.name for path in tmp_path.glob("jobs*.csv")) == ["jobs-1x4.csv", "jobs-2x4.csv"]
+    page = (tmp_path / "r.html").read_text()
+    assert "In brackets: the change from the first cluster." in page
+    assert "<title>1 policy on" in page
+
+
+def test_one_cluster_of_several_kinds_is_said(plait, small):
+    answer = plait("simulate", small, "-p", "fifo", "-c", "1x4:a,1x4:b")
+    assert answer.code == 0
+    said = "1x4:a,1x4:b is one cluster of 2 kinds of nodes; to compare clusters give each by itself: -c 1x4:a -c 1x4:b"
+    assert said in answer.err
+    assert "is one cluster" not in plait("simulate", small, "-p", "fifo", "-c", "2x4").err
+
+
+def test_a_published_world_has_one_cluster(plait, small):
+    answer = plait("simulate", small, "-p", "fifo", "--world", "muri-artifact", "-c", "1x4", "-c", "2x4")
+    assert answer.code == 2
+    assert "world muri-artifact has its own cluster" in answer.err
+
+
+def test_the_live_demo_leaves_the_report_of_the_simulated_one(tmp_path, capsys):
+    (tmp_path / "report.html").write_text("simulated")
+    demonstration.write([], tmp_path)
+    assert (tmp_path / "report.html").read_text() == "simulated"
+    assert (tmp_path / "live.html").exists()
+    assert "live.html" in capsys.readouterr().out
+
+
+# `plait simulate` with jobs that adapt their batch: from a generated trace to figures, a log and its replay.
+
+
+@pytest.fixture
+def adaptive(plait):
+    """Six adaptive jobs, of two models."""
+    assert plait("trace", "generate", "jobs.csv", "--preset", "pollux", "--jobs", 6, "--gpus", 8).code == 0
+    return "jobs.csv"
+
+
+def test_a_trace_without_durations_is_simulated_and_its_log_replays(plait, adaptive):
+    answer = plait(
+        "simulate", adaptive, "--world", "pollux", "-c", "2x4", "-p", "tiresias-l", "--log", "l.jsonl", "--json", "-",
+        "--check", "--jobs", 4, "--report", "r.html",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    (result,) = json.loads(answer.out)
+    assert result["finished"] == 4
+    assert result["gpu_useful"] is result["lost_gpu_h"] is None  # jobs run at sizes that they did not ask for
+    with open("r.html") as report:
+        assert "Offered load, by requested GPUs" in report.read()
+    with open("l.jsonl") as log:
+        rows = [json.loads(line) for line in log]
+    reports = [row for row in rows if "GoodputReported" in json.dumps(row)]
+    assert reports
+    replayed = plait("replay", "l.jsonl", "--verify")
+    assert replayed.code == 0, replayed.err
+    assert "every decision is the same" in replayed.out + replayed.err
+
+
+def test_elastic_jobs_ask_for_no_more_than_the_cluster_has(plait, adaptive):
+    answer = plait("simulate", adaptive, "--world", "pollux", "-c", "1x2", "-p", "fifo", "--jobs", 3, "--json", "-")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)[0]["finished"] == 3
+
+
+def test_rounds_delay_decisions_and_not_what_jobs_do(plait, adaptive):
+    runs = {}
+    for round_s in (0, 60):
+        answer = plait(
+            "simulate", adaptive, "--world", "pollux", "-c", "16x4", "-p", "fifo", "--round", round_s, "--json", "-",
+            "--jobs-csv", f"{round_s}.csv",
+        )  # fmt: skip
+        assert answer.code == 0, answer.err
+        runs[round_s] = json.loads(answer.out)[0]["avg_jct_s"]
+    assert 0 <= runs[60] - runs[0] <= 60  # nobody waits for GPUs; each only for the next round
+
+
+def test_models_of_an_adaptive_trace_are_its_own(plait):
+    answer = plait("trace", "generate", "x.csv", "--preset", "pollux", "--assign-models", "uniform")
+    assert answer.code == 2
+    assert "draws models of its own" in answer.err
+
+
+def test_worlds_lists_the_world_for_them(plait):
+    assert "pollux" in plait("worlds").out

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import typing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import plait
 from plait.control.controller import Controller
 from plait.control.log import EventLog, read_log
-from plait.control.messages import node_from_json, node_to_json
+from plait.control.messages import node_from_json, node_to_json, spec_from_json, spec_to_json
 from plait.control.snapshot import restore, snapshot
 from plait.core.cluster import Cluster, Link, Network, Node, Switch
 from plait.core.errors import InputError
+from plait.core.ina_request import AUTO, InaRequest, fields_of
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.turns import lock_step_s, slots_s, turn_vectors
+from plait.grouping import group_times
+from plait.live.protocol.job import Ina
+from plait.network.protocol.options import CHOICES
 from plait.policies.catalog import make_policy
+from strategies import ina_requests
 
 PAIR = Network((Switch("leaf0", aggregators=64, reserved=4),), (Link("n0", "leaf0", 1e11), Link("n1", "leaf0", 1e11)))
 
@@ -114,3 +127,102 @@ def test_the_nodes_of_a_trace_keep_their_bandwidth() -> None:
     }
     found = cluster_of(replace(generate("philly", 3, 8, seed=0), nodes=nodes))
     assert [node.nic_bytes_per_s for node in found] == [12.5e9, 0.0]
+
+
+# What jobs ask of in-network aggregation: as an object, a short text, fields, in job files, traces and old logs.
+
+
+@given(ina_requests())
+def test_a_request_is_the_same_after_its_text_its_fields_and_its_json(asked: InaRequest) -> None:
+    assert InaRequest.parse(str(asked)) == asked
+    assert InaRequest.of(dataclasses.asdict(asked)) == asked
+    spec = JobSpec(id="a", ina=asked)
+    stored = json.loads(json.dumps(spec_to_json(spec)))
+    assert spec_from_json(stored) == spec
+    assert ("ina" in stored) == (asked != AUTO)
+    assert JobBatch.of([spec])[0] == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("requires", "ina.mode is 'requires'; did you mean 'require'"),
+        ("", "ina.mode is ''; known: auto, require, off"),
+        ("auto:protocol=apt", "ina.protocol is 'apt'; did you mean 'atp'"),
+        ("auto:index=hash", "ina.index is 'hash'; "),
+        ("auto:memory=-1", "ina.memory is -1, needs a whole number from 0 to"),
+        ("auto:memory=2.5", "ina.memory is 2.5, needs a whole number"),
+        ("auto:window=70000", "ina.window is 70000, needs a whole number from 0 to 65536"),
+        ("auto:priority=256", "ina.priority is 256, needs a whole number from 0 to 255"),
+        ("auto:priority=high", "ina.priority is 'high'"),
+        ("auto:ttl_s=0", "ina.ttl_s is 0, needs a number of seconds > 0"),
+        ("auto:ttl_s=nan", "ina.ttl_s is nan"),
+        ("auto:memory", "write a mode, then each field once, as in require:memory=2048"),
+        ("auto:memory=1,memory=2", "then each field once"),
+        ("auto:mode=off", "then each field once"),
+        ("auto:memry=1", "ina has no field 'memry'; did you mean 'memory'"),
+        ("auto:protocol=atp,index=dedicated", "switchml alone uses dedicated"),
+        ("auto:protocol=switchml,index=shared_hash", "switchml alone uses dedicated"),
+    ],
+)
+def test_requests_that_cannot_be_name_field_and_value(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        InaRequest.parse(text)
+
+
+@pytest.mark.parametrize("given", [2048, ["require"], True])
+def test_neither_a_text_nor_fields(given: object) -> None:
+    with pytest.raises(InputError, match="needs a mode or fields, such as require:memory=2048"):
+        InaRequest.of(given)  # type: ignore[arg-type]
+
+
+def test_the_words_are_those_of_the_protocol_and_of_job_files() -> None:
+    hints, asked = typing.get_type_hints(Ina), typing.get_type_hints(InaRequest)
+    assert hints == asked
+    assert [f.name for f in dataclasses.fields(Ina)] == [f.name for f in dataclasses.fields(InaRequest)]
+    assert Ina(**fields_of("off")) == Ina(mode="off")
+    words = {name: set(typing.get_args(typing.get_args(asked[name])[0])) for name in ("protocol", "index")}
+    assert words == {"protocol": set(CHOICES["protocol"]), "index": set(CHOICES["index"]) - {"auto"}}
+
+
+def test_a_log_without_a_mode_means_auto() -> None:
+    assert spec_from_json({"id": "a"}).ina is AUTO
+
+
+def test_a_batch_says_whether_any_job_requires_aggregation() -> None:
+    asking = [JobSpec(id="a"), JobSpec(id="b", ina=InaRequest("off"))]
+    assert not JobBatch.of(asking).any_requires
+    batch = JobBatch.of([*asking, JobSpec(id="c", ina=InaRequest("require"))])
+    assert batch.any_requires
+    assert batch[:1].any_requires
+
+
+# Formula (3): the slots of a group by hand, and the form for many groups against the plain one.
+
+SOURCE = Path(plait.__file__).parent
+stages = st.lists(st.tuples(*[st.floats(0, 100)] * 4), min_size=1, max_size=4)
+
+
+def test_slots_by_hand():
+    a, b = (1.0, 2.0, 3.0, 1.0), (2.0, 1.0, 1.0, 0.0)  # slot s: a on resource s, b on s + 1
+    assert slots_s([a, b], (0, 1)) == [1.0, 2.0, 3.0, 2.0]
+    assert lock_step_s([a, b], (0, 1)) == 8.0
+
+
+def test_each_job_needs_a_turn():
+    with pytest.raises(ValueError, match="shorter"):
+        slots_s([(1, 1, 1, 1), (1, 1, 1, 1)], (0,))
+
+
+@given(stages)
+def test_the_form_for_many_groups_agrees(rows):
+    times = [lock_step_s(rows, turns) for turns in turn_vectors(4, len(rows))]
+    members = np.arange(len(rows))[None, :]
+    assert group_times(np.array(rows), members)[0].tolist() == [min(times)]
+    assert group_times(np.array(rows), members, order="worst")[0].tolist() == [max(times)]
+
+
+def test_no_other_file_has_the_formula():
+    indexed = re.compile(r"\[\(\w+ \+ [\w.]+\) % (k|K|4|resources|len\(Resource\))\]")
+    found = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if indexed.search(path.read_text())}
+    assert found == {"core/turns.py"}

@@ -8,8 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 from world import Browser, World
 
-from plait.dashboard.api_client import Refused
-from plait.dashboard.sessions import CODE_S, MOST, SESSION_S, Session, Sessions
+from plait.dashboard.api_client import CODE_S, MOST, SESSION_S, Refused, Session, Sessions
 from plait.dashboard.web import page_of
 
 PAGES = ("/web/", "/web/jobs", "/web/queue", "/web/nodes", "/web/events", "/web/policy", "/web/submit", "/web/live")

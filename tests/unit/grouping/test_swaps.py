@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement, permutations
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.jit import plain
-from plait.grouping import GroupingCache, group, kernels
+from plait.grouping import Candidates, GroupingCache, group, kernels
 from plait.grouping.algorithm1 import improved, reference_swap_search
-from plait.grouping.bucket import ClassedBucket, GroupingOptions
+from plait.grouping.bucket import ClassedBucket, GroupingOptions, KnownWorth
+from plait.grouping.matching import greedy_matching, maximum_weight_matching, reference_greedy_matching
 
 
 def dealt(model: ClassedBucket, groups: int) -> list[tuple[int, ...]]:
@@ -96,3 +101,68 @@ def test_an_empty_seat_is_a_seat():
     found = improved(made, [tuple(sorted((a, b))), (c,)], GroupingCache())
     assert sorted(map(len, found)) == [1, 2]
     assert tuple(sorted((a, c))) in found
+
+
+# What is remembered of groups is what would be computed again, and it is computed once.
+
+STAGES = np.array([[3.0, 1.0, 0.0], [0.5, 2.0, 1.0], [1.0, 1.0, 4.0]])
+
+
+@pytest.fixture
+def model():
+    return ClassedBucket.of(GroupingOptions(max_jobs=3), STAGES, STAGES.sum(axis=1), None, None)
+
+
+def test_worth_is_what_the_model_says_one_at_a_time(model):
+    nodes = [node for jobs in (1, 2, 3) for node in combinations_with_replacement(range(3), jobs)]
+    known = KnownWorth(model)
+    for asked in (nodes[::2], nodes):
+        for node, worth in zip(asked, known.worth(asked), strict=True):
+            alone = model.values([node])
+            assert tuple(worth) == (alone.iteration_s[0], alone.turn_row[0], alone.value[0], alone.speedup[0])
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_turns_follow_the_members_and_take_the_time_of_the_group(model, members):
+    known = KnownWorth(model)
+    for classes in permutations(range(3), members):
+        turns, efficiency = known.arranged(classes)
+        (worth,) = known.worth([tuple(sorted(classes))])
+        stage_s = model.rows[:, :3]
+        slots = [max(stage_s[c, (turn + j) % 3] for c, turn in zip(classes, turns, strict=True)) for j in range(3)]
+        assert turns[0] == 0
+        assert sum(slots) == pytest.approx(worth.iteration_s)
+        assert efficiency == pytest.approx(stage_s[list(classes)].sum() / (3 * worth.iteration_s))
+
+
+def test_groups_are_evaluated_once_in_a_cache():
+    cache = GroupingCache()
+    candidates = Candidates(STAGES, STAGES.sum(axis=1), np.ones(3))
+    first = group(candidates, max_jobs=2, cache=cache)
+    with mock.patch.object(ClassedBucket, "values_of", side_effect=AssertionError("computes again")):
+        assert group(candidates, max_jobs=2, cache=cache) == first
+
+
+# Greedy matching with exchanges: the kernels against the plain words, and how near the optimum it comes.
+
+
+@given(st.integers(0, 9).flatmap(lambda n: hnp.arrays(np.float64, (n, n), elements=st.integers(0, 5).map(float))))
+def test_kernels_and_plain_words_agree(weight):
+    weight = np.tril(weight, -1) + np.tril(weight, -1).T
+    mate = greedy_matching(weight)
+    assert mate.tolist() == reference_greedy_matching(weight)
+    paired = np.flatnonzero(mate >= 0)
+    assert (mate[mate[paired]] == paired).all()
+
+
+def test_close_to_the_optimum():
+    """kernels.md measures 99.7 % on such profiles."""
+    stage_s = continuous(300)
+    made = ClassedBucket.of(GroupingOptions(), stage_s, stage_s.sum(axis=1), None, None)
+    weight = made.weights(made.nodes_of_jobs(), guarded=False)
+    np.fill_diagonal(weight, 0.0)
+
+    def total(mate):
+        return weight[np.arange(300), mate].sum()
+
+    assert total(greedy_matching(weight)) > 0.99 * total(maximum_weight_matching(weight))

@@ -13,7 +13,7 @@ from plait.core.errors import InputError
 from plait.live.api.costs import Part
 from plait.live.service.costs import Held, Stay, Stays, _grouped, _of_jobs, bill
 from plait.live.service.options import ServiceOptions
-from plait.live.service.usage.files import Measured
+from plait.live.service.usage import Measured
 
 H = 3600.0
 RATES = {"a100": 2.5, "v100": 1.0}

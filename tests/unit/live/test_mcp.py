@@ -16,8 +16,7 @@ from mcp import StdioServerParameters, stdio_client
 from test_service_api import Service
 from test_service_api import service as service  # a fixture
 
-from plait.cli.mcp.server import SKILL_URI, make_server
-from plait.cli.mcp.service import Asking
+from plait.cli.mcp.server import SKILL_URI, Asking, make_server
 from plait.cli.mcp.skill import skill_text
 from plait.live.api.jobs import LogPart
 from plait.live.client.client import Client

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ag
 from local_agent import LocalAgent  # noqa: E402
 
 from plait.live.agent import agent as agents  # noqa: E402
-from plait.live.service.usage.files import UsageFiles  # noqa: E402
+from plait.live.service.usage import UsageFiles  # noqa: E402
 
 
 @pytest.mark.parametrize("made_again", [False, True])

@@ -13,9 +13,7 @@ import pytest
 from plait.live.agent.monitor import Counters, ProcessUsage, counters
 from plait.live.protocol.wire import Resources
 from plait.live.scheduler.explain.resources import JobUsage
-from plait.live.service.usage.files import Measured, UsageFiles
-from plait.live.service.usage.recorder import HOUR_S, SAMPLE_S, Usages
-from plait.live.service.usage.series import FIRST_INTERVAL_S, JobSeries
+from plait.live.service.usage import FIRST_INTERVAL_S, HOUR_S, SAMPLE_S, JobSeries, Measured, UsageFiles, Usages
 from plait.live.system.procs import Process
 
 PARENT = """

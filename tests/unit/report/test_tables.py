@@ -1,3 +1,7 @@
+"""Tables of reports."""
+
+from __future__ import annotations
+
 import csv
 import io
 import json
@@ -8,9 +12,17 @@ import pytest
 from rich.console import Console
 
 from plait.control.metrics import CLASS_NAMES, COST_NAMES, NETWORK_NAMES, SHARING, SPILL
+from plait.control.prices import Prices
+from plait.core.cluster import Cluster
 from plait.report.files import whole_file
+from plait.report.html import html_report
 from plait.report.metrics import METRICS, best, show, unit_of
-from plait.report.tables import comparison_table, write_csv, write_jobs_csv, write_json
+from plait.report.tables import MOST, by_owner, comparison_table, owner_rows, write_csv, write_jobs_csv, write_json
+from plait.sim.studies.cases import Case, run_case
+from plait.sim.world import make_world
+from plait.traces.assign import assign_tenants
+from plait.traces.load import load_jobs
+from plait.traces.synthetic import generate
 
 
 def text_of(table) -> str:
@@ -117,3 +129,46 @@ def test_every_shown_metric_is_in_the_summary(results):
     assert {m.key for m in METRICS} - {*SHARING, SPILL, *CLASS_NAMES, *COST_NAMES, *NETWORK_NAMES} <= set(
         results[0].summary
     )
+
+
+# Tables of money by user and project.
+
+
+@pytest.fixture(scope="module")
+def runs():
+    table = assign_tenants(generate("philly", 80, 8, 0.8, 1), seed=1, tenants=MOST + 3)
+    jobs = load_jobs(table).jobs
+    prices = Prices.parse(["2"], "EUR")
+    return [
+        run_case(Case("t", jobs, policy, Cluster.parse("1x8"), make_world("plait"), prices=prices))
+        for policy in ("fifo", "2d-las")
+    ]
+
+
+def test_owners_add_up_to_all_jobs_dearest_first(runs):
+    for owner in ("user", "project"):
+        rows = by_owner(runs[1], owner)
+        money = [row["cost"] for row in rows.values()]
+        assert money == sorted(money, reverse=True)
+        assert sum(money) == pytest.approx(runs[1].summary["cost_jobs"])
+        assert sum(row["jobs"] for row in rows.values()) == len(runs[1].jobs["id"])
+
+
+def test_nobody_is_left_out_of_a_table(runs):
+    rows = owner_rows(runs, ["fifo", "2d-las"], "project")
+    assert [row[0] for row in rows[MOST:]] == ["3 others", "idle GPUs", "all GPUs"]
+    assert all(len(row) == 3 for row in rows)
+
+
+def test_json_and_page_have_them(runs, tmp_path):
+    write_json(runs, tmp_path / "r.json")
+    first = json.loads((tmp_path / "r.json").read_text())[0]
+    costs = first["costs"]
+    assert costs["per_gpu_h"] == {"*": 2.0}
+    assert costs["total"] == pytest.approx(costs["gpus"] * costs["hours"] * 2)
+    assert costs["total"] == pytest.approx(
+        sum(row["cost"] for row in costs["by_project"].values()) + costs["idle"] + costs["down"]
+    )
+    page = html_report(runs)
+    assert "Cost by project" in page
+    assert "*=2 EUR" in page

@@ -26,9 +26,9 @@ from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Group, Groups, Member, Plan, Reservation
 from plait.core.policy import Usage, View
 from plait.core.resources import StageProfile
+from plait.report.charts import write_chrome_trace
 from plait.report.html import gantt
 from plait.report.metrics import METRICS
-from plait.report.timeline import write_chrome_trace
 from plait.sim.contract import CLUSTERS, COSTLY, IDEAL, SmallWorkload, outages, play, random_jobs
 from plait.sim.neighbours import GpuNeighbours
 from plait.sim.physics import StandardPhysics

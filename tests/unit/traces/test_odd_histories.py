@@ -1,5 +1,7 @@
 """Files as people have them: other encodings and dialects, broken rows, clocks that go back, ids given out again."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from plait.traces.delimited import read_rows
 from plait.traces.files import Source
 from plait.traces.formats.registry import read_trace, sniff
 from plait.traces.load import load_jobs
+from plait.traces.table import natural_key
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TABLES = {
@@ -293,3 +296,32 @@ def test_what_sacct_cuts_to_a_width_is_refused_with_the_command_that_does_not(tm
 """
     with pytest.raises(TraceError, match=r"cut to a fixed width; print them whole with -P: sacct -a -X -P"):
         read_trace(written(tmp_path, text))
+
+
+# Numbers of any length in files get a sentence, or their place in the order of ids.
+
+LONG = "7" * 5000
+
+
+def test_ids_of_digits_are_ordered_by_value_whatever_their_length() -> None:
+    ids = ["10", "9", LONG, "010", "2", "job-10", "job-9", "a" + LONG, "a1", "0", "00", LONG[:-1] + "8"]
+    ordered = ["0", "00", "2", "9", "010", "10", LONG, LONG[:-1] + "8", "a1", "a" + LONG, "job-9", "job-10"]
+    assert sorted(ids, key=natural_key) == ordered
+    assert sorted(set(ids), key=natural_key) == ordered
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"job_id": "1", "submit_s": 0, "gpus": ' + LONG + ', "duration_s": 5}'),
+        ("b.json", '[{"job_id": "1", "submit_s": 0, "gpus": ' + LONG + "}]"),
+        ("c.csv", f"job_id,submit_s,gpus,duration_s\n{LONG},0,1,5\n{LONG}1,0,{LONG},5\n"),
+    ],
+)
+def test_a_trace_with_a_number_of_thousands_of_digits_is_read_or_refused(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        read_trace(path)
+    assert name in str(refused.value)
+    assert len(str(refused.value)) < 1000

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import json
+from dataclasses import asdict
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
-
+from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
+from plait.live.scheduler.assignments import BATCH_VARIABLE
+from plait.training.adaptive import ranks as module
+from plait.training.adaptive.batch import VARIABLE, bounds
 from plait.training.adaptive.plan import EpochOrder, Microbatch, Plan, next_step, passes_left, steps_left
+from plait.training.adaptive.ranks import Accumulator
+
+pytest.importorskip("torch")
 
 
 def taken(step) -> list[int]:
@@ -110,3 +121,144 @@ def test_ranks_that_fetch_ahead_differently_change_in_the_same_step(
             waiting = left[0][0] if left else 0
     assert set(seen) == set(range(size))
     assert len(seen) == size or len(seen) - size < world
+
+
+# Between which bounds a batch is chosen: the script's, or those the job was submitted with.
+
+GIVEN = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)
+THERE = {VARIABLE: json.dumps(asdict(GIVEN))}
+
+
+def test_the_script_says_more_than_the_submission():
+    assert bounds(8, environ=THERE) == BatchLimits(initial=8, most=8, least_local=1, most_local=8)
+    mine = bounds(8, 64, (2, 16), True, environ=THERE)
+    assert mine == BatchLimits(initial=8, most=64, least_local=2, most_local=16, accumulation=True)
+
+
+def test_a_script_that_says_nothing_takes_what_was_submitted():
+    assert VARIABLE == BATCH_VARIABLE
+    assert bounds(None, environ=THERE) == GIVEN
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "says"),
+    [
+        ((None,), {}, "plait submit --batch-size"),
+        ((None, 64), THERE, "without batch_size"),
+        ((None, None, (2, None)), THERE, "without batch_size"),
+        ((None,), {VARIABLE: "8"}, "PLAIT_BATCH is '8'"),
+        ((None,), {VARIABLE: "{"}, "PLAIT_BATCH is '{'"),
+        ((None,), {VARIABLE: '{"initial": 4, "most": 2, "least_local": 1, "most_local": 4}'}, "batch size 4 to 2"),
+        ((8, 4), {}, "batch size 8 to 4: needs 1 <= batch_size <= max_batch_size"),
+        ((64, 128, (256, 512)), {}, "give a smaller least of local_batch or a larger batch_size"),
+        ((64, 128, (1, 32)), {}, "allow accumulation=True, or give a larger most of local_batch"),
+        ((16.5,), {}, r"batch_size is 16.5; give a whole number"),
+        ((16, 32.5), {}, r"max_batch_size is 32.5; give a whole number"),
+        ((16, 64, "16..64"), {}, r"local_batch is '16..64'; .* such as local_batch=\(16, 64\)"),
+        ((16, 64, 32), {}, "local_batch is 32; give the least and the most"),
+        ((16, 64, (1, 2.5)), {}, r"local_batch is \(1, 2.5\)"),
+    ],
+)
+def test_bounds_that_cannot_be(options, environ, says):
+    with pytest.raises(InputError, match=says):
+        bounds(*options, environ=environ)
+
+
+# Sums over ranks: added anywhere, read together, in checkpoints.
+
+
+def test_what_was_added_can_be_read_inside_alone() -> None:
+    sums = Accumulator("a")
+    sums["loss"] += 1.5
+    sums["loss"] += 2
+    sums["left"] -= 1
+    sums.add(seen=torch.ones(2), loss=0.5)
+    assert "loss" in sums
+    with pytest.raises(InputError, match=r"outside `with a.synchronized\(\):`"):
+        sums.sums()
+    assert "to be read inside" in repr(sums["loss"])
+    with pytest.raises(TypeError):
+        float(sums["loss"])
+    with sums.synchronized():
+        assert (sums["loss"], sums["left"], sums["seen"].tolist(), set(sums)) == (
+            4,
+            -1,
+            [1, 1],
+            {"loss", "left", "seen"},
+        )
+        with pytest.raises(InputError, match="only be added to"):
+            sums["loss"] += 1
+        with pytest.raises(KeyError):
+            sums["none"]
+    sums["loss"] += 1
+    with sums.synchronized():
+        assert sums["loss"] == 5
+    sums.reset()
+    with sums.synchronized():
+        assert sums.sums() == {}
+
+
+def test_what_is_no_sum_is_refused() -> None:
+    sums = Accumulator("b")
+    for wrong in (1.0, sums["other"] + 1):
+        with pytest.raises(InputError, match="only be added to"):
+            sums["loss"] = wrong
+
+
+def test_a_tensor_that_the_script_goes_on_using_is_copied() -> None:
+    sums, mine = Accumulator("c"), torch.ones(1, requires_grad=True)
+    sums["x"] += mine
+    with torch.no_grad():
+        mine += 1
+    with sums.synchronized():
+        assert (sums["x"].item(), sums["x"].requires_grad) == (1, False)
+
+
+def test_a_name_is_for_one_at_a_time() -> None:
+    first = Accumulator("d")
+    with pytest.raises(InputError, match=r"'d'.*taken"):
+        Accumulator("d")
+    del first
+    Accumulator("d")
+
+
+def test_state_is_plain() -> None:
+    sums = Accumulator("e")
+    sums.add(loss=1.5, seen=torch.arange(3))
+    file = io.BytesIO()
+    torch.save(sums.state_dict(), file)
+    file.seek(0)
+    again = Accumulator("e2")
+    again.load_state_dict(torch.load(file, weights_only=True))
+    again["loss"] += 1
+    with again.synchronized():
+        assert (again["loss"], again["seen"].tolist()) == (2.5, [0, 1, 2])
+
+
+class Four:
+    """Four ranks, of which the other three have added the same as this one; `gather` is what they meet in."""
+
+    def gather(self, value: dict[str, float]) -> list[dict[str, float]]:
+        return [value] * 4
+
+
+def test_four_ranks_after_one_and_before_two_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = Accumulator("f")
+    sums["n"] += 10
+    sums.before_checkpoint()
+    state = sums.state_dict()
+    monkeypatch.setattr(module, "ranks", Four)
+    monkeypatch.setattr(module, "world_size", lambda: 4)
+    ranks = [Accumulator(f"f{r}") for r in range(4)]
+    for each in ranks:
+        each.load_state_dict(state)  # rank 0's: the others were not there
+        each["n"] += 5
+        with pytest.raises(InputError, match="before_checkpoint"):
+            each.state_dict()
+        each.before_checkpoint()
+    states = [each.state_dict() for each in ranks]
+    assert states == [{"total": {"n": 30}}] * 4
+    again = Accumulator("f9")
+    again.load_state_dict(states[1])
+    with again.synchronized():
+        assert again["n"] == 30

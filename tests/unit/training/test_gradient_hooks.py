@@ -1,4 +1,4 @@
-"""What the hooks see of gradients, on one process; with several in test_gradient_ranks.py."""
+"""What the hooks see of gradients, on one process; with several in test_noise_truth.py."""
 
 from __future__ import annotations
 
