@@ -22,9 +22,7 @@ from common import Figure
 
 from plait.live.agent.monitor import counters
 from plait.live.scheduler.explain.resources import JobUsage
-from plait.live.service.usage.files import UsageFiles
-from plait.live.service.usage.recorder import SAMPLE_S, Usages
-from plait.live.service.usage.series import SERIES
+from plait.live.service.usage import SAMPLE_S, SERIES, UsageFiles, Usages
 from plait.training.state.checkpoint_store import crc_of
 
 SIZE = 0.1 if "--quick" in sys.argv else 1.0

@@ -8,6 +8,6 @@ plait, as any other package may.
 from __future__ import annotations
 
 from plait.cli.lazy import Entry
-from plait.cli.render.panels import SIMULATE
+from plait.cli.render.console import SIMULATE
 
 REPRODUCE = Entry(SIMULATE, "plait_papers.command:app", "Repeat a published evaluation and compare with its results.")

@@ -21,8 +21,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from rich.table import Table
 
 from plait.cli.experiments.outputs import STDOUT, Outputs
-from plait.cli.render.console import console
-from plait.cli.render.progress import Bar
+from plait.cli.render.console import Bar, console
 from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.core.files import replace_file

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from plait.cli.lazy import Entry
-from plait.cli.render.panels import ADMIN, ANSWERS, CLUSTER, JOBS, LIBRARY, SIMULATE, Panels, Verbatim
+from plait.cli.render.console import ADMIN, ANSWERS, CLUSTER, JOBS, LIBRARY, SIMULATE, Panels, Verbatim
 
 HELP = "A scheduler for deep-learning clusters: runs jobs, explains its decisions, simulates other policies."
 

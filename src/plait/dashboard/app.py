@@ -11,22 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plait.dashboard.pages import (
-    changes,
-    costs,
-    events,
-    jobs,
-    live,
-    login,
-    logs,
-    nodes,
-    overview,
-    policy,
-    queue,
-    reports,
-    submission,
-    what_if,
-)
+from plait.dashboard.pages import events, jobs, login, nodes, overview, policy, reports, submission
 from plait.dashboard.web import Web
 
 if TYPE_CHECKING:
@@ -43,23 +28,23 @@ HEADERS = {
 }
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 ROUTES = [
-    Route("/", overview.overview), Route("/live", live.stream),
+    Route("/", overview.overview), Route("/live", overview.stream),
     Route("/jobs", jobs.list_jobs), Route("/jobs/{job}", jobs.show_job),
-    Route("/jobs/{job}/change", changes.ask_changes), Route("/jobs/{job}/what-if", submission.like_it),
-    Route("/jobs/{job}/log", logs.text), Route("/jobs/{job}/tail", logs.tail),
-    Route("/submit", submission.new_job), Route("/what-if", what_if.what_if), Route("/queue", queue.show_queue),
+    Route("/jobs/{job}/change", jobs.ask_changes), Route("/jobs/{job}/what-if", submission.like_it),
+    Route("/jobs/{job}/log", events.text), Route("/jobs/{job}/tail", events.tail),
+    Route("/submit", submission.new_job), Route("/what-if", policy.what_if), Route("/queue", overview.show_queue),
     Route("/nodes", nodes.list_nodes), Route("/nodes/{node}", nodes.show_node),
     Route("/reports", reports.list_reports), Route("/reports/{name}", reports.show_report),
     Route("/reports/{name}/file", reports.file), Route("/fidelity", reports.fidelity),
     Route("/fidelity.svg", reports.picture),
-    Route("/costs", costs.show_costs),
+    Route("/costs", overview.show_costs),
     Route("/events", events.list_events), Route("/policy", policy.show_policy), Route("/login", login.ask),
 ]  # fmt: skip
 ACTIONS = {
     "/login": login.log_in, "/logout": login.log_out, "/codes": login.make_code, "/submit": submission.submit,
     "/submit/what-if": submission.what_if,
-    "/jobs/several": changes.several, "/jobs/{job}/cancel": changes.cancel, "/jobs/{job}/requeue": changes.requeue,
-    "/jobs/{job}/clone": changes.clone, "/jobs/{job}/hold": changes.hold, "/jobs/{job}/change": changes.change,
+    "/jobs/several": jobs.several, "/jobs/{job}/cancel": jobs.cancel, "/jobs/{job}/requeue": jobs.requeue,
+    "/jobs/{job}/clone": jobs.clone, "/jobs/{job}/hold": jobs.hold, "/jobs/{job}/change": jobs.change,
     "/nodes/{node}/drain": nodes.drain, "/nodes/{node}/resume": nodes.resume,
     "/policy": policy.set_policy,
 }  # fmt: skip

@@ -6,12 +6,13 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.core.words import counted, duration, number
+from plait.core.words import counted, duration, in_unit, number
 from plait.live.notes import time_of_day
+from plait.live.scheduler.explain.resources import IDLE
 
 #: Hues that the jobs of a map have; a job keeps its own.
 HUES = 10
@@ -182,3 +183,237 @@ def recent(entries: Iterable[Mapping[str, Any]], now_s: float, within_s: float) 
             elif kind == "Adjust":
                 found.counts["changed"] += len(command["groups"])
     return found
+
+
+# Intervals of forecasts as small drawings: a wide band for four in five, a narrow one for one in two, a middle.
+
+#: Width of a drawing; what never comes lies at its right end.
+BAND_WIDTH = 240.0
+
+
+@dataclass(frozen=True)
+class Band:
+    """Positions from the left: of the wide band, of the narrow one, and of the middle."""
+
+    wide: tuple[float, float]
+    half: tuple[float, float]
+    middle: float
+
+
+def horizon_s(times: Iterable[Mapping[str, Any] | None]) -> float:
+    """The latest of these moments, seconds from now; at least one second.
+
+    >>> horizon_s([{"middle_s": 5.0, "half_s": [4.0, 6.0], "wide_s": [1.0, None]}, None])
+    6.0
+    """
+    said: list[float] = [
+        s for one in times if one for s in (one["middle_s"], *one["half_s"], *one["wide_s"]) if s is not None
+    ]
+    return max([1.0, *said])
+
+
+def band(times: Mapping[str, Any], most_s: float) -> Band:
+    """Where the intervals of a start or an end lie if the right end is `most_s` seconds from now.
+
+    >>> band({"middle_s": 5.0, "half_s": [4.0, 6.0], "wide_s": [0.0, None]}, 10.0)
+    Band(wide=(0.0, 240.0), half=(96.0, 144.0), middle=120.0)
+    """
+
+    def at(s: float | None) -> float:
+        return BAND_WIDTH if s is None else round(min(s / most_s, 1.0) * BAND_WIDTH, 1)
+
+    def both(ends: Sequence[float | None]) -> tuple[float, float]:
+        return at(ends[0]), at(ends[1])
+
+    return Band(both(times["wide_s"]), both(times["half_s"]), at(times["middle_s"]))
+
+
+# Resource use of a job over time, for the page of the job.
+
+#: Points of a chart at most.
+USAGE_POINTS = 240
+
+
+@dataclass(frozen=True)
+class UsageRow:
+    """A series in words: its chart, what it is, and its least, mean, most and last value."""
+
+    chart: str
+    text: str
+    values: tuple[str, ...]
+
+
+def usage_charts(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Data of the charts: series as a list, since an order of names would be lost on the way."""
+    return {"interval_s": usage["interval_s"], "series": list(usage["series"].values())}
+
+
+def usage_rows(usage: Mapping[str, Any]) -> list[UsageRow]:
+    """A row for each series of an answer of `GET /v1/jobs/{id}/usage`.
+
+    >>> one = {"unit": "share", "text": "mean", "chart": "GPU", "values": [0.5, None, 1.0]}
+    >>> usage_rows({"series": {"gpu_utilisation": one}})[0].values
+    ('50 %', '75 %', '100 %', '100 %')
+    """
+    found = []
+    for one in usage["series"].values():
+        known = [value for value in map(number, one["values"]) if not math.isnan(value)]
+        if known:
+            figures = min(known), math.fsum(known) / len(known), max(known), known[-1]
+            found.append(UsageRow(one["chart"], one["text"], tuple(in_unit(value, one["unit"]) for value in figures)))
+    return found
+
+
+# Holders of GPUs over time, as data for the timelines that pages draw on a canvas, and for their tables.
+#
+# Each is {from, to, lanes, bars}: seconds of the service; a lane is a GPU, or a node. A bar is [lane, start, end, text,
+# look, other]: the look is a state, or the hue of a job as in maps; `other` is true of a neighbour, drawn narrow below
+# the job or node of the page. Running attempts end now.
+
+#: A job on more GPUs has a lane a node.
+MOST_GPUS = 32
+
+Placement = Mapping[str, Any]
+
+
+def timeline(job: Mapping[str, Any], now_s: float, others: Sequence[Placement] = ()) -> dict[str, Any]:
+    """The attempts of a job, lanes in the order of their first use, and which `others` held the same GPUs."""
+    gpus = {(rank["node"], rank["gpu"]) for one in job["attempts"] for rank in one["ranks"]}
+    whole_nodes = len(gpus) > MOST_GPUS
+    lanes: dict[str, int] = {}
+    bars: list[list[Any]] = []
+    for one in job["attempts"]:
+        used = dict.fromkeys(
+            rank["node"] if whole_nodes else f"{rank['node']} GPU {rank['gpu']}" for rank in one["ranks"]
+        )
+        text = f"{one['epoch']} {one['state']}"
+        rows = [lanes.setdefault(name, len(lanes)) for name in used]
+        bars += [[row, *_span(one, now_s), text, one["state"], False] for row in rows]
+    end_s = job["ended_s"] or now_s
+    for other in others:
+        begin, end = _span(other, now_s)
+        begin, end = max(begin, job["created_s"]), min(end, end_s)
+        used = dict.fromkeys(node if whole_nodes else f"{node} GPU {gpu}" for node, gpu in other["gpus"])
+        bars += [[lanes[name], begin, end, other["job"], other["state"], True] for name in used if name in lanes]
+    return {"from": job["created_s"], "to": end_s, "lanes": list(lanes), "bars": bars}
+
+
+def of_node(gpus: int, placements: Sequence[Placement], now_s: float, most_s: float) -> dict[str, Any]:
+    """Which jobs held the GPUs of a node, in the last `most_s` seconds."""
+    begin_s = max(min((one["started_s"] for one in placements), default=now_s), now_s - most_s)
+    bars = []
+    for one in placements:
+        begin, end = _span(one, now_s)
+        look = f"h{hue(one['job'])}"
+        bars += [[gpu, max(begin, begin_s), end, one["job"], look, False] for _, gpu in one["gpus"] if gpu < gpus]
+    return {"from": begin_s, "to": now_s, "lanes": [f"GPU {gpu}" for gpu in range(gpus)], "bars": bars, "ago": True}
+
+
+def neighbours(job: Mapping[str, Any], others: Sequence[Placement], now_s: float) -> list[tuple[Placement, str, float]]:
+    """The ones of `others` next to an attempt of the job: where, "GPU" if they shared one, and for how many seconds."""
+    found = []
+    for other in others:
+        begin, end = _span(other, now_s)
+        where, beside_s = "", 0.0
+        for one in job["attempts"]:
+            first, last = _span(one, now_s)
+            both_s = min(end, last) - max(begin, first)
+            mine = {(rank["node"], rank["gpu"]) for rank in one["ranks"]}
+            if both_s <= 0 or not {node for node, _ in other["gpus"]} & {node for node, _ in mine}:
+                continue
+            beside_s += both_s
+            shared = any((node, gpu) in mine for node, gpu in other["gpus"])
+            where = "GPU" if shared or where == "GPU" else "node"
+        if where:
+            found.append((other, where, beside_s))
+    return sorted(found, key=lambda one: (one[1] != "GPU", -one[2]))
+
+
+def _span(one: Mapping[str, Any], now_s: float) -> tuple[float, float]:
+    end_s = now_s if one["ended_s"] is None else one["ended_s"]
+    return one["started_s"], max(end_s, one["started_s"])
+
+
+# Nodes as a map: a small drawing of each node, its GPUs coloured by the job that holds them.
+
+#: States of silent nodes: the last reports of their GPUs are out of date.
+UNHEARD = ("suspect", "lost", "left")
+#: The side of a GPU, and from one to the next, in units of the drawing; GPUs in a row.
+SIDE, STEP, ROW = 12, 14, 8
+
+
+@dataclass(frozen=True)
+class NodeDrawing:
+    """One node: `paths` are (class, path of SVG) by colour; `text` has the same in words."""
+
+    id: str
+    state: str
+    width: int
+    height: int
+    paths: tuple[tuple[str, str], ...]
+    text: str
+
+
+def node_drawings(nodes: Sequence[Mapping[str, Any]]) -> list[NodeDrawing]:
+    """A drawing of each node of an answer of `GET /v1/nodes`; nodes that have left are not in it.
+
+    A GPU without a holder is `free`; one whose holder uses less than `IDLE` of it is hollow; on a shared one the second
+    job has the lower right half.
+    """
+    return [_drawing(node) for node in nodes if not node["gone"]]
+
+
+def _drawing(node: Mapping[str, Any]) -> NodeDrawing:
+    held, busy = node["gpu_jobs"], utilisation(node)
+    paths: dict[str, list[str]] = {}
+    idle = 0
+    for gpu, jobs in enumerate(held):
+        x, y = gpu % ROW * STEP + 1, gpu // ROW * STEP + 1
+        square = f"M{x} {y}h{SIDE}v{SIDE}h-{SIDE}z"
+        if not jobs:
+            paths.setdefault("free", []).append(square)
+            continue
+        if number(busy[gpu]) < IDLE and node["state"] not in UNHEARD:
+            idle += 1
+            square += f"m3 3v{SIDE - 6}h{SIDE - 6}v-{SIDE - 6}z"
+        paths.setdefault(f"h{hue(jobs[0])}", []).append(square)
+        if len(jobs) > 1:
+            paths.setdefault(f"h{hue(jobs[1])}", []).append(f"M{x + SIDE} {y}v{SIDE}h-{SIDE}z")
+    count = len(held)
+    return NodeDrawing(
+        node["id"], node["state"], STEP * min(max(count, 1), ROW), STEP * max(-(-count // ROW), 1),
+        tuple((name, "".join(each)) for name, each in paths.items()), _words(node, idle),
+    )  # fmt: skip
+
+
+def _words(node: Mapping[str, Any], idle: int) -> str:
+    text = f"{node['id']}, {node['state']}: {node['gpus_used']} of {counted(node['gpus'], 'GPU')} held"
+    jobs = node["jobs"]
+    if jobs:
+        text += f" by {', '.join(jobs[:8])}" + (f" and {len(jobs) - 8} more" if len(jobs) > 8 else "")
+    waiting = node.get("reserved_for") or {}
+    if waiting:
+        text += f"; {len(waiting)} held for {', '.join(sorted(set(waiting.values())))}"
+    return text + (f"; {idle} held but idle" if idle else "")
+
+
+def utilisation(node: Mapping[str, Any]) -> list[float | None]:
+    """How busy each GPU of a node is, 0..1: its mean of the last 10 s, else its last reading; None if not known."""
+    usage, count = node["usage"], len(node["gpu_jobs"])
+    out: list[float | None] = [None] * count
+    for name in ("gpus", "means"):
+        for gpu, one in enumerate(usage.get(name) or ()):
+            value = number(one.get("utilisation"))
+            if gpu < count and value == value:
+                out[gpu] = value
+    return out
+
+
+def idle_gpus(nodes: Sequence[Mapping[str, Any]]) -> int:
+    """GPUs that a job holds and hardly uses."""
+    return sum(
+        bool(jobs) and busy is not None and busy < IDLE
+        for node in nodes
+        if not node["gone"] and node["state"] not in UNHEARD
+        for jobs, busy in zip(node["gpu_jobs"], utilisation(node), strict=True)
+    )

@@ -16,10 +16,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from plait.core.version import __version__
 from plait.core.words import counted, duration, gpu_hours, in_unit
-from plait.dashboard.answers import Answers
-from plait.dashboard.api_client import ApiClient, Refused
+from plait.dashboard.api_client import Answers, ApiClient, Refused, Session, Sessions
 from plait.dashboard.figures import ago, hue, share, size
-from plait.dashboard.sessions import Session, Sessions
 from plait.dashboard.work import Works
 from plait.live.scheduler.records.event_words import brief
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plait.cli.commands.jobs import job_row, print_history
-from plait.cli.render.sharing_view import rows, where_text
+from plait.cli.render.job_views import sharing_rows, where_text
 from plait.live.api.jobs import JobRow, SharingOfJob
 from sample_answers import sample
 
@@ -41,7 +41,7 @@ def test_a_line_of_the_list_has_it_behind_the_nodes() -> None:
 
 def test_one_job_is_shown_with_its_neighbours_and_limits() -> None:
     how = {"guest": True, "share": 0.35, "limit_bytes": 2.5e9, "action": "pause", "beside": [HOST, GUEST]}
-    assert rows(sample(SharingOfJob, **how)) == [
+    assert sharing_rows(sample(SharingOfJob, **how)) == [
         ("runs as", "guest"),
         ("shares with", "j-0 on n0:1, j-5 on n0:1 (guest)"),
         ("share", "0.35 of the GPU's time"),
@@ -50,9 +50,12 @@ def test_one_job_is_shown_with_its_neighbours_and_limits() -> None:
     ]
     throttled = {"guest": True, "share": 0.5, "throttled": "signals", "duty": 0.48, "beside": [HOST]}
     how = "SIGSTOP and SIGCONT, since it does not pace itself; it ran for 0.48 of the last 10 s"
-    assert rows(sample(SharingOfJob, **throttled))[3] == ("throttled by", how)
+    assert sharing_rows(sample(SharingOfJob, **throttled))[3] == ("throttled by", how)
     host = {"guest": False, "share": 1.0, "limit_bytes": None, "action": "run", "beside": [GUEST]}
-    assert rows(sample(SharingOfJob, **host)) == [("runs as", "host of guests"), ("shares with", "j-5 on n0:1 (guest)")]
+    assert sharing_rows(sample(SharingOfJob, **host)) == [
+        ("runs as", "host of guests"),
+        ("shares with", "j-5 on n0:1 (guest)"),
+    ]
 
 
 def test_history_names_classes_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:

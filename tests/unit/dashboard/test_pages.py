@@ -19,11 +19,10 @@ import pytest
 from starlette.testclient import TestClient
 from world import HOSTILE, Browser, World
 
-from plait.dashboard import node_map, outlook
-from plait.dashboard.figures import Recent, holders, hue, reasons, recent
+from plait.dashboard import figures, outlook
+from plait.dashboard.figures import Recent, holders, hue, neighbours, of_node, reasons, recent, timeline
 from plait.dashboard.foresee import foreseen
-from plait.dashboard.pages import logs
-from plait.dashboard.timeline import neighbours, of_node, timeline
+from plait.dashboard.pages import events
 from plait.live.protocol.wire import Profile, Reply
 from plait.live.service.logs import NoAnswer
 from plait.live.service.pages import load_pages
@@ -417,7 +416,7 @@ def test_a_log_is_found_by_any_name_of_its_job(beating: World, login: Login) -> 
 def test_the_end_of_a_log_that_cannot_be_read_is_named(
     beating: World, login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "PART", 5)
+    monkeypatch.setattr(events, "PART", 5)
     read, asked = beating.mailbox.ask, []
 
     async def once(*given: Any) -> Reply:
@@ -576,13 +575,13 @@ def node(**more: object) -> dict[str, object]:
 
 
 def test_a_node_is_drawn_by_who_holds_its_gpus() -> None:
-    (drawn,) = node_map.drawings([node(), node(gone=True)])
+    (drawn,) = figures.node_drawings([node(), node(gone=True)])
     assert [name for name, _ in drawn.paths] == ["h1", "h2", "free"]
     assert drawn.text == "n0, ready: 1 of 2 GPUs held by j-1, j-12"
     idle = node(usage={"gpus": [{"utilisation": 0.9}], "means": [{"utilisation": 0.01}]})
-    assert node_map.idle_gpus([idle, node()]) == 1
-    assert "1 held but idle" in node_map.drawings([idle])[0].text
-    assert node_map.drawings([node(reserved_for={"1": "j-4"})])[0].text.endswith("by j-1, j-12; 1 held for j-4")
+    assert figures.idle_gpus([idle, node()]) == 1
+    assert "1 held but idle" in figures.node_drawings([idle])[0].text
+    assert figures.node_drawings([node(reserved_for={"1": "j-4"})])[0].text.endswith("by j-1, j-12; 1 held for j-4")
 
 
 def test_a_timeline_has_a_lane_a_gpu_or_a_node() -> None:

@@ -93,8 +93,7 @@ def answer(request: AdviseRequest) -> None:
 
     from plait.cli.experiments.cases import read_prices
     from plait.cli.experiments.outputs import STDOUT, Outputs
-    from plait.cli.render.console import console
-    from plait.cli.render.progress import Bar
+    from plait.cli.render.console import Bar, console
     from plait.live.notes import note
     from plait.outlook.advice import AdviceRequest, advise
     from plait.policies.catalog import import_from_here, split_policies

@@ -166,8 +166,7 @@ def mcp(
         import mcp.server.mcpserver  # noqa: F401
     except ImportError as error:
         raise MissingExtra("the library mcp", "mcp", "plait mcp") from error
-    from plait.cli.mcp.server import make_server
-    from plait.cli.mcp.service import Asking
+    from plait.cli.mcp.server import Asking, make_server
     from plait.cli.submission import runs_here
 
     make_server(Asking(lambda: client(home), lambda: runs_here(home, os.environ)), read_only=read_only).run("stdio")

@@ -14,9 +14,8 @@ from plait.cli.commands.jobs import JobArgument, stop_text, stopped_text
 from plait.cli.commands.network.cluster_view import ina_lines
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
 from plait.cli.policy_modules import AllowForLog
-from plait.cli.render import adaptive_view
-from plait.cli.render.fidelity_table import FIDELITY_HEADS, coverage_lines, fidelity_lines, fidelity_row
-from plait.cli.render.forecast_lines import forecast_lines
+from plait.cli.render.forecast_lines import FIDELITY_HEADS, coverage_lines, fidelity_lines, fidelity_row, forecast_lines
+from plait.cli.render.job_views import adaptive_lines
 from plait.cli.render.tables import plain_lines
 from plait.core.words import duration
 
@@ -112,7 +111,7 @@ def explanation_lines(found: Explanation) -> list[str]:
     lines += [f"  {change.text}" for change in found.would_start or ()]
     if found.shares_with:
         lines.append(f"  takes turns with {', '.join(found.shares_with)} by {found.gate}")
-    lines += adaptive_view.explanation_lines(found)
+    lines += adaptive_lines(found)
     if found.stages:
         lines += _iteration_lines(found, found.stages)
     if found.ina:

@@ -12,14 +12,20 @@ import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
-from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
-from plait.cli.render.adaptive_view import rows as adaptive_rows
-from plait.cli.render.costs_view import cost_rows, print_costs
-from plait.cli.render.sharing_view import rows as sharing_rows
-from plait.cli.render.sharing_view import where_text
+from plait.cli.render.job_views import (
+    adaptive_rows,
+    batch_text,
+    cost_rows,
+    gpus_cell,
+    headline,
+    pace_text,
+    print_costs,
+    rank_rows,
+    sharing_rows,
+    usage_rows,
+    where_text,
+)
 from plait.cli.render.tables import plain, plain_lines
-from plait.cli.render.usage_view import headline, rank_rows
-from plait.cli.render.usage_view import rows as usage_rows
 from plait.core.words import duration
 from plait.live.layout import array_index, job_number
 from plait.live.notes import note, time_of_day

@@ -11,7 +11,7 @@ import typer
 
 from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, seconds
-from plait.cli.render.costs_view import cost_text, note_unpriced
+from plait.cli.render.job_views import cost_text, note_unpriced
 from plait.cli.render.tables import plain
 from plait.core.words import counted, duration, number
 from plait.live.notes import note, time_of_day

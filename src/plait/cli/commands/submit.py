@@ -14,8 +14,8 @@ import typer
 from plait.cli.commands.jobs import JobArgument, JobsArgument, TagOption, await_ends, chosen
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
 from plait.cli.declared import command
+from plait.cli.render.console import TYPED
 from plait.cli.render.forecast_lines import choice_lines, what_if_lines
-from plait.cli.render.panels import TYPED
 from plait.cli.render.tables import plain_lines
 from plait.cli.submission import Asked, misplaced, requests_of, runs_here
 from plait.core.errors import InputError

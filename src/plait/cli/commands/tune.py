@@ -37,7 +37,7 @@ def tune(
     from plait.cli.experiments.cases import read_workload
     from plait.cli.experiments.options import Request
     from plait.cli.experiments.outputs import Outputs
-    from plait.cli.render.progress import Bar
+    from plait.cli.render.console import Bar
     from plait.core.cluster import Cluster
     from plait.sim.studies.tune import fit_policy
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import plait
 from plait.cli.connection import print_table
-from plait.cli.render.fidelity_table import FIDELITY_HEADS, fidelity_lines, fidelity_row
+from plait.cli.render.forecast_lines import FIDELITY_HEADS, fidelity_lines, fidelity_row
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.resources import Resource

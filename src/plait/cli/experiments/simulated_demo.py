@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from plait.cli.connection import print_table
-from plait.cli.render.progress import Bar
+from plait.cli.render.console import Bar
 from plait.control.metrics import RunResult
 from plait.core.arrays import BoolArray
 from plait.core.cluster import Cluster

@@ -13,8 +13,7 @@ from pathlib import Path
 from plait.cli.experiments.cases import make_cases
 from plait.cli.experiments.options import Request
 from plait.cli.experiments.outputs import STDOUT, Outputs, names_of_runs
-from plait.cli.render.console import Printer, console
-from plait.cli.render.progress import Bar
+from plait.cli.render.console import Bar, Printer, console
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, suggest
 from plait.live.notes import note
@@ -168,7 +167,7 @@ def reserve(request: Request, names: list[tuple[str, ...]], outputs: Outputs) ->
 def write_all(results: Sequence[RunResult], files: Sequence[tuple[str, int, Path | None]], outputs: Outputs) -> None:
     """Fill the files that `reserve` gave; what goes to standard output is printed by `outputs.commit`."""
     from plait.report import tables
-    from plait.report.timeline import write_chrome_trace
+    from plait.report.charts import write_chrome_trace
 
     for kind, run, path in files:
         if kind == "report" and path is not None:
@@ -206,7 +205,7 @@ def stated(results: Sequence[RunResult]) -> dict[str, str]:
 
 def show(results: Sequence[RunResult], printer: Printer) -> None:
     """The comparison table, then what a reader must know to trust it."""
-    from plait.cli.render.comparison import print_comparison
+    from plait.cli.render.forecast_lines import print_comparison
 
     if print_comparison(results, printer):
         note("a wider terminal shows more figures; --json, --csv and --report have all of them")

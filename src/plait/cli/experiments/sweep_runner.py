@@ -15,9 +15,8 @@ from typing import Any, cast
 from plait.cli.experiments.cases import make_asked_world, read_prices, settings
 from plait.cli.experiments.options import Request, SweepRequest
 from plait.cli.experiments.outputs import STDOUT, Outputs
-from plait.cli.render.comparison import print_comparison
-from plait.cli.render.console import console
-from plait.cli.render.progress import Bar
+from plait.cli.render.console import Bar, console
+from plait.cli.render.forecast_lines import print_comparison
 from plait.control.metrics import RunResult, Value
 from plait.core.errors import InputError
 from plait.live.notes import note

@@ -5,8 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from plait.dashboard.api_client import Refused
-from plait.dashboard.sessions import SESSION_S
+from plait.dashboard.api_client import SESSION_S, Refused
 from plait.dashboard.web import ROOT, Viewer, cookie_name, done, form_of, from_here, web_of
 
 _OLD = "this link was used, or is older than two minutes; make another one with: plait web"

@@ -6,9 +6,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from plait.dashboard import node_map
 from plait.dashboard.api_client import Refused, segment
-from plait.dashboard.timeline import of_node
+from plait.dashboard.figures import node_drawings, of_node, utilisation
 from plait.dashboard.web import ROOT, Viewer, done, page_of, shown
 from plait.live.scheduler.records.event_words import step_in_words
 
@@ -26,7 +25,7 @@ async def list_nodes(viewer: Viewer) -> Response:
     nodes = await viewer.get(1.0, "/v1/nodes")
     kept = [one for one in nodes if text.lower() in f"{one['id']} {one['state']} {one.get('gpu_kind', '')}".lower()]
     rows = kept[(page - 1) * ROWS : page * ROWS]
-    drawn = [(node, node_map.drawings([{**node, "gone": False}])) for node in rows]
+    drawn = [(node, node_drawings([{**node, "gone": False}])) for node in rows]
     return viewer.page(
         "nodes.html.j2", title="Nodes", rows=drawn, q=text, page=page,
         pages_of_list=-(-len(kept) // ROWS), count=len(kept),
@@ -43,7 +42,7 @@ async def show_node(viewer: Viewer) -> Response:
     status = await viewer.get(1.0, "/v1/status")
     found = await viewer.get(1.0, "/v1/jobs", state="running,starting,stopping,unreachable", limit=10_000)
     jobs = {job["id"]: job for job in found}
-    busy, now_s = node_map.utilisation(node), status["now_s"]
+    busy, now_s = utilisation(node), status["now_s"]
     day = await viewer.api.get("/v1/placements", node=name, from_s=max(now_s - DAY_S, 0.0), limit=PLACEMENTS)
     lost = await viewer.api.get("/v1/losses", node=name) if viewer.session.may_manage and not node["drained"] else None
     return viewer.page(

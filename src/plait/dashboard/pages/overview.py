@@ -1,19 +1,18 @@
-"""The first page: who holds the GPUs, what runs, what waits and why, what failed, and what the policy did."""
+"""The cluster as a whole: overview, live updates, queue and costs."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from plait.dashboard import node_map
 from plait.dashboard.api_client import Refused
-from plait.dashboard.figures import holders, reasons, recent
+from plait.dashboard.figures import holders, idle_gpus, node_drawings, reasons, recent
 from plait.dashboard.outlook import outlook
-from plait.dashboard.pages.live import LARGE, QUIET_S
-from plait.dashboard.web import Viewer
-from plait.dashboard.web import shown as page
+from plait.dashboard.web import Viewer, page_of, shown
 
 #: Rows of each list, of that of failed jobs, and the newest failed jobs from which these are taken.
 ROWS, FAILED, NEWEST_FAILED = 10, 5, 50
@@ -25,7 +24,7 @@ RUNNING = "running,starting,stopping,unreachable"
 MOST, FRESH_S, CALM_S = 10_000, 1.0, 10.0
 
 
-@page
+@shown
 async def overview(viewer: Viewer) -> Response:
     """The page."""
     return viewer.page("overview.html.j2", title="Overview", **await facts(viewer))
@@ -52,7 +51,7 @@ async def facts(viewer: Viewer) -> dict[str, Any]:
     why = reasons(waiting)
     return {
         "status": status, "now_s": status["now_s"], "policy": policy, "done": done, "ahead": ahead,
-        "bill": bill, "map": node_map.drawings(nodes), "idle": node_map.idle_gpus(nodes),
+        "bill": bill, "map": node_drawings(nodes), "idle": idle_gpus(nodes),
         "running": shown, "running_count": len(running),
         "reasons": why[:5], "waiting_count": status["jobs"]["waiting"],
         "failed": sorted(failed, key=lambda job: -(job["ended_s"] or 0.0))[:FAILED],
@@ -72,3 +71,74 @@ async def _done(viewer: Viewer, status: dict[str, Any]) -> Any:
     entries = found["events"]
     known_s = status["now_s"] - entries[0]["at_s"] if entries else 0.0
     return recent(entries, status["now_s"], min(WITHIN_S, max(known_s, 0.0)))
+
+
+# Costs of the cluster: its parts, and users, projects and jobs by the GPUs they held.
+
+#: Periods that can be chosen, in hours: the longest is the last month.
+PERIODS = {24: "day", 168: "week", 744: "month"}
+#: Jobs that are listed.
+JOBS = 50
+
+
+@shown
+async def show_costs(viewer: Viewer) -> Response:
+    """The page; `?hours=` is one of `PERIODS`."""
+    asked = viewer.request.query_params.get("hours", "")
+    hours = int(asked) if asked in map(str, PERIODS) else next(iter(PERIODS))
+    bill = await viewer.get(10.0, "/v1/costs", hours=hours, limit=JOBS)
+    return viewer.page("costs.html.j2", title="Costs", bill=bill, hours=hours, periods=PERIODS, most=JOBS)
+
+
+# The queue in the order of the last decision.
+
+#: Rows of a page.
+QUEUE_ROWS = 50
+
+
+@shown
+async def show_queue(viewer: Viewer) -> Response:
+    """A page of it."""
+    page = page_of(viewer.request.query_params.get("page"))
+    found = await viewer.get(1.0, "/v1/queue", limit=QUEUE_ROWS, offset=(page - 1) * QUEUE_ROWS)
+    status = await viewer.get(1.0, "/v1/status")
+    levels = any(job["level"] is not None for job in found["jobs"])
+    return viewer.page(
+        "queue.html.j2", title="Queue", queue=found, page=page, pages_of_list=-(-found["total"] // QUEUE_ROWS),
+        levels=levels, ahead=await outlook(viewer, status, [job["number"] for job in found["jobs"]]),
+    )  # fmt: skip
+
+
+# A stream that reports when a page is out of date.
+
+#: Intervals of checks, seconds, and of messages at least, for progress without an entry in the log.
+LOOK_S, QUIET_S = 1.0, 5.0
+#: Clusters of more nodes than this are drawn again at most every QUIET_S.
+LARGE = 200
+
+
+@shown
+async def stream(viewer: Viewer) -> Response:
+    """Server-sent events `changed`, each with the newest entry of the log; `ended` once the token is not valid."""
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_events(viewer), media_type="text/event-stream", headers=headers)
+
+
+async def _events(viewer: Viewer) -> AsyncIterator[str]:
+    seen, said_s = None, time.monotonic()
+    yield ": hello\n\n"
+    while not await viewer.request.is_disconnected():
+        try:
+            await viewer.api.get("/v1/me")
+            status = await viewer.get(LOOK_S, "/v1/status")
+        except Refused as error:
+            yield f"event: ended\ndata: {error.status}\n\n"
+            return
+        calm = sum(status["nodes"].values()) > LARGE
+        entry, quiet_s = status["log_seq"], time.monotonic() - said_s
+        if seen is None:
+            seen = entry
+        elif quiet_s >= QUIET_S or (entry != seen and not calm):
+            seen, said_s = entry, time.monotonic()
+            yield f"event: changed\nid: {entry}\ndata: {entry}\n\n"
+        await asyncio.sleep(LOOK_S)

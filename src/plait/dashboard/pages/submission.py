@@ -8,8 +8,7 @@ from typing import Any
 from starlette.responses import RedirectResponse, Response
 
 from plait.dashboard.api_client import Refused, segment
-from plait.dashboard.figures import Fields
-from plait.dashboard.intervals import band, horizon_s
+from plait.dashboard.figures import Fields, band, horizon_s
 from plait.dashboard.job_form import MAIN, MORE, REST, fields, job_of, typed, with_option
 from plait.dashboard.pages.jobs import file_of
 from plait.dashboard.web import ROOT, Viewer, checked_form, shown

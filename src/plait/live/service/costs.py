@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from plait.control.prices import Prices
 from plait.live.api.costs import CostRow, Costs, Part
 from plait.live.api.jobs import JobRow
-from plait.live.service.usage.files import Measured
+from plait.live.service.usage import Measured
 
 if TYPE_CHECKING:
-    from plait.live.service.usage.recorder import Usages
+    from plait.live.service.usage import Usages
     from plait.live.store import Store
 
 #: Entries of the log that change the set of nodes.

@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """A job at a moment: `values` by the names of `plait.live.service.usage.series.SERIES`, `ranks` as they are shown.
+    """A job at a moment: `values` by the names of `plait.live.service.usage.SERIES`, `ranks` as they are shown.
 
     `gpus`: held by the job; of these, the number that is idle, and the number whose use is known; a GPU of several jobs
     counts as many parts. `exchanged_bytes` of gradients by its attempt `epoch` so far, None if it reports none.

@@ -35,7 +35,7 @@ from plait.live.service.http.auth import Tokens, need, only_of, owns
 from plait.live.service.http.bodies import Invalid, Schema, parse
 from plait.live.service.http.metrics import Metrics
 from plait.live.service.logs import Mailbox
-from plait.live.service.usage.recorder import UsageRecorder
+from plait.live.service.usage import UsageRecorder
 from plait.live.service.what_if import WhatIfService
 from plait.live.service.worker import Worker
 from plait.live.store import Store, Token

@@ -10,8 +10,7 @@ from msgspec import Meta, Struct, structs
 
 from plait.live.api.costs import Costs, RankUsage, Series, UsageOfJob
 from plait.live.service.http.api import Call, Routes
-from plait.live.service.usage.files import MOST_HOURS
-from plait.live.service.usage.series import MOST_POINTS, SERIES
+from plait.live.service.usage import MOST_HOURS, MOST_POINTS, SERIES
 
 #: Jobs of an answer at most.
 MOST_JOBS = 1000
