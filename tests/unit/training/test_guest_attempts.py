@@ -51,6 +51,13 @@ class Player:
         self.steps += self.page.new_steps(self.steps[-1].step if self.steps else -1)
         return self.steps
 
+    def attached(self) -> None:
+        """Wait until it has attached."""
+        end_s = time.monotonic() + 60
+        while not self.page.pid:
+            assert time.monotonic() < end_s
+            time.sleep(0.002)
+
     def until(self, steps: int) -> None:
         """Wait for so many steps, with every report of them."""
         end_s = time.monotonic() + 60
@@ -68,6 +75,7 @@ def test_a_guest_of_no_lines_waits_before_its_first_step_and_trains_as_if_alone(
     alone = Player(forker, tmp_path / "j-1", "plain", "12", "0", neighbours=None)
     guest = Player(forker, tmp_path / "j-2", "plain", "12", "0", neighbours=GUEST)
     assert alone.attempt.end()[0] == 0
+    guest.attached()
     assert guest.page.steps == 0
     assert not guest.attempt.ended
     guest.lease()
@@ -84,16 +92,16 @@ def test_a_share_makes_pauses_between_the_quanta_of_a_step(forker, tmp_path, kin
     """Beside a host that marks its stages and is in none: from the first quantum on."""
     with Page.create(tmp_path / "host.bin") as host:
         host.gpu_left_monotonic = 1.0
-        guest = Player(forker, tmp_path / "j-1", kind, "16", "0.02", neighbours=Neighbours(True, (host.path,)))
+        guest = Player(forker, tmp_path / "j-1", kind, "14", "0.06", neighbours=Neighbours(True, (host.path,)))
         guest.page.share = 0.25
         guest.lease()
-        guest.until(16)
+        guest.until(14)
         assert guest.attempt.end()[0] == 0
     paced = guest.steps[2:]
     assert len(paced) > 8
     ratio = sum(stats.own_s for stats in paced) / sum(stats.step_s for stats in paced)
     assert 0.1 < ratio < 0.35
-    # A plain step of 20 ms is one quantum, a marked one has a yield point every 5 ms.
+    # A plain step of 60 ms is one quantum, a marked one has a yield point every 15 ms.
     part = sorted(stats.quantum_s / stats.own_s for stats in paced)[len(paced) // 2]
     assert (part < 0.6) is (kind == "marked")
 
