@@ -39,6 +39,10 @@ class Asked:
     gpus: int | None = same(Job, "gpus")
     min_gpus: int | None = same(Job, "min_gpus")
     max_gpus: int | None = same(Job, "max_gpus")
+    nodes: int | None = same(Job, "nodes")
+    gpus_per_node: int | None = same(Job, "gpus_per_node")
+    exclusive: bool = same(Job, "exclusive")
+    gpu_kinds: list[str] | None = same(Job, "gpu_kinds")
     batch_size: int | None = same(Batch, "initial", group=_BATCH)
     max_batch_size: int | None = same(Batch, "most", group=_BATCH)
     local_batch: str | None = option("Adaptive jobs: minimum and maximum examples per GPU, e.g. 32..1024", default=None)
@@ -58,6 +62,7 @@ class Asked:
     export_all: bool = option("Pass all variables of this shell", default=False)
     node_env: bool = option("Pass no variables of this shell", default=False)
     workdir: Path | None = same(Job, "workdir", unset="this one")
+    output: str | None = same(Job, "output")
     retries: int | None = same(Job, "retries")
     gpu_memory: str | None = same(Job, "gpu_memory")
     cpus: float | None = same(Job, "cpus")
@@ -269,7 +274,7 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
 _RARE = (
     "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "time_limit_s", "job_class",
     "priority", "project", "ina", "gradient_bytes", "conda", "container", "node_env", "export_all", "wait_for_nodes",
-    "merge", "array", "matrix",
+    "merge", "array", "matrix", "nodes", "gpus_per_node", "exclusive", "gpu_kinds",
 )  # fmt: skip
 _OWN = {"-g": True} | {f"--{one.word}": one.type is not bool for one in declared(Asked) if one.name in _RARE}
 

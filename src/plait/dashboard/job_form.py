@@ -21,8 +21,8 @@ MAIN = (
     "project", "gpu_memory",
 )  # fmt: skip
 MORE = (
-    "min_gpus", "max_gpus", "cpus", "memory", "python", "container", "retries", "checkpoint_s", "signal_s",
-    "begin_s", "hold", "ina", "wait_for_nodes", "merge",
+    "min_gpus", "max_gpus", "cpus", "memory", "python", "container", "output", "exclusive", "retries",
+    "checkpoint_s", "signal_s", "begin_s", "hold", "ina", "wait_for_nodes", "merge",
 )  # fmt: skip
 #: Notes of fields whose default is another one here than for `plait submit`.
 _NOTES = {

@@ -48,9 +48,10 @@ def test_a_script_is_submitted_with_its_lines_and_what_is_ignored_is_named(plait
     assert body["command"][3:] == [str(script), "--lr", "3", "b c"]
     assert {key: value for key, value in body.items() if key not in ("command", "workdir", "env")} == {
         "gpus": 2, "name": "net", "project": "ml", "time_limit_s": 93600.0, "cpus": 4.0, "memory": 8e9, "retries": 0,
+        "output": "out.{job}", "gpu_kinds": ["a100"],
     }  # fmt: skip
     said = answer.err.replace("\n", " ")
-    for words in ("--output is ignored: plait logs", "--partition is ignored", "--foo=3 is not known and is ignored"):
+    for words in ("--partition is ignored", "--foo=3 is not known and is ignored"):
         assert words in said
     ran = subprocess.run(
         body["command"], capture_output=True, text=True, check=True,
@@ -85,6 +86,9 @@ def test_a_script_is_submitted_with_its_lines_and_what_is_ignored_is_named(plait
         ({"export": "ALL,A=1,B"}, {"export_all": True, "env": ["A=1", "B"]}),
         ({"export": "A=1"}, {"export_all": False, "env": ["A=1"]}),
         ({"requeue": True}, {"retries": None}),
+        ({"gpus-per-node": "v100:2", "nodes": "2"}, {"gpus": 4, "gpu_kinds": ["v100"]}),
+        ({"exclusive": True, "nodes": "2"}, {"exclusive": True, "nodes": 2}),
+        ({"output": "%x/%A_%a.log", "job-name": "net"}, {"output": "net/{job}_{index}.log"}),
         ({"chdir": "/tmp"}, {"workdir": Path("/tmp")}),
     ],
 )

@@ -103,14 +103,14 @@ class Cluster:
 
     def __init__(
         self, home: Path, nodes: Sequence[int] = (2,), policy: str = "fifo-backfill",
-        network: str | None = None, racks: Sequence[int] = (), **options: Any,
+        network: str | None = None, racks: Sequence[int] = (), kinds: Sequence[str] = (), **options: Any,
     ) -> None:  # fmt: skip
         self.home, self.now, self.network = home, 0.0, read_network(network)
         self.options = Options(**{"round_s": 1.0, "lost_s": 15.0, "lease_s": 12.0, **options})
         self.store = Store.open(home / "plait.db")
         self.engine = self._engine(policy)
-        rack = dict(enumerate(racks))
-        self.nodes = [Node(self, f"n{i}", gpus, rack=rack.get(i, 0)) for i, gpus in enumerate(nodes)]
+        rack, kind = dict(enumerate(racks)), dict(enumerate(kinds))
+        self.nodes = [Node(self, f"n{i}", gpus, kind.get(i, "gpu"), rack.get(i, 0)) for i, gpus in enumerate(nodes)]
         self.pass_s(0.1)
 
     def _engine(self, policy: str | None) -> Engine:

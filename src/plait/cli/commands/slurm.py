@@ -37,19 +37,20 @@ _READ = {
     "job-name": "J", "time": "t", "gres": "", "gpus": "G", "gpus-per-node": "", "gpus-per-task": "", "nodes": "N",
     "ntasks": "n", "ntasks-per-node": "", "cpus-per-task": "c", "mem": "", "mem-per-cpu": "", "mem-per-gpu": "",
     "account": "A", "dependency": "d", "begin": "b", "signal": "", "chdir": "D", "export": "", "array": "a",
+    "output": "o",
 }  # fmt: skip
 #: Options without a counterpart, and what takes their place, if anything does.
 _IGNORED = {
-    "output": ("o", "plait logs"), "error": ("e", "plait logs"), "partition": ("p", "all nodes are one pool"),
+    "error": ("e", "it goes to --output"), "partition": ("p", "all nodes are one pool"),
     "qos": ("q", "plait update --priority"), "constraint": ("C", ""), "nodelist": ("w", ""), "exclude": ("x", ""),
     "mail-type": ("", "plait submit --notify"), "mail-user": ("", "plait submit --notify"), "comment": ("", ""),
     "reservation": ("", ""), "licenses": ("L", ""), "open-mode": ("", ""), "input": ("i", ""), "gpu-bind": ("", ""),
     "cpus-per-gpu": ("", "--cpus-per-task"), "nice": ("", "plait update --priority"), "threads-per-core": ("", ""),
     "hint": ("", ""), "distribution": ("m", ""), "mpi": ("", ""), "cluster": ("M", ""), "wckey": ("", ""),
 }  # fmt: skip
-_FLAGS_READ = {"hold": "H", "parsable": "", "requeue": "", "no-requeue": "", "wait": "W"}
+_FLAGS_READ = {"exclusive": "", "hold": "H", "parsable": "", "requeue": "", "no-requeue": "", "wait": "W"}
 _FLAGS_IGNORED = {
-    "exclusive": "", "overcommit": "O", "verbose": "v", "quiet": "Q", "unbuffered": "u", "label": "l",
+    "overcommit": "O", "verbose": "v", "quiet": "Q", "unbuffered": "u", "label": "l",
     "oversubscribe": "s", "contiguous": "", "pty": "", "overlap": "", "exact": "", "kill-on-bad-exit": "K",
     "no-kill": "k", "preserve-env": "E", "disable-status": "X", "spread-job": "", "use-min-nodes": "",
 }  # fmt: skip
@@ -57,13 +58,19 @@ _FLAGS_IGNORED = {
 _REFUSED = {
     "wrap": ("", "plait slurm sbatch has a script; plait submit -- bash -c 'COMMAND'"),
 }
+#: Options that count GPUs, the first that is given counts.
+_COUNTS = ("gpus", "gpus-per-task", "gpus-per-node", "gres")
 #: Of Slurm's kinds of dependency, the field of a job.
 _AFTER = {"afterok": "after", "afterany": "after_any", "afternotok": "after_fail"}
+#: Of Slurm's placeholders in names of output files, what plait fills in.
+_OUTPUT = {"j": "{job}", "A": "{job}", "a": "{index}", "%": "%"}
 _MEGABYTES = {"K": 1e-3, "M": 1.0, "G": 1e3, "T": 1e6}
 #: States of jobs, as squeue shortens them.
 _SHORT = {"waiting": "PD", "starting": "CF", "running": "R", "stopping": "CG", "unreachable": "R"}
 #: Options of `srun` in a script that have no value.
-_SRUN_FLAGS = "|".join(f"--{name}|-{short}" if short else f"--{name}" for name, short in _FLAGS_IGNORED.items())
+_SRUN_FLAGS = "|".join(
+    f"--{name}|-{short}" if short else f"--{name}" for name, short in {"exclusive": "", **_FLAGS_IGNORED}.items()
+)
 #: Jobs that one request lists, which is the maximum of the service.
 _PAGE = 10_000
 #: Before the first line of a script: variables that it may read, and `srun`, which runs its command in each process.
@@ -131,8 +138,8 @@ def fields_of(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], lis
     others = [one for one in gres if one and one.partition(":")[0] != "gpu"]
     counted = {**given, "gres": ",".join(one for one in gres if one not in others)}
     gpus = next(
-        (count * times for name, times in (("gpus", 1), ("gpus-per-task", tasks), ("gpus-per-node", nodes or 1),
-                                           ("gres", nodes or 1)) if (count := _gpus(counted.get(name), name, where))),
+        (count * times for name, times in zip(_COUNTS, (1, tasks, nodes or 1, nodes or 1), strict=True)
+         if (count := _gpus(counted.get(name), name, where))),
         0,
     )  # fmt: skip
     remarks += [f"--gres {one} is ignored" for one in others]
@@ -142,6 +149,13 @@ def fields_of(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], lis
     fields: dict[str, Any] = {
         "gpus": gpus, "name": given.get("job-name"), "project": given.get("account"), "array": given.get("array"),
     }  # fmt: skip
+    kinds = re.findall(r"[^,:]+", ",".join(counted.get(name) or "" for name in _COUNTS))
+    fields["gpu_kinds"] = list(dict.fromkeys(kind for kind in kinds if kind != "gpu" and not kind.isdigit())) or None
+    if given.get("exclusive"):
+        fields |= {"exclusive": True, "nodes": nodes or None}
+    if "output" in given:
+        filled = {**_OUTPUT, "x": given.get("job-name", "")}
+        fields["output"] = re.sub(r"%(.)", lambda found: filled.get(found[1], found[0]), given["output"])
     if "time" in given:
         fields["time_limit_s"] = f"{_seconds(given['time'], where)}s"
     if "cpus-per-task" in given:

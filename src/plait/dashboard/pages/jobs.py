@@ -95,7 +95,8 @@ def _stages(why: dict[str, Any]) -> list[tuple[str, float, float]]:
 
 #: Fields of a job that its submission had, too, in the order of a file.
 _FILE = (
-    "name", "command", "python", "container", "workdir", "gpus", "min_gpus", "max_gpus", "batch", "iterations", "model",
+    "name", "command", "python", "container", "workdir", "output", "gpus", "exclusive",
+    "gpu_kinds", "min_gpus", "max_gpus", "batch", "iterations", "model",
     "project", "class", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "time_limit_s", "signal_s",
     "hold", "begin_s", "after", "after_any", "after_fail", "tags",
     "checkpoint_s", "priority", "wait_for_nodes", "profile", "skew", "merge", "ina", "env",

@@ -321,6 +321,12 @@ class WholeJob(JobRow, frozen=True, kw_only=True):
     """Interpreter that runs as `python` in the command."""
     container: str | None = None
     workdir: str | None = None
+    output: str | None = None
+    """File to which the output is appended too; {job} in it is the job's id."""
+    exclusive: bool | None = None
+    """Whether its number of GPUs was raised to that of whole nodes."""
+    gpu_kinds: list[str] | None = None
+    """GPU kinds that it may use, by a part of their names; any, if there are none."""
     retries: int | None = None
     gpu_memory: float | None = None
     """Bytes of GPU memory per process."""

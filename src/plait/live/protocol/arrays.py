@@ -155,9 +155,11 @@ def members(request: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]
     combined = itertools.product(*matrix.values()) if matrix else itertools.repeat(())
     for index, combination in zip(indexes, combined, strict=False):
         values = dict(zip(matrix, combination, strict=True))
-        command = _filled(request["command"], places, {"index": str(index), **values})
+        known = {"index": str(index), **values}
+        command = _filled(request["command"], places, known)
+        filled = {"output": _filled([request["output"]], places, known)[0]} if request.get("output") else {}
         env = {**(request.get("env") or {}), **values, INDEX_VARIABLE: str(index)}
-        yield {**common, "command": command, "env": env, "member": {**shared, "index": index}}
+        yield {**common, **filled, "command": command, "env": env, "member": {**shared, "index": index}}
 
 
 def _places(matrix: Collection[str]) -> re.Pattern[str]:

@@ -133,6 +133,18 @@ class Job:
     gpus: int = said(
         "Number of GPUs, one process on each; the job gets all of them or none", default=1, short="g", **_GPUS
     )
+    nodes: int | None = said(
+        "Number of nodes, with --gpus-per-node another way to write --gpus", **_GPUS,
+        more="A job gets as few nodes as can hold it, so these may be fewer.",
+    )  # fmt: skip
+    gpus_per_node: int | None = said("GPUs of each of the --nodes", unset="1", **_GPUS)
+    exclusive: bool = said(
+        "Whole nodes: the number of GPUs is raised to that of the nodes that hold them", default=False
+    )
+    gpu_kinds: list[str] | None = said(
+        "GPU kind that the job may use, e.g. a100", flag="gpu-kind", unset="any", items={"minLength": 1, **LINE},
+        maxItems=20, more="A part of the name that the driver gives is enough, in any case.",
+    )  # fmt: skip
     wait_for_nodes: bool = said(
         "Accept the job even if the cluster cannot grow enough to hold it", default=False,
         more="Without it such a job is refused.",
@@ -156,6 +168,10 @@ class Job:
         "Job class: guaranteed, opportunistic or auto", default="guaranteed", flag="class",
         more="A guaranteed job owns its GPUs; an opportunistic one uses GPUs that others leave free. "
         "auto: guaranteed if quota and GPUs allow it, otherwise opportunistic until they do.",
+    )  # fmt: skip
+    output: str | None = said(
+        "File to which the output is appended too; {job} in it is the job's id", maxLength=4096, minLength=1,
+        pattern=r"^[^\x00]*$", more="Relative to workdir, on the nodes.",
     )  # fmt: skip
     retries: int | None = said(
         "Restarts after failures", unset="3, or until it ends twice in the same way", minimum=0, maximum=1000

@@ -94,12 +94,27 @@ def check(job: Any, where: str) -> dict[str, Any]:
         if isinstance(job.get("ina"), str):
             job["ina"] = ina_fields(job["ina"], start)
     _check(job, schema(), where, "")
-    checked: dict[str, Any] = job
+    checked = _with_gpus_of_nodes(job, where)
     try:
         extent(checked)
     except InputError as error:
         raise WrongField(f"{where}: {error}" if where else str(error), str(error).split()[0]) from None
     return checked
+
+
+def _with_gpus_of_nodes(job: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The job with `gpus` in place of its nodes and their GPUs; a job of whole nodes keeps its number of these."""
+    out = {key: value for key, value in job.items() if key != "gpus_per_node"}
+    nodes, each = job.get("nodes"), job.get("gpus_per_node")
+    if each is None and (nodes is None or (job.get("exclusive") and "gpus" in job)):
+        return out
+    gpus = (nodes or 1) * (each or 1)
+    if job.get("gpus", gpus) != gpus:
+        name = ": ".join(filter(None, (where, "gpus")))
+        raise WrongField(f"{name} is {job['gpus']}, and {nodes or 1} nodes of {each or 1} GPUs have {gpus}", "gpus")
+    if nodes is not None and not job.get("exclusive"):
+        del out["nodes"]
+    return {**out, "gpus": gpus}
 
 
 def request_of(data: Any, where: str = "") -> dict[str, Any]:

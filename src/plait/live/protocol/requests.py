@@ -222,6 +222,19 @@ def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str]
             )
 
 
+def kinds_of(request: Mapping[str, Any], there: Iterable[str]) -> tuple[str, ...] | None:
+    """The GPU kinds that a job may use, those of the cluster by a part of their names; None: all.
+
+    >>> kinds_of({"gpu_kinds": ["a100", "h200"]}, ["NVIDIA A100-SXM4-80GB", "Tesla V100"])
+    ('NVIDIA A100-SXM4-80GB', 'h200')
+    """
+    if not request.get("gpu_kinds"):
+        return None
+    there = tuple(there)
+    found = [[kind for kind in there if one.lower() in kind.lower()] or [one] for one in request["gpu_kinds"]]
+    return tuple(dict.fromkeys(kind for kinds in found for kind in kinds))
+
+
 def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:
     """Common key of jobs that may share a process: owner, project, folder, environment, Python, script's folder.
 
@@ -280,6 +293,7 @@ def spec_of(
         like=run_keys(request),
         profile=profile,
         job_class=JobClass[name],
+        gpu_kinds=kinds_of(request, kinds),
         gpu_memory_bytes=float(request.get("gpu_memory") or 0.0),
         cpus=float(request.get("cpus") or 0.0),
         memory_bytes=float(request.get("memory") or 0.0),

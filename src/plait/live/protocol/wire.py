@@ -488,7 +488,8 @@ class Run:
     `gpus` are the node's numbers of its GPUs; `world` processes in all, `local_rank` among the ranks of the node.
     `memory_bytes` 0 = no limit. `env` comes on top of the node's. Runs of one group on the same GPUs that are started
     at once and have the same `merge` (not "") may share a process. `device_bytes` of GPU memory stay from step to step
-    in each of its processes, as far as known. `network`: the switch that its ranks may use, or the reason for none;
+    in each of its processes, as far as known. `output`: a file to which its output is appended too, "" for none;
+    relative to `workdir`. `network`: the switch that its ranks may use, or the reason for none;
     None where the cluster has no network.
     """
 
@@ -513,6 +514,7 @@ class Run:
     total_steps: float | None = None
     merge: str = ""
     device_bytes: float = 0.0
+    output: str = ""
     network: NetworkGrant | None = None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.core.codec.values import Codec
+from plait.live.layout import job_name
 from plait.live.protocol.requests import command_of, limits_of, merge_key
 from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run
 from plait.live.scheduler.context import Context
@@ -104,6 +105,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         total_steps=request.get("iterations"),
         merge=merge_key(request, job.owner, job.project) if attempt.merge and world_size == 1 else "",
         device_bytes=attempt.device_bytes,
+        output=(request.get("output") or "").replace("{job}", job_name(job.number)),
         network=grant_of_ranks(ctx, job, attempt),
     )
 

@@ -171,6 +171,7 @@ def _task(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> di
         "mark": env[procs.MARK],
         "grace_s": run.grace_s,
         "log_bytes": run.log_bytes,
+        "output": run.output and str(Path(workdir, run.output)),
         "memory_bytes": run.memory_bytes,
         "lease": str(lease.path),
         "asked_s": lease.now.asked_s,

@@ -377,9 +377,10 @@ def main() -> int:
     members = []
     for task in _claim_all(tasks, host.mark):
         try:
-            log = LogWriter(task.folder, task.log_bytes)
+            log = LogWriter(task.folder, task.log_bytes, task.output)
         except OSError as error:
-            write_exit(task.folder, {"exit_code": 126, "reason": f"no log could be made: {error}", "seconds": 0.0})
+            no_log = {"exit_code": 126, "reason": f"no log or output could be made: {error}", "seconds": 0.0}
+            write_exit(task.folder, no_log)
             continue
         pipe, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(pipe, False)

@@ -54,6 +54,7 @@ _NOT_FOUND, _NOT_RUNNABLE, _PREEMPTED = 127, 126, 75
 class Task:
     """The task from the agent. `folder` holds its files; `env` is complete; bytes and seconds.
 
+    `output`: the file to which the output is appended too; "" for none.
     `lease`: the file of the node's lease, requested at `asked_s` (of CLOCK_BOOTTIME) and valid for `lease_s` when this
     was written; "" = nothing ends it. `guest`: it starts as a guest, which is held to its share.
     """
@@ -65,6 +66,7 @@ class Task:
     mark: str
     grace_s: float = 60.0
     log_bytes: int = 10_000_000
+    output: str = ""
     memory_bytes: float = 0.0
     lease: str = ""
     asked_s: float = 0.0
@@ -78,9 +80,11 @@ class LogWriter:
     change their names, so that readers need no lock.
     """
 
-    def __init__(self, folder: str, limit: int) -> None:
-        """Open the log in a folder."""
+    def __init__(self, folder: str, limit: int, output: str = "") -> None:
+        """Open the log in a folder, and the file `output` to which all is appended too. Raises `OSError`."""
         self.folder, self.limit = folder, max(limit, 4096)
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._output = os.open(output, append, 0o666) if output else -1
         self.tail = b""
         self._starts: dict[str, int] = {}
         self._fd = -1
@@ -97,6 +101,9 @@ class LogWriter:
     def write(self, data: bytes) -> None:
         """Append. A full disk loses output, never the job."""
         self.tail = (self.tail + data)[-_TAIL_BYTES:]
+        if self._output >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._output, data)
         try:
             while data:
                 room = self.limit - self.size
@@ -166,9 +173,9 @@ class Runner:
     def run(self) -> int:
         """From start to `exit.json`; the exit code of the job's process, -n if signal n ended it."""
         try:
-            self.log = LogWriter(self.task.folder, self.task.log_bytes)
+            self.log = LogWriter(self.task.folder, self.task.log_bytes, self.task.output)
         except OSError as error:
-            no_log = {"exit_code": _NOT_RUNNABLE, "reason": f"no log could be made: {error}", "seconds": 0.0}
+            no_log = {"exit_code": _NOT_RUNNABLE, "reason": f"no log or output could be made: {error}", "seconds": 0.0}
             write_exit(self.task.folder, no_log)
             return _NOT_RUNNABLE
         wake = self._listen()

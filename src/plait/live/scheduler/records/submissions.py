@@ -79,6 +79,8 @@ def _change(job: int, fields: Mapping[str, Any] | None) -> str:
 
 
 def digest(requests: Sequence[Mapping[str, Any]]) -> str:
-    """A short text that stands for these values."""
-    text = json.dumps([dict(r) for r in requests], sort_keys=True)
+    """A short text that stands for these values, of jobs of whole nodes without the size, which the service sets."""
+    sizes = ("gpus", "nodes")
+    kept = [{k: v for k, v in r.items() if not (r.get("exclusive") and k in sizes)} for r in requests]
+    text = json.dumps(kept, sort_keys=True)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

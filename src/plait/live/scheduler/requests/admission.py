@@ -15,7 +15,7 @@ from plait.core.policy import Policy, has_grants
 from plait.core.words import duration
 from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
-from plait.live.protocol.requests import AFTER, channels_of, dependencies, most_gpus, never_met
+from plait.live.protocol.requests import AFTER, channels_of, dependencies, kinds_of, most_gpus, never_met
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.notes import Requested
@@ -38,6 +38,7 @@ def take_in(
     the jobs of those of these names that are arrays, such as a-5, or members, such as a-5.3.
     """
     first, now_s = ctx.state.numbers, ctx.now_s
+    requests = [_whole_nodes(ctx, request) if request.get("exclusive") else request for request in requests]
     for i, request in enumerate(requests):
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
@@ -61,6 +62,20 @@ def take_in(
         _check_met(states, meant[awaited], field)
     met = sorted(number for number, state in states.items() if state in AFTER["after_any"])
     return Requested(now_s, first, owner, [dict(r) for r in requests], key, met, arrays or None)
+
+
+def _whole_nodes(ctx: Context, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request with as many GPUs as the nodes have that hold it; `InputError` where their sizes differ."""
+    controller = ctx.state.controller
+    nodes = () if controller is None else controller.cluster.nodes
+    kinds = kinds_of(request, {node.gpu_kind for node in nodes})
+    sizes = sorted({node.gpus for node in nodes if node.gpus and (kinds is None or node.gpu_kind in kinds)})
+    if len(sizes) != 1:
+        have = f"have {' and '.join(map(str, sizes))} GPUs" if sizes else "are not there yet, or not of its GPU kind"
+        raise InputError(f"exclusive is true, and the nodes {have}; give gpus alone, or the GPU kind of equal nodes")
+    (size,) = sizes
+    count = request.get("nodes") or math.ceil(int(request.get("gpus") or 1) / size)
+    return {**{key: value for key, value in request.items() if key != "nodes"}, "gpus": count * size}
 
 
 def _check_channels(ctx: Context, request: Mapping[str, Any]) -> None:
