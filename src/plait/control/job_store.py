@@ -18,7 +18,7 @@ import numpy as np
 
 from plait.control.plan_check.grants import never_granted
 from plait.core.arrays import FloatArray, IntArray, objects
-from plait.core.cluster import Cluster
+from plait.core.cluster import CPU_KIND, Cluster
 from plait.core.codec.values import floats, plain_array
 from plait.core.goodput import Estimate
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase, work_done_s
@@ -436,8 +436,11 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
         return why
     if spec.min_gpus <= room:
         return None
+    mask = cluster.kind_mask(spec.gpu_kinds)
     kinds = cluster.kinds if spec.gpu_kinds is None else spec.gpu_kinds
-    known = [k for k in kinds if k in cluster.kinds]
+    known = [kind for i, kind in enumerate(cluster.kinds) if mask >> i & 1]
+    if not known and kinds == (CPU_KIND,):
+        return "needs no GPU, and this cluster has no CPU slots; add some with: plait up --cpu-slots N"
     if not known:
         return f"wants GPU kinds {', '.join(kinds)}; this cluster has {', '.join(cluster.kinds)}"
     most = {k: float(cluster.kind_gpu_memory_bytes[cluster.kinds.index(k)]) for k in known}
@@ -454,7 +457,8 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
         )
         best = max(best, sum(fits))
     if best < spec.min_gpus:
-        what = counted(spec.min_gpus, "GPU") + (" with its CPUs and memory" if spec.cpus or spec.memory_bytes else "")
+        unit = "CPU slot" if known == [CPU_KIND] else "GPU"
+        what = counted(spec.min_gpus, unit) + (" with its CPUs and memory" if spec.cpus or spec.memory_bytes else "")
         return f"needs {what} of one kind; the largest gang that fits this cluster is {best}"
     return None
 

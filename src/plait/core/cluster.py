@@ -239,6 +239,8 @@ class Node:
             )
 
 
+#: Kind of nodes whose "GPUs" are slots of CPU for jobs without GPUs.
+CPU_KIND = "cpu"
 #: Characters that describe equal nodes, nodes, and GPUs of one, at most.
 _LONGEST, _MOST_NODES, _MOST_GPUS = 200, 100_000, 10_000
 _NODES = (
@@ -433,9 +435,9 @@ class Cluster:
         return table
 
     def kind_mask(self, kinds: Iterable[str] | None) -> int:
-        """Bit mask over `kinds`; None allows all."""
+        """Bit mask over `kinds`; None allows all but slots for jobs without GPUs, which jobs have to name."""
         if kinds is None:
-            return (1 << len(self.kinds)) - 1
+            kinds = [kind for kind in self.kinds if kind != CPU_KIND] or self.kinds
         return sum(1 << self.kinds.index(kind) for kind in set(kinds) if kind in self.kinds)
 
     def gpu(self, index: int) -> Gpu:

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
+from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError
 from plait.core.jobs import JobTable
 from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
@@ -81,20 +82,23 @@ class WaitReasons(Mapping[int, str]):
         """`status[i]` is the kernel's status of `view.jobs` row `order[i]`."""
         waiting = status != kernels.PLACED
         self._status = dict(zip(view.jobs.number[order[waiting]].tolist(), status[waiting].tolist(), strict=True))
-        self._gpus = dict(zip(self._status, view.jobs.gpus[order[waiting]].tolist(), strict=True))
+        of_slots = [kinds == (CPU_KIND,) for kinds in view.jobs.columns["gpu_kinds"][list(self._status)].tolist()]
+        gpus = view.jobs.gpus[order[waiting]].tolist()
+        words = [counted(n, "CPU slot" if slot else "GPU") for n, slot in zip(gpus, of_slots, strict=True)]
+        self._gpus = dict(zip(self._status, words, strict=True))
         self._ahead = {job: i for i, job in enumerate(view.jobs.number[order].tolist())}
 
     def __getitem__(self, job: int) -> str:
         status, gpus, ahead = self._status[job], self._gpus[job], self._ahead[job]
         if status == KEPT:
-            return f"needs {counted(gpus, 'GPU')}; the jobs that hold them cannot be stopped without losing work"
+            return f"needs {gpus}; the jobs that hold them cannot be stopped without losing work"
         if status == RESERVED:
-            return f"needs {counted(gpus, 'GPU')}; free ones are kept for a job ahead of it"
+            return f"needs {gpus}; free ones are kept for a job ahead of it"
         if status == kernels.BLOCKED:
             return f"waits behind a job ahead of it that does not fit yet (place {ahead + 1} in the order)"
         if status == kernels.FRAGMENTED:
-            return f"needs {counted(gpus, 'GPU')} together; enough are free, but spread over too many nodes"
-        return f"needs {counted(gpus, 'GPU')}; too few are left after the {counted(ahead, 'job')} ahead of it"
+            return f"needs {gpus} together; enough are free, but spread over too many nodes"
+        return f"needs {gpus}; too few are left after the {counted(ahead, 'job')} ahead of it"
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._status)

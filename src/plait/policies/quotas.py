@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from plait.core.arrays import objects
+from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Plan
@@ -67,6 +68,8 @@ class Quotas:
 
     def exceeded(self, spec: JobSpec, kinds: Collection[str]) -> str | None:
         """Why a job can never run within the quota of its project on GPUs of these kinds; None if it can."""
+        if spec.gpu_kinds == (CPU_KIND,):
+            return None
         usable = [kind for kind in kinds if spec.gpu_kinds is None or kind in spec.gpu_kinds]
         most, kind = max(((self.limit(spec.project, kind), kind) for kind in usable), default=(math.inf, ""))
         if (in_all := self.limit(spec.project)) <= most:
@@ -195,6 +198,8 @@ class _Admission:
         numbers, sizes = jobs.number.tolist(), jobs.gpus.tolist()
         for row in np.lexsort((jobs.number, ~jobs.running)).tolist():
             spec, number, gpus = jobs[row].spec, numbers[row], sizes[row]
+            if spec.gpu_kinds == (CPU_KIND,):  # quotas are of GPUs
+                continue
             project = spec.project
             kinds: tuple[str, ...] = ("",)
             if self.quotas.by_kind(project):

@@ -168,7 +168,7 @@ def test_submit_several_jobs_at_once(plait, fake, tmp_path):
         ("gpus: 2", "command is missing; `plait submit --schema`"),
         ("command: [a]\ngpu: 2", "unknown field 'gpu'; did you mean 'gpus'?"),
         ("command: [a]\ngpus: two", "gpus is 'two', needs a whole number"),
-        ("command: [a]\ngpus: 0", "gpus is 0, needs at least 1"),
+        ("command: [a]\ngpus: -1", "gpus is -1, needs at least 0"),
         ("command: [a]\ngpus: true", "gpus is True, needs a whole number"),
         ("command: [a]\nclass: guarantied", "class is 'guarantied'; did you mean 'guaranteed'?"),
         ("command: [a]\nenv: {N: 3}", 'env.N is 3, needs a text; write it in quotes: "3"'),

@@ -123,7 +123,7 @@ def test_the_holders_are_named_where_nobody_is_ahead(world: World, http: TestCli
     [
         ("eve", JOB, 403, ""),
         ("ann", {**JOB, "gpus": 5}, 422, "the largest gang that fits this cluster is 4"),
-        ("ann", {**JOB, "gpus": 0}, 422, "gpus is 0, needs at least 1"),
+        ("ann", {**JOB, "gpus": -1}, 422, "gpus is -1, needs at least 0"),
         ("ann", {**JOB, "gpu_memory": 90e9}, 422, "the GPUs it may use have 80 GB (a100)"),
         ("ann", {**JOB, "project": "other"}, 403, "belongs to project default"),
         ("ann", {"gpus": 1}, 422, "command is missing"),

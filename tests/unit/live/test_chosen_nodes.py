@@ -6,10 +6,11 @@ The log of every cluster here is replayed at the end of its test, decision by de
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from live_cases import Cluster
+from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
 from plait.live.protocol.job_file import request_of
@@ -34,7 +35,7 @@ def test_nodes_and_their_gpus_are_a_number_of_gpus() -> None:
 
 
 def test_a_job_runs_on_the_kind_of_gpus_that_it_names(cluster: Make) -> None:
-    c = cluster((1, 1), kinds=("Tesla V100", "NVIDIA A100-SXM4-80GB"))
+    c = cluster((1, 1), kinds=("Tesla V100", "NVIDIA A100-SXM4-80GB"), settle_s=0.0)
     c.submit({"gpu_kinds": ["a100"]}, {"gpu_kinds": ["a100"]}, {"gpu_kinds": ["v100", "a100"]})
     c.pass_s(2.2)
     assert [c.nodes[i].jobs() for i in (0, 1)] == [{2}, {0}]
@@ -48,16 +49,59 @@ def test_a_job_runs_on_the_kind_of_gpus_that_it_names(cluster: Make) -> None:
 
 
 def test_an_exclusive_job_has_whole_nodes(cluster: Make) -> None:
-    c = cluster((2, 2))
+    c = cluster((2, 2), settle_s=0.0)
     request = {"command": ["true"], "exclusive": True, "gpus": 1}
     (first,) = c.engine.submit([request], owner="ann", now_s=c.now, key="k")
     assert c.engine.submit([request], owner="ann", now_s=c.now, key="k") == [first]
     c.submit({"exclusive": True, "nodes": 2}, {})
     c.pass_s(2.2)
-    assert [c.engine.state.jobs[job].request["gpus"] for job in (0, 1, 2)] == [2, 4, 1]
-    assert [len(c.nodes[i].seen) for i in (0, 1)] == [2, 1]
+    assert [c.engine.state.jobs[job].request.get("gpus", 1) for job in (0, 1, 2)] == [2, 4, 1]
+    assert [len(c.nodes[i].seen) for i in (0, 1)] == [2, 0]
     with pytest.raises(InputError, match="needs 6 GPUs"):
         c.submit({"exclusive": True, "gpus": 5})
+
+
+def test_jobs_without_gpus_run_on_cpu_slots_and_cost_no_gpu(cluster: Make) -> None:
+    c = cluster((1,))
+    c.nodes.append(Node(c, "cpu", 2, "cpu"))
+    c.nodes[1].info = replace(c.nodes[1].info, cpus=4.0)
+    c.pass_s(1.1)
+    c.submit({}, {}, {"gpus": 0, "cpus": 3.0}, {"gpus": 0, "cpus": 2.0}, {"gpus": 0})
+    c.pass_s(2.2)
+    assert [c.nodes[i].jobs() for i in (0, 1)] == [{0}, {2, 4}]
+    assert [c.state(job) for job in (1, 3)] == ["waiting", "waiting"]
+    assert c.engine.jobs([3], c.now)[3].reason.startswith("needs 1 CPU slot")
+    run = c.nodes[1].answer.attempts[0]
+    assert (run.env["OMP_NUM_THREADS"], run.world) == ("3", 1)
+    figures = c.engine.status(c.now)
+    assert (figures.gpus.total, figures.gpus.held, figures.wanted.gpus) == (1, 1, 2)
+    c.restart()
+    c.pass_s(600.0)
+    row = c.engine.jobs([2], c.now)[2]
+    assert (row.gpus, row.attained_gpu_s) == (0, 0.0)
+    c.nodes[1].end(2)
+    c.pass_s(2.2)
+    assert c.nodes[1].jobs() == {3, 4}
+
+
+def test_jobs_without_gpus_are_not_in_quotas_of_gpus(cluster: Make) -> None:
+    c = cluster((1, 2), kinds=("gpu", "cpu"))
+    c.engine.set_project("default", gpu_quota=0, weight=1.0, now_s=c.now)
+    c.submit({"gpus": 0}, {"gpus": 0})
+    c.pass_s(2.2)
+    assert c.nodes[1].jobs() == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "needs no GPU, and this cluster has no CPU slots; add some with: plait up --cpu-slots N"),
+        ({"max_gpus": 2}, "gpus is 0, and max_gpus is for jobs with GPUs; leave one of them out"),
+    ],
+)
+def test_jobs_without_gpus_that_cannot_run_are_refused(cluster: Make, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        cluster((1,), settle_s=0.0).submit({"gpus": 0, **fields})
 
 
 def test_whole_nodes_of_several_sizes_need_a_kind(cluster: Make) -> None:

@@ -94,7 +94,15 @@ def test_a_dead_leader_is_looked_for_in_the_home_folder(tmp_path: Path, others: 
         asked.append(request.url.host)
         if request.url.host == "b":
             return httpx.Response(
-                201, json={"name": "p", "quota_gpus": None, "weight": 1.0, "default_time_s": None, "most_time_s": None}
+                201,
+                json={
+                    "name": "p",
+                    "quota_gpus": None,
+                    "weight": 1.0,
+                    "default_time_s": None,
+                    "most_time_s": None,
+                    "most_idle_s": None,
+                },
             )
         (tmp_path / "service.json").write_text(json.dumps({"url": B, "pid": 2}))  # the other one leads by now
         raise httpx.ConnectError("refused", request=request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from starlette.testclient import TestClient
 from test_service_api import READS, WRITES, Service
 from test_service_api import service as service  # a fixture
 
-from plait.live.protocol.wire import ENDED, RUNNING, NodeInfo, Observed, Seen, to_json
+from plait.live.protocol.wire import ENDED, RUNNING, ConsoleReply, NodeInfo, Observed, Reply, Seen, to_json
 from plait.live.service.http import openapi
 from plait.live.service.http.app import ROUTES
 from plait.live.service.http.gateway import Gateway
@@ -136,6 +137,7 @@ def test_roles_are_those_that_are_let_in(described: Described) -> None:
             path.partition("?")[0]
             .replace("j-0", "{job}")
             .replace("t-0", "{token_id}")
+            .replace("0f3a9c4e", "{console}")
             .replace("n0/drain", "{node}/{action}")
         )
         template = template.replace("n0", "{node}").replace("projects/p", "projects/{name}")
@@ -157,6 +159,7 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
     ask("GET /v1/state")
     ask("GET /v1/jobs/{job}/explain", "/v1/jobs/j-0/explain")
     running = _run(described)
+    _use_console(described, running)
     ask("GET /v1/nodes")
     ask("GET /v1/placements", params={"node": ["n0"], "limit": 5})
     ask("GET /v1/placements", status=422)
@@ -221,6 +224,24 @@ def _run(described: Described) -> int:
     return first
 
 
+def _use_console(described: Described, epoch: int) -> None:
+    """A console of j-0, which its agent answers."""
+    operation, path = "POST /v1/jobs/{job}/consoles/{console}", "/v1/jobs/j-0/consoles/0f3a9c4e"
+    report = Seen(0, epoch, 0, RUNNING, pid=7, steps=20.0, saves="yes")
+    with ThreadPoolExecutor() as pool:
+        body = {"command": ["nvidia-smi", "-L"], "output_at": 0}
+        asked = pool.submit(described.ask, operation, path, "ann", json=body)
+        asks: list[Any] = []
+        while not asks and not asked.done():
+            asks = described.service.sync(report, wait_s=0.2)["ask"]
+        assert asks[0]["console"]["command"] == ["nvidia-smi", "-L"], asks
+        reply = Reply(asks[0]["id"], console=ConsoleReply("R1BVIDA6IEExMDAK", 0, 0, 0))
+        described.service.sync(report, replies=[reply])
+        assert asked.result()["exit_code"] == 0
+    described.ask(operation, path, "ann", status=404, json={"rank": 7})
+    described.ask(operation, "/v1/jobs/j-2/consoles/0f3a9c4e", "ann", status=409, json={"command": ["true"]})
+
+
 def _operate(described: Described, tmp_path: Path) -> None:
     ask = described.ask
     ask("PUT /v1/policy", json={"policy": "srtf"})
@@ -237,7 +258,14 @@ def _operate(described: Described, tmp_path: Path) -> None:
     ask("DELETE /v1/tokens/{token_id}", f"/v1/tokens/{new['id']}")
     ask(
         "POST /v1/projects",
-        json={"name": "vision", "quota_gpus": 8, "weight": 2.0, "default_time_s": 14400.0, "most_time_s": 172800.0},
+        json={
+            "name": "vision",
+            "quota_gpus": 8,
+            "weight": 2.0,
+            "default_time_s": 14400.0,
+            "most_time_s": 172800.0,
+            "most_idle_s": 1800.0,
+        },
     )
     ask("GET /v1/projects")
     ask("DELETE /v1/projects/{name}", "/v1/projects/vision")
@@ -262,7 +290,7 @@ def _fail(described: Described, monkeypatch: Any) -> None:
     ask, api = described.ask, described.service.http.app.state.api  # type: ignore[attr-defined]
     ask("GET /v1/jobs/{job}", "/v1/jobs/j-99", status=404)
     ask("GET /v1/jobs/{job}", "/v1/jobs/j-1", "ben", status=403)
-    ask("POST /v1/jobs", json={"command": ["true"], "gpus": 0}, status=422)
+    ask("POST /v1/jobs", json={"command": ["true"], "gpus": -1}, status=422)
     ask("GET /v1/queue", params={"limit": 0}, status=422)
     ask("POST /v1/jobs", content=b"no json", status=400)
     ask("POST /v1/jobs", content=b" " * 1_000_001, status=413)

@@ -112,6 +112,7 @@ WRITES = [
     ("PATCH", "/v1/jobs/j-0", {"priority": 2}, {"admin", "ann"}),
     ("POST", "/v1/jobs/j-0/requeue", None, {"admin", "ann"}),
     ("POST", "/v1/jobs/j-0/clone", None, {"admin", "ann"}),
+    ("POST", "/v1/jobs/j-0/consoles/0f3a9c4e", {"command": ["true"]}, {"admin", "ann"}),
     ("DELETE", "/v1/jobs/j-0", None, {"admin", "ann"}),
     ("PUT", "/v1/policy", {"policy": "fifo"}, {"admin"}),
     ("POST", "/v1/nodes/n0/drain", None, {"admin"}),
@@ -170,6 +171,7 @@ def test_every_path_is_in_the_matrix(service: Service) -> None:
     listed = {p.split("?")[0].replace("j-0", "{job}").replace("t-0", "{token_id}") for _, p, _, _ in READS + WRITES}
     listed |= {
         "/v1/reports/{name}",
+        "/v1/jobs/{job}/consoles/{console}",
         "/v1/projects/{name}",
         "/v1/nodes/{node}/{action}",
         "/v1/nodes/{node}/gone",
@@ -277,7 +279,7 @@ def test_tokens_are_stored_as_hashes_and_can_be_revoked(service: Service, tmp_pa
         ({"command": "rm -rf /"}, "command"),
         ({"command": ["  "]}, "command"),
         ({"command": ["a\0b"]}, "command.0"),
-        ({"command": ["x"], "gpus": 0}, "gpus"),
+        ({"command": ["x"], "gpus": -1}, "gpus"),
         ({"command": ["x"], "gpus": True}, "gpus"),
         ({"command": ["x"], "gpus": 1.5}, "gpus"),
         ({"command": ["x"], "gpu": 1}, "gpu"),
@@ -414,7 +416,7 @@ def test_users_stay_in_their_project(service: Service) -> None:
     assert answer.status_code == 403
     service.ask("POST", "/v1/projects", json={"name": "other", "quota_gpus": 1, "weight": 2.5})
     assert service.ask("POST", "/v1/jobs", json={"command": ["x"], "project": "other", "gpus": 2}).status_code == 422
-    none = {"name": "other", "weight": 2.5, "default_time_s": None, "most_time_s": None, "gpus": 0}
+    none = {"name": "other", "weight": 2.5, "default_time_s": None, "most_time_s": None, "most_idle_s": None, "gpus": 0}
     assert {**none, "quota_gpus": 1} in service.ask("GET", "/v1/projects").json()
     service.ask("POST", "/v1/projects", json={"name": "other", "quota_gpus": None})
     assert {**none, "quota_gpus": None} in service.ask("GET", "/v1/projects").json()
@@ -522,7 +524,7 @@ def test_a_job_is_changed_requeued_and_cloned(service: Service) -> None:
         ({}, None, "nothing is to change; give one of priority, class"),
         ({"priority": "high"}, "priority", "is 'high', needs a number"),
         ({"class": "best"}, "class", "guaranteed"),
-        ({"gpus": 0}, "gpus", "needs at least 1"),
+        ({"gpus": -1}, "gpus", "needs at least 0"),
         ({"command": ["x"]}, "command", "cannot be given here"),
         ({"min_gpus": 3}, None, "needs min_gpus <= gpus"),
     ],

@@ -347,7 +347,7 @@ def test_the_newest_of_many_entries_can_be_reached(cluster: Make) -> None:
 
 LONG = "x" * 70_000
 FITS: list[tuple[dict[str, Any], bool]] = [
-    ({}, True), ({"gpus": 100_000}, True), ({"gpus": 100_001}, False), ({"gpus": 0}, False), ({"gpus": 1.5}, False),
+    ({}, True), ({"gpus": 100_000}, True), ({"gpus": 100_001}, False), ({"gpus": -1}, False), ({"gpus": 1.5}, False),
     ({"gpus": True}, False), ({"iterations": 1e15}, True), ({"iterations": 1.1e15}, False), ({"iterations": 0}, False),
     ({"iterations": None}, True), ({"priority": -1e9}, True), ({"priority": 1e9}, True), ({"priority": 1.1e9}, False),
     ({"priority": -1.1e9}, False), ({"retries": 1000}, True), ({"retries": 1001}, False), ({"memory": 1e18}, True),

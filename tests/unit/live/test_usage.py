@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from live_cases import Cluster
 
 from plait.live.agent.monitor import Counters, ProcessUsage, counters
-from plait.live.protocol.wire import Resources
+from plait.live.protocol.wire import GpuMean, Resources, Usage
 from plait.live.scheduler.explain.resources import JobUsage
-from plait.live.service.usage import FIRST_INTERVAL_S, HOUR_S, SAMPLE_S, JobSeries, Measured, UsageFiles, Usages
+from plait.live.service.usage import (
+    FIRST_INTERVAL_S,
+    HOUR_S,
+    SAMPLE_S,
+    JobSeries,
+    Measured,
+    UsageFiles,
+    UsageRecorder,
+    Usages,
+)
 from plait.live.system.procs import Process
 
 PARENT = """
@@ -188,3 +201,37 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     assert files.hours() == {i: {7: Measured(1.0, 2.5)} for i in (3, 4, 5)}
     files._write("idle-5", {"7": 4.0})  # as older services wrote it
     assert files.hours()[5] == {7: Measured(4.0, 4.0)}
+
+
+@pytest.mark.parametrize("busy", [None, 0.9], ids=["idle", "busy"])
+def test_the_rule_of_a_project_ends_jobs_whose_gpus_are_idle(
+    cluster: Callable[..., Cluster], busy: float | None
+) -> None:
+    c = cluster((1, 1))
+    c.engine.set_project("default", gpu_quota=None, weight=1.0, most_idle_s=60.0, now_s=c.now)
+
+    class Worker:
+        trouble = ""
+        clock = staticmethod(lambda: c.now)
+
+        async def look(self, work: Callable[..., Any]) -> Any:
+            return work(c.engine, c.now)
+
+        call = look
+
+    recorder = UsageRecorder(Worker(), c.home)  # type: ignore[arg-type]
+    c.submit({}, {})
+    c.pass_s(2.2)
+    use = [Usage(means=[GpuMean(0.0, 1e9)]), Usage(means=[GpuMean(0.9, 1e9)])]
+    for _ in range(20):
+        for node, one in zip(c.nodes, use if busy is None else use[::-1][:1] * 2, strict=True):
+            node.usage = one
+        c.pass_s(SAMPLE_S)
+        asyncio.run(recorder.sample())
+        if _ == 8:
+            assert [c.state(job) for job in (0, 1)] == ["running", "running"]
+    assert [c.state(job) for job in (0, 1)] == ["cancelled" if busy is None else "running", "running"]
+    if busy is None:
+        why = c.engine.jobs([0], c.now).get(0) or c.store.job(0).row
+        assert "the rule of project default for GPUs that are idle for 1 min" in why.reason
+    c.restart()

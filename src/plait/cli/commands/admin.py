@@ -87,9 +87,11 @@ def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(found)
         return
-    limits = [[limit and duration(limit) for limit in (row.default_time_s, row.most_time_s)] for row in found]
+    limits = [
+        [limit and duration(limit) for limit in (row.default_time_s, row.most_time_s, row.most_idle_s)] for row in found
+    ]
     rows = [[row.name, row.quota_gpus, row.weight, *times, row.gpus] for row, times in zip(found, limits, strict=True)]
-    print_table(("name", "quota_gpus", "weight", "default time", "max time", "gpus"), rows, "no projects")
+    print_table(("name", "quota_gpus", "weight", "default time", "max time", "max idle", "gpus"), rows, "no projects")
 
 
 @project.command("set", no_args_is_help=True)
@@ -105,14 +107,18 @@ def set_project(
     max_time: Annotated[
         str | None, typer.Option(help="Longest time limit that its jobs may state, e.g. 2d; none lifts it.")
     ] = None,
+    max_idle: Annotated[
+        str | None, typer.Option(help="End its jobs if their GPUs are unused for so long, e.g. 30m; none lifts it.")
+    ] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a project, or change its quota, weight and time limits."""
+    """Create a project, or change its quota, weight, time limits and rule for idle GPUs."""
     given: dict[str, float | None] = {"quota_gpus": quota_gpus, "weight": weight}
     given = {field: value for field, value in given.items() if value is not None}
     for field, text, option in (
-        ("default_time_s", default_time, "--default-time"), ("most_time_s", max_time, "--max-time")
+        ("default_time_s", default_time, "--default-time"), ("most_time_s", max_time, "--max-time"),
+        ("most_idle_s", max_idle, "--max-idle"),
     ):  # fmt: skip
         if text is not None:
             given[field] = None if text == "none" else parse_seconds(text, option)

@@ -19,6 +19,7 @@ import typer
 from plait.cli.commands.jobs import await_ends, cancel, logs
 from plait.cli.connection import client
 from plait.cli.submission import Asked, requests_of, runs_here
+from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError
 from plait.live.notes import note
 
@@ -143,9 +144,6 @@ def fields_of(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], lis
         0,
     )  # fmt: skip
     remarks += [f"--gres {one} is ignored" for one in others]
-    if not gpus:
-        gpus = 1
-        remarks.append("the script requests no GPU, and the job gets one")
     fields: dict[str, Any] = {
         "gpus": gpus, "name": given.get("job-name"), "project": given.get("account"), "array": given.get("array"),
     }  # fmt: skip
@@ -161,7 +159,9 @@ def fields_of(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], lis
     if "cpus-per-task" in given:
         fields["cpus"] = float((_count(given, "cpus-per-task", where) or 1) * tasks)
     cpus = fields.get("cpus") or tasks
-    for name, times in (("mem", nodes or 1), ("mem-per-cpu", cpus), ("mem-per-gpu", gpus)):
+    if not gpus and tasks > 1:
+        fields["cpus"] = float(cpus)
+    for name, times in (("mem", nodes or 1), ("mem-per-cpu", cpus), ("mem-per-gpu", max(gpus, 1))):
         if name in given and (megabytes := _megabytes(given[name], name, where)):
             fields["memory"] = f"{round(megabytes * times)}M"
     for kind, jobs in _dependencies(given.get("dependency"), where):
@@ -295,8 +295,11 @@ def _submit(words: Sequence[str], what: str) -> tuple[list[str], Mapping[str, An
         )
     if unknown:
         remarks.append(f"{' '.join(unknown)} is not known and is ignored")
-    ready = requests_of(Asked(command=command, **fields), os.environ, here=runs_here(None, os.environ))
     with client(None) as service:
+        if not fields["gpus"] and all(node.gpu_kind != CPU_KIND for node in service.nodes()):
+            fields["gpus"] = 1
+            remarks.append("the job gets a GPU, though none is requested: this cluster has no CPU slots")
+        ready = requests_of(Asked(command=command, **fields), os.environ, here=runs_here(None, os.environ))
         answers = service.submit(ready)
     for remark in remarks:
         note(remark)

@@ -25,6 +25,7 @@ from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
 from plait.live.agent.monitor import Busy, GpuWindow, ProcessUsage
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
+from plait.live.agent.processes import container, launch
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
 from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
 from plait.live.agent.processes.successor import Successor
@@ -36,6 +37,8 @@ from plait.live.protocol.wire import (
     STARTING,
     Ask,
     Assignment,
+    ConsoleAsk,
+    ConsoleReply,
     Observed,
     Reply,
     Run,
@@ -284,12 +287,29 @@ class Agent(ProcessManager):
 
     def _answer(self, ask: Ask) -> Reply:
         try:
+            if ask.console is not None:
+                return Reply(ask.id, console=self._console(ask, ask.console))
             if min(ask.job, ask.epoch, ask.rank) < 0:
                 raise FileNotFoundError(f"no process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
             part = read_part(self.layout.rank(ask.job, ask.epoch, ask.rank), ask.offset, ask.limit)
             return Reply(ask.id, part.text, part.offset, part.next, part.size)
         except (OSError, ValueError, ArithmeticError) as error:  # the job can write to the file that locates its log
             return Reply(ask.id, error=str(error))
+
+    def _console(self, ask: Ask, request: ConsoleAsk) -> ConsoleReply:
+        """Let a user's program run next to a process of this node; raises `ValueError`, `OSError`."""
+        with self.lock:
+            attempt = self.attempts.get((ask.job, ask.epoch, ask.rank))
+            if attempt is None or not attempt.alive:
+                raise ValueError("its process does not run (any more)")
+            run, env = attempt.run, launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads)
+        if container.VARIABLE in env:
+            raise ValueError("the job runs in a container, which plait does not enter; use the container's own tool")
+        workdir = run.workdir or str(self.layout.job(run.job))
+        try:
+            return self.consoles.answer(request, env, workdir, attempt.folder)
+        except LookupError as error:
+            raise ValueError(str(error.args[0])) from None
 
     # ---- making it so ----
 
@@ -311,6 +331,7 @@ class Agent(ProcessManager):
             self.log("gives the node back", why=str(lease))
             self._leaving = self._stop_jobs = True
         self._share()
+        self.consoles.look()
         for attempt in self.attempts.values():
             with self._quarantined(attempt):
                 if attempt.gone:
@@ -361,6 +382,7 @@ class Agent(ProcessManager):
             self._wait()
         if self._stop_jobs:
             self._stop_all()
+        self.consoles.look(everything=True)
         self.link.close()
         self.coordinator.close()
         self.switch.close()

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plait.core.cluster import CPU_KIND
 from plait.live.agent.journal import Key
 from plait.live.protocol.wire import GpuMean, GpuUsage, NodeInfo, Resources, Usage
 from plait.live.system import procs
@@ -149,7 +150,7 @@ class Monitor:
             gpus=slots if cuda is None else len(cuda),
             gpu_kind=gpu_kind or kind,
             gpu_memory_bytes=memory,
-            cpus=cores(),
+            cpus=float(slots) if gpu_kind == CPU_KIND else cores(),
             memory_bytes=total,
             rack=rack,
         )

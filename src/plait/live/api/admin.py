@@ -82,6 +82,8 @@ class ProjectSettings(Answer, frozen=True):
     """The time limit of its jobs that state none; null: `most_time_s`."""
     most_time_s: float | None
     """The longest time limit that its jobs may state; null: any, or none."""
+    most_idle_s: float | None
+    """Its jobs are ended when their GPUs were all unused for so long; null: they are not."""
 
 
 class ProjectRow(ProjectSettings, frozen=True):

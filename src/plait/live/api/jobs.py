@@ -388,6 +388,19 @@ class JobId(Answer, frozen=True):
     id: str
 
 
+class ConsoleOutput(Answer, frozen=True):
+    """What a console of a job wrote."""
+
+    output: str
+    """Bytes in base64."""
+    output_at: int
+    """Bytes of output before these."""
+    taken: int
+    """Bytes of input that its program got; the others are to be sent again."""
+    exit_code: int | None = None
+    """How the program ended, once all of its output is in answers."""
+
+
 class LogPart(Answer, frozen=True):
     """Part of what a process wrote. Offsets are bytes since the process started."""
 

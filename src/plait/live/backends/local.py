@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError
 from plait.core.words import counted
 from plait.live.agent.monitor import Gpu, Nvml, cores
@@ -57,12 +58,13 @@ def detect() -> Machine:
 
 @dataclass(frozen=True)
 class LocalNode:
-    """A node of this machine. `cuda`: the machine's numbers of its GPUs, None for slots."""
+    """A node of this machine. `cuda`: the machine's numbers of its GPUs, None for slots; `kind`: None: the driver's."""
 
     name: str
     gpus: int
     cuda: tuple[int, ...] | None
     rack: int = 0
+    kind: str | None = None
 
 
 def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda: bool | None) -> list[LocalNode]:
@@ -73,7 +75,7 @@ def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda:
     >>> [n.cuda for n in divide(Machine((Gpu(0, "a", 1.0), Gpu(1, "a", 1.0)), 8.0), 2, None, None)]
     [(0,), (1,)]
     >>> divide(Machine((), 8.0), None, 1, None)[1]
-    LocalNode(name='n1', gpus=1, cuda=None, rack=0)
+    LocalNode(name='n1', gpus=1, cuda=None, rack=0, kind=None)
     """
     for value, what in ((nodes, "nodes"), (gpus_per_node, "GPUs a node")):
         if value is not None and not 1 <= value <= 1024:
@@ -106,11 +108,13 @@ class LocalBackend:
         *,
         stop_grace_s: float = STOP_GRACE_S,
         slot_memory_gb: float | None = None,
+        cpu_slots: int | None = None,
         racks: Callable[[int, int], int] | Mapping[str, int] = lambda node, nodes: 0,
     ) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
 
         `slot_memory_gb`: memory that each CPU slot is declared to have, for jobs that share it; None: not limited.
+        `cpu_slots`: jobs without GPUs of one core that one more node has room for; None: there is no such node.
         `racks`: the rack of each node by its name (others: 0), or by its number and the number of nodes.
 
         Raises InputError if the machine cannot be divided so, or cannot run agents.
@@ -123,6 +127,8 @@ class LocalBackend:
         found = divide(machine, nodes, gpus_per_node, cuda)
         rack = [racks(i, len(found)) if callable(racks) else racks.get(one.name, 0) for i, one in enumerate(found)]
         self.nodes = {one.name: replace(one, rack=number) for one, number in zip(found, rack, strict=True)}
+        if cpu_slots is not None:
+            self.nodes[CPU_KIND] = LocalNode(CPU_KIND, cpu_slots, None, kind=CPU_KIND)
         self._host = AgentHost(layout, stop_grace_s)
         self._next_s: dict[str, tuple[float, float]] = {}
 
@@ -220,7 +226,7 @@ class LocalBackend:
     def _known(self) -> list[str]:
         folder = self.layout.home / "nodes"
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        return sorted(name for name in names if re.fullmatch(r"n\d+", name))
+        return sorted(name for name in names if re.fullmatch(rf"n\d+|{CPU_KIND}", name))
 
     def _agent(self, name: str) -> Process | None:
         return self._host.agent(name)
@@ -237,5 +243,5 @@ def _size(node: LocalNode) -> dict[str, object]:
     """The options of the node's agent, by flag; its service is on this machine."""
     rack = {"rack": node.rack} if node.rack else {}
     if node.cuda is None:
-        return {"gpus": node.gpus, "parks": True, **rack}
+        return {"gpus": node.gpus, "parks": True, **rack, **({"gpu-kind": node.kind} if node.kind else {})}
     return {"cuda": ",".join(map(str, node.cuda)), "parks": True, **rack}

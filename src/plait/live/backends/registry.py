@@ -41,7 +41,7 @@ def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> N
     slot_memory_gb = gigabytes(options, "slot-memory")
     return LocalBackend(
         layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s, slot_memory_gb=slot_memory_gb,
-        racks=racks_of(options),
+        cpu_slots=whole(options, "cpu-slots"), racks=racks_of(options),
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ from plait.live.api.jobs import (
     FINAL,
     CancelledJob,
     ChangedJob,
+    ConsoleOutput,
     JobId,
     JobRow,
     LogPart,
@@ -174,6 +175,11 @@ class Client(Caller):
     def _change(self, kind: type[T], method: str, path: str, body: Mapping[str, Any], key: str | None) -> T:
         headers = {"Idempotency-Key": key or uuid.uuid4().hex}
         return self._request(kind, method, path, body=dict(body), again=True, headers=headers)
+
+    def console(self, job: str, name: str, fields: Mapping[str, Any]) -> ConsoleOutput:
+        """One exchange with a console of a job, whose `name` is new for each; `fields` as the API describes them."""
+        path = f"/v1/jobs/{segment(self.id_of(job))}/consoles/{segment(name)}"
+        return self._request(ConsoleOutput, "POST", path, body=dict(fields), again=True)
 
     def explain(self, job: str) -> Explanation:
         """Why a job waits, or how it shares."""
@@ -370,7 +376,8 @@ class Client(Caller):
         return self._get(list[ProjectRow], "/v1/projects")
 
     def set_project(self, name: str, **given: float | None) -> ProjectSettings:
-        """Make a project, or change what is given of one: quota_gpus, weight, default_time_s, most_time_s.
+        """Make a project, or change what is given of one: quota_gpus, weight, default_time_s, most_time_s,
+        most_idle_s.
 
         None lifts a quota or time limit; times are in seconds.
         """

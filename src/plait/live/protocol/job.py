@@ -131,7 +131,11 @@ class Job:
         names={"minLength": 1, "maxLength": 1000, "pattern": r"^[^\x00=]*$"},
     )  # fmt: skip
     gpus: int = said(
-        "Number of GPUs, one process on each; the job gets all of them or none", default=1, short="g", **_GPUS
+        "Number of GPUs, one process on each; the job gets all of them or none; 0: one process on a CPU slot",
+        default=1,
+        short="g",
+        minimum=0,
+        maximum=100_000,
     )
     nodes: int | None = said(
         "Number of nodes, with --gpus-per-node another way to write --gpus", **_GPUS,

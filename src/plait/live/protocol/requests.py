@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError, suggest
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 from plait.core.jobs import Checkpoints, InaRequest, JobClass, JobSpec
@@ -27,6 +28,8 @@ EVENTS = ("started", "finished", "failed", "cancelled", "preempted", "hung", "ti
 AFTER = {"after": ("finished",), "after_any": ("finished", "failed", "cancelled"), "after_fail": ("failed",)}
 #: Field of a stored request whose time limit is of its project, and was not given by the user.
 PROJECT_TIME = "project_time"
+#: Fields that jobs without GPUs do not have.
+_NEED_GPUS = ("min_gpus", "max_gpus", "batch", "gpu_kinds", "gpu_memory", "exclusive", "merge")
 _FLAGS = {one.name: f"--{one.word}" for one in declared(Batch)}
 #: Options of `plait submit` for fields that are bounds of the batch.
 OPTIONS = BoundNames(
@@ -140,6 +143,11 @@ def most_gpus(request: Mapping[str, Any]) -> int:
     return max(int(request.get("gpus") or 1), int(request.get("max_gpus") or 1))
 
 
+def needs_no_gpu(request: Mapping[str, Any]) -> bool:
+    """Whether a job runs on a CPU slot."""
+    return request.get("gpus") == 0
+
+
 def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
     """The profile that the user wrote down, if any; `InputError` for an invalid one."""
     given = request.get("profile")
@@ -228,6 +236,8 @@ def kinds_of(request: Mapping[str, Any], there: Iterable[str]) -> tuple[str, ...
     >>> kinds_of({"gpu_kinds": ["a100", "h200"]}, ["NVIDIA A100-SXM4-80GB", "Tesla V100"])
     ('NVIDIA A100-SXM4-80GB', 'h200')
     """
+    if needs_no_gpu(request):
+        return (CPU_KIND,)
     if not request.get("gpu_kinds"):
         return None
     there = tuple(there)
@@ -266,6 +276,9 @@ def spec_of(
 
     Raises `InputError` for a job that cannot run anywhere.
     """
+    for field in _NEED_GPUS if needs_no_gpu(request) else ():
+        if request.get(field):
+            raise InputError(f"gpus is 0, and {field} is for jobs with GPUs; leave one of them out")
     if request.get("merge"):
         merge_key(request, owner, project)
     found = known_profile(request, kinds, learnt or {})
@@ -295,7 +308,7 @@ def spec_of(
         job_class=JobClass[name],
         gpu_kinds=kinds_of(request, kinds),
         gpu_memory_bytes=float(request.get("gpu_memory") or 0.0),
-        cpus=float(request.get("cpus") or 0.0),
+        cpus=float(request.get("cpus") or needs_no_gpu(request)),
         memory_bytes=float(request.get("memory") or 0.0),
         skew=found.get("skew") if skew is None else skew,
         deadline_s=request.get("deadline_s"),

@@ -415,6 +415,16 @@ class SwitchSeen:
 
 
 @dataclass(frozen=True)
+class ConsoleReply:
+    """State of a console: `output` (base64) from byte `output_at`, `taken` bytes of input, the exit code at the end."""
+
+    output: str
+    output_at: int
+    taken: int
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
 class Reply:
     """The answer to an `Ask`: part of a log as text (undecodable bytes replaced).
 
@@ -428,6 +438,7 @@ class Reply:
     next: int = 0
     size: int = 0
     error: str | None = None
+    console: ConsoleReply | None = None
 
 
 @dataclass(frozen=True)
@@ -559,8 +570,29 @@ class SwitchOrder:
 
 
 @dataclass(frozen=True)
+class ConsoleAsk:
+    """A request to a console, a program next to a running job; see `plait.live.agent.processes.console`.
+
+    `command` starts it, unless a console of this `name` is there. `input` (base64) begins at byte `input_at` of all
+    input; `input_over`: no more follows. `output_at`: how much output has come. `term`: it has a terminal of this type
+    with so many `rows` and `columns`; "" for none. `end`: end it.
+    """
+
+    name: str
+    command: list[str] = field(default_factory=list)
+    input: str = ""
+    input_at: int = 0
+    input_over: bool = False
+    output_at: int = 0
+    term: str = ""
+    rows: int = 0
+    columns: int = 0
+    end: bool = False
+
+
+@dataclass(frozen=True)
 class Ask:
-    """Please send a part of a log; a negative offset counts from its end."""
+    """Please send a part of a log, or of a console; a negative offset counts from the log's end."""
 
     id: int
     job: int
@@ -568,6 +600,7 @@ class Ask:
     rank: int
     offset: int = 0
     limit: int = 65_536
+    console: ConsoleAsk | None = None
 
 
 @dataclass(frozen=True)

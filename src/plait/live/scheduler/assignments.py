@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.core.codec.values import Codec
 from plait.live.layout import job_name
-from plait.live.protocol.requests import command_of, limits_of, merge_key
+from plait.live.protocol.requests import command_of, limits_of, merge_key, needs_no_gpu
 from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.network.orders import grant_of_ranks, switch_orders
@@ -92,7 +92,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         gpus=[rank.gpu],
         group=_group(ctx, job, attempt),
         workdir=request.get("workdir") or "",
-        env=dict(request.get("env") or {}) | _batch_env(request) | _container_env(request),
+        env=_threads(request) | dict(request.get("env") or {}) | _batch_env(request) | _container_env(request),
         stop=attempt.stop is not None,
         grace_s=_grace_s(attempt, options.grace_s) if graceful else options.kill_grace_s,
         local_rank=same_node.index(index),
@@ -117,6 +117,11 @@ def _group(ctx: Context, job: JobRecord, attempt: Attempt) -> GroupInfo:
     # It is stopping: it waits for no turn, and others wait for its GPUs, unless it is a guest there.
     mates = [Mate(job.number, 0, len(attempt.ranks))]
     return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=mates, guest=attempt.guest)
+
+
+def _threads(request: Mapping[str, Any]) -> dict[str, str]:
+    """As many threads of NumPy and PyTorch as a job without GPUs has cores."""
+    return {"OMP_NUM_THREADS": str(max(int(request.get("cpus") or 1), 1))} if needs_no_gpu(request) else {}
 
 
 def _container_env(request: Mapping[str, Any]) -> dict[str, str]:

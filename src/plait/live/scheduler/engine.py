@@ -507,11 +507,11 @@ class Engine:
 
     def set_project(
         self, name: str, *, gpu_quota: int | None, weight: float, now_s: float, default_time_s: float | None = None,
-        most_time_s: float | None = None,
+        most_time_s: float | None = None, most_idle_s: float | None = None,
     ) -> None:  # fmt: skip
         """Make or change a project: at most `gpu_quota` GPUs at once (None = no limit), its weight in fair policies."""
         self.clock(now_s)
-        operations.set_project(self.context, name, gpu_quota, weight, default_time_s, most_time_s)
+        operations.set_project(self.context, name, gpu_quota, weight, default_time_s, most_time_s, most_idle_s)
         self._run()
 
     def drop_project(self, name: str, now_s: float) -> None:

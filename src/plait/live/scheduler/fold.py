@@ -246,7 +246,7 @@ def _project_set(state: State, note: ProjectSet) -> None:
     if note.gone:
         state.projects.pop(note.name, None)
     else:
-        fields = ("gpu_quota", "weight", "default_time_s", "most_time_s")
+        fields = ("gpu_quota", "weight", "default_time_s", "most_time_s", "most_idle_s")
         state.projects[note.name] = {name: getattr(note, name) for name in fields}
     state.refresh_policy()
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plait.control.prices import Prices
+from plait.core.cluster import CPU_KIND
 from plait.live.api.costs import CostRow, Costs, Part
 from plait.live.api.jobs import JobRow
 from plait.live.service.usage import Measured
@@ -73,6 +74,8 @@ class Stays:
         """Take one of `NODE_ENTRIES`, in order."""
         self.seq, at_s, kind = seq, float(entry["at_s"]), entry["type"]
         name = entry["node"]["id"] if kind == "NodeJoined" else entry["node"]
+        if kind == "NodeJoined" and entry["node"].get("gpu_kind") == CPU_KIND:
+            return  # GPUs are what costs
         stay = self._here.get(name)
         if kind == "NodeJoined":
             hardware = entry["node"].get("gpu_kind", "gpu"), int(entry["node"]["gpus"])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, InvalidStateError
 
-from plait.live.protocol.wire import Ask, Reply
+from plait.live.protocol.wire import Ask, ConsoleAsk, Reply
 
 #: An agent that has not replied after the first gets the request again; after the second the request is dropped.
 AGAIN_S, PATIENCE_S = 2.0, 6.0
@@ -32,12 +32,15 @@ class Mailbox:
         self._bells: dict[str, set[_Bell]] = {}
         self._versions: dict[str, int] = {}
 
-    async def ask(self, node: str, job: int, epoch: int, rank: int, offset: int, limit: int) -> Reply:
-        """Part of a log from a node's agent; raises `NoAnswer`."""
+    async def ask(
+        self, node: str, job: int, epoch: int, rank: int, offset: int = 0, limit: int = 0,
+        console: ConsoleAsk | None = None,
+    ) -> Reply:  # fmt: skip
+        """Part of a log, or of a console, from a node's agent; raises `NoAnswer`."""
         future: Future[Reply] = Future()
         with self._lock:
             number = next(self._ids)
-            self._open.setdefault(node, {})[number] = (Ask(number, job, epoch, rank, offset, limit), future)
+            self._open.setdefault(node, {})[number] = (Ask(number, job, epoch, rank, offset, limit, console), future)
             self._ring([node])
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), PATIENCE_S)

@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from plait.core.files import OWNER_ONLY, replace_file
+from plait.core.words import duration
 from plait.live.layout import job_name
 from plait.live.scheduler.explain.resources import JobUsage, job_usages
 
 if TYPE_CHECKING:
+    from plait.live.scheduler.engine import Engine
     from plait.live.service.worker import Worker
 
 #: Points of a series at most; seconds of an interval at first.
@@ -299,6 +301,8 @@ class Recorded:
     known_gpu_s: float = 0.0
     idle_gpu_s: float = 0.0
     now: JobUsage | None = None
+    #: Since when all of its GPUs have been measured and idle; None if they are not.
+    idle_since_s: float | None = None
     saved_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -346,10 +350,12 @@ class Usages:
                     before = hour.get(one.job, Measured())
                     hour[one.job] = before.plus(one.idle_gpus * passed_s, one.known_gpus * passed_s)
                 job.now = one
+                idle = one.held_gpus > 0 and one.known_gpus >= one.held_gpus and one.idle_gpus >= one.held_gpus
+                job.idle_since_s = (job.idle_since_s or now_s) if idle and passed_s else None
             here = {one.job for one in found}
             for number, job in self._jobs.items():
                 if number not in here:
-                    job.now = None
+                    job.now = job.idle_since_s = None
 
     def recorded(self, number: int) -> Recorded | None:
         """A copy of what is known of a job, whether it runs or not; None if nothing was ever measured."""
@@ -374,6 +380,12 @@ class Usages:
         """GPUs that are held and idle by the last sample."""
         with self._lock:
             return sum(job.now.idle_gpus for job in self._jobs.values() if job.now is not None)
+
+    def idle_s(self, now_s: float) -> dict[int, float]:
+        """Seconds for which all GPUs of a job have been idle, of those of which they are, since this service began."""
+        with self._lock:
+            since = {number: job.idle_since_s for number, job in self._jobs.items()}
+            return {number: now_s - at_s for number, at_s in since.items() if at_s is not None}
 
     def save(self, now_s: float, *, everything: bool = False) -> None:
         """Write what is due, and forget jobs that do not run any more. Raises `OSError`."""
@@ -429,6 +441,9 @@ class UsageRecorder:
             return
         now_s, found = await self._worker.look(lambda engine, now_s: (now_s, job_usages(engine.context)))
         await asyncio.to_thread(self.usages.take, now_s, found)
+        idle = self.usages.idle_s(now_s)
+        if await self._worker.look(lambda engine, now_s: _too_idle(engine, idle)):
+            await self._worker.call(lambda engine, now_s: _end_idle(engine, idle, now_s))
 
     async def run(self, ending: asyncio.Event) -> None:
         """Sample until the service ends."""
@@ -454,6 +469,23 @@ class UsageRecorder:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 _LOG.warning("usage of jobs is not written", extra={"facts": {"why": str(error)}})
+
+
+def _too_idle(engine: Engine, idle: Mapping[int, float]) -> dict[int, str]:
+    """The jobs that the rule of their project ends, each with the reason."""
+    found = {}
+    for number, idle_s in idle.items():
+        job = engine.state.jobs.get(number)
+        most_s = None if job is None else engine.state.projects.get(job.project, {}).get("most_idle_s")
+        if job is not None and job.live is not None and job.live.stop is None and most_s and idle_s >= most_s:
+            found[number] = f"the rule of project {job.project} for GPUs that are idle for {duration(most_s)}"
+    return found
+
+
+def _end_idle(engine: Engine, idle: Mapping[int, float], now_s: float) -> None:
+    for number, rule in _too_idle(engine, idle).items():
+        engine.cancel(number, now_s, by=rule)
+        _LOG.warning("a job was ended", extra={"facts": {"job": job_name(number), "by": rule}})
 
 
 def _read(data: Mapping[str, Any] | None) -> Recorded | None:

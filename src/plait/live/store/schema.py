@@ -155,6 +155,7 @@ projects = Table(
     Column("weight", Float, nullable=False),
     Column("default_time_s", Float),
     Column("most_time_s", Float),
+    Column("most_idle_s", Float),
     Column(CRC, BigInteger),
 )
 

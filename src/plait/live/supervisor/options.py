@@ -99,6 +99,9 @@ class UpOptions:
         unset="its equal part of them, or 4 slots",
         least=1,
     )
+    cpu_slots: int | None = option(
+        "Cores of this machine for jobs without GPUs (-g 0)", default=None, unset="none", least=1
+    )
     policy: str | None = same(ServiceOptions, "policy")
     round_s: float | None = same(ServiceOptions, "round_s")
     port: int | None = same(ServiceOptions, "port")

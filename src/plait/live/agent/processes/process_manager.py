@@ -25,6 +25,7 @@ from plait.live.agent.network.switch_host import SwitchHost
 from plait.live.agent.node import Settings
 from plait.live.agent.processes import launch
 from plait.live.agent.processes.attempt import LocalAttempt
+from plait.live.agent.processes.console import Consoles
 from plait.live.agent.processes.job_files import read_claim
 from plait.live.agent.processes.runner import EXIT_BYTES
 from plait.live.agent.processes.successor import Successor
@@ -61,6 +62,7 @@ class ProcessManager:
             gpu_kind=settings.gpu_kind,
             slot_memory_bytes=1e9 * (settings.slot_memory or 0.0),
         )
+        self.consoles = Consoles()
         self._threads = max(1, int(self.monitor.node.cpus // max(1, settings.gpus)))
         self.gates = Gates(layout, settings.node, self.log)
         self.journal = Journal(self.folder / "journal.jsonl")
@@ -403,7 +405,7 @@ class ProcessManager:
         """Children of this agent that are no runners: orphans of runners that were killed."""
         runners = {a.process.pid for a in self.attempts.values() if a.process is not None and a.alive}
         runners |= {successor.process.pid for successor in self.successors.values() if successor.process is not None}
-        runners |= self.switch.children
+        runners |= self.switch.children | self.consoles.pids
         children = [pid for pid in procs.children(os.getpid()) if pid not in runners]
         return {pid for child in children for pid in (child, *procs.descendants(child))}
 

@@ -95,7 +95,7 @@ def _room(ctx: Context, job: JobRecord) -> int:
 
 
 def _asked(job: JobRecord) -> int:
-    return int(job.request.get("gpus") or 1)
+    return int(job.request.get("gpus", 1))
 
 
 def _quota(project: Mapping[str, Any]) -> float:

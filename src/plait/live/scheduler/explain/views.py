@@ -12,6 +12,7 @@ from typing import Any, cast
 from plait.control.controller import Controller
 from plait.control.job_store import refusal
 from plait.control.snapshot import of_active, snapshot
+from plait.core.cluster import CPU_KIND
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.words import arguments, command_line, counted
 from plait.live.api.cluster import (
@@ -42,6 +43,7 @@ from plait.live.api.jobs import (
     Stops,
 )
 from plait.live.layout import job_name
+from plait.live.protocol.requests import needs_no_gpu
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import COMPILING, Context
 from plait.live.scheduler.explain import guests
@@ -147,6 +149,8 @@ def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> JobRow:
     if live is not None:
         run_s, attained_gpu_s = job.held_s + live.held_s, job.held_gpu_s + live.held_s * len(live.gpus)
         done = done if live.steps is None else live.steps
+    if needs_no_gpu(request):
+        attained_gpu_s = 0.0
     if not stored and state == "waiting":
         reason = waiting_reason(ctx, job)
     return JobRow(
@@ -161,7 +165,7 @@ def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> JobRow:
         tags=request.get("tags") or [],
         array=member.get("array"),
         array_index=member.get("index"),
-        gpus=len(last.gpus) if last else int(request.get("gpus") or 1),
+        gpus=len(last.gpus) if last and not needs_no_gpu(request) else int(request.get("gpus", 1)),
         state=state,
         reason="" if state == "finished" else reason,
         iterations=iterations,
@@ -313,8 +317,9 @@ def status(ctx: Context, demand: GpuDemand, now_s: float) -> ClusterFigures:
             open_jobs.append(job)
     wanted = WantedGpus(**demand.of(ctx, open_jobs))
     alive = [n for n in state.nodes.values() if not n.lost]
-    total = sum(n.info.gpus for n in alive if n.info)
-    held = {(r.node, r.gpu) for n in ctx.state.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
+    total = sum(n.info.gpus for n in alive if n.info and n.info.gpu_kind != CPU_KIND)
+    running = (job for n in ctx.state.live if not needs_no_gpu((job := state.jobs[n]).request))
+    held = {(r.node, r.gpu) for job in running if (a := job.live) for r in a.ranks if not r.ended}
     return ClusterFigures(
         now_s=now_s,
         policy=state.policy_text,

@@ -83,6 +83,7 @@ class ProjectSet:
     """A project's GPU quota (None: no limit), weight in fair policies, and time limits; `gone`: it has none any more.
 
     `default_time_s`, `most_time_s`: the time limit of its jobs that state none, and the longest that one may state.
+    `most_idle_s`: jobs whose GPUs were all unused for so long are ended.
     """
 
     at_s: float
@@ -92,6 +93,7 @@ class ProjectSet:
     weight: float | None = field(default=None, metadata=form(omit=lambda note: note.gone))
     default_time_s: float | None = field(default=None, metadata=form(omit=True))
     most_time_s: float | None = field(default=None, metadata=form(omit=True))
+    most_idle_s: float | None = field(default=None, metadata=form(omit=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from plait.control.messages import JobCancelled, JobRequeued, JobUpdated
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.layout import job_name
-from plait.live.protocol.requests import check_sizes
+from plait.live.protocol.requests import check_sizes, needs_no_gpu
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.decide import withhold
 from plait.live.scheduler.errors import Conflict
@@ -78,6 +78,9 @@ def update(
     if wrong:
         raise InputError(f"{wrong[0]} of a job cannot be changed; these can: {', '.join(CHANGEABLE)}")
     _check_whole(job_name(number), fields)
+    if needs_no_gpu(job.request) and any(field in fields for field in SIZES):
+        name = job_name(number)
+        raise InputError(f"job {name} has no GPUs, which cannot be changed; run it again: plait clone {name} -g 1")
     before = {name: job.request.get(name) for name in fields}
     if all(_meant(name, before[name]) == _meant(name, value) for name, value in fields.items()):
         if key is not None:  # sent again after another change, it must still do nothing

@@ -76,14 +76,15 @@ def check_policy(ctx: Context, text: str) -> Policy:
 
 def set_project(
     ctx: Context, name: str, gpu_quota: int | None, weight: float, default_time_s: float | None,
-    most_time_s: float | None,
+    most_time_s: float | None, most_idle_s: float | None,
 ) -> None:  # fmt: skip
     """Make or change a project; `InputError` for an invalid quota, weight or time limit."""
     if gpu_quota is not None and gpu_quota < 0:
         raise InputError(f"gpu_quota is {gpu_quota}, needs a whole number >= 0, or null for no limit")
     if not (math.isfinite(weight) and weight > 0):
         raise InputError(f"weight is {weight}, needs a number > 0")
-    for field, limit_s in (("default_time_s", default_time_s), ("most_time_s", most_time_s)):
+    times = {"default_time_s": default_time_s, "most_time_s": most_time_s, "most_idle_s": most_idle_s}
+    for field, limit_s in times.items():
         if limit_s is not None and not 0.0 < limit_s < math.inf:
             raise InputError(f"{field} is {limit_s}, needs seconds > 0, or null for no limit")
     if default_time_s is not None and most_time_s is not None and default_time_s > most_time_s:
@@ -91,11 +92,7 @@ def set_project(
             f"default_time_s is {duration(default_time_s)}, longer than most_time_s, {duration(most_time_s)}; give a "
             "shorter default, or a longer limit"
         )
-    ctx.record(
-        ProjectSet(
-            ctx.now_s, name, gpu_quota=gpu_quota, weight=weight, default_time_s=default_time_s, most_time_s=most_time_s
-        )
-    )
+    ctx.record(ProjectSet(ctx.now_s, name, gpu_quota=gpu_quota, weight=weight, **times))
 
 
 def drop_project(ctx: Context, name: str) -> None:

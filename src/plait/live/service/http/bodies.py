@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from plait.core.errors import InputError
 from plait.live.layout import NODE_NAME
 from plait.live.protocol.arrays import MOST_JOBS, MOST_TEXT, extent
-from plait.live.protocol.job import LINE, Job, schema_of
+from plait.live.protocol.job import LINE, LONGEST_WORD, Job, schema_of
 from plait.live.protocol.job_file import WrongField, check_fields, request_of
 from plait.live.protocol.wire import decode_report
 from plait.live.scheduler.requests.changes import CHANGEABLE
@@ -22,6 +22,7 @@ PREFIX = "#/components/schemas/"
 #: Numbers in queries are not larger: every store and every reader of JSON has them whole.
 LARGEST = 2**53
 Text = Annotated[str, Meta(max_length=LINE["maxLength"], pattern=LINE["pattern"])]
+Word = Annotated[str, Meta(max_length=LONGEST_WORD, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 Node = Annotated[str, Meta(pattern=f"^{NODE_NAME.pattern}$")]
 #: Bounds keep sums and products over many jobs finite: one job must not make decisions fail for all.
@@ -47,6 +48,29 @@ class RequeueIn(Body, frozen=True):
 
     may_lose_work: bool = False
     """Whether it may begin at the beginning, as it cannot resume from a checkpoint."""
+
+
+class ConsoleIn(Body, frozen=True):
+    """A request to a console of a job, the first of which starts its program."""
+
+    command: Annotated[list[Word], Meta(max_length=1000)] = []
+    """The program and its arguments, while the console is not known to run."""
+    rank: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """The process next to which it runs."""
+    input: Annotated[str, Meta(max_length=100_000, pattern=r"^[A-Za-z0-9+/]*=*$")] = ""
+    """Bytes for the program, in base64."""
+    input_at: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """Bytes of input before these."""
+    input_over: bool = False
+    """Whether no more input follows."""
+    output_at: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """Bytes of output that have been received."""
+    term: Annotated[str, Meta(max_length=50, pattern=r"^[A-Za-z0-9._+-]*$")] = ""
+    """Type of the terminal; none, if it is empty."""
+    rows: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    columns: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    end: bool = False
+    """Whether to end the program."""
 
 
 class DrainIn(Body, frozen=True):
@@ -124,6 +148,8 @@ class ProjectIn(Body, frozen=True):
     """The time limit of jobs that state none. null: none; left out: as it is."""
     most_time_s: Annotated[float, Meta(gt=0, le=1e10)] | UnsetType | None = UNSET
     """The longest time limit that jobs may state. null: any; left out: as it is."""
+    most_idle_s: Annotated[float, Meta(gt=0, le=1e10)] | UnsetType | None = UNSET
+    """End jobs whose GPUs were all unused for so long. null: do not; left out: as it is."""
 
 
 class BackupIn(Body, frozen=True):

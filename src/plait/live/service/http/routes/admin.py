@@ -27,6 +27,7 @@ from plait.live.api.admin import (
     TokenRow,
 )
 from plait.live.layout import make_private
+from plait.live.protocol.requests import needs_no_gpu
 from plait.live.scheduler.engine import Engine
 from plait.live.service.http.api import Call, Routes
 from plait.live.service.http.bodies import BackupIn, ProjectIn, TokenIn
@@ -109,6 +110,7 @@ async def set_project(call: Call, given: ProjectIn) -> ProjectSettings:
             given.weight if given.weight is not None else known.get("weight", 1.0),
             either(given.default_time_s, "default_time_s"),
             either(given.most_time_s, "most_time_s"),
+            either(given.most_idle_s, "most_idle_s"),
         )
         engine.set_project(
             given.name,
@@ -116,6 +118,7 @@ async def set_project(call: Call, given: ProjectIn) -> ProjectSettings:
             weight=settings.weight,
             default_time_s=settings.default_time_s,
             most_time_s=settings.most_time_s,
+            most_idle_s=settings.most_idle_s,
             now_s=now_s,
         )
         return settings
@@ -169,12 +172,13 @@ def _projects(engine: Engine, now_s: float) -> list[ProjectRow]:
     held: dict[str, int] = {}
     for number in engine.state.live:
         job = engine.state.jobs[number]
-        held[job.project] = held.get(job.project, 0) + len(job.attempt.gpus if job.attempt else ())
+        if job.attempt and not needs_no_gpu(job.request):
+            held[job.project] = held.get(job.project, 0) + len(job.attempt.gpus)
     known = engine.state.projects
     rows = []
     for name in dict.fromkeys([*known, "default", *held]):
         one = known.get(name, {})
-        limits = one.get("default_time_s"), one.get("most_time_s")
+        limits = (one.get(field) for field in ("default_time_s", "most_time_s", "most_idle_s"))
         rows.append(ProjectRow(name, one.get("gpu_quota"), one.get("weight", 1.0), *limits, held.get(name, 0)))
     return rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -13,13 +14,14 @@ from msgspec import Meta, Struct
 from starlette.responses import Response, StreamingResponse
 
 from plait.live.agent.logs import MOST_BYTES, read_part
-from plait.live.api.jobs import FINAL, JobAttempt, LogPart
+from plait.live.api.jobs import FINAL, ConsoleOutput, JobAttempt, LogPart
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import most_gpus
-from plait.live.protocol.wire import Reply
+from plait.live.protocol.wire import ConsoleAsk, Reply
+from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.api import Api, Call, Routes
 from plait.live.service.http.auth import Denied
-from plait.live.service.http.bodies import LARGEST
+from plait.live.service.http.bodies import LARGEST, ConsoleIn, Invalid
 from plait.live.service.logs import NoAnswer
 from plait.live.store.schema import StoredJob
 
@@ -66,6 +68,34 @@ async def logs(call: Call, query: LogQuery) -> LogPart | Response:
     if query.epoch is None and not job.attempts:
         return LogPart(text="", offset=0, next=0, size=0, epoch=0, rank=query.rank)
     return await _part(call.api, job, query.rank, query.offset, query.limit, query.epoch)
+
+
+@ROUTES.post(
+    "/v1/jobs/{job}/consoles/{console}", ConsoleOutput, body=ConsoleIn, roles=("admin", "user"), own=True,
+    conflict="The job does not run, or its node refused.",
+)  # fmt: skip
+async def console(call: Call, said: ConsoleIn) -> ConsoleOutput:
+    """Run a program next to a process of a running job, with its environment; send input to it, and get its output.
+
+    The client names the console, starts it with the first request, and repeats requests until there is an exit code.
+    A console that nobody asks for two minutes is ended, and each ends with the job's process.
+    """
+    job = await call.job(change=True)
+    attempt = max(job.attempts, key=lambda one: one.epoch, default=None)
+    if attempt is None or job.row.state in FINAL or attempt.state != "running":
+        raise Conflict(f"job {job.row.id} is {job.row.state}, and does not run")
+    if said.rank >= len(attempt.ranks):
+        raise LookupError(f"job {job.row.id} has ranks 0 to {len(attempt.ranks) - 1}; there is no rank {said.rank}")
+    name = call.path["console"]
+    if not re.fullmatch(r"[A-Za-z0-9-]{8,64}", name):
+        raise Invalid("needs 8 to 64 letters, digits and dashes", "console")
+    fields = {key: value for key, value in msgspec.structs.asdict(said).items() if key != "rank"}
+    ask = ConsoleAsk(f"{job.row.id}/{name}", **fields)
+    node = attempt.ranks[said.rank].node
+    reply = await call.api.mailbox.ask(node, job.row.number, attempt.epoch, said.rank, console=ask)
+    if reply.console is None:
+        raise Conflict(f"node {node}: {reply.error or 'its agent knows no consoles'}")
+    return ConsoleOutput(**vars(reply.console))
 
 
 async def _part(api: Api, job: StoredJob, rank: int, offset: int, limit: int, epoch: int | None = None) -> LogPart:

@@ -1,0 +1,190 @@
+"""Programs that users run next to a running job: a shell, `nvidia-smi`, the end of a tunnel.
+
+A console is a process with the environment of the job's process, its folder and its mark, so it ends with the job. The
+requests of a client come one by one, each with bytes of input from a place of the client's and for output from a place
+of the agent's; so a request that comes twice types nothing twice, and no output is lost. A console that nobody has
+requested anything of for `ABANDONED_S` is ended, as its client has gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from plait.live.protocol.wire import ConsoleAsk, ConsoleReply
+from plait.live.system import procs
+from plait.live.system.procs import Process
+
+#: A console is ended after so many seconds without a request.
+ABANDONED_S = 120.0
+#: Output that waits for its client, at most, and what one answer has, bytes.
+ROOM, PART = 1 << 20, 1 << 16
+#: An answer waits so long for output, seconds: the echo of a key comes with the answer to its request.
+ECHO_S = 0.02
+#: The exit code of a program that a signal ended with its shell.
+KILLED = 137
+#: Consoles of one node.
+MOST = 200
+#: In the folder of a rank: touched at each input and output of a console. Interactive jobs end when it is old.
+ACTIVE = "console"
+
+
+class Console:
+    """One program of a user, its output that has not been fetched, and how much of its input came."""
+
+    def __init__(self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path) -> None:
+        """Start the program; raises `OSError`."""
+        self.requested_s = time.monotonic()
+        self._active = folder / ACTIVE
+        self._taken, self._start, self._output = 0, 0, b""
+        self._more, self._over = threading.Condition(), False
+        env = {**env, "TERM": ask.term or "dumb"}
+        if ask.term:
+            ours, theirs = pty.openpty()
+            self._read = self._write = ours
+            streams = [theirs, theirs, theirs]
+        else:
+            (into, self._write), (self._read, out) = os.pipe(), os.pipe()
+            streams = [into, out, out]
+        self._resize(ask)
+        self._code, code = os.pipe()
+        # Children of the agent are reaped where they end, so their parent here, a shell, writes the exit code.
+        words = ["sh", "-c", f'"$@"; echo $? >/dev/fd/{code}', "sh", *ask.command]
+        try:
+            started = subprocess.Popen(
+                ["setsid", *(["--ctty"] if ask.term else []), *words], env=env, cwd=workdir, pass_fds=[code],
+                stdin=streams[0], stdout=streams[1], stderr=streams[2],
+            )  # fmt: skip
+        except OSError:
+            self._close()
+            raise
+        finally:
+            for fd in {*streams, code}:
+                os.close(fd)
+        self.process = Process.of(started.pid)
+        started.returncode = 0  # it is reaped elsewhere
+        os.set_blocking(self._write, False)
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        """Keep the output until it is fetched; a program that writes more than there is room for waits."""
+        while True:
+            select.select([self._read], [], [])
+            try:
+                data = os.read(self._read, PART)
+            except OSError:  # the terminal is closed
+                data = b""
+            with self._more:
+                self._output += data
+                self._over = not data
+                self._more.notify_all()
+                if not data:
+                    return
+                self._more.wait_for(lambda: len(self._output) < ROOM or self._over)
+                if self._over:
+                    return
+
+    def answer(self, ask: ConsoleAsk) -> ConsoleReply:
+        """Take input, and return output from the place that the client has reached."""
+        self.requested_s = time.monotonic()
+        if ask.end:
+            self.end()
+        self._resize(ask)
+        new = self._taken - ask.input_at  # a request that came late, or twice, has bytes that were taken
+        given = base64.b64decode(ask.input)[new:] if new >= 0 else b""
+        with contextlib.suppress(OSError):  # there is no room, or the program has closed its input
+            self._taken += os.write(self._write, given) if given else 0
+        if ask.input_over and self._read != self._write and self._write >= 0:
+            os.close(self._write)
+            self._write = -1
+        with self._more:
+            fetched = max(ask.output_at - self._start, 0)
+            self._output, self._start = self._output[fetched:], self._start + min(fetched, len(self._output))
+            self._more.notify_all()
+            self._more.wait_for(lambda: self._output or self._over, ECHO_S)
+            output, over = self._output[:PART], self._over and len(self._output) <= PART
+        if given or output:
+            with contextlib.suppress(OSError):
+                self._active.touch()
+        code = self._exit_code() if over else None
+        return ConsoleReply(base64.b64encode(output).decode(), self._start, self._taken, code)
+
+    def _exit_code(self) -> int | None:
+        """The exit code, of a program that has closed its output and is about to end, too."""
+        if not select.select([self._code], [], [], ECHO_S)[0]:
+            return None
+        return int(os.read(self._code, 10) or KILLED)
+
+    def _resize(self, ask: ConsoleAsk) -> None:
+        if ask.term and ask.rows and ask.columns and self._write >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self._write, termios.TIOCSWINSZ, struct.pack("HHHH", ask.rows, ask.columns, 0, 0))
+
+    def end(self) -> None:
+        """End the program and what it has started."""
+        if self.process is not None and self.process.alive:
+            for pid in (*procs.descendants(self.process.pid), self.process.pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        with self._more:
+            self._over = True
+            self._more.notify_all()
+
+    def _close(self) -> None:
+        for fd in {self._read, self._write, self._code} - {-1}:
+            os.close(fd)
+        self._read = self._write = self._code = -1
+
+    def close(self) -> None:
+        """End it, and free its descriptors."""
+        self.end()
+        self._thread.join(1.0)
+        if not self._thread.is_alive():  # otherwise a process that left its session has the output open
+            self._close()
+
+
+class Consoles:
+    """The consoles of a node by their names."""
+
+    def __init__(self) -> None:
+        self._consoles: dict[str, Console] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def pids(self) -> set[int]:
+        """The children of this process that are consoles."""
+        with self._lock:
+            return {one.process.pid for one in self._consoles.values() if one.process is not None}
+
+    def answer(self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path) -> ConsoleReply:
+        """Answer a request, the first of which starts the program; raises `OSError`, `LookupError`."""
+        with self._lock:
+            console = self._consoles.get(ask.name)
+            if console is None:
+                if not ask.command:
+                    raise LookupError("this console is over: it was not used, or its node's agent was started again")
+                if len(self._consoles) >= MOST:
+                    raise OSError(f"{MOST} consoles are open on this node; close some")
+                console = self._consoles[ask.name] = Console(ask, env, workdir, folder)
+            return console.answer(ask)
+
+    def look(self, everything: bool = False) -> None:
+        """End consoles that nobody uses, or all."""
+        with self._lock:
+            for name, console in list(self._consoles.items()):
+                if everything or time.monotonic() - console.requested_s > ABANDONED_S:
+                    del self._consoles[name]
+                    console.close()
