@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -333,6 +334,10 @@ def test_what_hangs_in_a_stage_is_failed_with_its_stacks_in_the_log(world: World
     waiting = world.service.seen(3, rank=1)
     assert waiting is not None
     assert waiting.state == "running", "it may wait for its rank 0, which is the one to look at"
+    world.service.want(replace(peer, stop=True, hung=True))
+    ended = world.service.wait(3, "ended", rank=1)
+    assert re.match(r"ended, as another process of the job hung; it was \d+ s in its network stage", ended.reason or "")
+    assert "in waits_for_ever" in world.log(3, rank=1)
 
 
 #: Scripts that are told to stop and end with 0, each with the exit code that counts.

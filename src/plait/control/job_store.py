@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -155,6 +155,11 @@ class JobStore:
             columns["has_kinds"][0] = True
         if batch.any_losses:
             columns["has_losses"][0] = True
+
+    @property
+    def project_numbers(self) -> Mapping[str, int]:
+        """Numbers of projects by their names, as the column `project_number` has them."""
+        return self._projects
 
     def _kinds_of(self, user: str, model: str, gpus: int, like: tuple[str, ...]) -> tuple[int, ...]:
         """Numbers of the kinds of such jobs (`JobTable.kinds`), equal in all stores."""

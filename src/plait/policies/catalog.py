@@ -44,6 +44,7 @@ from plait.policies.options import (
     PolicyOption,
     Range,
     choice,
+    duration,
     free_text,
     number,
     seconds,
@@ -116,9 +117,12 @@ _COMPOSED = {
     "seed": whole("for random placement", 0, MOST_SEED),
     "age_s": seconds("a job rises one priority class for each so many seconds of waiting; inf = never", LEAST_S,
                      infinite=True),
+    "fair": duration("inside a priority class, projects and users that used less than their share go first; half-life "
+                     "of past use, e.g. 7d; inf = never"),
     "deadlines": switch("inside a priority class, jobs that can meet their deadline first, by least slack"),
 }  # fmt: skip
-_URGENCY = ("age_s", "deadlines")
+#: Options of `Urgency` -> its fields.
+_URGENCY = {"age_s": "age_s", "deadlines": "deadlines", "fair": "fair_s"}
 _QUEUES = {
     **_COMPOSED,
     "thresholds": number("queue bounds in GPU-seconds, e.g. 3250/7200", over=True, unit="GPU-seconds", many=True),
@@ -156,7 +160,7 @@ def _with_place(policy: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _composed(name: str, order: Any, defaults: Mapping[str, Any], **options: Any) -> Composed:
     values = {**defaults, **_with_place(name, options)}
-    urgency = {option: values.pop(option) for option in _URGENCY if option in values}
+    urgency = {field: values.pop(option) for option, field in _URGENCY.items() if option in values}
     return Composed(name, order, urgency=Urgency(**urgency), **values)
 
 

@@ -31,6 +31,7 @@ from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import DEADLINE, PRIORITY, View
 from plait.placement import Scheme, place
 from plait.placement.packing import How, Placement
+from plait.policies.fair_share import levels
 from plait.policies.interleave import Units
 
 
@@ -71,6 +72,9 @@ by_attained_service = OrderKey(keys.ATTAINED)
 #: Without it two jobs of equal slack would stop each other all the time: only the slack of the waiting one shrinks.
 SWAP_S = 300.0
 
+#: Shares of past use are compared so often in a half-life, and after so many seconds at the earliest.
+FAIR_LOOKS, LEAST_FAIR_S = 256, 60.0
+
 #: Times closer than this are the same time, seconds; a change of order takes effect this much later at the earliest.
 CLOCK_S, TICK_S = 1e-6, 1e-3
 
@@ -86,25 +90,31 @@ class Urgency:
     With `deadlines`, inside a class, jobs that can still meet their deadline go by least slack (deadline less now less
     remaining time, seconds; an unknown remaining time counts as nothing left), before jobs that have no deadline or can
     no longer meet it.
+
+    With `fair_s`, the half-life of past use, inside a class projects and then users go first that have used less than
+    their share; see `plait.policies.fair_share`.
     """
 
     age_s: float = math.inf
     deadlines: bool = False
+    fair_s: float = math.inf
 
     def __post_init__(self) -> None:
         if not (isinstance(self.age_s, (int, float)) and self.age_s > 0):
             raise InputError(f"age_s must be > 0 seconds, or inf for never, got {self.age_s}")
         if not isinstance(self.deadlines, bool):
             raise InputError(f"deadlines must be on or off, got {self.deadlines!r}")
+        if not self.fair_s > 0:
+            raise InputError(f"fair must be a half-life > 0 seconds, or inf for none, got {self.fair_s}")
 
     @property
     def uses(self) -> frozenset[str]:
         """The requests that a policy with these keys takes into account."""
         return frozenset({PRIORITY, DEADLINE} if self.deadlines else {PRIORITY})
 
-    def __call__(self, jobs: JobTable) -> tuple[tuple[FloatArray | BoolArray, ...], float]:
+    def __call__(self, jobs: JobTable) -> tuple[tuple[FloatArray | IntArray | BoolArray, ...], float]:
         """Keys of these jobs, none if all are alike, and the seconds until they change by themselves."""
-        keys: tuple[FloatArray | BoolArray, ...] = ()
+        keys: tuple[FloatArray | IntArray | BoolArray, ...] = ()
         soonest = math.inf
         classes, priority = jobs.priority, np.zeros(0)
         if math.isfinite(self.age_s):
@@ -117,6 +127,9 @@ class Urgency:
             priority = classes
         if len(priority) and (priority != priority[0]).any():
             keys = (-priority,)
+        if math.isfinite(self.fair_s) and len(jobs):
+            of_fairness = [one for one in levels(jobs, self.fair_s) if (one != one[0]).any()]
+            keys, soonest = (*keys, *of_fairness), min(soonest, max(self.fair_s / FAIR_LOOKS, LEAST_FAIR_S))
         if self.deadlines and not np.isnan(jobs.deadline_s).all():
             late, slack, changes_s = _by_slack(jobs)
             keys, soonest = (*keys, late, slack), min(soonest, changes_s)

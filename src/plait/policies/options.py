@@ -10,6 +10,7 @@ The command line, `plait policies`, the reference and `plait tune` all read the 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from plait.core.errors import InputError
 SWITCH: Mapping[str, Any] = {"on": True, "off": False}
 #: Other spellings of a switch.
 _SAME = {"true": "on", "yes": "on", "false": "off", "no": "off"}
+_UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 #: Seeds are 63 bits; a policy that decides more than once a millisecond would leave no time to run anything.
 MOST_SEED = 2**63 - 1
 LEAST_S = 1e-3
@@ -52,6 +54,7 @@ class PolicyOption:
     most      the largest
     infinite  whether `inf` is a value
     words     texts that stand for values, besides numbers
+    units     of a number of seconds: d, h, m or s may follow it
     many      several numbers, separated by /
     fit       what `plait tune` may choose from; None = not fitted
     """
@@ -65,6 +68,7 @@ class PolicyOption:
     infinite: bool = False
     words: Mapping[str, Any] = field(default_factory=dict)
     many: bool = False
+    units: bool = False
     fit: Range | None = None
 
     def parse(self, policy: str, name: str, text: str) -> Any:
@@ -84,6 +88,8 @@ class PolicyOption:
         return self._number(policy, name, text)
 
     def _number(self, policy: str, name: str, text: str) -> float:
+        if self.units and (match := re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([dhms])", text)):
+            text = str(float(match[1]) * _UNITS_S[match[2]])
         value = _guess(text)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or self.kind == "words":
@@ -146,6 +152,11 @@ def number(meaning: str, least: float = 0.0, most: float = math.inf, **more: Any
 def seconds(meaning: str, least: float = 0.0, **more: Any) -> PolicyOption:
     """A number of seconds from `least` on; `more` are other fields of an `PolicyOption`."""
     return number(meaning, least, unit="seconds", **more)
+
+
+def duration(meaning: str) -> PolicyOption:
+    """A duration with a unit, such as 7d, or seconds; inf."""
+    return PolicyOption(meaning, "number", least=0.0, over=True, infinite=True, unit="seconds", units=True)
 
 
 def whole(meaning: str, least: int, most: int, **more: Any) -> PolicyOption:

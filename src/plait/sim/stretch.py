@@ -23,7 +23,7 @@ from plait.core.plan import Groups, Plan
 from plait.placement import Scheme
 from plait.placement.kernels import PLACED, Found, Left, Nodes, Running, Work
 from plait.placement.packing import LazyReasons
-from plait.policies.compose import Composed, OrderKey
+from plait.policies.compose import Composed, OrderKey, Urgency
 from plait.sim import stretch_kernels as layout
 from plait.sim.backend import PATIENCE, Simulator
 from plait.sim.physics import StandardPhysics
@@ -57,7 +57,7 @@ def outside(controller: Controller, backend: Simulator, records: Sequence[object
         "its placement looks at the jobs": not isinstance(policy.place, Scheme),
         "it has a shortest run": policy.min_run_s > 0,
         "it reserves GPUs": math.isfinite(policy.reserve_after_s),
-        "priorities change in time": math.isfinite(policy.urgency.age_s) or policy.urgency.deadlines,
+        "priorities change in time": policy.urgency != Urgency(),
     }
     run = {
         "kernels are not compiled": not COMPILED,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from live_cases import Cluster, Node
+from live_cases import Cluster, Node, key
 
 from plait.core.cluster import Link, Network, Switch
 from plait.core.errors import InputError
@@ -1053,3 +1053,49 @@ def epoch_of(c: Cluster, job: int) -> int:
     stored = c.store.job(job)
     assert stored is not None
     return int(stored.row.epoch)
+
+
+def test_when_a_rank_hangs_the_others_say_where_they_were_and_the_reason_names_the_one_that_is_waited_for(
+    cluster: Make,
+) -> None:
+    c = cluster((1, 1))
+    c.nodes[1].obeys = False
+    c.submit({"gpus": 2, "retries": 0})
+    c.pass_s(2.2)
+    c.nodes[1].seen = {k: Seen(*k, RUNNING, pid=9) for k in [key(run) for run in c.nodes[1].sync().attempts]}
+    c.nodes[0].end(0, -9, reason="hung: 34 s in its network stage, where 30 s are allowed")
+    c.pass_s(1.1)
+    (run,) = c.nodes[1].sync().attempts
+    assert (run.stop, run.hung) == (True, True)
+    place = "ended, as another process of the job hung; it was 41 s in its cpu stage; its stacks are in the log"
+    c.nodes[1].end(0, -9, reason=place)
+    c.pass_s(2.2)
+    assert c.state(0) == "failed"
+    assert c.store.job(0).row.reason.startswith("rank 1: 41 s in its cpu stage; hung: 34 s in its network stage")
+
+
+def test_past_use_orders_jobs_and_is_shown(cluster: Make) -> None:
+    c = cluster((1,), "fifo-backfill:fair=7d")
+    c.engine.set_project("vision", gpu_quota=None, weight=1.0, now_s=c.now)
+    c.submit({}, owner="ann")
+    c.pass_s(600.0)
+    c.submit({}, owner="ann")
+    c.submit({}, owner="ben")
+    c.submit({"project": "vision"}, owner="ann")
+    c.nodes[0].end(0)
+    c.pass_s(2.2)
+    assert [c.state(job) for job in range(4)] == ["finished", "waiting", "waiting", "running"]
+    c.restart()
+    c.pass_s(2.2)
+    fair = c.engine.explain(1, c.now).fair
+    assert fair is not None
+    assert (fair.project, fair.half_life_s, fair.user_times) == ("default", 604_800.0, 2.0)
+    assert fair.project_times > 1.9
+    use = c.engine.past_use()
+    assert use is not None
+    assert use["default"] == pytest.approx(600.0, rel=0.02)
+    c.nodes[0].end(3)
+    c.pass_s(2.2)
+    assert [c.state(job) for job in (1, 2)] == ["waiting", "running"]
+    c.engine.set_policy("fifo-backfill", c.now)
+    assert (c.engine.past_use(), c.engine.explain(1, c.now).fair) == (None, None)

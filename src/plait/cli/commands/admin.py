@@ -87,11 +87,13 @@ def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(found)
         return
-    limits = [
-        [limit and duration(limit) for limit in (row.default_time_s, row.most_time_s, row.most_idle_s)] for row in found
-    ]
-    rows = [[row.name, row.quota_gpus, row.weight, *times, row.gpus] for row, times in zip(found, limits, strict=True)]
-    print_table(("name", "quota_gpus", "weight", "default time", "max time", "max idle", "gpus"), rows, "no projects")
+    columns = ("name", "quota_gpus", "weight", "default time", "max time", "max idle", "gpus", "used")
+    rows = []
+    for row in found:
+        times = (limit and duration(limit) for limit in (row.default_time_s, row.most_time_s, row.most_idle_s))
+        use = None if row.used_gpu_s is None else f"{row.used_gpu_s / 3600:.3g} GPU-hours"
+        rows.append([row.name, row.quota_gpus, row.weight, *times, row.gpus, use])
+    print_table(columns, rows, "no projects")
 
 
 @project.command("set", no_args_is_help=True)

@@ -20,7 +20,7 @@ from plait.cli.render.tables import plain_lines
 from plait.core.words import duration
 
 if TYPE_CHECKING:
-    from plait.live.api.explain import Explanation, JobOutlook, StageTime, Uncalibrated
+    from plait.live.api.explain import Explanation, FairShare, JobOutlook, StageTime, Uncalibrated
     from plait.live.api.jobs import Stops
     from plait.live.client.client import Client
     from plait.outlook.eta import Forecast
@@ -120,6 +120,8 @@ def explanation_lines(found: Explanation) -> list[str]:
         lines.append(f"  network: {found.network}")
     if found.preemption is not None:
         lines.append(f"  preemption: {found.preemption.text}")
+    if found.fair is not None:
+        lines.append(_fair_line(found.fair))
     if stops := found.stops:
         if found.state == "running":
             lines.append(f"  if it were stopped now, it {_stop(stops)}")
@@ -134,6 +136,19 @@ def explanation_lines(found: Explanation) -> list[str]:
     if found.last_trouble:
         lines.append(f"  last trouble: {found.last_trouble}")
     return lines + _next_lines(found)
+
+
+def _fair_line(fair: FairShare) -> str:
+    """Past use by which the policy orders jobs, as a line.
+
+    >>> from plait.live.api.explain import FairShare
+    >>> _fair_line(FairShare(604_800.0, "nlp", 2.0, 0.5))
+    '  fair share (half-life 7 d 0 h): project nlp has used 2 times its share, its user 0.5 times theirs'
+    """
+    return (
+        f"  fair share (half-life {duration(fair.half_life_s)}): project {fair.project} has used "
+        f"{fair.project_times:.2g} times its share, its user {fair.user_times:.2g} times theirs"
+    )
 
 
 def _next_lines(found: Explanation) -> list[str]:

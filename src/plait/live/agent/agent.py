@@ -258,6 +258,8 @@ class Agent(ProcessManager):
                 self._accept(run)
             with self._quarantined(attempt := self.attempts[key]):
                 attempt.update(run)
+                if run.hung:
+                    attempt.fail_with_gang()
                 if run.stop:
                     attempt.stop(run.grace_s, "preempted")
         return before != [attempt.state for attempt in self.attempts.values()]

@@ -133,6 +133,14 @@ class PageReader:
         peak = max(step.device_peak_bytes for step in self._steps)
         return Memory(float(peak), float(last.device_persistent_bytes), float(last.host_spill_bytes))
 
+    def place(self) -> str:
+        """The stage in which its process is, and for how long, such as `41 s in its cpu stage`."""
+        page = self._page
+        since = None if page is None else _above_zero(page.number("stage_since"))
+        if page is None or since is None or not 0 < (stage := page.in_stage) <= len(Resource):
+            return "between two stages"
+        return f"{max(time.monotonic() - since, 0.0):.0f} s in its {Resource(stage - 1).name.lower()} stage"
+
     def stuck(self, least_s: float) -> str | None:
         """The stage in which its job hangs: open for ten iterations and at least so many seconds.
 

@@ -91,6 +91,8 @@ class ProjectRow(ProjectSettings, frozen=True):
 
     gpus: int
     """GPUs that its jobs hold."""
+    used_gpu_s: float | None = None
+    """GPU-seconds that still count, where the policy shares by past use."""
 
 
 class ProjectGone(Answer, frozen=True):

@@ -243,6 +243,18 @@ class PreemptionRisk(Answer, frozen=True):
     text: str
 
 
+class FairShare(Answer, frozen=True):
+    """How a job's project and user have used the cluster, by which the policy orders jobs."""
+
+    half_life_s: float
+    """Of past use."""
+    project: str
+    project_times: float
+    """Use of the project, as a multiple of its share among projects with jobs."""
+    user_times: float
+    """Use of the user, as a multiple of an equal part of the project's."""
+
+
 class Explanation(Answer, frozen=True):
     """Why a job waits, and the changes that would start it; or how it runs next to jobs that share its GPUs."""
 
@@ -279,6 +291,7 @@ class Explanation(Answer, frozen=True):
     limit_left_s: float | None = None
     """Seconds on GPUs until its time limit."""
     preemption: PreemptionRisk | None = None
+    fair: FairShare | None = None
     sharing: SharingOfJob | None = None
     adaptive: AdaptiveJob | None = None
     sizes: SizeOptions | None = None

@@ -500,8 +500,8 @@ class Run:
     `memory_bytes` 0 = no limit. `env` comes on top of the node's. Runs of one group on the same GPUs that are started
     at once and have the same `merge` (not "") may share a process. `device_bytes` of GPU memory stay from step to step
     in each of its processes, as far as known. `output`: a file to which its output is appended too, "" for none;
-    relative to `workdir`. `network`: the switch that its ranks may use, or the reason for none;
-    None where the cluster has no network.
+    relative to `workdir`. `hung`: another process of its job hangs. `network`: the switch that its ranks may use, or
+    the reason for none; None where the cluster has no network.
     """
 
     job: int
@@ -526,6 +526,7 @@ class Run:
     merge: str = ""
     device_bytes: float = 0.0
     output: str = ""
+    hung: bool = False
     network: NetworkGrant | None = None
 
 

@@ -14,7 +14,7 @@ from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.network.orders import grant_of_ranks, switch_orders
 from plait.live.scheduler.network.tell import waits_for_word
-from plait.live.scheduler.records.attempts import Attempt, JobRecord, Rank
+from plait.live.scheduler.records.attempts import FAILED, Attempt, JobRecord, Rank
 from plait.live.scheduler.stops import GRACEFUL, TIME_LIMIT
 
 #: Where a job finds the bounds of its batch that were given when it was submitted: `BatchLimits` as JSON.
@@ -105,6 +105,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         total_steps=request.get("iterations"),
         merge=merge_key(request, job.owner, job.project) if attempt.merge and world_size == 1 else "",
         device_bytes=attempt.device_bytes,
+        hung=attempt.fault == FAILED and any((one.reason or "").startswith("hung: ") for one in attempt.ranks),
         output=(request.get("output") or "").replace("{job}", job_name(job.number)),
         network=grant_of_ranks(ctx, job, attempt),
     )

@@ -194,6 +194,12 @@ class LocalAttempt:
         if least_s > 0 and (why := self.page.stuck(least_s)) is not None:
             self.fail(why)
 
+    def fail_with_gang(self) -> None:
+        """End it at once, because another process of its job hangs, and write down where it was."""
+        if self.state == RUNNING and not self.shares:
+            where = self.page.place() if self.page is not None else "between two stages"
+            self.fail(f"ended, as another process of the job hung; it was {where}; its stacks are in the log")
+
     def fail(self, why: str) -> None:
         """End it at once: it has failed, for this reason."""
         with contextlib.suppress(OSError):

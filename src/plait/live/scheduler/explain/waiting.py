@@ -17,7 +17,7 @@ from plait.core.jobs import Phase
 from plait.core.policy import Preempts
 from plait.core.resources import Resource
 from plait.core.words import counted, duration
-from plait.live.api.explain import Blocker, Explanation, GpuOfJob, LastStop, PreemptionRisk, StageTime
+from plait.live.api.explain import Blocker, Explanation, FairShare, GpuOfJob, LastStop, PreemptionRisk, StageTime
 from plait.live.api.jobs import Stops
 from plait.live.layout import job_name
 from plait.live.protocol.requests import limits_of
@@ -29,6 +29,7 @@ from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.stops import NAMED, UNPLACED, time_left_s
+from plait.policies.fair_share import half_life_s, used
 
 #: Blockers that are named at most.
 BLOCKERS = 8
@@ -62,8 +63,22 @@ def explain(ctx: Context, number: int, now_s: float) -> Explanation:
         last_trouble=job.reason or None,
         last_stop=_last_stop(job),
         stops=Stops(**stop_fields(ctx, job)),
+        fair=_fair_share(ctx, job),
         **out,
     )
+
+
+def _fair_share(ctx: Context, job: JobRecord) -> FairShare | None:
+    """The past use of a job's project and user, if the policy goes by it."""
+    controller, fair_s = ctx.state.controller, half_life_s(ctx.state.policy)
+    if controller is None or fair_s is None or not job.admitted or job.number not in controller.active:
+        return None
+    jobs = controller.view().jobs
+    known, row = used(jobs, fair_s), int(np.searchsorted(jobs.number, job.number))
+    project, user = int(jobs.project_number[row]), int(jobs.user_number[row])
+    member = np.flatnonzero((known.members == (project, user)).all(axis=1))[0]
+    times = float(known.project_times[np.searchsorted(known.projects, project)]), float(known.member_times[member])
+    return FairShare(fair_s, job.project, *times)
 
 
 def _last_stop(job: JobRecord) -> LastStop | None:

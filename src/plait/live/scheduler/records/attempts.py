@@ -7,6 +7,7 @@ again.
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ class Rank:
 
 
 #: Ranks are many, and written as the list of their values.
+#: In the reason of a process that was ended because another one hung: where it was.
+_PLACE = re.compile(r"another process of the job hung; it was ([^;]*)")
 _RECORDS = Codec(closed=True, own={Rank: row(Codec(), Rank)})
 
 
@@ -162,6 +165,10 @@ class Attempt:
         first_s, first = min(failed)
         rank = self.ranks[first]
         self.cause = describe_end(first, len(self.ranks), rank.exit_code, rank.reason, started=True)
+        places = [(i, _PLACE.search(r.reason or "")) for i, r in enumerate(self.ranks)]
+        elsewhere = [f"rank {i}: {place[1]}" for i, place in places if place and "network" not in place[1]]
+        if elsewhere:  # those that wait for it are in the exchange
+            self.cause = f"{', '.join(elsewhere[:5])}; {self.cause}"
         left = [i for ended_s, i, code in ends if code == 0 and ended_s <= first_s]
         if left:
             self.cause = left_before(self.cause, left)

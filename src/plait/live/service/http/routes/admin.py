@@ -174,12 +174,21 @@ def _projects(engine: Engine, now_s: float) -> list[ProjectRow]:
         job = engine.state.jobs[number]
         if job.attempt and not needs_no_gpu(job.request):
             held[job.project] = held.get(job.project, 0) + len(job.attempt.gpus)
-    known = engine.state.projects
+    known, use = engine.state.projects, engine.past_use()
     rows = []
     for name in dict.fromkeys([*known, "default", *held]):
         one = known.get(name, {})
         limits = (one.get(field) for field in ("default_time_s", "most_time_s", "most_idle_s"))
-        rows.append(ProjectRow(name, one.get("gpu_quota"), one.get("weight", 1.0), *limits, held.get(name, 0)))
+        rows.append(
+            ProjectRow(
+                name,
+                one.get("gpu_quota"),
+                one.get("weight", 1.0),
+                *limits,
+                held.get(name, 0),
+                use and use.get(name, 0.0),
+            )
+        )
     return rows
 
 
