@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+_SHELL = "plait shell -g 1 opens one on a node; plait exec j-3 -- bash next to a running job"
 _LIST, _CANCEL = "plait ls lists jobs", "plait cancel j-3 ends a job"
 _SHOW, _PRIORITY = "plait show j-3; plait explain j-3 says why it waits", "plait update j-3 --priority 5"
 _SUBMIT, _PAUSE = (
@@ -15,6 +16,13 @@ _SUBMIT, _PAUSE = (
 COMMANDS: Mapping[str, str] = {
     "sbatch": f"{_SUBMIT}; plait slurm sbatch job.sh reads #SBATCH lines",
     "srun": "plait submit --wait -g 1 -- python train.py; plait logs -f j-3 follows what it prints",
+    "salloc": _SHELL,
+    "sattach": _SHELL,
+    "attach": _SHELL,
+    "ssh": _SHELL,
+    "port-forward": "plait notebook reaches JupyterLab on a node",
+    "jupyter": "plait notebook -g 1",
+    "sshare": "plait project ls",
     "squeue": f"plait slurm squeue; {_LIST}, plait queue in the policy's order",
     "scancel": _CANCEL,
     "sinfo": "plait nodes, plait slurm sinfo",
@@ -51,7 +59,7 @@ COMMANDS: Mapping[str, str] = {
 _GPUS, _PROCESS = "--gpus 8; the nodes are chosen for it", "--gpus 8; one process runs on each GPU"
 _CPUS, _MEMORY = "--cpus 8, of the whole job", "--memory 16G, of the whole job"
 _POOL = "all nodes are one pool; --project names a quota, --class and --priority an order"
-_AFTER, _LOGS = "--after j-3, --after-any j-3, --after-fail j-3", "plait logs j-3 prints what the job wrote"
+_AFTER = "--after j-3, --after-any j-3, --after-fail j-3"
 _MAIL = "--notify CHANNEL, of those in the file of plait up --notify FILE"
 _NODES = "nodes are chosen for the job; plait nodes drain n1 keeps jobs off a node"
 #: Options that people of other tools give to `plait submit`.
@@ -60,10 +68,8 @@ OPTIONS: Mapping[str, str] = {
     "-G": "--gpus 2",
     "--num-gpus": "--gpus 2",
     "--gpus-per-task": _PROCESS,
-    "--gpus-per-node": _GPUS,
     "--nnodes": _GPUS,
     "--nproc-per-node": _PROCESS,
-    "--nodes": _GPUS,
     "-N": _GPUS,
     "--ntasks": _PROCESS,
     "--ntasks-per-node": _PROCESS,
@@ -75,8 +81,8 @@ OPTIONS: Mapping[str, str] = {
     "--nodelist": _NODES,
     "--exclude": _NODES,
     "-x": _NODES,
-    "--constraint": _NODES,
-    "-C": _NODES,
+    "--constraint": "--gpu-kind a100",
+    "-C": "--gpu-kind a100",
     "--partition": _POOL,
     "-p": _POOL,
     "--nice": "--priority -5",
@@ -93,9 +99,8 @@ OPTIONS: Mapping[str, str] = {
     "--dependency": _AFTER,
     "-d": _AFTER,
     "-a": "--array 0-19%4",
-    "--output": _LOGS,
-    "-o": _LOGS,
-    "--error": _LOGS,
+    "-o": "--output FILE",
+    "--error": "--output FILE has both",
     "--export": "--export-all, or --env NAME",
     "--mail-user": _MAIL,
     "--mail-type": _MAIL,

@@ -17,6 +17,7 @@ import typer
 from plait.cli.connection import HomeOption, JsonFlag
 from plait.core.errors import InputError, suggest
 from plait.core.options import declared, option, same
+from plait.live import trackers
 from plait.live.agent.processes.node_environment import node_environment
 from plait.live.protocol.arrays import members, parse_matrix
 from plait.live.protocol.job import Batch, Job, JobField, key_of
@@ -242,7 +243,8 @@ def _settle(
         if image.exists():
             job["container"] = str(image.resolve())
         job.pop("python", None)
-        carried = of_submitter(dict(shell), export_all=True)[1] if asked.export_all else {}
+        own = {name: value for name, value in shell.items() if name.startswith(trackers.VARIABLES)}
+        carried = of_submitter(dict(shell), export_all=True)[1] if asked.export_all else own
         drop = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX")
         shell = {name: value for name, value in carried.items() if name not in drop}
     elif python is not None:
@@ -343,7 +345,8 @@ def check_runnable(job: Mapping[str, Any], where: str) -> None:
         raise InputError(f"{where}: {found.reason}")
 
 
-#: Variables that are always passed: where programs, libraries and modules are, and which environment is active.
+#: Variables that are always passed, as are those of experiment trackers: where programs, libraries and modules are, and
+#: which environment is active.
 CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 #: Never passed, even with --export-all: variables of the shell, the terminal or the service (PLAIT_*).
 _OF_THE_SHELL = frozenset(
@@ -364,7 +367,8 @@ def of_submitter(
     `python`: another interpreter, by path or name, or the folder of its environment. `conda`: the name or folder of a
     conda environment. Raises `InputError` for a missing one.
     """
-    env = {name: environ[name] for name in (_exportable(environ) if export_all else CARRIED) if name in environ}
+    carried = [*CARRIED, *(name for name in environ if name.startswith(trackers.VARIABLES))]
+    env = {name: environ[name] for name in (_exportable(environ) if export_all else carried) if name in environ}
     if conda is not None:
         prefix = conda_prefix(conda, environ)
         env.pop("VIRTUAL_ENV", None)

@@ -18,11 +18,11 @@ import numpy as np
 
 from plait.control.plan_check.grants import never_granted
 from plait.core.arrays import FloatArray, IntArray, objects
-from plait.core.cluster import CPU_KIND, Cluster
+from plait.core.cluster import Cluster
 from plait.core.codec.values import floats, plain_array
 from plait.core.goodput import Estimate
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase, work_done_s
-from plait.core.resources import Resource
+from plait.core.resources import CPU_KIND, Resource
 from plait.core.words import counted
 
 _LAST_OPEN = int(Phase.RUNNING)

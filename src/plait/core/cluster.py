@@ -18,6 +18,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.codec.values import form
 from plait.core.errors import InputError, suggest
+from plait.core.resources import CPU_KIND
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +240,6 @@ class Node:
             )
 
 
-#: Kind of nodes whose "GPUs" are slots of CPU for jobs without GPUs.
-CPU_KIND = "cpu"
 #: Characters that describe equal nodes, nodes, and GPUs of one, at most.
 _LONGEST, _MOST_NODES, _MOST_GPUS = 200, 100_000, 10_000
 _NODES = (

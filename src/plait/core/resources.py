@@ -9,6 +9,9 @@ from enum import IntEnum
 
 from plait.core.errors import InputError
 
+#: Kind of nodes whose "GPUs" are slots of CPU for jobs without GPUs.
+CPU_KIND = "cpu"
+
 
 class Resource(IntEnum):
     """Resource of a stage of an iteration; the order of the members is the order of the stages."""

@@ -26,11 +26,11 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
-from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError
 from plait.core.jobs import JobTable
 from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
+from plait.core.resources import CPU_KIND
 from plait.core.words import counted
 from plait.placement import kernels
 from plait.placement.located import Chooser, WalkAnswer, WalkOrder, located_walk

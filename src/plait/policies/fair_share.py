@@ -64,11 +64,11 @@ def used(jobs: JobTable, half_life_s: float) -> Used:
     projects, row = np.unique(jobs.project_number, return_inverse=True)
     weight = np.zeros(len(projects))
     np.maximum.at(weight, row, jobs.weight)
-    project_gpu_s = np.bincount(columns["project_number"], use, int(columns["project_number"].max(initial=0)) + 1)
+    project_gpu_s = _sums(columns["project_number"], use, int(columns["project_number"].max(initial=0)) + 1)
     members = np.unique(np.column_stack([jobs.project_number, jobs.user_number]), axis=0)
     base = int(columns["user_number"].max(initial=0)) + 1
     pairs, pair = np.unique(columns["project_number"] * base + columns["user_number"], return_inverse=True)
-    by_pair = np.bincount(pair, use, len(pairs))
+    by_pair = _sums(pair, use, len(pairs))
     member_gpu_s = by_pair[np.searchsorted(pairs, members[:, 0] * base + members[:, 1])]
     at = np.searchsorted(projects, members[:, 0])
     return Used(
@@ -77,11 +77,16 @@ def used(jobs: JobTable, half_life_s: float) -> Used:
     )  # fmt: skip
 
 
+def _sums(group: IntArray, values: FloatArray, least: int = 0) -> FloatArray:
+    """Sums of `values` by the number of their group."""
+    return np.bincount(group, values, least).astype(np.float64)
+
+
 def _times(gpu_s: FloatArray, weight: FloatArray, group: IntArray) -> FloatArray:
     """How many times its share of the use of its group each one has used; 1 where nothing was used."""
     if not len(gpu_s):
         return gpu_s
-    total, weights = np.bincount(group, gpu_s)[group], np.bincount(group, weight)[group]
+    total, weights = _sums(group, gpu_s)[group], _sums(group, weight)[group]
     fair = total * weight / weights
     return np.where(total >= LEAST_GPU_S, gpu_s / np.maximum(fair, 1e-9), 1.0)
 

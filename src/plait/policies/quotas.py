@@ -15,11 +15,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from plait.core.arrays import objects
-from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Plan
 from plait.core.policy import Policy, UsesRequests, View, has_guests, has_preemption
+from plait.core.resources import CPU_KIND
 from plait.core.words import counted
 from plait.placement.reserve import hold_back
 

@@ -184,3 +184,11 @@ def test_aggregation_is_asked_for_in_one_word_or_in_fields(shell, tmp_path):
             of_file(text)
     with pytest.raises(InputError, match=r"plait submit: ina\.window is 'wide'"):
         requests_of(asked(ina="auto:window=wide"), shell, here=False)
+
+
+def test_variables_of_experiment_trackers_pass_and_other_secrets_do_not() -> None:
+    own = {"WANDB_API_KEY": "k", "HF_HOME": "/hf", "MLFLOW_TRACKING_URI": "http://m"}
+    shell = {"PATH": "/usr/bin", "AWS_SECRET": "s", **own}
+    assert of_submitter(shell)[1].keys() == {"PATH", *own}
+    (job,) = requests_of(Asked(command=["train"], container="image"), shell, here=False)
+    assert job["env"] == own

@@ -1079,6 +1079,8 @@ def test_past_use_orders_jobs_and_is_shown(cluster: Make) -> None:
     c.engine.set_project("vision", gpu_quota=None, weight=1.0, now_s=c.now)
     c.submit({}, owner="ann")
     c.pass_s(600.0)
+    c.nodes[0].report(0, held_s=600.0, steps=6.0, step_s=100.0)
+    c.pass_s(2.2)
     c.submit({}, owner="ann")
     c.submit({}, owner="ben")
     c.submit({"project": "vision"}, owner="ann")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from plait.cli.render.job_views import (
     where_text,
 )
 from plait.cli.render.tables import plain, plain_lines
+from plait.core.errors import PlaitError
 from plait.core.words import duration
 from plait.live.layout import array_index, job_number
 from plait.live.notes import note, time_of_day
@@ -205,6 +207,9 @@ def show(
             return
         found = service.job(job)
         bill = None if as_json else service.costs(hours=744, job=found.id, limit=1)
+        trackers: list[str] = []
+        with contextlib.suppress(PlaitError):  # its node may be gone
+            trackers = service.addresses(found.id) if found.attempts and not as_json else []
     if as_json:
         print_json(found)
         return
@@ -238,6 +243,7 @@ def show(
             rows.append((key.removesuffix("_s"), f"{time_of_day(now_s - ago_s, now_s)}, {duration(ago_s)} ago"))
         else:
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
+    rows += [("tracked at", one) for one in trackers]
     if bill is not None and bill.by_job:
         rows += cost_rows(bill)
     print_table(("", "~"), rows, "", most_lines=1000)

@@ -19,8 +19,8 @@ import typer
 from plait.cli.commands.jobs import await_ends, cancel, logs
 from plait.cli.connection import client
 from plait.cli.submission import Asked, requests_of, runs_here
-from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError
+from plait.core.resources import CPU_KIND
 from plait.live.notes import note
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +18,12 @@ from plait.dashboard.web import ROOT, Viewer, checked_form, done, page_of, shown
 from plait.live.api.jobs import FINAL, STATES
 from plait.live.layout import array_index
 from plait.live.scheduler.records.event_words import step_in_words
+from plait.live.trackers import addresses_in
 
 #: Rows of a page of the list, entries of a job's history.
 ROWS, ENTRIES = 50, 100
+#: Seconds for which a page waits for the log in which addresses of trackers are looked for.
+TRACKERS_S = 1.0
 #: Nodes of a job on which neighbours are looked for, and attempts on them at most.
 NODES, PLACEMENTS = 64, 300
 
@@ -64,6 +68,7 @@ async def show_job(viewer: Viewer) -> Response:
     ahead = await outlook(viewer, status) if job["state"] not in FINAL else None
     mine = may_change(viewer, job)
     others, more = await _others(viewer, job)
+    trackers = await _trackers(viewer, path) if mine and job["attempts"] else []
     lost = await viewer.api.get("/v1/losses", job=job["id"]) if mine and job["state"] == "running" else None
     return viewer.page(
         "job.html.j2", title=f"{job['id']} {job['name']}".strip(), job=job, why=why, now_s=now_s, mine=mine,
@@ -72,9 +77,18 @@ async def show_job(viewer: Viewer) -> Response:
         eta=ahead.of(job["number"]) if ahead else None, over=job["state"] in FINAL,
         history=[(one["seq"], one["at_s"], step_in_words(one["event"], one["commands"])) for one in history[::-1]],
         preempted=[one for one in job["attempts"] if one["state"] == "preempted"], file=job_file(job),
-        losses=lost["losses"] if lost else [], usage=usage, usage_rows=usage_rows(usage), charts=usage_charts(usage),
+        losses=lost["losses"] if lost else [], trackers=trackers, usage=usage, usage_rows=usage_rows(usage),
+        charts=usage_charts(usage),
         stages=_stages(why), ranks=len(job["attempts"][-1]["ranks"]) if job["attempts"] else 0,
     )  # fmt: skip
+
+
+async def _trackers(viewer: Viewer, path: str) -> list[str]:
+    """Addresses of experiment trackers at the beginning of the job's log; none if its node does not answer soon."""
+    with contextlib.suppress(Refused, TimeoutError):
+        found = await asyncio.wait_for(viewer.api.get(f"{path}/logs", limit=65_536), TRACKERS_S)
+        return addresses_in(found["text"])
+    return []
 
 
 async def _others(viewer: Viewer, job: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.core.cluster import CPU_KIND
+from plait.core.resources import CPU_KIND
 from plait.live.agent.journal import Key
 from plait.live.protocol.wire import GpuMean, GpuUsage, NodeInfo, Resources, Usage
 from plait.live.system import procs

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError
+from plait.core.resources import CPU_KIND
 from plait.core.words import counted
 from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.backends.base import COMING, STOP_GRACE_S, UP, BackendNode

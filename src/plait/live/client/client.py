@@ -69,6 +69,7 @@ from plait.live.client.transport import (
     service_url,
 )
 from plait.live.layout import array_index, job_number
+from plait.live.trackers import addresses_in
 
 __all__ = [
     "FINAL",
@@ -216,6 +217,14 @@ class Client(Caller):
         """Part of a log; `offset` and `limit` in bytes, `epoch`: attempt, None for the newest."""
         path = f"/v1/jobs/{segment(job)}/logs"
         return self._get(LogPart, path, rank=rank, offset=offset, limit=limit, epoch=epoch)
+
+    def addresses(self, job: str) -> list[str]:
+        """Addresses of experiment trackers that the newest attempt of a job has printed, at the beginning or lately."""
+        first = self.logs(job)
+        texts = [first.text]
+        if first.next < first.size:
+            texts.append(self.logs(job, offset=-65_536).text)
+        return addresses_in("\n".join(texts))
 
     def follow(
         self, job: str, *, rank: int = 0, offset: int = 0, notice: Callable[[str], object] | None = None,

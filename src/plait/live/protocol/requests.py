@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from plait.core.cluster import CPU_KIND
 from plait.core.errors import InputError, suggest
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 from plait.core.jobs import Checkpoints, InaRequest, JobClass, JobSpec
 from plait.core.options import declared
-from plait.core.resources import Resource, StageProfile
+from plait.core.resources import CPU_KIND, Resource, StageProfile
 from plait.live.layout import job_name, job_number
 from plait.live.protocol.job import Batch
 from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu, run_keys

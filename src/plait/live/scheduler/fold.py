@@ -132,6 +132,9 @@ def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
     elif isinstance(entry, (JobFailed, JobCancelled)):
         for number in entry.jobs.tolist():
             state.record.forget(number)
+            job = state.jobs[number]
+            if isinstance(entry, JobCancelled) and entry.by not in ("", job.owner):
+                job.reason = f"cancelled by {entry.by}"
     elif isinstance(entry, ProgressReported):
         _note_losses(state, entry.jobs.tolist())
     if isinstance(entry, (JobFinished, JobCancelled)):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plait.control.prices import Prices
-from plait.core.cluster import CPU_KIND
+from plait.core.resources import CPU_KIND
 from plait.live.api.costs import CostRow, Costs, Part
 from plait.live.api.jobs import JobRow
 from plait.live.service.usage import Measured

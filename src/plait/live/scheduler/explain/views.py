@@ -12,8 +12,8 @@ from typing import Any, cast
 from plait.control.controller import Controller
 from plait.control.job_store import refusal
 from plait.control.snapshot import of_active, snapshot
-from plait.core.cluster import CPU_KIND
 from plait.core.jobs import Checkpoints, Phase
+from plait.core.resources import CPU_KIND
 from plait.core.words import arguments, command_line, counted
 from plait.live.api.cluster import (
     HARDWARE,

@@ -92,7 +92,12 @@ def set_project(
             f"default_time_s is {duration(default_time_s)}, longer than most_time_s, {duration(most_time_s)}; give a "
             "shorter default, or a longer limit"
         )
-    ctx.record(ProjectSet(ctx.now_s, name, gpu_quota=gpu_quota, weight=weight, **times))
+    ctx.record(
+        ProjectSet(
+            ctx.now_s, name, gpu_quota=gpu_quota, weight=weight, default_time_s=default_time_s,
+            most_time_s=most_time_s, most_idle_s=most_idle_s,
+        )
+    )  # fmt: skip
 
 
 def drop_project(ctx: Context, name: str) -> None:

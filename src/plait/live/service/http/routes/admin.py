@@ -178,17 +178,12 @@ def _projects(engine: Engine, now_s: float) -> list[ProjectRow]:
     rows = []
     for name in dict.fromkeys([*known, "default", *held]):
         one = known.get(name, {})
-        limits = (one.get(field) for field in ("default_time_s", "most_time_s", "most_idle_s"))
         rows.append(
             ProjectRow(
-                name,
-                one.get("gpu_quota"),
-                one.get("weight", 1.0),
-                *limits,
-                held.get(name, 0),
-                use and use.get(name, 0.0),
+                name, one.get("gpu_quota"), one.get("weight", 1.0), one.get("default_time_s"), one.get("most_time_s"),
+                one.get("most_idle_s"), held.get(name, 0), None if use is None else use.get(name, 0.0),
             )
-        )
+        )  # fmt: skip
     return rows
 
 
