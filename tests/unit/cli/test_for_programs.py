@@ -27,7 +27,7 @@ from plait.live.client.client import Client
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "use-from-programs.md"
 #: Commands of a live cluster without `--json`: they start, stop or show, and answer nothing.
-SILENT = {"up", "down", "top", "restore", "mcp", "ray up", "ray status", "ray down"}
+SILENT = {"up", "down", "top", "restore", "mcp", "ray up", "ray status", "ray down", "exec", "shell", "notebook"}
 
 
 def commands(name: str, command: Any) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def exec_(
     rank: Annotated[int, typer.Option(min=0, help="Rank of the process next to which it runs.")] = 0,
     home: HomeOption = None,
 ) -> None:
-    """Run a command on the node of a running job, with the job's environment and GPUs.
+    """Run a command on the node of a running job, with its environment.
 
     Its exit code is that of the command. It ends with the job, and soon after this program.
 
@@ -207,7 +207,9 @@ def shell(
     idle: IdleOption = "30m",
     home: HomeOption = None,
 ) -> None:
-    """Open a shell on a node, with GPUs; the job ends with the shell, or when it is not used for --idle.
+    """Open a shell on a node; it ends when it is not used.
+
+    A job holds its GPUs until the shell ends, or was not used for --idle.
 
     \b
     plait shell -g 1
@@ -235,7 +237,7 @@ def notebook(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port here; 0: any free one.")] = 0,
     home: HomeOption = None,
 ) -> None:
-    """Run JupyterLab on a node, and reach it at an address here, through the service.
+    """Run JupyterLab on a node, and reach it at an address here.
 
     It needs the package jupyterlab in this shell's Python environment. The job ends with this command (Ctrl-C), or when
     no kernel and no page is used for --idle.
