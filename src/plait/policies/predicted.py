@@ -13,14 +13,14 @@ from typing import Literal
 
 import numpy as np
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.compile_policy import either
 from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.jobs import JobTable
 from plait.core.policy import View
 from plait.policies.compose import Ranking
-from plait.policies.kinds import Kinds, Lives
+from plait.policies.kinds import LEVELS, Kinds, Lives
 
 #: A waiting job takes the GPUs of a running one only if its key is below this part of that one's: ranks grow with
 #: service, so jobs of one kind would stop each other over and over.
@@ -35,6 +35,40 @@ def lives(jobs: JobTable, alike: bool = False) -> Lives:
     of, took_s = jobs.ended(kinds.ended)
     kinds.add(np.zeros_like(of) if alike else of, took_s)
     return kinds.lives(np.zeros_like(jobs.kinds) if alike else jobs.kinds, jobs.done_s)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of work that a job still needs: quartiles, from `ends` jobs that ended of the closest kind with any.
+
+    `level` names what these jobs have in common (`plait.policies.kinds.LEVELS`).
+    """
+
+    level: str
+    ends: int
+    low_s: float
+    median_s: float
+    high_s: float
+
+
+def prediction(jobs: JobTable, row: int, alike: bool = False) -> Prediction:
+    """What is predicted of a job of the table, and from which jobs; arguments as of `lives`."""
+    left = lives(jobs, alike)
+    kinds: Kinds = jobs.memo["all jobs" if alike else "kinds"]
+    of = jobs.kinds[row : row + 1]
+    level, ends = kinds.ends(np.zeros_like(of) if alike else of)[0].tolist()
+    low_s, median_s, high_s = (float(left.quantile_s(share)[row]) for share in (0.25, 0.5, 0.75))
+    return Prediction(LEVELS[level], ends, low_s, median_s, high_s)
+
+
+def predicted_of(policy: object, jobs: JobTable, row: int) -> Prediction | None:
+    """The prediction by which a policy orders a job of the table; None if it uses none."""
+    order = getattr(getattr(policy, "policy", policy), "order", None)  # quotas have a policy inside
+    if isinstance(order, ByPrediction):
+        return prediction(jobs, row)
+    if isinstance(order, ByListSchedule) and order.unknown(jobs)[row]:
+        return prediction(jobs, row, alike=order.knows == "nothing")
+    return None
 
 
 def kept(jobs: JobTable, keys: FloatArray) -> FloatArray:
@@ -123,13 +157,17 @@ class ByListSchedule:
     def __call__(self, view: View) -> Ranking | FloatArray:
         """The keys of the alpha whose list schedule has the smallest sum of completion times."""
         jobs = view.jobs
-        unknown = np.isnan(jobs.remaining_s) | (self.knows != "exact")
+        unknown = self.unknown(jobs)
         if not unknown.any():
             return self._keys(view, jobs.remaining_s, jobs.remaining_s)
         left = lives(jobs, alike=self.knows == "nothing")
         rank_s = np.where(unknown, kept(jobs, left.rank_s()), jobs.remaining_s)
         keys = self._keys(view, rank_s, np.where(unknown, left.mean_s(), jobs.remaining_s))
         return Ranking((keys,), running_s=np.where(unknown, changes_in_s(left), np.inf))
+
+    def unknown(self, jobs: JobTable) -> BoolArray:
+        """Whether each job goes by its prediction."""
+        return np.isnan(jobs.remaining_s) | (self.knows != "exact")
 
     def _keys(self, view: View, rank_s: FloatArray, left_s: FloatArray) -> FloatArray:
         """Ranks times GPUs to the power of the alpha that rules; `left_s` is for the look-ahead. Both in seconds."""

@@ -874,6 +874,26 @@ def test_one_user_cannot_shut_others_out_of_forecasts(cluster: Make) -> None:
     what_if.close()
 
 
+def test_explain_names_the_jobs_that_a_prediction_rests_on(cluster: Make) -> None:
+    c = cluster((1,), policy="plait")
+    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "train.py"]})
+    c.pass_s(2.2)
+    assert "an assumption, because no job has ended yet" in c.engine.explain(1, c.now).predicted
+    for number in (0, 1):
+        c.nodes[0].report(number, held_s=600.0)
+        c.pass_s(10.0)
+        c.nodes[0].end(number)
+        c.pass_s(2.2)
+    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "other.py"]}, {"iterations": 100})
+    c.pass_s(2.2)
+    c.engine.set_project("small", gpu_quota=2, weight=1.0, now_s=c.now)
+    again, other = (c.engine.explain(number, c.now).predicted for number in (2, 3))
+    assert "from 2 jobs that ended with the same user, script, arguments and size" in again
+    assert "from 2 jobs that ended with the same user and size" in other
+    c.engine.set_policy("fifo", c.now)
+    assert c.engine.explain(3, c.now).predicted is None
+
+
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     c = cluster((2,), policy="fifo-backfill")
     c.submit({"iterations": 100})

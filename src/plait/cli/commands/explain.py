@@ -107,6 +107,8 @@ def explanation_lines(found: Explanation) -> list[str]:
     lines = [head + (f": {found.summary}" if found.summary else "")]
     if found.decision is not None and found.decision.at_s is not None:
         lines.append(f"  decided by {found.policy} in entry {found.decision.seq} of the log (plait events)")
+    if found.predicted:
+        lines.append(f"  its place follows from a prediction: {found.predicted}")
     lines += [f"  ahead of it: {blocker.text}" for blocker in found.blockers or ()]
     lines += [f"  {change.text}" for change in found.would_start or ()]
     if found.shares_with:

@@ -271,6 +271,8 @@ class Explanation(Answer, frozen=True):
     """How many wait."""
     waited_s: float | None = None
     """Seconds since it waits."""
+    predicted: str | None = None
+    """The work that the policy predicts for it, and the jobs that it predicts from."""
     blockers: list[Blocker] | None = None
     would_start: list[WouldStart] | None = None
     note: str | None = None

@@ -30,6 +30,8 @@ from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.stops import NAMED, UNPLACED, time_left_s
 from plait.policies.fair_share import half_life_s, used
+from plait.policies.kinds import LEVELS
+from plait.policies.predicted import predicted_of
 
 #: Blockers that are named at most.
 BLOCKERS = 8
@@ -61,6 +63,7 @@ def explain(ctx: Context, number: int, now_s: float) -> Explanation:
         network=controller.network_reason(number) if controller is not None and job.admitted else None,
         ina=None if attempt is None else of_attempt(ctx, attempt),
         last_trouble=job.reason or None,
+        predicted=_predicted(ctx, job),
         last_stop=_last_stop(job),
         stops=Stops(**stop_fields(ctx, job)),
         fair=_fair_share(ctx, job),
@@ -79,6 +82,26 @@ def _fair_share(ctx: Context, job: JobRecord) -> FairShare | None:
     member = np.flatnonzero((known.members == (project, user)).all(axis=1))[0]
     times = float(known.project_times[np.searchsorted(known.projects, project)]), float(known.member_times[member])
     return FairShare(fair_s, job.project, *times)
+
+
+def _predicted(ctx: Context, job: JobRecord) -> str | None:
+    """The prediction that decides the job's place in the order, in words; None if there is none."""
+    controller = ctx.state.controller
+    if controller is None or not job.admitted:
+        return None
+    jobs = controller.view().jobs
+    row = np.flatnonzero(jobs.number == job.number)
+    found = predicted_of(ctx.state.policy, jobs, int(row[0])) if len(row) else None
+    if found is None:
+        return None
+    low, median, high = (duration(seconds) for seconds in (found.low_s, found.median_s, found.high_s))
+    if not found.ends:
+        basis = "an assumption, because no job has ended yet"
+    elif found.level == LEVELS[-1]:
+        basis = f"from all {counted(found.ends, 'job')} that ended"
+    else:
+        basis = f"from {counted(found.ends, 'job')} that ended with the same {found.level}"
+    return f"about {median} of work left (half of such jobs: {low} to {high}), {basis}"
 
 
 def _last_stop(job: JobRecord) -> LastStop | None:
