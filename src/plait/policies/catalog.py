@@ -545,6 +545,7 @@ def make_policy(text: str) -> Policy:
 
 #: Knowledge of durations, as the catalog words it.
 _DURATIONS = ("remaining time", "remaining work", "duration")
+_PREDICTED = "predicted durations"
 
 
 def knowledge(policy: str) -> str:
@@ -557,6 +558,8 @@ def knowledge(policy: str) -> str:
     row = rows().get(name)
     if row is None:
         return ""
+    if _PREDICTED in row.knows:
+        return "predicted"
     options = dict(part.partition("=")[::2] for part in rest.split(","))
     by_duration = any(part in _DURATIONS for part in row.knows.split(", "))
     if options.get("order") in _MURI_ORDERS:
@@ -569,7 +572,7 @@ def knowledge(policy: str) -> str:
 def beyond_durations(policy: str) -> tuple[str, ...]:
     """What else a policy knows of jobs, as the catalog words it."""
     row = rows().get(policy.partition(":")[0])
-    return () if row is None else tuple(part for part in row.knows.split(", ") if part not in _DURATIONS)
+    return () if row is None else tuple(part for part in row.knows.split(", ") if part not in (*_DURATIONS, _PREDICTED))
 
 
 def check_named(text: str, modules: Collection[str], folder: Path) -> None:

@@ -92,6 +92,13 @@ CITATIONS: dict[str, str] = {
   booktitle = {29th Symposium on Operating Systems Principles (SOSP)},
   year = {2023}
 }""",
+    "helios": """@inproceedings{hu2021helios,
+  title = {Characterization and Prediction of Deep Learning Workloads in Large-Scale {GPU} Datacenters},
+  author = {Hu, Qinghao and Sun, Peng and Yan, Shengen and Wen, Yonggang and Zhang, Tianwei},
+  booktitle = {Proceedings of the International Conference for High Performance Computing, Networking, Storage and
+               Analysis (SC)},
+  year = {2021}
+}""",
     "optimus": """@inproceedings{peng2018optimus,
   title = {Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters},
   author = {Peng, Yanghua and Bao, Yixin and Chen, Yangrui and Wu, Chuan and Guo, Chuanxiong},

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.policies.catalog import make_policy
+from plait.core.jobs import JobBatch, JobSpec
+from plait.policies.catalog import knowledge, make_policy
+from plait.sim.run import simulate
+from plait.sim.world import make_world
 from plait_papers import everything
 from plait_papers.command import app
 from plait_papers.everything import (
@@ -48,7 +52,23 @@ def test_policies_of_a_row_exist_and_know_the_same() -> None:
     for knows in OURS:
         for text in policies_of(knows):
             make_policy(text)
-            assert ("knows=predicted" in text) == (knows == "predicted"), text
+            assert text == "antman" or knowledge(text) == knows
+
+
+def test_qssf_starts_jobs_by_predicted_gpu_time_and_the_first_in_line_blocks_the_others() -> None:
+    def job(i: int, submit_s: float, script: str, gpus: int = 1) -> JobSpec:
+        took_s = {"long.py": 5000.0, "short.py": 10.0}[script]
+        return JobSpec(
+            id=f"j{i}", submit_s=submit_s, gpus=gpus, iterations=took_s, iteration_s=1.0, user="ada", like=(script,) * 2
+        )
+
+    jobs = [job(0, 0.0, "short.py"), job(1, 0.0, "long.py"), job(2, 20.0, "short.py", 2), job(3, 30.0, "short.py")]
+    jobs.append(job(4, 50.0, "long.py"))
+    run = simulate(JobBatch.of(jobs), Cluster.parse("1x2"), make_policy("qssf"), make_world("ideal"))
+    start_s = run.controller.job_store.columns["first_start_s"][:5].tolist()
+    assert start_s[:2] == [0.0, 0.0]
+    assert start_s[3] == 30.0, "it needs half of the GPU time of j2"
+    assert min(start_s[2], start_s[4]) == 5000.0, "j4 would fit, but j2 is ahead of it"
 
 
 def test_a_row_compares_with_the_best_mean_of_the_others_on_the_same_seeds() -> None:
