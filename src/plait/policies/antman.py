@@ -22,7 +22,13 @@ from plait.core.resources import Resource
 from plait.core.words import counted
 from plait.placement.packing import allowed_kinds
 from plait.policies import guest_walk as k
-from plait.policies.compose import Ranking, by_remaining_service, by_remaining_time
+from plait.policies.compose import (
+    Ranking,
+    by_attained_service,
+    by_remaining_service,
+    by_remaining_time,
+    by_run_time,
+)
 from plait.policies.guest_walk_kernels import (
     BYTES,
     CAPACITY,
@@ -49,6 +55,7 @@ from plait.policies.guest_walk_kernels import (
     THERE,
     USE,
 )
+from plait.policies.predicted import ByPrediction, Knows
 from plait.policies.quotas import ALL, Quotas
 from plait.policies.tiresias import Queues
 from plait.sharing.memory_law import CONTEXT_BYTES
@@ -85,6 +92,7 @@ class AntMan:
     it runs once its quota allows it and its GPUs have no host.
 
     How much of a GPU is used: by the stage profiles of the jobs there, or as measured where one has no profile.
+    `knows`: what the orders `srtf` and `srsf` know of durations; unless `exact`, reservations know time limits only.
     `quota`: GPUs by project, or by project and GPU kind as (project, kind); "*" stands for all that are not named.
     """
 
@@ -97,6 +105,7 @@ class AntMan:
     stall_s: float = 600.0
     guest_age_s: float = 86_400.0
     backfill: bool = True
+    knows: Knows = "exact"
     name: str = "antman"
     guests: ClassVar[bool] = True
     uses: ClassVar[frozenset[str]] = frozenset({JOB_CLASS})
@@ -113,6 +122,10 @@ class AntMan:
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise InputError(f"order is {self.order!r}; use {', '.join(ORDERS)}")
+        if self.knows not in get_args(Knows):
+            raise InputError(f"knows is {self.knows!r}; use {', '.join(get_args(Knows))}")
+        if self.knows != "exact" and self.order not in ("srtf", "srsf"):
+            raise InputError(f"knows={self.knows} is for orders by duration: srtf, srsf; order is {self.order}")
         if not 0 < self.limit <= 1:
             raise InputError(f"limit must be over 0 and at most 1, got {self.limit}")
         if not 0 < self.least_memory <= 1:
@@ -138,7 +151,7 @@ class AntMan:
         ranking, slow = self._ranking(view), np.flatnonzero(guest & ~np.isnan(jobs.slow_since_s))
         position, turn = self._positions(view, ranking, opportunistic, guest)
         stalled = slow[view.now_s - _nothing_since_s(view, slow) >= self.stall_s - 1e-6]
-        found = _table(view, turn, lends, stalled, ranking.levels)
+        found = _table(view, turn, lends, stalled, ranking.levels, _left_s(view, self.knows == "exact"))
         if self.least_memory < 1.0:
             found.amounts[opportunistic, START_BYTES] *= self.least_memory
         found.amounts[:, BYTES] = np.where(runs, _held_bytes(view), found.amounts[:, START_BYTES])
@@ -169,7 +182,12 @@ class AntMan:
             return Queues(within="submit")(view)
         if self.order == "fifo":
             return Ranking(())
-        return Ranking((by_remaining_time(view) if self.order == "srtf" else by_remaining_service(view),))
+        by_gpus = self.order == "srsf"
+        if self.knows == "predicted":
+            return ByPrediction(float(by_gpus), mean=True)(view)
+        if self.knows == "nothing":
+            return Ranking((by_attained_service(view) if by_gpus else by_run_time(view),))
+        return Ranking((by_remaining_service(view) if by_gpus else by_remaining_time(view),))
 
     def _positions(
         self, view: View, ranking: Ranking, opportunistic: BoolArray, guest: BoolArray
@@ -294,7 +312,9 @@ def _ranks(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
     return out
 
 
-def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray, levels: IntArray | None) -> k.WalkJobs:
+def _table(
+    view: View, position: IntArray, lends: BoolArray, stalled: IntArray, levels: IntArray | None, left_s: FloatArray
+) -> k.WalkJobs:
     """The jobs of the view as the walk sees them; `stalled` are rows, `levels` queues of an order that preempts."""
     jobs, running, n = view.jobs, view.running, len(view.jobs)
     whole, amounts = np.zeros((n, THERE + 1), dtype=np.int64), np.zeros((n, 5))
@@ -309,16 +329,19 @@ def _table(view: View, position: IntArray, lends: BoolArray, stalled: IntArray, 
     amounts[:, START_BYTES] = jobs.gpu_memory_bytes
     use = np.minimum(jobs.stage_s[:, Resource.GPU] / jobs.iteration_s, 1.0)
     amounts[:, USE] = np.where(np.isnan(use), 1.0, use)
-    left_s = _left_s(view)
     if levels is None:
         return k.WalkJobs(whole, amounts, left_s, left_s, np.zeros(n, dtype=np.int64), running.gpus, {})
     return k.WalkJobs(whole, amounts, left_s, _room_s(view, left_s), levels, running.gpus, {})
 
 
-def _left_s(view: View) -> FloatArray:
-    """Known seconds until each job has ended if it starts now or runs; infinite if unknown."""
+def _left_s(view: View, stated: bool) -> FloatArray:
+    """Known seconds until each job has ended if it starts now or runs; infinite if unknown.
+
+    Without `stated` durations only the time limit of a job is known.
+    """
     jobs, waits = view.jobs, view.jobs.running_group < 0
-    left_s = jobs.most_left_s.copy()
+    limit_s = np.maximum(jobs.time_limit_s - jobs.run_s, 0.0)
+    left_s = jobs.most_left_s.copy() if stated else np.where(np.isnan(limit_s), math.inf, limit_s)
     left_s[waits] += np.nan_to_num(jobs.restart_s[waits], nan=0.0)
     return left_s
 

@@ -190,7 +190,7 @@ _SJF: Knowledge = {
 }  # fmt: skip
 _LOOKAHEAD: Knowledge = {knows: (ByListSchedule(knows=knows), {}) for knows in ("exact", "predicted", "nothing")}
 _KNOWS = choice("durations of jobs: exact; predicted from jobs of their kind that ended; nothing, so by what they have "
-                "received", *_SRSF)  # fmt: skip
+                "received, and plait by all jobs that ended", *_SRSF)  # fmt: skip
 
 
 def _known_as(
@@ -381,6 +381,7 @@ _FITNESS = {
 }  # fmt: skip
 
 _ANTMAN = {
+    "knows": _KNOWS,
     "order": choice("order of a project's guaranteed jobs; tiresias also preempts jobs of later queues; fifo as "
                     "published", *ORDERS, fit=("fifo", "tiresias")),
     "backfill": switch("guaranteed jobs start on GPUs reserved for others if that delays none of these; off = as "

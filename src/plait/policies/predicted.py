@@ -22,6 +22,8 @@ from plait.core.policy import View
 from plait.policies.compose import Ranking
 from plait.policies.kinds import LEVELS, Kinds, Lives
 
+#: What an order knows of durations.
+Knows = Literal["exact", "predicted", "nothing"]
 #: A waiting job takes the GPUs of a running one only if its key is below this part of that one's: ranks grow with
 #: service, so jobs of one kind would stop each other over and over.
 KEEP = 0.7
@@ -148,7 +150,7 @@ class ByListSchedule:
     """
 
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
-    knows: Literal["exact", "predicted", "nothing"] = "exact"
+    knows: Knows = "exact"
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0 <= alpha <= 1 for alpha in self.alphas):

@@ -181,12 +181,27 @@ def test_kinds_have_quotas_of_their_own_and_gangs_one_kind() -> None:
     assert "quota" in here.plan.reasons[2] or "reserved" in here.plan.reasons[2]
 
 
+def test_backfill_knows_no_duration_that_the_order_does_not_know() -> None:
+    """Two GPUs of four are reserved for a gang; a short job may use it only if its duration is known."""
+    for knows, runs in (("exact", [0, 2]), ("predicted", [0])):
+        here = house("1x4", order="srsf", knows=knows, backfill=True)
+        here.submit(job("first", 2)).decide()
+        here.submit(replace(job("gang", 4), iterations=1.0)).decide()
+        here.submit(replace(job("short"), iterations=20.0)).decide()
+        assert sorted(here.gpus()) == runs, knows
+
+
 def test_other_orders() -> None:
     here = house("1x1", order="srtf")
     here.submit(job("long"), replace(job("short"), iterations=10.0)).decide()
     assert sorted(here.gpus()) == [1]
     here = house("1x4", order="srsf")
     here.submit(job("wide", 4), replace(job("narrow"), iterations=3000.0)).decide()
+    assert sorted(here.gpus()) == [1]
+    here = house("1x1", order="srsf", knows="nothing")
+    here.submit(replace(job("served"), iterations=10.0), job("new"))
+    here.store.columns["attained_gpu_s"][0] = 100.0
+    here.decide()
     assert sorted(here.gpus()) == [1]
     here = house("1x1", order="tiresias")
     here.submit(job("served"), job("new"))

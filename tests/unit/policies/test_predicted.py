@@ -15,7 +15,16 @@ from plait.sim.world import make_world
 from plait.traces.load import load_jobs
 from plait.traces.synthetic import generate
 
-ORDERS = ("srtf", "srsf", "sjf", "muri-s", "muri-s:order=lookahead", "muri-s:objective=completion", "plait")
+ORDERS = (
+    "srtf",
+    "srsf",
+    "sjf",
+    "muri-s",
+    "muri-s:order=lookahead",
+    "muri-s:objective=completion",
+    "plait",
+    "antman:order=srsf",
+)
 
 
 def knowing(policy, knows):
@@ -57,9 +66,13 @@ def test_exact_knowledge_does_look_ahead():
     assert not np.array_equal(before, longer)
 
 
-@pytest.mark.parametrize("policy", ["muri-s:order=themis", "muri-s:order=discretised"])
-def test_orders_that_are_not_by_duration_take_no_knowledge_of_it(policy):
-    with pytest.raises(InputError, match="knows=predicted is for orders by duration: remaining, lookahead"):
+@pytest.mark.parametrize(
+    ("policy", "orders"),
+    [("muri-s:order=themis", "remaining, lookahead"), ("muri-s:order=discretised", "remaining, lookahead"),
+     ("antman:order=fifo", "srtf, srsf")],
+)  # fmt: skip
+def test_orders_that_are_not_by_duration_take_no_knowledge_of_it(policy, orders):
+    with pytest.raises(InputError, match=f"knows=predicted is for orders by duration: {orders}"):
         make_policy(f"{policy},knows=predicted")
 
 
