@@ -19,6 +19,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.core.version import __version__
+from plait.sim.physics import StandardPhysics
 from plait.sim.studies import cases
 from plait.sim.studies.cases import parse_range
 from plait.sim.world import make_world
@@ -60,10 +61,12 @@ PROFILED = frozenset({"trace1", "trace3", "trace3_pr", "job_type_1", "philly, pr
 WINDOWS = 4
 LOADS = (0.7, 1.0, 1.3)
 SMALL, LARGE, MIXED = "8x8", "64x8", "4x8:v100,2x8:p100,2x8:t4"
+#: Assumed speeds of the kinds of GPU in the mixed cluster; no policy of the comparison is told.
+SPEEDS = {"v100": 1.0, "p100": 0.6, "t4": 0.5}
 #: So many times the jobs are generated for the large cluster.
 MORE = 4
 #: Mean hours between failures of a node, and mean GPU-hours between those of a job, with failures on.
-NODE_MTBF_H, JOB_MTBF_H = 300.0, 500.0
+NODE_MTBF_H, JOB_MTBF_H = 50.0, 100.0
 #: Seconds between decisions, as Muri's.
 ROUND_S = 360.0
 #: Figures of a run that are kept.
@@ -160,6 +163,9 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
     """Run it; `ended(n)` is called whenever `n` more jobs have ended."""
     jobs, cluster, begin = jobs_of(case), Cluster.parse(case.row.cluster), time.process_time()
     world = replace(make_world("plait"), round_s=ROUND_S)
+    if case.row.cluster == MIXED:
+        assert isinstance(world.physics, StandardPhysics)
+        world = replace(world, physics=replace(world.physics, kind_speed=SPEEDS))
     if case.row.failures:
         world = replace(world, node_mtbf_s=NODE_MTBF_H * 3600, job_mtbf_s=JOB_MTBF_H * 3600)
     one = cases.Case(case.row.trace, jobs, case.policy, cluster, world, seed=case.seed)
