@@ -168,6 +168,7 @@ def _guests(jobs: IntArray, columns: Mapping[str, Any], running: Groups) -> Bool
 def _note_slow(jobs: IntArray, step_s: FloatArray, since_s: float, columns: Mapping[str, Any]) -> None:
     """Slow ones are so since `since_s`, if they were not before; a step of NaN seconds is unknown."""
     alone_s, before = columns["iteration_s"][jobs], columns["slow_since_s"][jobs]
-    speed = np.where(np.isnan(alone_s), UNKNOWN_ITERATION_S, alone_s) / step_s
+    alone_s = np.where(np.isnan(alone_s), UNKNOWN_ITERATION_S, alone_s)
     slow = np.where(np.isnan(before), since_s, before)
-    columns["slow_since_s"][jobs] = np.where(speed < SLOW_SPEED, slow, np.where(np.isnan(speed), before, math.nan))
+    is_slow = alone_s < SLOW_SPEED * step_s  # not by division, as a step of 0 s is one that was too short to measure
+    columns["slow_since_s"][jobs] = np.where(is_slow, slow, np.where(np.isnan(step_s), before, math.nan))

@@ -337,6 +337,14 @@ def test_slow_guests_are_noted_one_by_one_as_all_at_once(seed: int) -> None:
     np.testing.assert_array_equal(since_s, expected)
 
 
+def test_a_step_that_was_too_short_to_measure_is_not_slow() -> None:
+    c, _ = running([Plan.of([host(0, 0), guest(1, 0)])], 1, 1)
+    c.handle(used(20.0, floats(), floats(), ints(0, 1), floats(500.0, 101.0)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, 20.0])
+    c.handle(used(25.0, floats(), floats(), ints(0, 1), floats(0.0, 0.0)))
+    np.testing.assert_array_equal(slow_since_s(c), [NAN, NAN])
+
+
 def test_what_agents_measure_of_a_guest_goes_before_its_mean_pace() -> None:
     c, _ = running([Plan.of([host(0, 0), guest(1, 0)])], 1, 1)
     c.handle(used(10.0, floats(), floats(), ints(0, 1), floats(500.0, 99.0)))
