@@ -111,3 +111,31 @@ def test_whole_nodes_of_several_sizes_need_a_kind(cluster: Make) -> None:
     (job,) = c.submit({"exclusive": True, "gpu_kinds": ["a100"]})
     c.pass_s(2.2)
     assert len(c.nodes[1].seen) == c.engine.state.jobs[job].request["gpus"] == 2
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["muri-l", "muri-s", "antman", "pollux", "sia", "gandiva", "themis", "drf", "yarn-cs", "optimus", "plait"],
+)
+def test_no_policy_mixes_jobs_with_and_without_gpus(cluster: Make, policy: str) -> None:
+    c = cluster((1,), policy)
+    c.nodes.append(Node(c, "cpu", 2, "cpu"))
+    c.pass_s(1.1)
+    for request in (
+        {"gpus": 0},
+        {},
+        {"gpus": 0},
+        {},
+        {"class": "opportunistic"},
+        {"gpus": 0, "class": "opportunistic"},
+    ):
+        c.submit({"iterations": 1e6, **request})
+    for _ in range(30):
+        for node in c.nodes:
+            for job in node.jobs():
+                node.report(job, steps=c.now, step_s=1.0, held_s=c.now, stage_s=[0.1, 0.1, 0.7, 0.1], total_steps=1e6)
+        c.pass_s(20.0)
+        assert c.nodes[0].jobs() <= {1, 3, 4}
+        assert c.nodes[1].jobs() <= {0, 2, 5}
+    assert c.nodes[0].jobs()
+    assert len(c.nodes[1].jobs()) >= 2
