@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -82,8 +83,8 @@ def test_jobs_are_entered_through_the_service(tmp_path: Path) -> None:
             assert page == b"lab" * 200_000
             assert urllib.request.urlopen(address.partition("?")[0], timeout=60).read() == b"no"
         finally:
-            notebook.send_signal(2)
-            assert notebook.wait(30) is not None
+            notebook.send_signal(signal.SIGINT)
+            notebook.communicate(timeout=30)
         while service.job("j-2").state not in FINAL:
             time.sleep(0.1)
         service.cancel(job.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -77,6 +78,13 @@ class World:
 
     def give_up(self, channel: str, job: int, event: str, why: str) -> None:
         self.cluster.engine.undelivered(channel, job, event, why, self.cluster.now)
+
+    def deliver(self, follower: Follower) -> None:
+        """Follow until nothing is late."""
+        follower.follow()
+        while math.isfinite(pause_s := follower.next_try_s()):
+            self.wait(pause_s)
+            follower.follow()
 
     def follower(self, **choice: Any) -> Follower:
         """A follower as a service that starts has it."""
@@ -201,8 +209,8 @@ def test_failed_tries_are_repeated_with_longer_pauses_and_in_order(cluster: Make
     (job,) = c.submit({})
     c.pass_s(2.0)
     end(c, job)
-    follower.follow()
-    assert world.pauses == [1.0, 2.0, 4.0, 8.0]
+    world.deliver(follower)
+    assert world.pauses == pytest.approx([1.0, 2.0, 4.0, 8.0])
     assert world.sent == [(f"j-{job}", "started"), (f"j-{job}", "finished")]
     assert world.undelivered() == []
 
@@ -213,7 +221,7 @@ def test_a_notification_that_never_arrives_is_given_up_with_an_entry_in_the_log(
     job, other = c.submit({}, {})
     c.pass_s(2.0)
     began = c.now
-    follower.follow()
+    world.deliver(follower)
     given_up = world.undelivered()
     assert [(one["job"], one["event"], one["why"]) for one in given_up] == [
         (job, "started", "it answered 500"), (other, "started", "it answered 500"),
@@ -221,7 +229,7 @@ def test_a_notification_that_never_arrives_is_given_up_with_an_entry_in_the_log(
     assert GIVE_UP_S <= c.now - began < 1.2 * GIVE_UP_S  # what waited behind it has one try
     assert max(world.pauses) == 300.0
     world.failures = 0
-    follower.follow()
+    world.deliver(follower)
     assert world.inbox == []
 
 
@@ -582,3 +590,38 @@ def test_an_invalid_file_is_refused_with_file_channel_and_field(tmp_path: Path, 
     with pytest.raises(InputError, match=re.escape(words)) as refused:
         read_channels(path)
     assert str(refused.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_cannot_reach_one_user_delays_no_other_one(cluster: Make, restarts: bool) -> None:
+    world = World(cluster([3]))
+    c, follower = world.cluster, world.follower(events=("started", "finished"))
+    (first,), (second,) = c.submit({}, owner="ann"), c.submit({}, owner="ben")
+    c.pass_s(2.0)
+    send, away = world.send, {"ann"}
+
+    def not_to_ann(notice: Notice) -> None:
+        if notice.user in away:
+            raise Undeliverable("exit code 1: no such mailbox")
+        send(notice)
+
+    def served() -> Follower:
+        made = world.follower(events=("started", "finished")) if restarts else follower
+        made.channel = NotificationChannel("mail", not_to_ann, ("started", "finished"))
+        made.follow()
+        return made
+
+    follower.channel = NotificationChannel("mail", not_to_ann, ("started", "finished"))
+    follower.follow()
+    end(c, first)
+    end(c, second)
+    if restarts:
+        world.send = not_to_ann  # type: ignore[method-assign]
+        c.restart()
+        c.pass_s(2.0)
+    served()
+    assert world.sent == [(f"j-{second}", "started"), (f"j-{second}", "finished")]
+    away.clear()
+    world.deliver(served())
+    assert world.sent[2:] == [(f"j-{first}", "started"), (f"j-{first}", "finished")]
+    assert world.undelivered() == []

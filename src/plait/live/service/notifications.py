@@ -25,7 +25,7 @@ import tempfile
 import threading
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from pathlib import Path
@@ -53,6 +53,8 @@ AGAIN = (408, 425, 429)
 GIVE_UP_S = 3600.0
 #: Entries of the log that are read at a time.
 PAGE = 500
+#: A channel reads on while fewer notifications are late.
+MOST_LATE = 1000
 #: A place is stored so many seconds after the last time if it has moved without a notification.
 KEEP_S = 60.0
 #: The fact of the store that has the names of the channels of the newest service.
@@ -348,16 +350,21 @@ class Ending(Protocol):
         """Wait so many seconds, or until it ends; whether it does."""
 
 
+#: A notification in the log: the number of its entry, and its place among the events of that.
+Key = tuple[int, int]
+
+
 @dataclass(frozen=True)
 class Bookmark:
     """The next notification of a channel: the entry of the log, and how many of that entry's events are done.
 
-    `claimed`: it is being sent.
+    `claimed` is being sent. `late` are notifications before this place that are to be tried again, with their users.
     """
 
     seq: int
     done: int = 0
-    claimed: bool = False
+    claimed: Key | None = None
+    late: tuple[tuple[Key, str], ...] = ()
 
 
 #: Enters an undelivered notification into the log, and returns once that is stored: channel, job, event, cause.
@@ -366,7 +373,7 @@ GiveUp = Callable[[str, int, str, str], object]
 
 @dataclass
 class Follower:
-    """Sends the notifications of one channel, in order; `run` until the service ends."""
+    """Sends the notifications of one channel, those of a user in order; `run` until the service ends."""
 
     channel: NotificationChannel
     store: Store
@@ -374,11 +381,13 @@ class Follower:
     give_up: GiveUp
     ending: Ending
     _place: Bookmark | None = field(default=None, init=False)
-    #: The place of an earlier service that ended while it sent.
-    _left: Bookmark | None = field(default=None, init=False)
+    #: What an earlier service was sending when it ended.
+    _left: Key | None = field(default=None, init=False)
     #: The stored place, and when it was stored.
     _stored: Bookmark | None = field(default=None, init=False)
     _stored_s: float = field(default=-math.inf, init=False)
+    #: Users whose notifications are late -> when the next try is, and the pause after it.
+    _pauses: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
         """Follow the log; a store that cannot be written is tried again later."""
@@ -394,24 +403,60 @@ class Follower:
                     _LOG.warning("notifications wait", exc_info=None if isinstance(error, StoreError) else error,
                                  extra={"facts": {"channel": self.channel.name, "why": trouble}})  # fmt: skip
             if not more:
-                self.ending.wait(LOOK_S)
+                self.ending.wait(min(LOOK_S, self.next_try_s()))
         with contextlib.suppress(StoreError):
             self._keep()
 
+    def next_try_s(self) -> float:
+        """Seconds until a late notification is tried again; infinite if there is none."""
+        return max(min((at_s for at_s, _ in self._pauses.values()), default=math.inf) - self.clock(), 0.0)
+
     def follow(self) -> bool:
-        """Send what the next page of the log has; return whether there may be more."""
+        """Try late notifications that are due, and send what the next page of the log has; whether there may be more.
+
+        What cannot be delivered makes later notifications of the same user wait, and of no other one.
+        """
         place = self._read()
+        self._try_late()
         page = list(self.store.entries(after=place.seq - 1, limit=PAGE))
         for entry in page:
             for i, notice in self._notices(entry):
                 if entry.seq == place.seq and i < place.done:
                     continue
-                if not self._deliver(notice, entry, i):
+                if len(self._late) >= MOST_LATE:
                     return False
-            self._place = Bookmark(entry.seq + 1)
+                key = entry.seq, i
+                late = notice.user in self._pauses or not self._deliver(notice, entry, i)
+                more = ((key, notice.user),) if late else ()
+                self._write(replace(self._now, seq=entry.seq, done=i + 1, claimed=None, late=(*self._late, *more)))
+                if late and self.ending.is_set():
+                    return False
+            self._place = replace(self._now, seq=entry.seq + 1, done=0)
         if len(page) == PAGE or self.clock() - self._stored_s >= KEEP_S:
             self._keep()
         return len(page) == PAGE
+
+    def _try_late(self) -> None:
+        """Try the first late notification of each user whose pause is over; if it is delivered, the next ones too."""
+        for user in [user for user, (at_s, _) in self._pauses.items() if at_s <= self.clock()]:
+            for key in [key for key, whose in self._late if whose == user]:
+                entry = next(iter(self.store.entries(after=key[0] - 1, limit=1)))
+                notice = dict(self._notices(entry)).get(key[1])  # none: the choice of the channel has changed
+                if notice is not None and not self._deliver(notice, entry, key[1]):
+                    break
+                late = tuple(one for one in self._late if one[0] != key)
+                self._write(replace(self._now, claimed=None, late=late))
+            else:
+                del self._pauses[user]
+
+    @property
+    def _now(self) -> Bookmark:
+        assert self._place is not None
+        return self._place
+
+    @property
+    def _late(self) -> tuple[tuple[Key, str], ...]:
+        return self._now.late
 
     def _keep(self) -> None:
         """Store the place if it has moved; otherwise a changed file of channels would apply to what was passed."""
@@ -430,14 +475,15 @@ class Follower:
             return []
 
     def _deliver(self, notice: Notice, entry: Entry, index: int) -> bool:
-        """Send a notification, or give it up; False if the service ends before."""
-        here, claimed, pause_s = Bookmark(entry.seq, index), Bookmark(entry.seq, index, claimed=True), FIRST_PAUSE_S
-        why = "the service ended while it was sent; it may have arrived" if self._left == claimed else ""
-        while not why:
-            self._write(claimed)
+        """Try to send a notification, or give it up; False if it is to be tried again, after a pause."""
+        key = entry.seq, index
+        why = "the service ended while it was sent; it may have arrived" if self._left == key else ""
+        if not why:
+            before = self._now
+            self._write(replace(before, claimed=key))
             try:
                 self.channel.send(notice)
-                break
+                return True
             except Undeliverable as error:
                 cause, final = str(error), isinstance(error, Refused)
             except Exception as error:  # the text may have an address; the job's owner can read the cause
@@ -445,17 +491,15 @@ class Follower:
                 _LOG.error(
                     "a notification cannot be sent", exc_info=error, extra={"facts": {"channel": self.channel.name}}
                 )
-            self._write(here)
-            if final or self.clock() - entry.at_s >= GIVE_UP_S:
-                why = cause
-            elif self.ending.wait(pause_s):
+            self._write(before)
+            if not final and self.clock() - entry.at_s < GIVE_UP_S:
+                _, pause_s = self._pauses.get(notice.user, (0.0, FIRST_PAUSE_S))
+                self._pauses[notice.user] = self.clock() + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
                 return False
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        if why:
-            self.give_up(self.channel.name, int(notice.job.removeprefix("j-")), notice.event, why)
-            facts = {"channel": self.channel.name, "job": notice.job, "event": notice.event, "why": why}
-            _LOG.warning("a notification was not delivered", extra={"facts": facts})
-        self._write(Bookmark(entry.seq, index + 1))
+            why = cause
+        self.give_up(self.channel.name, int(notice.job.removeprefix("j-")), notice.event, why)
+        facts = {"channel": self.channel.name, "job": notice.job, "event": notice.event, "why": why}
+        _LOG.warning("a notification was not delivered", extra={"facts": facts})
         return True
 
     def _read(self) -> Bookmark:
@@ -466,14 +510,20 @@ class Follower:
                 newest = next(self.store.entries(limit=1, newest=True), None)
                 self._write(Bookmark(0 if newest is None else newest.seq + 1))
             else:
-                self._place = self._left = self._stored = Bookmark(*stored)
-        assert self._place is not None
-        return self._place
+                seq, done, claimed, late = stored
+                self._left = None if claimed is None else (claimed[0], claimed[1])
+                self._place = self._stored = Bookmark(
+                    seq, done, self._left, tuple(((key[0], key[1]), user) for key, user in late)
+                )
+                self._pauses = {user: (-math.inf, FIRST_PAUSE_S) for _, user in self._late}
+        return self._now
 
     def _write(self, place: Bookmark) -> None:
         """Store the place; raises `StoreError` if another service leads by now, or the disk is full."""
         self._place = place  # also if it cannot be stored: this service knows what it has sent
-        self.store.set_fact(_place_of(self.channel.name), json.dumps([place.seq, place.done, place.claimed]))
+        self.store.set_fact(
+            _place_of(self.channel.name), json.dumps([place.seq, place.done, place.claimed, place.late])
+        )
         self._stored, self._stored_s = place, self.clock()
 
 
