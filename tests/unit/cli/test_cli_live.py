@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from fake_service import TOKEN, Fake, serve
 
+from plait.cli.commands.doctor import account
 from plait.cli.commands.explain import check_lines, checked_by, explanation_lines
 from plait.cli.commands.jobs import ALIVE
 from plait.cli.commands.status import _shown_jobs
@@ -1229,6 +1230,15 @@ def test_doctor_looks_at_everything(plait, fake, tmp_path):
     answer = plait("doctor")
     assert answer.code == 1
     assert f"chmod 700 {tmp_path / 'home'}" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("uid", "state", "words"), [(0, "warning", "run as root"), (4_000_000, "ok", "run as 4000000")]
+)
+def test_doctor_warns_of_jobs_that_run_as_root(monkeypatch, uid, state, words):
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    found = account()
+    assert (found.state, words in found.found) == (state, True)
 
 
 def test_restore_takes_only_sound_stores(plait, tmp_path, monkeypatch):

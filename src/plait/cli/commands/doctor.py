@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import pwd
 import shutil
 import socket
 import sys
@@ -61,6 +63,7 @@ def examine(home: str | None) -> Iterator[Finding]:
     yield python()
     yield from extras()
     yield from folders(home)
+    yield account()
     yield port()
     yield shared_memory()
     yield gpus()
@@ -112,6 +115,17 @@ def folders(home: str | None) -> Iterator[Finding]:
         yield Finding("disk", WARNING, text, "make room, or give another folder with --home")
     else:
         yield Finding("disk", OK, text)
+
+
+def account() -> Finding:
+    """The account that the service, and so the jobs of all users, would run as; a warning if it is root."""
+    if (number := os.geteuid()) != 0:
+        name = str(number)
+        with contextlib.suppress(KeyError):  # an account without a name, as in containers
+            name = pwd.getpwuid(number).pw_name
+        return Finding("account", OK, f"jobs of all users run as {name}")
+    why = "jobs of all users run as root, and may read and change everything on the nodes"
+    return Finding("account", WARNING, why, "start the service as an account of its own; see Security in the docs")
 
 
 def port() -> Finding:
