@@ -1232,9 +1232,7 @@ def test_doctor_looks_at_everything(plait, fake, tmp_path):
     assert f"chmod 700 {tmp_path / 'home'}" in answer.out
 
 
-@pytest.mark.parametrize(
-    ("uid", "state", "words"), [(0, "warning", "run as root"), (4_000_000, "ok", "run as 4000000")]
-)
+@pytest.mark.parametrize(("uid", "state", "words"), [(0, "warning", "as root"), (4_000_000, "ok", "as 4000000")])
 def test_doctor_warns_of_jobs_that_run_as_root(monkeypatch, uid, state, words):
     monkeypatch.setattr("os.geteuid", lambda: uid)
     found = account()

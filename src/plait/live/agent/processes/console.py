@@ -50,6 +50,7 @@ class Console:
         self._active = folder / ACTIVE
         self._taken, self._start, self._output = 0, 0, b""
         self._more, self._over = threading.Condition(), False
+        self._exited: int | None = None
         env = {**env, "TERM": ask.term or "dumb"}
         if ask.term:
             ours, theirs = pty.openpty()
@@ -124,9 +125,9 @@ class Console:
 
     def _exit_code(self) -> int | None:
         """The exit code, of a program that has closed its output and is about to end, too."""
-        if not select.select([self._code], [], [], ECHO_S)[0]:
-            return None
-        return int(os.read(self._code, 10) or KILLED)
+        if self._exited is None and select.select([self._code], [], [], ECHO_S)[0]:
+            self._exited = int(os.read(self._code, 10) or KILLED)
+        return self._exited
 
     def _resize(self, ask: ConsoleAsk) -> None:
         if ask.term and ask.rows and ask.columns and self._write >= 0:
