@@ -22,9 +22,11 @@ A job states its model and the GPUs that its user would have requested; its dura
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -188,30 +190,87 @@ def generate_pollux(jobs: int, gpus: int, load: float | None, seed: int, arrival
 
 
 DAY_S = 86_400.0
-#: Share of the users' activity: the k-th takes k to the power of minus this.
-ZIPF = 1.2
-#: Chance that a session begins with a new script, and that it goes on to the script before the last one used.
-NEW, MEMORY = 0.35, 0.7
-#: Chance that a session with a known script also has the arguments of its last one.
-SAME_ARGUMENTS = 0.85
-#: Chance and sizes of a sweep, whose runs differ in arguments; otherwise runs again, the mean of a geometric number.
-SWEEP, SWEEP_SIZES, RERUNS = 0.08, (4, 48), 3.0
-#: Mean seconds between sessions, runs (their logarithm has a standard deviation of 1) and runs of a sweep.
-SESSION_GAP_S, RUN_GAP_S, SWEEP_GAP_S = 1440.0, 1800.0, 20.0
-#: Seconds of a typical script, and standard deviations of the logarithm: of users, of their scripts, arguments, runs.
-SCRIPT_S, USER, SCRIPT, ARGUMENTS, RUN = 1500.0, 0.7, 1.5, 0.30, 0.20
+#: Chance that a session goes on to the script before the last one used, and the sizes of a sweep.
+MEMORY, SWEEP_SIZES = 0.7, (4, 48)
 #: What is added to the logarithm for each doubling of the gang; shortest and longest job, seconds.
 DOUBLING, CLIP_S = 0.30, (10.0, 5 * DAY_S)
 #: A script changes by this in the logarithm in a day, and at a session with some chance by much.
 DRIFT, JUMP, JUMP_SIZE = 0.05, 0.05, 0.7
-#: Chance to crash of an old script, and more of a new one; seconds until then, and the spread of their logarithm.
-CRASH, NEW_CRASH, CRASH_S, CRASH_SPREAD = 0.10, 0.30, 120.0, 1.5
-#: Chance that its user stops a job early, at a uniform part of its duration from this one on.
-STOPPED, STOPPED_FROM = 0.13, 0.1
-#: Shares of gang sizes, how closely users keep to them, and the chance that a run has the usual size of its script.
-GANGS = {1: 0.60, 2: 0.08, 4: 0.14, 8: 0.13, 16: 0.035, 32: 0.012}
+#: How much more often a new script crashes; seconds until a crash, and the spread of their logarithm.
+NEW_CRASH, CRASH_S, CRASH_SPREAD = 0.30, 120.0, 1.5
+#: A user stops a job early at a uniform part of its duration from this one on.
+STOPPED_FROM = 0.1
+#: How closely users keep to the shares of gang sizes, and the chance that a run has the usual size of its script.
 CLOSENESS, USUAL = 3.0, 0.9
 MODELS = 12
+
+
+@dataclass(frozen=True)
+class RecurringWork:
+    """The habits of users: what `plait trace profile` fits to a trace, and `generate` draws from.
+
+    users               how many there are
+    zipf                the k-th most active user takes k to the power of minus this of the activity
+    new                 chance that a session begins with a new script
+    same_arguments      chance that a session with a known script also has the arguments of its last one
+    sweep, reruns       chance of a session to be a sweep over arguments; otherwise mean runs, one after the other
+    session_gap_s, run_gap_s, sweep_gap_s  mean seconds between sessions, between runs and between runs of a sweep
+    script_s            seconds of a typical script
+    user_spread, script_spread, argument_spread, run_spread  standard deviations of the logarithm of durations: of
+                        users, of their scripts, of arguments, and of runs of the same
+    crash, stopped      chance of an old script to crash, and of a job to be stopped by its user
+    gangs               (GPUs, share of the users' scripts)
+    """
+
+    users: int = 60
+    zipf: float = 1.2
+    new: float = 0.35
+    same_arguments: float = 0.85
+    sweep: float = 0.08
+    reruns: float = 3.0
+    session_gap_s: float = 1440.0
+    run_gap_s: float = 1800.0
+    sweep_gap_s: float = 20.0
+    script_s: float = 1500.0
+    user_spread: float = 0.7
+    script_spread: float = 1.5
+    argument_spread: float = 0.30
+    run_spread: float = 0.20
+    crash: float = 0.10
+    stopped: float = 0.13
+    gangs: tuple[tuple[int, float], ...] = ((1, 0.60), (2, 0.08), (4, 0.14), (8, 0.13), (16, 0.035), (32, 0.012))
+
+    def __post_init__(self) -> None:
+        for name in ("new", "same_arguments", "sweep", "crash", "stopped"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        for name in ("session_gap_s", "run_gap_s", "sweep_gap_s", "script_s"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise InputError(f"{name} must be > 0 seconds, got {getattr(self, name)}")
+        spreads = ("zipf", "user_spread", "script_spread", "argument_spread", "run_spread")
+        for name in spreads:
+            if not 0 <= getattr(self, name) < np.inf:
+                raise InputError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if self.users < 1 or not self.reruns >= 1:
+            raise InputError(f"users and reruns must be at least 1, got {self.users} and {self.reruns}")
+        if not self.gangs or any(size < 1 or not share > 0 for size, share in self.gangs):
+            raise InputError(f"gangs must be pairs of GPUs >= 1 and a share > 0, got {self.gangs!r}")
+
+    @classmethod
+    def read(cls, file: Path) -> RecurringWork:
+        """The habits in a file that `plait trace profile` wrote; raises `InputError` naming the file and the field."""
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            known = [one.name for one in fields(cls)]
+            for name in found:
+                if name not in known:
+                    raise InputError(f"{file}: unknown field {name!r}; {suggest(name, known)}")
+            gangs = found.pop("gangs", cls.gangs)
+            return cls(gangs=tuple((int(size), float(share)) for size, share in gangs), **found)
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InputError(f"{file} is no file of `plait trace profile`: {error}") from error
 
 
 @dataclass
@@ -250,25 +309,28 @@ class _Runs:
 
     seed: int
     gpus: int
+    work: RecurringWork
     jobs: list[_Job] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.sessions, self.durations, self.outcomes, self.sizes = (
             stream(self.seed, name) for name in ("sessions", "durations", "outcomes", "sizes")
         )
-        self.fitting = [size for size in GANGS if size <= self.gpus]
+        self.fitting = {size: share for size, share in self.work.gangs if size <= self.gpus}
+        if not self.fitting:
+            raise InputError(f"no gang of {[size for size, _ in self.work.gangs]} GPUs fits {self.gpus} GPUs")
 
     def user(self) -> _User:
         """A user with a typical duration and preferred sizes of gangs."""
-        weights = np.array([GANGS[size] for size in self.fitting])
+        weights = np.array(list(self.fitting.values()))
         shares = self.sizes.dirichlet(CLOSENESS * weights)
-        return _User(float(self.sizes.normal(0.0, USER)), shares)
+        return _User(float(self.sizes.normal(0.0, self.work.user_spread)), shares)
 
     def script(self, user: _User, now_s: float) -> _Script:
         """The script of a session, now the last one used: a new one, or one of those before."""
-        if not user.scripts or self.sessions.random() < NEW:
-            log_s = np.log(SCRIPT_S) + user.log_s + self.durations.normal(0.0, SCRIPT)
-            size = int(self.sizes.choice(self.fitting, p=user.shares))
+        if not user.scripts or self.sessions.random() < self.work.new:
+            log_s = np.log(self.work.script_s) + user.log_s + self.durations.normal(0.0, self.work.script_spread)
+            size = int(self.sizes.choice(list(self.fitting), p=user.shares))
             script = _Script(len(user.scripts), float(log_s), size, int(self.sizes.integers(MODELS)), now_s)
         else:
             back = min(int(self.sessions.geometric(1 - MEMORY)), len(user.scripts))
@@ -279,26 +341,26 @@ class _Runs:
                 script.log_s += float(self.durations.normal(0.0, JUMP_SIZE))
             script.used_s = now_s
         user.scripts.append(script)
-        if script.arguments == 0 or self.sessions.random() >= SAME_ARGUMENTS:
+        if script.arguments == 0 or self.sessions.random() >= self.work.same_arguments:
             self.argue(script)
         return script
 
     def argue(self, script: _Script) -> None:
         """Give a script other arguments."""
         script.arguments += 1
-        script.log_arguments = float(self.durations.normal(0.0, ARGUMENTS))
+        script.log_arguments = float(self.durations.normal(0.0, self.work.argument_spread))
 
     def session(self, user: _User, who: int, now_s: float) -> None:
         """A sweep, or runs of a script one after the other."""
         script = self.script(user, now_s)
-        sweep = self.sessions.random() < SWEEP
+        sweep = self.sessions.random() < self.work.sweep
         if sweep:
             low, high = np.log(SWEEP_SIZES)
             count = int(np.rint(np.exp(self.sessions.uniform(low, high))))
-            gaps = self.sessions.exponential(SWEEP_GAP_S, count)
+            gaps = self.sessions.exponential(self.work.sweep_gap_s, count)
         else:
-            count = int(self.sessions.geometric(1 / RERUNS))
-            gaps = self.sessions.lognormal(np.log(RUN_GAP_S) - 0.5, 1.0, count)
+            count = int(self.sessions.geometric(1 / self.work.reruns))
+            gaps = self.sessions.lognormal(np.log(self.work.run_gap_s) - 0.5, 1.0, count)
         for gap_s in gaps.tolist():
             if sweep:
                 self.argue(script)
@@ -309,28 +371,29 @@ class _Runs:
         """One job."""
         size = script.gpus
         if self.sizes.random() >= USUAL:
-            size = int(self.sizes.choice(self.fitting, p=user.shares))
-        log_s = script.log_s + script.log_arguments + DOUBLING * np.log2(size) + self.durations.normal(0.0, RUN)
+            size = int(self.sizes.choice(list(self.fitting), p=user.shares))
+        run = self.durations.normal(0.0, self.work.run_spread)
+        log_s = script.log_s + script.log_arguments + DOUBLING * np.log2(size) + run
         duration_s, state = float(np.clip(np.exp(log_s), *CLIP_S)), "completed"
         crash, stopped, part = self.outcomes.random(3).tolist()
         crash_s = max(float(self.outcomes.lognormal(np.log(CRASH_S), CRASH_SPREAD)), CLIP_S[0])
-        if stopped < STOPPED:
+        if stopped < self.work.stopped:
             duration_s, state = max(duration_s * (STOPPED_FROM + (1 - STOPPED_FROM) * part), CLIP_S[0]), "cancelled"
-        elif crash < CRASH + NEW_CRASH * np.exp(-script.runs / 3):
+        elif crash < self.work.crash + NEW_CRASH * np.exp(-script.runs / 3):
             duration_s, state = min(duration_s, crash_s), "failed"
         script.runs += 1
         names = f"user-{who}", f"script-{script.number}.py", f"--config {script.arguments}", f"model-{script.model}"
         self.jobs.append(_Job(now_s, size, duration_s, state, *names))
 
 
-def generate_recurring(jobs: int, gpus: int, load: float | None, seed: int, users: int) -> TraceTable:
-    """`jobs` jobs of `users` users for a cluster of `gpus` GPUs, with submissions stretched to `load`, if given."""
-    runs = _Runs(seed, gpus)
+def generate_recurring(jobs: int, gpus: int, load: float | None, seed: int, work: RecurringWork) -> TraceTable:
+    """`jobs` jobs of such work for a cluster of `gpus` GPUs, with submissions stretched to `load`, if given."""
+    runs, users = _Runs(seed, gpus, work), work.users
     people = [runs.user() for _ in range(users)]
-    weights = np.arange(1, users + 1, dtype=np.float64) ** -ZIPF
+    weights = np.arange(1, users + 1, dtype=np.float64) ** -work.zipf
     turns, now_s = stream(seed, "users"), 0.0
     while len(runs.jobs) < jobs or sum(job.submit_s <= now_s for job in runs.jobs) < jobs:
-        now_s += float(runs.sessions.exponential(SESSION_GAP_S))
+        now_s += float(runs.sessions.exponential(work.session_gap_s))
         who = int(turns.choice(users, p=weights / weights.sum()))
         runs.session(people[who], who, now_s)
     first = sorted(runs.jobs, key=lambda job: job.submit_s)[:jobs]
@@ -353,6 +416,131 @@ def generate_recurring(jobs: int, gpus: int, load: float | None, seed: int, user
     meta = new_meta(source=source, format="synthetic", rows_read=jobs, rows_kept=jobs, options=options)
     table = checked_table(columns, file="<recurring>", meta=meta)
     return table if load is None else target_load(table, gpus, load)
+
+
+#: A session of a user ends where the gap between runs of its script is longer than so many median gaps.
+LONG_GAP = 20.0
+#: A session in which each of at least so many runs has arguments of its own is a sweep.
+LEAST_SWEEP = 3
+
+
+class _Session(NamedTuple):
+    """Runs of a script by a user, one after the other: rows of the trace."""
+
+    script: str
+    rows: list[int]
+
+
+def fit_recurring(table: TraceTable) -> RecurringWork:
+    """The habits of the users of a trace, by moments; the rest is as in the published shares.
+
+    Sessions of a user with one script are told apart by long gaps only, so `reruns` is rather too large. Raises
+    `InputError` for a trace without users, scripts or durations, or in which no script runs twice.
+    """
+    for name in ("user", "script", "duration_s"):
+        if name not in table.columns:
+            raise InputError(f"the trace has no column {name}; a profile needs user, script and duration_s")
+    user, script = (np.asarray(table[name]).astype(str) for name in ("user", "script"))
+    arguments = np.asarray(table["arguments"]).astype(str) if "arguments" in table.columns else np.full(len(table), "")
+    state = np.asarray(table["state"]).astype(str) if "state" in table.columns else np.full(len(table), "completed")
+    submit_s, gpus = np.asarray(table["submit_s"], dtype=np.float64), np.asarray(table["gpus"], dtype=np.int64)
+    sessions = _sessions(user, script, submit_s)
+    sweeps = [len(one.rows) >= LEAST_SWEEP and len({*arguments[one.rows]}) == len(one.rows) for one in sessions]
+    single = [one for one, sweep in zip(sessions, sweeps, strict=True) if not sweep]
+    found: dict[str, float] = {"sweep": float(np.mean(sweeps))}
+    found["reruns"] = float(np.mean([len(one.rows) for one in single])) if single else RecurringWork.reruns
+
+    seen: dict[str, str] = {}  # script -> its last arguments
+    new, again = 0, []
+    for one, sweep in zip(sessions, sweeps, strict=True):
+        if one.script not in seen:
+            new += 1
+        elif not sweep:
+            again.append(arguments[one.rows[0]] == seen[one.script])
+        seen[one.script] = arguments[one.rows[-1]]
+    found |= {"new": new / len(sessions), "same_arguments": float(np.mean(again)) if again else 1.0}
+
+    names, counts = np.unique(user, return_counts=True)
+    found["zipf"] = _zipf(np.sort(counts)[::-1])
+    found["session_gap_s"] = max(float(np.ptp(submit_s)), 1.0) / len(sessions)
+    for name, kind in (("run_gap_s", False), ("sweep_gap_s", True)):
+        gaps = [np.diff(submit_s[one.rows]) for one, sweep in zip(sessions, sweeps, strict=True) if sweep == kind]
+        every = np.concatenate(gaps) if gaps else np.zeros(0)
+        found[name] = float(every.mean()) if len(every) and every.mean() > 0 else getattr(RecurringWork, name)
+
+    runs_before = np.zeros(len(table))
+    for one in sessions:
+        runs_before[one.rows] = np.arange(len(one.rows))
+    for mine in _rows_by(np.char.add(np.char.add(user, "\n"), script)):
+        runs_before[mine] = np.arange(len(mine))
+    stopped = float((state == "cancelled").mean())
+    failed = float((state == "failed").mean()) / max(1.0 - stopped, 1e-9)
+    crash = failed - NEW_CRASH * float(np.exp(-runs_before / 3).mean())
+    found |= {"stopped": stopped, "crash": min(max(crash, 0.0), 1.0)}
+
+    done = (state == "completed") & (np.asarray(table["duration_s"], dtype=np.float64) > 0)
+    log_s = np.log(np.asarray(table["duration_s"], dtype=np.float64)[done]) - DOUBLING * np.log2(gpus[done])
+    found |= _spreads(log_s, user[done], script[done], arguments[done])
+    sizes, scripts = np.unique(gpus[gpus > 0], return_counts=True)
+    gangs = tuple((int(size), float(count / scripts.sum())) for size, count in zip(sizes, scripts, strict=True))
+    return RecurringWork(users=len(names), gangs=gangs, **found)
+
+
+def _rows_by(key: Array) -> list[Array]:
+    """The rows of each value, in their order."""
+    order = np.argsort(key, kind="stable")
+    return np.split(order, np.flatnonzero(key[order][1:] != key[order][:-1]) + 1)
+
+
+def _sessions(user: Array, script: Array, submit_s: Array) -> list[_Session]:
+    """Sessions in the order in which they begin; raises `InputError` if no script runs twice."""
+    groups = _rows_by(np.char.add(np.char.add(user, "\n"), script))
+    gaps = np.concatenate([np.diff(submit_s[rows]) for rows in groups])
+    if not len(gaps):
+        raise InputError("no script of a user runs twice, so there is no recurring work to profile")
+    longest_s = LONG_GAP * max(float(np.median(gaps)), 1.0)
+    found = []
+    for rows in groups:
+        parts = np.split(rows, np.flatnonzero(np.diff(submit_s[rows]) > longest_s) + 1)
+        found += [_Session(f"{user[rows[0]]}\n{script[rows[0]]}", part.tolist()) for part in parts]
+    return sorted(found, key=lambda one: (submit_s[one.rows[0]], one.rows[0]))
+
+
+def _zipf(counts: Array) -> float:
+    """The exponent of activity by rank, by least squares over the logarithms, each user weighted by its jobs."""
+    if len(counts) < 2:
+        return 0.0
+    rank, jobs = np.log(np.arange(1, len(counts) + 1)), np.log(counts)
+    away = rank - np.average(rank, weights=counts)
+    return max(-float(np.sum(counts * away * jobs) / np.sum(counts * away**2)), 0.0)
+
+
+def _spreads(log_s: Array, user: Array, script: Array, arguments: Array) -> dict[str, float]:
+    """Typical seconds, and standard deviations by run, arguments, script and user: a nested analysis of variance."""
+    by_script = np.char.add(np.char.add(user, "\n"), script)
+    levels = {
+        "run_spread": np.char.add(np.char.add(by_script, "\n"), arguments), "argument_spread": by_script,
+        "script_spread": user, "user_spread": np.zeros(len(user), dtype=np.int64),
+    }  # fmt: skip
+    values, noise = log_s, np.zeros(len(log_s))  # means of the level below, and the variance of each by its own members
+    found: dict[str, float] = {}
+    while levels:
+        name = next(iter(levels))
+        groups = _rows_by(levels.pop(name))
+        many = [rows for rows in groups if len(rows) > 1]
+        free = max(sum(len(rows) - 1 for rows in many), 1)
+        between = sum(float(((values[rows] - values[rows].mean()) ** 2).sum()) for rows in many) / free
+        own = sum(float(noise[rows].sum()) * (1 - 1 / len(rows)) for rows in many) / free
+        spread = max(between - own, 0.0)
+        found[name] = float(np.sqrt(spread))
+        values, noise = (
+            np.array([values[rows].mean() for rows in groups]),
+            np.array([(noise[rows].mean() + spread) / len(rows) for rows in groups]),
+        )
+        first = np.array([rows[0] for rows in groups])
+        levels = {other: label[first] for other, label in levels.items()}
+    found["script_s"] = float(np.exp(values[0]))
+    return found
 
 
 Mixture = Sequence[tuple[float, float, float]]
@@ -496,6 +684,7 @@ def generate(
     users: int | None = None,
     arrivals: str | None = None,
     max_duration_s: float | None = None,
+    work: RecurringWork = RecurringWork(),
 ) -> TraceTable:
     """A synthetic trace of `jobs` jobs for a cluster of `gpus` GPUs.
 
@@ -503,18 +692,15 @@ def generate(
     models: None, or a mix of `assign_models` (`uniform`, `by_gpu_hours`).
     users: how many people submit, 50 or the preset's number if None; a few submit most.
     arrivals: `bursty`, `poisson` or `uniform` instead of the preset's.
+    work: of the preset `recurring`, the habits of its users.
     max_duration_s: longer durations are drawn again. With heavy tails a few jobs outlast the submissions by far, and
     the cluster is nearly idle for most of a simulation; with a limit the load is that of nearly all of it.
     """
-    users = (60 if preset == RECURRING else 50) if users is None else users
+    users = (work.users if preset == RECURRING else 50) if users is None else users
     _check(preset, {"jobs": jobs, "gpus": gpus, "users": users}, seed, models, arrivals, max_duration_s)
     if preset == RECURRING:
-        from plait.traces.synthetic import generate_recurring
-
-        return generate_recurring(jobs, gpus, load, seed, users)
+        return generate_recurring(jobs, gpus, load, seed, replace(work, users=users))
     if preset == ADAPTIVE:
-        from plait.traces.synthetic import generate_pollux
-
         return generate_pollux(jobs, gpus, load, seed, ARRIVALS[arrivals or "poisson"])
     kind = PRESETS[preset]
     submit_s, leader = (ARRIVALS[arrivals] if arrivals else kind.arrivals)(stream(seed, "arrivals"), jobs)

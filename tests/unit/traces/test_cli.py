@@ -93,3 +93,22 @@ def test_errors_propagate_and_write_nothing(tmp_path):
     with pytest.raises(TraceError, match="strict"):
         run("convert", FIXTURES / "muri.csv", tmp_path / "o.csv", "--strict")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_habits_are_fitted_written_and_generated_from(tmp_path):
+    trace, habits, again = (tmp_path / name for name in ("jobs.csv", "habits.json", "again.csv"))
+    run("generate", trace, "--preset", "recurring", "--jobs", 400, "--gpus", 16)
+    assert "same_arguments" in run("profile", trace, habits)
+    run("generate", again, "--recurring", habits, "--jobs", 300, "--seed", 4)
+    table = read_canonical(again)
+    assert len(table) == 300
+    assert {*np.unique(table["gpus"]).tolist()} <= {1, 2, 4, 8, 16}
+    for text, reason in (
+        ('{"zipff": 1}', "unknown field 'zipff'"), ('{"crash": 2}', "crash must be from 0 to 1, got 2"),
+        ("[]", "no file"), ('{"gangs": []}', "gangs must be"), ('{"zipf": "x"}', "no file of `plait trace profile`"),
+    ):  # fmt: skip
+        habits.write_text(text)
+        with pytest.raises(InputError, match=reason):
+            run("generate", again, "--recurring", habits)
+    with pytest.raises(InputError, match="cannot read"):
+        run("generate", again, "--recurring", tmp_path / "none.json")

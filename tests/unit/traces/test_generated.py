@@ -8,8 +8,8 @@ import pytest
 from plait.core.errors import InputError
 from plait.traces.assign import assign_classes, assign_deadlines, assign_models, catalogue, uniforms
 from plait.traces.load import load_jobs
-from plait.traces.synthetic import PRESETS, SHARES, generate, target_load, tuned_sizes
-from plait.traces.table import offered_load
+from plait.traces.synthetic import PRESETS, SHARES, RecurringWork, fit_recurring, generate, target_load, tuned_sizes
+from plait.traces.table import TraceTable, offered_load
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -187,3 +187,33 @@ def test_without_durations_there_is_no_load_to_stretch():
 
 def test_no_size_is_asked_for_that_the_cluster_does_not_have():
     assert generate("pollux", 500, 8, seed=0)["gpus"].max() == 8
+
+
+# -- habits fitted to a trace ------------------------------------------------------------------------------------------
+
+#: Unlike the defaults in each habit.
+OTHERS = RecurringWork(
+    users=30, zipf=0.7, same_arguments=0.5, sweep=0.02, script_s=400.0, script_spread=1.0, argument_spread=0.6,
+    run_spread=0.5, crash=0.02, stopped=0.3, gangs=((1, 0.5), (8, 0.5)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("work", [RecurringWork(), OTHERS], ids=["default", "others"])
+def test_habits_of_generated_work_are_found_again(work: RecurringWork) -> None:
+    found = fit_recurring(generate("recurring", 3000, 64, seed=1, work=work))
+    assert 0.9 * work.users <= found.users <= work.users
+    for name, off in {"zipf": 0.2, "same_arguments": 0.1, "sweep": 0.05, "crash": 0.05, "stopped": 0.05}.items():
+        assert getattr(found, name) == pytest.approx(getattr(work, name), abs=off), name
+    for name, part in {"run_spread": 0.2, "argument_spread": 0.3, "script_spread": 0.3, "script_s": 0.6}.items():
+        assert getattr(found, name) == pytest.approx(getattr(work, name), rel=part), name
+    assert [size for size, _ in found.gangs] == [size for size, _ in work.gangs]
+    assert work.reruns <= found.reruns <= 1.5 * work.reruns
+
+
+def test_a_profile_needs_names_and_scripts_that_run_again() -> None:
+    with pytest.raises(InputError, match="no column script"):
+        fit_recurring(generate("philly", 50, 64))
+    once = generate("recurring", 50, 64)
+    names = np.arange(50).astype(str).astype(object)
+    with pytest.raises(InputError, match="no script of a user runs twice"):
+        fit_recurring(TraceTable({**once.columns, "script": names}, once.meta))

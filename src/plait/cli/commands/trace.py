@@ -99,6 +99,9 @@ def generate(
     max_duration: Annotated[
         float | None, typer.Option(help="Draw durations above this many seconds again. [default: no limit]")
     ] = None,
+    recurring: Annotated[
+        Path | None, typer.Option("--recurring", help="Work of the habits in this file of `plait trace profile`.")
+    ] = None,
     models: AssignModels = None,
     deadlines: DeadlinesOption = None,
     opportunistic_share: OpportunisticShare = None,
@@ -106,12 +109,38 @@ def generate(
 ) -> None:
     """Generate a synthetic trace."""
     from plait.traces.canonical import write_canonical
+    from plait.traces.synthetic import RECURRING, RecurringWork
     from plait.traces.synthetic import generate as make
 
-    table = make(preset, jobs, gpus, load, seed, models=models, max_duration_s=max_duration)
+    work = RecurringWork() if recurring is None else RecurringWork.read(recurring)
+    preset = preset if recurring is None else RECURRING
+    table = make(preset, jobs, gpus, load, seed, models=models, max_duration_s=max_duration, work=work)
     table = _assigned(table, seed, deadlines, opportunistic_share, tenants)
     write_canonical(table, target)
     _say_written(table, target)
+
+
+@app.command()
+def profile(
+    file: Annotated[Path, typer.Argument(help="A trace in any known format, with users and scripts.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="JSON file, for `plait trace generate --recurring`.")],
+    trace_format: TraceFormat = "auto",
+    unreadable: Unreadable = UNREADABLE,
+    columns: Columns = None,
+    time_zone: TimeZone = None,
+) -> None:
+    """Fit the habits of the users of a trace, to generate work like theirs."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from plait.core.files import replace_file
+    from plait.traces.formats.registry import read_trace
+    from plait.traces.synthetic import fit_recurring
+
+    found = fit_recurring(read_trace(file, trace_format, **reading(unreadable, columns, time_zone)))
+    replace_file(target, dumps(asdict(found), indent=1) + "\n")
+    for name, value in asdict(found).items():
+        typer.echo(f"{name:<16} {value:.4g}" if isinstance(value, float) else f"{name:<16} {value}")
 
 
 @app.command()
