@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import io
 import os
@@ -39,6 +40,24 @@ def capturing() -> bool:
     """Whether a CUDA graph is being captured: then nobody may wait for the GPU, copy to the host or pin memory."""
     cuda = torch_cuda()
     return bool(cuda is not None and cuda.is_current_stream_capturing())
+
+
+#: How a thread treats captures of CUDA graphs, in the drivers of NVIDIA and AMD; the one that heeds its own only.
+_CAPTURE_MODES = (
+    ("libcuda.so.1", "cuThreadExchangeStreamCaptureMode"),
+    ("libamdhip64.so", "hipThreadExchangeStreamCaptureMode"),
+)
+_THREAD_LOCAL = 1
+
+
+def ignore_captures() -> None:
+    """Let this thread wait for the GPU while another one captures a CUDA graph, which would else end with an error.
+
+    The threads in which torch watches its collectives do the same.
+    """
+    for library, name in _CAPTURE_MODES:
+        with contextlib.suppress(OSError, AttributeError):
+            getattr(ctypes.CDLL(library), name)(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
 
 
 # plait's own process groups, destroyed before the interpreter shuts down.

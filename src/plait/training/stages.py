@@ -25,7 +25,7 @@ from plait.core.resources import Resource, skew
 from plait.runtime.guest_gate import LINGER_S
 from plait.runtime.page import SIZE, WORD, Page
 from plait.runtime.stage_gate import GateError, GateTimeout, StageGate
-from plait.training.process import torch_cuda
+from plait.training.process import ignore_captures, torch_cuda
 
 LEAST_LEASE_S = 30.0
 #: Seconds to wait at the end of a job for a GPU that still works.
@@ -188,11 +188,8 @@ class Stages:
             self._follower.start()
 
     def _note_ends(self) -> None:
-        """Note when the GPU has done the newest stage. Waiting holds neither a core nor the interpreter's lock.
-
-        Such a wait would spoil a CUDA graph whose capture begins before this thread has run. `torch.cuda.graph` waits
-        for the GPU first, which lets this thread run and ends its wait.
-        """
+        """Note when the GPU has done the newest stage. Waiting holds neither a core nor the interpreter's lock."""
+        ignore_captures()  # the script may have begun one before this thread has run
         while (behind := self._followed.get()) is not None:
             ended, number = behind
             with contextlib.suppress(RuntimeError):  # the GPU is lost, which the script gets to know
@@ -382,15 +379,18 @@ class CudaSpans:
         cuda = torch_cuda()
         self._begun, self._passed = None, None
         self._marks.clear()
-        if cuda is not None:
+        if cuda is not None and not cuda.is_current_stream_capturing():
             self._stream, self._begun = cuda.current_stream(), cuda.Event(enable_timing=True)
             self._begun.record(self._stream)
 
     def end(self, *, wait: bool, weight: int = 1, sleeps: bool = False) -> bool:
-        """It ends, and stands for `weight` spans; true if there was one. `sleeps`: who waits for it needs no core."""
+        """It ends, and stands for `weight` spans; true if there was one. `sleeps`: who waits for it needs no core.
+
+        There is none if it begins or ends within a captured CUDA graph, which runs later.
+        """
         begun, self._begun = self._begun, None
         cuda = torch_cuda() if begun is not None else None
-        if cuda is None:
+        if cuda is None or cuda.is_current_stream_capturing():
             return False
         ended = self.ended = cuda.Event(enable_timing=True, blocking=wait or sleeps)  # others need the core
         ended.record(self._stream)

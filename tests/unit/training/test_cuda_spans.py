@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from plait.core.resources import Resource
 from plait.runtime.guest_gate import HostStages
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import NullGate
+from plait.training import process
 from plait.training import stages as module
 from plait.training.stages import Stages
 
@@ -28,6 +30,9 @@ class Played:
 
     def __init__(self) -> None:
         self.now_s = self.free_s = 0.0
+        self.capture: int | None = None  # the thread that captures a graph
+        self.spoilt = False  # by a wait of another thread that may disturb it
+        self.careful: set[int] = set()  # threads that may not
         played = self
 
         class Event:
@@ -39,6 +44,9 @@ class Played:
                 self.at_s = max(played.free_s, played.now_s)
 
             def synchronize(self) -> None:
+                if played.capture is not None and threading.get_ident() not in played.careful:
+                    played.spoilt = True
+                    raise RuntimeError("operation not permitted when stream is capturing")
                 played.now_s = max(played.now_s, self.at_s)
 
             def query(self) -> bool:
@@ -51,6 +59,9 @@ class Played:
 
     def current_stream(self) -> str:
         return "stream"
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capture == threading.get_ident()
 
     def launch(self, seconds: float) -> None:
         self.free_s = max(self.free_s, self.now_s) + seconds
@@ -202,6 +213,43 @@ def test_guests_come_when_the_gpu_has_done_what_the_script_left_behind(
             done[3].set()
         until(lambda: not hosts.busy)
         hosts.close()
+
+
+class Driver:
+    """That of the played GPU: which mode a thread has."""
+
+    def __init__(self, cuda: Played) -> None:
+        self.cuda = cuda
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        if mode._obj.value:
+            self.cuda.careful.add(threading.get_ident())
+        return 0
+
+
+def test_a_graph_whose_capture_begins_before_the_gpu_was_followed_is_not_spoilt(
+    cuda: Played, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda library: Driver(cuda))
+    captures, note_ends = threading.Event(), Stages._note_ends
+    monkeypatch.setattr(Stages, "_note_ends", lambda stages: captures.wait(60.0) and note_ends(stages))
+    with Page.create(tmp_path / "page.bin") as page:
+        stages = Stages(page, NullGate())
+        stages.has_guests = True
+        with stages.stage(GPU):
+            cuda.launch(0.050)
+        cuda.capture = threading.get_ident()
+        captures.set()
+        until(lambda: page.gpu_left_monotonic < math.inf)
+        with stages.stage(GPU):  # a stage within the capture has no span on the GPU
+            pass
+        assert page.gpu_left_monotonic < math.inf
+        cuda.capture = None
+        stages.settle()
+        stages.publish()
+    assert not cuda.spoilt
+    assert cuda.now_s == pytest.approx(0.050)
+    assert stages.busy_s[GPU] >= 0.050
 
 
 def until(true: Callable[[], bool]) -> None:
