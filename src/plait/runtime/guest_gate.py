@@ -15,6 +15,12 @@ host whose GPU stage it began in (`plait.sharing.quanta`).
 A change of any of them counts at once, also a promotion: a host waits for nothing. Nor does a job with a request to
 stop, so that it can save its state.
 
+The ranks of a gang pause together. Otherwise one would wait at its gate while the collectives of the others spin on
+their GPUs, a quantum without bound. All have the same points in a step, in the same order: a rank passes none before
+the first rank of its node has. Where that one pauses, it waits until the others have come there and their GPUs are
+done, then for the share of all and the hosts of all; so each rank has launched what the others need, and no more.
+Ranks whose points differ pace themselves after `SILENT_S`.
+
 Each check of the share is noted in the page: a guest without recent checks is throttled from outside (`throttle` of
 its runner).
 
@@ -30,7 +36,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +51,8 @@ from plait.sharing.quanta import Quanta
 #
 #     "sharing": {"guest": true, "hosts": ["/run/.../page.bin"], "gate": true}
 #
+# Of a gang beside hosts, `hosts` are those of all of its ranks on the node, and "ranks" has the pages of these ranks.
+#
 # The agent writes it (`Neighbours.control`), the training library reads it (`neighbours_of`). If it is missing or null,
 # the process has its GPU to itself.
 
@@ -56,14 +64,17 @@ class Neighbours:
     guest   whether it is opportunistic: limited to a share, and running only while its agent renews `Page.share_until`
     hosts   page files of the guaranteed processes on the same GPU
     gate    whether a guest starts GPU work only while no host is in its GPU stage
+    ranks   page files of the ranks of a guest's gang on the node, the first one first; none without hosts
     """
 
     guest: bool = False
     hosts: tuple[Path, ...] = ()
     gate: bool = True
+    ranks: tuple[Path, ...] = ()
 
     def control(self) -> dict[str, Any]:
-        return {"guest": self.guest, "hosts": [str(path) for path in self.hosts], "gate": self.gate}
+        entry: dict[str, Any] = {"guest": self.guest, "hosts": [str(path) for path in self.hosts], "gate": self.gate}
+        return entry | ({"ranks": [str(path) for path in self.ranks]} if self.ranks else {})
 
 
 def neighbours_of(control: Mapping[str, Any]) -> Neighbours | None:
@@ -81,9 +92,11 @@ def neighbours_of(control: Mapping[str, Any]) -> Neighbours | None:
     for name, value in (("guest", guest), ("gate", gate)):
         if not isinstance(value, bool):
             raise InputError(f"sharing.{name} in control.json is {value!r}, needs true or false")
-    if not isinstance(hosts, list) or not all(isinstance(path, str) and path for path in hosts):
-        raise InputError(f"sharing.hosts in control.json is {hosts!r}, needs a list of page files")
-    return Neighbours(guest, tuple(map(Path, hosts)), gate)
+    ranks = entry.get("ranks", [])
+    for name, paths in (("hosts", hosts), ("ranks", ranks)):
+        if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
+            raise InputError(f"sharing.{name} in control.json is {paths!r}, needs a list of page files")
+    return Neighbours(guest, tuple(map(Path, hosts)), gate, tuple(map(Path, ranks)))
 
 
 # Read from the pages of the guaranteed jobs on a GPU whether they are in their GPU stage.
@@ -183,8 +196,86 @@ def _has_ended(page: Page) -> bool:
     return True
 
 
-#: Longest sleep before the page is read again; and while a host is in its GPU stage.
-LOOK_S, GATE_LOOK_S = 0.005, 0.0005
+class Gang:
+    """The ranks of a guest on this node, as one of them sees them: who has come to which point of a step.
+
+    Points are numbered within a step, and steps count more. The word `Page.gang_point` of the first rank is twice the
+    number of the point that it passed last, or one less than twice that at which it pauses; the word of another rank is
+    the number of the point at which it pauses.
+    """
+
+    def __init__(
+        self, page: Page, ranks: Sequence[Path], clock: Callable[[], float], before: Gang | None = None
+    ) -> None:
+        """`ranks`: page files, that of `page` among them, the first rank's first; `before`: the gang until now."""
+        self._page, self._clock = page, clock
+        self.first = not ranks or ranks[0] == page.path
+        self._others: list[Page] = []
+        for path in ranks[1:] if self.first else ranks[:1]:
+            with contextlib.suppress(PageError, OSError):
+                self._others.append(Page.open(path, mapped=False))
+        self._step, self._number = (before._step, before._number) if before is not None else (0, 0)
+        self._words, self._since_s = list[int](), 0.0  # of the others, and since when they are so
+        self._silent: set[tuple[int, int]] = set()  # others by number, with words that did not change for `SILENT_S`
+
+    @property
+    def paced(self) -> bool:
+        """Whether there are other ranks here."""
+        return bool(self._others)
+
+    def come(self) -> None:
+        """Come to the next point."""
+        step = int(self._page.steps)
+        self._number = 1 if step != self._step else self._number + 1
+        self._step, self._since_s = step, self._clock()
+
+    @property
+    def _point(self) -> int:
+        return self._step << POINT_BITS | min(self._number, (1 << POINT_BITS) - 1)
+
+    def pause(self) -> None:
+        """Note that this rank waits at its point, and its GPU has done what was launched."""
+        self._page.gang_point = 2 * self._point - 1 if self.first else self._point
+
+    def go_on(self) -> None:
+        """Note that this rank passes its point."""
+        if self.first:
+            self._page.gang_point = 2 * self._point
+
+    @property
+    def pauses_here(self) -> bool:
+        """Whether the first rank pauses at the point to which this one has come."""
+        return not self.first and self._others[0].gang_point == 2 * self._point - 1
+
+    @property
+    def behind(self) -> bool:
+        """Whether this rank has to wait: the first until all others pause at its point, those until it has passed."""
+        least = self._point if self.first else 2 * self._point
+        words = [page.gang_point for page in self._others]
+        if words != self._words:
+            self._words, self._since_s = words, self._clock()
+        late = {(at, word) for at, word in enumerate(words) if word < least} - self._silent
+        if late and self._clock() - self._since_s >= SILENT_S and not self.pauses_here:
+            self._silent |= late
+            return False
+        return bool(late)
+
+    @property
+    def alone(self) -> bool:
+        """Whether a rank other than the first paces itself, because that one does something else."""
+        return not self.first and (0, self._others[0].gang_point) in self._silent
+
+    def close(self) -> None:
+        while self._others:
+            self._others.pop().close()
+
+
+#: Seconds after which a rank of a gang no longer waits for one that has not moved.
+SILENT_S = 10.0
+#: Bits of the number of a point within its step.
+POINT_BITS = 20
+#: Longest sleep before the page is read again; while a host is in its GPU stage; and while ranks wait for one another.
+LOOK_S, GATE_LOOK_S, GANG_LOOK_S = 0.005, 0.0005, 0.0001
 #: How much a pause varies, as a part of it.
 JITTER = 0.5
 #: Yield points that are closer together than this are passed over: giving way costs tens of microseconds.
@@ -223,6 +314,7 @@ class GuestGate:
         self._look, self._version = look, page.control_version
         self._clock, self._sleep = clock, sleep
         self._chance, self._vary = chance or random.Random().random, 1.0  # not the script's own numbers
+        self._gang: Gang | None = None
         self._follow(neighbours)
         self._began_s: float | None = None
         self._ended_s, self._took_s = -math.inf, 0.0  # of the last quantum
@@ -251,6 +343,7 @@ class GuestGate:
         if resource is Resource.GPU:
             self.marked = True
             self._seconds.step()
+            self._gang.come()
             self.wait()
         self.inner.enter(resource, timeout_s)
         if resource is Resource.GPU:
@@ -268,7 +361,7 @@ class GuestGate:
             self.inner.yield_point(before)
             return
         self._passed += 1
-        if self._passed < self._every:
+        if self._goes_on():
             return
         if before is not None:
             before()
@@ -282,9 +375,25 @@ class GuestGate:
             self.inner.yield_point()
         self._begin()
 
+    def _goes_on(self) -> bool:
+        """Whether the quantum goes on at a yield point."""
+        gang, due = self._gang, self._passed >= self._every
+        gang.come()
+        if not gang.paced:
+            return not due
+        if gang.first:
+            if not due:
+                gang.go_on()
+            return not due
+        while gang.behind and not gang.pauses_here and not self._wants_stop():
+            self._page.paced_monotonic, self._page.stage_since = self._clock(), 0.0
+            self._sleep(GANG_LOOK_S)
+        return not gang.pauses_here and not (gang.alone and due)
+
     def begin(self) -> None:
         """Where no stages are marked: wait until the script may continue, which begins the first quantum of a step."""
         self._seconds.step()
+        self._gang.come()
         self.wait()
         self._begin()
 
@@ -311,14 +420,17 @@ class GuestGate:
 
     def wait(self) -> None:
         """Wait until a quantum may begin, or the job has a request to stop."""
+        if self._gang.paced:
+            self._gang.pause()
         begin_s, pause_s = self._clock(), self._blocked_s(self._clock())
-        if not pause_s:
-            return
-        self._page.stage_since = 0.0  # a guest that waits does not hang
-        while pause_s and not self._wants_stop():
-            self._sleep(pause_s)
-            pause_s = self._blocked_s(self._clock())
-        self.stats.waited_s[Resource.GPU] += self._clock() - begin_s
+        if pause_s:
+            self._page.stage_since = 0.0  # a guest that waits does not hang
+            while pause_s and not self._wants_stop():
+                self._sleep(pause_s)
+                pause_s = self._blocked_s(self._clock())
+            self.stats.waited_s[Resource.GPU] += self._clock() - begin_s
+        if self._gang.paced:
+            self._gang.go_on()
 
     def drop(self) -> None:
         self.inner.drop()
@@ -326,11 +438,14 @@ class GuestGate:
     def close(self) -> None:
         self.inner.close()
         self._hosts.close()
+        self._gang.close()
 
     def _follow(self, neighbours: Neighbours | None) -> None:
         self._guest = neighbours is not None and neighbours.guest
         self._gated = neighbours is not None and neighbours.gate
         self._hosts = HostStages(neighbours.hosts if neighbours is not None else (), clock=self._clock)
+        ranks = neighbours.ranks if neighbours is not None and neighbours.guest else ()
+        self._gang = Gang(self._page, ranks, self._clock, self._gang)
 
     def _begin(self) -> None:
         self._began_s, self._passed, self._met = self._clock(), 0, self._hosts.busy
@@ -341,6 +456,7 @@ class GuestGate:
         if self._look is not None and page.control_version != self._version:
             self._version = page.control_version
             self._hosts.close()
+            self._gang.close()
             self._follow(self._look())
         if not self._guest:
             return 0.0
@@ -348,6 +464,11 @@ class GuestGate:
         number, share = page.share_number, page.share  # in this order: the share is at least as new
         if page.share_reached != number:
             page.share_reached = number  # no quantum is open
+        if self._gang.paced:
+            if self._gang.behind:
+                return GANG_LOOK_S
+            if not (self._gang.first or self._gang.alone):
+                return 0.0  # the share and the hosts of all are the first rank's concern
         if not now_s < page.share_until or not share > 0:
             return LOOK_S
         due_s = self._ended_s + self._took_s * (1.0 / min(share, 1.0) - 1.0) * self._vary

@@ -50,6 +50,7 @@ fact is written; an entry of the steps begins with a number that is 0 meanwhile.
       2016  gpu_left_monotonic         f8       CLOCK_MONOTONIC when it left its GPU stage, inf: GPU not done
       2024  profile_source             i8       where the stages of its profile come from (`ProfileSource`), 0 unknown
       2032  message_bytes              f8       bytes of its collectives in an iteration, 0 unknown
+      2040  gang_point                 i8       where a rank of a guest is in its step (see `guest_gate`), 0 unknown
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes
@@ -388,6 +389,7 @@ class Page:
     gpu_left_monotonic = Float(2016)
     profile_source = Int(2024)
     message_bytes = Float(2032)
+    gang_point = Int(2040)
 
     stop = Int(2048)
     control_version = Int(2056)

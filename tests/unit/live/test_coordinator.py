@@ -421,6 +421,27 @@ def test_a_gang_has_the_share_of_its_worst_gpu(bench: Callable[..., Bench]) -> N
     assert 0 < first.told.share == second.told.share < 1
 
 
+def test_a_gang_over_nodes_runs_beside_no_host_and_says_why(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    gang = b.add(1, guest=True)
+    gang.process = replace(gang.process, world=2)
+    b.turns(5)
+    assert (gang.told.share, b.coordinator.of(gang.process.key).leaves) == (1.0, "")
+    b.add(0)
+    b.turns(100)
+    said = b.coordinator.of(gang.process.key)
+    assert (gang.told.share, said.leaves) == (0.0, ""), "it has made no step, so it waits"
+    assert said.law.startswith("its 2 processes are on several nodes")
+    assert "beside j-0" in said.law
+    with gang.page as page:
+        page.first_step_monotonic = 1.0
+    b.turns()
+    assert (gang.told.share, b.coordinator.of(gang.process.key).leaves) == (1.0, said.law), "it ends its step, and goes"
+    gang.process = replace(gang.process, stopping=True)
+    b.turns()
+    assert (gang.told.share, b.coordinator.of(gang.process.key).leaves) == (1.0, "")
+
+
 def test_two_guests_divide_what_is_left(bench: Callable[..., Bench]) -> None:
     b = bench()
     b.add(0)
@@ -577,6 +598,11 @@ def test_neighbours_are_named_to_guests_and_hosts_know_of_guests(tmp_path: Path)
         (1, 1, 0): Neighbours(guest=True, hosts=(host.page,)),
         (2, 1, 0): Neighbours(guest=True),
     }
+    second = replace(guest, key=(1, 1, 1), gpu=2, page=tmp_path / "1-1.bin", world=2)
+    of_both = Neighbours(True, (host.page, free.page), ranks=(guest.page, second.page))
+    found = neighbours([second, guest, host, free])
+    assert (found[guest.key], found[second.key]) == (of_both, of_both)
+    assert neighbours([second, guest])[guest.key] == Neighbours(True), "without hosts nobody has to pause"
     leaving = replace(host, key=(9, 1, 0), stopping=True)
     assert shared_gpus([guest, leaving, host])[0] == [host, leaving, guest]
 

@@ -42,6 +42,7 @@ class GpuProcess:
     """A process on a GPU (the node's number of it): it runs there, or is about to (not `alive`).
 
     `stopping`: it has a request to end. `persistent_bytes`: device memory that persists between steps, 0 if unknown.
+    `world`: processes of its attempt, on all nodes together.
     """
 
     key: Key
@@ -51,6 +52,7 @@ class GpuProcess:
     alive: bool = True
     stopping: bool = False
     persistent_bytes: int = 0
+    world: int = 1
 
     @property
     def name(self) -> str:
@@ -67,14 +69,48 @@ def shared_gpus(processes: Iterable[GpuProcess]) -> dict[int, list[GpuProcess]]:
 
 
 def neighbours(processes: Iterable[GpuProcess]) -> dict[Key, Neighbours]:
-    """The part of control.json about neighbours, for each process on a GPU with guests."""
-    return {
-        process.key: Neighbours(
-            process.guest, tuple(one.page for one in here if not one.guest) if process.guest else ()
-        )
-        for here in shared_gpus(processes).values()
-        for process in here
-    }
+    """The part of control.json about neighbours, for each process on a GPU with guests.
+
+    The ranks of a gang have the hosts of all of them, since they pause together.
+    """
+    shared = shared_gpus(processes)
+    guests = _guests(shared)
+    found = {}
+    for process in (process for here in shared.values() for process in here):
+        if not process.guest:
+            found[process.key] = Neighbours()
+            continue
+        ranks, hosts = guests[process.name]
+        gang = tuple(ranks[key] for key in sorted(ranks)) if hosts and len(ranks) > 1 else ()
+        found[process.key] = Neighbours(True, tuple(hosts), ranks=gang)
+    return found
+
+
+def unpaced(processes: Iterable[GpuProcess]) -> dict[Key, str]:
+    """Guests that may not run, and why: processes of a gang on several nodes, beside hosts on any of its GPUs here."""
+    shared = shared_gpus(processes)
+    guests = _guests(shared)
+    found = {}
+    for process in (process for here in shared.values() for process in here if process.guest):
+        ranks, hosts = guests[process.name]
+        if hosts and len(ranks) < process.world:
+            found[process.key] = (
+                f"its {process.world} processes are on several nodes, where nobody can pause them at the same point of "
+                f"a step, so they may not run beside {', '.join(map(job_name, sorted(set(hosts.values()))))}"
+            )
+    return found
+
+
+def _guests(shared: Mapping[int, Sequence[GpuProcess]]) -> dict[str, tuple[dict[Key, Path], dict[Path, int]]]:
+    """Of each attempt that is a guest: the pages of its processes here, and the jobs of its hosts by their pages."""
+    found: dict[str, tuple[dict[Key, Path], dict[Path, int]]] = {}
+    for here in shared.values():
+        for process in here:
+            if process.guest:
+                ranks, hosts = found.setdefault(process.name, ({}, {}))
+                ranks[process.key] = process.page
+                hosts |= {one.page: one.key[0] for one in here if not one.guest}
+    return found
 
 
 #: Stands for an unknown memory size of a device: it is not limited.
@@ -260,18 +296,31 @@ def of_gangs(processes: Sequence[GpuProcess], orders: Mapping[Key, Directive]) -
     return out
 
 
+def has_run(page: Page) -> bool:
+    """Whether the process of a page has ended a step."""
+    return page.first_step_monotonic > 0.0
+
+
 def as_said(
-    process: GpuProcess, here: Sequence[GpuProcess], directive: Directive, late_s: float | None, page: Page | None
+    process: GpuProcess,
+    here: Sequence[GpuProcess],
+    directive: Directive,
+    late_s: float | None,
+    page: Page | None,
+    unpaced: str = "",
 ) -> Sharing:
     """The directive of a process among the ones `here` on its GPU, in the form for the service.
 
     `late_s`: for so many seconds, too many, it has not done what the guaranteed job waits for; None if it has. `page`:
-    of the process, which shows whether its runner throttles it.
+    of the process, which shows whether its runner throttles it. `unpaced`: why it may not run there; if it has run, it
+    leaves.
     """
     beside = list(dict.fromkeys(one.key[0] for one in here if one.name != process.name))
     others, leaves = ", ".join(job_name(job) for job in beside) or "others", ""
     if directive.action is Action.CHECKPOINT:
         leaves = f"its GPU memory does not fit next to {others}"
+    elif unpaced and page is not None and has_run(page):
+        leaves = unpaced
     elif late_s is not None:
         leaves = f"it was to free GPU memory for {others} and has not come to the end of a step for {late_s:.0f} s"
     return Sharing(
@@ -405,9 +454,10 @@ class Coordinator:
                     states[gpu] = State()
                     failed.add(gpu)
             working = [process for process in processes if process.gpu not in failed]
-            self._tell(working, shared, of_gangs(working, orders), now_s)
+            refused = unpaced(processes)
+            self._tell(working, shared, self._without(of_gangs(working, orders), processes, refused), refused, now_s)
             self._states = {gpu: state for gpu, state in states.items() if gpu in shared}
-            self._explain(processes, now_s)
+            self._explain(processes, refused, now_s)
             self._write(now_s)
 
     def _forget(self, processes: Sequence[GpuProcess]) -> None:
@@ -446,6 +496,19 @@ class Coordinator:
             directives |= until_it_starts(host, directives, state.memory)
         return state, of_processes(jobs, directives, self._limited)
 
+    def _without(
+        self, orders: Mapping[Key, Directive], processes: Sequence[GpuProcess], refused: Mapping[Key, str]
+    ) -> dict[Key, Directive]:
+        """The directives where those `refused` run no step: the one that they are in they finish, and leave."""
+        out = dict(orders)
+        for process in processes:
+            if process.key in refused and process.key in out and not process.stopping:
+                page = self._reports.page(process)
+                runs = page is not None and has_run(page)
+                given = out[process.key]
+                out[process.key] = replace(given, share=float(runs), action=Action.RUN if runs else given.action)
+        return out
+
     def _note_owing(self, processes: Sequence[GpuProcess], late: bool, now_s: float) -> None:
         """Note since when the processes of a guest owe what frees memory for the guaranteed job; `late`: they do."""
         for process in processes:
@@ -459,6 +522,7 @@ class Coordinator:
         processes: Sequence[GpuProcess],
         shared: Mapping[int, Sequence[GpuProcess]],
         orders: Mapping[Key, Directive],
+        refused: Mapping[Key, str],
         now_s: float,
     ) -> None:
         shown = {}
@@ -479,7 +543,8 @@ class Coordinator:
             if here:
                 owing_s = now_s - self._owing_s.get(process.key, now_s)
                 late_s = owing_s if owing_s >= OBEY_S and not process.stopping else None
-                shown[process.key] = as_said(process, here, directive or Directive(), late_s, page)
+                why = "" if process.stopping else refused.get(process.key, "")
+                shown[process.key] = as_said(process, here, directive or Directive(), late_s, page, why)
         self._last_shown = shown
 
     def _look_for_changes(self, key: Key, page: Page) -> None:
@@ -498,14 +563,15 @@ class Coordinator:
             )
             self._log("page changed", key=key, words=names)
 
-    def _explain(self, processes: Sequence[GpuProcess], now_s: float) -> None:
+    def _explain(self, processes: Sequence[GpuProcess], refused: Mapping[Key, str], now_s: float) -> None:
         """Add the reasons of their shares to the reports of guests."""
         texts = {
             gpu: described(state.share, now_s) for gpu, state in self._states.items() if state.guaranteed is not None
         }
         for process in processes:
             if process.guest and process.gpu in texts and process.key in self._last_shown:
-                self._last_shown[process.key] = replace(self._last_shown[process.key], law=texts[process.gpu])
+                text = refused.get(process.key) or texts[process.gpu]
+                self._last_shown[process.key] = replace(self._last_shown[process.key], law=text)
 
     def _freed(self, process: GpuProcess, page: Page | None) -> Directive | None:
         """For a process that does not share: a directive that undoes the one of an earlier agent, once."""

@@ -292,6 +292,7 @@ class LocalAttempt:
             alive=self.alive,
             stopping=self.state == STOPPING,
             persistent_bytes=int(self.run.device_bytes),
+            world=self.run.world,
         )
 
     def update(self, run: Run) -> None:
