@@ -214,6 +214,35 @@ def test_a_killed_guest_leaves_its_host_alone_and_is_its_own_failure(world: Worl
     until(lambda: last(world, 0).sharing is None, "nothing to say of sharing")
 
 
+def test_a_gang_pauses_together_on_a_node_and_not_at_all_over_several(world: World) -> None:
+    world.start(gpus=3)
+    ranks = [replace(run(world, 1, guest=True, gpus=[rank]), rank=rank, world=2) for rank in (0, 1)]
+    apart = replace(run(world, 2, guest=True, gpus=[2]), world=2)
+    world.service.want(run(world, 0, gpus=[0]), *ranks, apart)
+    pages = [str(world.folder(1, rank=rank) / "page.bin") for rank in (0, 1)]
+    for rank in (0, 1):
+        world.said(1, "ready", rank=rank)
+        of = world.folder(1, rank=rank) / "control.json"
+        until(lambda of=of: json.loads(of.read_text())["sharing"].get("ranks") == pages, "the ranks of the gang")
+        assert json.loads(of.read_text())["sharing"]["hosts"] == [str(world.folder(0) / "page.bin")]
+
+    def shares() -> tuple[float, ...]:
+        found = [Page.open(Path(path), mapped=False) for path in pages]
+        return tuple(words.directive.share for words in found)
+
+    until(lambda: shares()[0] == shares()[1] > 0, "one share of both")
+    world.said(2, "ready")
+    until(lambda: told(world, 2).share == 1.0, "all of an idle slot")
+    with page(world, 2) as words:
+        words.first_step_monotonic = 1.0
+    world.service.want(run(world, 3, gpus=[2]))
+    gone = world.service.wait(2, "ended")
+    assert gone.exit_code == 75
+    assert gone.reason is not None
+    assert gone.reason.startswith("its 2 processes are on several nodes")
+    assert gone.reason.endswith("beside j-3")
+
+
 def test_use_and_memory_of_slots_are_reported(world: World) -> None:
     world.start("--slot-memory", "16", gpus=2)
     world.service.want(run(world, 0, need=3 * GB))
