@@ -214,7 +214,8 @@ class Gang:
         for path in ranks[1:] if self.first else ranks[:1]:
             with contextlib.suppress(PageError, OSError):
                 self._others.append(Page.open(path, mapped=False))
-        self._step, self._number = (before._step, before._number) if before is not None else (0, 0)
+        self._step: int = before._step if before is not None else 0
+        self._number: int = before._number if before is not None else 0
         self._words, self._since_s = list[int](), 0.0  # of the others, and since when they are so
         self._silent: set[tuple[int, int]] = set()  # others by number, with words that did not change for `SILENT_S`
 
@@ -314,7 +315,7 @@ class GuestGate:
         self._look, self._version = look, page.control_version
         self._clock, self._sleep = clock, sleep
         self._chance, self._vary = chance or random.Random().random, 1.0  # not the script's own numbers
-        self._gang: Gang | None = None
+        self._gang = Gang(page, (), clock)
         self._follow(neighbours)
         self._began_s: float | None = None
         self._ended_s, self._took_s = -math.inf, 0.0  # of the last quantum
