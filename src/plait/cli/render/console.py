@@ -7,15 +7,15 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console, RenderableType
-from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperCommand, TyperGroup
 
 from plait.cli.elsewhere import COMMANDS, OPTIONS, near
 from plait.cli.lazy import Commands, Entry, as_they_are
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 #: Wide enough for every table.
 WIDTH = 240
@@ -26,11 +26,15 @@ class Printer:
 
     def __init__(self, file: TextIO, *, most: int | None = None) -> None:
         """Print to this file, tables that drop columns in at most `most` columns (None: as the terminal, or whole)."""
+        from rich.console import Console  # the list of commands below is printed without it
+
         self._file, self._most = file, most
         self._terminal = Console(file=file)
 
     def fits(self, what: RenderableType) -> bool:
         """Whether it can be printed without squeezing it."""
+        from rich.measure import Measurement
+
         most = self.width if self._terminal.is_terminal else WIDTH
         needed = Measurement.get(self._terminal, self._terminal.options.update(max_width=WIDTH), what).maximum
         return needed <= min(most, self._most or most)
@@ -47,6 +51,9 @@ class Printer:
 
     def print(self, what: RenderableType, *, whole: bool = False) -> None:
         """Print it; `whole`: never squeezed, lines longer than the terminal are folded by it."""
+        from rich.console import Console
+        from rich.measure import Measurement
+
         wide = self._terminal.options.update(max_width=10**6)
         needed = Measurement.get(self._terminal, wide, what).maximum if whole else 0
         if self._terminal.is_terminal:
@@ -75,6 +82,9 @@ class Bar:
 
     def __init__(self, what: str, total: int | None, done: int = 0) -> None:
         """`what` is the text in front of the bar; without a total it only counts."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -6,14 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from plait.cli.render.console import Printer
-from plait.control.compare import compare
-from plait.control.metrics import RunResult
 from plait.core.words import counted, duration
-from plait.report.metrics import METRICS
-from plait.report.tables import comparison_table, known
 
 if TYPE_CHECKING:
+    from plait.cli.render.console import Printer
+    from plait.control.metrics import RunResult
     from plait.live.api.explain import ComparedQueues, JobOutlook, MovedJob, SubmissionOutlook, Times
     from plait.outlook.coverage import HeldShare
     from plait.outlook.fidelity import Fidelity, JobFidelity
@@ -147,6 +144,10 @@ LEAST_NEEDED = (
 
 def print_comparison(results: Sequence[RunResult], printer: Printer) -> bool:
     """Print the table without the figures that do not fit; whether there were any."""
+    from plait.control.compare import compare  # with NumPy, which lines about a job do without
+    from plait.report.metrics import METRICS
+    from plait.report.tables import comparison_table, known
+
     chosen = there = known(compare(results), [m for m in METRICS if m.main])
     table = comparison_table(results, chosen)
     for name in reversed(LEAST_NEEDED):
