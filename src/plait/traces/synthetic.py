@@ -434,7 +434,7 @@ class _Session(NamedTuple):
 def fit_recurring(table: TraceTable) -> RecurringWork:
     """The habits of the users of a trace, by moments; the rest is as in the published shares.
 
-    Sessions of a user with one script are told apart by long gaps only, so `reruns` is rather too large. Raises
+    Only long gaps separate sessions of a user with one script, so `reruns` is rather too large. Raises
     `InputError` for a trace without users, scripts or durations, or in which no script runs twice.
     """
     for name in ("user", "script", "duration_s"):
