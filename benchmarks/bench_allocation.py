@@ -21,7 +21,7 @@ from common import Figure
 from plait.core.arrays import FloatArray, IntArray
 from plait.goodput.batch import goodput_table
 from plait.goodput.fitness import fitness
-from plait.goodput.genetic.search import evolve
+from plait.goodput.genetic import evolve
 from plait.goodput.ilp import best_arrangement
 from plait.goodput.kinds import best_configurations, kind_configs, relative
 from plait.goodput.knapsack import best_sizes

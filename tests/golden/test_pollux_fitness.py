@@ -17,7 +17,7 @@ import pytest
 
 from plait.goodput.batch import goodput_table
 from plait.goodput.fitness import after_restart, column_of, fitness
-from plait.goodput.genetic.search import Search, evolve
+from plait.goodput.genetic import Search, evolve
 from plait.goodput.ilp import best_arrangement, realised
 from plait.goodput.knapsack import best_sizes
 from plait.goodput.throughput import fair_share, speedup

@@ -2,96 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
-from plait.core.errors import PlaitError  # noqa: E402
-from plait.live.client.client import Client  # noqa: E402
-from plait.live.layout import Layout  # noqa: E402
+
 from plait.live.supervisor import daemon, keeper  # noqa: E402
 from plait.live.supervisor.down import job_processes  # noqa: E402
 from plait.live.supervisor.services import service_process  # noqa: E402
 
-PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
 HELLO = (
     "import os; print('hello from rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['GREETING'])"
 )
-
-
-@dataclass
-class Shell:
-    """`plait ...` with a home folder of its own."""
-
-    home: Path
-
-    def __call__(self, *words: object, code: int = 0, **more: str) -> str:
-        env = {k: v for k, v in os.environ.items() if k not in ("PLAIT_URL", "PLAIT_TOKEN", "PLAIT_DEBUG")}
-        done = subprocess.run(
-            [*PLAIT, *map(str, words)],
-            env={**env, "PLAIT_HOME": str(self.home), **more},
-            cwd=self.home.parent,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, (
-            f"plait {' '.join(map(str, words))}: {done.returncode}\n{done.stdout}{done.stderr}"
-        )
-        return done.stdout + done.stderr
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.home.resolve())
-
-    def submit(self, *words: object) -> str:
-        return json.loads(self("submit", "--json", *words))[0]["id"]
-
-    def job(self, job: str) -> dict:
-        return json.loads(self("show", job, "--json"))
-
-    def until(self, job: str, *states: str) -> dict:
-        """The job in one of these states; asked without a process of its own each time."""
-        until = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(PlaitError), Client.at(str(self.home)) as client:  # the service may just begin
-                found = client.job(job)
-                if found.state in states:
-                    return self.job(job)
-                assert time.monotonic() < until, found
-            assert time.monotonic() < until, f"no service answers about {job}"
-            time.sleep(0.1)
-
-    def comes(self, what: Callable[[], bool]) -> None:
-        """Wait for something to come true."""
-        until = time.monotonic() + 60
-        while not what():
-            assert time.monotonic() < until, "it does not come"
-            time.sleep(0.2)
-
-
-@pytest.fixture
-def plait(tmp_path):
-    shell = Shell(tmp_path / "home")
-    yield shell
-    shell("down", "--stop-jobs", "--may-lose-work")
-    assert job_processes(shell.layout) == {}
-    assert service_process(shell.layout) is None
-    assert daemon.running(shell.layout, keeper.NAME) is None
-    assert not shell.layout.gates.exists()
 
 
 @pytest.mark.engines

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,27 +21,15 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
-from test_end_to_end import PLAIT, Shell  # noqa: E402
+from cluster_shell import PLAIT, Shell  # noqa: E402
 
 from plait.live.supervisor import daemon  # noqa: E402
-from plait.live.supervisor.down import job_processes  # noqa: E402
 from plait.live.supervisor.services import service_process, unnamed_processes  # noqa: E402
-from plait.live.system import modules  # noqa: E402
 from plait.live.system.procs import Process  # noqa: E402
 
 UP = ("--nodes", 1, "--gpus-per-node", 2, "--fake", "--policy", "fifo", "--round", 0.2, "--lost", 15)
 #: Cut bodies and connections: more than those that restarted a running job three times and leaked all descriptors.
 CUTS, BURSTS, BURST = 4000, 4, 300
-
-
-@pytest.fixture
-def plait(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path / "home")
-    yield shell
-    shell("down", "--stop-jobs", "--may-lose-work")
-    assert job_processes(shell.layout) == {}
-    for module in (modules.SERVICE, modules.AGENT, modules.KEEPER):
-        assert modules.of_home(shell.layout.home, module) == []
 
 
 def service(plait: Shell) -> Process:

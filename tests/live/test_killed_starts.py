@@ -23,9 +23,8 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
-from test_end_to_end import PLAIT, Shell  # noqa: E402
+from cluster_shell import PLAIT, Shell  # noqa: E402
 
-from plait.live.supervisor.down import job_processes  # noqa: E402
 from plait.live.system import modules  # noqa: E402
 from plait.live.system.procs import Process  # noqa: E402
 from plait.testing.cluster import workers  # noqa: E402
@@ -51,15 +50,6 @@ note("begins")
 time.sleep(float(seconds))
 note("done")
 """
-
-
-@pytest.fixture
-def plait(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path / "home")
-    yield shell
-    shell("down", "--stop-jobs", "--may-lose-work")
-    assert job_processes(shell.layout) == {}
-    assert [modules.of_home(shell.layout.home, module) for module in MODULES] == [[], [], []]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,9 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
-from test_end_to_end import Shell  # noqa: E402
+from cluster_shell import Shell  # noqa: E402
 
-from plait.live.supervisor.down import job_processes  # noqa: E402
 from plait.live.supervisor.services import service_process  # noqa: E402
-
-
-@pytest.fixture
-def plait(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path / "home")
-    yield shell
-    shell("down", "--stop-jobs", "--may-lose-work")
-    assert job_processes(shell.layout) == {}
 
 
 def pid(plait: Shell) -> int:

@@ -6,8 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -17,22 +16,10 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
 ]
 
-from test_end_to_end import Shell  # noqa: E402
+from cluster_shell import Shell  # noqa: E402
 
 from plait.live.discovery import records  # noqa: E402
-from plait.live.supervisor import daemon  # noqa: E402
-from plait.live.supervisor.down import job_processes  # noqa: E402
 from plait.live.supervisor.services import process_of, processes  # noqa: E402
-
-
-@pytest.fixture
-def plait(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path / "home")
-    yield shell
-    shell("down", "--stop-jobs", "--may-lose-work")
-    assert job_processes(shell.layout) == {}
-    assert processes(shell.layout) == {}
-    assert [daemon.running(shell.layout, name) for name in ("keeper", "keeper-2")] == [None, None]
 
 
 def free_port() -> int:

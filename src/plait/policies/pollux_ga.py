@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from plait.core.policy import View
-from plait.goodput.genetic.search import GENERATIONS, POPULATION, Search, evolve
+from plait.goodput.genetic import GENERATIONS, POPULATION, Search, evolve
 from plait.policies.sizing.pools import Pool
 from plait.policies.sizing.rounds import ByFitness, Sizes
 from plait.policies.sizing.steps import every_speedup

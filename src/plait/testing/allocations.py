@@ -13,7 +13,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.goodput.batch import goodput_table
 from plait.goodput.fitness import column_of, every_size, ladder
-from plait.goodput.genetic.search import Search
+from plait.goodput.genetic import Search
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.shipped import shipped
 from plait.goodput.throughput import fair_share, speedup

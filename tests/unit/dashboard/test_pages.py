@@ -25,7 +25,7 @@ from plait.dashboard.foresee import foreseen
 from plait.dashboard.pages import events
 from plait.live.protocol.wire import Profile, Reply
 from plait.live.service.logs import NoAnswer
-from plait.live.service.pages import load_pages
+from plait.live.service.serving import load_pages
 
 Login = Callable[[str], Browser]
 

@@ -11,9 +11,21 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.goodput.fitness import FLOOR, MOST, after_restart, check, column_of, every_size, fitness, ladder, terms
-from plait.goodput.genetic.nsga2 import crowding, dominates, survivors, tournaments
-from plait.goodput.genetic.operators import MOST_NODES, Limits, cross, distinct, mutate, repair
-from plait.goodput.genetic.search import Front, Search, evolve
+from plait.goodput.genetic import (
+    MOST_NODES,
+    Front,
+    Limits,
+    Search,
+    cross,
+    crowding,
+    distinct,
+    dominates,
+    evolve,
+    mutate,
+    repair,
+    survivors,
+    tournaments,
+)
 from plait.goodput.knapsack import best_sizes
 from sampling import examples
 

@@ -17,8 +17,7 @@ from plait.live.scheduler.engine import Engine
 from plait.live.store import Entry, Replaced, Store, StoreError
 from plait.live.store import leader_lease as seat_module
 from plait.live.store.connecting import parse_url
-from plait.live.store.holders import is_dead, this_process
-from plait.live.store.leader_lease import LeaderLease
+from plait.live.store.leader_lease import LeaderLease, is_dead, this_process
 
 
 class Services:

@@ -11,7 +11,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.goodput.batch import best_batch, goodput_table
 from plait.goodput.fitness import after_restart, column_of, every_size, fitness, ladder
-from plait.goodput.genetic.search import Front, Search, evolve
+from plait.goodput.genetic import Front, Search, evolve
 from plait.goodput.knapsack import best_sizes
 from plait.goodput.throughput import fair_share, restart_factor, speedup
 from plait.placement.elastic import place_sizes

@@ -100,8 +100,7 @@ def _leader_lease(options: ServiceOptions, address: str) -> LeaderLease | None:
         return None
     try:
         from plait.live.store.connecting import parse_url
-        from plait.live.store.holders import this_process
-        from plait.live.store.leader_lease import LeaderLease
+        from plait.live.store.leader_lease import LeaderLease, this_process
 
         return LeaderLease(
             parse_url(str(options.db)),

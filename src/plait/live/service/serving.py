@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from plait.core.errors import PlaitError
 from plait.core.files import is_at_its_path
@@ -21,12 +23,13 @@ from plait.live.layout import Layout
 from plait.live.service.http.gateway import Gateway
 from plait.live.service.leadership import Leadership, open_leadership
 from plait.live.service.options import ServiceOptions
-from plait.live.service.pages import load_pages
 from plait.live.service.warmup import get_ready, warm_up
 from plait.live.store.errors import StoreError
 from plait.live.tls import certificates
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from plait.live.service.http.api import Api
     from plait.live.service.worker import Worker
     from plait.live.store import Store
@@ -311,3 +314,25 @@ async def _until(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:
         return
+
+
+# The application for browsers, named by an option: the service imports nothing that is above it.
+
+#: The value of `--web` for no pages.
+NONE = "none"
+
+
+def load_pages(name: str) -> Callable[[ASGIApp], ASGIApp] | None:
+    """The function `MODULE:FUNCTION`, which makes pages over the API's application; None for `none`.
+
+    Where it cannot be loaded that is logged, and there are no pages: jobs need none.
+    """
+    if name == NONE:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception:  # whatever a module raises when it is imported
+        _LOG.exception("no pages: %s cannot be loaded", name)
+        return None
+    return cast("Callable[[ASGIApp], ASGIApp]", found)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import secrets
 import threading
 import time
@@ -29,7 +30,6 @@ import sqlalchemy as sa
 
 from plait.live.protocol.leases import LEAD_S
 from plait.live.store import schema
-from plait.live.store.holders import is_dead, lasts_s
 from plait.live.system import procs
 
 #: How often a lease is renewed while it lasts, and after how many seconds a standby looks again.
@@ -285,3 +285,44 @@ def _lease(connection: sa.Connection) -> Leader | None:
     query = sa.select(table.c.holder, table.c.url, table.c.term, table.c.until_s)
     row = connection.execute(query).first()
     return None if row is None else Leader(row[0], row[1], int(row[2]), float(row[3]))
+
+
+# The name of a process in its lease, and the check whether it lives.
+
+
+def this_process(lease_s: float = LEAD_S) -> str:
+    """The calling process's name in its lease, and how long its leases last.
+
+    Another one on the same machine can see whether it is dead.
+    """
+    me = procs.Process.of(os.getpid())
+    assert me is not None
+    said = {"pid": me.pid, "start_time": me.start_time, "boot": me.boot, "space": _space(), "lease_s": lease_s}
+    return json.dumps(said)
+
+
+def lasts_s(holder: str, usual_s: float) -> float:
+    """Seconds that a holder's leases last."""
+    try:
+        return float(json.loads(holder)["lease_s"])
+    except (ValueError, KeyError, TypeError):
+        return usual_s
+
+
+def is_dead(holder: str) -> bool:
+    """Whether a holder is known to be dead; False for one of another machine or container, where it is unknown."""
+    try:
+        said = json.loads(holder)
+        if said["boot"] != procs.boot_id() or said["space"] != _space() or not said["space"]:
+            return False
+        return not procs.Process(said["pid"], said["start_time"], said["boot"]).alive
+    except (ValueError, KeyError, TypeError, OSError):
+        return False
+
+
+def _space() -> str:
+    """The pid namespace: pids of other containers mean nothing here."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
