@@ -13,10 +13,46 @@ import contract_job
 import msgspec
 from backend_worlds import FINAL, GPUS, LOST_S, POLICY, SCRIPT, Json, World
 
+from plait.live.fencing import Fences
+from plait.live.layout import Layout
 from plait.live.protocol.leases import LEASE_SHARE
 from plait.live.protocol.wire import Ask, Assignment, NodeInfo, Observed, Run, Seen
 from plait.live.scheduler.options import Options
-from plait.testing.fleet import Fleet, HomeDisk, Program, SimulatedAgent
+from plait.testing.fleet import Fleet, Program, SimulatedAgent
+from plait.training.state.checkpoint_store import CheckpointStore, StaleEpoch
+
+
+class HomeDisk:
+    """The folders of a home, with the commits of the training library and the fences of the service."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Store the layout; folders are made later."""
+        self._layout = layout
+        self.fence = Fences(layout).write
+
+    def epoch(self, job: int) -> int:
+        try:
+            return int(self._layout.epoch_file(job).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def _commits(self, run: Run, keep: str) -> CheckpointStore:
+        folder = self._layout.home / "kept" / keep if keep else self._layout.job(run.job) / "checkpoints"
+        return CheckpointStore(folder, epoch=run.epoch, epoch_file=self._layout.epoch_file(run.job))
+
+    def newest(self, run: Run, keep: str) -> int:
+        found = self._commits(run, keep).complete()
+        return found[0].step if found else 0
+
+    def commit(self, run: Run, keep: str, step: int) -> str:
+        commits = self._commits(run, keep)
+        making = commits.begin(step)
+        (making / "state").write_text(str(step), encoding="ascii")
+        try:
+            commits.commit(making, step, world_size=run.world)
+        except StaleEpoch as error:
+            return str(error)
+        return ""
 
 
 class Simulated(World):

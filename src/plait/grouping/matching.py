@@ -84,31 +84,6 @@ def greedy_matching(weight: FloatArray) -> IntArray:
     return mate
 
 
-def reference_greedy_matching(weight: FloatArray) -> list[int]:
-    """The plain reference of `greedy_matching`."""
-    n = len(weight)
-    mate = [-1] * n
-    edges = sorted(((u, v) for u in range(n) for v in range(u)), key=lambda e: -weight[e])
-    for u, v in edges:
-        if mate[u] < 0 and mate[v] < 0 and weight[u, v] > 0:
-            mate[u], mate[v] = v, u
-    better = True
-    while better:
-        better = False
-        for a in range(n):
-            for c in range(a + 1, n):
-                if mate[a] <= a or mate[c] <= c:
-                    continue
-                b, d = mate[a], mate[c]
-                options = [((a, c), (b, d)), ((a, d), (b, c))]
-                one, other = max(options, key=lambda pairs: weight[pairs[0]] + weight[pairs[1]])
-                if weight[one] + weight[other] > weight[a, b] + weight[c, d] + GAIN:
-                    for x, y in (one, other):
-                        mate[x], mate[y] = y, x
-                    better = True
-    return mate
-
-
 # Up to here plain Python takes milliseconds (8 at most at 40 vertices), a compiler seconds.
 SMALL = 40
 COMPILE_CPU_S = 5

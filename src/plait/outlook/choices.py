@@ -180,11 +180,6 @@ def _left(past: Past, rows: IntArray, at_s: float) -> FloatArray:
     return result
 
 
-def counted_rows(parts: Sequence[PastBlock]) -> IntArray:
-    """The jobs of the past that count in these blocks, in order of the blocks."""
-    return np.concatenate([part.rows[part.counts] for part in parts])
-
-
 #: Of a long past, decisions are made at most so often, seconds, and so that waiting for one is at most this part of
 #: the mean completion time: an error that all choices share, far below the tolerance of the fit.
 ROUND_S, ROUND_SHARE = 60.0, 0.005

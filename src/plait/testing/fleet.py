@@ -47,7 +47,6 @@ from plait.live.protocol.wire import (
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.store import Store
-from plait.training.state.checkpoint_store import CheckpointStore, StaleEpoch
 
 #: (job, epoch, rank).
 Key = tuple[int, int, int]
@@ -116,41 +115,6 @@ class MemoryDisk:
         if run.epoch < self.epoch(run.job):
             return f"attempt {run.epoch} was replaced by attempt {self.epoch(run.job)}: its checkpoints no longer count"
         self._newest[keep or str(run.job)] = max(self._newest.get(keep or str(run.job), (0, 0)), (run.epoch, step))
-        return ""
-
-
-class HomeDisk:
-    """The folders of a home, with the commits of the training library and the fences of the service."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Store the layout; folders are made later."""
-        from plait.live.fencing import Fences
-
-        self._layout = layout
-        self.fence = Fences(layout).write
-
-    def epoch(self, job: int) -> int:
-        try:
-            return int(self._layout.epoch_file(job).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return 0
-
-    def _commits(self, run: Run, keep: str) -> CheckpointStore:
-        folder = self._layout.home / "kept" / keep if keep else self._layout.job(run.job) / "checkpoints"
-        return CheckpointStore(folder, epoch=run.epoch, epoch_file=self._layout.epoch_file(run.job))
-
-    def newest(self, run: Run, keep: str) -> int:
-        found = self._commits(run, keep).complete()
-        return found[0].step if found else 0
-
-    def commit(self, run: Run, keep: str, step: int) -> str:
-        commits = self._commits(run, keep)
-        making = commits.begin(step)
-        (making / "state").write_text(str(step), encoding="ascii")
-        try:
-            commits.commit(making, step, world_size=run.world)
-        except StaleEpoch as error:
-            return str(error)
         return ""
 
 

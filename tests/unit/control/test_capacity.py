@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_capacity import reference_overload
 
 from plait.control.controller import Controller
 from plait.control.messages import JobSubmitted, ReplanDue
-from plait.control.plan_check.capacity import FITS, overload, reference_overload
+from plait.control.plan_check.capacity import FITS, overload
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import PlanError
 from plait.core.jobs import JobBatch, JobSpec, Phase

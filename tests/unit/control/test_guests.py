@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_capacity import reference_overfull
 from scripted_runs import decide, finish, floats, ints, submit
 
 from plait.control.controller import Controller
@@ -23,7 +24,7 @@ from plait.control.messages import (
     Stop,
     UsageReported,
 )
-from plait.control.plan_check.capacity import needed_bytes, overfull, reference_overfull
+from plait.control.plan_check.capacity import needed_bytes, overfull
 from plait.control.plan_check.check import GPU_TWICE, GUESTS_FULL, OK, check_plan
 from plait.control.snapshot import of_active, restore, snapshot
 from plait.control.usage import SLOW_SPEED, note_slow_guests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -13,9 +14,32 @@ from scipy.optimize import linprog
 from plait.core.jit import plain
 from plait.network.fluid import max_min as module
 from plait.network.fluid.max_min import Uses, max_min
-from plait.network.fluid.reference import max_min_reference
 
 Instance = tuple[list[float], list[dict[int, float]], list[float], list[float]]
+
+
+def max_min_reference(
+    capacity: Sequence[float],
+    uses: Sequence[Mapping[int, float]],
+    weight: Sequence[float],
+    limit: Sequence[float],
+) -> list[float]:
+    """The max-min fair rate of each job; arguments as for `max_min`, with a mapping of resources for each job."""
+    rate: dict[int, float] = {}
+    while len(rate) < len(uses):
+        rising = [job for job in range(len(uses)) if job not in rate]
+        levels: dict[int, float] = {}
+        for resource, whole in enumerate(capacity):
+            taken = sum(uses[job].get(resource, 0.0) * rate[job] for job in rate if uses[job].get(resource))
+            slope = sum(uses[job].get(resource, 0.0) * weight[job] for job in rising)
+            if slope > 0:
+                levels[resource] = max(whole - taken, 0.0) / slope
+        level = min([*levels.values(), *(limit[job] / weight[job] for job in rising)], default=math.inf)
+        for job in rising:
+            full = any(levels[resource] <= level * (1 + 1e-12) for resource in uses[job] if resource in levels)
+            if full or limit[job] / weight[job] <= level:
+                rate[job] = min(weight[job] * level, limit[job])
+    return [rate[job] for job in range(len(uses))]
 
 
 def instance(seed: int, jobs: int, resources: int) -> Instance:

@@ -9,7 +9,6 @@ plan.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -149,22 +148,6 @@ def refuse_overfull(
     )
 
 
-def reference_overfull(groups: Groups, changed: BoolArray, needed: FloatArray, cluster: Cluster) -> set[int]:
-    """The plain reference of `overfull`: every overfull GPU with guests.
-
-    `changed` (groups,) marks groups that start or change; `needed` (members,) is in bytes, contexts included.
-    """
-    found = set()
-    for gpu in range(cluster.gpus):
-        here = [g for g in range(len(groups)) if gpu in groups[g].gpus]
-        total = sum(float(needed[groups.first_job[g] : groups.first_job[g + 1]].sum()) for g in here)
-        there = cluster.nodes[cluster.gpu_node[gpu]].gpu_memory_bytes or float("inf")
-        judged = any(groups[g].guest for g in here) and any(changed[g] for g in here)
-        if judged and total > there * (1 + PART) + UNITS:
-            found.add(gpu)
-    return found
-
-
 def refuse_overload(
     groups: Groups,
     changed: BoolArray,
@@ -211,30 +194,3 @@ def _amount(what: int, value: float) -> str:
     if what == CORES:
         return f"{value:g} CPU cores"
     return f"{value / 1e9:.6g} GB of {'GPU' if what == GPU_MEMORY else 'host'} memory"
-
-
-def reference_overload(
-    groups: Groups, changed: BoolArray, columns: Mapping[str, Any], cluster: Cluster
-) -> set[tuple[int, int]]:
-    """The plain reference of `overload`: every (resource, node) on which `changed` groups need too much."""
-    used: dict[tuple[int, int], float] = defaultdict(float)
-    judged, found = set(), set()
-    for group, new in zip(groups, changed.tolist(), strict=True):
-        for gpu in group.gpus:
-            node = int(cluster.gpu_node[gpu])
-            for member in group.members:
-                part = 1 / columns["gpus"][member.job]
-                used[CORES, node] += columns["cpus"][member.job] * part
-                used[MEMORY, node] += columns["memory_bytes"][member.job] * part
-            if new:
-                judged.add(node)
-                of_gpu = sum(columns["gpu_memory_bytes"][member.job] for member in group.members)
-                there = cluster.nodes[node].gpu_memory_bytes
-                if there and of_gpu > there * (1 + PART) + UNITS:
-                    found.add((GPU_MEMORY, node))
-    for (resource, node), asked in used.items():
-        hardware = cluster.nodes[node]
-        limit = hardware.cpus if resource == CORES else hardware.memory_bytes
-        if node in judged and limit and asked > limit * (1 + PART) + UNITS:
-            found.add((resource, node))
-    return found
