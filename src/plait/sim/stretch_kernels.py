@@ -24,10 +24,13 @@ from plait.core.jobs.keys import ATTAINED, RUN, order_key
 from plait.core.preemption_kernels import CLOCK_S, kept_until_s, stop_loss_s
 from plait.placement import kernels
 from plait.placement.kernels import (
+    BLOCKED,
+    FRAGMENTED,
     KEPT,
     OUT,
     PLACED,
     RANDOM,
+    TOO_FEW,
     Found,
     Left,
     Nodes,
@@ -395,14 +398,13 @@ def ahead(a: int, b: int, preempt: bool, runs: IntArray, keys: FloatArray) -> bo
 
 
 @lean_part
-def sort(
-    first: int, n: int, now: float, rules: StretchRules, trace: StretchTrace, bodies: Bodies, queue: StretchQueue
-) -> None:
-    """Sort the order of `n` jobs from place `first` on by the keys of now; nearly sorted is fast."""
+def sort(first: int, new: int, s: Stretch) -> None:
+    """Sort the order from place `first` on by the keys of now; the part before place `new` is sorted already."""
+    n, now, queue, trace, bodies, rules = s.counts[ACTIVE], s.at[NOW], s.queue, s.trace, s.bodies, s.rules
     order, keys, runs, preempt = queue.order, queue.keys, bodies.is_running, rules.preempt
-    for k in range(first, n):
+    for k in range(new, n):
         fill_key(order[k], now, rules.key, trace, bodies, keys)
-    for k in range(first + 1, n):
+    for k in range(max(first + 1, new), n):
         job, p = order[k], k - 1
         while p >= first and ahead(job, order[p], preempt, runs, keys):
             order[p + 1] = order[p]
@@ -422,7 +424,7 @@ def start_new(s: Stretch, new: int) -> bool:
         needed += sizes[order[k]]
     if needed > total(left.free):
         return False
-    sort(n - new, n, s.at[NOW], rules, s.trace, s.bodies, queue)
+    sort(n - new, n - new, s)
     for k in range(n - new, n):
         if not choose(sizes[order[k]], scheme, rules.kinds[0], 0, per_gpu[0], nodes, left, work):
             hold(False, found.gpus, 0, used, per_gpu, 0, nodes, left)
@@ -434,6 +436,46 @@ def start_new(s: Stretch, new: int) -> bool:
         start(s, order[k], found.gpus, found.lo[k], found.hi[k])
     s.counts[SETTLED], s.counts[CHANGED], s.at[VALID_UNTIL] = 1, 0, math.inf
     return True
+
+
+@lean_part
+def start_line(s: Stretch, new: int) -> None:
+    """Start waiting jobs in order until one finds no room, where none behind it may start and running ones stay.
+
+    Running jobs come first in the order, the last `new` of which have just arrived. The others wait by keys that stay.
+    """
+    n, running, rules, nodes, left, work = s.counts[ACTIVE], s.counts[RUNNING], s.rules, s.nodes, s.left, s.work
+    found, sizes, order, why, per_gpu = s.walk.found, s.trace.gpus, s.queue.order, s.queue.why, rules.per_gpu
+    for k in range(n - new, n):
+        why[order[k]] = BLOCKED
+    sort(running, n - new, s)
+    k = running
+    while k < n:
+        job = order[k]
+        rest = total(left.free)
+        if sizes[job] > rest:
+            why[job] = TOO_FEW
+            break
+        seed = rules.seed * 1_000_003 + int(s.at[NOW] / 1000 * 1000) + k
+        if not choose(sizes[job], rules.scheme[0], rules.kinds[0], seed, per_gpu[0], nodes, left, work):
+            why[job] = FRAGMENTED
+            break
+        used = name_gpus(work.take, nodes.first_gpu, left.taken, found.gpus, 0)
+        hold(True, found.gpus, 0, used, per_gpu, 0, nodes, left)
+        start(s, job, found.gpus, 0, used)
+        k += 1
+    settle(s, k == n, math.inf)
+
+
+@lean_part
+def settle(s: Stretch, settled: bool, kept_until: float) -> None:
+    """Note how long a decision holds; `settled`: all jobs run, `kept_until`: when the first kept one may be stopped."""
+    at, counts = s.at, s.counts
+    until = kept_until if settled else min(at[NOW] / 1000 + s.rules.quantum_s, kept_until)
+    if until != at[VALID_UNTIL] and until < math.inf:
+        at[WAKE] = max(np.ceil(until * 1000 - 1e-6), at[NOW] + 1)
+    at[VALID_UNTIL], counts[CHANGED] = until, 0
+    counts[SETTLED] = 1 if settled else 0
 
 
 @lean_part
@@ -576,8 +618,8 @@ def hold_for_shut_out(s: Stretch) -> None:
 @lean_part
 def follow(s: Stretch, w: StretchWalk, kept_until: float) -> None:
     """Stop and start whom a walk stops and starts, and note how long it holds."""
-    at, counts, listed, order, found, lo, hi = s.at, s.counts, s.list, w.order, w.found, w.running.lo, w.running.hi
-    n, leaving, placed, status, stays = counts[ACTIVE], 0, 0, found.status, found.stays
+    listed, order, found, lo, hi = s.list, w.order, w.found, w.running.lo, w.running.hi
+    n, leaving, placed, status, stays = s.counts[ACTIVE], 0, 0, found.status, found.stays
     for p in range(n):
         placed += status[p] == PLACED
         if hi[p] > lo[p] and not stays[p]:
@@ -589,21 +631,19 @@ def follow(s: Stretch, w: StretchWalk, kept_until: float) -> None:
     for p in range(n):
         if status[p] == PLACED and not stays[p]:
             start(s, order[p], found.gpus, found.lo[p], found.hi[p])
-    settled = placed == n
-    until = kept_until if settled else min(at[NOW] / 1000 + s.rules.quantum_s, kept_until)
-    if until != at[VALID_UNTIL] and until < math.inf:
-        at[WAKE] = max(np.ceil(until * 1000 - 1e-6), at[NOW] + 1)
-    at[VALID_UNTIL], counts[CHANGED] = until, 0
-    counts[SETTLED] = 1 if settled else 0
+    settle(s, placed == n, kept_until)
 
 
 @lean_part
 def decide(s: Stretch, new: int) -> None:
     """Decide; the last `new` jobs of the order have just arrived."""
     rules, counts = s.rules, s.counts
+    if rules.strict[0]:  # which never goes with preemption
+        start_line(s, new)
+        return
     if counts[ACTIVE] == counts[RUNNING] + new and start_new(s, new):
         return
-    sort(0, counts[ACTIVE], s.at[NOW], rules, s.trace, s.bodies, s.queue)
+    sort(0, 0, s)
     if rules.losses:
         copy_left(s.left, s.before)
     w, kept_until = s.walk, math.inf

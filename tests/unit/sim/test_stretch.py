@@ -174,15 +174,24 @@ def test_runs_outside_the_language_name_the_reason(monkeypatch: pytest.MonkeyPat
     assert _outside("srsf", jobs=limited) == "some have a time limit"
 
 
-@pytest.mark.parametrize("why", [None, "compared"])
-def test_a_job_that_never_starts_is_named_with_its_reason(why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["srsf", "fifo"])
+def test_jobs_that_never_start_are_named_with_their_reasons(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that says that no number of nodes holds the gang stands for a placement that never finds room."""
-    jobs = JobBatch.of([JobSpec(id="wide", gpus=12, iterations=10, iteration_s=1.0)])
-    if why is not None:
-        monkeypatch.setattr(runs, "outside", lambda *run: why)
+    jobs = JobBatch.of(
+        [JobSpec(id=f"wide-{k}", gpus=12, submit_s=10.0 * k, iterations=10, iteration_s=1.0) for k in range(3)]
+    )
     monkeypatch.setattr(Cluster, "cap_prefix", property(lambda self: np.zeros((1, 2), dtype=np.int64)))
-    with pytest.raises(SimulationError, match=r"job 'wide' \(number 0\): needs 12 GPUs together; enough are free"):
-        simulate(jobs, Cluster.parse("2x8"), make_policy("srsf"), make_world("ideal"))
+    texts = []
+    for path in (None, "compared"):
+        with monkeypatch.context() as patch:
+            patch.setattr(stretching, "COMPILED", True)
+            if path is not None:
+                patch.setattr(runs, "outside", lambda *run: "compared")
+            with pytest.raises(SimulationError) as raised:
+                simulate(jobs, Cluster.parse("2x8"), make_policy(policy), make_world("ideal"))
+        texts.append(str(raised.value))
+    assert "job 'wide-0' (number 0): needs 12 GPUs together; enough are free" in texts[0]
+    assert texts[0] == texts[1]
 
 
 def test_the_blocks_of_a_long_run_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +231,11 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "room is what is free on all nodes": (kernels, "total", lambda values: int(values.max())),
     "kept jobs stay": (stretch_kernels, "released_s", lambda s: np.inf),
     "GPUs of a job that is shut out stay free": (stretch_kernels, "hold_for_shut_out", lambda s: None),
+    "only the head of a strict line may start": (
+        stretch_kernels,
+        "start_line",
+        lambda s, new: stretch_kernels.start_new(s, new) or stretch_kernels.settle(s, False, np.inf),
+    ),
     "a gang that is spread is slower": (stretch_kernels, "over_many_nodes", lambda *gang: False),
     "equal keys go by number": (
         stretch_kernels,
@@ -236,7 +250,12 @@ def test_no_rule_of_a_stretch_can_be_left_out(rule: str | None, monkeypatch: pyt
     """Each part is broken once, in plain Python, and the comparison finds it; without a fault it finds nothing."""
     jobs, found = trace(7, 80), []
     jobs = jobs.replace(submit_s=jobs.submit_s / 2)
-    for policy, name in (("2d-las:quantum_s=60", "plait"), ("srsf:placement=counting", "plait"), ("srsf", "ideal")):
+    for policy, name in (
+        ("2d-las:quantum_s=60", "plait"),
+        ("srsf:placement=counting", "plait"),
+        ("srsf", "ideal"),
+        ("fifo", "ideal"),
+    ):
         world = make_world(name)
         driven, lines = played(jobs, "2x8", policy, world, monkeypatch, "compared")
         monkeypatch.setattr(
