@@ -25,7 +25,8 @@ from bench_matching import MODELS
 from common import Figure
 
 from plait.core.arrays import FloatArray
-from plait.grouping import Candidates, Grouping, GroupingCache, group
+from plait.grouping.bucket import Candidates, GroupingCache
+from plait.grouping.group import Grouping, group
 
 FIRST_CALL = """
 import time

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from plait.sharing import longest_quantum_s
+from plait.sharing.grant import longest_quantum_s
 from plait.sim.gpu import PATTERNS, QUANTA_S, Mode, Variation, table_cell
 from plait.sim.gpu.acceptance import Row, beside, recorded, result, rows
 

@@ -35,7 +35,7 @@ from plait.live.agent.sharing import Coordinator, GpuProcess, hold_back
 from plait.live.system.procs import MARK
 from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import VERSION, Page
-from plait.sharing import Action, StepStats
+from plait.sharing.directive import Action, StepStats
 from plait.sim.gpu import PATTERNS, Mode, Pattern, Variation, table_cell
 from plait.sim.gpu.scenario import STEP_CV
 

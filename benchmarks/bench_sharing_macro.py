@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from plait.sharing import estimate
+from plait.sharing.macro_model import estimate
 from plait.sim.gpu import PATTERNS, QUANTA_S, Mode, Opportunistic, Pattern, Phase, Scenario, Variation, drawn, run
 from plait.sim.gpu.scenario import STEP_CV
 

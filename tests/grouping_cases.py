@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from plait.core.arrays import FloatArray
-from plait.grouping import Candidates
+from plait.grouping.bucket import Candidates
 
 #: Storage, CPU, GPU and network seconds of eight models; how data time splits into storage and CPU is assumed.
 MODELS = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from plait.sharing import CODEC, Device, Directive, Reached, Sharer, State, StepStats, decide
+from plait.sharing.coordinator import CODEC, State, decide
+from plait.sharing.directive import Device, Directive, Reached, Sharer, StepStats
 
 GB = 1_000_000_000
 CAPACITY = 32 * GB

@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from plait.sharing import CODEC, Observation, State, decide
+from plait.sharing.coordinator import CODEC, Observation, State, decide
 from plait.sim.gpu import PATTERNS, Mode, Opportunistic, Phase, Scenario, run
 
 TRACE = Path(__file__).parent / "sharing" / "trace.jsonl"

@@ -17,7 +17,7 @@ from agent_world import World, group, until
 import plait
 from plait.live.protocol.wire import Run, Seen
 from plait.runtime.page import Page
-from plait.sharing import Action, Directive
+from plait.sharing.directive import Action, Directive
 
 pytestmark = pytest.mark.engines
 GB = 1_000_000_000

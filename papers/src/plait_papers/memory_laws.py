@@ -26,7 +26,7 @@ class Point:
     """Jobs of one system with `workers` each on one switch or, with `per_rack`, in racks.
 
     `window` packets are under way; `cc` controls congestion; `delay_us` is that of each link; `levels` of aggregation,
-    `oversubscription` and `spines` of racks; `tree` as in `topology.trees.TREES`, or that of the system; `size`: bytes
+    `oversubscription` and `spines` of racks; `tree` as in `ina_request.TREES`, or that of the system; `size`: bytes
     of the gradients of the fastest job, those of others are shorter, so that all end together.
     """
 

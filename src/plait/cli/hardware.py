@@ -6,8 +6,6 @@ from pathlib import Path
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.network.topology.cluster_file import read_cluster_file
-from plait.network.topology.read import networked
 
 
 def read_cluster(text: str, network: str | None = None) -> Cluster:
@@ -19,6 +17,8 @@ def read_cluster(text: str, network: str | None = None) -> Cluster:
     if not text.lower().endswith(".toml"):
         cluster = Cluster.parse(text)
     else:
+        from plait.network.topology.cluster_file import read_cluster_file
+
         try:
             cluster = read_cluster_file(Path(text).read_text(encoding="utf-8"), text)
         except (OSError, UnicodeDecodeError) as error:
@@ -31,4 +31,8 @@ def read_cluster(text: str, network: str | None = None) -> Cluster:
 
 def with_network(cluster: Cluster, network: str | None) -> Cluster:
     """The cluster with the network of `--network`, if one is given."""
-    return cluster if network is None else networked(cluster, network)
+    if network is None:
+        return cluster
+    from plait.network.topology.read import networked
+
+    return networked(cluster, network)

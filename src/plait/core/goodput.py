@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from plait.core.errors import InputError
+
+#: Limit of the magnitude of a term of a sum over jobs: a million of them have a finite sum.
+MOST_TERM = 1e290
+#: The largest exponent, either way: goodputs that differ by a million to this power are numbers that sums can hold.
+MOST_POWER = math.floor(math.log(MOST_TERM) / math.log(1e6))
 
 
 class BoundNames(NamedTuple):

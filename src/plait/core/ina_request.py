@@ -23,6 +23,18 @@ Addressing: TypeAlias = Literal["dedicated", "shared_hash", "shared_cycle", "hyb
 #: Addressing modes whose region no other job may use; modes without a region use the memory that all jobs share.
 EXCLUSIVE, WITH_REGION = ("dedicated", "hybrid_modulo"), ("dedicated", "hybrid_modulo", "hybrid_region")
 
+#: Which switches add up the gradients of a job (`plait.network.topology.trees`):
+#: leaf            the leaves of workers; the server finishes
+#: server          the leaf of the server alone
+#: spine           one switch alone, the first that sees the packets of all workers
+#: leaf+server     leaves, and the leaf of the server also what other leaves send
+#: leaf+spine      leaves, and every switch above them in which several ways meet
+TREES = ("leaf", "server", "spine", "leaf+server", "leaf+spine")
+#: How a policy chooses them: as the system does, always the same tree, or by a linear program.
+ROUTES = ("auto", *TREES, "grid")
+#: How a job that is placed is taken to exchange gradients.
+MEMORY_LAWS = ("auto", "none", "hash", "cycle", "hard")
+
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "mode": typing.get_args(Mode),
     "protocol": typing.get_args(Protocol),

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -33,6 +34,17 @@ except ImportError:
     HAVE_NUMBA = False
 else:
     HAVE_NUMBA = True
+
+#: What the compiler imports to see whether there is a BLAS. No kernel needs one, and SciPy takes 0.14 s.
+_BLAS = "scipy.linalg.cython_blas"
+if HAVE_NUMBA and _BLAS not in sys.modules:
+    sys.modules[_BLAS] = None  # type: ignore[assignment]
+    try:
+        from numba.np import arraymath
+
+        arraymath._HAVE_BLAS = find_spec("scipy") is not None
+    finally:
+        del sys.modules[_BLAS]
 
 #: Options of kernels and parts that make no arrays: their machine code counts no references.
 _LEAN: dict[str, Any] = {"_nrt": False}

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.core.goodput import MOST_TERM
 
 #: The published default exponent: the harmonic mean.
 HARMONIC = -1.0
@@ -30,9 +31,6 @@ HARMONIC = -1.0
 #: Value of a job without GPUs, for p <= 0, so that its term is finite: 1 / FLOOR for p = -1. The published simulator
 #: adds 1e-3 to SPEEDUP / (GPUs a node), which is 4e-3 on SPEEDUP with four of them.
 FLOOR = 1e-3
-
-#: Limit of the magnitude of a term: a million of them have a finite sum.
-MOST = 1e290
 
 
 def terms(
@@ -42,7 +40,7 @@ def terms(
 
     `speedup` has jobs along its first axis; `weights` one number a job. NaN marks what a job cannot have, and stays.
     (x + floor)^p with the sign of p, for p = 0 the logarithm of max(x, floor), for p > 0 no floor; never more than
-    `MOST` either way. Raises `InputError` where a job without GPUs would have no such term: see `check`.
+    `MOST_TERM` either way. Raises `InputError` where a job without GPUs would have no such term: see `check`.
 
     >>> terms([0.0, 1.0, 3.0], -1.0, floor=1.0).tolist()
     [-1.0, -0.5, -0.25]
@@ -62,15 +60,15 @@ def terms(
 
 
 def _limited(sums: FloatArray) -> FloatArray:
-    """At most `MOST` either way; NaN stays."""
-    limited: FloatArray = np.maximum(np.minimum(sums, MOST), -MOST)
+    """At most `MOST_TERM` either way; NaN stays."""
+    limited: FloatArray = np.maximum(np.minimum(sums, MOST_TERM), -MOST_TERM)
     return limited
 
 
 def check(p: float, floor: float = FLOOR) -> None:
     """Raise `InputError` unless a job without GPUs counts something that sums can hold.
 
-    For p <= 0 that needs a floor above 0, and for p < 0 a floor that raised to p stays below `MOST`.
+    For p <= 0 that needs a floor above 0, and for p < 0 a floor that raised to p stays below `MOST_TERM`.
     """
     _check(p, floor)
     if p <= 0 and floor == 0:
@@ -78,11 +76,11 @@ def check(p: float, floor: float = FLOOR) -> None:
             f"with fairness p={p:g} a job without GPUs would count for more than all others together where floor=0; "
             f"give a floor above 0 (published: {FLOOR:g}), or p above 0"
         )
-    if p < 0 and p * math.log(floor) > math.log(MOST):
-        least = math.log(MOST) / math.log(floor)
+    if p < 0 and p * math.log(floor) > math.log(MOST_TERM):
+        least, above = math.log(MOST_TERM) / math.log(floor), _above(MOST_TERM ** (1 / p))
         raise InputError(
             f"fairness p={p:g} with floor={floor:g} makes terms of 1/floor^{-p:g}, more than numbers can hold; "
-            f"give p of at least {math.ceil(least)}, or a larger floor (for this p at least {_above(MOST ** (1 / p))})"
+            f"give p of at least {math.ceil(least)}, or a larger floor (for this p at least {above})"
         )
 
 

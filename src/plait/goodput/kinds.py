@@ -9,7 +9,6 @@ constraint on x may be added: `Limit`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,15 +17,13 @@ import numpy.typing as npt
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.core.goodput import MOST_POWER, MOST_TERM
 from plait.core.highs import Program, solve
-from plait.goodput.fitness import MOST, ladder
+from plait.goodput.fitness import ladder
 from plait.goodput.knapsack import knapsack_of_one_size
 
 #: Published: the cost of a job without GPUs, and the exponent (-0.5 in Sia's section 5.7, 0.5 in its section 3.3).
 PENALTY, POWER = 1.1, -0.5
-
-#: The largest exponent, either way: goodputs that differ by a million to this power are numbers that sums can hold.
-MOST_POWER = math.floor(math.log(MOST) / math.log(1e6))
 
 #: The largest cost in an integer program relative to a typical one of 1; larger ones hide the others in rounding.
 MOST_COST = 1e7
@@ -176,12 +173,12 @@ def _shares(jobs: int, weights: npt.ArrayLike | None) -> FloatArray:
 
 
 def _gain(goodput: FloatArray, p: float, share: FloatArray) -> FloatArray:
-    """sign(p) G^p, or log G, never more than `MOST` either way, times the share; -inf where G is not positive."""
+    """sign(p) G^p, or log G, never more than `MOST_TERM` either way, times the share; -inf where G is not positive."""
     able = goodput > 0
     known = np.where(able, goodput, 1.0)
     with np.errstate(over="ignore"):
         gain = np.log(known) if p == 0 else np.sign(p) * known**p
-    return np.where(able, np.clip(gain, -MOST, MOST) * share[:, None], -np.inf)
+    return np.where(able, np.clip(gain, -MOST_TERM, MOST_TERM) * share[:, None], -np.inf)
 
 
 def _in_units(cost: FloatArray) -> FloatArray:

@@ -162,7 +162,7 @@ def best_server(
 ) -> tuple[int, SteadyState]:  # fmt: skip
     """The node of `nodes` for the parameter server of a job, and the state with that.
 
-    `adds`: the tree (`topology.trees.TREES`). Every node is tried that differs from others in its leaf, its jobs or its
+    `adds`: the tree (`ina_request.TREES`). Every node is tried that differs from others in its leaf, its jobs or its
     rate: first with shares of aggregated packets as they are, then the best of these in the steady state. The best rate
     of the job wins; among rates within one percent that of all jobs together, then a node without a worker, then the
     lower number. Raises `InputError` without any node.

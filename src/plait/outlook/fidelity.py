@@ -62,8 +62,8 @@ from plait.runtime.gate_choice import paces
 from plait.sim.backend import Simulator
 from plait.sim.physics import StandardPhysics, resized
 from plait.sim.state import to_ms
-from plait.sim.training import INTERVAL_S, Report, Training
-from plait.sim.world import Overheads, SimulationSettings
+from plait.sim.training import Report, Training
+from plait.sim.world import INTERVAL_S, Overheads, SimulationSettings
 
 
 @dataclass

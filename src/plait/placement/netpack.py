@@ -23,6 +23,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster, Network
 from plait.core.errors import InputError
+from plait.core.ina_request import MEMORY_LAWS
 from plait.core.network_grants import NetworkGrant, by_job
 from plait.core.policy import View
 from plait.network.fluid.exchanges import Exchange
@@ -201,8 +202,6 @@ def _flows(cluster: Cluster, gang: ChoosingGang) -> tuple[IntArray, IntArray]:
 
 #: A job is divided among more racks where that makes its exchange faster by this factor.
 FASTER = 1.25
-#: How a job that is placed is taken to exchange gradients.
-MEMORY_LAWS = ("auto", "none", "hash", "cycle", "hard")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.core.ina_request import InaRequest
+from plait.core.ina_request import TREES, InaRequest
 from plait.core.jobs import JobStatus
 from plait.core.network_grants import NetworkGrant, by_job
 from plait.core.plan import Plan
@@ -38,14 +38,14 @@ from plait.network.routing.problem import GradientFlow, JobRoute, Problem
 from plait.network.routing.shortest import shortest
 from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
-from plait.network.topology.trees import PUBLISHED, STRAIGHT, TREES, Tree, tree
+from plait.network.topology.trees import PUBLISHED, STRAIGHT, Tree, tree
 
 
 @dataclass(frozen=True)
 class AggregatedJob:
     """A job of the plan that wants aggregation: where its workers and its server are, and who adds them up.
 
-    `adds`: the tree (`topology.trees.TREES`); `answers`: a switch of it does so in the place of a server. `route`: that
+    `adds`: the tree (`ina_request.TREES`); `answers`: a switch of it does so in the place of a server. `route`: that
     was chosen; without one workers have the switches of the tree, and the number of the job picks among equal paths.
     """
 
@@ -161,8 +161,6 @@ def lease_of(request: Request, before: tuple[NetworkGrant, ...]) -> Lease:
     return Lease(request, Target(None), regions, math.inf, max((grant.epoch for grant in before), default=0))
 
 
-#: Which switches add up: those of the system's own tree, of another one, or of a linear program (GRID).
-ROUTES = ("auto", *TREES, "grid")
 #: Exchanges whose channels are kept.
 MOST_KNOWN = 20_000
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 
@@ -55,16 +55,14 @@ from plait.policies.guest_walk_kernels import (
     THERE,
     USE,
 )
+from plait.policies.options import GuaranteedOrder
 from plait.policies.predicted import ByPrediction, Knows
 from plait.policies.quotas import ALL, Quotas
 from plait.policies.tiresias import Queues
 from plait.sharing.memory_law import CONTEXT_BYTES
 
-Order = Literal["fifo", "tiresias", "srtf", "srsf"]
-ORDERS: tuple[Order, ...] = get_args(Order)
+ORDERS: tuple[GuaranteedOrder, ...] = get_args(GuaranteedOrder)
 
-#: Opportunistic jobs a GPU, at most; controllers refuse more.
-MOST_GUESTS = 8
 #: How often to look again while jobs wait for GPUs whose use is measured, seconds: it is a mean over ten.
 USAGE_S = 60.0
 
@@ -96,7 +94,7 @@ class AntMan:
     `quota`: GPUs by project, or by project and GPU kind as (project, kind); "*" stands for all that are not named.
     """
 
-    order: Order = "tiresias"
+    order: GuaranteedOrder = "tiresias"
     quota: tuple[tuple[str, str, int], ...] = ()
     limit: float = 0.8
     max_per_gpu: int = 1

@@ -13,7 +13,6 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.compile_policy import either
 from plait.core.errors import InputError
 from plait.core.policy import View
-from plait.grouping import group_times
 from plait.grouping.bucket import ClassedBucket, GroupingOptions
 from plait.grouping.completion import (
     BUCKET,
@@ -32,7 +31,7 @@ from plait.grouping.completion import (
     plan_worth,
     repick,
 )
-from plait.grouping.times import MEASURED_INTERFERENCE, Order
+from plait.grouping.times import MEASURED_INTERFERENCE, Order, group_times
 from plait.policies.interleave import MEMORY_LIMIT, Room, Units, buckets, profiles, running_groups
 
 #: Cost of a restart without a measurement, seconds.

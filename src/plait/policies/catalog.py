@@ -16,31 +16,27 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from plait.core.errors import InputError, MissingExtra, suggest
+from plait.core.goodput import MOST_POWER
+from plait.core.ina_request import MEMORY_LAWS, ROUTES
 from plait.core.policy import Policy
-from plait.goodput.kinds import MOST_POWER
-from plait.grouping.times import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
-from plait.placement.netpack import MEMORY_LAWS, FlowBalance, GpuBalance, LeastFragmentation, NetPack
 from plait.placement.packing import Placement
 from plait.policies import compose
-from plait.policies.aggregation import ROUTES, WithAggregation, manager_of
-from plait.policies.antman import MOST_GUESTS, ORDERS, AntMan
-from plait.policies.by_completion import ByCompletion
 from plait.policies.citations import CITATIONS
 from plait.policies.compose import Composed, Urgency, by_batch
 from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
 from plait.policies.gittins import REFRESH, Distribution, FixedIndex, GittinsIndex, LearntIndex
-from plait.policies.interleave import Interleave
-from plait.policies.interleave_over_sizes import PolluxInterleaved
-from plait.policies.optimus import Optimus
 from plait.policies.options import (
     LEAST_S,
+    MOST_GUESTS,
+    MOST_OF_SEARCH,
     MOST_SEED,
     SWITCH,
+    GuaranteedOrder,
     PolicyOption,
     Range,
     choice,
@@ -51,13 +47,27 @@ from plait.policies.options import (
     switch,
     whole,
 )
-from plait.policies.pollux import Pollux
-from plait.policies.pollux_ga import MOST, PolluxGa
 from plait.policies.predicted import ByListSchedule, ByPrediction
 from plait.policies.quotas import Quotas, WithinQuotas
-from plait.policies.sia import Sia
 from plait.policies.themis import Themis
 from plait.policies.tiresias import WITHIN, Queues
+
+if TYPE_CHECKING:
+    from plait.policies.antman import AntMan
+    from plait.policies.pollux import Pollux
+    from plait.policies.sia import Sia
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """A class or function `module:name`, imported when it is called: most commands need few of the policies."""
+
+    target: str
+
+    def __call__(self, **options: Any) -> Any:
+        """What the class or function makes of the options."""
+        module, _, name = self.target.partition(":")
+        return getattr(importlib.import_module(module), name)(**options)
 
 
 @dataclass(frozen=True)
@@ -82,10 +92,10 @@ _PLACEMENTS: Mapping[str, Scheme] = {s.name.lower().replace("_", "-"): s for s i
 #: Placements that pick the nodes of each gang that starts; `netpack` needs a network.
 _CHOOSING: Mapping[str, Callable[..., Placement]] = {
     "skew": SkewAware,
-    "netpack": NetPack,
-    "gpu-balance": GpuBalance,
-    "flow-balance": FlowBalance,
-    "least-fragmentation": LeastFragmentation,
+    "netpack": OnDemand("plait.placement.netpack:NetPack"),
+    "gpu-balance": OnDemand("plait.placement.netpack:GpuBalance"),
+    "flow-balance": OnDemand("plait.placement.netpack:FlowBalance"),
+    "least-fragmentation": OnDemand("plait.placement.netpack:LeastFragmentation"),
 }
 #: Options of one placement: name on the command line -> the placement and its field.
 _OF_PLACEMENT: Mapping[str, tuple[str, str]] = {
@@ -228,6 +238,10 @@ def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int | None
 
 
 def _muri(name: str, **options: Any) -> Composed:
+    from plait.grouping.times import MEASURED_INTERFERENCE
+    from plait.policies.by_completion import ByCompletion
+    from plait.policies.interleave import Interleave
+
     fields = {f.name for f in dataclasses.fields(Interleave)}
     values = {k: v for k, v in options.items() if k in fields}
     rest = {k: v for k, v in options.items() if k not in fields and k not in ("order", "knows")}
@@ -253,6 +267,8 @@ BOUND_S = 604_800.0
 
 
 def _plait(group: bool = True, bound_s: float = BOUND_S, knows: str = "exact", **options: Any) -> Composed:
+    from plait.policies.by_completion import ByCompletion
+
     fields = {f.name for f in dataclasses.fields(ByCompletion)}
     values = {k: v for k, v in options.items() if k in fields}
     rest = {k: v for k, v in options.items() if k not in fields}
@@ -285,6 +301,9 @@ def _read_sizes(path: str) -> list[float]:
 
 
 def _pollux(group: str = "none", **options: Any) -> Pollux:
+    from plait.policies.interleave_over_sizes import PolluxInterleaved
+    from plait.policies.pollux import Pollux
+
     if group == "none":
         return Pollux(**options)
     if options.get("exact", False) is not False:
@@ -296,6 +315,8 @@ def _pollux(group: str = "none", **options: Any) -> Pollux:
 
 
 def _sia(speeds: str = "", **options: Any) -> Sia:
+    from plait.policies.sia import Sia
+
     return Sia(**options, speeds=dict(_speed(part) for part in speeds.split("/") if part))
 
 
@@ -309,6 +330,8 @@ def _placed(name: str, cls: Callable[..., Policy], **options: Any) -> Policy:
 
 
 def _antman(quota: str = "", **options: Any) -> AntMan:
+    from plait.policies.antman import AntMan
+
     return AntMan(**options, quota=Quotas.parse(quota).rules if quota else ())
 
 
@@ -383,7 +406,7 @@ _FITNESS = {
 _ANTMAN = {
     "knows": _KNOWS,
     "order": choice("order of a project's guaranteed jobs; tiresias also preempts jobs of later queues; fifo as "
-                    "published", *ORDERS, fit=("fifo", "tiresias")),
+                    "published", *get_args(GuaranteedOrder), fit=("fifo", "tiresias")),
     "backfill": switch("guaranteed jobs start on GPUs reserved for others if that delays none of these; off = as "
                        "published", fit=True),
     "quota": free_text("GPUs that guaranteed jobs of a project may hold, e.g. vision=32/speech@v100=16/*=8 "
@@ -462,11 +485,12 @@ CATALOG: dict[str, Row] = dict(
                         "group": choice("interleave: while jobs would wait, groups of equal size take turns",
                                         "none", "interleave", fit=("none", "interleave"))},
                        True, {"exact=on": "sim"})),
-        ("pollux-ga", Row("the same aim by the published genetic search, seeded", PolluxGa,
+        ("pollux-ga", Row("the same aim by the published genetic search, seeded",
+                          OnDemand("plait.policies.pollux_ga:PolluxGa"),
                           "what jobs fit and measure of themselves", ("pollux",),
                           {**_FITNESS,
-                           "generations": whole("generations of a search, counting the first", 1, MOST),
-                           "population": whole("allocations kept from one to the next", 2, MOST),
+                           "generations": whole("generations of a search, counting the first", 1, MOST_OF_SEARCH),
+                           "population": whole("allocations kept from one to the next", 2, MOST_OF_SEARCH),
                            "seed": whole("of the search", 0, MOST_SEED)}, True)),
         ("sia", Row("sizes and GPU kinds chosen together by an integer program", _sia,
                     "what jobs fit and measure of themselves", ("sia", "pollux"),
@@ -476,7 +500,8 @@ CATALOG: dict[str, Row] = dict(
                      "penalty": number("what a job without GPUs costs in that sum", fit=Range(0.01, 10, "log")),
                      "speeds": free_text("how fast GPU kinds are, e.g. a100=2/v100=1; 1 where none is given")},
                     True, {"": "sim"})),
-        ("optimus", Row("the next GPU to the job whose time it shortens the most", Optimus,
+        ("optimus", Row("the next GPU to the job whose time it shortens the most",
+                        OnDemand("plait.policies.optimus:Optimus"),
                         "remaining work, what jobs fit and measure of themselves", ("optimus", "pollux"), _ROUNDS,
                         True)),
         ("antman", Row("guaranteed jobs at full speed within quotas, opportunistic ones on what they leave idle",
@@ -530,6 +555,8 @@ def make_policy(text: str) -> Policy:
             ina, routing = options.pop("ina", None), options.pop("routing", None)
             policy = _named(row.make(**options), text)
             if ina is not None:
+                from plait.policies.aggregation import WithAggregation, manager_of
+
                 policy = WithAggregation(policy, manager_of(ina), routing or ROUTES[0], system=ina.partition("/")[0])
             elif routing is not None:
                 raise InputError(f"routing={routing} is of gradients that switches add up; it goes with ina=")

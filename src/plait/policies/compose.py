@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,7 +33,9 @@ from plait.core.policy import DEADLINE, PRIORITY, View
 from plait.placement import Scheme, place
 from plait.placement.packing import How, Placement
 from plait.policies.fair_share import levels
-from plait.policies.interleave import Units
+
+if TYPE_CHECKING:
+    from plait.policies.interleave import Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ class Ranking:
 
 _PLAIN = Urgency()
 Order = Callable[[View], "Ranking | FloatArray | IntArray"]
-Grouping = Callable[[View, IntArray], Units]
+Grouping = Callable[[View, IntArray], "Units"]
 
 
 @dataclass(frozen=True)

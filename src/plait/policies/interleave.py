@@ -24,10 +24,9 @@ from plait.core.jobs import JobTable
 from plait.core.plan import Gate
 from plait.core.policy import View
 from plait.core.resources import Resource
-from plait.grouping import Candidates, GroupingCache, extended, group
-from plait.grouping.bucket import GroupingOptions
+from plait.grouping.bucket import Candidates, GroupingCache, GroupingOptions
 from plait.grouping.exact import EXACT
-from plait.grouping.group import completion_guard
+from plait.grouping.group import completion_guard, extended, group
 from plait.grouping.times import MEASURED_INTERFERENCE
 from plait.placement.packing import allowed_kinds
 

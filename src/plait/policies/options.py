@@ -25,6 +25,12 @@ _UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 #: Seeds are 63 bits; a policy that decides more than once a millisecond would leave no time to run anything.
 MOST_SEED = 2**63 - 1
 LEAST_S = 1e-3
+#: Opportunistic jobs a GPU, at most; controllers refuse more.
+MOST_GUESTS = 8
+#: Generations and population of a genetic search that still ends and fits into memory (published: 100 and 100).
+MOST_OF_SEARCH = 10_000
+#: Orders of a project's guaranteed jobs under `antman`.
+GuaranteedOrder = Literal["fifo", "tiresias", "srtf", "srsf"]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ import numpy as np
 
 from plait.core.policy import View
 from plait.goodput.genetic import GENERATIONS, POPULATION, Search, evolve
+from plait.policies.options import MOST_OF_SEARCH, MOST_SEED
 from plait.policies.sizing.pools import Pool
 from plait.policies.sizing.rounds import ByFitness, Sizes
 from plait.policies.sizing.steps import every_speedup
-
-#: Bounds of options: searches that still end and fit into memory (published: 100 and 100), and 63 bits.
-MOST, MOST_SEED = 10_000, 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +32,8 @@ class PolluxGa(ByFitness):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in (("generations", 1, MOST), ("population", 2, MOST), ("seed", 0, MOST_SEED)):
+        most = MOST_OF_SEARCH
+        for name, low, high in (("generations", 1, most), ("population", 2, most), ("seed", 0, MOST_SEED)):
             self._require(name, partial(_whole, low=low, high=high), f"a whole number from {low} to {high}")
 
     def allocate(self, pool: Pool, view: View) -> Sizes:

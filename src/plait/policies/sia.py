@@ -10,9 +10,10 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.core.goodput import MOST_POWER
 from plait.core.highs import need_highs
 from plait.core.policy import View
-from plait.goodput.kinds import MOST_POWER, PENALTY, POWER, best_configurations, best_of_one_kind, relative
+from plait.goodput.kinds import PENALTY, POWER, best_configurations, best_of_one_kind, relative
 from plait.placement.packing import allowed_kinds
 from plait.policies.sizing.free_gpus import FreeGpus
 from plait.policies.sizing.pools import Pool, every_pool, none_adapts, pools

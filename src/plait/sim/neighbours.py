@@ -213,7 +213,7 @@ class GpuNeighbours:
 
 
 class Everyone(GpuNeighbours):
-    """All groups of a cluster, for a physics in which the pace of each depends on all others (`network.Contends`)."""
+    """All groups of a cluster, for a physics in which the pace of each depends on all others (`Contends`)."""
 
     def leave(self, job: int) -> bool:
         """Remove the job from its group; whether any group is left."""

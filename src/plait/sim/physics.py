@@ -15,11 +15,15 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jit import lean_part, linked
 from plait.core.jobs import JobBatch
+from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import TURN, Gate, Groups
 from plait.core.policy import Usage
 from plait.core.resources import Resource
 from plait.grouping.times import MEASURED_INTERFERENCE, interleaved_iteration_s
 from plait.sim.shared_gpu import GpuSharing
+
+#: By job number: the memory of switches that jobs have. The others exchange in a ring.
+Granted = Mapping[int, tuple[NetworkGrant, ...]]
 
 
 @lean_part
@@ -49,6 +53,19 @@ class Physics(Protocol):
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """One value for each entry of `groups.jobs`; `truth` has one row a job number."""
+        ...
+
+
+@runtime_checkable
+class Contends(Protocol):
+    """A physics in which a job's pace depends on all that run. Optional; the simulator then gives it all of them."""
+
+    def paces(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> FloatArray:
+        """Seconds an iteration, for each entry of `running.jobs`; `running` has all groups of the cluster."""
+        ...
+
+    def figures(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> NetworkFigures:
+        """What would be measured of the exchanges of these jobs: those that exchange between nodes, ascending."""
         ...
 
 

@@ -18,12 +18,11 @@ from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
-from plait.policies.aggregation import aggregation_of
 from plait.policies.quotas import Quotas, never_admitted
 from plait.sim.backend import Simulator
-from plait.sim.contention.network import Contends
 from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
+from plait.sim.physics import Contends
 from plait.sim.stretch import outside, run_stretches
 from plait.sim.world import CHECKPOINT, RESTORE, Overheads, SimulationSettings, World
 
@@ -109,7 +108,11 @@ def simulate(
     if isinstance(quotas, Quotas):
         quotas.refuse_unknown(set(jobs.column("project").tolist()), cluster.kinds)
         refused = never_admitted(policy, quotas, jobs, cluster.kinds)
-    aggregation = aggregation_of(policy)
+    aggregation = None
+    if hasattr(policy, "policy"):  # which is around another one
+        from plait.policies.aggregation import aggregation_of
+
+        aggregation = aggregation_of(policy)
     if aggregation is not None:
         if aggregation.system == "a2tp" and isinstance(world.physics, Contends):
             raise InputError(

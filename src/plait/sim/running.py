@@ -11,7 +11,7 @@ neither wait nor are waited for.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -20,10 +20,9 @@ from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import Groups
-from plait.sim.contention.network import Contends
 from plait.sim.failures import time_to_failure_s
 from plait.sim.neighbours import Everyone, GpuFigures, GpuNeighbours
-from plait.sim.physics import MeasuresUsage
+from plait.sim.physics import Contends, MeasuresUsage
 from plait.sim.state import (
     DONE,
     GPUS,
@@ -41,8 +40,10 @@ from plait.sim.state import (
     start_one,
     to_ms,
 )  # fmt: skip
-from plait.sim.training import AdaptiveJobs
 from plait.sim.world import CHECKPOINT, SimulationSettings, adaptive_jobs, with_known_batches
+
+if TYPE_CHECKING:
+    from plait.sim.training import AdaptiveJobs
 
 #: A group of some groups, by its index.
 Shared: TypeAlias = tuple[Groups, int]

@@ -18,8 +18,7 @@ from plait.core.jit import kernel
 from plait.core.jobs import JobBatch
 from plait.core.plan import Groups
 from plait.core.resources import Resource
-from plait.sharing import Load, estimate
-from plait.sharing.macro_model import NOISE
+from plait.sharing.macro_model import NOISE, Load, estimate
 from plait.sim.guest_models import GuestModels, Use, use
 
 #: What a guest gets at least: the law tries one quantum now and then, however little a host leaves.

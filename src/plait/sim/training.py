@@ -169,9 +169,6 @@ _BATCH = ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch", 
 _LIMITS = ("min_gpus", "max_gpus", "max_batch_size", "min_local_batch")
 
 
-#: Seconds that a job runs in a configuration until it has measured it: the paper's interval (Pollux, section 4.1).
-INTERVAL_S = 30.0
-
 #: A running job changes its batch if the predicted goodput is this many times higher; as in the published library.
 HYSTERESIS = 1.05
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,8 +19,12 @@ from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, TraceError, suggest
 from plait.core.jobs import JobBatch
 from plait.sim.physics import Physics, StandardPhysics
-from plait.sim.training import INTERVAL_S, AdaptiveJobs, Training
 
+if TYPE_CHECKING:
+    from plait.sim.training import AdaptiveJobs, Training
+
+#: Seconds that a job runs in a configuration until it has measured it: the paper's interval (Pollux, section 4.1).
+INTERVAL_S = 30.0
 FIELDS = ("launch_s", "checkpoint_s", "restore_s", "migrate_s")
 LAUNCH, CHECKPOINT, RESTORE, MIGRATE = range(4)
 
@@ -219,6 +224,8 @@ def adaptive_jobs(truth: JobBatch, settings: SimulationSettings) -> AdaptiveJobs
     """The jobs that adapt their batch; None if none does, so the simulation can skip all of it."""
     if not (truth.column("batch_size") > 0).any():
         return None
+    from plait.sim.training import AdaptiveJobs, Training
+
     training = Training.shipped(truth) if settings.training is None else settings.training
     if not training.adapts.any():
         return None

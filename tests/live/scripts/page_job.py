@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from plait.runtime.page import JobState, Page, Saves
-from plait.sharing import Action, StepStats
+from plait.sharing.directive import Action, StepStats
 
 out, steps = Path(sys.argv[1]), int(sys.argv[2])
 saved = Path(os.environ["PLAIT_JOB_DIR"], f"steps-{os.environ['RANK']}")

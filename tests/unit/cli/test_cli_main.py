@@ -84,6 +84,19 @@ def test_entry_point_of_the_process(tmp_path):
     assert done.stderr.startswith("plait: error: unknown policy 'nope'")
 
 
+def test_a_simulation_loads_no_other_policy_and_no_network(tmp_path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("job_id,submit_s,gpus,duration_s\na,0,1,60\nb,5,2,90\n")
+    heavy = "'scipy.linalg', 'plait.network', 'plait.policies.pollux', 'plait.policies.antman', 'plait.grouping.group'"
+    run = python(
+        "-c",
+        "import sys; from plait.cli import main\n"
+        f"try: main(['simulate', {str(trace)!r}, '--cluster', '1x8', '-p', 'srsf', '--json', '/dev/null'])\n"
+        f"except SystemExit: print([m for m in ({heavy}) if m in sys.modules])",
+    )
+    assert run.stdout.strip().endswith("[]"), run.stdout + run.stderr
+
+
 def test_public_names():
     assert package.__all__ == sorted(package.__all__, key=lambda n: n if not n.startswith("_") else "_" + n)
     for name in package.__all__:

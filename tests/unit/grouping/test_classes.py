@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.jit import plain
-from plait.grouping import GroupingCache, exact, group, kernels
-from plait.grouping.bucket import ClassedBucket, GroupingOptions
+from plait.grouping import exact, kernels
+from plait.grouping.bucket import ClassedBucket, GroupingCache, GroupingOptions
 from plait.grouping.exact import Relaxation, exact_groups, integer_program, kinds_of_groups, round_robin
+from plait.grouping.group import group
 from sampling import sample
 
 

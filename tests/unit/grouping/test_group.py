@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.errors import InputError
-from plait.grouping import (
-    Candidates,
-    GroupingCache,
-    algorithm1,
-    best_turns,
-    bucket,
-    group,
-    kernels,
-    pair_weights,
-    together_s,
-)
-from plait.grouping.bucket import ClassedBucket, GroupingOptions
+from plait.grouping import algorithm1, bucket, kernels
+from plait.grouping.bucket import Candidates, ClassedBucket, GroupingCache, GroupingOptions
+from plait.grouping.group import group, pair_weights
+from plait.grouping.times import best_turns, together_s
 
 METHODS = ("auto", "blossom", "exact", "greedy", "consecutive")
 

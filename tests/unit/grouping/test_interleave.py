@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from grouping_cases import MODELS, stages
 from plait.core.errors import InputError
 from plait.core.turns import turn_vectors
-from plait.grouping import best_turns, efficiency, group_times, interleaved_iteration_s, speedup
 from plait.grouping import times as interleave
+from plait.grouping.times import best_turns, efficiency, group_times, interleaved_iteration_s, speedup
 
 # jobs, best T and gamma, worst T and gamma
 ORACLES = {

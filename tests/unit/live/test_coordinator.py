@@ -26,7 +26,8 @@ from plait.live.agent.sharing import (
 from plait.live.protocol.wire import GpuMean, GpuUsage
 from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import Page
-from plait.sharing import Action, Directive, State, StepStats
+from plait.sharing.coordinator import State
+from plait.sharing.directive import Action, Directive, StepStats
 from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES
 
 GB = 1_000_000_000

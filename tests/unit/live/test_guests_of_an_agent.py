@@ -15,7 +15,7 @@ from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.layout import make_private
 from plait.live.protocol.wire import PREEMPTED, RUNNING, STARTING, STOPPING, GroupInfo, Mate, Run
 from plait.runtime.page import Page
-from plait.sharing import StepStats
+from plait.sharing.directive import StepStats
 
 GB = 1_000_000_000
 

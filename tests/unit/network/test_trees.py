@@ -6,9 +6,10 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.core.ina_request import TREES
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
-from plait.network.topology.trees import STRAIGHT, TREES, Tree, tree
+from plait.network.topology.trees import STRAIGHT, Tree, tree
 
 
 def racks(levels: int, aggregating: str = "all") -> Graph:

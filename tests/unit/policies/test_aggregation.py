@@ -14,7 +14,7 @@ from plait.control.metrics import measure
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.highs import HAVE_HIGHS
-from plait.core.ina_request import InaRequest
+from plait.core.ina_request import ROUTES, InaRequest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.network_grants import NetworkGrant, by_job
 from plait.core.plan import Group, Member, Plan
@@ -24,7 +24,7 @@ from plait.network.memory.records import Request
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 from plait.network.topology.trees import STRAIGHT
-from plait.policies.aggregation import ROUTES, WithAggregation, lease_of, manager_of
+from plait.policies.aggregation import WithAggregation, lease_of, manager_of
 from plait.policies.catalog import make_policy
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
 from plait.sim.run import simulate

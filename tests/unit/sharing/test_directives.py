@@ -8,17 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from plait.core.errors import InputError
-from plait.sharing import (
-    CODEC,
-    Action,
-    Device,
-    Directive,
-    Reached,
-    Sharer,
-    SpillReason,
-    StepStats,
-    longest_quantum_s,
-)
+from plait.sharing.coordinator import CODEC
+from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, SpillReason, StepStats
+from plait.sharing.grant import longest_quantum_s
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.sharing import Action, Reached, Rung, Sharer, next_rung
-from plait.sharing.memory_law import CONTEXT_BYTES, HOLD_S, MARGIN_BYTES, budget, headroom
+from plait.sharing.directive import Action, Reached, Sharer
+from plait.sharing.memory_law import CONTEXT_BYTES, HOLD_S, MARGIN_BYTES, Rung, budget, headroom, next_rung
 from sharing_cases import CAPACITY, GB, HOST, Bench
 
 DELTA = CAPACITY // 20

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from tests.sharing_cases import Bench
 
-from plait.sharing import CODEC, Reached, Sharer, StepStats
+from plait.sharing.coordinator import CODEC
+from plait.sharing.directive import Reached, Sharer, StepStats
 from plait.sharing.share_law import (
     HANGS_S,
     LEAST_CAP,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.sharing import CODEC, Device, Sharer, State, StepStats, decide
-from plait.sharing.coordinator import Seen
+from plait.sharing.coordinator import CODEC, Seen, State, decide
+from plait.sharing.directive import Device, Sharer, StepStats
 from plait.sharing.grant import THETA
 
 

@@ -14,7 +14,7 @@ from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec
 from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
 from plait.policies.catalog import make_policy
-from plait.sharing import Load, estimate
+from plait.sharing.macro_model import Load, estimate
 from plait.sim.guest_models import GuestModels
 from plait.sim.physics import MeasuredPhysics
 from plait.sim.run import simulate

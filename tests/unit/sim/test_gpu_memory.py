@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import SimulationError
-from plait.sharing import CODEC, Action, Device, Directive, Reached, Sharer, SpillReason, State, StepStats, decide
+from plait.sharing.coordinator import CODEC, State, decide
+from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, SpillReason, StepStats
 from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES, budget, headroom
 from plait.sim.gpu import SimDevice
 

@@ -12,7 +12,9 @@ from itertools import product
 
 import pytest
 
-from plait.sharing import CODEC, Action, Observation, State, decide, longest_quantum_s, replay
+from plait.sharing.coordinator import CODEC, Observation, State, decide, replay
+from plait.sharing.directive import Action
+from plait.sharing.grant import longest_quantum_s
 from plait.sim.gpu import (
     PATTERNS,
     QUANTA_S,

@@ -18,7 +18,7 @@ from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Group, Groups, Member
 from plait.core.resources import StageProfile
 from plait.policies.catalog import make_policy
-from plait.sharing import Load, estimate
+from plait.sharing.macro_model import Load, estimate
 from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES
 from plait.sim.guest_models import CURVES, GROW_S, SHRINK_S, SPILL_COST, GuestModel, GuestModels
 from plait.sim.physics import MeasuredPhysics, StandardPhysics

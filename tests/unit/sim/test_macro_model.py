@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from plait.core.errors import InputError
-from plait.sharing import Estimate, Load, estimate
+from plait.sharing.macro_model import Estimate, Load, estimate
 from plait.sim.gpu import PATTERNS, Mode, drawn, table_cell
 
 slow = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="set PLAIT_SLOW=1")

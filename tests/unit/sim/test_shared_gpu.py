@@ -10,7 +10,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Group, Groups, Member
 from plait.core.resources import StageProfile
-from plait.sharing import Load, estimate
+from plait.sharing.macro_model import Load, estimate
 from plait.sim.physics import StandardPhysics
 from plait.sim.shared_gpu import LEAST_SHARE, GpuSharing
 

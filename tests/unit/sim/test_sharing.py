@@ -16,7 +16,7 @@ from plait.core.errors import SimulationError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import Resource, StageProfile
-from plait.grouping import interleaved_iteration_s
+from plait.grouping.times import interleaved_iteration_s
 from plait.policies.catalog import make_policy
 from plait.sim.physics import StandardPhysics, lock_step_s
 from plait.sim.run import simulate

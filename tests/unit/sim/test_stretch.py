@@ -263,6 +263,10 @@ def test_no_rule_of_a_stretch_can_be_left_out(rule: str | None, monkeypatch: pyt
         )
         if rule is not None:
             monkeypatch.setattr(*MUTATIONS[rule])
-        stretched, other_lines = played(jobs, "2x8", policy, world, monkeypatch)
-        found += differences(driven, stretched, lines, other_lines)
+        try:
+            stretched, other_lines = played(jobs, "2x8", policy, world, monkeypatch)
+            found += differences(driven, stretched, lines, other_lines)
+        except SimulationError as error:  # jobs never end
+            found.append(str(error))
+        monkeypatch.undo()
     assert bool(found) == (rule is not None)

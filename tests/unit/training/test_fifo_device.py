@@ -17,7 +17,7 @@ from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.runtime.page import STOP_GRACEFULLY, Page
 from plait.runtime.stage_gate import NullGate
-from plait.sharing import SpillReason
+from plait.sharing.directive import SpillReason
 from plait.training import emulation
 from plait.training.emulation import ENTRIES, FIFO_VARIABLE, Declared, FifoDevice, FifoMemory, FifoStages
 

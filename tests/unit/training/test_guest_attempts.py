@@ -13,7 +13,7 @@ from attempts import PREEMPTED, Attempt, Forker, same_weights, steps_saved, the_
 from plait.core.resources import Resource
 from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import VERSION, Page
-from plait.sharing import Action, Directive
+from plait.sharing.directive import Action, Directive
 
 pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ import pytest
 
 from plait.runtime.gates import NullGate, make_group, open_gate
 from plait.runtime.page import SIZE, JobState, Page, PageError, PageProfile
-from plait.sharing import StepStats
+from plait.sharing.directive import StepStats
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.runtime.guest_gate import Neighbours, neighbours_of
 from plait.runtime.page import ENTRY_BYTES, RING_BYTES, SIZE, STEPS, VERSION, Page, steps_in
-from plait.sharing import Action, Directive, Reached, SpillReason, StepStats
+from plait.sharing.directive import Action, Directive, Reached, SpillReason, StepStats
 from plait.training.environment import ControlFile, Environment
 from plait.training.process import FILE
 

@@ -16,7 +16,7 @@ from plait.core.errors import InputError
 from plait.runtime.guest_gate import Neighbours
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import NullGate
-from plait.sharing import Action, Directive, Reached, SpillReason
+from plait.sharing.directive import Action, Directive, Reached, SpillReason
 from plait.training.sharing import first_step, host_pool
 from plait.training.sharing.device_memory import BUDGET_STEPS, CudaMemory, MemoryLimit, MemoryUse
 from plait.training.sharing.host_pool import HostPool, HostPoolError, arena_bytes, build_allocator

@@ -21,15 +21,12 @@ from plait.core.policy import ignored_by
 from plait.core.preemption import rule_named
 from plait.core.version import __version__
 from plait.live.notes import note
-from plait.network.fluid.iterations import PHASES
-from plait.network.gradients import MOST_EXCHANGE
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.ignored_requests import classes_ignored, remarks
-from plait.sim.contention.network import NetworkPhysics, cut_jobs, with_gradient_bytes
 from plait.sim.failures import read_failures
 from plait.sim.guest_models import GuestModels
-from plait.sim.physics import MeasuredPhysics, StandardPhysics
+from plait.sim.physics import Contends, MeasuredPhysics, StandardPhysics
 from plait.sim.run import with_round
 from plait.sim.shared_gpu import GpuSharing
 from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
@@ -86,6 +83,8 @@ def _cases_on(request: Request) -> list[Case]:
         drawn = any(draw is not None for draw in draws) or request.censored == "extend" or cluster.network is not None
         loads = {seed: workload_of(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
         if cluster.network is not None:
+            from plait.sim.contention.network import with_gradient_bytes
+
             loads = {seed: (with_gradient_bytes(jobs, seed), about) for seed, (jobs, about) in loads.items()}
         if request.guest_models is not None:
             models = GuestModels.read(request.guest_models)
@@ -161,8 +160,12 @@ def _say_no_aggregators(policies: Sequence[str], cluster: Cluster) -> None:
 
 def _say_cut(path: Path, cluster: Cluster, jobs: JobBatch) -> None:
     """Jobs whose gradients do not fit their iterations."""
-    cut = 0 if cluster.network is None else cut_jobs(jobs, cluster)
-    if cut:
+    if cluster.network is None:
+        return
+    from plait.network.gradients import MOST_EXCHANGE
+    from plait.sim.contention.network import cut_jobs
+
+    if cut := cut_jobs(jobs, cluster):
         note(
             f"warning: {path}: {cut} of {len(jobs)} jobs have gradients whose exchange alone would take over "
             f"{100 * MOST_EXCHANGE:.0f} % of an iteration; they are cut to that. Network stages of a trace are not cut"
@@ -245,6 +248,9 @@ def asked_physics(world: World, request: Request) -> StandardPhysics:
 
 def networked_world(world: World, request: Request) -> World:
     """The world for a cluster with a network: jobs share its links. Raises `InputError` for options out of range."""
+    from plait.network.fluid.iterations import PHASES
+    from plait.sim.contention.network import NetworkPhysics
+
     overlap, phases = request.overlap or 0.0, request.phases or PHASES[0]
     if not 0 <= overlap <= 1:
         raise InputError(f"--overlap must be a part of the computation from 0 to 1, got {overlap:g}")
@@ -284,7 +290,10 @@ def settings(world: World, request: Request) -> dict[str, Value]:
     """Settings of a result that are needed to judge and repeat it."""
     physics = world.physics
     network: dict[str, Value] = {}
-    if isinstance(physics, NetworkPhysics):
+    if isinstance(physics, Contends):
+        from plait.sim.contention.network import NetworkPhysics
+
+        assert isinstance(physics, NetworkPhysics), "no other physics has a network here"
         network = {"overlap": physics.overlap, "phases": physics.phases}
         if world.switch_mtbf_s < math.inf:
             network |= {"switch_mtbf_s": world.switch_mtbf_s, "switch_mttr_s": world.switch_mttr_s}

@@ -13,7 +13,7 @@ from plait.core.resources import Resource
 from plait.live.protocol.wire import Adaptive, Memory, Profile
 from plait.live.system import procs
 from plait.runtime.page import GATES, JobState, Page, PageError, Saves
-from plait.sharing import StepStats
+from plait.sharing.directive import StepStats
 
 #: Stage seconds are means over at least so many iterations, if there were as many.
 _WINDOW_STEPS = 20

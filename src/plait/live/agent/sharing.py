@@ -31,8 +31,8 @@ from plait.live.protocol.wire import Sharing
 from plait.live.system import procs
 from plait.runtime.guest_gate import Neighbours, marks_gpu_stages
 from plait.runtime.page import Page, PageError, Throttled
-from plait.sharing import CODEC, Action, Device, Directive, Reached, Sharer, State, StepStats, decide
-from plait.sharing.coordinator import owes
+from plait.sharing.coordinator import CODEC, State, decide, owes
+from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, StepStats
 from plait.sharing.memory_law import MemoryState
 from plait.sharing.share_law import described
 

@@ -45,7 +45,7 @@ from plait.live.protocol.validation import (
 )
 from plait.runtime.network.grant import NetworkGrant
 from plait.runtime.page import Throttled
-from plait.sharing import Action
+from plait.sharing.directive import Action
 
 VERSION = 1
 STARTING, RUNNING, STOPPING, ENDED = "starting", "running", "stopping", "ended"
@@ -156,7 +156,7 @@ class Sharing:
     """Limits from the coordinator of its GPU for a process that shares it.
 
     `guest`: it uses the GPU time that others leave. `share` of the GPU's time, 0 to 1; `limit_bytes` of its memory, 0 =
-    none; `action` a name of `plait.sharing.Action` in small letters; `beside` the jobs with which it shares the GPU.
+    none; `action` a name of `directive.Action` in small letters; `beside` the jobs with which it shares the GPU.
     `leaves`: why it saves its state and goes, to be resumed elsewhere; "" if it stays. `throttled`: how its runner
     freezes a guest that does not pace itself, a name of `plait.runtime.page.Throttled` in small letters; "" if it does
     not. `duty`: the part of the last ten seconds in which it was not frozen. `law`: the rule for a guest's share next

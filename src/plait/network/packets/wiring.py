@@ -33,7 +33,7 @@ class Wiring:
 def wired(graph: Graph, job: int, workers: Sequence[int], server: int | None, adds: str) -> Wiring:
     """The routes of a job with workers on these nodes; without a server its slots are dedicated.
 
-    `adds`: one of `topology.trees.TREES`. Raises `InputError` if two workers are on one node or one is on that of the
+    `adds`: one of `ina_request.TREES`. Raises `InputError` if two workers are on one node or one is on that of the
     server, and as `tree` does.
     """
     if len(set(workers)) < len(workers):

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from plait.core.errors import InputError
+from plait.core.ina_request import TREES
 from plait.core.options import Declared, declared, option
 from plait.network.protocol.addressing import Index, dedicated_window
 from plait.network.protocol.congestion import Congestion
 from plait.network.protocol.server import Server
 from plait.network.protocol.switch import AGEING, BYPASS_PASSES, DEDICATED, PREEMPT
 from plait.network.protocol.worker import WORKER, Workers, bit_of
-from plait.network.topology.trees import PUBLISHED, TREES
+from plait.network.topology.trees import PUBLISHED
 
 #: What an option of text may be.
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -119,7 +120,7 @@ class Options:
 
     @property
     def adds(self) -> str:
-        """Which switches add up: one of `topology.trees.TREES`."""
+        """Which switches add up: one of `ina_request.TREES`."""
         return PUBLISHED[self.protocol] if self.tree == "auto" else self.tree
 
     @property

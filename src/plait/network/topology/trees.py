@@ -11,15 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from plait.core.errors import InputError
+from plait.core.ina_request import TREES
 from plait.network.topology.paths import Graph
 
-#: Who adds up:
-#: leaf            the leaves of workers; the server finishes
-#: server          the leaf of the server alone
-#: spine           one switch alone, the first that sees the packets of all workers
-#: leaf+server     leaves, and the leaf of the server also what other leaves send
-#: leaf+spine      leaves, and every switch above them in which several ways meet
-TREES = ("leaf", "server", "spine", "leaf+server", "leaf+spine")
 #: The tree of each system. ATP adds up at the racks of the workers and of the server (published); SwitchML composes
 #: switches in a hierarchy (published); the others have that of ATP, whose packets they extend (our design).
 PUBLISHED = {

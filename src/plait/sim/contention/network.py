@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,25 +24,10 @@ from plait.network.fluid.iterations import PHASES, Iterations, exposed_s, iterat
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.gradients import MOST_EXCHANGE, gradient_bytes
 from plait.network.topology.paths import Graph
-from plait.sim.physics import StandardPhysics
+from plait.sim.physics import Granted, StandardPhysics
 
-#: By job number: the memory of switches that jobs have. The others exchange in a ring.
-Granted = Mapping[int, tuple[NetworkGrant, ...]]
 #: Where the workers of a job are, by numbers of nodes, and its grants: all that its way through the network depends on.
 Way = tuple[tuple[int, ...], tuple[NetworkGrant, ...]]
-
-
-@runtime_checkable
-class Contends(Protocol):
-    """A physics in which a job's pace depends on all that run. Optional; the simulator then gives it all of them."""
-
-    def paces(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> FloatArray:
-        """Seconds an iteration, for each entry of `running.jobs`; `running` has all groups of the cluster."""
-        ...
-
-    def figures(self, truth: JobBatch, running: Groups, cluster: Cluster, granted: Granted) -> NetworkFigures:
-        """What would be measured of the exchanges of these jobs: those that exchange between nodes, ascending."""
-        ...
 
 
 def with_gradient_bytes(jobs: JobBatch, seed: int) -> JobBatch:

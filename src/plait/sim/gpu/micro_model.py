@@ -16,21 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait.core.errors import SimulationError
-from plait.sharing import (
-    Action,
-    Device,
-    Directive,
-    Observation,
-    Reached,
-    Rung,
-    Sharer,
-    SpillReason,
-    State,
-    StepStats,
-    decide,
-    next_rung,
-)
-from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES
+from plait.sharing.coordinator import Observation, State, decide
+from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, SpillReason, StepStats
+from plait.sharing.memory_law import CONTEXT_BYTES, MARGIN_BYTES, Rung, next_rung
 from plait.sharing.quanta import Quanta
 from plait.sim.gpu.scenario import NEVER, NOISE, STEP_CV, Mode, Opportunistic, Pattern, Phase, Scenario, Variation
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from plait.sharing import Load
+from plait.sharing.macro_model import Load
 
 MS = 1e-3
 GB = 1_000_000_000

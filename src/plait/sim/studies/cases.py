@@ -5,14 +5,12 @@ The results of a list of cases come in the order of the list, whatever the numbe
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.control.controller import Controller
 from plait.control.drive import ENDS, Block
@@ -28,8 +26,10 @@ from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.catalog import make_policy, placement, rows
 from plait.sim.failures import NodeChange
 from plait.sim.run import Step, simulate
-from plait.sim.training import isolated_s
 from plait.sim.world import World
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 Clock = Callable[[], float]
 A = TypeVar("A")
@@ -135,8 +135,11 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
     labels |= {"trace": case.trace, "policy": case.policy, "world": case.world.name, "seed": case.seed}
     labels |= {"cluster": str(case.cluster), **case.labels}
     truth = case.jobs if case.world.profile_noise else None
-    adaptive = run.backend.adaptive
-    isolated = None if adaptive is None else partial(isolated_s, case.jobs, adaptive.training, case.cluster)
+    adaptive, isolated = run.backend.adaptive, None
+    if adaptive is not None:
+        from plait.sim.training import isolated_s
+
+        isolated = partial(isolated_s, case.jobs, adaptive.training, case.cluster)
     return measure(
         run.controller, histories[0], window=case.window, truth=truth, isolated=isolated, prices=case.prices, **labels
     )
@@ -197,7 +200,9 @@ class StudyWorkers:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is None:
             return
-        if kind is not None and not issubclass(kind, BrokenProcessPool):
+        if kind is not None and not issubclass(kind, BrokenExecutor):
+            import multiprocessing
+
             for child in set(multiprocessing.active_children()) - self._others:
                 child.terminate()
             # The pool waits for the rest of a result whose sender was ended, as long as anybody could still write it.
@@ -215,6 +220,9 @@ class StudyWorkers:
                 yield i, work(self._shared, item)
             return
         if self._pool is None:
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+
             self._others = set(multiprocessing.active_children())
             self._pool = ProcessPoolExecutor(
                 self._processes, mp_context=multiprocessing.get_context("spawn"), initializer=_worker,
@@ -222,7 +230,7 @@ class StudyWorkers:
             )  # fmt: skip
         try:
             yield from _collect(self._pool, work, items, 2 * self._processes)
-        except BrokenProcessPool as error:
+        except BrokenExecutor as error:
             raise SimulationError(
                 "a worker process died; it may have run out of memory: use fewer --processes"
             ) from error
