@@ -511,7 +511,12 @@ class SkewAware:
 
     def __call__(self, view: View) -> IntArray:
         jobs = view.jobs
-        spread = jobs.skew <= self.packlimit  # NaN compares false: consolidated
+        schemes = self.schemes(jobs.skew)
         if math.isfinite(self.patience_s):
-            spread = spread | (~jobs.running & (jobs.waiting_s >= self.patience_s))
+            schemes[~jobs.running & (jobs.waiting_s >= self.patience_s)] = int(Scheme.SPREAD)
+        return schemes
+
+    def schemes(self, skew: FloatArray) -> IntArray:
+        """The scheme of each job that has not lost its patience, by the skew (J,) of its tensors."""
+        spread = skew <= self.packlimit  # NaN compares false: consolidated
         return np.where(spread, int(Scheme.SPREAD), int(Scheme.CONSOLIDATED))

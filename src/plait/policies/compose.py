@@ -28,6 +28,7 @@ from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.jobs import JobTable, keys
+from plait.core.jobs.keys import CLOCK_S, TICK_S
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import DEADLINE, PRIORITY, View
 from plait.placement import Scheme, place
@@ -77,9 +78,6 @@ SWAP_S = 300.0
 
 #: Shares of past use are compared so often in a half-life, and after so many seconds at the earliest.
 FAIR_LOOKS, LEAST_FAIR_S = 256, 60.0
-
-#: Times closer than this are the same time, seconds; a change of order takes effect this much later at the earliest.
-CLOCK_S, TICK_S = 1e-6, 1e-3
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import numpy as np
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobTable
+from plait.core.jobs.keys import CLOCK_S, TICK_S, fill_queues
 from plait.core.policy import View
-from plait.policies.compose import CLOCK_S, Ranking
+from plait.policies.compose import Ranking
 from plait.policies.gittins import GittinsIndex
 
 WithinQueue = Literal["first_start", "running_first", "submit"]
@@ -20,10 +21,6 @@ WITHIN: tuple[WithinQueue, ...] = get_args(WithinQueue)
 
 #: 16 GPU-hours, as in the Pollux artifact; no constant suits every workload: fit with `plait tune`.
 DEFAULT_THRESHOLDS_GPU_S = (57_600.0,)
-
-#: A position in the order is checked again after this long at the earliest, seconds: sums of service are off by
-#: rounding errors, and "in 1e-13 s" would mean now.
-TICK_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -77,14 +74,14 @@ class Queues:
         if len(promoted):
             service = service.copy()
             service[promoted] = 0.0
-        level: IntArray = np.searchsorted(bounds, service + CLOCK_S, side="right")
-        speed = jobs.gpus if self.dimensions == 2 else np.ones(len(jobs))
-        upper = np.append(bounds, np.inf)[level]
+        level, leaves_s = np.zeros(len(jobs), dtype=np.int64), np.zeros(len(jobs))
+        speed = jobs.gpus.astype(np.float64) if self.dimensions == 2 else np.ones(len(jobs))
+        fill_queues(service, speed, bounds, level, leaves_s)
         return Ranking(
             (level, *self._within(jobs, level, service, promoted)),
             level,
             promoted,
-            running_s=np.maximum((upper - service) / speed, TICK_S),
+            running_s=leaves_s,
             waiting_s=promotion_in_s,
             due=due,
             promoting=None if due is None else lambda rows: self(view, np.union1d(also, rows)),

@@ -19,11 +19,13 @@ from plait.control.job_rows import FINISHED
 from plait.control.plan_check.check import OK, plan_error
 from plait.core.arrays import IntArray
 from plait.core.jobs import Checkpoints
+from plait.core.jobs.keys import QUEUE
 from plait.core.plan import Groups, Plan
-from plait.placement import Scheme
+from plait.placement import Scheme, SkewAware
 from plait.placement.kernels import PLACED, Found, Left, Nodes, Running, Work
 from plait.placement.packing import LazyReasons
 from plait.policies.compose import Composed, OrderKey, Urgency
+from plait.policies.tiresias import Queues
 from plait.sim import stretch_kernels as layout
 from plait.sim.backend import PATIENCE, Simulator
 from plait.sim.physics import StandardPhysics
@@ -50,11 +52,16 @@ COMPILED = hasattr(run_stretch, "py_func")
 def outside(controller: Controller, backend: Simulator, records: Sequence[object]) -> str | None:
     """Why a run is driven message by message; None if it is stretched."""
     policy, settings, cluster, jobs = controller.policy, backend.settings, backend.cluster, backend.reported
-    if not isinstance(policy, Composed) or not isinstance(policy.order, OrderKey):
-        return f"policy {describe(policy)} is not an order by one key"
+    if not isinstance(policy, Composed) or not isinstance(policy.order, OrderKey | Queues):
+        return f"policy {describe(policy)} is not an order by keys"
+    order, placing = policy.order, policy.place
     told = {
+        "it promotes jobs": isinstance(order, Queues) and math.isfinite(order.knob) and bool(order.thresholds),
+        "it orders jobs by an index": isinstance(order, Queues) and order.index is not None,
+        "it orders jobs by their last places": isinstance(order, Queues) and order.within == "running_first",
         "its jobs share GPUs": policy.group is not None,
-        "its placement looks at the jobs": not isinstance(policy.place, Scheme),
+        "its placement looks at the jobs": not isinstance(placing, Scheme)
+        and not (isinstance(placing, SkewAware) and math.isinf(placing.patience_s)),
         "it has a shortest run": policy.min_run_s > 0,
         "it reserves GPUs": math.isfinite(policy.reserve_after_s),
         "priorities change in time": policy.urgency != Urgency(),
@@ -137,7 +144,7 @@ def _stretch(controller: Controller, backend: Simulator) -> Stretch:
         ),
         Life(*(columns[name][:n] for name in Life._fields)),
         Bodies(*(getattr(b, name) for name in Bodies._fields)),
-        StretchQueue(order, np.zeros(n), whole(gpus + 1), whole(n), whole(n)),
+        StretchQueue(order, np.zeros(n), np.zeros(n), np.zeros(n), whole(gpus + 1), whole(n), whole(n)),
         held,
         Nodes(
             cluster.cap_prefix, cluster.node_kind, cluster.node_rack, cluster.node_gpus, cluster.first_gpu,
@@ -155,13 +162,20 @@ def _rules(controller: Controller, backend: Simulator) -> StretchRules:
     """The numbers of policy, preemption rule and world."""
     policy, rule, cluster, physics = controller.policy, controller.rule, backend.cluster, backend.settings.physics
     assert isinstance(policy, Composed)
-    assert isinstance(policy.order, OrderKey)
-    assert isinstance(policy.place, Scheme)
     assert isinstance(physics, StandardPhysics)
+    order, placing = policy.order, policy.place
+    assert isinstance(order, OrderKey | Queues)
+    queues = order if isinstance(order, Queues) else Queues(())
+    if isinstance(placing, SkewAware):
+        scheme = placing.schemes(backend.reported.column("skew"))
+    else:
+        assert isinstance(placing, Scheme)
+        scheme = np.array([int(placing)], dtype=np.int64)
     losses = bool(controller.job_store.columns["has_losses"][0]) and not rule.free
     return StretchRules(
-        policy.order.kind, policy.preempt, float(policy.quantum_s), policy.seed,
-        np.array([int(policy.place)], dtype=np.int64), np.array([policy.strict]), cluster.any_kind, np.zeros((1, 2)),
+        order.kind if isinstance(order, OrderKey) else QUEUE, np.array(queues.thresholds, dtype=np.float64),
+        queues.dimensions == 2, queues.within == "first_start", policy.preempt, float(policy.quantum_s), policy.seed,
+        scheme, np.array([policy.strict]), cluster.any_kind, np.zeros((1, 2)),
         losses, rule.may_lose_work, float(rule.runs_for), rule.finishes, float(backend.round_ms),
         float(physics.spread_slowdown), np.array([physics.kind_speed.get(kind, 1.0) for kind in cluster.kinds]),
         cluster.node_up,

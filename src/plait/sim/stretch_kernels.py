@@ -20,7 +20,7 @@ from plait.core import preemption_kernels as keeping
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jit import as_part, lean_part, linked
 from plait.core.jobs import keys
-from plait.core.jobs.keys import ATTAINED, RUN, order_key
+from plait.core.jobs.keys import ATTAINED, QUEUE, RUN, leaves_queue_s, order_key, queue_of
 from plait.core.preemption_kernels import CLOCK_S, kept_until_s, stop_loss_s
 from plait.placement import kernels
 from plait.placement.kernels import (
@@ -96,6 +96,7 @@ class Life(NamedTuple):
     run_base_s: FloatArray
     end_s: FloatArray
     competing_base: FloatArray
+    level: IntArray
 
 
 class Bodies(NamedTuple):
@@ -120,11 +121,13 @@ class StretchQueue(NamedTuple):
     """Jobs in lists: active ones in the `order` of the last decision, running ones in a heap by when they stop.
 
     `place[j]` is the place of a running job in the `heap`; `why[j]` the status that the last decision gave a job
-    that waits.
+    that waits. `keys`, then `next_keys` are by what jobs are sorted; `leaves_s` is how long a job stays in its queue.
     """
 
     order: IntArray
     keys: FloatArray
+    next_keys: FloatArray
+    leaves_s: FloatArray
     heap: IntArray
     place: IntArray
     why: IntArray
@@ -165,11 +168,16 @@ class Rows(NamedTuple):
 class StretchRules(NamedTuple):
     """Policy, preemption rule and world, as numbers.
 
-    `key` is the kind of the order's key. `scheme`, `strict` and `kinds` have one entry for all jobs, `per_gpu` one row
-    of zeros. `losses`: whether stops cost anything. `speeds`: of each GPU kind.
+    `key` is the kind of the order's key. Of an order by queues `bounds` are what divides them, of GPU-seconds with
+    `by_gpus`, else of seconds; inside jobs go by their first start with `by_start`, else by number. `scheme` has one
+    entry a job or for all, `strict` and `kinds` one for all, `per_gpu` one row of zeros. `losses`: whether stops cost
+    anything. `speeds`: of each GPU kind.
     """
 
     key: int
+    bounds: FloatArray
+    by_gpus: bool
+    by_start: bool
     preempt: bool
     quantum_s: float
     seed: int
@@ -374,39 +382,50 @@ def start(s: Stretch, job: int, gpus: IntArray, lo: int, hi: int) -> None:
 
 
 @lean_part
-def fill_key(job: int, now: float, kind: int, trace: StretchTrace, bodies: Bodies, keys: FloatArray) -> None:
-    """Write the key of a job in the order."""
-    state, running, done, ran, attained = bodies.state, bodies.is_running[job] == 1, 0.0, 0.0, 0.0
-    if kind in (RUN, ATTAINED):
+def fill_key(job: int, s: Stretch) -> None:
+    """Write the keys of a job in the order of now, and its queue where there are queues."""
+    now, state, trace, rules, queue = s.at[NOW], s.bodies.state, s.trace, s.rules, s.queue
+    running, kind, done, ran, attained = s.bodies.is_running[job] == 1, rules.key, 0.0, 0.0, 0.0
+    if kind in (RUN, ATTAINED, QUEUE):
         held = held_ms(job, now, running, state)
         ran, attained = ran_s(job, held, state), attained_gpu_s(job, held, state)
     else:
         done = done_at(job, now, running, state) / state[job, UNIT]
-    keys[job] = order_key(
-        kind, job, trace.gpus[job], trace.iterations[job], done, trace.iteration_s[job], ran, attained
-    )
+    if kind == QUEUE:
+        service, speed, start_s = ran, 1.0, s.life.first_start_s[job]
+        if rules.by_gpus:
+            service, speed = attained, float(trace.gpus[job])
+        level = queue_of(service, rules.bounds)
+        s.life.level[job], queue.keys[job] = level, float(level)
+        queue.leaves_s[job] = leaves_queue_s(service, level, speed, rules.bounds)
+        if rules.by_start:
+            queue.next_keys[job] = math.inf if math.isnan(start_s) else start_s
+    else:
+        queue.keys[job] = order_key(
+            kind, job, trace.gpus[job], trace.iterations[job], done, trace.iteration_s[job], ran, attained
+        )
 
 
 @lean_part
-def ahead(a: int, b: int, preempt: bool, runs: IntArray, keys: FloatArray) -> bool:
-    """Whether job `a` goes before job `b`: running jobs first where none is stopped, then by key, then by number."""
+def ahead(a: int, b: int, preempt: bool, runs: IntArray, keys: FloatArray, next_keys: FloatArray) -> bool:
+    """Whether job `a` goes before job `b`: running jobs first where none is stopped, then by keys, then by number."""
     if not preempt and runs[a] != runs[b]:
         first: bool = runs[a] > runs[b]
+    elif keys[a] != keys[b]:
+        first = keys[a] < keys[b]
     else:
-        first = keys[a] < keys[b] or (keys[a] == keys[b] and a < b)
+        first = next_keys[a] < next_keys[b] or (next_keys[a] == next_keys[b] and a < b)
     return first
 
 
 @lean_part
 def sort(first: int, new: int, s: Stretch) -> None:
-    """Sort the order from place `first` on by the keys of now; the part before place `new` is sorted already."""
-    n, now, queue, trace, bodies, rules = s.counts[ACTIVE], s.at[NOW], s.queue, s.trace, s.bodies, s.rules
-    order, keys, runs, preempt = queue.order, queue.keys, bodies.is_running, rules.preempt
-    for k in range(new, n):
-        fill_key(order[k], now, rules.key, trace, bodies, keys)
-    for k in range(max(first + 1, new), n):
+    """Sort the order from place `first` on; the part before place `new` is sorted already."""
+    order, keys, next_keys, runs = s.queue.order, s.queue.keys, s.queue.next_keys, s.bodies.is_running
+    preempt = s.rules.preempt
+    for k in range(max(first + 1, new), s.counts[ACTIVE]):
         job, p = order[k], k - 1
-        while p >= first and ahead(job, order[p], preempt, runs, keys):
+        while p >= first and ahead(job, order[p], preempt, runs, keys, next_keys):
             order[p + 1] = order[p]
             p -= 1
         order[p + 1] = job
@@ -416,8 +435,8 @@ def sort(first: int, new: int, s: Stretch) -> None:
 def start_new(s: Stretch, new: int) -> bool:
     """Start the last `new` jobs of the order, the only ones that wait, if there is room beside all others."""
     n, rules, nodes, left, work, queue = s.counts[ACTIVE], s.rules, s.nodes, s.left, s.work, s.queue
-    found, sizes, order, per_gpu, scheme = s.walk.found, s.trace.gpus, queue.order, rules.per_gpu, rules.scheme[0]
-    if scheme == RANDOM:  # draws by the place in the whole order
+    found, sizes, order, per_gpu, scheme = s.walk.found, s.trace.gpus, queue.order, rules.per_gpu, rules.scheme
+    if scheme[0] == RANDOM:  # draws by the place in the whole order
         return False
     needed, used = 0, 0
     for k in range(n - new, n):
@@ -426,7 +445,8 @@ def start_new(s: Stretch, new: int) -> bool:
         return False
     sort(n - new, n - new, s)
     for k in range(n - new, n):
-        if not choose(sizes[order[k]], scheme, rules.kinds[0], 0, per_gpu[0], nodes, left, work):
+        how = scheme[min(order[k], len(scheme) - 1)]
+        if not choose(sizes[order[k]], how, rules.kinds[0], 0, per_gpu[0], nodes, left, work):
             hold(False, found.gpus, 0, used, per_gpu, 0, nodes, left)
             return False
         found.lo[k], used = used, name_gpus(work.take, nodes.first_gpu, left.taken, found.gpus, used)
@@ -434,7 +454,7 @@ def start_new(s: Stretch, new: int) -> bool:
         hold(True, found.gpus, found.lo[k], used, per_gpu, 0, nodes, left)
     for k in range(n - new, n):
         start(s, order[k], found.gpus, found.lo[k], found.hi[k])
-    s.counts[SETTLED], s.counts[CHANGED], s.at[VALID_UNTIL] = 1, 0, math.inf
+    settle(s, True, math.inf)
     return True
 
 
@@ -470,8 +490,12 @@ def start_line(s: Stretch, new: int) -> None:
 @lean_part
 def settle(s: Stretch, settled: bool, kept_until: float) -> None:
     """Note how long a decision holds; `settled`: all jobs run, `kept_until`: when the first kept one may be stopped."""
-    at, counts = s.at, s.counts
-    until = kept_until if settled else min(at[NOW] / 1000 + s.rules.quantum_s, kept_until)
+    at, counts, heap, leaves_s, soonest = s.at, s.counts, s.queue.heap, s.queue.leaves_s, math.inf
+    if s.rules.key == QUEUE:  # whose order changes by itself, also where all run
+        settled = False
+        for k in range(counts[RUNNING]):
+            soonest = min(soonest, leaves_s[heap[k]])
+    until = kept_until if settled else min(at[NOW] / 1000 + min(s.rules.quantum_s, soonest), kept_until)
     if until != at[VALID_UNTIL] and until < math.inf:
         at[WAKE] = max(np.ceil(until * 1000 - 1e-6), at[NOW] + 1)
     at[VALID_UNTIL], counts[CHANGED] = until, 0
@@ -637,12 +661,18 @@ def follow(s: Stretch, w: StretchWalk, kept_until: float) -> None:
 @lean_part
 def decide(s: Stretch, new: int) -> None:
     """Decide; the last `new` jobs of the order have just arrived."""
-    rules, counts = s.rules, s.counts
+    rules, counts, order, n = s.rules, s.counts, s.queue.order, s.counts[ACTIVE]
+    all_run = n == counts[RUNNING] + new
+    filled = n - new if (all_run or rules.strict[0]) and rules.key != QUEUE else 0  # before it jobs need no keys
+    for p in range(filled, n):
+        fill_key(order[p], s)
     if rules.strict[0]:  # which never goes with preemption
         start_line(s, new)
         return
-    if counts[ACTIVE] == counts[RUNNING] + new and start_new(s, new):
+    if all_run and start_new(s, new):
         return
+    for p in range(filled):
+        fill_key(order[p], s)
     sort(0, 0, s)
     if rules.losses:
         copy_left(s.left, s.before)

@@ -37,6 +37,8 @@ POLICIES = (
     "srsf", "srtf", "fifo", "fifo-backfill", "sjf", "smallest-first", "las:quantum_s=100", "2d-las:quantum_s=200",
     "srsf:placement=best-fit", "srtf:placement=random,seed=3", "fifo-backfill:placement=spread",
     "2d-las:quantum_s=150,placement=consolidated-first-fit", "sjf:placement=counting", "srsf:placement=first-fit",
+    "tiresias-l:thresholds=100/900", "tiresias-l:thresholds=60,dimensions=1,within=submit,placement=consolidated",
+    "srsf:placement=skew",
 )  # fmt: skip
 
 
@@ -160,10 +162,15 @@ def test_runs_outside_the_language_name_the_reason(monkeypatch: pytest.MonkeyPat
     assert _outside("srsf") == "kernels are not compiled"
     monkeypatch.setattr(stretching, "COMPILED", True)
     assert _outside("srsf") is None
-    assert _outside("themis") == "policy themis is not an order by one key"
+    assert _outside("tiresias-l") is None
+    assert _outside("tiresias-l:knob=8") == "policy tiresias-l:knob=8: it promotes jobs"
+    assert _outside("tiresias-g") == "policy tiresias-g: it orders jobs by an index"
+    within = "tiresias-l:within=running_first"
+    assert _outside(within) == f"policy {within}: it orders jobs by their last places"
+    assert _outside("themis") == "policy themis is not an order by keys"
     assert _outside("muri-s") == "policy muri-s: its jobs share GPUs"
     assert _outside("srtf:min_run_s=50") == "policy srtf:min_run_s=50: it has a shortest run"
-    assert _outside(Composed("mine", lambda view: view.jobs.gpus)) == "policy mine is not an order by one key"
+    assert _outside(Composed("mine", lambda view: view.jobs.gpus)) == "policy mine is not an order by keys"
     assert _outside("srsf", records=(lambda event, commands: None,)) == "a record takes single messages"
     assert _outside("srsf", job_mtbf_s=1e6) == "processes fail"
     assert _outside("srsf", plain=1.0) == "some cannot stop at any time"

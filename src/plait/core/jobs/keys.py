@@ -6,6 +6,8 @@ simulator's compiled stretches (`plait.sim.stretch`) compute it by the same code
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
@@ -14,6 +16,12 @@ from plait.core.jit import lean_part, linked
 #: Kinds of keys: number of the job; whole solo run time; remaining time, alone and times GPUs; GPUs; seconds and
 #: GPU-seconds on GPUs so far.
 ARRIVAL, DURATION, REMAINING, REMAINING_SERVICE, SIZE, RUN, ATTAINED = range(7)
+#: Kind of an order by queues over service, see `queue_of`; jobs of one queue go by another key.
+QUEUE = 7
+
+#: Times closer than this are the same time, seconds; a change of order takes effect this much later at the earliest:
+#: sums of service are off by rounding errors, and "in 1e-13 s" would mean now.
+CLOCK_S, TICK_S = 1e-6, 1e-3
 
 
 @lean_part
@@ -52,6 +60,34 @@ def order_key(
     elif kind == ATTAINED:
         key = attained_gpu_s
     return key
+
+
+@lean_part
+def queue_of(service: float, bounds: FloatArray) -> int:
+    """The queue of a job with so much service: how many of the ascending `bounds` it has reached."""
+    level = 0
+    while level < len(bounds) and bounds[level] <= service + CLOCK_S:
+        level += 1
+    return level
+
+
+@lean_part
+def leaves_queue_s(service: float, level: int, speed: float, bounds: FloatArray) -> float:
+    """Seconds until a job that receives `speed` of service a second leaves queue `level`; infinity in the last one."""
+    seconds = math.inf
+    if level < len(bounds):
+        seconds = max((bounds[level] - service) / speed, TICK_S)
+    return seconds
+
+
+@linked()
+def fill_queues(
+    service: FloatArray, speed: FloatArray, bounds: FloatArray, level: IntArray, leaves_s: FloatArray
+) -> None:
+    """Write `queue_of` and `leaves_queue_s` of each job into `level` and `leaves_s`."""
+    for i in range(len(service)):
+        level[i] = queue_of(service[i], bounds)
+        leaves_s[i] = leaves_queue_s(service[i], level[i], speed[i], bounds)
 
 
 @linked()
