@@ -78,6 +78,16 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", numba.njit(cache=True)(function))
 
 
+def long_kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile as `kernel` does a function that may take longer than 50 ms: other threads of Python run meanwhile.
+
+    The service answers requests in another thread than the one that decides.
+    """
+    if not HAVE_NUMBA:
+        return function
+    return cast("Callable[P, R]", numba.njit(cache=True, nogil=True)(function))
+
+
 def part(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a part of kernels of the same file: compiled when they call it, plain Python for other callers.
 

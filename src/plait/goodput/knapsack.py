@@ -14,7 +14,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
-from plait.core.jit import kernel
+from plait.core.jit import kernel, long_kernel
 from plait.goodput.fitness import FLOOR, HARMONIC, terms
 
 
@@ -118,7 +118,7 @@ def _work(choices: int, total: int) -> int:
     return choices // 3 + choices * total // 1000
 
 
-@kernel
+@long_kernel
 def fill_table(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
     """Fill `chosen`; False if nothing fits.
 

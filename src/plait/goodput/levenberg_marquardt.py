@@ -19,7 +19,7 @@ import os
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.jit import HAVE_NUMBA, kernel, part
+from plait.core.jit import HAVE_NUMBA, long_kernel, part
 from plait.goodput.throughput import array_residuals
 
 #: Most steps, steps in a row with little gain before the search ends, and that gain, relative to the loss.
@@ -242,7 +242,7 @@ def again(seen, theta, lower, upper, start):  # type: ignore[no-untyped-def]
     return free
 
 
-@kernel
+@long_kernel
 def search_many(
     seen: FloatArray, first: IntArray, starts: FloatArray, lower: FloatArray, upper: FloatArray
 ) -> tuple[FloatArray, FloatArray]:

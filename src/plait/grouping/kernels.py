@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.jit import kernel, part
+from plait.core.jit import kernel, long_kernel, part
 
 #: Columns of `rows` after the stages and shares: numerator of the objective, objective of the job alone,
 #: GPU memory, solo seconds an iteration, seconds that every group with it takes at least (its stages or SOLO).
@@ -328,7 +328,7 @@ def best_swap(
     return member, member_other
 
 
-@kernel
+@long_kernel
 def swap_search(
     rows: FloatArray,
     members: IntArray,
@@ -450,7 +450,7 @@ def next_members(group: IntArray, most: int, empty: int) -> None:
         group[i] = group[at]
 
 
-@kernel
+@long_kernel
 def price_groups(
     rows: FloatArray,
     counts: IntArray,

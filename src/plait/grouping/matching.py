@@ -28,7 +28,7 @@ import numpy as np
 from plait.core import compile_policy
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.core.jit import kernel, plain
+from plait.core.jit import kernel, long_kernel, plain
 from plait.grouping.matching_kernels import MATE, PARENT, TOP, Y, assign, match, room
 
 #: Minimum gain of an exchange, so that rounding cannot make the search go round in circles.
@@ -45,7 +45,7 @@ def take_greedily(order: IntArray, weight: FloatArray, mate: IntArray) -> None:
             mate[u], mate[v] = v, u
 
 
-@kernel
+@long_kernel
 def two_opt(weight: FloatArray, mate: IntArray) -> None:
     """For every two pairs (a, b), (c, d) take (a, c)(b, d) or (a, d)(b, c) where that is better, until none is."""
     n = len(weight)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import IntArray
-from plait.core.jit import kernel, part
+from plait.core.jit import long_kernel, part
 
 NEVER = 1 << 62
 
@@ -49,7 +49,7 @@ def filled(n: int, value: int) -> IntArray:
     return array
 
 
-@kernel
+@long_kernel
 def assign(cost: IntArray, column_of: IntArray, v: IntArray) -> None:
     """Cheapest permutation without fixed points, into `column_of` each row (given as -1), and `v`, dual of each column.
 
@@ -493,7 +493,7 @@ def phase(cost: IntArray, state: IntArray) -> None:
         state[SIGN, x] = 0
 
 
-@kernel
+@long_kernel
 def match(cost: IntArray, column_of: IntArray, dual: IntArray, state: IntArray) -> None:
     """Best perfect matching and its duals, into `state` as `room` makes it, from what `assign` gives.
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import kernel, lean_part, part
+from plait.core.jit import lean_part, long_kernel, part
 
 # schemes
 CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RANDOM = 0, 1, 2, 3, 4, 5, 6
@@ -707,7 +707,7 @@ def walk(
             found.status[p] = BLOCKED
 
 
-@kernel
+@long_kernel
 def admit(
     order: IntArray,
     size: IntArray,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
-from plait.core.jit import HAVE_NUMBA, as_part, has_machine_code, kernel, lean_part, linked, part, plain
+from plait.core.jit import HAVE_NUMBA, as_part, has_machine_code, kernel, lean_part, linked, long_kernel, part, plain
 
 MODULE = """
 from plait.core.jit import kernel, part
@@ -102,6 +104,31 @@ def half(x: int) -> int:
 @kernel
 def half_of_one_more(x: int) -> int:
     return half(one_more(x))
+
+
+@long_kernel
+def turns(n: int) -> int:
+    x = 1
+    for _ in range(n):
+        x = (x * 1103515245 + 12345) % 2147483648
+    return x
+
+
+@pytest.mark.skipif(not hasattr(turns, "py_func"), reason="plain Python lets other threads run anyway")
+def test_other_threads_run_during_a_long_kernel():
+    """Without the kernel's consent no thread gets a turn: the interval between two turns is longer than the test."""
+    turns(1)
+    woken = threading.Event()
+    before = sys.getswitchinterval()
+    thread = threading.Thread(target=lambda: (time.sleep(0.01), woken.set()))
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        turns(100_000_000)
+        assert woken.is_set()
+    finally:
+        sys.setswitchinterval(before)
+        thread.join()
 
 
 def test_a_part_is_plain_python_outside_kernels():
