@@ -5,7 +5,7 @@
 The alternative to runs in rounds is the same engine with a decision at every event, which shows what rounds save. With
 guests (`antman`, half of the jobs opportunistic) it is `fifo-backfill` on the same jobs. Speed against the naive
 reference is in `bench_naive.py`, at sizes that the reference can handle. `--quick` is a tenth, `--million` and
-`--guests` only those.
+`--guests` only those. Policies that are driven message by message at every event are compared with their own rounds.
 
 Runs at every event are also compared with SRSF as a loop in C over all active jobs, where its source is beside the
 repository (`../shared/peers/srsf.c`): a file with the number of jobs, their submissions, durations and GPUs and a
@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from plait.traces.assign import assign_classes, assign_models, assign_tenants
 from plait.traces.synthetic import generate
 
 POLICIES = ("srsf", "2d-las")
+#: Driven message by message.
+FLAT = ("muri-s", "muri-l", "gandiva", "pollux", "themis", "sia")
 EVERY_EVENT, ROUND_S = 0.0, 360.0
 PEER = common.ROOT.parent / "shared" / "peers" / "srsf.c"
 
@@ -45,12 +48,16 @@ def main() -> None:
     """Measure and print."""
     small = "--quick" in sys.argv
     count, nodes, runs = (10_000, 32, 3) if small else (100_000, 313, common.RUNS)
-    long_runs = runs if small else 1  # of a minute and more
     warm_up()
     if "--million" in sys.argv:
         common.show(million())
         return
-    figures = [] if "--guests" in sys.argv else beside_c(5_000 if small else 20_000, 16 if small else 63)
+    figures = []
+    if "--guests" not in sys.argv:
+        figures += beside_c(5_000 if small else 20_000, 16 if small else 63)
+        figures += message_by_message(200 if small else 2_000)
+    if "--guests" not in sys.argv and not small:
+        figures += beside_c(count, nodes, ("srsf", "2d-las"), ("ideal",))
     figures += with_guests(count, nodes)
     if "--guests" in sys.argv:
         common.show(figures)
@@ -58,21 +65,39 @@ def main() -> None:
     batch = common.jobs(count, 8 * nodes)
     for policy in POLICIES:
         seconds = {
-            round_s: common.cpu_s(partial(common.run, batch, f"{nodes}x8", make_policy(policy), round_s), count_of_runs)
-            for round_s, count_of_runs in ((ROUND_S, runs), (EVERY_EVENT, long_runs))
+            round_s: common.cpu_s(partial(common.run, batch, f"{nodes}x8", make_policy(policy), round_s), runs)
+            for round_s in (ROUND_S, EVERY_EVENT)
         }
         label = f"{count:,} jobs, {8 * nodes:,} GPUs, {policy}"
         rounds, events = seconds[ROUND_S], seconds[EVERY_EVENT]
         goals = ("", "") if small else ("goal <= 5 s", "goal <= 20 s")
         figures.append(Figure(f"{label}, rounds", rounds, runs, events / rounds, "every event", goals[0]))
-        figures.append(Figure(f"{label}, every event", events, long_runs, goal=goals[1]))
+        figures.append(Figure(f"{label}, every event", events, runs, goal=goals[1]))
     if not small:
         figures += million()
     common.show(figures)
 
 
-def beside_c(count: int, nodes: int) -> list[Figure]:
-    """Policies at every event in two worlds beside the loop in C; none where that is not there."""
+def message_by_message(count: int) -> list[Figure]:
+    """Policies outside compiled stretches at every event, on 64 GPUs, beside themselves in rounds."""
+    batch, figures = common.jobs(count, 64, preset="philly"), []
+    for policy in FLAT:
+        seconds = []
+        for round_s in (ROUND_S, EVERY_EVENT):
+            common.run(batch[:150], "8x8", make_policy(policy), round_s, "plait")
+            seconds.append(common.cpu_s(partial(common.run, batch, "8x8", make_policy(policy), round_s, "plait"), 3))
+        label = f"{count:,} jobs, 64 GPUs, {policy}, world plait, every event"
+        figures.append(Figure(label, seconds[1], 3, seconds[0] / seconds[1], "rounds of 360 s"))
+    return figures
+
+
+def beside_c(
+    count: int,
+    nodes: int,
+    policies: Sequence[str] = ("srsf", "srtf", "2d-las", "tiresias-l", "fifo"),
+    worlds: Sequence[str] = ("ideal", "plait"),
+) -> list[Figure]:
+    """Policies at every event beside the loop in C; none where that is not there."""
     if not PEER.exists():
         print(f"{PEER} is not there: the rows beside a loop in C are left out", file=sys.stderr)
         return []
@@ -80,8 +105,8 @@ def beside_c(count: int, nodes: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "srsf"
         subprocess.run(["gcc", "-O2", "-w", "-o", str(program), str(PEER), "-lm"], check=True)
-        for policy in ("srsf", "srtf", "2d-las", "fifo"):
-            for world in ("ideal", "plait"):
+        for policy in policies:
+            for world in worlds:
                 run = partial(common.run, batch, f"{nodes}x8", make_policy(policy), EVERY_EVENT, world)
                 run()
                 seconds, peer = common.cpu_s(run), loop_in_c(program, batch, nodes)
@@ -115,15 +140,18 @@ def with_guests(count: int, nodes: int) -> list[Figure]:
 
 
 def million() -> list[Figure]:
-    """A million jobs in rounds, once a policy, with the peak memory of this process."""
+    """A million jobs, once a policy in rounds, and once at every event, with the peak memory of this process."""
     figures = []
     batch = common.jobs(1_000_000, 6504)
-    for policy in POLICIES:
-        seconds = common.cpu_s(partial(common.run, batch, "813x8", make_policy(policy), ROUND_S), 1)
-        note = f"peak memory {common.peak_gb():.2f} GB, goal < 6 GB"
-        figures.append(
-            Figure(f"1,000,000 jobs, 6,504 GPUs, {policy}, rounds", seconds, 1, goal="goal <= 60 s", note=note)
-        )
+    for policy, round_s, how, goal in (
+        ("srsf", ROUND_S, "rounds", 60),
+        ("2d-las", ROUND_S, "rounds", 60),
+        ("srsf", EVERY_EVENT, "every event", 120),
+    ):
+        seconds = common.cpu_s(partial(common.run, batch, "813x8", make_policy(policy), round_s), 1)
+        note = f"peak memory {common.peak_gb():.2f} GB, goal <= 2 kB a job"
+        label = f"1,000,000 jobs, 6,504 GPUs, {policy}, {how}"
+        figures.append(Figure(label, seconds, 1, goal=f"goal <= {goal} s", note=note))
     return figures
 
 

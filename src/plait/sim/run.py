@@ -23,7 +23,7 @@ from plait.sim.backend import Simulator
 from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
 from plait.sim.physics import Contends
-from plait.sim.stretch import outside, run_stretches
+from plait.sim.stretch import compare_with_stretches, outside, run_stretches
 from plait.sim.world import CHECKPOINT, RESTORE, Overheads, SimulationSettings, World
 
 Step = Callable[[Event, Sequence[Command]], None]
@@ -90,9 +90,9 @@ def simulate(
     `observe(controller)` returns a function that sees every event with its commands (a history, a log), or several. If
     all of them take blocks of instants, too (`plait.control.drive.TakesBlocks`), runs of most orders of fixed gangs
     need no Python between two instants (`plait.sim.stretch`), with the same results.
-    `check` verifies the invariants after every event. `node_changes` (of nodes and switches) replaces
-    the world's drawn failures. Jobs that the cluster, the quotas or the system of
-    the policy never allow are refused.
+    `check` verifies the invariants after every event, so message by message, and that compiled stretches come to the
+    same. `node_changes` (of nodes and switches) replaces the world's drawn failures. Jobs that the cluster, the quotas
+    or the system of the policy never allow are refused.
 
     Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
     Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for an impossible plan.
@@ -140,6 +140,9 @@ def simulate(
         run_stretches(controller, backend, takers)
     else:
         drive(controller, backend, record)
+        if check:
+            twin = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes, refused=refused)
+            compare_with_stretches(controller, twin)
     refuse_silence(controller)
     return Simulation(controller, backend)
 

@@ -16,8 +16,10 @@ import numpy as np
 from plait.control.controller import Controller, describe
 from plait.control.drive import ENDS, STARTS, Block, TakesBlocks
 from plait.control.job_rows import FINISHED
+from plait.control.job_store import LIFE_COLUMNS
 from plait.control.plan_check.check import OK, plan_error
 from plait.core.arrays import IntArray
+from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints
 from plait.core.jobs.keys import QUEUE
 from plait.core.plan import Groups, Plan
@@ -45,6 +47,9 @@ from plait.sim.stretch_kernels import (
 
 #: Rows of a block, unless the cluster needs more for one instant.
 BLOCK = 131_072
+#: Columns of the job store that are equal after a run message by message. The others are what only the last decision
+#: says of jobs that have ended, and scratch.
+COMPARED = tuple(name for name in LIFE_COLUMNS if name not in ("position", "stamp", "reason"))
 #: Without the compiler, arrays of all jobs at once are faster than loops over single jobs.
 COMPILED = hasattr(run_stretch, "py_func")
 
@@ -112,6 +117,27 @@ def run_stretches(controller: Controller, backend: Simulator, records: Sequence[
             backend.note_progress()
     _show(s, backend)
     _adopt(s, controller, backend)
+
+
+def compare_with_stretches(controller: Controller, backend: Simulator) -> None:
+    """Raise `SimulationError` unless a stretched run comes to the same as one that is over, where both are possible.
+
+    `controller` is that of the run, `backend` one of the same world that has not begun.
+    """
+    other = Controller(controller.policy, backend.cluster, controller.rule)
+    if outside(other, backend, ()) is not None:
+        return
+    run_stretches(other, backend, ())
+    store, n = controller.job_store, len(backend.truth)
+    for name in COMPARED:
+        ours, theirs = store.columns[name][:n], other.job_store.columns[name][:n]
+        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+        if not same.all():
+            job = int(np.argmin(same))
+            raise SimulationError(
+                f"compiled instants come to another result than single ones under policy "
+                f"{describe(controller.policy)}: {name} of {store.name(job)} is {theirs[job]} instead of {ours[job]}"
+            )
 
 
 def _stretch(controller: Controller, backend: Simulator) -> Stretch:

@@ -11,7 +11,6 @@ import pytest
 
 from plait.control.controller import Controller
 from plait.control.history import History
-from plait.control.job_store import LIFE_COLUMNS
 from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
 from plait.core.jobs import JobBatch, JobSpec
@@ -24,11 +23,9 @@ from plait.sim import stretch as stretching
 from plait.sim import stretch_kernels
 from plait.sim.failures import NodeChange
 from plait.sim.run import Simulation, Step, simulate, simulator
-from plait.sim.stretch import outside
+from plait.sim.stretch import COMPARED, outside
 from plait.sim.world import World, make_world
 
-#: What only the policy's last decision says, of jobs that have ended, and scratch.
-NOT_COMPARED = ("position", "stamp", "reason")
 OF_BACKEND = (
     "state", "overhead_ms", "worked_ms", "safe_ms", "free_ms", "end_ms", "stop_ms", "solo", "is_running", "attempts",
     "last_node", "gpu_free_ms", "running", "instants", "ended", "arrived", "now", "wake_ms",
@@ -94,9 +91,8 @@ def differences(one: Simulation, other: Simulation, lines: Any, other_lines: Any
 
     n = one.controller.job_store.count
     stores = [run.controller.job_store for run in (one, other)]
-    for name in LIFE_COLUMNS:
-        if name not in NOT_COMPARED:
-            compare(name, *(store.columns[name][:n] for store in stores))
+    for name in COMPARED:
+        compare(name, *(store.columns[name][:n] for store in stores))
     compare("departed", *(store.departed[: store.departures] for store in stores))
     for name in ("events", "competing", "now_s", "changed"):
         compare(name, getattr(one.controller, name), getattr(other.controller, name))
@@ -209,6 +205,21 @@ def test_the_blocks_of_a_long_run_are_joined(monkeypatch: pytest.MonkeyPatch) ->
     assert differences(whole, short, lines, short_lines) == []
 
 
+@pytest.mark.parametrize("rule", [None, "equal keys go by number"])
+def test_a_checked_run_compares_both_paths(rule: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretching, "COMPILED", True)
+    run_stretch = stretch_kernels.run_stretch
+    monkeypatch.setattr(stretching, "run_stretch", getattr(run_stretch, "py_func", run_stretch))
+    jobs = trace(7, 80)
+    jobs, cluster = jobs.replace(submit_s=jobs.submit_s / 2), Cluster.parse("2x8")
+    if rule is None:
+        simulate(jobs, cluster, make_policy("srsf"), make_world("ideal"), check=True)
+        return
+    monkeypatch.setattr(*MUTATIONS[rule])
+    with pytest.raises(SimulationError, match=r"compiled instants .* policy srsf: \w+ of job 'j"):
+        simulate(jobs, cluster, make_policy("srsf"), make_world("ideal"), check=True)
+
+
 def _last_number_first(a: int, b: int, stop_ms: Any) -> bool:
     return bool(stop_ms[a] < stop_ms[b] or (stop_ms[a] == stop_ms[b] and a > b))
 
@@ -247,7 +258,7 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "equal keys go by number": (
         stretch_kernels,
         "ahead",
-        lambda a, b, preempt, runs, keys: bool(keys[a] <= keys[b] and a != b),
+        lambda a, b, preempt, runs, keys, next_keys: bool(keys[a] <= keys[b] and a != b),
     ),
 }
 
