@@ -66,7 +66,9 @@ ENTRIES = {
     "sweep": Entry(SIMULATE, "simulate:sweep", "Run a grid of policies, loads, seeds and clusters.", BARE),
     "advise": Entry(SIMULATE, "advise:advise", "Show what other choices would have changed in a history.", BARE),
     "tune": Entry(SIMULATE, "tune:tune", "Fit a policy to half of a trace, and judge it on the rest.", BARE),
-    "network": Entry(SIMULATE, "network:app", "Networks of clusters: switches, links, and rates of jobs."),
+    "network": Entry(
+        SIMULATE, "plait.cli.commands.network.commands:app", "Networks of clusters: switches, links, and rates of jobs."
+    ),
     "policies": Entry(LIBRARY, "catalog:policies", "List policies, what they know, and their options."),
     "cite": Entry(LIBRARY, "catalog:cite", "Print the BibTeX entries of the papers behind a policy."),
     "worlds": Entry(LIBRARY, "catalog:worlds", "List the simulated worlds."),

@@ -10,9 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast, overload
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jobs.keys import fill_left_s
 from plait.core.jobs.spec import Checkpoints, JobSpec, Phase
-from plait.core.preemption_kernels import stop_losses
 from plait.core.resources import StageProfile
 
 
@@ -283,6 +281,8 @@ class JobTable:
 
 
 def _remaining(t: JobTable) -> FloatArray:
+    from plait.core.jobs.keys import fill_left_s  # only those who decide need the compiler
+
     c, out = t.columns, np.empty(len(t))
     fill_left_s(t.number, c["iterations"], c["iterations_done"], c["iteration_s"], out)
     return out
@@ -302,6 +302,8 @@ def _most_left(t: JobTable) -> FloatArray:
 
 
 def _stop_loss(t: JobTable) -> FloatArray:
+    from plait.core.preemption_kernels import stop_losses
+
     c = t.columns
     return stop_losses(t.number, c["running_group"], c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"])
 

@@ -7,7 +7,6 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.control.prices import Prices
 from plait.core.errors import InputError
 from plait.core.options import declared, option, parse, put
 from plait.live.discovery import STORE_VARIABLE
@@ -17,6 +16,7 @@ from plait.live.scheduler.options import ANY_SIZE
 from plait.live.scheduler.options import Options as EngineOptions
 
 if TYPE_CHECKING:
+    from plait.control.prices import Prices
     from plait.live.service.notifications import NotificationChannel
 
 #: The group of options that `plait up` does not have: they are for a service that is started by hand.
@@ -119,6 +119,8 @@ class ServiceOptions:
     def prices(self) -> Prices | None:
         """Prices of GPU-hours; None without any. Raises `InputError` for what is no price."""
         if self.price:
+            from plait.control.prices import Prices
+
             return Prices.parse([part for text in self.price for part in text.split(",")], self.currency)
         if self.currency:
             raise InputError("--currency is the label of prices; give --price, e.g. --price 2.5")

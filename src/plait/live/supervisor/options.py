@@ -9,11 +9,10 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.options import declared, option, same
-from plait.live.backends.base import NodeBackend
+from plait.live.backends.base import STOP_GRACE_S, NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.layout import FIRST, SECOND, Layout
 from plait.live.service.options import BY_HAND, SERVICE_OPTIONS, ServiceOptions
-from plait.live.supervisor.services import STOP_S
 from plait.live.system import procs
 
 # ---- options of the last start, so that `plait up` or `plait up --standby` alone starts the same again ----
@@ -67,7 +66,7 @@ def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k not in ("policy", "may-lose-work", _DOWN)}
 
 
-def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> NodeBackend:
+def remembered_backend(layout: Layout, stop_grace_s: float = STOP_GRACE_S) -> NodeBackend:
     """The backend by which this home's nodes were started last."""
     return open_backend(layout, for_backend(remembered(layout)), stop_grace_s)
 

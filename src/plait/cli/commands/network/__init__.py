@@ -2,7 +2,3 @@
 
 Start at `commands`, which declares the commands; their results are in its sibling modules.
 """
-
-from plait.cli.commands.network.commands import app
-
-__all__ = ["app"]
