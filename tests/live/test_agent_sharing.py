@@ -27,7 +27,7 @@ JOB = """
 import os, signal, sys, time
 sys.path.insert(0, {source!r})
 from plait.runtime.page import Page
-from plait.sharing import StepStats
+from plait.sharing.directive import StepStats
 page = Page.open(os.environ["PLAIT_RUN_DIR"] + "/page.bin")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 number = 0

@@ -261,7 +261,7 @@ HOST = """
 import os, sys, time
 sys.path.insert(0, {source!r})
 from plait.runtime.page import Page
-from plait.sharing import StepStats
+from plait.sharing.directive import StepStats
 page = Page.open(os.environ["PLAIT_RUN_DIR"] + "/page.bin")
 number = 0
 while not page.stop:
