@@ -31,7 +31,8 @@ from plait.grouping.group import Grouping, group
 FIRST_CALL = """
 import time
 import numpy as np
-from plait.grouping.bucket import Candidates; from plait.grouping.group import group
+from plait.grouping.bucket import Candidates
+from plait.grouping.group import group
 stages = np.random.default_rng(0).random((200, 4))
 begin = time.process_time()
 group(Candidates(stages, stages.sum(axis=1), np.ones(200)))

@@ -178,7 +178,7 @@ class SharesGpus(Protocol):
 
 def has_guests(policy: Policy) -> bool:
     """Whether plans of the policy have guests, as far as it declares."""
-    return isinstance(policy, SharesGpus) and bool(policy.guests)
+    return bool(getattr(policy, "guests", False))  # asked at each decision: checks of protocols are slow
 
 
 @runtime_checkable
@@ -196,7 +196,7 @@ class Preempts(Protocol):
 
 def has_preemption(policy: Policy) -> bool:
     """Whether the policy stops running jobs for jobs ahead of them, as far as it declares."""
-    return isinstance(policy, Preempts) and bool(policy.preempts)
+    return bool(getattr(policy, "preempts", False))
 
 
 @runtime_checkable
@@ -211,7 +211,7 @@ class GrantsMemory(Protocol):
 
 def has_grants(policy: Policy) -> bool:
     """Whether plans of the policy have grants, as far as it declares."""
-    return isinstance(policy, GrantsMemory) and bool(policy.grants)
+    return bool(getattr(policy, "grants", False))
 
 
 class Wanted(NamedTuple):

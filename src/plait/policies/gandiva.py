@@ -100,21 +100,21 @@ class Gandiva:
         busy = jobs.stage_s[:, Resource.GPU] / jobs.iteration_s
         bad = jobs.shared_speed < 0.5  # NaN (never shared) compares false
         can = ~np.isnan(busy) & ~bad & (jobs.run_s >= self.slice_s)
-        limit = min((n.gpu_memory_bytes for n in view.cluster if n.gpu_memory_bytes), default=0)
+        limit = min((n.gpu_memory_bytes for n in view.cluster if n.gpu_memory_bytes), default=math.inf)
         # Cores and bytes a GPU, and what every node has of them: a pair must fit wherever it goes.
-        wants = np.column_stack([jobs.cpus, jobs.memory_bytes]) / jobs.gpus[:, None]
-        room = (view.cluster.node_spare / np.maximum(view.cluster.node_gpus, 1)[:, None]).min(axis=0)
+        cores, memory = (jobs.cpus / jobs.gpus).tolist(), (jobs.memory_bytes / jobs.gpus).tolist()
+        spare = (view.cluster.node_spare / np.maximum(view.cluster.node_gpus, 1)[:, None]).min(axis=0).tolist()
+        use, gpu_memory = busy.tolist(), jobs.gpu_memory_bytes.tolist()
         pairs = self._running_pairs(view, can)
         paired = set(pairs) | set(pairs.values())
         for size in np.unique(jobs.gpus).tolist():
             rows = [r for r in np.flatnonzero(can & (jobs.gpus == size)).tolist() if r not in paired]
-            rows.sort(key=lambda r: (float(busy[r]), r))
+            rows.sort(key=lambda r: (use[r], r))
             low, high = 0, len(rows) - 1
             while low < high:
                 a, b = rows[low], rows[high]
-                memory = float(jobs.gpu_memory_bytes[a] + jobs.gpu_memory_bytes[b])
-                fits = bool((wants[a] + wants[b] <= room).all()) and (not limit or memory <= limit)
-                if busy[a] + busy[b] <= 1.0 and fits:
+                fits = cores[a] + cores[b] <= spare[0] and memory[a] + memory[b] <= spare[1]
+                if fits and use[a] + use[b] <= 1.0 and gpu_memory[a] + gpu_memory[b] <= limit:
                     pairs[a] = b
                     low += 1
                 high -= 1
