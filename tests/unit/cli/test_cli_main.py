@@ -25,10 +25,11 @@ def test_version_and_help(plait):
     assert "--placement" in plait("simulate", "--help").out
 
 
-def test_help_loads_nothing_heavy():
+@pytest.mark.parametrize("command", ["simulate", "explain", "submit"])
+def test_help_loads_nothing_heavy(command):
     code = (
         "import sys; from plait.cli import main\n"
-        "try: main(['simulate', '--help'])\n"
+        f"try: main([{command!r}, '--help'])\n"
         "except SystemExit: print(sorted(m for m in ('numpy', 'numba', 'rich.console', 'jinja2') if m in sys.modules))"
     )
     assert python("-c", code).stdout.splitlines()[-1] == "[]"
