@@ -11,7 +11,6 @@ import msgspec
 import typer
 
 from plait.cli.commands.jobs import JobArgument, stop_text, stopped_text
-from plait.cli.commands.network.cluster_view import ina_lines
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
 from plait.cli.policy_modules import AllowForLog
 from plait.cli.render.forecast_lines import FIDELITY_HEADS, coverage_lines, fidelity_lines, fidelity_row, forecast_lines
@@ -117,6 +116,8 @@ def explanation_lines(found: Explanation) -> list[str]:
     if found.stages:
         lines += _iteration_lines(found, found.stages)
     if found.ina:
+        from plait.cli.commands.network.cluster_view import ina_lines
+
         lines += ina_lines(found.ina)
     elif found.network:
         lines.append(f"  network: {found.network}")
