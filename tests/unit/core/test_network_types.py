@@ -24,7 +24,7 @@ from plait.core.errors import InputError
 from plait.core.ina_request import AUTO, InaRequest, fields_of
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.turns import lock_step_s, slots_s, turn_vectors
-from plait.grouping import group_times
+from plait.grouping.times import group_times
 from plait.live.protocol.job import Ina
 from plait.network.protocol.options import CHOICES
 from plait.policies.catalog import make_policy

@@ -14,9 +14,10 @@ from hypothesis.extra import numpy as hnp
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.arrays import FloatArray
 from plait.core.jit import plain
-from plait.grouping import Candidates, GroupingCache, group, kernels
+from plait.grouping import kernels
 from plait.grouping.algorithm1 import improved, reference_swap_search
-from plait.grouping.bucket import ClassedBucket, GroupingOptions, KnownWorth
+from plait.grouping.bucket import Candidates, ClassedBucket, GroupingCache, GroupingOptions, KnownWorth
+from plait.grouping.group import group
 from plait.grouping.matching import GAIN, greedy_matching, maximum_weight_matching
 
 
