@@ -114,5 +114,5 @@ def everything() -> None:
     plait reproduce everything --quick
     plait reproduce everything --data data --processes 2 --report everything.html
 
-    Up to an hour on two cores. Stop with Ctrl-C; the same command continues from there.
+    Stop with Ctrl-C; the same command continues from there.
     """
