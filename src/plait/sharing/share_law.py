@@ -6,7 +6,7 @@ as contrasts agree with what the grant may cost, the level is the grant; where t
 and the level becomes what the contrasts say that the job can bear.
 
     ramp       returns to the device are not known: from RAMP of the grant on, at most doubled as contrasts allow;
-               half of the time is off until they say that sharing costs at most UNSURE
+               half of the time is off, then as much of it as they say that sharing may cost more than UNSURE
     suspicion  a sum is high: half of the time is off until it is low again
     alarm      the level is cut; it grows by contrasts that show room, and is tried again after RETRY_S, twice as long
                each time
@@ -63,11 +63,13 @@ IN_TEST, USUAL, CALM, CALM_CONTRASTS = 1 / 2, 1 / 8, 1 / 16, 6
 #: On blocks differ in length, so that they do not alias with what a job does every so many steps.
 SHORTEST, LONGEST = 0.8, 1.2
 #: The ramp: its beginning, at which guests cost 5 % whatever happens, as half of the time is off; the most that the
-#: next level may cost by what is known and ERRORS of that, where a slope above its error counts so many times more; the
-#: least step up; errors of a slope that lowers the level.
-RAMP, RAMP_COST, ERRORS, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 1.5, 2.0, 1.1, 2.6
-#: The ramp of a host that does not report its returns lasts until sharing costs at most this, ERRORS included.
-UNSURE = 1.5 * EPS
+#: next level may cost by what is known and so many errors of that, where a slope above its error counts so many times
+#: more; the least step up; errors of a slope that lowers the level.
+RAMP, RAMP_COST, RAMP_ERRORS, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 2.0, 2.0, 1.1, 2.6
+#: The noise of placebos counts as so many contrasts beside the scatter of those of a ramp.
+PRIOR = 8.0
+#: What sharing may cost a host that does not report its returns, ERRORS included; above it guests have less time.
+UNSURE, ERRORS = 1.5 * EPS, 1.5
 #: Standard deviations by which a contrast counts as at most beyond what guests can cause.
 SLOPE_SIGMA = 2.0
 #: After an alarm: the least level; how long growth stops below what was too much; when all is forgotten: once in a
@@ -177,8 +179,10 @@ def part_off(state: ShareState | _Law) -> float:
     low = state.cap is not None and state.cap <= state.granted / 2.0
     if state.bound is Bound.UNKNOWN and not state.suspect:
         return USUAL  # a share costs at most itself
-    if (state.trust or RAMP) < 1.0 or state.suspect or low or _unsure(state):
+    if (state.trust or RAMP) < 1.0 or state.suspect or low:
         return IN_TEST
+    if (most := _may_cost(state)) > UNSURE:
+        return min(1.0 - (1.0 - USUAL) * UNSURE / most, IN_TEST)
     eps = EPS_GATED_SERVER if state.bound is Bound.SERVER else EPS
     if state.contrasts >= CALM_CONTRASTS and state.variance is not None:
         cost = state.sum_d / state.contrasts + 2.0 * math.sqrt(state.variance / state.contrasts)
@@ -186,12 +190,22 @@ def part_off(state: ShareState | _Law) -> float:
     return USUAL
 
 
-def _unsure(state: ShareState | _Law) -> bool:
-    """Whether sharing with a host of unknown returns may cost too much, by the contrasts since the ramp began."""
+def _may_cost(state: ShareState | _Law) -> float:
+    """What guests may cost a host of unknown returns while they run, by the contrasts since the ramp began."""
     if state.returns or state.weight <= 0.0:
-        return False
-    slope, error = state.slope / state.weight, 1.0 / math.sqrt(state.weight)
-    return state.level * (max(slope, 0.0) + ERRORS * error) > UNSURE
+        return 0.0
+    slope, error = _slope(state)
+    return state.level * (max(slope, 0.0) + ERRORS * error)
+
+
+def _slope(state: ShareState | _Law) -> tuple[float, float]:
+    """What sharing costs a unit of level by the contrasts since the ramp began, and how much that errs.
+
+    Their scatter counts beside the noise of placebos, of which there are few in a ramp.
+    """
+    slope = state.slope / state.weight
+    scatter = max(state.squares - slope * state.slope, 0.0)
+    return slope, math.sqrt((PRIOR + scatter) / (PRIOR + state.tries) / state.weight)
 
 
 def _grant(state: ShareState | _Law, guests: Guests) -> Grant:
@@ -259,6 +273,8 @@ class _Law:
     sum_d: float
     weight: float
     slope: float
+    squares: float
+    tries: int
     small: Sum
     large: Sum
     suspect: bool
@@ -483,7 +499,7 @@ class _Law:
         if self.cap is not None and self.now_s >= self.retry_at_s:
             self.cap = self.bad = None
             self.trust, self.contrasts, self.sum_d = RAMP, 0.0, 0.0
-            self.weight = self.slope = 0.0
+            self._forget_costs()
             self.small = self.large = Sum()
             if self.on:
                 self._go_off(block)
@@ -532,7 +548,7 @@ class _Law:
         """In tests, where on blocks are too short for placebos: the contrast of three off blocks that follow."""
         assert self.variance is not None, "an off block has ended"
         assert self.b0_s is not None, "an off block has ended"
-        self.offs = (*self.offs, base_s)[-3:] if part_off(self) == IN_TEST else ()
+        self.offs = (*self.offs, base_s)[-3:] if part_off(self) > USUAL else ()
         if len(self.offs) == 3 and not self._moved_between(self.offs[:1], self.offs[2:]):
             square = (contrast(self.offs[:1], self.offs[1:2], self.offs[2:]) / self.b0_s) ** 2
             self.variance = noise_after(self.variance, square * CONTRAST_VARIANCE / OFF_VARIANCE, self.placebos)
@@ -602,7 +618,9 @@ class _Law:
             self.contrasts, self.sum_d = self.contrasts / 2.0, self.sum_d / 2.0
         self.contrasts, self.sum_d = self.contrasts + 1.0, self.sum_d + d
         self.weight += (level / sigma) ** 2
-        self.slope += level * min(max(d, -SLOPE_SIGMA * sigma), level + SLOPE_SIGMA * sigma) / sigma**2
+        usual = min(max(d, -SLOPE_SIGMA * sigma), level + SLOPE_SIGMA * sigma)
+        self.slope += level * usual / sigma**2
+        self.squares, self.tries = self.squares + (usual / sigma) ** 2, self.tries + 1
         base_s = _base_s(self, self.told.latency)
         cost = expected_cost(base_s, max(self.returns, 1.0), self.told.met_s or self.told.quanta_s, level)
         error = max(sigma, PHASE * self.eps)
@@ -645,7 +663,7 @@ class _Law:
         self.moved_b0_s, self.moved_gpu0_s = self.b0_s or 0.0, self.gpu0_s
         self.small = self.large = Sum()
         self.suspect, self.contrasts, self.sum_d = False, 0.0, 0.0
-        self.weight = self.slope = 0.0
+        self._forget_costs()
         self.longs = (0, 0, 0, 0)
         self.trust = min(self.trust or RAMP, 1.0)
 
@@ -663,9 +681,10 @@ class _Law:
                 self.contrasts = self.sum_d = 0.0
                 if self.cap >= reach:
                     self.cap = self.bad = None
-        elif (self.trust < 1.0 or _unsure(self)) and self.weight > 0.0:
-            slope, error = min(self.slope / self.weight, 1.0), 1.0 / math.sqrt(self.weight)
-            most = RAMP_COST / min(max(slope, 0.0) + ERRORS * error + RAMP_SLOPE * max(slope - error, 0.0), 1.0)
+        elif (self.trust < 1.0 or _may_cost(self) > UNSURE) and self.weight > 0.0:
+            slope, error = _slope(self)
+            slope = min(slope, 1.0)
+            most = RAMP_COST / min(max(slope, 0.0) + RAMP_ERRORS * error + RAMP_SLOPE * max(slope - error, 0.0), 1.0)
             trust = min(GROWTH * self.trust, most / max(self.granted, 1e-9), 1.0)
             if slope > RAMP_SURE * error and reach * slope > self.eps:
                 self.trust *= EXPECTED * self.eps / (reach * slope)
@@ -683,6 +702,11 @@ class _Law:
                 self.trust = min(self.trust * factor, 1.0 / max(self.granted, 1e-9))
                 self.contrasts = self.sum_d = 0.0
 
+    def _forget_costs(self) -> None:
+        """Begin a ramp, by contrasts from now on."""
+        self.weight = self.slope = self.squares = 0.0
+        self.tries = 0
+
     def _room(self, sigma: float) -> float:
         """By how much the level may grow: the contrasts since it changed show at most so much cost."""
         if self.contrasts < GROWTH_CONTRASTS:
@@ -697,7 +721,7 @@ class _Law:
         given, before = _grant(self, self.told), self.bound
         self.granted, self.bound = given.total, given.bound
         if self.on and not begins and before is Bound.UNKNOWN is not given.bound:  # a quantum was seen
-            self.weight = self.slope = 0.0
+            self._forget_costs()
             self._begin(True)
             self._plan(self._block(), self._block())
             begins = True

@@ -65,6 +65,7 @@ class ShareState:
     history, recent        the last 160 values, and steps that the grant is lowered by
     contrasts, sum_d       since the level changed
     weight, slope          sum of (level / sigma)^2 and of level d / sigma^2 since the ramp began
+    squares, tries         sum of (d / sigma)^2 since then, and of how many contrasts
     small, large           the two CUSUMs
     suspect                whether the next blocks are a test
     cap, bad               most that the level may be after an alarm, and what was too much
@@ -112,6 +113,8 @@ class ShareState:
     sum_d: float = 0.0
     weight: float = 0.0
     slope: float = 0.0
+    squares: float = 0.0
+    tries: int = 0
     small: Sum = NOTHING
     large: Sum = NOTHING
     suspect: bool = False

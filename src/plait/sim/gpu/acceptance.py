@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.sharing import StepStats
+from plait.sharing.share_law import decided
+from plait.sharing.share_state import Guests, ShareState
 from plait.sim.gpu.micro_model import run
 from plait.sim.gpu.scenario import (
     MS,
@@ -112,6 +115,35 @@ def beside(
         phases or (Phase(pattern, variation=variation),), guests, seconds, hardware=hardware, reporting=reporting,
         load=load,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """Alarms of the law beside a guest that costs what its grant says, so all false; contrasts; mean share of on."""
+
+    alarms: int
+    contrasts: int
+    share: float
+
+
+def false_alarms(hours: float, seed: int, cv: float = 0.05) -> Alarms:
+    """Steps of 200 ms with independent noise beside quanta of 2 ms, for so many hours: the law alone, no kernels.
+
+    A step is delayed by what is left of a quantum, which the host meets as often as guests have the GPU.
+    """
+    chance = random.Random(f"{seed} alarms")
+    state, now_s, step_s, quantum_s = ShareState(chance=seed), 0.0, 0.2, 2 * MS
+    guests = Guests((quantum_s,), (1.0,), acknowledged=True)
+    contrasts, shares_s, before = 0, 0.0, 0.0
+    for number in range(round(hours * 3600.0 / step_s)):
+        met = chance.random() < state.allowed
+        took_s = step_s * max(chance.gauss(1.0, cv), 0.05) + met * chance.random() * quantum_s
+        now_s += took_s
+        shares_s += took_s * state.allowed
+        state = decided(state, now_s, (StepStats(number, took_s, ended_s=now_s),), guests)
+        contrasts += state.contrasts != before
+        before = state.contrasts
+    return Alarms(state.alarms, contrasts, shares_s / now_s)
 
 
 def rows() -> list[Row]:
