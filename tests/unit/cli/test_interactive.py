@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from plait.cli.commands.interactive import HOLD, RELAY, Session
+from plait.cli.commands.interactive import HOLD, RELAY, RemoteConsole
 from plait.live.agent.processes.console import Consoles
 from plait.live.api.jobs import ConsoleOutput
 from plait.live.protocol.wire import ConsoleAsk
@@ -54,7 +54,7 @@ def piped(text: bytes) -> int:
 def test_all_that_is_piped_in_comes_out_once(service: Service) -> None:
     text = bytes(range(256)) * 1000
     source, out = piped(text), bytearray()
-    code = Session(service, "j-3", ["sh", "-c", "cat; exit 4"]).run(source, out.extend)  # type: ignore[arg-type]
+    code = RemoteConsole(service, "j-3", ["sh", "-c", "cat; exit 4"]).run(source, out.extend)  # type: ignore[arg-type]
     os.close(source)
     assert (bytes(out) == text, code) == (True, 4)
 
@@ -75,7 +75,7 @@ def test_a_tunnel_reaches_the_port_of_the_jobs_jupyter(service: Service, tmp_pat
         with here, there:
             here.sendall(b"abc")
             out = bytearray()
-            assert Session(service, "j-3", ["python3", "-c", RELAY]).run(there, out.extend) == 0  # type: ignore[arg-type]
+            assert RemoteConsole(service, "j-3", ["python3", "-c", RELAY]).run(there, out.extend) == 0  # type: ignore[arg-type]
             assert bytes(out) == b"cba"
         thread.join()
 

@@ -68,7 +68,7 @@ TimeOption = Annotated[str | None, typer.Option("--time", help="End the job afte
 ProjectOption = Annotated[str | None, typer.Option("--project", help="Project whose quota the job counts against.")]
 
 
-class Session:
+class RemoteConsole:
     """A console of a job from its client's side."""
 
     def __init__(self, service: Client, job: str, command: Sequence[str], rank: int = 0, term: str = "") -> None:
@@ -140,7 +140,7 @@ def _raw_terminal() -> Iterator[str]:
 
 def _run(service: Client, job: str, command: Sequence[str], rank: int = 0) -> int:
     with _raw_terminal() as term:
-        session = Session(service, job, command, rank, term)
+        session = RemoteConsole(service, job, command, rank, term)
         try:
             return session.run(sys.stdin.fileno(), _write)
         except KeyboardInterrupt:
@@ -266,7 +266,7 @@ def notebook(
 def _tunnel(home: str | None, job: str, link: socket.socket) -> None:
     """Copy one connection to and from the job's Jupyter."""
     with link, client(home, notices=False) as service:
-        session = Session(service, job, ["python", "-c", RELAY])
+        session = RemoteConsole(service, job, ["python", "-c", RELAY])
         try:
             session.run(link, link.sendall)
         except OSError:  # the page was left
