@@ -91,7 +91,6 @@ class Link:
             raise InputError(f"link {self}: delay_s is {self.delay_s:g}, needs a finite number >= 0")
 
     def __str__(self) -> str:
-        """Its ends."""
         return f"{self.a}-{self.b}"
 
 

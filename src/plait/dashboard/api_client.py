@@ -23,7 +23,6 @@ class Refused(Exception):
     """The API refused a request: its status, its sentence, and the remedy."""
 
     def __init__(self, status: int, message: str, next_step: str | None = None, field: str | None = None) -> None:
-        """From an answer of 400 and above."""
         super().__init__(message)
         self.status, self.next_step, self.field = status, next_step, field
 

@@ -25,7 +25,6 @@ class Fences:
     """The epoch files of a home folder."""
 
     def __init__(self, layout: Layout) -> None:
-        """Nothing is read or written yet."""
         self.layout = layout
 
     def next_epoch(self, number: int, epoch: int) -> int:

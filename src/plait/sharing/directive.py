@@ -62,7 +62,6 @@ class Directive:
     share_number: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not 0.0 <= self.share <= 1.0:
             raise InputError(f"share of a GPU is {self.share!r}, needs a number from 0 to 1")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 0:
@@ -112,7 +111,6 @@ class StepStats:
     entries: int = 0
 
     def __post_init__(self) -> None:
-        """Check the statistics."""
         for name in _NUMBERS:
             value = getattr(self, name)
             if not 0 <= value < math.inf:

@@ -49,7 +49,6 @@ class Load:
     noise: float = NOISE
 
     def __post_init__(self) -> None:
-        """Check the step."""
         if not (0.0 <= self.gpu_s <= self.step_s and 0.0 < self.step_s < math.inf):
             raise InputError(f"gpu_s must be 0 to step_s, got gpu_s={self.gpu_s} and step_s={self.step_s}")
         if not (1 <= self.stages <= self.gaps and self.gaps % self.stages == 0):

@@ -25,7 +25,6 @@ class Quanta:
     """See the module."""
 
     def __init__(self) -> None:
-        """No quantum was seen."""
         self._place = 0  # of the quantum in its step
         self._at: dict[int, deque[float]] = {}
         self._any: deque[float] = deque(maxlen=LATE)

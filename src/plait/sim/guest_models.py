@@ -68,7 +68,6 @@ class GuestModel:
     burst_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not (0 < self.quantum_s < math.inf and self.gaps >= 1):
             raise InputError(f"quantum_s must be > 0 and gaps >= 1, got {self.quantum_s:g} and {self.gaps}")
         if not 0 <= self.noise < math.inf:

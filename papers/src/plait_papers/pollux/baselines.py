@@ -84,7 +84,6 @@ class Optimus:
     kind = Job
 
     def __init__(self, shape: Shape) -> None:
-        """Start with an empty cache of iteration times."""
         self.nodes = shape.nodes
         self._iteration_s: dict[tuple[str, int, int], float] = {}
 

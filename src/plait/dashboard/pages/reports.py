@@ -50,7 +50,6 @@ class ReportFile(Response):
     """An answer that the API writes."""
 
     def __init__(self, viewer: Viewer) -> None:
-        """For the report of the request."""
         super().__init__()
         self._viewer = viewer
 

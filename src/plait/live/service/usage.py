@@ -212,7 +212,6 @@ class UsageFiles:
     """The folder `usage` of a home; a file that cannot be read counts as none. Writing raises `OSError`."""
 
     def __init__(self, home: Path) -> None:
-        """Nothing is read or made yet."""
         self.folder = home / "usage"
 
     def write_job(self, number: int, data: Mapping[str, Any]) -> None:

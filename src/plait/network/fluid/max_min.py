@@ -41,7 +41,6 @@ class Uses:
         )
 
     def __len__(self) -> int:
-        """The number of jobs."""
         return len(self.first) - 1
 
     def load(self, rate: FloatArray, resources: int) -> FloatArray:

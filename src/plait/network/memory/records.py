@@ -54,7 +54,6 @@ class Request:
     layer_rank: int = 1
 
     def __post_init__(self) -> None:
-        """Check each field."""
         self._require(self.need in NEEDS, "need", f"one of {', '.join(NEEDS)}")
         self._require(
             len(self.switches) == len(set(self.switches)) and bool(self.switches), "switches", "one or more, each once"

@@ -20,7 +20,6 @@ class SavedTensors:
     """Spills the saved tensors of the thread that calls `install`, up to a budget of bytes a step."""
 
     def __init__(self) -> None:
-        """Nothing is installed and nothing is spilled."""
         self.budget_bytes = 0.0
         self.spilled_bytes = 0  # since `begin_step`
         self._hooks: Any = None

@@ -40,7 +40,6 @@ class StepReports:
     """Of one process. `work` and `phase` are what the script says about its steps, if it does."""
 
     def __init__(self, page: Page, limit: MemoryLimit) -> None:
-        """No step has ended."""
         self._page, self._limit = page, limit
         self._last_s: float | None = None
         self._busy_s: Sequence[float] = (0.0,) * len(Resource)

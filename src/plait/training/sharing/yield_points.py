@@ -96,7 +96,6 @@ class GraphReplays:
     """Counts replays of torch's CUDA graphs in this process."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         self.replays = 0  # since the last check
         self._watched: Any = None
 

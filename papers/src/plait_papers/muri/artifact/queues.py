@@ -19,7 +19,6 @@ class Shortest(Rule):
     """Least remaining time first, or with `by_service` least remaining GPU time."""
 
     def __init__(self, jobs: int, *, by_service: bool) -> None:
-        """For a trace of so many jobs."""
         self.by_service = by_service
         self.own_group = np.arange(jobs, dtype=np.int64)
 
@@ -87,7 +86,6 @@ class Tiresias(Rule):
     bucket = 0.0
 
     def __init__(self, jobs: int) -> None:
-        """For a trace of so many jobs."""
         self.queues = Queues(np.zeros(jobs, dtype=np.int64))
 
     def due_s(self, state: State) -> float:

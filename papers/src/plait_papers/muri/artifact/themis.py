@@ -32,7 +32,6 @@ class Themis(Rule):
     """Jobs furthest below their share first."""
 
     def __init__(self, jobs: int) -> None:
-        """For a trace of so many jobs."""
         self.own_life = np.zeros(jobs)  # C_j
         self.owed_s = np.zeros(jobs)
         self.share = np.zeros(jobs)

@@ -49,7 +49,6 @@ class RankFiles:
     """A rank's files about aggregation: the grant, which the agent writes, and the report, which the agent reads."""
 
     def __init__(self, folder: Path) -> None:
-        """Nothing is read or written yet."""
         self._folder = folder
         self._version: int | None = None
         self._stamp: tuple[int, int] | None = None

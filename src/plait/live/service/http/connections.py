@@ -228,7 +228,6 @@ class Acceptor:
         self, listener: socket.socket, connections: Connections, protocol: Callable[[Connection], asyncio.Protocol],
         context: ssl.SSLContext | None,
     ) -> None:  # fmt: skip
-        """No connection is admitted yet."""
         self._listener, self._connections, self._protocol, self._context = listener, connections, protocol, context
         self._loop = asyncio.get_running_loop()
         # A closed connection holds its descriptor, and a new one is not read, for a few cycles of the loop: where few

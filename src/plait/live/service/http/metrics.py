@@ -27,7 +27,6 @@ class Metrics:
     """Counters of requests, and the cluster at the last scrape."""
 
     def __init__(self, worker: Worker) -> None:
-        """Figures of this worker's engine."""
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "plait_http_requests", "Requests answered.", ("method", "status"), registry=self.registry
