@@ -302,6 +302,11 @@ class WithAggregation:
             return f"asks for {ina.protocol}; the switches run {self.system}"
         return None
 
+    def never_serves(self, ina: InaRequest) -> str | None:
+        """Why a job that requires another system can never run, and what to do; None if it may."""
+        other = self.other_system(ina) if ina.required else None
+        return None if other is None else f"the job {other}; leave protocol out, or submit it with auto"
+
     def _served(
         self, view: View, graph: Graph, wanting: list[tuple[JobStatus, tuple[int, ...]]]
     ) -> list[AggregatedJob]:

@@ -119,9 +119,9 @@ def simulate(
                 "ina=a2tp is for live clusters and packets (plait network simulate -p a2tp): its windows follow single "
                 "packets, and simulated clusters have no law for them; take ina=atp, which shares the same memory"
             )
-        wanted = [(row, ina) for row, ina in enumerate(jobs.column("ina").tolist()) if ina.required]
-        never = {row: why for row, ina in wanted if (why := aggregation.other_system(ina)) is not None}
-        refused = {row: f"requires in-network aggregation and {why}" for row, why in never.items()} | dict(refused)
+        wanted = jobs.column("ina").tolist()
+        never = {row: why for row, ina in enumerate(wanted) if (why := aggregation.never_serves(ina)) is not None}
+        refused = {row: f"ina is require, and {why}" for row, why in never.items()} | dict(refused)
     backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes, refused=refused)
     controller = Controller(policy, cluster, rule)
     steps: list[Step] = []

@@ -124,5 +124,7 @@ def test_a_system_without_a_law_for_clusters_is_refused_and_so_are_jobs_of_anoth
     with pytest.raises(InputError, match=r"ina=a2tp is for live clusters and packets .* take ina=atp"):
         simulate(jobs, CLUSTER, make_policy("fifo:ina=a2tp"), world)
     found = simulate(jobs, CLUSTER, make_policy("fifo:ina=inalloc"), world, check=True).controller.job_store.columns
-    assert found["reason"][0] == "requires in-network aggregation and asks for atp; the switches run inalloc"
+    assert found["reason"][0] == (
+        "ina is require, and the job asks for atp; the switches run inalloc; leave protocol out, or submit it with auto"
+    )
     assert found["end_s"][1] == 10.0

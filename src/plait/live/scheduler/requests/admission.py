@@ -149,8 +149,8 @@ def _check_required(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> 
         why = "this cluster has no network (plait up --network); submit it with auto"
     elif state.policy is not None and not has_grants(state.policy):
         why = f"policy {state.policy_text} grants no memory of switches; set one with ina=, or submit it with auto"
-    elif (grants := aggregation_of(state.policy)) is not None and (other := grants.other_system(spec.ina)) is not None:
-        why = f"the job {other}; leave protocol out, or submit it with auto"
+    elif (grants := aggregation_of(state.policy)) is not None and (other := grants.never_serves(spec.ina)) is not None:
+        why = other
     elif processes < 2:
         why = "it has one process, which exchanges no gradients; submit it with auto"
     elif processes > MOST_WORKERS:
