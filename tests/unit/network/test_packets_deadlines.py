@@ -97,6 +97,18 @@ def test_all_workers_of_a_job_move_with_the_same_tensor_and_sums_stay_exact() ->
     assert {index < 400 for one in places.values() for index in one} == {True}
 
 
+def test_a_job_has_its_region_in_its_first_iteration() -> None:
+    """Reviews at the start of jobs come before their first packets."""
+    options = preset("inalloc", window=256, payload_bytes=248)
+    jobs = [PacketJob(options, 4, (SIZE,), deadline_s=deadline_s) for deadline_s in (3 * LINE_S, None, None)]
+    made, manager = one_switch(jobs, 400), Inalloc(spare="others", period_s=1.0)
+    once, reviewed = simulate(granted(made, manager)).jobs, simulate(made, manager).jobs
+    for found in (once, reviewed):
+        assert found[0].met_deadline
+        assert found[0].fallback_share == 0.0
+        assert found[1].fallback_share > 0.1
+
+
 def test_reviews_are_of_inalloc_alone() -> None:
     with pytest.raises(InputError, match="job 0: protocol atp; reviews take scenarios whose jobs all are of inalloc"):
         simulate(scenario([2.0], 100, "atp"), Inalloc())

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.core.arrays import FloatArray
 from plait.core.errors import SimulationError
 from plait.core.jit import announced
 from plait.network.memory.inalloc import Inalloc
@@ -13,7 +18,7 @@ from plait.network.packets.scenario import Scenario
 from plait.network.packets.state import FAULT, FAULT_AT, FINE, FULL_QUEUE, FULL_ROWS, NOW, TOO_LATE, Net
 from plait.network.protocol.switch import HELD
 
-__all__ = ["simulate"]
+__all__ = ["flow", "simulate"]
 
 
 def simulate(scenario: Scenario, manager: Inalloc | None = None) -> PacketResults:
@@ -29,7 +34,7 @@ def simulate(scenario: Scenario, manager: Inalloc | None = None) -> PacketResult
     until = ps(scenario.until_s)
     with announced("the packet simulator", cpu_s=10):
         while reviews is not None and (now_s := reviews.next_s(net)) < scenario.until_s:
-            if run(net, ps(now_s)) != TOO_LATE:
+            if run(net, ps(now_s) - 1) != TOO_LATE:  # before jobs that start at this time
                 break
             net.links.info[FAULT] = FINE
             reviews.review(net, now_s)
@@ -42,6 +47,35 @@ def simulate(scenario: Scenario, manager: Inalloc | None = None) -> PacketResult
     if net.ends.hosts["wrong"].any():
         raise SimulationError(f"{int(net.ends.hosts['wrong'].sum())} sums that workers received are wrong")
     return results(scenario, net)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What jobs that go on all the while get: payload bits a second at each worker, and the share of sums added up."""
+
+    bits_per_s: FloatArray
+    aggregated: FloatArray
+
+
+def flow(scenario: Scenario, from_s: float, until_s: float) -> Flow:
+    """What jobs get between two times of a simulation; raises as `simulate` does, and if all end before.
+
+    The share of its sums that is completed in a switch is the mean over those that add up for a job.
+    """
+    net, counts = build(scenario), []
+    for at_s in (from_s, until_s):
+        net.links.info[FAULT] = FINE
+        with announced("the packet simulator", cpu_s=10):
+            fault = run(net, ps(at_s))
+        if fault != TOO_LATE:
+            raise SimulationError(_why(net, scenario, fault) if fault else f"all jobs ended before {at_s:g} s")
+        counts.append((net.ends.delivered.sum(axis=1), net.fabric.jobs_at["aggregated"].copy()))
+    (first, before), (last, after) = counts
+    sums = (last - first) / np.array([job.workers for job in scenario.jobs])
+    adds = net.fabric.jobs_at["expected"] != 0
+    payload = np.array([8.0 * job.options.payload_bytes for job in scenario.jobs])
+    shares = np.where(adds, after - before, 0).sum(axis=0) / np.maximum(sums * adds.sum(axis=0), 1)
+    return Flow(payload * sums / (until_s - from_s), shares)
 
 
 def _why(net: Net, scenario: Scenario, fault: int) -> str:
