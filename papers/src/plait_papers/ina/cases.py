@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from plait import make_policy, make_world
+from plait import simulate as simulate_cluster
 from plait.core.cluster import Cluster
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.packets.deadlines import granted
@@ -19,6 +21,9 @@ from plait.network.routing.problem import GradientFlow, Problem
 from plait.network.routing.shortest import shortest
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
+from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
+from plait.traces.load import load_jobs
+from plait.traces.synthetic import generate
 from plait_papers.evaluation import Ended, Evaluation
 
 #: Packets in a queue from which on the released switch of A2TP marks: 1,000 cells of 80 bytes, four to a packet.
@@ -29,10 +34,10 @@ LINE = 100e9 * 248 / 306
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run on one switch. `study`: equal, straggler (of job 0, worker 0), deadlines, or routes (no packets).
+    """One run on one switch. `study`: equal, straggler (of job 0, worker 0), deadlines, routes or cluster (no packets).
 
-    `protocol` hybrid is inalloc without deadlines: all jobs share. `iterations` compute as long as the line needs for
-    an exchange. `rto_us` 0: timers as released.
+    `protocol` hybrid is inalloc without deadlines: all jobs share; of a cluster it has the options of `tiresias-l`.
+    `iterations` compute as long as the line needs for an exchange. `rto_us` 0: timers as released.
     """
 
     protocol: str
@@ -62,6 +67,8 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
     begin = time.process_time()
     if case.study == "routes":
         figures = _routes(case)
+    elif case.study == "cluster":
+        figures = _cluster(case)
     elif case.study == "straggler":
         figures = _straggler(case)
     else:
@@ -141,7 +148,23 @@ def _routes(case: Case) -> dict[str, float]:
     return {"fullest": found, "fixed": fixed}
 
 
+def _cluster(case: Case) -> dict[str, float]:
+    """Mean completion time of jobs like Philly's on 64 nodes in 8 racks: one trace of a seed."""
+    table = generate("philly_heavy", case.jobs, 256, load=0.25, seed=case.seed, models="by_gpu_hours")
+    network = f"leaf-spine:oversubscription=4,link_gbps=25,aggregators={case.aggregators}"
+    cluster = networked(Cluster.parse("64x4@8"), network)
+    jobs = with_gradient_bytes(load_jobs(table).jobs, case.seed)
+    policy = make_policy("tiresias-l" + (f":{case.protocol}" if case.protocol else ""))
+    world = make_world("plait")
+    done = simulate_cluster(jobs, cluster, policy, replace(world, physics=NetworkPhysics(world.physics)))
+    columns = done.controller.job_store.columns
+    return {"mean_jct_ms": 1e3 * float((columns["end_s"][: len(jobs)] - jobs.submit_s).mean())}
+
+
 EVALUATION: Evaluation[Case, Done] = Evaluation(
-    "ina", run_case, Done, jobs=lambda case: 1, code=("plait.core", "plait.network", "plait_papers.ina.cases"),
+    "ina", run_case, Done, jobs=lambda case: 1, code=(
+        "plait.core", "plait.network", "plait.placement", "plait.policies", "plait.control", "plait.sim",
+        "plait.traces", "plait_papers.ina.cases",
+    ),
     what="simulating packets",
 )  # fmt: skip

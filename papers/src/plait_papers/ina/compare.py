@@ -5,7 +5,6 @@ Start at `rows`.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from plait.control.compare import bootstrap
 from plait_papers.evaluation import Outcome
 from plait_papers.ina import reference
 from plait_papers.ina.cases import Case, Done
@@ -29,7 +29,7 @@ SECTIONS: Mapping[str, str] = {
     "straggler": "Two jobs of 4 workers, one worker of job 0 with a fifth of its link; reference: the released run",
     "deadlines": "Deadlines missed, of 8 jobs and four draws",
     "loss": "Goodput with losses on every hop, Gb/s, 8 jobs, 4096 aggregators",
-    "headlines": "Published headlines: paper / plait",
+    "headlines": "Published headlines: paper / plait, mean of draws and its 95 % bootstrap interval",
 }
 #: Why one seed may be far from another.
 TAIL = "the reference is one seed; a job whose last packets wait for their timer takes 200 us more"
@@ -44,13 +44,14 @@ class Row:
     """One figure. `low` to `high`: what is allowed for ours; None where nothing is compared.
 
     `reference` and `note` are words: a figure of the reference simulator, or what a paper reports and its caveat.
+    `ours` returns one figure, or one a draw: then ours is their mean, with a bootstrap interval of 95 %.
     """
 
     section: str
     what: str
     unit: str
     cases: tuple[Case, ...]
-    ours: Callable[[Figures], float]
+    ours: Callable[[Figures], float | list[float]]
     reference: str = ""
     low: float | None = None
     high: float | None = None
@@ -59,17 +60,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A row with its figure, None where nothing is simulated; `within`: whether it is allowed, None without limits."""
+    """A row with its figure; `within`: whether it is allowed, None without limits; `interval`: of the mean of draws."""
 
     section: str
     what: str
     unit: str
-    ours: float | None
+    ours: float
     reference: str
     low: float | None
     high: float | None
     within: bool | None
     note: str
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +84,12 @@ class InaOutcome(Outcome):
 def compared(rows_: Sequence[Row], done: Mapping[Case, Done]) -> Iterator[Compared]:
     """The rows with their figures."""
     for row in rows_:
-        ours = row.ours([done[case].figures for case in row.cases]) if row.cases else None
-        within = None if ours is None or row.low is None or row.high is None else row.low <= ours <= row.high
+        found = row.ours([done[case].figures for case in row.cases])
+        ours, *interval = bootstrap(found) if isinstance(found, list) else (found,)
+        within = None if row.low is None or row.high is None else row.low <= ours <= row.high
         yield Compared(
-            row.section, row.what, row.unit, ours, row.reference, row.low, row.high, within, row.note
+            row.section, row.what, row.unit, ours, row.reference, row.low, row.high, within, row.note,
+            (interval[0], interval[1]) if interval else None,
         )  # fmt: skip
 
 
@@ -236,39 +240,38 @@ def _loss() -> Iterator[Row]:
             yield Row("loss", what, "Gb/s", (case,), _one("goodput"))
 
 
-def _gain(name: str) -> Callable[[Figures], float]:
-    """The first half of runs over the second."""
+def _gains(name: str) -> Callable[[Figures], list[float]]:
+    """The first half of runs over the second, draw by draw."""
 
-    def ratio(figures: Figures) -> float:
+    def ratios(figures: Figures) -> list[float]:
         half = len(figures) // 2
-        return statistics.fmean(one[name] for one in figures[:half]) / statistics.fmean(
-            one[name] for one in figures[half:]
-        )
+        return [one[name] / other[name] for one, other in zip(figures[:half], figures[half:], strict=True)]
 
-    return ratio
+    return ratios
 
 
 def _headlines() -> Iterator[Row]:
-    server = Case("atp", 0, iterations=3)
+    def drawn(protocol: str, aggregators: int, seeds: Sequence[int], **more: Any) -> list[Case]:
+        return [Case(protocol, aggregators, seed=seed, **more) for seed in seeds]
+
+    servers = drawn("atp", 0, SEEDS[:3], iterations=3)
     inalloc, plain = (_deadline_cases(name, 2048) for name in ("inalloc", "atp"))
-    change = [
-        ("switchml", (server, Case("switchml", 8192, iterations=3)), _gain("mean_jct_ms"), "times"),
-        ("atp", (server, Case("atp", 20_000, iterations=3)), _gain("mean_jct_ms"), "times"),
-        ("esa", (Case("atp", 2048, mib=4.0), Case("esa", 2048, mib=4.0)), _gain("mean_jct_ms"), "times"),
-        ("inalloc misses", (*inalloc, *plain), lambda f: 100 * (_gain("missed")(f) - 1), "%"),
-        ("inalloc jct", (*inalloc, *plain), lambda f: 100 * (_gain("mean_jct_ms")(f) - 1), "%"),
-        ("grid", tuple(Case("grid", 20_000, "routes", jobs=12, workers=6, seed=s) for s in ROUTE_SEEDS), _saved, "%"),
-        ("netpack", (), lambda _: math.nan, ""),
+    makespans = [drawn(name, 2048, range(1, 9), mib=4.0) for name in ("atp", "esa")]
+    routes = drawn("grid", 20_000, ROUTE_SEEDS, study="routes", jobs=12, workers=6)
+    placed = [drawn(name, 20_000, range(1, 11), study="cluster", jobs=150) for name in ("placement=netpack", "")]
+    change: list[tuple[str, Sequence[Case], Callable[[Figures], float | list[float]], str]] = [
+        ("switchml", (*servers, *drawn("switchml", 8192, SEEDS[:3], iterations=3)), _gains("mean_jct_ms"), "times"),
+        ("atp", (*servers, *drawn("atp", 20_000, SEEDS[:3], iterations=3)), _gains("mean_jct_ms"), "times"),
+        ("esa", (*makespans[0], *makespans[1]), _gains("mean_jct_ms"), "times"),
+        ("inalloc misses", (*inalloc, *plain), lambda f: [100 * (ratio - 1) for ratio in _gains("missed")(f)], "%"),
+        ("inalloc jct", (*inalloc, *plain), lambda f: [100 * (ratio - 1) for ratio in _gains("mean_jct_ms")(f)], "%"),
+        ("grid", routes, lambda f: [100 * (one["fullest"] / one["fixed"] - 1) for one in f], "%"),
+        ("netpack", (*placed[0], *placed[1]), lambda f: [100 * (gain - 1) for gain in _gains("mean_jct_ms")(f)], "%"),
     ]
     for name, cases, ours, unit in change:
         headline = reference.HEADLINES[name]
         what = f"{headline.system}: {headline.paper}"
-        yield Row("headlines", what, unit, cases, ours, note=headline.caveat)
-
-
-def _saved(figures: Figures) -> float:
-    """Change of the fullest link, mean over placements, %."""
-    return 100 * statistics.fmean(one["fullest"] / one["fixed"] - 1 for one in figures)
+        yield Row("headlines", what, unit, tuple(cases), ours, note=headline.caveat)
 
 
 HEAD = ("", "reference", "plait", "allowed", "within", "remark")
@@ -295,7 +298,9 @@ def cells(row: Compared) -> tuple[str, ...]:
     allowed = "" if row.low is None or row.high is None else f"{_number(row.low)} to {_number(row.high)}"
     unit = f" {row.unit}" if row.unit in ("%", "times", "of 32") else ""
     within = "" if row.within is None else "yes" if row.within else "no"
-    ours = f"{_number(row.ours)}{unit}" if row.ours is not None else "not simulated"
+    ours = f"{_number(row.ours)}{unit}"
+    if row.interval is not None:
+        ours += f" ({_number(row.interval[0])} to {_number(row.interval[1])})"
     return row.what, row.reference, ours, allowed, within, row.note
 
 

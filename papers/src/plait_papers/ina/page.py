@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from markupsafe import Markup
@@ -43,7 +42,7 @@ def _sections(outcome: InaOutcome) -> Iterator[Section]:
 
 def _goodput(rows: list[Compared]) -> str:
     """Goodput over memory: ours, and the reference."""
-    ours = {row.what: math.nan if row.ours is None else row.ours for row in rows}
+    ours = {row.what: row.ours for row in rows}
     x = [float(count) for count in AGGREGATORS]
     lines = []
     for protocol, values in GOODPUT.items():
