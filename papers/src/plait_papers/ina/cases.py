@@ -22,6 +22,7 @@ from plait.network.routing.shortest import shortest
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
+from plait.sim.physics import StandardPhysics
 from plait.traces.load import load_jobs
 from plait.traces.synthetic import generate
 from plait_papers.evaluation import Ended, Evaluation
@@ -156,6 +157,7 @@ def _cluster(case: Case) -> dict[str, float]:
     jobs = with_gradient_bytes(load_jobs(table).jobs, case.seed)
     policy = make_policy("tiresias-l" + (f":{case.protocol}" if case.protocol else ""))
     world = make_world("plait")
+    assert isinstance(world.physics, StandardPhysics)
     done = simulate_cluster(jobs, cluster, policy, replace(world, physics=NetworkPhysics(world.physics)))
     columns = done.controller.job_store.columns
     return {"mean_jct_ms": 1e3 * float((columns["end_s"][: len(jobs)] - jobs.submit_s).mean())}
