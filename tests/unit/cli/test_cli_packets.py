@@ -55,6 +55,16 @@ def test_reviews_decide_anew_while_jobs_run(plait):
     assert (refused.code, "reviews take scenarios whose jobs all are of inalloc" in refused.err) == (2, True)
 
 
+def test_runs_that_wait_for_long_timers_name_the_options(plait):
+    words = (*SMALL, "-a", "128", "--loss", "0.02")
+    assert (
+        "switchml: jobs 0, 1 waited for timers most of the time (rto_s 0.01, first"
+        in plait(*words, "-p", "switchml").err
+    )
+    for more in (("-p", "atp"), ("-p", "switchml", "-o", "rto_s=2e-4", "-o", "first_rto_s=2e-4")):
+        assert "waited for timers" not in plait(*words, *more).err
+
+
 def test_options_of_the_protocol(plait):
     words = (*SMALL, "-a", "20", "--json", "-o", "index=shared_cycle", "-o", "slot_change=on", "--tensors", "3")
     (run,) = json.loads(plait(*words, "--straggler", "0.1:share=0.5,until_us=5", "--cc", "aimd").out)

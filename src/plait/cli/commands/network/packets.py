@@ -135,8 +135,26 @@ def simulate(request: PacketsRequest) -> None:
             print_json(as_values(found, request.seed))
         else:
             show_runs(found)
+        for name, scenario in scenarios.items():
+            if slow := waiting_for_timers(scenario, found[name][0]):
+                options = scenario.jobs[slow[0]].options
+                note(
+                    f"{name}: job{'s' * (len(slow) > 1)} {', '.join(map(str, slow))} waited for timers most of the "
+                    f"time (rto_s {options.rto_s:g}, first_rto_s {options.first_rto_s:g}); shorter ones: "
+                    f"-o rto_s={Options.rto_s:g} -o first_rto_s={Options.rto_s:g}"
+                )
         for path in outputs.commit():
             note(f"wrote {path}")
+
+
+def waiting_for_timers(scenario: Scenario, found: PacketResults) -> list[int]:
+    """The jobs whose workers wait for more than half of the time for timers that are longer than those of ATP."""
+    return [
+        j
+        for j, (job, figures) in enumerate(zip(scenario.jobs, found.jobs, strict=True))
+        if job.options.rto_s > Options.rto_s
+        and figures.timeouts * job.options.rto_s / job.workers > (figures.finish_s - figures.start_s) / 2
+    ]
 
 
 def settings(request: PacketsRequest) -> dict[str, str]:
