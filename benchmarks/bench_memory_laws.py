@@ -12,18 +12,17 @@ from statistics import median, quantiles
 import common
 from common import Figure
 
-from plait.network.fluid.exchanges import Adders
+from plait.network.fluid.exchanges import Adders, prepared
 from plait.network.fluid.memory import steady_rates
-from plait.network.packets.run import simulate
-from plait_papers.memory_laws import AIMD, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
+from plait_papers.memory_laws import BURSTS, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
 
 QUICK = "--quick" in sys.argv
 SETS = {
     "published": PUBLISHED,
     "grid": GRID,
-    "congestion control": AIMD,
     "racks": RACKS,
     "narrow": NARROW,
+    "bursts": BURSTS,
     "mixes": MIXES,
     "fresh": FRESH,
 }
@@ -37,7 +36,8 @@ def errors(name: str, points: tuple[Point, ...]) -> Figure:
         low_high = [f"{min(rates) / 1e9:6.2f} to {max(rates) / 1e9:6.2f}" for rates in (one.packets, one.fluid)]
         print(
             f"{name}: {one.point.name:75} Gb/s by packets {low_high[0]}, by the law {low_high[1]}, worst job "
-            f"{100 * one.worst:+.1f} %, share of sums in a switch {one.shares[0]:.2f}, {one.shares[1]:.2f}",
+            f"{100 * one.worst:+.1f} % of {' '.join(f'{100 * error:+.0f}' for error in one.errors)}, "
+            f"share of sums in a switch {one.shares[0]:.2f}, {one.shares[1]:.2f}",
             file=sys.stderr,
         )
     note = f"nine of ten below {quantiles(each, n=10)[-1]:.1f} %, largest {max(each):.1f} % of {len(each)} jobs"
@@ -45,11 +45,11 @@ def errors(name: str, points: tuple[Point, ...]) -> Figure:
 
 
 def speed() -> Figure:
-    """One point by the law and by packets."""
+    """One point by the law, and by the law and one seed of packets."""
     point = Point(4096)
     scenario = point.scenario()
-    parts = exchanges(scenario)
-    slow = common.cpu_s(lambda: simulate(scenario), 3)
+    parts = [prepared(scenario.graph, one) for one in exchanges(scenario)]
+    slow = common.cpu_s(lambda: list(compared([point], (1,))), 3)
     fast = common.cpu_s(lambda: steady_rates(scenario.graph, Adders.of(parts)), 5)
     return Figure(f"rates by the law, {point.name}", fast, 5, slow / fast, "the packet simulator")
 

@@ -1,8 +1,9 @@
 """How well the laws of switch memory (`network.fluid`) agree with packets, at points that are fixed here.
 
-Goodput of every job, by `steady_rates` and by the packet simulator. `PUBLISHED` are the points of the specification,
-`GRID`, `AIMD`, `NARROW` and `MIXES` others, on which the laws were found, `RACKS` those over narrow links of racks,
-and `FRESH` points that were simulated for the first time when the laws stood. Start at `compared`.
+Goodput of every job by `steady_rates`, corrected by `Measured`, and by the packet simulator, while all jobs exchange.
+`PUBLISHED` are the points of the specification, `GRID`, `NARROW` and `MIXES` others, on which the laws were found,
+`RACKS` those over narrow links of racks, `BURSTS` those that are measured, and `FRESH` points that were simulated for
+the first time when the laws stood. Start at `compared`.
 """
 
 from __future__ import annotations
@@ -11,33 +12,36 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
+import numpy as np
+
+from plait.network.fluid.exchanges import Adders, Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import steady_rates
+from plait.network.measured import ENDLESS, Measured
 from plait.network.packets.regions import regions
-from plait.network.packets.run import simulate
-from plait.network.packets.scenario import MIB, PacketJob, Scenario, one_switch, racks
+from plait.network.packets.run import flow
+from plait.network.packets.scenario import PacketJob, Scenario, one_switch, racks
 from plait.network.protocol.addressing import dedicated_window
 from plait.network.protocol.options import preset
+
+#: Windows of the slowest job that are simulated, and those of them before rates are measured.
+WINDOWS, WARM_UP = 60, 10
 
 
 @dataclass(frozen=True)
 class Point:
     """Jobs of one system with `workers` each on one switch or, with `per_rack`, in racks.
 
-    `window` packets are under way; `cc` controls congestion; `delay_us` is that of each link; `levels` of aggregation,
-    `oversubscription` and `spines` of racks; `tree` as in `ina_request.TREES`, or that of the system; `size`: bytes
-    of the gradients of the fastest job, those of others are shorter, so that all end together.
+    `window` packets are under way; `delay_us` is that of each link; `levels` of aggregation, `oversubscription` and
+    `spines` of racks; `tree` as in `ina_request.TREES`, or that of the system.
     """
 
     aggregators: int
     workers: tuple[int, ...] = (8,) * 8
     window: int = 245
     delay_us: float = 1.0
-    cc: str = "none"
     per_rack: int = 0
     levels: int = 1
-    size: int = 2 * MIB
     system: str = "atp"
     oversubscription: float = 1.0
     spines: int = 1
@@ -53,7 +57,6 @@ class Point:
         more += [f"window {self.window}"] if self.window != 245 else []
         more += [f"{self.delay_us:g} us"] if self.delay_us != 1 else []
         more += [f"{self.gbps:g} Gb/s"] if self.gbps != 100 else []
-        more += [self.cc] if self.cc != "none" else []
         more += [self.tree] if self.tree != "auto" else []
         if self.per_rack:
             more += [f"{self.per_rack} a rack", f"{self.levels} level{'s' * (self.levels > 1)}"]
@@ -62,20 +65,10 @@ class Point:
         return ", ".join([f"{self.aggregators} aggregators", several, *more])
 
     def scenario(self) -> Scenario:
-        """The packet simulation."""
-        equal = self._with_sizes([self.size] * len(self.workers))
-        if len(set(self.workers)) == 1:
-            return equal
-        rates = steady_rates(equal.graph, Adders.of(exchanges(equal))).bits_per_s
-        return self._with_sizes([round(self.size * rate / rates.max()) for rate in rates.tolist()])
-
-    def _with_sizes(self, sizes: Sequence[int]) -> Scenario:
-        options = preset(self.system, window=self.window, payload_bytes=248, cc=self.cc, tree=self.tree)
+        """The packet simulation, of jobs that do not end."""
+        options = preset(self.system, window=self.window, payload_bytes=248, tree=self.tree)
         memory = self.aggregators // len(self.workers) if self.system == "inalloc" else None
-        jobs = [
-            PacketJob(options, workers, (size,), memory=memory)
-            for workers, size in zip(self.workers, sizes, strict=True)
-        ]
+        jobs = [PacketJob(options, workers, (ENDLESS,), memory=memory) for workers in self.workers]
         if self.per_rack:
             return racks(
                 jobs, self.aggregators, self.per_rack, levels=self.levels, spines=self.spines,
@@ -109,7 +102,7 @@ class Compared:
         return self.shares[1] - self.shares[0]
 
 
-def exchanges(scenario: Scenario, law: str = "hash") -> list[Prepared]:
+def exchanges(scenario: Scenario, law: str = "hash") -> list[Exchange]:
     """The exchanges of the jobs of a packet simulation; `law`: of memory that they share."""
     memory = regions(scenario.jobs, min(one.usable for one in scenario.graph.network.switches if one.usable))
     found = []
@@ -118,11 +111,12 @@ def exchanges(scenario: Scenario, law: str = "hash") -> list[Prepared]:
         size, window = (memory[j][1] if own else 0), job.options.window
         if job.dedicated:
             window = dedicated_window(window, size)
-        one = Exchange(
-            PlacedJob(workers, server), own or law, size, window, scenario.server_s, jitter_s=scenario.jitter_s,
-            adds=job.options.adds, pick=j, cc=job.options.cc,
+        found.append(
+            Exchange(
+                PlacedJob(workers, server), own or law, size, window, scenario.server_s, jitter_s=scenario.jitter_s,
+                adds=job.options.adds, pick=j,
+            )
         )  # fmt: skip
-        found.append(prepared(scenario.graph, one))
     return found
 
 
@@ -143,15 +137,6 @@ _CHANGES: tuple[Callable[[int], Point], ...] = (
     lambda a: Point(a, per_rack=4),
 )
 GRID = tuple(change(a) for a in (1024, 4096, 16384) for change in _CHANGES)
-#: With congestion control; the mean of its window was found on these.
-AIMD = tuple(
-    Point(a, (workers,) * jobs, window, delay, "aimd")
-    for a, jobs, workers, window, delay in (
-        (500, 6, 6, 400, 0.5), (500, 6, 6, 400, 2.0), (1024, 8, 8, 245, 1.0), (4096, 8, 8, 245, 1.0),
-        (8192, 8, 8, 245, 1.0), (16384, 8, 8, 245, 1.0), (2000, 4, 4, 300, 1.0), (20000, 2, 8, 600, 1.0),
-        (3000, 8, 8, 600, 3.0), (1500, 3, 12, 300, 1.0), (3000, 10, 3, 200, 1.0),
-    )
-)  # fmt: skip
 #: Racks with narrow links to the spines: regions that a switch answers, regions with a server, and shared memory.
 RACKS = tuple(
     Point(8000, (8,) * 3, 200, per_rack=rack, levels=levels, system=system, oversubscription=narrow)
@@ -170,27 +155,29 @@ NARROW = (
         (800, (2, 6, 24), 160, 1.0), (6000, (3, 3, 9, 30), 260, 1.5), (350, (5,) * 7, 140, 0.7),
         (30000, (7,) * 9, 350, 2.0), (1200, (4, 12), 500, 2.5),
     )),
-    *(Point(a, (workers,) * jobs, window, delay, "aimd") for a, jobs, workers, window, delay in (
-        (900, 5, 5, 350, 1.5), (6000, 6, 10, 300, 1.0), (2500, 12, 4, 250, 2.0),
-    )),
+)  # fmt: skip
+#: Jobs with shared memory that are spread over racks unevenly, in which more than half a sum of a window stalls.
+BURSTS = tuple(
+    Point(a, workers, window, per_rack=rack, levels=2, oversubscription=narrow, spines=spines)
+    for a, workers, window, rack, narrow, spines in (
+        (2500, (9, 3, 6), 220, 3, 8.0, 1), (804, (12, 4, 3, 8), 400, 3, 4.0, 1), (672, (6, 8, 6), 400, 4, 4.0, 2),
+        (508, (8, 4), 300, 3, 4.0, 1), (479, (3, 4, 6, 4), 200, 2, 4.0, 1), (3178, (4, 4, 3, 3), 250, 3, 4.0, 2),
+        (2102, (3, 12, 6), 250, 2, 8.0, 2), (2063, (4, 12, 6, 6), 400, 2, 2.0, 2), (799, (4, 6, 8, 12), 150, 3, 8.0, 1),
+        (1024, (8,) * 8, 245, 4, 1.0, 1),
+    )
 )  # fmt: skip
 
 
 def drawn(seed: int, count: int = 24) -> tuple[Point, ...]:
-    """So many points at random: jobs of several widths, in racks or on one switch; narrow links; all systems; AIMD."""
+    """So many points at random: jobs of several widths, in racks or on one switch; narrow links; all systems."""
     rng, found = random.Random(seed), []
     for _ in range(count):
-        kind = rng.choice(("mix", "mix", "racks", "racks", "equal", "aimd", "own"))
+        kind = rng.choice(("mix", "mix", "racks", "racks", "equal", "own"))
         window, delay = rng.choice((100, 150, 200, 250, 300, 400)), rng.choice((0.5, 1.0, 1.5, 2.0))
         memory = int(2 ** rng.uniform(8.5, 14.5))
         if kind == "mix":
             jobs = tuple(rng.choice((2, 3, 4, 6, 8, 12, 16, 24)) for _ in range(rng.randint(2, 7)))
             found.append(Point(memory, jobs, window, delay))
-        elif kind == "aimd":
-            jobs = (rng.choice((3, 4, 6, 8, 12)),) * rng.randint(2, 10)
-            if rng.random() < 0.4:
-                jobs = tuple(rng.choice((2, 4, 8, 12)) for _ in range(rng.randint(2, 6)))
-            found.append(Point(memory, jobs, window, delay, "aimd"))
         else:
             narrow, levels, rack = rng.choice((1.0, 2.0, 4.0, 8.0)), rng.choice((1, 2)), rng.choice((2, 3, 4))
             spines, system = rng.choice((1, 2)), "atp"
@@ -210,21 +197,28 @@ def drawn(seed: int, count: int = 24) -> tuple[Point, ...]:
     return tuple(found)
 
 
-MIXES = drawn(101) + drawn(202) + drawn(303) + drawn(404)
-#: Simulated for the first time when the laws stood.
-FRESH = drawn(505) + drawn(606)
+MIXES = drawn(101) + drawn(202)
+#: Simulated for the first time when the law and the limit of stalls stood.
+FRESH = drawn(707) + drawn(808)
 
 
-def compared(points: Iterable[Point], seeds: Sequence[int] = (1, 2, 3), law: str = "hash") -> Iterator[Compared]:
+def compared(points: Iterable[Point], seeds: Sequence[int] = (1, 2), law: str = "hash") -> Iterator[Compared]:
     """Each point by packets, mean of these seeds, and by fluid."""
     for point in points:
         scenario = point.scenario()
-        adders = Adders.of(exchanges(scenario, law))
+        given = exchanges(scenario, law)
+        parts = [prepared(scenario.graph, one) for one in given]
+        adders = Adders.of(parts)
         fluid = steady_rates(scenario.graph, adders)
-        runs = [simulate(replace(scenario, seed=seed)).jobs for seed in seeds]
-        goodput = [sum(job.goodput_bits_per_s for job in same) / len(seeds) for same in zip(*runs, strict=True)]
-        completed = [job.aggregated_share for jobs in runs for job in jobs]
-        share = float(fluid.share.mean()) if len(fluid.share) else 0.0
-        yield Compared(
-            point, tuple(goodput), tuple(fluid.bits_per_s.tolist()), (sum(completed) / len(completed), share)
+        measured = Measured(scenario.cluster, scenario.graph)
+        factors = measured.factors(given, parts, fluid.bits_per_s, fluid.stalled)
+        assert factors is not None
+        window_s = float((adders.by_job[0] * adders.by_job[2] / fluid.bits_per_s).max())
+        runs = [flow(replace(scenario, seed=seed), WARM_UP * window_s, WINDOWS * window_s) for seed in seeds]
+        goodput = np.mean([one.bits_per_s for one in runs], axis=0)
+        shares = (
+            float(np.mean([one.aggregated for one in runs])),
+            float(fluid.share.mean()) if len(fluid.share) else 0.0,
         )
+        by_law = tuple((factors * fluid.bits_per_s).tolist())
+        yield Compared(point, tuple(goodput.tolist()), by_law, shares)

@@ -86,6 +86,9 @@ def test_rates_with_aggregation_in_the_switch(plait):
     assert rows[0]["exchange"] == "aggregated (hash)"
     assert rows[0]["server_packets"] == pytest.approx(1 + 7 * (1 - rows[0]["aggregated"]))
     assert "share aggregated" in plait("network", "rates", *jobs, *options).out
+    for aggregators, doubtful in ((256, True), (16_384, False)):
+        more = ("-c", "72x8", "-n", f"single-switch:aggregators={aggregators}", "--memory-law", "hash")
+        assert ("The law may be far off for n0..n7>n8," in plait("network", "rates", *jobs, *more).out) == doubtful
 
 
 @pytest.mark.parametrize(

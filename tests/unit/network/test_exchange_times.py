@@ -71,6 +71,21 @@ def test_computation_hides_an_exchange_as_far_as_it_may() -> None:
     assert times(1, 0.03, "together", overlap=1.0).iteration_s == pytest.approx([0.03])
 
 
+def test_corrected_rates_are_those_of_jobs_alone_and_of_all_together() -> None:
+    """Half of the law's rate alone, a quarter together: jobs that meet part of the time are in between."""
+    graph, parts = pairs(2)
+
+    def found(phases: str) -> list[float]:
+        return iterations(
+            graph, parts, np.full(2, 1e9), np.full(2, 0.03), phases=phases,
+            corrected=lambda rows, law: np.full(len(rows), 0.5 if len(rows) == 1 else 0.25),
+        ).exchange_s.tolist()  # fmt: skip
+
+    assert found("together") == pytest.approx([0.08] * 2)
+    assert all(0.02 < exchange_s < 0.08 for phases in ("random", "interleaved") for exchange_s in found(phases))
+    assert found("random") > found("interleaved")
+
+
 def test_members_that_take_turns_never_meet() -> None:
     graph, parts = pairs(2)
     found = iterations(graph, parts, np.full(2, 1e9), np.full(2, 0.03), phases="together", turns=np.full(2, 2.0))

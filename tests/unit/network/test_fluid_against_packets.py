@@ -1,32 +1,44 @@
-"""The law of shared memory against the packet simulator: all points with PLAIT_SLOW, a few of each set by default."""
+"""The law of shared memory, and what is measured where it does not hold, against the packet simulator.
+
+All points with PLAIT_SLOW, a few of each set by default.
+"""
 
 from __future__ import annotations
 
 from statistics import median
 
+import numpy as np
 import pytest
 
-from plait_papers.memory_laws import AIMD, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared
+from plait.core.cluster import Cluster
+from plait.network import measured
+from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
+from plait.network.fluid.jobs import PlacedJob
+from plait.network.fluid.memory import SteadyRates, steady_rates
+from plait.network.measured import Measured
+from plait.network.packets.run import flow
+from plait.network.topology.paths import Graph
+from plait.network.topology.read import networked
+from plait_papers.memory_laws import BURSTS, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
 from sampling import sample
 
 
 @pytest.mark.parametrize(
     ("points", "largest", "middle", "shares"),
     [
-        pytest.param(sample(PUBLISHED[4:9:2], PUBLISHED), 0.10, 0.03, 0.07, id="published"),
-        pytest.param(sample(GRID[7:8], GRID), 0.20, 0.05, 0.07, id="grid"),
-        pytest.param(sample(AIMD[1:2], AIMD), 0.25, 0.07, 0.07, id="congestion-control"),
-        pytest.param(sample(RACKS[2::7], RACKS), 0.10, 0.05, 0.07, id="racks"),
-        pytest.param(sample(NARROW[3:4], NARROW), 0.30, 0.07, 0.07, id="narrow"),
-        # Known misses: jobs spread unevenly over racks with two levels, few aggregators and long windows.
-        pytest.param(sample(MIXES[26:27], MIXES), 1.4, 0.05, 0.08, id="mixes"),
+        pytest.param(sample(PUBLISHED[8:10], PUBLISHED), 0.15, 0.03, 0.07, id="published"),
+        pytest.param(sample(GRID[21:22], GRID), 0.20, 0.05, 0.07, id="grid"),
+        pytest.param(sample(RACKS[2::7], RACKS), 0.15, 0.05, 0.07, id="racks"),
+        pytest.param(sample(NARROW[8:9], NARROW), 0.20, 0.07, 0.07, id="narrow"),
+        pytest.param(sample(BURSTS[8:9], BURSTS), 0.20, 0.07, 0.08, id="bursts"),
+        pytest.param(sample(MIXES[:1], MIXES), 0.20, 0.05, 0.08, id="mixes"),
         pytest.param(sample(FRESH[:1], FRESH), 0.20, 0.05, 0.08, id="fresh"),
     ],
 )
 def test_goodput_of_every_job_is_that_of_packets(
     points: tuple[Point, ...], largest: float, middle: float, shares: float
 ) -> None:
-    found = list(compared(points, seeds=sample((1,), (1, 2, 3))))
+    found = list(compared(points, seeds=sample((1,), (1, 2))))
     worst = {one.point.name: one.worst for one in found}
     assert max(map(abs, worst.values())) <= largest, worst
     assert median(abs(error) for one in found for error in one.errors) <= max(middle, largest * (len(found) == 1)), (
@@ -35,18 +47,36 @@ def test_goodput_of_every_job_is_that_of_packets(
     assert max(abs(one.share_error) for one in found) <= shares
 
 
-def test_jobs_in_unequal_racks_are_as_slow_as_their_bursts_make_them() -> None:
-    """Four workers of each job are in one rack and two in another: windows that come at once stall most of their sums.
+def _measured(point: Point) -> tuple[Measured, list[Exchange], list[Prepared], SteadyRates]:
+    scenario = point.scenario()
+    given = exchanges(scenario)
+    parts = [prepared(scenario.graph, one) for one in given]
+    law = steady_rates(scenario.graph, Adders.of(parts))
+    return Measured(scenario.cluster, scenario.graph), given, parts, law
 
-    With four in both racks, jobs are over twice as fast.
-    """
-    uneven, even = (
-        next(compared([Point(672, workers, 400, per_rack=4, levels=2, oversubscription=4.0, spines=2)], (1,)))
-        for workers in ((6, 6), (8,))
-    )
-    assert abs(uneven.worst) < 0.35
-    assert abs(even.worst) < 0.1
-    assert max(uneven.packets) < even.packets[0] / 2
+
+def test_packets_are_followed_once_and_only_where_sums_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    monkeypatch.setattr(measured, "flow", lambda *given: runs.append(given) or flow(*given))
+    monkeypatch.setattr(measured, "MOST_PACKETS", 50_000)
+    many, given, parts, law = _measured(Point(20_000, (3, 4), 100, per_rack=3, levels=2))
+    assert many.factors(given, parts, law.bits_per_s, law.stalled).tolist() == [1.0, 1.0]
+    assert not runs
+    few, given, parts, law = _measured(Point(300, (5, 4), 200, per_rack=3, levels=2, oversubscription=4.0))
+    factors = few.factors(given, parts, law.bits_per_s, law.stalled)
+    assert (np.abs(factors - 1) > 0.01).any()
+    assert few.factors(given, parts, law.bits_per_s, law.stalled).tolist() == factors.tolist()
+    assert len(runs) == 1
+
+
+def test_a_server_beside_a_worker_is_followed_and_what_no_packets_can_be_is_not() -> None:
+    graph = Graph.of(made := networked(Cluster.parse("70x1@35"), "leaf-spine:aggregators=300,aggregating=all,levels=2"))
+    beside = Exchange(PlacedJob((0, 1, 2, 35), 0), "hash", window=200)
+    wide = Exchange(PlacedJob(tuple(range(66)), 69), "hash", window=200)
+    for one, found in ((beside, True), (wide, False)):
+        parts = [prepared(graph, one)]
+        factors = Measured(made, graph).factors([one], parts, np.array([20e9]), np.array([2.0]))
+        assert (factors is not None) == found
 
 
 def test_hash_is_the_law_that_fits_shared_hash_addressing() -> None:

@@ -13,7 +13,7 @@ from plait.core.errors import InputError, SimulationError
 from plait.network.packets.build import build
 from plait.network.packets.regions import regions
 from plait.network.packets.results import PacketResults, state_bytes
-from plait.network.packets.run import simulate
+from plait.network.packets.run import flow, simulate
 from plait.network.packets.scenario import MIB, PacketJob, Scenario, Straggler, one_switch, racks
 from plait.network.protocol.header import BYPASS, DATA
 from plait.network.protocol.options import preset
@@ -209,8 +209,22 @@ def test_jobs_that_do_not_fit_their_network() -> None:
         )
     with pytest.raises(InputError, match="one worker on a node"):
         simulate(Scenario((PacketJob(workers=2, nodes=(0, 0)),), cluster))
-    with pytest.raises(InputError, match="node of its server"):
-        simulate(Scenario((PacketJob(workers=2, nodes=(0, 1), server=1),), cluster))
+    none = networked(Cluster.parse("4x1@2"), "leaf-spine")
+    with pytest.raises(
+        InputError, match="job 0: worker 1 is on the node of its server, n1, and its leaf adds up nothing"
+    ):
+        simulate(Scenario((PacketJob(workers=2, nodes=(0, 1), server=1),), none))
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_worker_beside_its_server_shares_its_link(levels: int) -> None:
+    """Its packets go to the leaf and back; sums are exact, and results come to server and worker over one link."""
+    cluster = networked(Cluster.parse("6x1@3"), f"leaf-spine:aggregators=60,levels={levels},aggregating=all")
+    options = preset("atp", window=32, payload_bytes=248)
+    jobs = [PacketJob(options, 4, (200_000,), nodes=(0, 1, 3, 4), server=server) for server in (0, 2)]
+    beside, apart = (simulate(Scenario((job,), cluster, elements=2)).jobs[0] for job in jobs)
+    assert beside.packets >= 4 * 807
+    assert beside.goodput_bits_per_s < 1.01 * apart.goodput_bits_per_s
 
 
 def test_what_overflows_or_never_ends_is_an_error() -> None:
@@ -219,6 +233,19 @@ def test_what_overflows_or_never_ends_is_an_error() -> None:
     slow = preset("atp", window=64, rto_s=1e-6, first_rto_s=1e-6)
     with pytest.raises(SimulationError, match="under way"):
         simulate(one_switch([PacketJob(slow, 8)], 0, until_s=0.1, stragglers=(Straggler(0, share=1e-4),)))
+
+
+def test_jobs_that_do_not_end_flow_at_the_rate_of_long_exchanges() -> None:
+    """Of slots and of shared memory; the sums that a switch completes are those of the same exchanges."""
+    for protocol, aggregators in (("switchml", 512), ("atp", 400)):
+        options = preset(protocol, window=64, payload_bytes=248)
+        long = simulate(one_switch([PacketJob(options, 4, (4 * MIB,))] * 2, aggregators))
+        found = flow(one_switch([PacketJob(options, 4, (1 << 38,))] * 2, aggregators), 0.2e-3, 1.2e-3)
+        for job, rate, share in zip(long.jobs, found.bits_per_s, found.aggregated, strict=True):
+            assert rate == pytest.approx(job.goodput_bits_per_s, rel=0.04)
+            assert share == pytest.approx(job.aggregated_share, abs=0.03)
+    with pytest.raises(SimulationError, match=r"all jobs ended before 0\.001 s"):
+        flow(one_switch(jobs_of("switchml"), 100), 0.0, 1e-3)
 
 
 def test_a_straggler_slows_its_job_alone() -> None:

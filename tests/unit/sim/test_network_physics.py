@@ -14,6 +14,8 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import StageProfile
+from plait.network import measured
+from plait.network.packets.run import flow
 from plait.network.topology.read import networked
 from plait.policies.catalog import make_policy
 from plait.sim.contention.network import NetworkPhysics, cut_jobs, with_gradient_bytes
@@ -123,6 +125,26 @@ def test_aggregation_makes_jobs_faster_than_rings() -> None:
     granted = {0: (NetworkGrant(0, cluster.network.switches[0].id, 0, 4096, "dedicated", exclusive=True, server=0),)}
     found = NetworkPhysics().paces(truth, placed((0, 1, 2, 3)), cluster, granted)
     assert found == pytest.approx([0.4 - 0.15 + 0.1 * 306 / 248])
+
+
+def test_jobs_whose_sums_stall_are_as_fast_as_their_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs share 200 aggregators: both together and each alone are followed once."""
+    cluster = networked(Cluster.parse("10x4"), "single-switch:link_gbps=80,aggregators=200")
+    truth, switch = jobs(16, 16), cluster.network.switches[0].id
+    groups = placed((0, 1, 2, 3), (4, 5, 6, 7))
+    granted = {job: (NetworkGrant(job, switch, window=300, mode="shared_hash", server=8 + job),) for job in (0, 1)}
+    law, found = NetworkPhysics(), NetworkPhysics()
+    monkeypatch.setattr(measured, "MOST_PACKETS", 100_000)
+    runs = []
+    monkeypatch.setattr(measured, "flow", lambda *given: runs.append(given) or flow(*given))
+    followed = [found.paces(truth, groups, cluster, granted).tolist() for _ in range(2)]
+    assert followed[0] == followed[1]
+    assert 1 <= len(runs) <= 3
+    monkeypatch.setattr(measured, "MOST_STALLED", np.inf)
+    assert law.paces(truth, groups, cluster, granted) == pytest.approx(followed[0], rel=0.1)
+    monkeypatch.setattr(measured.Measured, "factors", lambda *given: None)
+    with pytest.warns(RuntimeWarning, match="rates by the law may be wrong by half"):
+        NetworkPhysics().paces(truth, groups, cluster, granted)
 
 
 def test_a_leaver_gives_its_share_back_and_others_keep_their_pace() -> None:

@@ -45,7 +45,7 @@ class Exchange:
     `pick`: which switches add up, and which of several equal ways packets take, as for `topology.trees.tree`.
     `priority`: with law "hash", packets take aggregators from those of lower priority (ESA). `jitter_s`: workers send
     the same packet within this time of each other; the longer, the more sums never meet in one aggregator and stall a
-    window until workers send again. `cc`: "aimd" for a window that grows until packets are marked (`memory.MARK`).
+    window until workers send again.
     """
 
     placed: PlacedJob
@@ -58,7 +58,6 @@ class Exchange:
     jitter_s: float = JITTER_S
     adds: str | tuple[int, ...] = "leaf+server"
     pick: int = 0
-    cc: str = "none"
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a law that is unknown or lacks what it needs."""
@@ -120,7 +119,6 @@ class Prepared:
     region: int
     priority: int = 0
     jitter_s: float = 0.0
-    aimd: bool = False
     line_s: float = 0.0
     sides: IntArray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
 
@@ -167,7 +165,6 @@ def prepared(graph: Graph, exchange: Exchange) -> Prepared:
         np.array([channel for some in near for channel in some], dtype=np.int64),
         float(made.below.count(-1)), 8.0 * payload, times.rtt_s + middle,
         exchange.window or exchange.region // 2, exchange.region, exchange.priority, exchange.jitter_s,
-        exchange.cc == "aimd",
         max((bits / float(graph.channel_bits_per_s[way[0]]) for way in made.ways if way), default=0.0),
         np.array(_sides(made, place), dtype=np.int64).reshape(-1, 3),
     )  # fmt: skip
@@ -304,11 +301,6 @@ class Adders:
     def by_job(self) -> FloatArray:
         """Payload bits, time to a result, window and straight workers of each job; shape (4, jobs)."""
         return np.array([(p.payload_bits, p.rtt_s, p.window, p.straight) for p in self.parts], dtype=np.float64).T
-
-    @cached_property
-    def aimd(self) -> BoolArray:
-        """Whether the window of each job is that of congestion control."""
-        return np.array([p.aimd for p in self.parts], dtype=np.bool_)
 
     @cached_property
     def own(self) -> BoolArray:

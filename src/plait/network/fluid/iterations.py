@@ -29,6 +29,9 @@ from plait.network.fluid.memory import SteadyRates, steady_rates
 from plait.network.topology.paths import Graph
 
 PHASES = ("random", "together", "interleaved")
+#: Of some jobs, by their places, that exchange at once all the time, and what the law of memory says of all jobs: the
+#: rates that they really have, over those. All ones where the law holds.
+Corrected = Callable[[Sequence[int], SteadyRates], FloatArray]
 #: The fixed point is found when no part of the time would change by more.
 NEAR, MOST_STEPS = 1e-5, 300
 #: After so many steps this is near enough: where a link is full by a hair, rates jump between two values.
@@ -67,20 +70,21 @@ def iterations(
     overlap: float = 0.0,
     phases: str = "random",
     turns: FloatArray | None = None,
+    corrected: Corrected | None = None,
 ) -> Iterations:
     """Iteration times of jobs that all run.
 
     `parts`: their exchanges, each with at least one channel; `bits` > 0: of one gradient; `compute_s` > 0: seconds of
     an iteration without the exchange; `overlap`, 0 to 1: the part of the computation that an exchange may go beside;
-    `turns`: how many members take turns at one barrier, for each job (default 1). Raises `SimulationError` if the fixed
-    point is not found.
+    `turns`: how many members take turns at one barrier, for each job (default 1); `corrected`: what is right where the
+    law of memory is not. Raises `SimulationError` if the fixed point is not found.
     """
     count = len(parts)
     assert count
     assert phases in PHASES
     one = 1.0 / (np.ones(count) if turns is None else turns)
     work = _Work(bits, compute_s, overlap, one)
-    rates_at = _rates(graph, Adders.of(parts), work, phases)
+    rates_at = _rates(graph, Adders.of(parts), work, phases, corrected or (lambda rows, _: np.ones(len(rows))))
     busy = np.full(count, 0.5)
     step, last = 0.5, np.zeros(count)
     for step_number in range(1, MOST_STEPS + 1):
@@ -113,21 +117,30 @@ class _Work:
         return found
 
 
-def _rates(graph: Graph, adders: Adders, work: _Work, phases: str) -> Callable[[FloatArray], SteadyRates]:
-    """Rates while exchanging, as a function of the part of the time in which each job does."""
+def _rates(
+    graph: Graph, adders: Adders, work: _Work, phases: str, corrected: Corrected
+) -> Callable[[FloatArray], SteadyRates]:
+    """Rates while exchanging, as a function of the part of the time in which each job does.
+
+    A job that others meet part of the time is as far from the law as that part lies between alone and together.
+    """
     last: SteadyRates | None = None
+    count = len(adders.parts)
+    together, alone = steady_rates(graph, adders, work.one), steady_rates(graph, adders, apart=True)
+    met_factor = corrected(range(count), together)
+    own_factor = np.concatenate([corrected([j], alone) for j in range(count)])
+    together = replace(together, bits_per_s=together.bits_per_s * met_factor)
+    alone = replace(alone, bits_per_s=alone.bits_per_s * own_factor)
 
     def interleaved(busy: FloatArray) -> SteadyRates:
         nonlocal last
         last = steady_rates(graph, adders, np.minimum(busy, work.one), start=None if last is None else last.share)
-        return last
+        return replace(last, bits_per_s=last.bits_per_s * (own_factor + busy * (met_factor - own_factor)))
 
     if phases == "interleaved":
         return interleaved
-    together = steady_rates(graph, adders, work.one)
     if phases == "together":
         return lambda busy: together
-    alone = steady_rates(graph, adders, apart=True)
     met = _met(adders, work, alone, together)
     rate = 1 / ((1 - met) / alone.bits_per_s + met / together.bits_per_s)
     aggregated = (1 - met) * alone.aggregated + met * together.aggregated

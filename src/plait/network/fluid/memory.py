@@ -15,7 +15,8 @@ over each link. Laws of f, with rho the aggregators that jobs would hold (rate *
 
 Sums that are complete nowhere until workers send again stall windows (`_stalls`), so fewer packets are under way
 (`_under_way`); what is sent again is not counted. Where a job has its workers unevenly in racks, a window that comes at
-once stalls more of its sums than one that comes bit by bit (`_Bursts`).
+once stalls more of its sums than one that comes bit by bit (`_Bursts`). Where more than half a sum of a window stalls,
+the law does not hold, and packets are followed (`network.measured`).
 """
 
 from __future__ import annotations
@@ -44,10 +45,6 @@ LEAST_STEP = 0.02
 NEAR_BURST = 1e-3
 #: A channel counts as no fuller than this where bursts queue: beyond, its rate limits jobs, not bursts of others.
 FULLEST = 0.8
-#: Congestion control as packets have it: marks in queues of so many packets; a window grows by so many a round trip.
-MARK, INCREASE = 100, 4
-#: Mean of a window that is halved at marks, of the largest one.
-MEAN = 0.68
 #: A hair above one, so that a channel which alone limits a job is reached before this limit, and named.
 NO_FASTER = 1 + 1e-9
 
@@ -80,14 +77,15 @@ class SteadyRates:
     `bits_per_s`: payload of each job at each worker while it exchanges; `channel`: its bottleneck, the first of its
     bundle, or -1 for its window or its path alone; `aggregated`: mean over its workers of the share of sequence numbers
     that the first switch which adds up their packets completes; `server_packets`: packets to its end for each sequence
-    number (0 where no switch aggregates); `steps` of the iteration; `share`: of each adder, a start for the next
-    solution.
+    number (0 where no switch aggregates); `stalled`: sums of a window that stall; `steps` of the iteration; `share`: of
+    each adder, a start for the next solution.
     """
 
     bits_per_s: FloatArray
     channel: IntArray
     aggregated: FloatArray
     server_packets: FloatArray
+    stalled: FloatArray
     steps: int
     share: FloatArray
 
@@ -131,7 +129,7 @@ def steady_rates(
     rtt = rtt if rtt_s is None else np.full(count, rtt_s)
     off = adders.off_s if off_s is None else np.full(len(adders.job), off_s)
     share = adders.own.astype(np.float64) if start is None else start
-    holding, stalls, whole = rtt[adders.job] - off, np.zeros(count), window
+    holding = rtt[adders.job] - off
     found, weight = payload / np.maximum(rtt, 1e-12), np.ones(count)
     nowhere = np.full(count, -1, dtype=np.int64)
     bursts = _Bursts(adders, capacity, np.zeros(count) if apart else busy)
@@ -141,9 +139,6 @@ def steady_rates(
         steps += 1
         uses = adders.uses_at(adders.sent(share))
         alone, tightest = _alone(capacity, uses)
-        if adders.aimd.any():
-            cut = _sawtooth(alone / payload * rtt, _arriving(adders, share), stalls)
-            window = np.where(adders.aimd, np.minimum(whole, cut), whole)
         by_window = np.where(window > 0, window * payload / np.maximum(rtt, 1e-12), np.inf)
         steady = _stalls(adders, share, holding, found / payload)
         stalls, moved = bursts.stalls(uses, share, holding, found, window, steady, damping)
@@ -173,7 +168,7 @@ def steady_rates(
     workers = np.bincount(adders.job, adders.workers, minlength=count)
     with np.errstate(invalid="ignore"):
         mean = np.bincount(adders.job, adders.workers * share, minlength=count) / workers
-    return SteadyRates(found, channel, np.nan_to_num(mean), _arriving(adders, share), steps, share)
+    return SteadyRates(found, channel, np.nan_to_num(mean), _arriving(adders, share), stalls * window, steps, share)
 
 
 class _Bursts:
@@ -256,24 +251,6 @@ def _arriving(adders: Adders, share: FloatArray) -> FloatArray:
     last = adders.parent < 0
     straight = adders.by_job[3]
     found: FloatArray = straight + np.bincount(adders.job[last], adders.sent(share)[last], minlength=len(adders.parts))
-    return found
-
-
-def _sawtooth(fits: FloatArray, arriving: FloatArray, stalls: FloatArray) -> FloatArray:
-    """The mean window of congestion control, packets; `fits` are under way without a queue at the bottleneck.
-
-    It grows until a queue of `MARK` packets marks one, and is halved: in steady flow when so many have queued; or, as
-    all workers send a window at once after a stall, of which more packets than one for each sum reach the end, at the
-    next stall after these fill the queue. Between the half and the whole the mean would be three quarters; a window is
-    halved twice at times, and `MEAN` was found by packet simulation.
-    """
-    burst = MARK / np.maximum(arriving - 1, 1e-3)
-    burst += INCREASE / np.maximum(stalls * burst, 1e-9)
-    largest = np.minimum(fits + MARK / np.maximum(arriving, 1e-3), burst)
-    # Round trips of a window beyond what fits take longer.
-    full = np.maximum(fits, largest / 2)
-    longer = np.maximum(fits - largest / 2, 0.0) + (largest**2 - full**2) / (2 * np.maximum(fits, 1e-9))
-    found: FloatArray = MEAN * largest / np.where(largest > fits, longer / (largest / 2), 1.0)
     return found
 
 

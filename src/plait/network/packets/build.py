@@ -45,7 +45,7 @@ def build(scenario: Scenario) -> Net:
     trees = [
         Wiring(-1, [scenario.graph.next_hops(node, scenario.graph.leaf(node))[0][0] for node in nodes])
         if job.collective
-        else wired(scenario.graph, j, nodes, where, job.options.adds)
+        else wired(scenario.graph, j, nodes, where, job.options.adds, job.tree)
         for j, (job, (nodes, where)) in enumerate(zip(scenario.jobs, scenario.placement, strict=True))
     ]
     jobs, adding = scenario.jobs, _adding(scenario, trees)

@@ -18,6 +18,7 @@ from plait.network.protocol.header import MOST_WORKERS
 from plait.network.protocol.options import Options
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
+from plait.network.topology.trees import Tree
 
 MIB = 1 << 20
 #: What becomes of a packet that finds the queue of a switch full: it is dropped, or the link over which it came is
@@ -44,6 +45,7 @@ class PacketJob:
     collective  one of `collectives.COLLECTIVES`: an all-reduce between its workers, without switches and server
     label       in place of the name of its system
     nodes       of its workers, by number; `server`: that of its parameter server. Without them the next free ones
+    tree        who adds up its packets, and their way; None: by `Options.adds`
     """
 
     options: Options = field(default_factory=Options)
@@ -60,6 +62,7 @@ class PacketJob:
     label: str = ""
     nodes: tuple[int, ...] = ()
     server: int | None = None
+    tree: Tree | None = None
 
     @property
     def dedicated(self) -> bool:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from plait.core.errors import InputError
 from plait.network.protocol.worker import bit_of
 from plait.network.topology.paths import Graph
-from plait.network.topology.trees import tree
+from plait.network.topology.trees import Tree, tree
 
 
 @dataclass
@@ -30,22 +30,25 @@ class Wiring:
     adds: dict[int, int] = field(default_factory=dict)
 
 
-def wired(graph: Graph, job: int, workers: Sequence[int], server: int | None, adds: str) -> Wiring:
+def wired(
+    graph: Graph, job: int, workers: Sequence[int], server: int | None, adds: str, made: Tree | None = None
+) -> Wiring:
     """The routes of a job with workers on these nodes; without a server its slots are dedicated.
 
-    `adds`: one of `ina_request.TREES`. Raises `InputError` if two workers are on one node or one is on that of the
-    server, and as `tree` does.
+    `adds`: one of `ina_request.TREES`; `made`: its tree, where that is known. Raises `InputError` if two workers are
+    on one node or packets of one beside the server would pass no link, and as `tree` does.
     """
     if len(set(workers)) < len(workers):
         raise InputError(f"job {job}: two workers are on one node; a job has one worker on a node")
-    if server is not None and server in workers:
-        raise InputError(
-            f"job {job}: worker {workers.index(server)} is on the node of its server, {graph.names[server]}"
-        )
     try:
-        made = tree(graph, workers, server, adds, answers=server is None, pick=job)
+        made = made or tree(graph, workers, server, adds, answers=server is None, pick=job)
     except InputError as error:
         raise InputError(f"job {job}: {error}") from error
+    if not all(made.whole(rank) for rank in range(len(workers))):
+        raise InputError(
+            f"job {job}: worker {workers.index(made.end)} is on the node of its server, {graph.names[made.end]}, and "
+            "its leaf adds up nothing; place the server on another node"
+        )
     found = Wiring(made.end)
     bits: dict[int, int] = {}  # of workers, by channel
     for rank in range(len(workers)):

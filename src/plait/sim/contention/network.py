@@ -7,7 +7,8 @@ switches may make it faster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +23,9 @@ from plait.network.fluid.exchanges import Exchange, Prepared, prepared
 from plait.network.fluid.granted import granted_exchange
 from plait.network.fluid.iterations import PHASES, Iterations, exposed_s, iterations
 from plait.network.fluid.jobs import PlacedJob
+from plait.network.fluid.memory import SteadyRates
 from plait.network.gradients import MOST_EXCHANGE, gradient_bytes
+from plait.network.measured import Measured
 from plait.network.topology.paths import Graph
 from plait.sim.physics import Granted, StandardPhysics
 
@@ -61,6 +64,7 @@ class NetworkPhysics:
     overlap: float = 0.0
     phases: str = "random"
     _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+    _measured: dict[tuple[Exchange, ...], FloatArray | None] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the options; the command line words them."""
@@ -117,6 +121,7 @@ class NetworkPhysics:
         for together in _apart(parts):
             solved = self._solved(
                 graph,
+                cluster,
                 tuple(ways[m] for m in together),
                 [parts[m] for m in together],
                 bits[together],
@@ -143,8 +148,8 @@ class NetworkPhysics:
         return np.where((nodes > 1) & ~adapts, bits, 0.0), compute_s * alone_s / asked_s
 
     def _solved(
-        self, graph: Graph, ways: tuple[Way, ...], parts: list[Prepared], bits: FloatArray, compute_s: FloatArray,
-        turns: FloatArray,
+        self, graph: Graph, cluster: Cluster, ways: tuple[Way, ...], parts: list[Prepared], bits: FloatArray,
+        compute_s: FloatArray, turns: FloatArray,
     ) -> Iterations:  # fmt: skip
         """Iteration times of jobs that meet; kept, as most of them stay when one job comes or goes."""
         key = (ways, bits.tobytes(), compute_s.tobytes(), turns.tobytes())
@@ -152,16 +157,28 @@ class NetworkPhysics:
         if not isinstance(found, Iterations):
             if len(self._known) > MOST_KNOWN:
                 self._known.clear()
-            found = iterations(graph, parts, bits, compute_s, overlap=self.overlap, phases=self.phases, turns=turns)
+            measured = Measured(cluster, graph, self._measured)
+            exchanges = [_exchange(graph, way) for way in ways]
+
+            def corrected(rows: Sequence[int], law: SteadyRates) -> FloatArray:
+                some, these = [exchanges[i] for i in rows], list(rows)
+                factors = measured.factors(some, [parts[i] for i in rows], law.bits_per_s[these], law.stalled[these])
+                if factors is None:
+                    warnings.warn(DOUBTFUL, RuntimeWarning, stacklevel=2)
+                    return np.ones(len(some))
+                return factors
+
+            found = iterations(
+                graph, parts, bits, compute_s, overlap=self.overlap, phases=self.phases, turns=turns,
+                corrected=corrected,
+            )  # fmt: skip
             self._known[key] = found
         return found
 
     def _prepared(self, graph: Graph, way: Way) -> Prepared:
         known = self._known.get(way)
         if not isinstance(known, Prepared):
-            nodes, grants = way
-            exchange = granted_exchange(graph, nodes, grants) if grants else Exchange(PlacedJob(nodes))
-            known = self._known[way] = prepared(graph, exchange)
+            known = self._known[way] = prepared(graph, _exchange(graph, way))
         return known
 
     def _graph(self, cluster: Cluster) -> Graph:
@@ -172,6 +189,7 @@ class NetworkPhysics:
         same = isinstance(known, Graph) and network is not None and known.network.links is network.links
         if not (same and isinstance(known, Graph) and known.nodes == names):
             self._known.clear()
+            self._measured.clear()
             known = self._known["graph"] = Graph.of(cluster)
         return known
 
@@ -202,8 +220,19 @@ def _alone(truth: JobBatch, jobs: IntArray, graph: Graph, cluster: Cluster) -> t
 
 #: Of an iteration alone, the least computation: the times of jobs are those of a cycle of both.
 LEAST_COMPUTE = 1e-6
+#: What is said of rates that neither the law of memory nor packets give.
+DOUBTFUL = (
+    "plait: so many sums stall in switches with little memory that rates by the law may be wrong by half, and packets "
+    "of these jobs cannot be followed; see docs/explanation/network.md"
+)
 #: Solutions and paths that are kept.
 MOST_KNOWN = 20_000
+
+
+def _exchange(graph: Graph, way: Way) -> Exchange:
+    """How the job of a way exchanges."""
+    nodes, grants = way
+    return granted_exchange(graph, nodes, grants) if grants else Exchange(PlacedJob(nodes))
 
 
 def _alike(grants: tuple[NetworkGrant, ...]) -> tuple[NetworkGrant, ...]:

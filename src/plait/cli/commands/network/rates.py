@@ -24,6 +24,7 @@ from plait.grouping.times import best_turns
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.jobs import rates as rates_of
 from plait.network.fluid.memory import Windows, aggregated_rates
+from plait.network.measured import MOST_STALLED
 from plait.network.topology.paths import Graph
 from plait.network.topology.shapes import SHAPES
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
@@ -77,6 +78,7 @@ def aggregated_rows(
                 "exchange_s": 8e6 * gradient_mb / rate,
                 "aggregated": float(found.aggregated[j]),
                 "server_packets": float(found.server_packets[j]),
+                "law_holds": bool(found.stalled[j] <= MOST_STALLED),
             }
         )
     return rows
@@ -123,6 +125,12 @@ def show_rates(rows: list[dict[str, Any]]) -> None:
             row["job"], str(row["workers"]), row["exchange"], rate, bottleneck, f"{1000 * row['exchange_s']:.3f}", *last
         )
     console().print(grid)
+    doubtful = [row["job"] for row in rows if not row.get("law_holds", True)]
+    if doubtful:
+        console().print(
+            f"The law may be far off for {', '.join(doubtful)}: over half a sum of each window stalls. Follow packets: "
+            "plait network simulate"
+        )
 
 
 #: Paths listed between two nodes, at most.

@@ -1,0 +1,89 @@
+"""Rates of jobs that the law of shared memory does not fit, measured by a short simulation of their packets.
+
+The law (`fluid.memory`) holds while at most half a sum of a window stalls. Where more do, as of jobs that are spread
+unevenly over racks with little memory, workers wait for sums that are sent again and then send a burst; what bursts of
+several jobs make of each other follows from packets alone. Our design. Start at `Measured.factors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plait.core.arrays import FloatArray
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError, SimulationError
+from plait.network.fluid.exchanges import Exchange, Prepared
+from plait.network.packets.run import flow
+from plait.network.packets.scenario import PacketJob, Scenario
+from plait.network.protocol.options import preset
+from plait.network.topology.paths import Graph
+
+#: Sums of a window that stall, above which jobs are measured.
+MOST_STALLED = 0.5
+#: Windows of the slowest job that are simulated, and those of them before rates are measured.
+WINDOWS, WARM_UP = 150, 15
+#: Packets of workers in a simulation, at most: those of two CPU seconds.
+MOST_PACKETS = 2_000_000
+#: Bytes that no job sends while it is simulated.
+ENDLESS = 1 << 36
+#: Packets of a worker under way in each half of a ring, and their payload in bytes.
+RING_WINDOW, RING_BYTES = 256, 1024
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements of exchanges on one cluster; each is made once, by one seed, so it is the same every time."""
+
+    cluster: Cluster
+    graph: Graph
+    _known: dict[tuple[Exchange, ...], FloatArray | None] = field(default_factory=dict, repr=False)
+
+    def factors(
+        self, exchanges: Sequence[Exchange], parts: Sequence[Prepared], bits_per_s: FloatArray, stalled: FloatArray
+    ) -> FloatArray | None:
+        """The rate by packets over `bits_per_s`, that by the law, of exchanges that all go on all the time.
+
+        1 where the law holds for all of them, and for rings. `stalled`: sums of a window, by the law. None where
+        packets cannot be simulated: with more workers than a bitmap has bits, a worker beside its server whose leaf
+        adds up nothing, or regions that do not fit beside each other.
+        """
+        if not (stalled > MOST_STALLED).any():
+            return np.ones(len(exchanges))
+        key = tuple(exchanges)
+        if key not in self._known:
+            try:
+                self._known[key] = self._rates(exchanges, parts, bits_per_s)
+            except (InputError, SimulationError):
+                self._known[key] = None
+        rates = self._known[key]
+        return None if rates is None else np.where([one.law == "none" for one in exchanges], 1.0, rates / bits_per_s)
+
+    def _rates(self, exchanges: Sequence[Exchange], parts: Sequence[Prepared], by_law: FloatArray) -> FloatArray:
+        """Payload bits a second at each worker, by packets."""
+        jobs = [_endless(self.graph, one, part) for one, part in zip(exchanges, parts, strict=True)]
+        first = next(one for one in exchanges if one.law != "none")
+        made = Scenario(tuple(jobs), self.cluster, server_s=first.server_s, jitter_s=first.jitter_s)
+        a_second = [rate / 8 / job.options.payload_bytes for job, rate in zip(jobs, by_law.tolist(), strict=True)]
+        window_s = max(job.options.window / packets for job, packets in zip(jobs, a_second, strict=True))
+        all_a_second = sum(job.workers * packets for job, packets in zip(jobs, a_second, strict=True))
+        until_s = min(WINDOWS * window_s, MOST_PACKETS / all_a_second)
+        return np.maximum(flow(made, WARM_UP / WINDOWS * until_s, until_s).bits_per_s, 1.0)
+
+
+def _endless(graph: Graph, one: Exchange, part: Prepared) -> PacketJob:
+    """The job of an exchange that does not end."""
+    workers = len(one.placed.workers)
+    if one.law == "none":
+        options = preset("atp", window=RING_WINDOW, payload_bytes=RING_BYTES)
+        return PacketJob(options, workers, (ENDLESS,), collective="ring", nodes=one.placed.workers)
+    system = {"region": "inalloc", "dedicated": "switchml"}.get(one.law, "esa" if one.priority else "atp")
+    index = "shared_cycle" if one.law == "cycle" else "auto"
+    payload = round(part.payload_bits / 8)
+    options = preset(system, index=index, window=part.window, payload_bytes=payload)
+    return PacketJob(
+        options, workers, (ENDLESS,), memory=one.region or None, priority=one.priority, nodes=one.placed.workers,
+        server=one.placed.server, tree=one.tree(graph),
+    )  # fmt: skip
