@@ -1,6 +1,6 @@
 """Goodput by the laws of switch memory beside that by packets, and how much faster the laws are.
 
-python benchmarks/bench_memory_laws.py            # 235 points, four minutes
+python benchmarks/bench_memory_laws.py            # 183 points, six minutes
 python benchmarks/bench_memory_laws.py --quick    # three of each set
 """
 

@@ -26,11 +26,11 @@ from sampling import sample
 @pytest.mark.parametrize(
     ("points", "largest", "middle", "shares"),
     [
-        pytest.param(sample(PUBLISHED[8:10], PUBLISHED), 0.15, 0.03, 0.07, id="published"),
-        pytest.param(sample(GRID[21:22], GRID), 0.20, 0.05, 0.07, id="grid"),
+        pytest.param(sample(PUBLISHED[8:10], PUBLISHED), 0.10, 0.03, 0.07, id="published"),
+        pytest.param(sample(GRID[21:22], GRID), 0.15, 0.05, 0.07, id="grid"),
         pytest.param(sample(RACKS[2::7], RACKS), 0.15, 0.05, 0.07, id="racks"),
-        pytest.param(sample(NARROW[8:9], NARROW), 0.20, 0.07, 0.07, id="narrow"),
-        pytest.param(sample(BURSTS[8:9], BURSTS), 0.20, 0.07, 0.08, id="bursts"),
+        pytest.param(sample(NARROW[8:9], NARROW), 0.15, 0.05, 0.07, id="narrow"),
+        pytest.param(sample(BURSTS[8:9], BURSTS), 0.15, 0.05, 0.08, id="bursts"),
         pytest.param(sample(MIXES[:1], MIXES), 0.20, 0.05, 0.08, id="mixes"),
         pytest.param(sample(FRESH[:1], FRESH), 0.20, 0.05, 0.08, id="fresh"),
     ],
