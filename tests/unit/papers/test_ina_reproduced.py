@@ -75,7 +75,7 @@ def test_tables_and_page_show_every_section() -> None:
         assert all(str(cell).replace("&", "&amp;") in text for cell in cells(row)[:1])
     assert text.count("<svg") == 1
     told = {row["what"].partition(":")[0]: row for row in outcome.to_json()["rows"]}
-    assert told["GRID"]["interval"] == [-50.0, -50.0]
+    assert list(told["GRID"]["interval"]) == [-50.0, -50.0]
     assert told["atp, 16,384 aggregators"]["interval"] is None
 
 
