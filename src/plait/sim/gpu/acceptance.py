@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.sharing import StepStats
+from plait.sharing.directive import StepStats
 from plait.sharing.share_law import decided
 from plait.sharing.share_state import Guests, ShareState
 from plait.sim.gpu.micro_model import run
