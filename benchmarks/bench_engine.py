@@ -1,11 +1,12 @@
 """The engine on large traces: 100,000 jobs on 2,504 GPUs, also with guests, and a million on 6,504.
 
-    python benchmarks/bench_engine.py [--quick | --million | --guests]
+    python benchmarks/bench_engine.py [--quick | --million | --guests | --stretched]
 
 The alternative to runs in rounds is the same engine with a decision at every event, which shows what rounds save. With
-guests (`antman`, half of the jobs opportunistic) it is `fifo-backfill` on the same jobs. Speed against the naive
-reference is in `bench_naive.py`, at sizes that the reference can handle. `--quick` is a tenth, `--million` and
-`--guests` only those. Policies that are driven message by message at every event are compared with their own rounds.
+guests (`antman`, half of the jobs opportunistic) it is `fifo-backfill` on the same jobs. Policies that are driven
+message by message at every event are compared with their own rounds. Speed against the naive reference is in
+`bench_naive.py`, at sizes that the reference can handle. `--quick` is a tenth; `--million`, `--guests` and
+`--stretched` (20,000 jobs beside the loop in C) are parts.
 
 Runs at every event are also compared with SRSF as a loop in C over all active jobs, where its source is beside the
 repository (`../shared/peers/srsf.c`): a file with the number of jobs, their submissions, durations and GPUs and a
@@ -51,6 +52,9 @@ def main() -> None:
     warm_up()
     if "--million" in sys.argv:
         common.show(million())
+        return
+    if "--stretched" in sys.argv:
+        common.show(beside_c(20_000, 63))
         return
     figures = []
     if "--guests" not in sys.argv:
