@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.fitness import FLOOR, MOST, after_restart, check, column_of, every_size, fitness, ladder, terms
+from plait.core.goodput import MOST_TERM
+from plait.goodput.fitness import FLOOR, after_restart, check, column_of, every_size, fitness, ladder, terms
 from plait.goodput.genetic import (
     MOST_NODES,
     Front,
@@ -232,7 +233,7 @@ def test_terms_are_finite_and_so_is_their_sum(x, p, weight):
     each = terms(x, p, weights=np.full(len(x), weight))
     assert np.isfinite(each).all()
     assert np.isfinite(each.sum())
-    assert np.isfinite(np.full(10**6, MOST).sum())
+    assert np.isfinite(np.full(10**6, MOST_TERM).sum())
 
 
 @pytest.mark.parametrize("p", [-96.0, -1.0, 0.0, 1.0, 400.0])

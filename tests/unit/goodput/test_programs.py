@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from plait.core import compile_policy
 from plait.core.errors import InputError
+from plait.core.goodput import MOST_POWER
 from plait.core.jit import plain
 from plait.goodput.fitness import every_size, fitness, ladder, terms
 from plait.goodput.ilp import best_arrangement, best_placement, realised
-from plait.goodput.kinds import MOST_POWER, Limit, best_configurations, kind_configs, relative
+from plait.goodput.kinds import Limit, best_configurations, kind_configs, relative
 from plait.goodput.knapsack import best_of_only_sizes, best_sizes, fill_table, knapsack, plain_table
 from plait.policies.pollux import resize, utility
 from plait.testing.allocations import random_round
