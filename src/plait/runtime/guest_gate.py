@@ -196,7 +196,7 @@ def _has_ended(page: Page) -> bool:
     return True
 
 
-class Gang:
+class GuestGang:
     """The ranks of a guest on this node, as one of them sees them: who has come to which point of a step.
 
     Points are numbered within a step, and steps count more. The word `Page.gang_point` of the first rank is twice the
@@ -205,7 +205,7 @@ class Gang:
     """
 
     def __init__(
-        self, page: Page, ranks: Sequence[Path], clock: Callable[[], float], before: Gang | None = None
+        self, page: Page, ranks: Sequence[Path], clock: Callable[[], float], before: GuestGang | None = None
     ) -> None:
         """`ranks`: page files, that of `page` among them, the first rank's first; `before`: the gang until now."""
         self._page, self._clock = page, clock
@@ -315,7 +315,7 @@ class GuestGate:
         self._look, self._version = look, page.control_version
         self._clock, self._sleep = clock, sleep
         self._chance, self._vary = chance or random.Random().random, 1.0  # not the script's own numbers
-        self._gang = Gang(page, (), clock)
+        self._gang = GuestGang(page, (), clock)
         self._follow(neighbours)
         self._began_s: float | None = None
         self._ended_s, self._took_s = -math.inf, 0.0  # of the last quantum
@@ -446,7 +446,7 @@ class GuestGate:
         self._gated = neighbours is not None and neighbours.gate
         self._hosts = HostStages(neighbours.hosts if neighbours is not None else (), clock=self._clock)
         ranks = neighbours.ranks if neighbours is not None and neighbours.guest else ()
-        self._gang = Gang(self._page, ranks, self._clock, self._gang)
+        self._gang = GuestGang(self._page, ranks, self._clock, self._gang)
 
     def _begin(self) -> None:
         self._began_s, self._passed, self._met = self._clock(), 0, self._hosts.busy
