@@ -21,7 +21,7 @@ from plait.network.packets.scenario import PacketJob, Scenario
 from plait.network.protocol.options import preset
 from plait.network.topology.paths import Graph
 
-#: Sums of a window that stall, above which jobs are measured.
+#: Sums of a window that stall, above which jobs with several levels of adders are measured.
 MOST_STALLED = 0.5
 #: Windows of the slowest job that are simulated, and those of them before rates are measured.
 WINDOWS, WARM_UP = 150, 15
@@ -46,11 +46,14 @@ class Measured:
     ) -> FloatArray | None:
         """The rate by packets over `bits_per_s`, that by the law, of exchanges that all go on all the time.
 
-        1 where the law holds for all of them, and for rings. `stalled`: sums of a window, by the law. None where
-        packets cannot be simulated: with more workers than a bitmap has bits, a worker beside its server whose leaf
-        adds up nothing, or regions that do not fit beside each other.
+        1 where the law holds for all of them, for rings, with one level, where the law alone was compared with packets,
+        and where jobs share nodes, for which packets were not compared with anything. `stalled`: sums of a window, by
+        the law. None where packets cannot be simulated: with more workers than a bitmap has bits, or regions that do
+        not fit beside each other.
         """
-        if not (stalled > MOST_STALLED).any():
+        nodes = [node for one in exchanges for node in (*one.placed.workers, one.placed.server) if node is not None]
+        several = np.array([(part.parent >= 0).any() for part in parts])
+        if not (several & (stalled > MOST_STALLED)).any() or len(set(nodes)) < len(nodes):
             return np.ones(len(exchanges))
         key = tuple(exchanges)
         if key not in self._known:

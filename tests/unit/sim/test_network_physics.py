@@ -129,10 +129,14 @@ def test_aggregation_makes_jobs_faster_than_rings() -> None:
 
 def test_jobs_whose_sums_stall_are_as_fast_as_their_packets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two jobs share 200 aggregators: both together and each alone are followed once."""
-    cluster = networked(Cluster.parse("10x4"), "single-switch:link_gbps=80,aggregators=200")
-    truth, switch = jobs(16, 16), cluster.network.switches[0].id
-    groups = placed((0, 1, 2, 3), (4, 5, 6, 7))
-    granted = {job: (NetworkGrant(job, switch, window=300, mode="shared_hash", server=8 + job),) for job in (0, 1)}
+    cluster = networked(Cluster.parse("10x4@5"), "leaf-spine:aggregators=100,levels=2,oversubscription=4")
+    truth, groups = jobs(16, 16), placed((0, 1, 5, 6), (2, 3, 7, 8))
+    granted = {
+        job: tuple(
+            NetworkGrant(job, leaf, window=300, mode="shared_hash", server=server) for leaf in ("leaf0", "leaf1")
+        )
+        for job, server in ((0, 4), (1, 9))
+    }
     law, found = NetworkPhysics(), NetworkPhysics()
     monkeypatch.setattr(measured, "MOST_PACKETS", 100_000)
     runs = []
@@ -141,7 +145,7 @@ def test_jobs_whose_sums_stall_are_as_fast_as_their_packets(monkeypatch: pytest.
     assert followed[0] == followed[1]
     assert 1 <= len(runs) <= 3
     monkeypatch.setattr(measured, "MOST_STALLED", np.inf)
-    assert law.paces(truth, groups, cluster, granted) == pytest.approx(followed[0], rel=0.1)
+    assert law.paces(truth, groups, cluster, granted) == pytest.approx(followed[0], rel=0.3)
     monkeypatch.setattr(measured.Measured, "factors", lambda *given: None)
     with pytest.warns(RuntimeWarning, match="rates by the law may be wrong by half"):
         NetworkPhysics().paces(truth, groups, cluster, granted)
