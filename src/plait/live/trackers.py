@@ -6,13 +6,12 @@ import re
 
 #: Beginnings of names of variables: keys and settings of trackers, and of the hubs that models come from.
 VARIABLES = ("WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "TENSORBOARD_", "HF_", "HUGGING_FACE_HUB_TOKEN")
-#: What trackers print once a run has an address: Weights & Biases, TensorBoard, MLflow, Comet, Neptune, ClearML.
-_ADDRESS = re.compile(
-    r"(https?://[^\s\x1b]+/runs/[^\s\x1b]+)|TensorBoard \S+ at (https?://[^\s\x1b]+)|"
-    r"(https?://(?:www\.comet\.com|app\.neptune\.ai|app\.clear\.ml)/[^\s\x1b]+)"
-)
-#: Addresses of a job, at most.
-MOST = 10
+#: An address, and what TensorBoard prints before its own. Both patterns take linear time: jobs print what they like.
+_ADDRESS = re.compile(r"(TensorBoard \S{1,40} at )?(https?://[^\s\x1b]+)")
+#: Addresses of a run, from their beginning: Weights & Biases and MLflow have /runs/; Comet, Neptune, ClearML.
+_RUN = re.compile(r"https?://(?:(?:www\.comet\.com|app\.neptune\.ai|app\.clear\.ml)/|\S+?/runs/)\S")
+#: Maximum number of addresses of a job, and of characters of an address.
+MOST, LONGEST = 10, 2000
 
 
 def addresses_in(text: str) -> list[str]:
@@ -21,5 +20,5 @@ def addresses_in(text: str) -> list[str]:
     >>> addresses_in("wandb: View run at https://wandb.ai/ann/nlp/runs/4f2.\nTensorBoard 2.19 at http://n1:6006/ (C)")
     ['https://wandb.ai/ann/nlp/runs/4f2', 'http://n1:6006/']
     """
-    found = (next(filter(None, match.groups())) for match in _ADDRESS.finditer(text))
-    return list(dict.fromkeys(one.rstrip(".,;:)]}'\"") for one in found))[:MOST]
+    found = (url for board, url in _ADDRESS.findall(text) if len(url) <= LONGEST and (board or _RUN.match(url)))
+    return list(dict.fromkeys(url.rstrip(".,;:)]}'\"") for url in found))[:MOST]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from plait.cli.submission import Asked, check_runnable, conda_prefix, misplaced, of_submitter, requests_of, runs_here
 from plait.core.errors import InputError
+from plait.live.trackers import LONGEST, MOST, addresses_in
 
 
 def interpreter(prefix: Path, *, venv: bool = False) -> Path:
@@ -192,3 +194,25 @@ def test_variables_of_experiment_trackers_pass_and_other_secrets_do_not() -> Non
     assert of_submitter(shell)[1].keys() == {"PATH", *own}
     (job,) = requests_of(Asked(command=["train"], container="image"), shell, here=False)
     assert job["env"] == own
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("(https://wandb.ai/a/runs/1).", ["https://wandb.ai/a/runs/1"]),
+        ("at \x1b[4mhttp://host:5000/#/runs/7\x1b[0m", ["http://host:5000/#/runs/7"]),
+        ("https://app.neptune.ai/a/b/e/1 https://www.comet.com/x", ["https://app.neptune.ai/a/b/e/1", "https://www.comet.com/x"]),
+        ("http://host/runs/ https:///runs/1 http://host/a see TensorBoard 2.19 at ftp://host", []),
+        (f"http://host/runs/{'a' * LONGEST} http://host/runs/b", ["http://host/runs/b"]),
+        (" ".join(f"http://host/runs/{i}" for i in range(20)), [f"http://host/runs/{i}" for i in range(MOST)]),
+    ],
+)  # fmt: skip
+def test_addresses_of_runs_are_found_in_the_output_of_a_job(text: str, addresses: list[str]) -> None:
+    assert addresses_in(text) == addresses
+
+
+@pytest.mark.parametrize("text", ["http://" * 9000, "http://x/" + "/runs/ " * 9000, "TensorBoard " * 6000])
+def test_no_output_of_a_job_takes_long_to_search(text: str) -> None:
+    began_s = time.thread_time()
+    addresses_in(text)
+    assert time.thread_time() - began_s < 1.0  # of CPU; a search that starts anew at each address takes 10 s
