@@ -164,6 +164,19 @@ def test_held_and_idle_gpus_add_up_and_outlive_the_service(tmp_path: Path) -> No
     assert again.recorded(5) is None
 
 
+def test_time_that_was_not_measured_is_not_idle(tmp_path: Path) -> None:
+    usages = Usages(UsageFiles(tmp_path))
+
+    def idle_s(at_s: float, epoch: int = 1) -> float:
+        usages.take(at_s, [usage(3, idle=2.0, epoch=epoch)])
+        return usages.idle_s(at_s)[3]
+
+    usages.take(0.0, [])
+    assert [idle_s(5.0), idle_s(10.0), idle_s(25.0)] == [0.0, 5.0, 20.0]
+    assert [idle_s(1000.0), idle_s(1005.0)] == [0.0, 5.0]  # a gap, in which the job may have worked
+    assert [idle_s(1010.0, epoch=2), idle_s(1015.0, epoch=2)] == [0.0, 5.0]
+
+
 def test_a_job_that_ended_is_written_and_forgotten(tmp_path: Path) -> None:
     usages = Usages(UsageFiles(tmp_path))
     usages.take(5.0, [usage(3)])

@@ -331,7 +331,8 @@ class Usages:
     def take(self, now_s: float, found: Sequence[JobUsage]) -> None:
         """One sample of all jobs that run, at a time of the service's clock."""
         with self._lock:
-            passed_s = 0.0 if self._at_s is None else min(max(now_s - self._at_s, 0.0), LONGEST_S)
+            gap_s = 0.0 if self._at_s is None else max(now_s - self._at_s, 0.0)
+            passed_s = min(gap_s, LONGEST_S)
             self._at_s = now_s
             number = int(now_s // HOUR_S)
             hour = self._of_hours().setdefault(number, {})
@@ -348,9 +349,11 @@ class Usages:
                 if one.known_gpus and passed_s:
                     before = hour.get(one.job, Measured())
                     hour[one.job] = before.plus(one.idle_gpus * passed_s, one.known_gpus * passed_s)
-                job.now = one
+                if gap_s > LONGEST_S or job.now is None or job.now.epoch != one.epoch:
+                    job.idle_since_s = None  # nobody knows of the gap, nor of a new attempt before this sample
                 idle = one.held_gpus > 0 and one.known_gpus >= one.held_gpus and one.idle_gpus >= one.held_gpus
                 job.idle_since_s = (job.idle_since_s or now_s) if idle and passed_s else None
+                job.now = one
             here = {one.job for one in found}
             for number, job in self._jobs.items():
                 if number not in here:
