@@ -171,6 +171,19 @@ def test_an_array_of_a_script(plait, fake, tmp_path):
     assert "--array is an option of sbatch" in plait("slurm", "srun", "--array=0-3", "true").err
 
 
+@pytest.mark.parametrize("kinds", [["cpu"], ["a100"]])
+def test_an_exclusive_script_without_gpus_has_a_cpu_slot_where_there_are_any(plait, fake, tmp_path, kinds):
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --exclusive -N 2 -C a100\ntrue\n")
+    fake.answers["POST", "/v1/jobs"] = {"id": "j-7", "number": 7}
+    fake.answers["GET", "/v1/nodes"] = [{"id": "n0", "gpu_kind": kind} for kind in kinds]
+    said = plait("slurm", "sbatch", script).err.replace("\n", " ")
+    assert "--constraint is ignored: --gres=gpu:KIND:1 or plait submit --gpu-kind" in said
+    (body,) = fake.bodies
+    assert ("exclusive" in body, "nodes" in body, body["gpus"]) == (kinds == ["a100"],) * 2 + (int(kinds == ["a100"]),)
+    assert ("--exclusive is ignored: the job requests no GPU" in said) == (kinds == ["cpu"])
+
+
 def test_an_invalid_line_is_named() -> None:
     with pytest.raises(InputError, match=r"^job.sh:2: argument --mem: expected one argument"):
         directives("#!/bin/sh\n#SBATCH --mem\n", "job.sh")

@@ -97,11 +97,17 @@ def test_jobs_without_gpus_are_not_in_quotas_of_gpus(cluster: Make) -> None:
     [
         ({}, "needs no GPU, and this cluster has no CPU slots; add some with: plait up --cpu-slots N"),
         ({"max_gpus": 2}, "gpus is 0, and max_gpus is for jobs with GPUs; leave one of them out"),
+        ({"exclusive": True}, "gpus is 0, and exclusive is for jobs with GPUs; leave one of them out"),
     ],
 )
 def test_jobs_without_gpus_that_cannot_run_are_refused(cluster: Make, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         cluster((1,), settle_s=0.0).submit({"gpus": 0, **fields})
+
+
+def test_a_job_without_gpus_that_is_exclusive_is_refused_where_there_are_cpu_slots(cluster: Make) -> None:
+    with pytest.raises(InputError, match="gpus is 0, and exclusive is for jobs with GPUs"):
+        cluster((1, 4), kinds=("gpu", "cpu"), settle_s=0.0).submit({"gpus": 0, "exclusive": True})
 
 
 def test_whole_nodes_of_several_sizes_need_a_kind(cluster: Make) -> None:
@@ -111,6 +117,12 @@ def test_whole_nodes_of_several_sizes_need_a_kind(cluster: Make) -> None:
     (job,) = c.submit({"exclusive": True, "gpu_kinds": ["a100"]})
     c.pass_s(2.2)
     assert len(c.nodes[1].seen) == c.engine.state.jobs[job].request["gpus"] == 2
+
+
+def test_cpu_slots_are_no_size_of_whole_nodes(cluster: Make) -> None:
+    c = cluster((2, 3), kinds=("gpu", "cpu"), settle_s=0.0)
+    (job,) = c.submit({"exclusive": True, "gpus": 1})
+    assert c.engine.state.jobs[job].request["gpus"] == 2
 
 
 @pytest.mark.parametrize(

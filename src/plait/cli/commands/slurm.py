@@ -43,7 +43,8 @@ _READ = {
 #: Options without a counterpart, and what takes their place, if anything does.
 _IGNORED = {
     "error": ("e", "it goes to --output"), "partition": ("p", "all nodes are one pool"),
-    "qos": ("q", "plait update --priority"), "constraint": ("C", ""), "nodelist": ("w", ""), "exclude": ("x", ""),
+    "qos": ("q", "plait update --priority"),
+    "constraint": ("C", "--gres=gpu:KIND:1 or plait submit --gpu-kind"), "nodelist": ("w", ""), "exclude": ("x", ""),
     "mail-type": ("", "plait submit --notify"), "mail-user": ("", "plait submit --notify"), "comment": ("", ""),
     "reservation": ("", ""), "licenses": ("L", ""), "open-mode": ("", ""), "input": ("i", ""), "gpu-bind": ("", ""),
     "cpus-per-gpu": ("", "--cpus-per-task"), "nice": ("", "plait update --priority"), "threads-per-core": ("", ""),
@@ -299,6 +300,9 @@ def _submit(words: Sequence[str], what: str) -> tuple[list[str], Mapping[str, An
         if not fields["gpus"] and all(node.gpu_kind != CPU_KIND for node in service.nodes()):
             fields["gpus"] = 1
             remarks.append("the job gets a GPU, though none is requested: this cluster has no CPU slots")
+        if not fields["gpus"] and fields.pop("exclusive", False):
+            del fields["nodes"]
+            remarks.append("--exclusive is ignored: the job requests no GPU and runs on a CPU slot")
         ready = requests_of(Asked(command=command, **fields), os.environ, here=runs_here(None, os.environ))
         answers = service.submit(ready)
     for remark in remarks:

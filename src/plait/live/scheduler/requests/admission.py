@@ -12,10 +12,11 @@ from plait.control.plan_check.grants import never_granted
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy, has_grants
+from plait.core.resources import CPU_KIND
 from plait.core.words import duration
 from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
-from plait.live.protocol.requests import AFTER, channels_of, dependencies, kinds_of, most_gpus, never_met
+from plait.live.protocol.requests import AFTER, channels_of, dependencies, kinds_of, most_gpus, needs_no_gpu, never_met
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.notes import Requested
@@ -38,7 +39,10 @@ def take_in(
     the jobs of those of these names that are arrays, such as a-5, or members, such as a-5.3.
     """
     first, now_s = ctx.state.numbers, ctx.now_s
-    requests = [_whole_nodes(ctx, request) if request.get("exclusive") else request for request in requests]
+    requests = [
+        _whole_nodes(ctx, request) if request.get("exclusive") and not needs_no_gpu(request) else request
+        for request in requests
+    ]
     for i, request in enumerate(requests):
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
@@ -67,7 +71,7 @@ def take_in(
 def _whole_nodes(ctx: Context, request: Mapping[str, Any]) -> dict[str, Any]:
     """The request with as many GPUs as the nodes have that hold it; `InputError` where their sizes differ."""
     controller = ctx.state.controller
-    nodes = () if controller is None else controller.cluster.nodes
+    nodes = [node for node in controller.cluster.nodes if node.gpu_kind != CPU_KIND] if controller else []
     kinds = kinds_of(request, {node.gpu_kind for node in nodes})
     sizes = sorted({node.gpus for node in nodes if node.gpus and (kinds is None or node.gpu_kind in kinds)})
     if len(sizes) != 1:
