@@ -53,7 +53,7 @@ AGAIN = (408, 425, 429)
 GIVE_UP_S = 3600.0
 #: Entries of the log that are read at a time.
 PAGE = 500
-#: A channel reads on while fewer notifications are late.
+#: Late notifications of a user; those beyond are given up at once.
 MOST_LATE = 1000
 #: A place is stored so many seconds after the last time if it has moved without a notification.
 KEEP_S = 60.0
@@ -423,13 +423,17 @@ class Follower:
             for i, notice in self._notices(entry):
                 if entry.seq == place.seq and i < place.done:
                     continue
-                if len(self._late) >= MOST_LATE:
-                    return False
                 key = entry.seq, i
-                late = notice.user in self._pauses or not self._deliver(notice, entry, i)
+                if notice.user in self._pauses:
+                    late = len(self._late_of(notice.user)) < MOST_LATE
+                    if not late:
+                        self._give_up(notice, f"{MOST_LATE:,} earlier notifications of the user are late")
+                else:
+                    why = self._send(notice, key)
+                    late = bool(why) and not self._given_up(notice, entry, why)
                 more = ((key, notice.user),) if late else ()
                 self._write(replace(self._now, seq=entry.seq, done=i + 1, claimed=None, late=(*self._late, *more)))
-                if late and self.ending.is_set():
+                if self.ending.is_set():
                     return False
             self._place = replace(self._now, seq=entry.seq + 1, done=0)
         if len(page) == PAGE or self.clock() - self._stored_s >= KEEP_S:
@@ -437,17 +441,31 @@ class Follower:
         return len(page) == PAGE
 
     def _try_late(self) -> None:
-        """Try the first late notification of each user whose pause is over; if it is delivered, the next ones too."""
+        """Try the first late notification of each user whose pause is over.
+
+        If that fails, later ones that are too old are given up without a try, as each try may take long.
+        """
         for user in [user for user, (at_s, _) in self._pauses.items() if at_s <= self.clock()]:
-            for key in [key for key, whose in self._late if whose == user]:
-                entry = next(iter(self.store.entries(after=key[0] - 1, limit=1)))
-                notice = dict(self._notices(entry)).get(key[1])  # none: the choice of the channel has changed
-                if notice is not None and not self._deliver(notice, entry, key[1]):
+            why: str | None = None  # before the try
+            for key in self._late_of(user):
+                if self.ending.is_set():
+                    return
+                if why == "":
+                    self._pauses[user] = self.clock(), FIRST_PAUSE_S
                     break
+                entry = next(iter(self.store.entries(after=key[0] - 1, limit=1)))
+                notice = dict(self._notices(entry)).get(key[1])
+                if notice is not None:  # otherwise the choice of the channel has changed
+                    why = self._send(notice, key) if why is None else why
+                    if why and not self._given_up(notice, entry, why):
+                        break
                 late = tuple(one for one in self._late if one[0] != key)
                 self._write(replace(self._now, claimed=None, late=late))
             else:
                 del self._pauses[user]
+
+    def _late_of(self, user: str) -> list[Key]:
+        return [key for key, whose in self._late if whose == user]
 
     @property
     def _now(self) -> Bookmark:
@@ -474,33 +492,40 @@ class Follower:
             _LOG.error("an entry of the log has no notifications", exc_info=error, extra={"facts": facts})
             return []
 
-    def _deliver(self, notice: Notice, entry: Entry, index: int) -> bool:
-        """Try to send a notification, or give it up; False if it is to be tried again, after a pause."""
-        key = entry.seq, index
-        why = "the service ended while it was sent; it may have arrived" if self._left == key else ""
-        if not why:
-            before = self._now
-            self._write(replace(before, claimed=key))
-            try:
-                self.channel.send(notice)
-                return True
-            except Undeliverable as error:
-                cause, final = str(error), isinstance(error, Refused)
-            except Exception as error:  # the text may have an address; the job's owner can read the cause
-                cause, final = f"not sent: {type(error).__name__}", True
-                _LOG.error(
-                    "a notification cannot be sent", exc_info=error, extra={"facts": {"channel": self.channel.name}}
-                )
-            self._write(before)
-            if not final and self.clock() - entry.at_s < GIVE_UP_S:
-                _, pause_s = self._pauses.get(notice.user, (0.0, FIRST_PAUSE_S))
-                self._pauses[notice.user] = self.clock() + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
-                return False
-            why = cause
+    def _send(self, notice: Notice, key: Key) -> str:
+        """Try to send a notification; return the cause of a failure that makes its user pause, otherwise ""."""
+        if self._left == key:
+            self._give_up(notice, "the service ended while it was sent; it may have arrived")
+            return ""
+        before = self._now
+        self._write(replace(before, claimed=key))
+        try:
+            self.channel.send(notice)
+            return ""
+        except Undeliverable as error:
+            cause, final = str(error), isinstance(error, Refused)
+        except Exception as error:  # the text may have an address; the job's owner can read the cause
+            cause, final = f"not sent: {type(error).__name__}", True
+            _LOG.error("a notification cannot be sent", exc_info=error, extra={"facts": {"channel": self.channel.name}})
+        self._write(before)
+        if final:
+            self._give_up(notice, cause)
+            return ""
+        _, pause_s = self._pauses.get(notice.user, (0.0, FIRST_PAUSE_S))
+        self._pauses[notice.user] = self.clock() + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+        return cause
+
+    def _given_up(self, notice: Notice, entry: Entry, why: str) -> bool:
+        """Give a notification up if its event is too old to be tried again; whether it is."""
+        if self.clock() - entry.at_s < GIVE_UP_S:
+            return False
+        self._give_up(notice, why)
+        return True
+
+    def _give_up(self, notice: Notice, why: str) -> None:
         self.give_up(self.channel.name, int(notice.job.removeprefix("j-")), notice.event, why)
         facts = {"channel": self.channel.name, "job": notice.job, "event": notice.event, "why": why}
         _LOG.warning("a notification was not delivered", extra={"facts": facts})
-        return True
 
     def _read(self) -> Bookmark:
         """The stored place; a channel that is new begins after the newest entry."""
@@ -510,10 +535,12 @@ class Follower:
                 newest = next(self.store.entries(limit=1, newest=True), None)
                 self._write(Bookmark(0 if newest is None else newest.seq + 1))
             else:
-                seq, done, claimed, late = stored
+                seq, done, claimed, *late = stored  # before late ones: of [seq, done], whether it is claimed
+                if isinstance(claimed, bool):
+                    claimed, late = (seq, done) if claimed else None, [[]]
                 self._left = None if claimed is None else (claimed[0], claimed[1])
                 self._place = self._stored = Bookmark(
-                    seq, done, self._left, tuple(((key[0], key[1]), user) for key, user in late)
+                    seq, done, self._left, tuple(((key[0], key[1]), user) for key, user in late[0])
                 )
                 self._pauses = {user: (-math.inf, FIRST_PAUSE_S) for _, user in self._late}
         return self._now
