@@ -1,7 +1,8 @@
 """The controller's memory: one growing array a column, one row a job, finished jobs included.
 
-Of a job that has ended only its service, kinds and duration are still needed (by policies that learn from them), so a
-store may drop such jobs: numbers stay as they are, and `past_gpu_s`, `past_kinds` and `past_s` keep these.
+Of a job that has ended only its service, kinds, duration, owner and times are still needed (by policies that learn
+from them or share by past use), so a store may drop such jobs: numbers stay as they are, and `past_gpu_s`,
+`past_kinds`, `past_s` and `past_use` keep these.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
 from plait.core.codec.values import floats, plain_array
 from plait.core.goodput import Estimate
-from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase, work_done_s
+from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase, gpu_use, work_done_s
 from plait.core.resources import CPU_KIND, Resource
 from plait.core.words import counted
 
@@ -82,6 +83,7 @@ class JobStore:
         self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed; nothing else of them is kept
         self._past_kinds: IntArray = np.zeros((0, 5), dtype=np.int64)  # of the same
         self._past_s: FloatArray = np.zeros(0)
+        self._past_use: FloatArray = np.zeros((0, 4))
         self.memo: dict[str, Any] = {}
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
@@ -239,10 +241,18 @@ class JobStore:
             return kinds, seconds
         return np.concatenate([self._past_kinds[first:], kinds]), np.concatenate([self._past_s[first:], seconds])
 
-    def _past(self, count: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        """Copies of service, kinds and durations of the first `count` jobs that left."""
+    def departed_use(self, first: int) -> tuple[FloatArray, FloatArray]:
+        """Use of GPUs by departed jobs, as `JobTable.departed_use` returns it."""
+        past = len(self._past_use)
+        jobs = self.departed[max(first - past, 0) : self.departures - past]
+        use = np.concatenate([self._past_use[first:], gpu_use(self.columns, jobs)])
+        return use, self.departed_gpu_s(self.departures, first)
+
+    def _past(self, count: int) -> tuple[FloatArray, IntArray, FloatArray, FloatArray]:
+        """Copies of service, kinds, durations and use of the first `count` jobs that left."""
         kinds, seconds = self.ended(0)
-        return self.departed_gpu_s(count).copy(), kinds[:count].copy(), seconds[:count].copy()
+        use, _ = self.departed_use(0)
+        return self.departed_gpu_s(count).copy(), kinds[:count].copy(), seconds[:count].copy(), use[:count].copy()
 
     def spec(self, number: int) -> JobSpec:
         """The request of a job; raises `LookupError` if it is no longer kept."""
@@ -262,7 +272,8 @@ class JobStore:
     def forget(self, recent: int) -> None:
         """Keep only the service of jobs that have left, except for the `recent` last ones."""
         kept = self.last_departed(recent)
-        self._past_gpu_s, self._past_kinds, self._past_s = self._past(self.departures - len(kept))
+        past = self._past(self.departures - len(kept))
+        self._past_gpu_s, self._past_kinds, self._past_s, self._past_use = past
         self.departed = kept
         phase, wanted = self.columns["phase"], set(kept.tolist())
         self.batches = [
@@ -299,7 +310,7 @@ class JobStore:
         columns = {name: self.columns[name][numbers] for name in (*LIFE_COLUMNS, *_MEASURED, *_WIDE)}
         specs = [self._spec_if_kept(number) for number in numbers.tolist()]
         departed = self.last_departed(self.count if keep is None else recent)
-        past_gpu_s, past_kinds, past_s = self._past(self.departures - len(departed))
+        past_gpu_s, past_kinds, past_s, past_use = self._past(self.departures - len(departed))
         users, projects, count = list(self._users), list(self._projects), self.count
         flags = [bool(self.columns[name][0]) for name in _FLAGS]
 
@@ -324,6 +335,7 @@ class JobStore:
                 out["past_gpu_s"] = base64.b64encode(past_gpu_s.astype("<f8").tobytes()).decode("ascii")
                 out["past_s"] = _packed(past_s.astype("<f8"))
                 out["past_kinds"] = _packed(past_kinds.astype("<i8").T)
+                out["past_use"] = _packed(past_use.astype("<f8").T)
             return out
 
         return plain
@@ -364,6 +376,11 @@ class JobStore:
         kinds = np.frombuffer(_unpacked(data.get("past_kinds", "")), dtype="<i8").astype(np.int64)
         job_store._past_s = seconds.astype(np.float64)
         job_store._past_kinds = kinds.reshape(5, -1).T.copy()
+        # An older snapshot lacks it: these jobs count as if they had used nothing.
+        use = np.frombuffer(_unpacked(data["past_use"]), dtype="<f8") if data.get("past_use") else None
+        job_store._past_use = np.full((job_store.departures, 4), [0.0, 0.0, math.nan, math.nan])
+        if use is not None:
+            job_store._past_use[:] = use.reshape(4, -1).T
         job_store.depart(np.array(data["departed"], dtype=np.int64))
         job_store._users = {u: i for i, u in enumerate(data["users"])}
         job_store._projects = {p: i for i, p in enumerate(data["projects"])}
@@ -389,7 +406,7 @@ class JobStore:
         job_store._chosen = [self._spec_if_kept(number) for number in numbers.tolist()]
         job_store.requiring = {i for i, number in enumerate(numbers.tolist()) if number in self.requiring}
         past = self._past(self.departures - len(departed))
-        job_store._past_gpu_s, job_store._past_kinds, job_store._past_s = past
+        job_store._past_gpu_s, job_store._past_kinds, job_store._past_s, job_store._past_use = past
         job_store.departures = len(job_store._past_gpu_s)
         job_store.depart(np.searchsorted(numbers, departed))
         return job_store

@@ -2,7 +2,7 @@
 
 Use is GPU-seconds, of which half counts after each half-life (as in Slurm's multifactor plugin, and Kay and Lauder,
 "A Fair Share Scheduler", CACM 31, 1988). A job's use counts as spread evenly from its first start to its end: only
-totals are kept of jobs.
+totals are kept of jobs. CPU slots are no GPUs.
 
 Shares are compared in steps of a factor of sqrt(2), so that jobs do not take each other's GPUs for small differences.
 """
@@ -10,14 +10,12 @@ Shares are compared in steps of a factor of sqrt(2), so that jobs do not take ea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.jobs import JobTable
+from plait.core.jobs import JobTable, Phase, gpu_use
 
 #: Steps of a factor of two, and the largest level: more than 16 times the share.
 STEPS, MOST = 2.0, 8
@@ -40,53 +38,99 @@ class Used:
     member_times: FloatArray
 
 
-def counted_use(columns: Mapping[str, Any], now_s: float, half_life_s: float) -> FloatArray:
-    """GPU-seconds of each job of a store that still count at `now_s`, shape (jobs,).
+@dataclass(frozen=True)
+class MemberUse:
+    """GPU-seconds of members (users of projects, as one number each, sorted) that count at the start of half-life `at`.
 
-    >>> columns = {"first_start_s": np.array([0.0, np.nan]), "end_s": np.array([1e-9, np.nan]),
-    ...            "attained_gpu_s": np.array([8.0, 0.0])}
-    >>> counted_use(columns, 3600.0, 1800.0).round(6).tolist()
-    [2.0, 0.0]
+    `ended`: the jobs that have left which are included. Half-lives are numbered from time 0.
     """
-    first_s, end_s = columns["first_start_s"], columns["end_s"]
-    began = ~np.isnan(first_s)
-    last_s = np.where(np.isnan(end_s), now_s, np.minimum(end_s, now_s))
-    age_s, took_s = now_s - last_s, np.maximum(last_s - np.where(began, first_s, last_s), 1e-9)
-    rate = math.log(2) / half_life_s
-    counts = np.exp(-rate * age_s) * -np.expm1(-rate * took_s) / (rate * took_s)
-    return np.where(began, columns["attained_gpu_s"] * counts, 0.0)
+
+    members: IntArray
+    gpu_s: FloatArray
+    at: int = 0
+    ended: int = 0
+
+
+_NOBODY = MemberUse(np.zeros(0, np.int64), np.zeros(0))
+#: The number of a member is its project's times this, plus its user's.
+_BASE = 1 << 32
+
+
+def member_use(jobs: JobTable, half_life_s: float) -> MemberUse:
+    """GPU-seconds of all members that still count at the time of the table.
+
+    Jobs that have left are added up once, in order of departure. What is kept of them is scaled by powers of two alone,
+    so the sums are bitwise the same at whatever departures they were asked for, after a restart as well.
+    """
+    name = f"use, half-life {half_life_s} s"
+    past: MemberUse = jobs.memo.get(name, _NOBODY)
+    use, gpu_s = jobs.departed_use(past.ended)
+    if len(use):
+        end = use[:, 3] / half_life_s
+        of = np.floor(end).astype(np.int64)
+        at = max(past.at, int(of.max()))
+        counts = np.ldexp(gpu_s * _spread(use[:, 2], use[:, 3], half_life_s) * np.exp2(end - of), of - at)
+        members, sums = _plus(past.members, np.ldexp(past.gpu_s, past.at - at), _numbers(use), counts)
+        past = jobs.memo[name] = MemberUse(members, sums, at, past.ended + len(use))
+    columns = jobs.columns
+    rows = np.flatnonzero(columns["phase"] <= int(Phase.RUNNING))
+    use = gpu_use(columns, rows)
+    counts = columns["attained_gpu_s"][rows] * _spread(use[:, 2], jobs.now_s, half_life_s)
+    kept = past.gpu_s * np.exp2(past.at - jobs.now_s / half_life_s)
+    return MemberUse(*_plus(past.members, kept, _numbers(use), counts))
+
+
+def _spread(first_s: FloatArray, end_s: FloatArray | float, half_life_s: float) -> FloatArray:
+    """Share of the use of jobs that counts at their end; 0 where `first_s` is NaN.
+
+    >>> _spread(np.array([0.0, np.nan]), 1800.0, 1800.0).round(6).tolist()
+    [0.721348, 0.0]
+    """
+    passed = np.maximum(end_s - first_s, 1e-9) * (math.log(2) / half_life_s)
+    found: FloatArray = np.where(np.isnan(first_s), 0.0, -np.expm1(-passed) / passed)
+    return found
+
+
+def _numbers(use: FloatArray) -> IntArray:
+    """Members that rows of `gpu_use` belong to."""
+    found: IntArray = (use[:, 0] * _BASE + use[:, 1]).astype(np.int64)
+    return found
+
+
+def _plus(members: IntArray, gpu_s: FloatArray, more: IntArray, more_gpu_s: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Sums with more use added one by one, in its order: the same in one call and in several."""
+    every, row = np.unique(np.concatenate([members, more]), return_inverse=True)
+    sums = np.bincount(row[: len(members)], gpu_s, len(every)).astype(np.float64)
+    np.add.at(sums, row[len(members) :], more_gpu_s)
+    return every, sums
+
+
+def by_project(use: MemberUse) -> FloatArray:
+    """GPU-seconds of projects by their numbers; projects after the last one that had jobs are left out."""
+    return np.bincount(use.members // _BASE, use.gpu_s).astype(np.float64)
 
 
 def used(jobs: JobTable, half_life_s: float) -> Used:
     """The use of the projects and users that have jobs in a table, relative to their shares of all that these used."""
-    columns = jobs.columns
-    use = counted_use(columns, jobs.now_s, half_life_s)
     projects, row = np.unique(jobs.project_number, return_inverse=True)
     weight = np.zeros(len(projects))
     np.maximum.at(weight, row, jobs.weight)
-    project_gpu_s = _sums(columns["project_number"], use, int(columns["project_number"].max(initial=0)) + 1)
-    members = np.unique(np.column_stack([jobs.project_number, jobs.user_number]), axis=0)
-    base = int(columns["user_number"].max(initial=0)) + 1
-    pairs, pair = np.unique(columns["project_number"] * base + columns["user_number"], return_inverse=True)
-    by_pair = _sums(pair, use, len(pairs))
-    member_gpu_s = by_pair[np.searchsorted(pairs, members[:, 0] * base + members[:, 1])]
-    at = np.searchsorted(projects, members[:, 0])
+    use = member_use(jobs, half_life_s)
+    project_gpu_s = by_project(use)[projects]
+    members = np.unique(jobs.project_number * _BASE + jobs.user_number)
+    member_gpu_s = use.gpu_s[np.searchsorted(use.members, members)]
+    pairs = np.column_stack([members // _BASE, members % _BASE])
     return Used(
-        projects, project_gpu_s[projects], _times(project_gpu_s[projects], weight, np.zeros(len(projects), np.int64)),
-        members, member_gpu_s, _times(member_gpu_s, np.ones(len(members)), at),
+        projects, project_gpu_s, _times(project_gpu_s, weight, np.zeros(len(projects), np.int64)),
+        pairs, member_gpu_s, _times(member_gpu_s, np.ones(len(members)), np.searchsorted(projects, pairs[:, 0])),
     )  # fmt: skip
-
-
-def _sums(group: IntArray, values: FloatArray, least: int = 0) -> FloatArray:
-    """Sums of `values` by the number of their group."""
-    return np.bincount(group, values, least).astype(np.float64)
 
 
 def _times(gpu_s: FloatArray, weight: FloatArray, group: IntArray) -> FloatArray:
     """How many times its share of the use of its group each one has used; 1 where nothing was used."""
     if not len(gpu_s):
         return gpu_s
-    total, weights = _sums(group, gpu_s)[group], _sums(group, weight)[group]
+    total, weights = np.bincount(group, gpu_s)[group], np.bincount(group, weight)[group]
     fair = total * weight / weights
     return np.where(total >= LEAST_GPU_S, gpu_s / np.maximum(fair, 1e-9), 1.0)
 

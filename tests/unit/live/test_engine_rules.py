@@ -1094,8 +1094,10 @@ def test_when_a_rank_hangs_the_others_say_where_they_were_and_the_reason_names_t
     assert c.store.job(0).row.reason.startswith("rank 1: 41 s in its cpu stage; hung: 34 s in its network stage")
 
 
-def test_past_use_orders_jobs_and_is_shown(cluster: Make) -> None:
-    c = cluster((1,), "fifo-backfill:fair=7d")
+@pytest.mark.parametrize("weight", [1e9, 0.0], ids=["log", "snapshot"])
+def test_past_use_orders_jobs_and_is_shown(cluster: Make, monkeypatch: pytest.MonkeyPatch, weight: float) -> None:
+    monkeypatch.setattr("plait.live.scheduler.state.RECENT", 0)  # snapshots keep no job that has ended whole
+    c = cluster((1,), "fifo-backfill:fair=7d", snapshot_weight=weight)
     c.engine.set_project("vision", gpu_quota=None, weight=1.0, now_s=c.now)
     c.submit({}, owner="ann")
     c.pass_s(600.0)
@@ -1107,7 +1109,9 @@ def test_past_use_orders_jobs_and_is_shown(cluster: Make) -> None:
     c.nodes[0].end(0)
     c.pass_s(2.2)
     assert [c.state(job) for job in range(4)] == ["finished", "waiting", "waiting", "running"]
+    shown = c.engine.past_use(), c.engine.explain(1, c.now).fair
     c.restart()
+    assert (c.engine.past_use(), c.engine.explain(1, c.now).fair) == shown
     c.pass_s(2.2)
     fair = c.engine.explain(1, c.now).fair
     assert fair is not None

@@ -10,7 +10,7 @@ commands and plans use numbers.
 from plait.core.ina_request import InaRequest
 from plait.core.jobs.batch import FLOAT_ROW, WHOLE_ROW, JobBatch
 from plait.core.jobs.spec import TRANSITIONS, Checkpoints, JobClass, JobSpec, Phase
-from plait.core.jobs.table import JobArchive, JobColumn, JobStatus, JobTable, work_done_s
+from plait.core.jobs.table import JobArchive, JobColumn, JobStatus, JobTable, gpu_use, work_done_s
 
 __all__ = [
     "FLOAT_ROW",
@@ -26,5 +26,6 @@ __all__ = [
     "JobStatus",
     "JobTable",
     "Phase",
+    "gpu_use",
     "work_done_s",
 ]

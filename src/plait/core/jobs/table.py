@@ -11,7 +11,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs.spec import Checkpoints, JobSpec, Phase
-from plait.core.resources import StageProfile
+from plait.core.resources import CPU_KIND, StageProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,10 @@ class JobArchive(Protocol):
 
     def ended(self, first: int) -> tuple[IntArray, FloatArray]:
         """Kinds and durations of the jobs that left, as `JobTable.ended` returns them."""
+        ...
+
+    def departed_use(self, first: int) -> tuple[FloatArray, FloatArray]:
+        """Use of GPUs by the jobs that left, as `JobTable.departed_use` returns it."""
         ...
 
 
@@ -203,6 +207,10 @@ class JobTable:
         """Of the jobs that left, from departure `first` on in order: `kinds` and `done_s`, 0 if they never ran."""
         return (np.zeros((0, 5), np.int64), np.zeros(0)) if self._specs is None else self._specs.ended(first)
 
+    def departed_use(self, first: int) -> tuple[FloatArray, FloatArray]:
+        """Of the jobs that left, from departure `first` on in order: rows of `gpu_use`, and GPU-seconds held."""
+        return (np.zeros((0, 4)), np.zeros(0)) if self._specs is None else self._specs.departed_use(first)
+
     @property
     def memo(self) -> dict[str, Any]:
         """What parts of policies derive from departed jobs, kept from one decision to the next."""
@@ -293,6 +301,18 @@ def work_done_s(columns: Mapping[str, Any], number: IntArray) -> FloatArray:
     done_s = columns["iterations_done"][number] * columns["iteration_s"][number]
     found: FloatArray = np.where(np.isnan(done_s), columns["run_s"][number], done_s)
     return found
+
+
+def gpu_use(columns: Mapping[str, Any], number: IntArray) -> FloatArray:
+    """Project, user, first start and end of jobs (numbers), shape (jobs, 4).
+
+    The first start is NaN of jobs that have used no GPU: ones that never started, and jobs on CPU slots.
+    """
+    used = np.column_stack([columns[n][number] for n in ("project_number", "user_number", "first_start_s", "end_s")])
+    if columns["has_kinds"][0]:
+        on_cpus = [kinds == (CPU_KIND,) for kinds in columns["gpu_kinds"][number].tolist()]
+        used[np.array(on_cpus, dtype=bool), 2] = math.nan
+    return used
 
 
 def _most_left(t: JobTable) -> FloatArray:

@@ -21,8 +21,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-
 from plait.control.messages import ReplanDue
 from plait.core.errors import PlaitError
 from plait.core.jobs import JobClass, Phase
@@ -58,7 +56,7 @@ from plait.live.scheduler.stops import stop_at_limits
 from plait.live.scheduler.usage import report_network, report_usage
 from plait.live.store import Store, pack
 from plait.network.topology.declared import Declared
-from plait.policies.fair_share import counted_use, half_life_s
+from plait.policies.fair_share import by_project, half_life_s, member_use
 from plait.policies.ignored_requests import remarks
 
 #: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
@@ -448,12 +446,10 @@ class Engine:
         controller, fair_s = self.state.controller, half_life_s(self.state.policy)
         if controller is None or fair_s is None:
             return None
-        store = controller.job_store
-        use = counted_use(store.columns, self.state.now_s, fair_s)
-        of_project = np.bincount(store.columns["project_number"], use)
+        of_project = by_project(member_use(controller.view().jobs, fair_s))
         return {
             name: float(of_project[number])
-            for name, number in store.project_numbers.items()
+            for name, number in controller.job_store.project_numbers.items()
             if number < len(of_project)
         }
 
