@@ -477,7 +477,8 @@ def start_line(s: Stretch, new: int) -> None:
             why[job] = TOO_FEW
             break
         seed = rules.seed * 1_000_003 + int(s.at[NOW] / 1000 * 1000) + k
-        if not choose(sizes[job], rules.scheme[0], rules.kinds[0], seed, per_gpu[0], nodes, left, work):
+        how = rules.scheme[min(job, len(rules.scheme) - 1)]
+        if not choose(sizes[job], how, rules.kinds[0], seed, per_gpu[0], nodes, left, work):
             why[job] = FRAGMENTED
             break
         used = name_gpus(work.take, nodes.first_gpu, left.taken, found.gpus, 0)

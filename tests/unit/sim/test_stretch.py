@@ -35,7 +35,7 @@ POLICIES = (
     "srsf:placement=best-fit", "srtf:placement=random,seed=3", "fifo-backfill:placement=spread",
     "2d-las:quantum_s=150,placement=consolidated-first-fit", "sjf:placement=counting", "srsf:placement=first-fit",
     "tiresias-l:thresholds=100/900", "tiresias-l:thresholds=60,dimensions=1,within=submit,placement=consolidated",
-    "srsf:placement=skew",
+    "srsf:placement=skew", "fifo:placement=skew",
 )  # fmt: skip
 
 
