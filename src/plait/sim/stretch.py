@@ -23,6 +23,7 @@ from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints
 from plait.core.jobs.keys import QUEUE
 from plait.core.plan import Groups, Plan
+from plait.core.preemption import PreemptionRule
 from plait.placement import Scheme, SkewAware
 from plait.placement.kernels import PLACED, Found, Left, Nodes, Running, Work
 from plait.placement.packing import LazyReasons
@@ -55,9 +56,12 @@ COMPILED = hasattr(run_stretch, "py_func")
 
 
 def outside(controller: Controller, backend: Simulator, records: Sequence[object]) -> str | None:
-    """Why a run is driven message by message; None if it is stretched."""
+    """Why a run is driven message by message; None if it is stretched.
+
+    Kernels know classes of plait only: a class derived from one may have methods of its own.
+    """
     policy, settings, cluster, jobs = controller.policy, backend.settings, backend.cluster, backend.reported
-    if not isinstance(policy, Composed) or not isinstance(policy.order, OrderKey | Queues):
+    if type(policy) is not Composed or type(policy.order) not in (OrderKey, Queues):
         return f"policy {describe(policy)} is not an order by keys"
     order, placing = policy.order, policy.place
     told = {
@@ -66,13 +70,14 @@ def outside(controller: Controller, backend: Simulator, records: Sequence[object
         "it orders jobs by their last places": isinstance(order, Queues) and order.within == "running_first",
         "its jobs share GPUs": policy.group is not None,
         "its placement looks at the jobs": not isinstance(placing, Scheme)
-        and not (isinstance(placing, SkewAware) and math.isinf(placing.patience_s)),
+        and not (type(placing) is SkewAware and math.isinf(placing.patience_s)),
         "it has a shortest run": policy.min_run_s > 0,
         "it reserves GPUs": math.isfinite(policy.reserve_after_s),
         "priorities change in time": policy.urgency != Urgency(),
     }
     run = {
         "kernels are not compiled": not COMPILED,
+        "preemption has a rule of its own": type(controller.rule) is not PreemptionRule,
         "a record takes single messages": not all(isinstance(record, TakesBlocks) for record in records),
         "the cluster has a network": cluster.network is not None,
         "nodes are down or change": not cluster.all_up or backend.next_change is not None,

@@ -11,13 +11,17 @@ import pytest
 
 from plait.control.controller import Controller
 from plait.control.history import History
+from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
-from plait.core.jobs import JobBatch, JobSpec
-from plait.core.preemption import FREELY
-from plait.placement import kernels
+from plait.core.jobs import JobBatch, JobSpec, JobTable, keys
+from plait.core.plan import Plan
+from plait.core.policy import View
+from plait.core.preemption import DEFAULT_RULE, FREELY, KeptJobs, PreemptionRule
+from plait.placement import Scheme, SkewAware, kernels
 from plait.policies.catalog import make_policy
-from plait.policies.compose import Composed
+from plait.policies.compose import Composed, OrderKey, Ranking, by_arrival
+from plait.policies.tiresias import Queues
 from plait.sim import run as runs
 from plait.sim import stretch as stretching
 from plait.sim import stretch_kernels
@@ -147,10 +151,11 @@ def test_jobs_that_are_kept_are_stretched_too(monkeypatch: pytest.MonkeyPatch) -
 
 def _outside(policy: Any, records: tuple[object, ...] = (), **changes: Any) -> str | None:
     jobs, node_changes = changes.pop("jobs", trace(1)), changes.pop("node_changes", None)
+    rule = changes.pop("rule", DEFAULT_RULE)
     world = replace(make_world("plait"), **changes)
     backend = simulator(jobs, Cluster.parse("2x8"), world, node_changes=node_changes)
     made = make_policy(policy) if isinstance(policy, str) else policy
-    return outside(Controller(made, backend.cluster), backend, records)
+    return outside(Controller(made, backend.cluster, rule), backend, records)
 
 
 def test_runs_outside_the_language_name_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +180,42 @@ def test_runs_outside_the_language_name_the_reason(monkeypatch: pytest.MonkeyPat
     assert _outside("srsf", jobs=trace(1).replace(priority=np.arange(60.0))) == "priorities differ"
     limited = trace(1).replace(time_limit_s=np.full(60, 2000.0))  # held GPUs may go to such jobs
     assert _outside("srsf", jobs=limited) == "some have a time limit"
+
+
+class LastFirst(OrderKey):
+    def __call__(self, view: View) -> FloatArray:
+        return -view.jobs.number.astype(float)
+
+
+class LastQueueFirst(Queues):
+    def __call__(self, view: View) -> Ranking:
+        return Ranking((-view.jobs.number,))
+
+
+class AllTogether(SkewAware):
+    def __call__(self, view: View) -> IntArray:
+        return np.full(len(view.jobs), int(Scheme.CONSOLIDATED))
+
+
+class OneAtATime(Composed):
+    def decide(self, view: View) -> Plan:
+        return super().decide(view)
+
+
+class KeepsAll(PreemptionRule):
+    def kept(self, jobs: JobTable) -> KeptJobs:
+        return super().kept(jobs)
+
+
+def test_classes_derived_from_those_of_plait_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels would go by the keys, queues and schemes of the class that they know."""
+    monkeypatch.setattr(stretching, "COMPILED", True)
+    no_order = "policy mine is not an order by keys"
+    assert _outside(Composed("mine", LastFirst(keys.ARRIVAL))) == no_order
+    assert _outside(Composed("mine", LastQueueFirst(()))) == no_order
+    assert _outside(OneAtATime("mine", by_arrival)) == no_order
+    assert _outside(Composed("mine", by_arrival, AllTogether())) == "policy mine: its placement looks at the jobs"
+    assert _outside("srsf", rule=KeepsAll()) == "preemption has a rule of its own"
 
 
 @pytest.mark.parametrize("policy", ["srsf", "fifo"])
