@@ -17,32 +17,6 @@ from typing import NoReturn
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (default: that of the process) and leave with its exit code."""
-    codes: list[object] = []
-    if args is None:
-        atexit.register(_end_at_once, codes)  # the first one, so the last to run
-    try:
-        _run(args)
-    except SystemExit as error:
-        codes.append(error.code)
-        raise
-
-
-def _end_at_once(codes: Sequence[object]) -> None:
-    """End the process with the last of `codes` after all else that runs at its exit; the system takes its memory back.
-
-    Python would first take apart all modules, which costs a third of a second where kernels are compiled.
-    """
-    if not codes or not isinstance(code := codes[-1] or 0, int):
-        return
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return  # Python reports the error
-    os._exit(code)
-
-
-def _run(args: Sequence[str] | None) -> NoReturn:
     from plait.core.errors import PlaitError
 
     gc.set_threshold(50_000, 20, 50)  # most of a short command is imports, which leave nothing to collect
@@ -63,6 +37,34 @@ def _run(args: Sequence[str] | None) -> NoReturn:
         text = f"unexpected {type(error).__name__}: {error}; run again with PLAIT_DEBUG=1 to see where"
         _leave(error, text, 1)
     sys.exit(0)
+
+
+def console() -> NoReturn:
+    """Run the command line of this process, which then ends at once: the system takes its memory back.
+
+    Python would first take apart all modules, which costs a third of a second where kernels are compiled. It does where
+    others have asked to be called at its exit: they would not be.
+    """
+    codes: list[object] = []
+    if not atexit._ncallbacks():
+        atexit.register(_end_at_once, codes)  # the first one, so the last to run
+    try:
+        main()
+    except SystemExit as error:
+        codes.append(error.code)
+        raise
+
+
+def _end_at_once(codes: Sequence[object]) -> None:
+    """End the process with the code in `codes`, if there is one, after all else that runs at its exit."""
+    if not codes or not isinstance(code := codes[0] or 0, int):
+        return
+    try:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except (OSError, ValueError):
+        return  # Python reports the error
+    os._exit(code)
 
 
 def _leave(error: BaseException, message: str, code: int) -> NoReturn:

@@ -31,9 +31,7 @@ ENTRIES = {
     "clone": Entry(JOBS, "submit:clone", "Submit a job like another one, which may have ended.", BARE),
     "history": Entry(JOBS, "jobs:history", "List jobs that have ended: how they waited, ran and moved."),
     "costs": Entry(JOBS, "jobs:costs", "Show what the last hours cost: by project, user and job."),
-    "exec": Entry(
-        JOBS, "interactive:exec_", "Run a command on the node of a running job, with its environment.", VERBATIM
-    ),
+    "exec": Entry(JOBS, "interactive:exec_", "Run a command on the node of a running job.", VERBATIM),
     "shell": Entry(JOBS, "interactive:shell", "Open a shell on a node; it ends when it is not used."),
     "notebook": Entry(JOBS, "interactive:notebook", "Run JupyterLab on a node, and reach it at an address here."),
     "run": Entry(JOBS, "run_local:run", "Run a training script here, without a service.", VERBATIM),

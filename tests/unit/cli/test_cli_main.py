@@ -12,7 +12,7 @@ from plait.cli import app
 
 def python(*arguments, **options):
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60, **options
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=600, **options
     )
 
 
@@ -80,9 +80,25 @@ def test_debug_shows_where(monkeypatch):
 
 
 def test_entry_point_of_the_process(tmp_path):
-    done = python("-c", "from plait.cli import main; main()", "cite", "nope", cwd=tmp_path)
+    done = python("-c", "from plait.cli import console; console()", "cite", "nope", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("plait: error: unknown policy 'nope'")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "output"),
+    [
+        ("import atexit; atexit.register(print, 'called')", "console()", 0, "called"),
+        ("import atexit", "console()", 0, ""),
+        ("sys.stdout = None", "console()", 0, ""),
+        ("", "try: main()\nexcept SystemExit: sys.exit(7)", 7, ""),
+    ],
+)
+def test_the_end_of_the_process_keeps_what_others_do_at_it(before, after, code, output, tmp_path):
+    text = f"import sys\n{before}\nfrom plait.cli import console, main\n{after}"
+    done = python("-c", text, "--version", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert output in done.stdout
 
 
 def test_a_simulation_loads_no_other_policy_and_no_network(tmp_path):

@@ -115,7 +115,7 @@ def set_project(
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a project, or change its quota, weight, time limits and rule for idle GPUs."""
+    """Create a project, or change its quota, weight and limits."""
     given: dict[str, float | None] = {"quota_gpus": quota_gpus, "weight": weight}
     given = {field: value for field, value in given.items() if value is not None}
     for field, text, option in (

@@ -154,9 +154,10 @@ def exec_(
     rank: Annotated[int, typer.Option(min=0, help="Rank of the process next to which it runs.")] = 0,
     home: HomeOption = None,
 ) -> None:
-    """Run a command on the node of a running job, with its environment.
+    """Run a command on the node of a running job.
 
-    Its exit code is that of the command. It ends with the job, and soon after this program.
+    It has the environment and the GPUs of the job, and its exit code is that of the command. It ends with the job, and
+    soon after this program.
 
     \b
     plait exec j-3 -- nvidia-smi

@@ -129,7 +129,7 @@ def profile(
     columns: Columns = None,
     time_zone: TimeZone = None,
 ) -> None:
-    """Fit the habits of the users of a trace, to generate work like theirs."""
+    """Fit the habits of users in a trace, to generate such work."""
     from dataclasses import asdict
     from json import dumps
 
