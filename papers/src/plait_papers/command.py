@@ -89,7 +89,7 @@ def antman() -> None:
 @app.command("ina")
 @command(InaRequest, _ina)
 def ina() -> None:
-    """In-network aggregation: reference figures and published headlines.
+    """In-network aggregation: figures of a reference, and headlines.
 
     Packet simulations of SwitchML, ATP, A2TP, ESA and INAlloc next to the figures of an independent simulator, and the
     papers' results next to plait's.
