@@ -35,12 +35,13 @@ from plait_papers.requests import EverythingRequest
 OURS = {"exact": "plait", "predicted": "plait:knows=predicted", "nothing": "plait:knows=nothing"}
 #: The others of the catalog, by what they know of durations.
 OTHERS: Mapping[str, tuple[str, ...]] = {
-    "exact": ("srtf", "srsf", "sjf", "themis", "muri-s", "muri-s:guard=0.3", "muri-s:guard=0.6"),
+    "exact": ("srtf", "srsf", "sjf", "themis", "muri-s", "muri-s:guard=0.3", "muri-s:guard=0.6", "antman"),
     "predicted": (
         "srtf:knows=predicted", "srsf:knows=predicted", "sjf:knows=predicted", "muri-s:knows=predicted", "qssf",
     ),
     "nothing": (
-        "fifo-backfill", "knapsack", "las", "2d-las", "tiresias-l", "tiresias-g", "muri-l", "gandiva", "antman",
+        "fifo-backfill", "knapsack", "las", "2d-las", "tiresias-l", "tiresias-g", "muri-l", "gandiva",
+        "antman:knows=nothing",
     ),
 }  # fmt: skip
 #: Recorded traces: the file in the data folder and its format.

@@ -90,7 +90,8 @@ class AntMan:
     it runs once its quota allows it and its GPUs have no host.
 
     How much of a GPU is used: by the stage profiles of the jobs there, or as measured where one has no profile.
-    `knows`: what the orders `srtf` and `srsf` know of durations; unless `exact`, reservations know time limits only.
+    `knows`: what the orders `srtf` and `srsf` know of durations; unless `exact`, the backfill of every order knows time
+    limits only.
     `quota`: GPUs by project, or by project and GPU kind as (project, kind); "*" stands for all that are not named.
     """
 
@@ -122,8 +123,6 @@ class AntMan:
             raise InputError(f"order is {self.order!r}; use {', '.join(ORDERS)}")
         if self.knows not in get_args(Knows):
             raise InputError(f"knows is {self.knows!r}; use {', '.join(get_args(Knows))}")
-        if self.knows != "exact" and self.order not in ("srtf", "srsf"):
-            raise InputError(f"knows={self.knows} is for orders by duration: srtf, srsf; order is {self.order}")
         if not 0 < self.limit <= 1:
             raise InputError(f"limit must be over 0 and at most 1, got {self.limit}")
         if not 0 < self.least_memory <= 1:

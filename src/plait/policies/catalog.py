@@ -505,7 +505,7 @@ CATALOG: dict[str, Row] = dict(
                         "remaining work, what jobs fit and measure of themselves", ("optimus", "pollux"), _ROUNDS,
                         True)),
         ("antman", Row("guaranteed jobs at full speed within quotas, opportunistic ones on what they leave idle",
-                       _antman, "classes, stage profiles", ("antman",), _ANTMAN, True)),
+                       _antman, "duration, classes, stage profiles", ("antman",), _ANTMAN, True)),
         ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, "drf", Drf),
                     "demands", ("drf",), _PLACED, False)),
     ]
@@ -579,6 +579,9 @@ _PREDICTED = "predicted durations"
 def knowledge(policy: str) -> str:
     """What a policy uses of the durations of jobs: `exact`, `predicted` or `nothing`; "" outside the catalog.
 
+    Deadlines go by exact slack in any case. Of orders that are an option only some go by durations; under `antman`
+    backfill does so too.
+
     >>> knowledge("srsf"), knowledge("srsf:knows=predicted"), knowledge("muri-s:order=attained"), knowledge("fifo")
     ('exact', 'predicted', 'nothing', 'nothing')
     """
@@ -586,15 +589,22 @@ def knowledge(policy: str) -> str:
     row = rows().get(name)
     if row is None:
         return ""
+    options = dict(part.partition("=")[::2] for part in rest.split(","))
+
+    def is_on(option: str, default: bool) -> bool:
+        return bool(row.options[option].parse(name, option, options[option])) if option in options else default
+
+    if is_on("deadlines", False):
+        return "exact"
     if _PREDICTED in row.knows:
         return "predicted"
-    options = dict(part.partition("=")[::2] for part in rest.split(","))
+    order, knows = options.get("order"), options.get("knows", "exact")
     by_duration = any(part in _DURATIONS for part in row.knows.split(", "))
-    if options.get("order") in _MURI_ORDERS:
-        by_duration = options["order"] == "themis"
-    elif name == "antman":
-        by_duration = options.get("order") in ("srtf", "srsf")
-    return options.get("knows", "exact") if by_duration else "nothing"
+    if order in _ORDER_NAMES:
+        by_duration = order == "themis" or order in _BY_KNOWLEDGE
+    elif name == "antman" and order not in ("srtf", "srsf"):
+        by_duration = knows == "exact" and is_on("backfill", True)
+    return knows if by_duration else "nothing"
 
 
 def beyond_durations(policy: str) -> tuple[str, ...]:

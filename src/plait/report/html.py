@@ -401,7 +401,7 @@ def table_row(
             }
         )
     known = knowledges(groups)
-    return {"label": f"{names[i]} (knows {known[i]})" if known else names[i], "cells": cells}
+    return {"label": f"{names[i]} (knowledge: {known[i]})" if known else names[i], "cells": cells}
 
 
 def _table_note(groups: Sequence[Comparison]) -> str:

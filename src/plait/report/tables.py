@@ -140,9 +140,9 @@ def time_unit_of(rows: Sequence[Comparison]) -> tuple[str, float]:
 
 
 def knowledges(rows: Sequence[Comparison]) -> list[str]:
-    """What the policy of each row knows of durations; empty if all know the same, or if that of one is unknown."""
-    found = [knowledge(row.policy) for row in rows]
-    return found if len(set(found)) > 1 and all(found) else []
+    """What the policy of each row knows of durations, `unknown` outside the catalog; empty if all know the same."""
+    found = [knowledge(row.policy) or "unknown" for row in rows]
+    return found if len(set(found)) > 1 else []
 
 
 def comparable(rows: Sequence[Comparison]) -> list[list[int]]:

@@ -181,10 +181,11 @@ def test_kinds_have_quotas_of_their_own_and_gangs_one_kind() -> None:
     assert "quota" in here.plan.reasons[2] or "reserved" in here.plan.reasons[2]
 
 
-def test_backfill_knows_no_duration_that_the_order_does_not_know() -> None:
+@pytest.mark.parametrize("order", ["srsf", "tiresias", "fifo"])
+def test_backfill_knows_durations_only_if_they_are_exact(order: str) -> None:
     """Two GPUs of four are reserved for a gang; a short job may use it only if its duration is known."""
-    for knows, runs in (("exact", [0, 2]), ("predicted", [0])):
-        here = house("1x4", order="srsf", knows=knows, backfill=True)
+    for knows, runs in (("exact", [0, 2]), ("predicted", [0]), ("nothing", [0])):
+        here = house("1x4", order=order, knows=knows, backfill=True)
         here.submit(job("first", 2)).decide()
         here.submit(replace(job("gang", 4), iterations=1.0)).decide()
         here.submit(replace(job("short"), iterations=20.0)).decide()

@@ -9,7 +9,7 @@ from plait.control.messages import JobFinished, JobSubmitted, Launch, ReplanDue
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
-from plait.policies.catalog import make_policy
+from plait.policies.catalog import knowledge, make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.load import load_jobs
@@ -61,6 +61,23 @@ def first_starts(policy, jobs=50):
     return np.minimum(first_s, until_s), np.minimum(longer_s, until_s)
 
 
+@pytest.mark.parametrize(
+    ("policy", "knows"),
+    [("srtf:knows=predicted,deadlines=on", "exact"), ("fifo:deadlines=true", "exact"),
+     ("fifo:deadlines=off", "nothing"), ("muri-l", "nothing"), ("muri-l:order=remaining", "exact"),
+     ("muri-l:order=lookahead", "exact"),
+     ("muri-l:order=themis", "exact"), ("muri-s:order=discretised", "nothing"), ("muri-s:order=themis", "exact"),
+     ("muri-s:order=lookahead,knows=nothing", "nothing"), ("antman", "exact"), ("antman:order=fifo", "exact"),
+     ("antman:backfill=off", "nothing"), ("antman:knows=nothing", "nothing"), ("antman:knows=predicted", "nothing"),
+     ("antman:order=srsf,backfill=off", "exact"), ("antman:order=srsf,knows=predicted", "predicted"),
+     ("mine:Policy", "")],
+)  # fmt: skip
+def test_policies_are_compared_by_what_their_options_use_of_durations(policy, knows):
+    if knows:
+        make_policy(policy)
+    assert knowledge(policy) == knows
+
+
 def test_exact_knowledge_does_look_ahead():
     before, longer = first_starts("srtf:knows=exact")
     assert not np.array_equal(before, longer)
@@ -68,8 +85,7 @@ def test_exact_knowledge_does_look_ahead():
 
 @pytest.mark.parametrize(
     ("policy", "orders"),
-    [("muri-s:order=themis", "remaining, lookahead"), ("muri-s:order=discretised", "remaining, lookahead"),
-     ("antman:order=fifo", "srtf, srsf")],
+    [("muri-s:order=themis", "remaining, lookahead"), ("muri-s:order=discretised", "remaining, lookahead")],
 )  # fmt: skip
 def test_orders_that_are_not_by_duration_take_no_knowledge_of_it(policy, orders):
     with pytest.raises(InputError, match=f"knows=predicted is for orders by duration: {orders}"):

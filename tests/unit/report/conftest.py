@@ -65,7 +65,7 @@ def make_result(policy: str = "fifo", seed: int = 0, jobs: int = 12, company: in
 
 @pytest.fixture
 def results() -> list[RunResult]:
-    return [make_result("fifo", 0), make_result("shared", 0, company=2), make_result("fifo", 1)]
+    return [make_result("fifo", 0), make_result("muri-l", 0, company=2), make_result("fifo", 1)]
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_what_is_left_out_is_counted(make):
 
 
 def test_bars_cover_what_was_held(make):
-    result = make("shared", company=2)
+    result = make("muri-l", company=2)
     bars = gantt(result.timeline, result.jobs["id"], 1000, 0.0)
     assert bars["until_s"] is None
     area = sum(c * (b - a) for c, a, b in zip(bars["count"], bars["from"], bars["to"], strict=True))
@@ -185,7 +185,7 @@ def test_a_browser_draws_it_without_errors(results, make, tmp_path):
 @pytest.mark.browser
 @browser
 def test_a_reader_can_sort_search_page_and_zoom(make, tmp_path):
-    results = [make("fifo", jobs=120), make("shared", jobs=120, company=2)]
+    results = [make("fifo", jobs=120), make("muri-l", jobs=120, company=2)]
     page = tmp_path / "report.html"
     page.write_text(
         html_report(results).replace("</body>\n</html>", f"<script>{READER}</script></body></html>"), encoding="utf-8"
@@ -194,7 +194,7 @@ def test_a_reader_can_sort_search_page_and_zoom(make, tmp_path):
     assert console == []
     assert "error" not in data
     read = json.loads(data["read"])
-    assert (read["firstAscending"], read["firstDescending"]) == ("shared", "fifo")
+    assert (read["firstAscending"], read["firstDescending"]) == ("muri-l", "fifo")
     assert read["page"] == "51 to 100 of 120"
     assert read["found"] == ["job-7", *(f"job-{i}" for i in range(70, 80))]
     assert read["moved"]
@@ -217,7 +217,7 @@ def test_no_page_is_wider_than_its_window_and_legends_name_all_policies(make, tm
 @pytest.mark.browser
 @browser
 def test_pages_of_sweeps_and_stages_fit_their_window_too(make, tmp_path):
-    groups = {"trace " + "/a/long/path" * 8: [make("fifo"), make("shared", company=2), make(LONG)]}
+    groups = {"trace " + "/a/long/path" * 8: [make("fifo"), make("muri-l", company=2), make(LONG)]}
     assert {w: row[:2] for w, row in measured(sweep_page(groups, 3), tmp_path).items()} == WIDE
     rows = tuple(StageRow(f"job{i}-{'x' * 40}", i, (0.1, 0.2, 0.3, 0.1)) for i in range(4))
     page = stages_page([StageGroup("muri-l: " + "+".join(r.name for r in rows), ("measured",), rows)], "t")

@@ -34,7 +34,7 @@ def text_of(table) -> str:
 def test_the_table_has_a_row_a_policy_and_marks_the_best(results):
     text = text_of(comparison_table(results))
     assert text.count("fifo") == 1
-    assert "shared" in text
+    assert "muri-l" in text
     assert "* " in text
     assert "means over 2 seeds" in text
     assert "Avg JCT (min)" in text
@@ -47,7 +47,7 @@ def test_columns_without_a_value_are_left_out_and_nothing_is_best_where_nothing_
     assert "GPU busy" not in text
     assert "Avg JCT" in text
     assert "*" not in text
-    other = make("shared", company=2)
+    other = make("muri-l", company=2)
     assert "GPU busy" in text_of(comparison_table([alone, other])), "one of them has it"
     assert "* best" in text_of(comparison_table([alone, other]))
     elsewhere = make("fifo", company=2)
@@ -55,10 +55,10 @@ def test_columns_without_a_value_are_left_out_and_nothing_is_best_where_nothing_
     text = text_of(comparison_table([alone, elsewhere]))
     assert "* best" not in text, "other clusters do not compete"
     assert "in brackets: the change from the first cluster" in text
-    two = [make("fifo"), make("shared", company=2)]
+    two = [make("fifo"), make("muri-l", company=2)]
     for run in two:
         run.summary["cluster"] = "8x8"
-    text = text_of(comparison_table([make("fifo"), make("shared", company=2), *two]))
+    text = text_of(comparison_table([make("fifo"), make("muri-l", company=2), *two]))
     assert "* best of its cluster" in text
 
 
@@ -71,8 +71,17 @@ def test_policies_compete_with_those_that_know_as_much_of_durations(make):
     assert "* best of its knowledge" in text
     same = text_of(comparison_table([make("fifo"), make("las", company=2)]))
     assert "knows" not in same
-    own = text_of(comparison_table([make("mine:Policy"), make("srsf", company=2)]))
-    assert "knows" not in own, "that of a policy outside the catalog is unknown"
+
+
+def test_policies_outside_the_catalog_compete_with_one_another(make):
+    """One row of a user's own leaves the others where they are."""
+    names = ("fifo", "srsf", "mine:Policy", "mine:Other", "las")
+    text = text_of(comparison_table([make(name, company=i + 1) for i, name in enumerate(names)])).replace("│", " ")
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith(names)]
+    assert [row[1] for row in rows] == ["nothing", "exact", "unknown", "unknown", "nothing"]
+    assert ["*" in row for row in rows] == [True, False, True, True, True], "no other knows as much as srsf"
+    own = text_of(comparison_table([make("mine:Policy"), make("mine:Other", company=2)]))
+    assert "knows" not in own
 
 
 def test_names_with_markup_are_shown_as_they_are(make):
@@ -82,7 +91,7 @@ def test_names_with_markup_are_shown_as_they_are(make):
 def test_json_and_csv_have_one_row_a_run_and_nothing_for_the_unknown(results, tmp_path):
     write_json(results, tmp_path / "deep" / "out.json")
     rows = json.loads((tmp_path / "deep" / "out.json").read_text())
-    assert [row["policy"] for row in rows] == ["fifo", "shared", "fifo"]
+    assert [row["policy"] for row in rows] == ["fifo", "muri-l", "fifo"]
     assert list(rows[0])[:6] == ["trace", "policy", "world", "seed", "cluster", "jobs"]
     write_csv(results, tmp_path / "out.csv")
     table = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
