@@ -46,11 +46,21 @@ JUPYTER = (
     '"--ServerApp.shutdown_no_activity_timeout=$1" "--MappingKernelManager.cull_idle_timeout=$1" '
     "--MappingKernelManager.cull_interval=60 --MappingKernelManager.cull_connected=True"
 )
-#: Copies between its streams and the port of the job's Jupyter.
+#: Copies between its streams and the port of the job's Jupyter, once that has started; adds nothing to the bytes.
 RELAY = """
-import glob, json, os, socket, sys, threading
-(file,) = glob.glob(os.environ["PLAIT_RUN_DIR"] + "/jupyter/jpserver-*.json")
-link = socket.create_connection(("127.0.0.1", json.load(open(file))["port"]))
+import os
+os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+import glob, json, select, socket, sys, threading
+left = select.poll()
+left.register(0, 0)
+port = None
+while port is None:
+    try:
+        port = json.load(open(glob.glob(os.environ["PLAIT_RUN_DIR"] + "/jupyter/jpserver-*.json")[0]))["port"]
+    except (IndexError, ValueError):
+        if left.poll(100):
+            sys.exit(1)
+link = socket.create_connection(("127.0.0.1", port))
 def send():
     while data := os.read(0, 65536):
         link.sendall(data)
