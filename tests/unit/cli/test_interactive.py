@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Service:
 def service(tmp_path: Path) -> Iterator[Service]:
     made = Service(tmp_path)
     yield made
-    made.consoles.look(everything=True)
+    made.consoles.close()
 
 
 def piped(text: bytes) -> int:
@@ -62,9 +63,15 @@ def test_all_that_is_piped_in_comes_out_once(service: Service) -> None:
 def test_a_tunnel_reaches_the_port_of_the_jobs_jupyter(service: Service, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as jupyter:
         (tmp_path / "jupyter").mkdir()
-        (tmp_path / "jupyter" / "jpserver-7.json").write_text(f'{{"port": {jupyter.getsockname()[1]}}}')
 
         def answer() -> None:
+            while not service.consoles.pids:
+                time.sleep(0.01)
+            time.sleep(0.5)  # the tunnel is there before Jupyter is
+            file = tmp_path / "jupyter" / "jpserver-7.json"
+            file.write_text("{")  # written in parts
+            time.sleep(0.1)
+            file.write_text(f'{{"port": {jupyter.getsockname()[1]}}}')
             link, _ = jupyter.accept()
             with link:
                 link.sendall(link.recv(100)[::-1])
@@ -78,6 +85,15 @@ def test_a_tunnel_reaches_the_port_of_the_jobs_jupyter(service: Service, tmp_pat
             assert RemoteConsole(service, "j-3", ["python3", "-c", RELAY]).run(there, out.extend) == 0  # type: ignore[arg-type]
             assert bytes(out) == b"cba"
         thread.join()
+
+
+def test_a_tunnel_ends_that_is_closed_before_jupyter_has_started(service: Service) -> None:
+    here, there = socket.socketpair()
+    out = bytearray()
+    with there:
+        here.close()
+        code = RemoteConsole(service, "j-3", ["python3", "-c", RELAY]).run(there, out.extend)  # type: ignore[arg-type]
+    assert (bytes(out), code) == (b"", 1)
 
 
 def test_an_interactive_job_ends_when_its_consoles_are_not_used(tmp_path: Path) -> None:

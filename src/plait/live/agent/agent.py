@@ -14,6 +14,7 @@ import selectors
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from plait.live.agent.monitor import Busy, GpuWindow, ProcessUsage
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
 from plait.live.agent.processes import container, launch
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
+from plait.live.agent.processes.console import ECHO_S
 from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
 from plait.live.agent.processes.successor import Successor
 from plait.live.layout import Layout, may_lead, read_epoch
@@ -57,6 +59,8 @@ _LEAVES = "its node is leaving"
 #: Seconds after which a missing home folder counts as deleted.
 HOMELESS_S = 5.0
 _LAST_REPORT_S = 5.0  # another service takes the lead within this time
+#: Threads that answer consoles and close them.
+_CONSOLE_THREADS = 8
 #: Signals that end an agent: blocked from the start of its process until it can handle them.
 HELD_BACK = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
 
@@ -76,6 +80,7 @@ class Agent(ProcessManager):
         self.epochs = self.journal.memory.epochs
         self.replies: list[Reply] = []
         self._window, self._process_usage = GpuWindow(settings.gpus), ProcessUsage()
+        self._pool = ThreadPoolExecutor(_CONSOLE_THREADS, "console")
         self._refused: set[int] = set()
         self._lease_trouble, self._homeless_s = "", math.inf
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -198,14 +203,18 @@ class Agent(ProcessManager):
                 self.switch.follow(answer.switch, asked_s, lease.lease_s)
             self.link.ever = True
             self._advance()
-        replies = [self._answer(ask) for ask in answer.ask]
-        if replies:
-            with self.lock:
-                self.replies += replies
-        if changed or replies:
+        self._reply(*[self._answer(ask) for ask in answer.ask if ask.console is None])
+        self._answer_consoles([ask for ask in answer.ask if ask.console is not None])
+        if changed:
             self.link.wake()
             self._wake()
         return True
+
+    def _reply(self, *replies: Reply) -> None:
+        if replies:
+            with self.lock:
+                self.replies += replies
+            self.link.wake()
 
     def _renew(self, lease: Lease) -> None:
         """Extend the lease of the runners; on a leaving node, at most until it leaves."""
@@ -287,10 +296,16 @@ class Agent(ProcessManager):
         else:
             self.epochs[run.job] = run.epoch
 
-    def _answer(self, ask: Ask) -> Reply:
+    def _answer_consoles(self, asks: list[Ask]) -> None:
+        """Answer in other threads: programs start slowly, and users' folders may be on slow storage."""
+        wait_s = ECHO_S if len(asks) == 1 else 0.0  # several users are not to wait for each other's echoes
+        for ask in asks:
+            self._pool.submit(lambda ask: self._reply(self._answer(ask, wait_s)), ask)
+
+    def _answer(self, ask: Ask, wait_s: float = 0.0) -> Reply:
         try:
             if ask.console is not None:
-                return Reply(ask.id, console=self._console(ask, ask.console))
+                return Reply(ask.id, console=self._console(ask, ask.console, wait_s))
             if min(ask.job, ask.epoch, ask.rank) < 0:
                 raise FileNotFoundError(f"no process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
             part = read_part(self.layout.rank(ask.job, ask.epoch, ask.rank), ask.offset, ask.limit)
@@ -298,18 +313,19 @@ class Agent(ProcessManager):
         except (OSError, ValueError, ArithmeticError) as error:  # the job can write to the file that locates its log
             return Reply(ask.id, error=str(error))
 
-    def _console(self, ask: Ask, request: ConsoleAsk) -> ConsoleReply:
+    def _console(self, ask: Ask, request: ConsoleAsk, wait_s: float) -> ConsoleReply:
         """Let a user's program run next to a process of this node; raises `ValueError`, `OSError`."""
         with self.lock:
             attempt = self.attempts.get((ask.job, ask.epoch, ask.rank))
             if attempt is None or not attempt.alive:
                 raise ValueError("its process does not run (any more)")
-            run, env = attempt.run, launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads)
+            run = attempt.run
+        env = launch.environment(run, self.layout, self.settings.cuda, self._threads) if request.command else {}
         if container.VARIABLE in env:
             raise ValueError("the job runs in a container, which plait does not enter; use the container's own tool")
         workdir = run.workdir or str(self.layout.job(run.job))
         try:
-            return self.consoles.answer(request, env, workdir, attempt.folder)
+            return self.consoles.answer(request, env, workdir, attempt.folder, wait_s)
         except LookupError as error:
             raise ValueError(str(error.args[0])) from None
 
@@ -333,7 +349,8 @@ class Agent(ProcessManager):
             self.log("gives the node back", why=str(lease))
             self._leaving = self._stop_jobs = True
         self._share()
-        self.consoles.look()
+        for console in self.consoles.abandoned():
+            self._pool.submit(console.close)
         for attempt in self.attempts.values():
             with self._quarantined(attempt):
                 if attempt.gone:
@@ -384,7 +401,7 @@ class Agent(ProcessManager):
             self._wait()
         if self._stop_jobs:
             self._stop_all()
-        self.consoles.look(everything=True)
+        self.consoles.close()
         self.link.close()
         self.coordinator.close()
         self.switch.close()

@@ -4,6 +4,8 @@ A console is a process with the environment of the job's process, its folder and
 requests of a client come one by one, each with bytes of input from a place of the client's and for output from a place
 of the agent's; so a request that comes twice types nothing twice, and no output is lost. A console that nobody has
 requested anything of for `ABANDONED_S` is ended, as its client has gone.
+
+Threads may answer requests to several consoles in parallel; each console answers one at a time.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Console:
     def __init__(self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path) -> None:
         """Start the program; raises `OSError`."""
         self.requested_s = time.monotonic()
+        self._lock = threading.Lock()
         self._active = folder / ACTIVE
         self._taken, self._start, self._output = 0, 0, b""
         self._more, self._over = threading.Condition(), False
@@ -61,6 +64,7 @@ class Console:
             streams = [into, out, out]
         self._resize(ask)
         self._code, code = os.pipe()
+        self._closing = os.eventfd(0)
         # Children of the agent are reaped where they end, so their parent here, a shell, writes the exit code.
         words = ["sh", "-c", f'"$@"; echo $? >/dev/fd/{code}', "sh", *ask.command]
         try:
@@ -82,15 +86,17 @@ class Console:
 
     def _copy(self) -> None:
         """Keep the output until it is fetched; a program that writes more than there is room for waits."""
-        while True:
-            select.select([self._read], [], [])
+        ready = select.poll()
+        for fd in (self._read, self._closing):
+            ready.register(fd, select.POLLIN)
+        while self._closing not in dict(ready.poll()):
             try:
                 data = os.read(self._read, PART)
             except OSError:  # the terminal is closed
                 data = b""
             with self._more:
                 self._output += data
-                self._over = not data
+                self._over |= not data
                 self._more.notify_all()
                 if not data:
                     return
@@ -98,35 +104,43 @@ class Console:
                 if self._over:
                     return
 
-    def answer(self, ask: ConsoleAsk) -> ConsoleReply:
-        """Take input, and return output from the place that the client has reached."""
+    def answer(self, ask: ConsoleAsk, wait_s: float = ECHO_S) -> ConsoleReply:
+        """Take input, and return output from the place that the client has reached; wait so long for the next one."""
         self.requested_s = time.monotonic()
         if ask.end:
             self.end()
+        with self._lock:
+            return self._answer(ask, wait_s)
+
+    def _answer(self, ask: ConsoleAsk, wait_s: float) -> ConsoleReply:
         self._resize(ask)
-        new = self._taken - ask.input_at  # a request that came late, or twice, has bytes that were taken
-        given = base64.b64decode(ask.input)[new:] if new >= 0 else b""
+        data, new = base64.b64decode(ask.input), self._taken - ask.input_at
+        given = data[new:] if new >= 0 else b""  # a request that came late, or twice, has bytes that were taken
         with contextlib.suppress(OSError):  # there is no room, or the program has closed its input
             self._taken += os.write(self._write, given) if given else 0
-        if ask.input_over and self._read != self._write and self._write >= 0:
+        all_taken = self._taken >= ask.input_at + len(data)
+        if ask.input_over and all_taken and self._read != self._write and self._write >= 0:
             os.close(self._write)
             self._write = -1
         with self._more:
             fetched = max(ask.output_at - self._start, 0)
             self._output, self._start = self._output[fetched:], self._start + min(fetched, len(self._output))
             self._more.notify_all()
-            self._more.wait_for(lambda: self._output or self._over, ECHO_S)
+            self._more.wait_for(lambda: self._output or self._over, wait_s)
             output, over = self._output[:PART], self._over and len(self._output) <= PART
         if given or output:
             with contextlib.suppress(OSError):
                 self._active.touch()
-        code = self._exit_code() if over else None
+        code = self._exit_code(wait_s) if over else None
         return ConsoleReply(base64.b64encode(output).decode(), self._start, self._taken, code)
 
-    def _exit_code(self) -> int | None:
+    def _exit_code(self, wait_s: float) -> int | None:
         """The exit code, of a program that has closed its output and is about to end, too."""
-        if self._exited is None and select.select([self._code], [], [], ECHO_S)[0]:
-            self._exited = int(os.read(self._code, 10) or KILLED)
+        if self._exited is None:
+            ready = select.poll()
+            ready.register(self._code, select.POLLIN)
+            if ready.poll(1000 * wait_s):
+                self._exited = int(os.read(self._code, 10) or KILLED)
         return self._exited
 
     def _resize(self, ask: ConsoleAsk) -> None:
@@ -145,15 +159,17 @@ class Console:
             self._more.notify_all()
 
     def _close(self) -> None:
-        for fd in {self._read, self._write, self._code} - {-1}:
+        for fd in {self._read, self._write, self._code, self._closing} - {-1}:
             os.close(fd)
-        self._read = self._write = self._code = -1
+        self._read = self._write = self._code = self._closing = -1
 
     def close(self) -> None:
-        """End it, and free its descriptors."""
+        """End it, and free its descriptors, also where a process that left its session has the output open."""
         self.end()
-        self._thread.join(1.0)
-        if not self._thread.is_alive():  # otherwise a process that left its session has the output open
+        os.eventfd_write(self._closing, 1)
+        self._thread.join()
+        with self._lock:
+            self._exited = KILLED if self._exited is None else self._exited
             self._close()
 
 
@@ -166,12 +182,17 @@ class Consoles:
 
     @property
     def pids(self) -> set[int]:
-        """The children of this process that are consoles."""
+        """The children of this process that are consoles, of all that were started before."""
         with self._lock:
             return {one.process.pid for one in self._consoles.values() if one.process is not None}
 
-    def answer(self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path) -> ConsoleReply:
-        """Answer a request, the first of which starts the program; raises `OSError`, `LookupError`."""
+    def answer(
+        self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path, wait_s: float = ECHO_S
+    ) -> ConsoleReply:
+        """Answer a request, the first of which starts the program; raises `OSError`, `LookupError`.
+
+        `env` is of no use to requests without a command; `wait_s`: the answer waits so long for output.
+        """
         with self._lock:
             console = self._consoles.get(ask.name)
             if console is None:
@@ -180,12 +201,18 @@ class Consoles:
                 if len(self._consoles) >= MOST:
                     raise OSError(f"{MOST} consoles are open on this node; close some")
                 console = self._consoles[ask.name] = Console(ask, env, workdir, folder)
-            return console.answer(ask)
+        return console.answer(ask, wait_s)
 
-    def look(self, everything: bool = False) -> None:
-        """End consoles that nobody uses, or all."""
+    def abandoned(self) -> list[Console]:
+        """Take out the consoles that nobody uses; the caller closes them, which takes a while."""
         with self._lock:
-            for name, console in list(self._consoles.items()):
-                if everything or time.monotonic() - console.requested_s > ABANDONED_S:
-                    del self._consoles[name]
-                    console.close()
+            now = time.monotonic()
+            names = [name for name, one in self._consoles.items() if now - one.requested_s > ABANDONED_S]
+            return [self._consoles.pop(name) for name in names]
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            consoles, self._consoles = list(self._consoles.values()), {}
+        for console in consoles:
+            console.close()

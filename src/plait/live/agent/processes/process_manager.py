@@ -403,11 +403,12 @@ class ProcessManager:
 
     def _strays(self) -> set[int]:
         """Children of this agent that are no runners: orphans of runners that were killed."""
+        children = procs.children(os.getpid())  # before those of consoles, which other threads start
         runners = {a.process.pid for a in self.attempts.values() if a.process is not None and a.alive}
         runners |= {successor.process.pid for successor in self.successors.values() if successor.process is not None}
         runners |= self.switch.children | self.consoles.pids
-        children = [pid for pid in procs.children(os.getpid()) if pid not in runners]
-        return {pid for child in children for pid in (child, *procs.descendants(child))}
+        strays = [pid for pid in children if pid not in runners]
+        return {pid for child in strays for pid in (child, *procs.descendants(child))}
 
     def _reap(self) -> None:
         """Take in ended children; a pidfd stays readable, so nothing is lost by it."""
