@@ -205,7 +205,8 @@ class Composed:
     place          a `Scheme` for all, or a function that chooses one for each job
     preempt        whether a waiting job may take the GPUs of a running one that ranks after it
     strict         whether the first job that does not fit blocks all after it (head of line)
-    reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it
+    reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it; with `preempt` it
+                   also goes before all others, and of such jobs the one that has waited the longest
     due_run_s      a job that started after `reserve_after_s` stays first until it ran this long, seconds
     quantum_s      how often to decide while jobs wait, for orders that change continuously
     min_run_s      a started job is not preempted before it ran this long
@@ -278,15 +279,6 @@ class Composed:
         urgent, changes_in_s = self.urgency(jobs)
         until = min(until, view.now_s + changes_in_s)
         keys: tuple[FloatArray | IntArray | BoolArray, ...] = (*urgent, *ranking.keys)
-        if not self.preempt:
-            keys = (~jobs.running, *keys)
-        elif self.min_run_s > 0:
-            ends = np.where(jobs.running, jobs.last_start_s + self.min_run_s, -math.inf)
-            if self.group is None:
-                keys = (ends <= view.now_s + CLOCK_S, *keys)
-            else:
-                view = view.keeping(ends)
-            until = min(until, _next(ends, view.now_s))
         strict: bool | BoolArray = self.strict
         if math.isfinite(self.reserve_after_s):
             due_s = jobs.pending_since_s + self.reserve_after_s
@@ -297,8 +289,18 @@ class Composed:
                 stays = np.where(late, jobs.last_start_s + self.due_run_s, -math.inf)
                 strict |= stays > view.now_s + CLOCK_S
                 ends = np.where(late, stays, ends)
-            if self.group is not None:  # units are placed in an order of their own: due jobs come first
-                keys = (~strict, *keys)
+            if self.preempt and strict.any():
+                waits_since_s = np.where(jobs.running, -math.inf, jobs.pending_since_s)
+                keys = (~strict, np.where(strict, waits_since_s, 0.0), *keys)
+            until = min(until, _next(ends, view.now_s))
+        if not self.preempt:
+            keys = (~jobs.running, *keys)
+        elif self.min_run_s > 0:
+            ends = np.where(jobs.running, jobs.last_start_s + self.min_run_s, -math.inf)
+            if self.group is None:
+                keys = (ends <= view.now_s + CLOCK_S, *keys)
+            else:
+                view = view.keeping(ends)
             until = min(until, _next(ends, view.now_s))
         scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
         if self.group is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -115,39 +116,53 @@ def test_running_groups_may_exceed_the_limit_of_another_policy(policy):
         assert sizes == [4, 4] if now_s == 5.0 else len(sizes) == 2 and max(sizes) <= most
 
 
-@pytest.mark.parametrize(("bound_s", "latest_s"), [(1000.0, 1200.0), (np.inf, 30_000.0)])
-def test_a_job_past_the_bound_goes_first(bound_s, latest_s):
-    """A long job, and short ones that come faster than one GPU can run them."""
-    jobs = [job(0, work_s=50_000.0)]
-    jobs += [replace(job(1 + i, work_s=100.0), submit_s=90.0 * i) for i in range(200)]
-    starts = []
-
-    def note(event: Event, commands: Sequence[Command]) -> None:
-        launched = [job for one in commands if isinstance(one, Launch) for job in one.groups.jobs.tolist()]
-        starts.extend(event.at_s for job in launched if job == 0)
-
-    world, policy = make_world("ideal"), make_policy(f"plait:bound_s={bound_s}")
-    simulate(JobBatch.of(jobs), Cluster.parse("1x1"), policy, world, observe=lambda controller: note)
-    assert starts[0] <= latest_s
-    assert (starts[0] > 2000.0) == (bound_s == np.inf)
-
-
-def test_a_job_past_the_bound_runs_for_a_quarter_of_it_where_its_duration_is_not_known():
-    """The job that ran for long is taken for a long one, and short ones never stop coming."""
-    jobs = [job(0, work_s=50_000.0)]
-    jobs += [replace(job(1 + i, work_s=100.0), submit_s=90.0 * i) for i in range(200)]
-    changes = []
+def runs_of(jobs: Sequence[JobSpec], policy: str) -> list[list[tuple[float, float]]]:
+    """When each job ran on one GPU: from and until, seconds."""
+    at_s: list[list[float]] = [[] for _ in jobs]
 
     def note(event: Event, commands: Sequence[Command]) -> None:
         for one in commands:
-            moved = one.groups.jobs if isinstance(one, Launch) else one.jobs if isinstance(one, Stop) else ()
-            changes.extend([event.at_s] * (0 in moved))
+            for job in one.groups.jobs if isinstance(one, Launch) else one.jobs if isinstance(one, Stop) else ():
+                at_s[job].append(event.at_s)
 
-    world, policy = make_world("ideal"), make_policy("plait:knows=nothing,bound_s=2000")
-    simulate(JobBatch.of(jobs), Cluster.parse("1x1"), policy, world, observe=lambda controller: note)
-    runs_s = np.diff(changes[: len(changes) // 2 * 2])[::2]
-    assert len(runs_s) >= 3
-    assert runs_s[1:-1].min() >= 500.0 - 1e-3, "the first start was no late one, and the last run ends by itself"
+    world = make_world("ideal")
+    done = simulate(
+        JobBatch.of(jobs), Cluster.parse("1x1"), make_policy(policy), world, observe=lambda controller: note
+    )
+    ends_s = done.controller.job_store.columns["end_s"].tolist()
+    return [list(pairwise([*times, ends_s[i]]))[::2] for i, times in enumerate(at_s)]
+
+
+def one_long_many_short(count: int, long_s: float, short_s: float, every_s: float) -> list[JobSpec]:
+    """More work than one GPU can do."""
+    shorts = [replace(job(1 + i, work_s=short_s), submit_s=every_s * i) for i in range(count)]
+    return [job(0, work_s=long_s), *shorts]
+
+
+@pytest.mark.parametrize("group", ["on", "off"])
+@pytest.mark.parametrize(("bound_s", "latest_s"), [(1000.0, 1200.0), (np.inf, 30_000.0)])
+def test_a_job_past_the_bound_goes_first(group, bound_s, latest_s):
+    runs = runs_of(one_long_many_short(200, 50_000.0, 100.0, 90.0), f"plait:bound_s={bound_s},group={group}")
+    assert runs[0][0][0] <= latest_s
+    assert (runs[0][0][0] > 2000.0) == (bound_s == np.inf)
+
+
+@pytest.mark.parametrize("group", ["on", "off"])
+def test_a_job_past_the_bound_runs_for_a_quarter_of_it_where_its_duration_is_not_known(group):
+    """The job that ran for long is taken for a long one, and short ones never stop coming."""
+    jobs = one_long_many_short(200, 50_000.0, 100.0, 90.0)
+    runs = runs_of(jobs, f"plait:knows=nothing,bound_s=2000,group={group}")[0]
+    assert len(runs) >= 3
+    lasts_s = [until_s - from_s for from_s, until_s in runs[1:-1]]
+    assert min(lasts_s) >= 500.0 - 1e-3, "the first start was no late one, and the last run ends by itself"
+    assert runs[1][0] - runs[0][1] < 2100.0
+
+
+def test_of_jobs_past_the_bound_the_one_that_waited_longest_goes_first():
+    """All are late, and each runs for a quarter of the bound: nobody waits for more than one turn of all others."""
+    runs = runs_of(one_long_many_short(60, 60_000.0, 4000.0, 1000.0), "plait:knows=nothing,bound_s=2000")
+    waits_s = [after[0] - before[1] for times in runs for before, after in pairwise(times)]
+    assert max(waits_s) <= 2000.0 + 61 * 500.0
 
 
 @pytest.mark.parametrize(
