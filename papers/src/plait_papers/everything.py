@@ -239,7 +239,10 @@ class EverythingOutcome(Outcome):
 
 def compared(row: Row, done: Mapping[Case, Done]) -> tuple[Compared, list[PolicyFigures]]:
     """The figures of one row."""
-    runs = {policy: [done[c] for c in done if c.row == row and c.policy == policy] for policy in policies_of(row.knows)}
+    mine = sorted(
+        (case for case in done if case.row == row), key=lambda case: case.seed
+    )  # done as runs end, not by seed
+    runs = {policy: [done[case] for case in mine if case.policy == policy] for policy in policies_of(row.knows)}
     ours, others = OURS[row.knows], OTHERS[row.knows]
 
     def mean(policy: str, name: str = "avg_jct_s") -> float:

@@ -81,6 +81,8 @@ def test_a_row_compares_with_the_best_mean_of_the_others_on_the_same_seeds() -> 
         Case(row, policy, seed, 10, ""): Done({**base, "avg_jct_s": 3600 * h, "p99_jct_s": h}, 10, 1)
         for policy, both in hours.items() for seed, h in enumerate(both)
     }  # fmt: skip
+    ours = [case for case in done if case.policy == OURS["predicted"]]
+    done = {**{case: done[case] for case in reversed(ours)}, **done}  # the run of the last seed has ended first
     other = Case(replace(row, failures=True), "srsf:knows=predicted", 0, 10, "")
     found, figures = compared(row, {**done, other: Done({**base, "avg_jct_s": 0.1}, 10, 1)})
     assert (found.best, found.best_h, found.ours_h) == ("srsf:knows=predicted", 3.0, 2.5)
