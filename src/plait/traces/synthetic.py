@@ -435,7 +435,8 @@ def fit_recurring(table: TraceTable) -> RecurringWork:
     """The habits of the users of a trace, by moments; the rest is as in the published shares.
 
     Only long gaps separate sessions of a user with one script, so `reruns` is rather too large. Raises
-    `InputError` for a trace without users, scripts or durations, or in which no script runs twice.
+    `InputError` for a trace without users, scripts or durations, or in which no script runs twice, or no job with
+    GPUs completed.
     """
     for name in ("user", "script", "duration_s"):
         if name not in table.columns:
@@ -478,8 +479,11 @@ def fit_recurring(table: TraceTable) -> RecurringWork:
     crash = failed - NEW_CRASH * float(np.exp(-runs_before / 3).mean())
     found |= {"stopped": stopped, "crash": min(max(crash, 0.0), 1.0)}
 
-    done = (state == "completed") & (np.asarray(table["duration_s"], dtype=np.float64) > 0)
-    log_s = np.log(np.asarray(table["duration_s"], dtype=np.float64)[done]) - DOUBLING * np.log2(gpus[done])
+    duration_s = np.asarray(table["duration_s"], dtype=np.float64)
+    done = (state == "completed") & (duration_s > 0) & (gpus > 0)
+    if not done.any():
+        raise InputError("no job of the trace completed on GPUs; a profile needs the durations of jobs that did")
+    log_s = np.log(duration_s[done]) - DOUBLING * np.log2(gpus[done])
     found |= _spreads(log_s, user[done], script[done], arguments[done])
     sizes, scripts = np.unique(gpus[gpus > 0], return_counts=True)
     gangs = tuple((int(size), float(count / scripts.sum())) for size, count in zip(sizes, scripts, strict=True))

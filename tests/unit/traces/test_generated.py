@@ -217,3 +217,13 @@ def test_a_profile_needs_names_and_scripts_that_run_again() -> None:
     names = np.arange(50).astype(str).astype(object)
     with pytest.raises(InputError, match="no script of a user runs twice"):
         fit_recurring(TraceTable({**once.columns, "script": names}, once.meta))
+    jobs = generate("recurring", 300, 64, seed=1)
+    with pytest.raises(InputError, match="no job of the trace completed on GPUs"):
+        fit_recurring(TraceTable({**jobs.columns, "gpus": np.zeros(300, dtype=np.int64)}, jobs.meta))
+
+
+def test_jobs_without_gpus_count_for_no_duration() -> None:
+    jobs = generate("recurring", 300, 64, seed=1)
+    gpus = np.where(np.arange(300) % 10 == 0, 0, np.asarray(jobs["gpus"]))
+    found = fit_recurring(TraceTable({**jobs.columns, "gpus": gpus}, jobs.meta))
+    assert np.isfinite([found.script_s, found.run_spread, found.argument_spread, found.script_spread]).all()
