@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -134,6 +135,13 @@ class Policy(Protocol):
     def decide(self, view: View) -> Plan:
         """The complete plan from now on."""
         ...
+
+
+def layers(policy: object) -> Iterator[Any]:
+    """A policy, and the ones that it wraps in its field `policy`, the outermost first."""
+    while policy is not None:
+        yield policy
+        policy = getattr(policy, "policy", None)
 
 
 #: Requests of jobs, other than GPUs, that a policy may take into account, as `UsesRequests.uses` names them.

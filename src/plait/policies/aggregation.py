@@ -20,7 +20,7 @@ from plait.core.ina_request import TREES, InaRequest
 from plait.core.jobs import JobStatus
 from plait.core.network_grants import NetworkGrant, by_job
 from plait.core.plan import Plan
-from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests, has_preemption
+from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests, has_preemption, layers
 from plait.core.resources import Resource
 from plait.network.fluid.exchanges import Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
@@ -445,9 +445,7 @@ class WithAggregation:
 
 def aggregation_of(policy: object) -> WithAggregation | None:
     """The policy that grants memory of switches: this one or one inside it; None where there is none."""
-    while policy is not None and not isinstance(policy, WithAggregation):
-        policy = getattr(policy, "policy", None)
-    return policy
+    return next((one for one in layers(policy) if isinstance(one, WithAggregation)), None)
 
 
 def _candidates(graph: Graph, state: SteadyState, workers: tuple[int, ...], up: list[int]) -> list[int]:

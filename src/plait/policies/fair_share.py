@@ -16,6 +16,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jobs import JobTable, Phase, gpu_use
+from plait.core.policy import layers
 
 #: Steps of a factor of two, and the largest level: more than 16 times the share.
 STEPS, MOST = 2.0, 8
@@ -152,9 +153,5 @@ def _level(times: FloatArray) -> IntArray:
 
 def half_life_s(policy: object) -> float | None:
     """The half-life by which a policy, or one inside it, shares; None if it does not."""
-    while policy is not None:
-        fair_s = getattr(getattr(policy, "urgency", None), "fair_s", math.inf)
-        if math.isfinite(fair_s):
-            return float(fair_s)
-        policy = getattr(policy, "policy", None)
-    return None
+    found = (getattr(getattr(one, "urgency", None), "fair_s", math.inf) for one in layers(policy))
+    return next((float(fair_s) for fair_s in found if math.isfinite(fair_s)), None)

@@ -18,7 +18,7 @@ from plait.core.compile_policy import either
 from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.jobs import JobTable
-from plait.core.policy import View
+from plait.core.policy import View, layers
 from plait.policies.compose import Ranking
 from plait.policies.kinds import LEVELS, Kinds, Lives
 
@@ -65,11 +65,11 @@ def prediction(jobs: JobTable, row: int, alike: bool = False) -> Prediction:
 
 def predicted_of(policy: object, jobs: JobTable, row: int) -> Prediction | None:
     """The prediction by which a policy orders a job of the table; None if it uses none."""
-    order = getattr(getattr(policy, "policy", policy), "order", None)  # quotas have a policy inside
-    if isinstance(order, ByPrediction):
-        return prediction(jobs, row)
-    if isinstance(order, ByListSchedule) and order.unknown(jobs)[row]:
-        return prediction(jobs, row, alike=order.knows == "nothing")
+    for order in (getattr(one, "order", None) for one in layers(policy)):
+        if isinstance(order, ByPrediction):
+            return prediction(jobs, row)
+        if isinstance(order, ByListSchedule) and order.unknown(jobs)[row]:
+            return prediction(jobs, row, alike=order.knows == "nothing")
     return None
 
 

@@ -10,6 +10,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.policies.catalog import knowledge, make_policy
+from plait.policies.predicted import predicted_of
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.load import load_jobs
@@ -125,6 +126,15 @@ def test_a_stated_duration_goes_before_a_prediction():
     specs = [JobSpec(id="stated", iterations=20.0, iteration_s=1.0), JobSpec(id="unknown")]
     one = controller("plait", specs[::-1])
     assert one.active[one.policy.ranked(one.view())].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("around", ["", "quota=*=8", "ina=atp", "ina=atp,quota=*=8"])
+def test_the_prediction_of_a_wrapped_policy_is_found(around):
+    view = controller("srsf", [JobSpec(id="a", user="ada")]).view()
+    for policy, predicts in (("plait:knows=predicted", True), ("srtf:knows=predicted", True), ("srtf", False)):
+        made = make_policy(f"{policy}{',' if ':' in policy else ':'}{around}".rstrip(":,"))
+        found = predicted_of(made, view.jobs, 0)
+        assert (found is not None) == predicts, policy
 
 
 @pytest.mark.parametrize("policy", ["srtf:knows=predicted", "plait:knows=nothing"])

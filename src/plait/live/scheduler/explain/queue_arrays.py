@@ -13,7 +13,7 @@ from plait.control.controller import Controller
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import Phase
-from plait.core.policy import Policy
+from plait.core.policy import Policy, layers
 from plait.live.scheduler.explain.durations import Unknown
 from plait.live.scheduler.explain.list_schedule import PREEMPT, STRICT
 from plait.policies.compose import Composed
@@ -71,12 +71,10 @@ class QueueArrays:
 
 def manner(policy: Policy) -> int:
     """How a policy treats running jobs, of `PREEMPT` and `STRICT`; a policy without such an attribute preempts."""
-    inner: object = policy
-    while not isinstance(inner, Composed) and (below := getattr(inner, "policy", None)) is not None:
-        inner = below
-    if isinstance(inner, Composed):
-        return (PREEMPT if inner.preempt else 0) | (STRICT if inner.strict else 0)
-    return PREEMPT
+    composed = next((one for one in layers(policy) if isinstance(one, Composed)), None)
+    if composed is None:
+        return PREEMPT
+    return (PREEMPT if composed.preempt else 0) | (STRICT if composed.strict else 0)
 
 
 def kind_masks(gpu_kinds: IntArray | None, memory_bytes: FloatArray, cluster: Cluster) -> IntArray:

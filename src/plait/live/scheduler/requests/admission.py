@@ -11,7 +11,7 @@ from plait.control.job_store import refusal
 from plait.control.plan_check.grants import never_granted
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobSpec
-from plait.core.policy import Policy, has_grants
+from plait.core.policy import has_grants, layers
 from plait.core.resources import CPU_KIND
 from plait.core.words import duration
 from plait.live.layout import job_name
@@ -137,12 +137,10 @@ def _check_quotas(ctx: Context, spec: JobSpec) -> None:
     """Refuse a job above a quota of its project, be it of `plait project set` or of the policy."""
     controller = ctx.state.controller
     kinds = () if controller is None or ctx.now_s < ctx.timers.settle_s else controller.cluster.kinds
-    policy: Policy | None = ctx.state.limited_policy()
-    while policy is not None:
+    for policy in layers(ctx.state.limited_policy()):
         quotas = getattr(policy, "quotas", None)
         if isinstance(quotas, Quotas) and (refused := never_admitted(policy, quotas, JobBatch.of([spec]), kinds)):
             raise InputError(refused[0])
-        policy = getattr(policy, "policy", None)
 
 
 def _check_required(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None:
