@@ -108,6 +108,8 @@ def test_a_process_that_left_its_session_keeps_neither_thread_nor_descriptors(no
     try:
         node.close()
         assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, before)
+        with pytest.raises(OSError, match="the node's agent ends"):
+            node.answer(ConsoleAsk("b", ["cat"]), {}, str(tmp_path), tmp_path)
     finally:
         os.kill(int(output), signal.SIGKILL)
 

@@ -178,7 +178,7 @@ class Consoles:
 
     def __init__(self) -> None:
         self._consoles: dict[str, Console] = {}
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), False
 
     @property
     def pids(self) -> set[int]:
@@ -198,6 +198,8 @@ class Consoles:
             if console is None:
                 if not ask.command:
                     raise LookupError("this console is over: it was not used, or its node's agent was started again")
+                if self._closed:
+                    raise OSError("the node's agent ends")
                 if len(self._consoles) >= MOST:
                     raise OSError(f"{MOST} consoles are open on this node; close some")
                 console = self._consoles[ask.name] = Console(ask, env, workdir, folder)
@@ -211,8 +213,8 @@ class Consoles:
             return [self._consoles.pop(name) for name in names]
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them, and start no more."""
         with self._lock:
-            consoles, self._consoles = list(self._consoles.values()), {}
+            consoles, self._consoles, self._closed = list(self._consoles.values()), {}, True
         for console in consoles:
             console.close()
