@@ -19,7 +19,7 @@ The ranks of a gang pause together. Otherwise one would wait at its gate while t
 their GPUs, a quantum without bound. All have the same points in a step, in the same order: a rank passes none before
 the first rank of its node has. Where that one pauses, it waits until the others have come there and their GPUs are
 done, then for the share of all and the hosts of all; so each rank has launched what the others need, and no more.
-Ranks whose points differ pace themselves after `SILENT_S`.
+A rank that has waited `SILENT_S` for one that does not move paces itself to the end of the step.
 
 Each check of the share is noted in the page: a guest without recent checks is throttled from outside (`throttle` of
 its runner).
@@ -199,30 +199,35 @@ def _has_ended(page: Page) -> bool:
 class GuestGang:
     """The ranks of a guest on this node, as one of them sees them: who has come to which point of a step.
 
-    Points are numbered within a step, and steps count more. The word `Page.gang_point` of the first rank is twice the
-    number of the point that it passed last, or one less than twice that at which it pauses; the word of another rank is
-    the number of the point at which it pauses.
+    Points are numbered within a step, and steps count more. The word `Page.gang_point` of a rank is twice the number of
+    the point that it passed last, or one less than twice that at which it pauses; it is written without other ranks,
+    too, since a host may come at any time.
     """
 
-    def __init__(
-        self, page: Page, ranks: Sequence[Path], clock: Callable[[], float], before: GuestGang | None = None
-    ) -> None:
-        """`ranks`: page files, that of `page` among them, the first rank's first; `before`: the gang until now."""
+    def __init__(self, page: Page, clock: Callable[[], float]) -> None:
+        """`page`: of this rank, which is without others until `follow`."""
         self._page, self._clock = page, clock
-        self.first = not ranks or ranks[0] == page.path
-        self._others: list[Page] = []
-        for path in ranks[1:] if self.first else ranks[:1]:
-            with contextlib.suppress(PageError, OSError):
-                self._others.append(Page.open(path, mapped=False))
-        self._step: int = before._step if before is not None else 0
-        self._number: int = before._number if before is not None else 0
+        self.first = True
+        self._others: dict[Path, Page | None] = {}  # None: its page is not there yet
+        self._step = self._number = 0
         self._words, self._since_s = list[int](), 0.0  # of the others, and since when they are so
-        self._silent: set[tuple[int, int]] = set()  # others by number, with words that did not change for `SILENT_S`
+        self._silent_step = -1  # the last one in which an other did not move for `SILENT_S`
+
+    def follow(self, ranks: Sequence[Path]) -> None:
+        """Pause with the ranks that have these page files, that of this rank among them, the first rank's first."""
+        self.close()
+        self.first = not ranks or ranks[0] == self._page.path
+        self._others = dict.fromkeys(ranks[1:] if self.first else ranks[:1])
 
     @property
     def paced(self) -> bool:
-        """Whether there are other ranks here."""
-        return bool(self._others)
+        """Whether this rank pauses together with others, in its present step."""
+        return bool(self._others) and self._silent_step != self._step
+
+    @property
+    def led(self) -> bool:
+        """Whether this rank leaves the share and the hosts of all to the first one."""
+        return self.paced and not self.first
 
     def come(self) -> None:
         """Come to the next point."""
@@ -231,44 +236,51 @@ class GuestGang:
         self._step, self._since_s = step, self._clock()
 
     @property
-    def _point(self) -> int:
-        return self._step << POINT_BITS | min(self._number, (1 << POINT_BITS) - 1)
+    def _passed(self) -> int:
+        """The word of a rank that has passed the point to which this one has come."""
+        return 2 * (self._step << POINT_BITS | min(self._number, (1 << POINT_BITS) - 1))
 
     def pause(self) -> None:
         """Note that this rank waits at its point, and its GPU has done what was launched."""
-        self._page.gang_point = 2 * self._point - 1 if self.first else self._point
+        self._page.gang_point = self._passed - 1
 
     def go_on(self) -> None:
         """Note that this rank passes its point."""
-        if self.first:
-            self._page.gang_point = 2 * self._point
+        self._page.gang_point = self._passed
 
     @property
     def pauses_here(self) -> bool:
         """Whether the first rank pauses at the point to which this one has come."""
-        return not self.first and self._others[0].gang_point == 2 * self._point - 1
+        return not self.first and self._read() == [self._passed - 1]
 
     @property
     def behind(self) -> bool:
         """Whether this rank has to wait: the first until all others pause at its point, those until it has passed."""
-        least = self._point if self.first else 2 * self._point
-        words = [page.gang_point for page in self._others]
+        if not self.paced:
+            return False
+        words, least = self._read(), self._passed - self.first
         if words != self._words:
             self._words, self._since_s = words, self._clock()
-        late = {(at, word) for at, word in enumerate(words) if word < least} - self._silent
-        if late and self._clock() - self._since_s >= SILENT_S and not self.pauses_here:
-            self._silent |= late
+        if all(word >= least for word in words):
             return False
-        return bool(late)
+        if self._clock() - self._since_s < SILENT_S or self.pauses_here:
+            return True
+        self._silent_step = self._step
+        return False
 
-    @property
-    def alone(self) -> bool:
-        """Whether a rank other than the first paces itself, because that one does something else."""
-        return not self.first and (0, self._others[0].gang_point) in self._silent
+    def _read(self) -> list[int]:
+        """The words of the others; 0 of one without a page."""
+        for path, page in self._others.items():
+            if page is None:
+                with contextlib.suppress(PageError, OSError):
+                    self._others[path] = Page.open(path, mapped=False)
+        return [page.gang_point if page is not None else 0 for page in self._others.values()]
 
     def close(self) -> None:
-        while self._others:
-            self._others.pop().close()
+        for page in self._others.values():
+            if page is not None:
+                page.close()
+        self._others = {}
 
 
 #: Seconds after which a rank of a gang no longer waits for one that has not moved.
@@ -315,7 +327,7 @@ class GuestGate:
         self._look, self._version = look, page.control_version
         self._clock, self._sleep = clock, sleep
         self._chance, self._vary = chance or random.Random().random, 1.0  # not the script's own numbers
-        self._gang = GuestGang(page, (), clock)
+        self._gang = GuestGang(page, clock)
         self._follow(neighbours)
         self._began_s: float | None = None
         self._ended_s, self._took_s = -math.inf, 0.0  # of the last quantum
@@ -380,16 +392,13 @@ class GuestGate:
         """Whether the quantum goes on at a yield point."""
         gang, due = self._gang, self._passed >= self._every
         gang.come()
-        if not gang.paced:
-            return not due
-        if gang.first:
-            if not due:
-                gang.go_on()
-            return not due
-        while gang.behind and not gang.pauses_here and not self._wants_stop():
+        while gang.led and gang.behind and not gang.pauses_here and not self._wants_stop():
             self._page.paced_monotonic, self._page.stage_since = self._clock(), 0.0
             self._sleep(GANG_LOOK_S)
-        return not gang.pauses_here and not (gang.alone and due)
+        goes_on = not gang.pauses_here if gang.led else not due
+        if goes_on:
+            gang.go_on()
+        return goes_on
 
     def begin(self) -> None:
         """Where no stages are marked: wait until the script may continue, which begins the first quantum of a step."""
@@ -421,8 +430,7 @@ class GuestGate:
 
     def wait(self) -> None:
         """Wait until a quantum may begin, or the job has a request to stop."""
-        if self._gang.paced:
-            self._gang.pause()
+        self._gang.pause()
         begin_s, pause_s = self._clock(), self._blocked_s(self._clock())
         if pause_s:
             self._page.stage_since = 0.0  # a guest that waits does not hang
@@ -430,8 +438,7 @@ class GuestGate:
                 self._sleep(pause_s)
                 pause_s = self._blocked_s(self._clock())
             self.stats.waited_s[Resource.GPU] += self._clock() - begin_s
-        if self._gang.paced:
-            self._gang.go_on()
+        self._gang.go_on()
 
     def drop(self) -> None:
         self.inner.drop()
@@ -445,8 +452,7 @@ class GuestGate:
         self._guest = neighbours is not None and neighbours.guest
         self._gated = neighbours is not None and neighbours.gate
         self._hosts = HostStages(neighbours.hosts if neighbours is not None else (), clock=self._clock)
-        ranks = neighbours.ranks if neighbours is not None and neighbours.guest else ()
-        self._gang = GuestGang(self._page, ranks, self._clock, self._gang)
+        self._gang.follow(neighbours.ranks if neighbours is not None and neighbours.guest else ())
 
     def _begin(self) -> None:
         self._began_s, self._passed, self._met = self._clock(), 0, self._hosts.busy
@@ -457,7 +463,6 @@ class GuestGate:
         if self._look is not None and page.control_version != self._version:
             self._version = page.control_version
             self._hosts.close()
-            self._gang.close()
             self._follow(self._look())
         if not self._guest:
             return 0.0
@@ -465,11 +470,10 @@ class GuestGate:
         number, share = page.share_number, page.share  # in this order: the share is at least as new
         if page.share_reached != number:
             page.share_reached = number  # no quantum is open
-        if self._gang.paced:
-            if self._gang.behind:
-                return GANG_LOOK_S
-            if not (self._gang.first or self._gang.alone):
-                return 0.0  # the share and the hosts of all are the first rank's concern
+        if self._gang.behind:
+            return GANG_LOOK_S
+        if self._gang.led:
+            return 0.0  # the share and the hosts of all are the first rank's concern
         if not now_s < page.share_until or not share > 0:
             return LOOK_S
         due_s = self._ended_s + self._took_s * (1.0 / min(share, 1.0) - 1.0) * self._vary

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from plait.core.resources import Resource
+from plait.runtime import guest_gate
 from plait.runtime.guest_gate import SILENT_S, GuestGate, Neighbours
 from plait.runtime.page import Page
 
@@ -19,14 +22,20 @@ POINTS = 5
 class Rank:
     """Trains in a thread: each quantum launches a collective, in which it stays until the others have launched it."""
 
-    def __init__(self, pages: list[Page], number: int, host: Path, barrier: threading.Barrier, together: bool) -> None:
+    def __init__(self, pages: list[Page], number: int, neighbours: Neighbours, barrier: threading.Barrier) -> None:
         self.launched = self.inside = self.waits = 0
         self.others: list[Rank] = []
         self.found: list[str] = []
         self.before: set[tuple[int, int, int]] = set()  # what was so when this rank looked last
         self.page, self.barrier, self.number = pages[number], barrier, number
-        ranks = tuple(page.path for page in pages) if together else ()
-        self.gate = GuestGate(self.page, Neighbours(True, (host,), ranks=ranks), sleep=self.sleep)
+        self.neighbours, self.stopped = neighbours, False  # as in control.json, and a request to stop
+        self.gate = GuestGate(
+            self.page,
+            neighbours,
+            look=lambda: self.neighbours,
+            sleep=self.sleep,
+            wants_stop=lambda: self.stopped,
+        )
 
     def sleep(self, seconds: float) -> None:
         """Wait at the gate. Another rank may have just begun; at the second look this one would have, too."""
@@ -38,12 +47,13 @@ class Rank:
         self.before = ahead
         time.sleep(seconds)
 
-    def train(self, steps: int, quantum_s: float) -> None:
+    def train(self, steps: int, quantum_s: float, more_points: int = 0) -> None:
+        """Each step has the same collectives, `more_points` come before the last of them."""
         for step in range(steps):
             self.page.steps = float(step)
             self.gate.enter(GPU)
             for point in range(POINTS):
-                if point:
+                for _ in range(1 + (more_points if point == POINTS - 1 else 0) if point else 0):
                     self.gate.yield_point(lambda: None)
                 self.launched += 1
                 self.inside = self.launched
@@ -53,24 +63,52 @@ class Rank:
             self.gate.leave(GPU)
 
 
-def trained(tmp_path: Path, ranks: int, *, together: bool, quantum_s: float) -> list[Rank]:
-    """The ranks of a gang after some steps beside a host that enters its stage now and then."""
+def trained(
+    tmp_path: Path,
+    ranks: int,
+    *,
+    together: bool = True,
+    quantum_s: float = 0.0015,
+    host_comes_to: Sequence[int] = (),
+    more_points: int = 0,
+) -> list[Rank]:
+    """The ranks of a gang after some steps beside a host that enters its stage now and then.
+
+    `host_comes_to`: they begin without a host; these ranks learn of it in this order, and that it has left likewise.
+    `more_points`: how many more than the others the last rank has in a step.
+    """
     pages = [Page.create(tmp_path / f"{number}.bin", mapped=True) for number in range(ranks)]
     host = Page.create(tmp_path / "host.bin", mapped=True)
     for page in pages:
         page.share, page.share_until, page.share_number = 0.5, 1e18, 1
     barrier = threading.Barrier(ranks)
-    made = [Rank(pages, number, host.path, barrier, together) for number in range(ranks)]
+    beside = Neighbours(True, (host.path,), ranks=tuple(page.path for page in pages) if together else ())
+    begins = Neighbours(True) if host_comes_to else beside
+    made = [Rank(pages, number, begins, barrier) for number in range(ranks)]
     for rank in made:
         rank.others = [one for one in made if one is not rank]
-    threads = [threading.Thread(target=rank.train, args=(12, quantum_s), daemon=True) for rank in made]
+    threads = [
+        threading.Thread(target=rank.train, args=(12, quantum_s, more_points * (rank is made[-1])), daemon=True)
+        for rank in made
+    ]
     for thread in threads:
         thread.start()
+    told = iter([(number, to) for to in (beside, begins) for number in host_comes_to])
+    turns = 0
     while any(thread.is_alive() for thread in threads):
         host.in_stage = GPU + 1
         time.sleep(0.004)
         host.in_stage = 0
         time.sleep(0.006)
+        turns += 1
+        if turns % 2 == 0 and (news := next(told, None)) is not None:
+            number, neighbours = news
+            made[number].neighbours = neighbours
+            pages[number].control_version += 1
+        if turns > 2000:  # they keep one another waiting
+            barrier.abort()
+            for rank in made:
+                rank.stopped = True
     for rank in made:
         rank.gate.close()
     for page in (*pages, host):
@@ -83,16 +121,26 @@ def trained(tmp_path: Path, ranks: int, *, together: bool, quantum_s: float) -> 
 def test_no_rank_waits_at_its_gate_while_another_is_in_a_collective(
     tmp_path: Path, ranks: int, quantum_s: float
 ) -> None:
-    made = trained(tmp_path, ranks, together=True, quantum_s=quantum_s)
+    made = trained(tmp_path, ranks, quantum_s=quantum_s)
     assert [rank.launched for rank in made] == [12 * POINTS] * ranks
     assert [rank.found for rank in made] == [[]] * ranks
     assert all(rank.waits for rank in made)
-    assert all(rank.page.path and rank.gate.waited_s > 0.0 for rank in made)
+    assert all(rank.gate.waited_s > 0.0 for rank in made)
 
 
 def test_ranks_that_pace_themselves_spin_for_one_another(tmp_path: Path) -> None:
     """What the test above would find."""
-    assert any(rank.found for rank in trained(tmp_path, 2, together=False, quantum_s=0.0015))
+    assert any(rank.found for rank in trained(tmp_path, 2, together=False))
+
+
+@pytest.mark.parametrize("quantum_s", [0.0002, 0.0015], ids=["points that are passed over", "each point a quantum"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
+def test_a_host_that_comes_to_a_running_gang_and_leaves_keeps_no_rank_waiting_for_another(
+    tmp_path: Path, order: Sequence[int], quantum_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_gate, "SILENT_S", math.inf)
+    made = trained(tmp_path, 3, host_comes_to=order, quantum_s=quantum_s)
+    assert [rank.launched for rank in made] == [12 * POINTS] * 3
 
 
 class Later:
@@ -123,7 +171,29 @@ def test_a_rank_does_not_wait_for_ever_for_one_that_does_something_else(tmp_path
         assert later.now_s < 101.0 + SILENT_S, "it is known not to move"
         gate.leave(GPU)
         page.steps = 4.0
-        other.gang_point = (4 << 20 | 1) * (1 if first else 2)
+        other.gang_point = 2 * (4 << 20 | 1) - first
         gate.enter(GPU)
         assert later.now_s < 101.0 + SILENT_S, "from the next step on they are together again"
+        gate.close()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rank_whose_page_is_not_there_yet_is_waited_for(tmp_path: Path, first: bool) -> None:
+    later = Later()
+    path, looks = tmp_path / "b.bin", 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        later.sleep(seconds)
+        if looks == 100:
+            with Page.create(path) as other:
+                other.gang_point = 2 * (3 << 20 | 1) - first
+
+    with Page.create(tmp_path / "a.bin", mapped=True) as page:
+        page.share, page.share_until, page.steps = 1.0, 1e9, 3.0
+        ranks = (page.path, path) if first else (path, page.path)
+        gate = GuestGate(page, Neighbours(True, (), ranks=ranks), clock=later, sleep=sleep)
+        gate.enter(GPU)
+        assert looks == 100
         gate.close()
