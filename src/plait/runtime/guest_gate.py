@@ -19,7 +19,8 @@ The ranks of a gang pause together. Otherwise one would wait at its gate while t
 their GPUs, a quantum without bound. All have the same points in a step, in the same order: a rank passes none before
 the first rank of its node has. Where that one pauses, it waits until the others have come there and their GPUs are
 done, then for the share of all and the hosts of all; so each rank has launched what the others need, and no more.
-A rank that has waited `SILENT_S` for one that does not move paces itself to the end of the step.
+A rank that has waited `SILENT_S` for one that does not move paces itself to the end of the step. A gang to which that
+happens again and again (its ranks have different points) notes it in its pages, and its agent has it leave.
 
 Each check of the share is noted in the page: a guest without recent checks is throttled from outside (`throttle` of
 its runner).
@@ -36,6 +37,7 @@ import math
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,7 +203,7 @@ class GuestGang:
 
     Points are numbered within a step, and steps count more. The word `Page.gang_point` of a rank is twice the number of
     the point that it passed last, or one less than twice that at which it pauses; it is written without other ranks,
-    too, since a host may come at any time.
+    too, since a host may come at any time. `APART` stays there: this gang cannot pause together.
     """
 
     def __init__(self, page: Page, clock: Callable[[], float]) -> None:
@@ -211,7 +213,7 @@ class GuestGang:
         self._others: dict[Path, Page | None] = {}  # None: its page is not there yet
         self._step = self._number = 0
         self._words, self._since_s = list[int](), 0.0  # of the others, and since when they are so
-        self._silent_step = -1  # the last one in which an other did not move for `SILENT_S`
+        self._silences = deque[int](maxlen=SILENCES)  # steps in which an other did not move for `SILENT_S`
 
     def follow(self, ranks: Sequence[Path]) -> None:
         """Pause with the ranks that have these page files, that of this rank among them, the first rank's first."""
@@ -222,7 +224,8 @@ class GuestGang:
     @property
     def paced(self) -> bool:
         """Whether this rank pauses together with others, in its present step."""
-        return bool(self._others) and self._silent_step != self._step
+        silent = bool(self._silences) and self._silences[-1] == self._step
+        return bool(self._others) and not silent and self._page.gang_point != APART
 
     @property
     def led(self) -> bool:
@@ -242,11 +245,13 @@ class GuestGang:
 
     def pause(self) -> None:
         """Note that this rank waits at its point, and its GPU has done what was launched."""
-        self._page.gang_point = self._passed - 1
+        if self._page.gang_point != APART:
+            self._page.gang_point = self._passed - 1
 
     def go_on(self) -> None:
         """Note that this rank passes its point."""
-        self._page.gang_point = self._passed
+        if self._page.gang_point != APART:
+            self._page.gang_point = self._passed
 
     @property
     def pauses_here(self) -> bool:
@@ -261,11 +266,16 @@ class GuestGang:
         words, least = self._read(), self._passed - self.first
         if words != self._words:
             self._words, self._since_s = words, self._clock()
+        if APART in words:
+            self._page.gang_point = APART
+            return False
         if all(word >= least for word in words):
             return False
         if self._clock() - self._since_s < SILENT_S or self.pauses_here:
             return True
-        self._silent_step = self._step
+        self._silences.append(self._step)
+        if len(self._silences) == SILENCES and self._step - self._silences[0] < SILENCES_WITHIN:
+            self._page.gang_point = APART
         return False
 
     def _read(self) -> list[int]:
@@ -285,6 +295,11 @@ class GuestGang:
 
 #: Seconds after which a rank of a gang no longer waits for one that has not moved.
 SILENT_S = 10.0
+#: A gang in which that happens in so many of so many steps cannot pause together. Less may happen while each rank
+#: compiles its model in the first steps.
+SILENCES, SILENCES_WITHIN = 3, 10
+#: `Page.gang_point` of such a gang.
+APART = -1
 #: Bits of the number of a point within its step.
 POINT_BITS = 20
 #: Longest sleep before the page is read again; while a host is in its GPU stage; and while ranks wait for one another.

@@ -24,7 +24,7 @@ from plait.live.agent.sharing import (
     shared_gpus,
 )
 from plait.live.protocol.wire import GpuMean, GpuUsage
-from plait.runtime.guest_gate import Neighbours
+from plait.runtime.guest_gate import APART, Neighbours
 from plait.runtime.page import Page
 from plait.sharing.coordinator import State
 from plait.sharing.directive import Action, Directive, StepStats
@@ -441,6 +441,36 @@ def test_a_gang_over_nodes_runs_beside_no_host_and_says_why(bench: Callable[...,
     gang.process = replace(gang.process, stopping=True)
     b.turns()
     assert (gang.told.share, b.coordinator.of(gang.process.key).leaves) == (1.0, "")
+
+
+def test_a_gang_that_cannot_pause_together_leaves_its_hosts_and_runs_beside_none_again(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    ranks = [b.add(1, guest=True, gpu=rank, rank=rank) for rank in range(2)]
+    for rank in ranks:
+        rank.process = replace(rank.process, world=2)
+        with rank.page as page:
+            page.first_step_monotonic = 1.0
+    with ranks[1].page as page:
+        page.gang_point = APART
+    b.turns(5)
+    assert [(r.told.share, b.coordinator.of(r.process.key).leaves) for r in ranks] == [(1.0, "")] * 2, "no host"
+    b.add(0)
+    b.turns(5)
+    why = b.coordinator.of(ranks[0].process.key).law
+    assert why.startswith("its 2 processes do not come to the same points of a step")
+    assert "beside j-0" in why
+    assert [(r.told.share, b.coordinator.of(r.process.key).leaves) for r in ranks] == [(1.0, why)] * 2
+    for rank in ranks:
+        rank.process = replace(rank.process, alive=False)
+    b.turns()
+    for rank in ranks:
+        Page.create(rank.process.page).close()
+        rank.process, rank.step = replace(rank.process, key=(1, 2, rank.process.key[2]), alive=True), -1
+    b.turns(100)
+    assert [(r.told.share, b.coordinator.of(r.process.key).leaves) for r in ranks] == [(0.0, "")] * 2, "it is known"
+    assert b.coordinator.of(ranks[0].process.key).law == why
 
 
 def test_two_guests_divide_what_is_left(bench: Callable[..., Bench]) -> None:

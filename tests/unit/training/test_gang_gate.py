@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from plait.core.resources import Resource
 from plait.runtime import guest_gate
-from plait.runtime.guest_gate import SILENT_S, GuestGate, Neighbours
+from plait.runtime.guest_gate import APART, SILENT_S, GuestGate, Neighbours
 from plait.runtime.page import Page
 
 GPU = Resource.GPU
@@ -143,6 +144,17 @@ def test_a_host_that_comes_to_a_running_gang_and_leaves_keeps_no_rank_waiting_fo
     assert [rank.launched for rank in made] == [12 * POINTS] * 3
 
 
+def test_ranks_with_different_points_are_kept_waiting_in_three_steps_and_report_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_gate, "SILENT_S", 0.1)
+    made = trained(tmp_path, 3, more_points=1)
+    assert [rank.launched for rank in made] == [12 * POINTS] * 3
+    with contextlib.ExitStack() as stack:
+        pages = [stack.enter_context(Page.open(rank.page.path)) for rank in made]
+        assert [page.gang_point for page in pages] == [APART] * 3
+
+
 class Later:
     """A clock that sleeping moves."""
 
@@ -175,6 +187,32 @@ def test_a_rank_does_not_wait_for_ever_for_one_that_does_something_else(tmp_path
         gate.enter(GPU)
         assert later.now_s < 101.0 + SILENT_S, "from the next step on they are together again"
         gate.close()
+
+
+@pytest.mark.parametrize(("silences", "steps"), [(3, 1), (12, 10)], ids=["in each step", "in every tenth step"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_gang_that_is_kept_waiting_in_step_after_step_stops_pausing_together(
+    tmp_path: Path, first: bool, silences: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_gate, "SILENT_S", 0.1)
+    later = Later()
+    with Page.create(tmp_path / "a.bin", mapped=True) as page, Page.create(tmp_path / "b.bin", mapped=True) as other:
+        page.share, page.share_until = 1.0, 1e9
+        ranks = (page.path, other.path) if first else (other.path, page.path)
+        gate = GuestGate(page, Neighbours(True, (), ranks=ranks), clock=later, sleep=later.sleep)
+        for step in range(0, 12 * steps, steps):
+            page.steps = float(step)
+            gate.enter(GPU)
+            gate.leave(GPU)
+        assert later.now_s == pytest.approx(100.0 + 0.1 * silences, abs=0.01)
+        assert (page.gang_point == APART) == (steps == 1)
+        gate.close()
+        second = GuestGate(page, Neighbours(True, (), ranks=ranks), clock=later, sleep=later.sleep)
+        page.steps = 1000.0
+        begin_s = later.now_s
+        second.enter(GPU)
+        assert (later.now_s == begin_s) == (steps == 1), "a gate that replaces it continues from the page"
+        second.close()
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from plait.live.agent.journal import Key
 from plait.live.layout import job_name
 from plait.live.protocol.wire import Sharing
 from plait.live.system import procs
-from plait.runtime.guest_gate import Neighbours, marks_gpu_stages
+from plait.runtime.guest_gate import APART, Neighbours, marks_gpu_stages
 from plait.runtime.page import Page, PageError, Throttled
 from plait.sharing.coordinator import CODEC, State, decide, owes
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, StepStats
@@ -86,17 +86,26 @@ def neighbours(processes: Iterable[GpuProcess]) -> dict[Key, Neighbours]:
     return found
 
 
-def unpaced(processes: Iterable[GpuProcess]) -> dict[Key, str]:
-    """Guests that may not run, and why: processes of a gang on several nodes, beside hosts on any of its GPUs here."""
+def unpaced(processes: Iterable[GpuProcess], apart: Container[int]) -> dict[Key, str]:
+    """Guests that may not run, and why: processes of gangs that cannot pause together, beside hosts on any GPU here.
+
+    These are gangs on several nodes, and jobs that are `apart`: their ranks come to different points.
+    """
     shared = shared_gpus(processes)
     guests = _guests(shared)
     found = {}
     for process in (process for here in shared.values() for process in here if process.guest):
         ranks, hosts = guests[process.name]
+        not_beside = f"they may not run beside {', '.join(map(job_name, sorted(set(hosts.values()))))}"
         if hosts and len(ranks) < process.world:
             found[process.key] = (
                 f"its {process.world} processes are on several nodes, where nobody can pause them at the same point of "
-                f"a step, so they may not run beside {', '.join(map(job_name, sorted(set(hosts.values()))))}"
+                f"a step, so {not_beside}"
+            )
+        elif hosts and process.key[0] in apart:
+            found[process.key] = (
+                f"its {process.world} processes do not come to the same points of a step, so they cannot pause "
+                f"together, and {not_beside}"
             )
     return found
 
@@ -144,6 +153,11 @@ class Reports:
     def page(self, process: GpuProcess) -> Page | None:
         """The page of a process that runs; None if it has none that can be read."""
         return self._pages.get(process.key)
+
+    def apart(self, process: GpuProcess) -> bool:
+        """Whether a process reports that it cannot pause together with its gang."""
+        page = self._pages.get(process.key)
+        return page is not None and page.gang_point == APART
 
     def steps(self, processes: Sequence[GpuProcess]) -> list[StepStats]:
         """New steps of a job, from its first process here; memory counts once per process."""
@@ -366,6 +380,8 @@ class Coordinator:
         #: What guests have in their pages, and why those fail that have changed it.
         self._given: dict[Key, tuple[Directive, float]] = {}
         self._tampered: dict[Key, str] = {}
+        #: Jobs of which an attempt here reported that its ranks cannot pause together; the next attempt cannot either.
+        self._apart: set[int] = set()
         self._written, self._written_s = self._states, -WRITE_S
         #: The last error by its subject, so that it is logged once.
         self._trouble: dict[object, str] = {}
@@ -454,7 +470,8 @@ class Coordinator:
                     states[gpu] = State()
                     failed.add(gpu)
             working = [process for process in processes if process.gpu not in failed]
-            refused = unpaced(processes)
+            self._apart |= {process.key[0] for process in processes if self._reports.apart(process)}
+            refused = unpaced(processes, self._apart)
             self._tell(working, shared, self._without(of_gangs(working, orders), processes, refused), refused, now_s)
             self._states = {gpu: state for gpu, state in states.items() if gpu in shared}
             self._explain(processes, refused, now_s)
