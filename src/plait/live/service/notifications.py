@@ -300,14 +300,18 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def notices_of(entry: Entry, store: Store, channel: NotificationChannel) -> list[tuple[int, Notice]]:
+def notices_of(
+    entry: Entry, store: Store, channel: NotificationChannel, place: int | None = None
+) -> list[tuple[int, Notice]]:
     """The notifications of an entry of the log that a channel sends, with their places among its events.
 
-    The places are the same for all channels, and after a change of the file of channels.
+    The places are the same for all channels, and after a change of the file of channels. `place`: of one event alone.
     Of attempts only the first is a start; of ranks that hang, and of requests to cancel, only the first counts.
     """
     found = []
     for index, (number, event, reason) in enumerate(events_of(entry)):
+        if place is not None and index != place:
+            continue
         stored = store.job(number)
         if stored is None or not channel.wants(event, stored) or not _first(entry, event, stored, store):
             continue
@@ -431,8 +435,11 @@ class Follower:
                 else:
                     why = self._send(notice, key)
                     late = bool(why) and not self._given_up(notice, entry, why)
-                more = ((key, notice.user),) if late else ()
-                self._write(replace(self._now, seq=entry.seq, done=i + 1, claimed=None, late=(*self._late, *more)))
+                passed = replace(self._now, seq=entry.seq, done=i + 1, claimed=None)
+                if late:  # stored with the next one that is sent: until then it may be passed again
+                    self._place = replace(passed, late=(*self._late, (key, notice.user)))
+                else:
+                    self._write(passed)
                 if self.ending.is_set():
                     return False
             self._place = replace(self._now, seq=entry.seq + 1, done=0)
@@ -454,7 +461,7 @@ class Follower:
                     self._pauses[user] = self.clock(), FIRST_PAUSE_S
                     break
                 entry = next(iter(self.store.entries(after=key[0] - 1, limit=1)))
-                notice = dict(self._notices(entry)).get(key[1])
+                notice = dict(self._notices(entry, key[1])).get(key[1])
                 if notice is not None:  # otherwise the choice of the channel has changed
                     why = self._send(notice, key) if why is None else why
                     if why and not self._given_up(notice, entry, why):
@@ -481,10 +488,10 @@ class Follower:
         if self._place is not None and self._place != self._stored:
             self._write(self._place)
 
-    def _notices(self, entry: Entry) -> list[tuple[int, Notice]]:
+    def _notices(self, entry: Entry, place: int | None = None) -> list[tuple[int, Notice]]:
         """The notifications of an entry; none of one that cannot be understood, which would stop all later ones."""
         try:
-            return notices_of(entry, self.store, self.channel)
+            return notices_of(entry, self.store, self.channel, place)
         except StoreError:
             raise
         except Exception as error:
