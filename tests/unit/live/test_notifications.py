@@ -706,3 +706,20 @@ def test_a_place_of_the_first_version_is_read(cluster: Make, claimed: bool) -> N
     world.follower()
     assert world.sent == ([] if claimed else [(f"j-{job}", "started")])
     assert [one["job"] for one in world.undelivered()] == ([job] if claimed else [])
+
+
+def test_late_notifications_outlive_a_crash_though_their_place_is_not_stored(cluster: Make) -> None:
+    world = World(cluster([3]), failures=1)
+    c, follower = world.cluster, world.follower(events=("started",))
+    jobs = c.submit({}, {}, {}, owner="ann")
+    c.pass_s(2.0)
+    stored = c.store.fact("notified mail")
+    follower.follow()
+    assert len(follower._late) == 3
+    before, after = json.loads(stored), json.loads(c.store.fact("notified mail"))
+    assert after[3] == []  # the place of the try, before any was late
+    assert before[0] <= after[0]
+    c.restart()
+    world.deliver(world.follower(events=("started",)))
+    assert world.sent == [(f"j-{job}", "started") for job in jobs]
+    assert world.undelivered() == []
