@@ -71,7 +71,7 @@ def member_use(jobs: JobTable, half_life_s: float) -> MemberUse:
         of = np.floor(end).astype(np.int64)
         at = max(past.at, int(of.max()))
         counts = np.ldexp(gpu_s * _spread(use[:, 2], use[:, 3], half_life_s) * np.exp2(end - of), of - at)
-        members, sums = _plus(past.members, np.ldexp(past.gpu_s, past.at - at), _numbers(use), counts)
+        members, sums = _plus(past.members, np.ldexp(past.gpu_s, np.int64(past.at - at)), _numbers(use), counts)
         past = jobs.memo[name] = MemberUse(members, sums, at, past.ended + len(use))
     columns = jobs.columns
     rows = np.flatnonzero(columns["phase"] <= int(Phase.RUNNING))
