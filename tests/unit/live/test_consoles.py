@@ -54,6 +54,21 @@ def test_a_command_has_the_jobs_environment_and_folder_and_its_exit_code_comes_l
     assert run(node, tmp_path, ConsoleAsk("b", ["no-such-command"]))[1] == 127
 
 
+def test_those_that_have_ended_take_no_room(node: Consoles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consoles, "MOST", 2)
+    for name in "abc":
+        assert run(node, tmp_path, ConsoleAsk(name, ["true"]))[1] == 0
+    for name in "de":
+        run(node, tmp_path, ConsoleAsk(name, ["sh", "-c", "echo up; read x"]), until=b"up")
+    with pytest.raises(OSError, match="2 consoles are open on this node; close some"):
+        run(node, tmp_path, ConsoleAsk("f", ["true"]))
+
+
+def test_a_program_that_writes_where_its_exit_code_goes_ends_all_the_same(node: Consoles, tmp_path: Path) -> None:
+    scribble = 'for f in /proc/$$/fd/*; do case $f in */[012]) ;; *) echo odd > "$f" ;; esac; done 2>/dev/null; true'
+    assert run(node, tmp_path, ConsoleAsk("a", ["sh", "-c", scribble]))[1] is not None
+
+
 def test_all_of_a_large_output_comes(node: Consoles, tmp_path: Path) -> None:
     output, code = run(node, tmp_path, ConsoleAsk("a", ["seq", "300000"]))
     assert (output, code) == (b"".join(b"%d\n" % i for i in range(1, 300_001)), 0)

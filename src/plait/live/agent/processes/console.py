@@ -134,13 +134,19 @@ class Console:
         code = self._exit_code(wait_s) if over else None
         return ConsoleReply(base64.b64encode(output).decode(), self._start, self._taken, code)
 
+    @property
+    def ended(self) -> bool:
+        """Whether an answer had the exit code."""
+        return self._exited is not None
+
     def _exit_code(self, wait_s: float) -> int | None:
         """The exit code, of a program that has closed its output and is about to end, too."""
         if self._exited is None:
             ready = select.poll()
             ready.register(self._code, select.POLLIN)
             if ready.poll(1000 * wait_s):
-                self._exited = int(os.read(self._code, 10) or KILLED)
+                text = os.read(self._code, 10)  # the program has the pipe, too, and may write anything
+                self._exited = int(text) if text.strip().isdigit() else KILLED
         return self._exited
 
     def _resize(self, ask: ConsoleAsk) -> None:
@@ -201,9 +207,16 @@ class Consoles:
                 if self._closed:
                     raise OSError("the node's agent ends")
                 if len(self._consoles) >= MOST:
+                    self._forget_ended()
+                if len(self._consoles) >= MOST:
                     raise OSError(f"{MOST} consoles are open on this node; close some")
                 console = self._consoles[ask.name] = Console(ask, env, workdir, folder)
         return console.answer(ask, wait_s)
+
+    def _forget_ended(self) -> None:
+        """Make room: close the consoles whose client got their exit code, which it might only request again."""
+        for name in [name for name, one in self._consoles.items() if one.ended]:
+            self._consoles.pop(name).close()
 
     def abandoned(self) -> list[Console]:
         """Take out the consoles that nobody uses; the caller closes them, which takes a while."""
