@@ -19,8 +19,9 @@ The ranks of a gang pause together. Otherwise one would wait at its gate while t
 their GPUs, a quantum without bound. All have the same points in a step, in the same order: a rank passes none before
 the first rank of its node has. Where that one pauses, it waits until the others have come there and their GPUs are
 done, then for the share of all and the hosts of all; so each rank has launched what the others need, and no more.
-A rank that has waited `SILENT_S` for one that does not move paces itself to the end of the step. A gang to which that
-happens again and again (its ranks have different points) notes it in its pages, and its agent has it leave.
+A rank that has waited `SILENT_S` for one that does not move goes on to the end of the step without a pause, since that
+one may be in a collective until then. A gang to which that happens again (its ranks have different points) notes it in
+its pages, and its agent has it leave.
 
 Each check of the share is noted in the page: a guest without recent checks is throttled from outside (`throttle` of
 its runner).
@@ -223,14 +224,18 @@ class GuestGang:
 
     @property
     def paced(self) -> bool:
-        """Whether this rank pauses together with others, in its present step."""
-        silent = bool(self._silences) and self._silences[-1] == self._step
-        return bool(self._others) and not silent and self._page.gang_point != APART
+        """Whether this rank pauses together with others."""
+        return bool(self._others) and self._page.gang_point != APART
+
+    @property
+    def _silent(self) -> bool:
+        """Whether it has waited for an other in vain in this step."""
+        return bool(self._silences) and self._silences[-1] == self._step
 
     @property
     def led(self) -> bool:
-        """Whether this rank leaves the share and the hosts of all to the first one."""
-        return self.paced and not self.first
+        """Whether this rank leaves the share and the hosts to the first one, or has to come to the end of its step."""
+        return self.paced and (self._silent or not self.first)
 
     def come(self) -> None:
         """Come to the next point."""
@@ -256,12 +261,12 @@ class GuestGang:
     @property
     def pauses_here(self) -> bool:
         """Whether the first rank pauses at the point to which this one has come."""
-        return not self.first and self._read() == [self._passed - 1]
+        return not (self.first or self._silent) and self._read() == [self._passed - 1]
 
     @property
     def behind(self) -> bool:
         """Whether this rank has to wait: the first until all others pause at its point, those until it has passed."""
-        if not self.paced:
+        if not self.paced or self._silent:
             return False
         words, least = self._read(), self._passed - self.first
         if words != self._words:
@@ -295,9 +300,8 @@ class GuestGang:
 
 #: Seconds after which a rank of a gang no longer waits for one that has not moved.
 SILENT_S = 10.0
-#: A gang in which that happens in so many of so many steps cannot pause together. Less may happen while each rank
-#: compiles its model in the first steps.
-SILENCES, SILENCES_WITHIN = 3, 10
+#: A gang in which that happens in so many of so many steps cannot pause together. One rank alone may save or evaluate.
+SILENCES, SILENCES_WITHIN = 2, 10
 #: `Page.gang_point` of such a gang.
 APART = -1
 #: Bits of the number of a point within its step.
@@ -488,7 +492,7 @@ class GuestGate:
         if self._gang.behind:
             return GANG_LOOK_S
         if self._gang.led:
-            return 0.0  # the share and the hosts of all are the first rank's concern
+            return 0.0
         if not now_s < page.share_until or not share > 0:
             return LOOK_S
         due_s = self._ended_s + self._took_s * (1.0 / min(share, 1.0) - 1.0) * self._vary

@@ -144,7 +144,7 @@ def test_a_host_that_comes_to_a_running_gang_and_leaves_keeps_no_rank_waiting_fo
     assert [rank.launched for rank in made] == [12 * POINTS] * 3
 
 
-def test_ranks_with_different_points_are_kept_waiting_in_three_steps_and_report_it(
+def test_ranks_with_different_points_are_kept_waiting_in_two_steps_and_report_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guest_gate, "SILENT_S", 0.1)
@@ -189,7 +189,7 @@ def test_a_rank_does_not_wait_for_ever_for_one_that_does_something_else(tmp_path
         gate.close()
 
 
-@pytest.mark.parametrize(("silences", "steps"), [(3, 1), (12, 10)], ids=["in each step", "in every tenth step"])
+@pytest.mark.parametrize(("silences", "steps"), [(2, 1), (12, 10)], ids=["in each step", "in every tenth step"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_gang_that_is_kept_waiting_in_step_after_step_stops_pausing_together(
     tmp_path: Path, first: bool, silences: int, steps: int, monkeypatch: pytest.MonkeyPatch
@@ -213,6 +213,35 @@ def test_a_gang_that_is_kept_waiting_in_step_after_step_stops_pausing_together(
         second.enter(GPU)
         assert (later.now_s == begin_s) == (steps == 1), "a gate that replaces it continues from the page"
         second.close()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rank_that_another_may_wait_for_in_a_collective_ends_its_step_without_a_share(
+    tmp_path: Path, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_gate, "SILENT_S", 0.1)
+    later = Later()
+    with Page.create(tmp_path / "a.bin", mapped=True) as page, Page.create(tmp_path / "b.bin", mapped=True) as other:
+        page.share, page.share_until, page.steps = 0.0, 1e9, 3.0
+
+        def sleep(seconds: float) -> None:
+            later.sleep(seconds)
+            if later.now_s > 101.0:
+                page.share = 1.0  # long after
+
+        ranks = (page.path, other.path) if first else (other.path, page.path)
+        gate = GuestGate(page, Neighbours(True, (), ranks=ranks), clock=later, sleep=sleep)
+        gate.enter(GPU)
+        for _ in range(3):
+            later.now_s += 0.01
+            gate.yield_point(lambda: None)
+        gate.leave(GPU)
+        assert later.now_s == pytest.approx(100.13, abs=0.001)
+        if first:
+            page.steps, other.gang_point = 4.0, 2 * (4 << 20 | 1) - 1
+            gate.enter(GPU)
+            assert later.now_s > 101.0, "in the next step it pauses again"
+        gate.close()
 
 
 @pytest.mark.parametrize("first", [True, False])
