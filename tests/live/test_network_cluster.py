@@ -33,8 +33,10 @@ while True:
     now = open(path).read()
     if not seen or seen[-1] != now:
         seen.append(now)
-        with open(os.path.join(os.environ["PLAIT_RUN_DIR"], "versions.json"), "w") as out:
+        kept = os.path.join(os.environ["PLAIT_RUN_DIR"], "versions.json")
+        with open(kept + ".new", "w") as out:
             json.dump([json.loads(one) for one in seen], out)
+        os.replace(kept + ".new", kept)
     with open(os.path.join(os.environ["PLAIT_RUN_DIR"], "network_report.json"), "w") as out:
         json.dump({"mode": "aggregation", "aggregated_bytes": 3000, "fallback_bytes": 1000, "transfer_s": 1e-5}, out)
     time.sleep(0.05)
@@ -82,7 +84,8 @@ def test_a_job_is_granted_memory_keeps_running_without_and_leaves_nothing(cluste
     command = [sys.executable, "-c", RANK]
     client.submit([{"command": command, "gpus": 2, "ina": {"mode": "require"}, "gradient_bytes": 1e6}])
     versions = cluster.layout.rank(0, 1, 1) / "versions.json"
-    until(cluster, versions.exists, "both ranks")
+    ranks = [cluster.layout.rank(0, 1, rank) / versions.name for rank in (0, 1)]
+    until(cluster, lambda: all(path.exists() for path in ranks), "both ranks")
     first = json.loads(versions.read_text())[0]
     assert (first["version"], first["granted"], first["n_workers"]) == (1, True, 2)  # from the first look on
     assert grant(cluster) == grant(cluster, 1)

@@ -57,14 +57,16 @@ def test_stopped_scripts_that_exit_with_0_start_again_and_then_finish(tmp_path: 
             service.requeue(requeued)
         service.requeue(requeued, may_lose_work=True)
         service.requeue(attached, may_lose_work=True)
+        for name in (requeued, attached):  # before the drain, which would stop them again
+            until(lambda name=name: service.job(name).state == "finished", f"end of {name}", 90.0, 0.2)
         (node,) = service.job(drained).nodes
         assert drained in {one.id for one in service.losses(nodes=[node]).losses}
         with pytest.raises(Refused, match=f"{drained} would lose"):
             service.drain(node)
         assert not next(one.drained for one in service.nodes() if one.id == node)
         service.drain(node, may_lose_work=True)
+        until(lambda: service.job(drained).state == "finished", f"end of {drained}", 90.0, 0.2)
         for name in (requeued, attached, drained):
-            until(lambda name=name: service.job(name).state == "finished", f"end of {name}", 90.0, 0.2)
             found = service.job(name)
             assert (found.epoch, found.failures) == (2, 0), found
             assert [one.state for one in found.attempts] == ["preempted", "finished"]

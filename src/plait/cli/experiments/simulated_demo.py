@@ -172,7 +172,7 @@ BLOCKS = (
         "4. The jobs of 1; half of them are opportunistic and may be guests on GPUs of the others",
         (("fifo-backfill", JOBS), ("antman", NO_GUESTS), ("antman", JOBS)),
         _guests,
-        ("mean JCT", "guaranteed", "opportunistic", "all done", "GPUs held"),
+        ("mean JCT", "guaranteed", "opportunistic", "GPUs held"),
     ),
 )  # fmt: skip
 
