@@ -464,7 +464,8 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
     if not known and kinds == (CPU_KIND,):
         return "needs no GPU, and this cluster has no CPU slots; add some with: plait up --cpu-slots N"
     if not known:
-        return f"wants GPU kinds {', '.join(kinds)}; this cluster has {', '.join(cluster.kinds)}"
+        present = ", ".join(kind for kind in cluster.kinds if kind != CPU_KIND) or "none"
+        return f"wants GPU kinds {', '.join(kinds)}; this cluster has {present}"
     most = {k: float(cluster.kind_gpu_memory_bytes[cluster.kinds.index(k)]) for k in known}
     known = [k for k in known if spec.gpu_memory_bytes <= most[k] * (1 + 1e-9)]
     if not known:

@@ -487,6 +487,13 @@ def test_show_begins_with_the_job_and_quotes_the_last_line_of_each_attempt(plait
     assert "KeyError: 'a' (exit code 1)" in lines[-1]
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_show_counts_no_slot_of_a_job_without_gpus_as_a_gpu(plait, fake, gpus):
+    attempt = {"epoch": 1, "started_s": 8.0, "ended_s": 20.0, "nodes": ["cpu"], "gpus": 1, "state": "finished"}
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "gpus": gpus, "attempts": [attempt], "places": []}
+    assert plait("show", "j-3").out.splitlines()[-1].split()[4:6] == ["s", str(gpus)]
+
+
 AGAIN = {
     "finished": "", "failed": "; once that is mended, submit it again",
     "cancelled": "; submit it again if it is wanted",
@@ -832,6 +839,7 @@ def test_events_say_an_exit_code_and_a_reason_once():
 def test_events_name_a_node_once_and_why_the_rest_of_an_attempt_stops():
     began = {"type": "AttemptBegan", "job": 3, "epoch": 1, "ranks": [["n0", 0], ["n0", 1], ["n1", 4], ["n0", 1]]}
     assert in_words(began) == "j-3 started on n0 GPUs 0, 1, n1 GPU 4"
+    assert in_words({**began, "ranks": [["cpu", 1]]}) == "j-3 started on cpu slot 1"
     stopped = {"type": "StopAsked", "job": 3, "epoch": 2, "why": "failed"}
     assert in_words(stopped) == "the rest of j-3 was asked to stop: a process failed (attempt 2)"
     assert in_words({**stopped, "why": "cancelled", "epoch": 1}) == "j-3 was asked to stop: cancelled"

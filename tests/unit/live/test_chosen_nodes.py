@@ -79,6 +79,8 @@ def test_jobs_without_gpus_run_on_cpu_slots_and_cost_no_gpu(cluster: Make) -> No
     c.pass_s(600.0)
     row = c.engine.jobs([2], c.now)[2]
     assert (row.gpus, row.attained_gpu_s) == (0, 0.0)
+    with pytest.raises(InputError, match="wants GPU kinds a100; this cluster has gpu;"):
+        c.submit({"gpu_kinds": ["a100"]})
     c.nodes[1].end(2)
     c.pass_s(2.2)
     assert c.nodes[1].jobs() == {3, 4}

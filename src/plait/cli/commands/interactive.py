@@ -42,6 +42,8 @@ HOLD = (
 )
 #: Starts Jupyter, which leaves its port in a file; it ends by itself.
 JUPYTER = (
+    "python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"jupyterlab\"))' || { "
+    'echo "python has no JupyterLab; install it: $(command -v python) -m pip install jupyterlab" >&2; exit 1; }; '
     "export JUPYTER_RUNTIME_DIR=$PLAIT_RUN_DIR/jupyter; exec python -m jupyterlab --no-browser --ip=127.0.0.1 --port=0 "
     '"--ServerApp.shutdown_no_activity_timeout=$1" "--MappingKernelManager.cull_idle_timeout=$1" '
     "--MappingKernelManager.cull_interval=60 --MappingKernelManager.cull_connected=True"
@@ -183,14 +185,14 @@ def _started(service: Client, asked: Asked, environ: dict[str, str]) -> str:
     (request,) = requests_of(asked, environ, here=runs_here(asked.home, environ))
     (answer,) = service.submit([{**request, "retries": 0}])
     note(f"{answer.id} submitted")
-    said = ""
+    shown = ""
     try:
         while (row := service.job(answer.id)).state != "running":
             if row.state in FINAL:
                 raise InputError(f"{answer.id} has {row.state}: {row.reason}")
-            if row.reason and row.reason != said:
-                said = row.reason
-                note(f"{answer.id} waits: {said}")
+            if row.reason and row.reason != shown:
+                shown = row.reason
+                note(f"{answer.id} waits: {shown}")
             time.sleep(0.5)
     except KeyboardInterrupt:
         service.cancel(answer.id)

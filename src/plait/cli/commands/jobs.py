@@ -256,7 +256,7 @@ def show(
         heads = (
             ">attempt", "?>began", "?>lasted", "?>gpus", "?>batch", "?>work lost", "state", "?>exit", "~why", "?nodes",
         )  # fmt: skip
-        print_table(heads, (_attempt_row(a, found.created_s) for a in found.attempts), "")
+        print_table(heads, (_attempt_row(a, found) for a in found.attempts), "")
 
 
 def _print_usage(usage: UsageOfJob) -> None:
@@ -382,12 +382,12 @@ def plain_number(value: float) -> str:
     return f"{value:,.0f}" if value % 1 == 0 else f"{value:,.6g}"  # what is infinite is the latter
 
 
-def _attempt_row(attempt: JobAttempt, created_s: float) -> list[object]:
-    began, ended = attempt.started_s or created_s, attempt.ended_s
+def _attempt_row(attempt: JobAttempt, job: WholeJob) -> list[object]:
+    began, ended = attempt.started_s or job.created_s, attempt.ended_s
     lasted = None if ended is None else ended - began
     return [
-        attempt.epoch, f"+{duration(max(0.0, began - created_s))}", duration(lasted), attempt.gpus,
-        batch_text(attempt), duration(attempt.lost_work_s or None),
+        attempt.epoch, f"+{duration(max(0.0, began - job.created_s))}", duration(lasted),
+        attempt.gpus if job.gpus else 0, batch_text(attempt), duration(attempt.lost_work_s or None),
         attempt.state, attempt.exit_code, brief(attempt.reason or ""), ", ".join(attempt.nodes),
     ]  # fmt: skip
 

@@ -290,6 +290,7 @@ class JobAttempt(Answer, frozen=True):
     ended_s: float | None
     nodes: list[str]
     gpus: int
+    """GPUs, or CPU slots of a job without GPUs."""
     batch_size: float | None
     """Of an adaptive job: examples of its last step, all GPUs together."""
     lost_work_s: float | None
@@ -389,7 +390,7 @@ class JobId(Answer, frozen=True):
 
 
 class ConsoleOutput(Answer, frozen=True):
-    """What a console of a job wrote."""
+    """Output of a console of a job."""
 
     output: str
     """Bytes in base64."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from plait.core.resources import CPU_KIND
 from plait.core.words import QUOTED, counted, duration
 from plait.live.scheduler.records.end_words import cause_line
 
@@ -140,7 +141,10 @@ def _began(message: Message) -> str:
     gpus: dict[str, dict[int, None]] = {}
     for node, gpu in message["ranks"]:
         gpus.setdefault(node, {})[gpu] = None
-    where = ", ".join(f"{node} GPU{'s' * (len(held) > 1)} {', '.join(map(str, held))}" for node, held in gpus.items())
+    where = ", ".join(
+        f"{node} {'slot' if node == CPU_KIND else 'GPU'}{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
+        for node, held in gpus.items()
+    )
     return f"{_jobs(message)} started on {where}{_attempt(message)}"
 
 
