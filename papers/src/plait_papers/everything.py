@@ -1,4 +1,4 @@
-"""`plait reproduce everything`: every policy on the same jobs, compared only with those that know as much.
+"""`plait reproduce everything`: every policy on the same jobs, compared only where they know as much.
 
 A `Row` is what stays equal in a comparison: trace, load, cluster, failures and what policies know of durations. Start
 at `rows`, the grid, and `compared`, what `plait` is worth in each row.
@@ -199,7 +199,7 @@ class Compared:
     """`plait` in one row, means over `seeds` runs; hours.
 
     `best` has the best mean of the others, `ratio` is plait's mean over its, in all and on the best and worst seed.
-    `p99` and `makespan` are plait's over those of `best`.
+    `p99` and `makespan` are ratios of plait to `best`.
     """
 
     knows: str

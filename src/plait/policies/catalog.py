@@ -577,7 +577,7 @@ _PREDICTED = "predicted durations"
 
 
 def knowledge(policy: str) -> str:
-    """What a policy uses of the durations of jobs: `exact`, `predicted` or `nothing`; "" outside the catalog.
+    """Knowledge of durations that a policy uses: `exact`, `predicted` or `nothing`; "" outside the catalog.
 
     Deadlines go by exact slack in any case. Of orders that are an option only some go by durations; under `antman`
     backfill does so too.

@@ -54,7 +54,7 @@ from plait.sharing.quanta import Quanta
 #
 #     "sharing": {"guest": true, "hosts": ["/run/.../page.bin"], "gate": true}
 #
-# Of a gang beside hosts, `hosts` are those of all of its ranks on the node, and "ranks" has the pages of these ranks.
+# For a gang next to hosts, `hosts` has the hosts of all of its ranks on the node, and "ranks" the pages of the ranks.
 #
 # The agent writes it (`Neighbours.control`), the training library reads it (`neighbours_of`). If it is missing or null,
 # the process has its GPU to itself.

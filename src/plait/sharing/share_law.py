@@ -66,7 +66,7 @@ SHORTEST, LONGEST = 0.8, 1.2
 #: next level may cost by what is known and so many errors of that, where a slope above its error counts so many times
 #: more; the least step up; errors of a slope that lowers the level.
 RAMP, RAMP_COST, RAMP_ERRORS, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 2.0, 2.0, 1.1, 2.6
-#: The noise of placebos counts as so many contrasts beside the scatter of those of a ramp.
+#: Weight of the noise of placebos, in contrasts, where it is added to the scatter of the contrasts of a ramp.
 PRIOR = 8.0
 #: What sharing may cost a host that does not report its returns, ERRORS included; above it guests have less time.
 UNSURE, ERRORS = 1.5 * EPS, 1.5

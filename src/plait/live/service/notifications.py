@@ -53,7 +53,7 @@ AGAIN = (408, 425, 429)
 GIVE_UP_S = 3600.0
 #: Entries of the log that are read at a time.
 PAGE = 500
-#: Late notifications of a user; those beyond are given up at once.
+#: Maximum of late notifications of a user; later ones are given up at once.
 MOST_LATE = 1000
 #: A place is stored so many seconds after the last time if it has moved without a notification.
 KEEP_S = 60.0
@@ -377,7 +377,7 @@ GiveUp = Callable[[str, int, str, str], object]
 
 @dataclass
 class Follower:
-    """Sends the notifications of one channel, those of a user in order; `run` until the service ends."""
+    """Sends the notifications of one channel, in order for each user; `run` until the service ends."""
 
     channel: NotificationChannel
     store: Store
@@ -385,7 +385,7 @@ class Follower:
     give_up: GiveUp
     ending: Ending
     _place: Bookmark | None = field(default=None, init=False)
-    #: What an earlier service was sending when it ended.
+    #: Notification that an earlier service was sending when it ended.
     _left: Key | None = field(default=None, init=False)
     #: The stored place, and when it was stored.
     _stored: Bookmark | None = field(default=None, init=False)

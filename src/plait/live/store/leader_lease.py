@@ -297,8 +297,8 @@ def this_process(lease_s: float = LEAD_S) -> str:
     """
     me = procs.Process.of(os.getpid())
     assert me is not None
-    said = {"pid": me.pid, "start_time": me.start_time, "boot": me.boot, "space": _space(), "lease_s": lease_s}
-    return json.dumps(said)
+    record = {"pid": me.pid, "start_time": me.start_time, "boot": me.boot, "space": _space(), "lease_s": lease_s}
+    return json.dumps(record)
 
 
 def lasts_s(holder: str, usual_s: float) -> float:
@@ -312,10 +312,10 @@ def lasts_s(holder: str, usual_s: float) -> float:
 def is_dead(holder: str) -> bool:
     """Whether a holder is known to be dead; False for one of another machine or container, where it is unknown."""
     try:
-        said = json.loads(holder)
-        if said["boot"] != procs.boot_id() or said["space"] != _space() or not said["space"]:
+        record = json.loads(holder)
+        if record["boot"] != procs.boot_id() or record["space"] != _space() or not record["space"]:
             return False
-        return not procs.Process(said["pid"], said["start_time"], said["boot"]).alive
+        return not procs.Process(record["pid"], record["start_time"], record["boot"]).alive
     except (ValueError, KeyError, TypeError, OSError):
         return False
 

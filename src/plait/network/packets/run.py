@@ -51,16 +51,16 @@ def simulate(scenario: Scenario, manager: Inalloc | None = None) -> PacketResult
 
 @dataclass(frozen=True)
 class Flow:
-    """What jobs that go on all the while get: payload bits a second at each worker, and the share of sums added up."""
+    """Rates of jobs that all go on: payload bits a second at each worker, and the share of sums added up."""
 
     bits_per_s: FloatArray
     aggregated: FloatArray
 
 
 def flow(scenario: Scenario, from_s: float, until_s: float) -> Flow:
-    """What jobs get between two times of a simulation; raises as `simulate` does, and if all end before.
+    """Rates of jobs between two times of a simulation; raises as `simulate` does, and if all end before.
 
-    The share of its sums that is completed in a switch is the mean over those that add up for a job.
+    The share of sums completed in a switch is the mean over the switches that add up for a job.
     """
     net, counts = build(scenario), []
     for at_s in (from_s, until_s):

@@ -220,7 +220,7 @@ def _alone(truth: JobBatch, jobs: IntArray, graph: Graph, cluster: Cluster) -> t
 
 #: Of an iteration alone, the least computation: the times of jobs are those of a cycle of both.
 LEAST_COMPUTE = 1e-6
-#: What is said of rates that neither the law of memory nor packets give.
+#: Warning about rates that neither the law of memory nor packets give.
 DOUBTFUL = (
     "plait: so many sums stall in switches with little memory that rates by the law may be wrong by half, and packets "
     "of these jobs cannot be followed; see docs/explanation/network.md"

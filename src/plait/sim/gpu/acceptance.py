@@ -119,7 +119,7 @@ def beside(
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Alarms of the law beside a guest that costs what its grant says, so all false; contrasts; mean share of on."""
+    """False alarms of the law: the cost of the guest is that of its grant. Also contrasts, and the mean share of on."""
 
     alarms: int
     contrasts: int

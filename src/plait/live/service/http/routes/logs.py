@@ -74,7 +74,7 @@ async def logs(call: Call, query: LogQuery) -> LogPart | Response:
     "/v1/jobs/{job}/consoles/{console}", ConsoleOutput, body=ConsoleIn, roles=("admin", "user"), own=True,
     conflict="The job does not run, or its node refused.",
 )  # fmt: skip
-async def console(call: Call, said: ConsoleIn) -> ConsoleOutput:
+async def console(call: Call, given: ConsoleIn) -> ConsoleOutput:
     """Run a program next to a process of a running job, with its environment; send input to it, and get its output.
 
     The client names the console, starts it with the first request, and repeats requests until there is an exit code.
@@ -84,15 +84,15 @@ async def console(call: Call, said: ConsoleIn) -> ConsoleOutput:
     attempt = max(job.attempts, key=lambda one: one.epoch, default=None)
     if attempt is None or job.row.state in FINAL or attempt.state != "running":
         raise Conflict(f"job {job.row.id} is {job.row.state}, and does not run")
-    if said.rank >= len(attempt.ranks):
-        raise LookupError(f"job {job.row.id} has ranks 0 to {len(attempt.ranks) - 1}; there is no rank {said.rank}")
+    if given.rank >= len(attempt.ranks):
+        raise LookupError(f"job {job.row.id} has ranks 0 to {len(attempt.ranks) - 1}; there is no rank {given.rank}")
     name = call.path["console"]
     if not re.fullmatch(r"[A-Za-z0-9-]{8,64}", name):
         raise Invalid("needs 8 to 64 letters, digits and dashes", "console")
-    fields = {key: value for key, value in msgspec.structs.asdict(said).items() if key != "rank"}
+    fields = {key: value for key, value in msgspec.structs.asdict(given).items() if key != "rank"}
     ask = ConsoleAsk(f"{job.row.id}/{name}", **fields)
-    node = attempt.ranks[said.rank].node
-    reply = await call.api.mailbox.ask(node, job.row.number, attempt.epoch, said.rank, console=ask)
+    node = attempt.ranks[given.rank].node
+    reply = await call.api.mailbox.ask(node, job.row.number, attempt.epoch, given.rank, console=ask)
     if reply.console is None:
         raise Conflict(f"node {node}: {reply.error or 'its agent knows no consoles'}")
     return ConsoleOutput(**vars(reply.console))
