@@ -36,10 +36,8 @@ SCREENS = {
     "costs": ("/costs", "light", 1300, 900, "h1"),
     "events": ("/events", "light", 1300, 760, "tbody tr"),
     "policy": ("/policy", "light", 1300, 560, "#projects"),
-    "policy-compared": ("/policy?with=muri-l", "light", 1300, 900, "tr.differs"),
     "reports": ("/reports", "light", 1300, 420, "#list"),
     "report": ("/reports/tuesday.html", "light", 1300, 850, "iframe"),
-    "fidelity": ("/fidelity", "light", 1300, 380, "button.main"),
 }  # fmt: skip
 
 

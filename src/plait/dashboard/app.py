@@ -35,8 +35,7 @@ ROUTES = [
     Route("/submit", submission.new_job), Route("/what-if", policy.what_if), Route("/queue", overview.show_queue),
     Route("/nodes", nodes.list_nodes), Route("/nodes/{node}", nodes.show_node),
     Route("/reports", reports.list_reports), Route("/reports/{name}", reports.show_report),
-    Route("/reports/{name}/file", reports.file), Route("/fidelity", reports.fidelity),
-    Route("/fidelity.svg", reports.picture),
+    Route("/reports/{name}/file", reports.file),
     Route("/costs", overview.show_costs),
     Route("/events", events.list_events), Route("/policy", policy.show_policy), Route("/login", login.ask),
 ]  # fmt: skip

@@ -18,7 +18,6 @@ from plait.core.version import __version__
 from plait.core.words import counted, duration, gpu_hours, in_unit
 from plait.dashboard.api_client import Answers, ApiClient, Refused, Session, Sessions
 from plait.dashboard.figures import ago, hue, share, size
-from plait.dashboard.work import Works
 from plait.live.scheduler.records.event_words import brief
 
 if TYPE_CHECKING:
@@ -42,10 +41,6 @@ class Web:
     def __init__(self, api: ASGIApp) -> None:
         """No session yet. `api`: the application that answers under `/v1/`."""
         self.api, self.sessions, self.answers = api, Sessions(), Answers()
-        #: Calculations in processes of their own.
-        self.works = Works()
-        #: The newest forecast of the queue; see `outlook`.
-        self.outlook: dict[str, Any] = {}
         self.templates = Environment(
             loader=PackageLoader("plait.dashboard"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True, finalize=shown_plainly,

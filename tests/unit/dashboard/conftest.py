@@ -8,18 +8,6 @@ import pytest
 from starlette.testclient import TestClient
 from world import Browser, World
 
-from plait.dashboard import outlook
-
-
-@pytest.fixture(autouse=True)
-def _no_forecasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forecasts run in processes of their own, of which each test would start one."""
-
-    async def none(viewer: object) -> outlook.Outlook:
-        return outlook.Outlook(missing="not simulated in this test")
-
-    monkeypatch.setattr(outlook, "_foresee", none)
-
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import json
 import re
@@ -19,13 +18,13 @@ import pytest
 from starlette.testclient import TestClient
 from world import HOSTILE, Browser, World
 
-from plait.dashboard import figures, outlook
+from plait.dashboard import figures
 from plait.dashboard.figures import Recent, holders, hue, neighbours, of_node, reasons, recent, timeline
-from plait.dashboard.foresee import foreseen
 from plait.dashboard.pages import events
 from plait.live.protocol.wire import Profile, Reply
 from plait.live.service.logs import NoAnswer
 from plait.live.service.serving import load_pages
+from plait.outlook.queue import foresee
 
 Login = Callable[[str], Browser]
 
@@ -504,53 +503,6 @@ def test_events_leave_out_measurements_and_alarms_unless_everything_is_wanted(wo
     assert everything.count("<tr>") > told.count("<tr>")
 
 
-def test_a_forecast_counts_from_the_moment_at_which_it_is_shown() -> None:
-    made = outlook.Outlook(10.0, {"1": {"start": None, "end": [100.0, 200.0, None]}}, [5.0, 40.0, None])
-    later = made.at(30.0)
-    assert later.empty == [0.0, 20.0, None]
-    assert later.jobs == {"1": {"start": None, "end": [80.0, 180.0, None]}}
-    assert later.at(35.0).age_s == 25.0
-
-
-def test_the_quick_forecast_stands_until_a_simulation_has_come_and_when_it_is_old(
-    world: World, login: Login, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster(world)
-
-    over: list[bool] = []
-
-    async def slow(viewer: object) -> outlook.Outlook:
-        while not over:
-            await asyncio.sleep(0.01)
-        raise TimeoutError
-
-    async def at_once(viewer: object) -> outlook.Outlook:
-        return outlook.Outlook(world.clock(), {"1": {"start": None, "end": [7e4, 8e4, 9e4]}}, [7e4, 8e4, 9e4])
-
-    eve = login("eve")
-    monkeypatch.setattr(outlook, "QUICK_S", 60.0)
-    monkeypatch.setattr(outlook, "KEPT_S", -1.0)  # each page makes a forecast of its own
-    monkeypatch.setattr(outlook, "_foresee", slow)
-    page = html.unescape(eve.get("/web/"))
-    assert "quick forecast" in page
-    assert "being simulated" not in page
-    running = page.partition('id="running"')[2].partition("</section>")[0]
-    assert re.search(r"j-1</a>.*?data-unit=\"to go\">[\d.]+ (s|min)", running)
-    monkeypatch.setattr(outlook, "_foresee", at_once)
-    over.append(True)
-    while "simulated" not in (page := html.unescape(eve.get("/web/"))):
-        time.sleep(0.01)
-    assert re.search(r"22 h 13 min</dd><dd class=\"note\">80 %: .*; simulated \d\.\d s ago", page)
-    assert "22 h 13 min</tr>" in page
-    monkeypatch.setattr(outlook, "_foresee", slow)
-    over.clear()
-    monkeypatch.setattr(outlook, "OLDEST_S", -1.0)
-    page = html.unescape(eve.get("/web/"))
-    assert "22 h 13 min" not in page
-    assert "quick forecast" in page
-    over.append(True)
-
-
 def test_what_the_policy_did_is_counted() -> None:
     launch = {"type": "Launch", "groups": [{"jobs": [1, 2]}]}
     entries = [
@@ -644,27 +596,20 @@ def test_the_simulated_queue_knows_the_runs_before_of_the_same_script(world: Wor
         assert "secret" not in json.dumps(state)
         assert set(state["left_s"]) == {"9", "10", "11"}
         assert set(state["left_from"].values()) == {"3 ended jobs of the same user, command and size"}
-        found = foreseen(state)
+        simulated = foresee(state)
+        assert simulated is not None
+        found = {job: eta.end.said for job, eta in simulated.honest.etas.items()}
         for job, most_s in (*zip(short, (60.0, 120.0), strict=True), (stated, 180.0)):
-            assert 1.0 < found["jobs"][job.removeprefix("j-")]["end"][1] < most_s
-        assert 10.0 < found["empty"][1] < 180.0
+            assert 1.0 < found[int(job.removeprefix("j-"))][1] < most_s
+        assert 10.0 < max(middle for _, middle, _ in found.values()) < 180.0
         text = (
             "how long 3 jobs without progress still take is drawn from 3 ended jobs of the same user, command and size"
         )
-        assert text in found["assumptions"]
-        assert not any("did not report" in text for text in found["assumptions"])
+        assert text in simulated.honest.assumptions
+        assert not any("did not report" in text for text in simulated.honest.assumptions)
     quick = explained["forecast"]["end"]
-    mine = found["jobs"]["10"]["end"]
-    assert quick["wide_s"][0] < mine[1] < quick["wide_s"][1]
+    assert quick["wide_s"][0] < found[10][1] < quick["wide_s"][1]
     old = {**answers[0], "left_s": {}, "left_from": {}}  # of a service that does not say it
-    assert foreseen(old)["empty"][1] > 1000.0
-
-
-def test_the_queue_is_foreseen_from_the_answer_of_the_service(world: World) -> None:
-    cluster(world)
-    state = world.do(lambda engine, now_s: engine.state_for_forecast(now_s)())
-    found = foreseen(json.loads(json.dumps(state)))
-    assert set(found["jobs"]) == {"1", "2", "3"}
-    assert found["jobs"]["3"]["start"][0] <= found["empty"][0]
-    assert foreseen({"controller": None}) == {"missing": "no node has joined yet"}
-    assert "cannot be simulated" in foreseen({**state, "policy": "no-such-policy"})["missing"]
+    untold = foresee(old)
+    assert untold is not None
+    assert max(eta.end.middle_s for eta in untold.honest.etas.values()) > 1000.0

@@ -1,22 +1,14 @@
-"""Reports of simulations in a sandbox, and the simulator judged by the service's own log."""
+"""Reports of simulations and of advice in a sandbox."""
 
 from __future__ import annotations
 
-import html
-import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_compare import shown
-from test_pages import cluster
 from world import Browser, World
-
-from plait.dashboard import work
-from plait.dashboard.calculations import fidelity
-from plait.dashboard.pages import reports
 
 Login = Callable[[str], Browser]
 REPORT = "<!doctype html><html><head><title>Tuesday &amp; <b></title></head><body><script>1</script></body></html>"
@@ -75,48 +67,7 @@ def test_a_cluster_without_reports_says_how_to_make_one(world: World, login: Log
     assert "--report" in login("root").get("/web/reports")
 
 
-def judged_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def calculate(module: str, given: object, limit_s: float, note: object) -> dict[str, object]:
-        assert module.endswith(".fidelity")
-        return {"result": fidelity.judged(json.loads(json.dumps(given)))}
-
-    monkeypatch.setattr(work, "calculated", calculate)
-
-
-def test_the_log_is_simulated_and_compared(world: World, login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged_here(monkeypatch)
-    monkeypatch.setattr(reports, "PART", 7)
-    cluster(world)
-    for agent in world.agents.values():
-        agent.end(1)
-    world.settle(3)
-    eve = login("eve")
-    assert "1 job finished here" in html.unescape(eve.get("/web/fidelity"))
-    text = html.unescape(shown(eve, "/web/fidelity?run=1"))
-    assert "Mean completion time" in text
-    assert "fifo-backfill" in text
-    assert "/web/jobs/j-1" in text
-    assert "<svg" in eve.ask("GET", "/web/fidelity.svg").text
-    login("ann").get("/web/fidelity", 403)
-    login("ann").get("/web/fidelity.svg", 404)
-
-
-def test_what_cannot_be_judged_says_why(world: World, login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged_here(monkeypatch)
-    eve = login("eve")
-    assert "No job has finished yet" in eve.get("/web/fidelity")
-    cluster(world)
-    assert "no job has finished" in shown(eve, "/web/fidelity?run=1")
-
-
-def test_long_logs_are_for_the_command_line(world: World, login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged_here(monkeypatch)
-    monkeypatch.setattr(reports, "MOST_ENTRIES", 3)
-    cluster(world)
-    assert "plait fidelity" in shown(login("eve"), "/web/fidelity?run=1")
-
-
 def test_the_style_has_the_parts_of_pages(login: Login) -> None:
     style = login("ann").get("/web/assets/page.css")
-    for part in ("main {", ".strip {", ".map {", ".charts {", "iframe.report {", "img.picture {", "@media"):
+    for part in ("main {", ".strip {", ".map {", ".charts {", "iframe.report {", "@media"):
         assert part in style

@@ -13,7 +13,6 @@ from starlette.responses import RedirectResponse, Response
 from plait.core.words import number
 from plait.dashboard.api_client import Refused, segment
 from plait.dashboard.figures import USAGE_POINTS, Fields, neighbours, timeline, usage_charts, usage_rows
-from plait.dashboard.outlook import outlook
 from plait.dashboard.web import ROOT, Viewer, checked_form, done, page_of, shown
 from plait.live.api.jobs import FINAL, STATES
 from plait.live.layout import array_index
@@ -65,16 +64,15 @@ async def show_job(viewer: Viewer) -> Response:
     )  # fmt: skip
     job, why = Fields(job), Fields(why)
     now_s, history = status["now_s"], events["events"]
-    ahead = await outlook(viewer, status) if job["state"] not in FINAL else None
     mine = may_change(viewer, job)
     others, more = await _others(viewer, job)
     trackers = await _trackers(viewer, path) if mine and job["attempts"] else []
     lost = await viewer.api.get("/v1/losses", job=job["id"]) if mine and job["state"] == "running" else None
     return viewer.page(
         "job.html.j2", title=f"{job['id']} {job['name']}".strip(), job=job, why=why, now_s=now_s, mine=mine,
-        attempts=job["attempts"][::-1], bars=timeline(job, now_s, others), ahead=ahead,
+        attempts=job["attempts"][::-1], bars=timeline(job, now_s, others),
         beside=neighbours(job, others, now_s), others=len(others), others_more=more,
-        eta=ahead.of(job["number"]) if ahead else None, over=job["state"] in FINAL,
+        over=job["state"] in FINAL,
         history=[(one["seq"], one["at_s"], step_in_words(one["event"], one["commands"])) for one in history[::-1]],
         preempted=[one for one in job["attempts"] if one["state"] == "preempted"], file=job_file(job),
         losses=lost["losses"] if lost else [], trackers=trackers, usage=usage, usage_rows=usage_rows(usage),

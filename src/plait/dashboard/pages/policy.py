@@ -1,10 +1,9 @@
-"""The policy, another one next to it, and the queue under other choices."""
+"""The policy, and the queue under other choices."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from starlette.responses import RedirectResponse, Response
@@ -12,55 +11,25 @@ from starlette.responses import RedirectResponse, Response
 from plait.core.errors import InputError
 from plait.dashboard.api_client import Refused
 from plait.dashboard.web import ROOT, Viewer, checked_form, shown
-from plait.dashboard.work import Note, Work
 from plait.live.scheduler.explain.choices import parse_priorities
-from plait.policies.catalog import check_named, rows
-
-#: Seconds that a comparison simulates, after which it is ended, and for which it is shown.
-BUDGET_S, LIMIT_S, KEPT_S = 15.0, 60.0, 60.0
-#: Changes of a job by a decision, in words.
-WORDS = {
-    "start": "starts", "stop": "stops", "resize": "changes its size", "move": "moves", "regroup": "shares otherwise",
-    "keep": "runs on", "wait": "waits",
-}  # fmt: skip
+from plait.policies.catalog import rows
 
 
 @shown
 async def show_policy(viewer: Viewer) -> Response:
-    """The page; with `?with=POLICY` that policy is compared with the current one."""
+    """The page."""
     return await _page(viewer)
 
 
 async def _page(viewer: Viewer, refused: Refused | None = None, given: str | None = None) -> Response:
     """The page; `refused`: why the policy `given` in its form was not set."""
-    query = viewer.request.query_params
-    other = query.get("with", "").strip()[:200]
     policy = await viewer.api.get("/v1/policy")
     projects = await viewer.get(1.0, "/v1/projects")
-    work, wrong = None, ""
-    if other:
-        try:
-            # Any user may request this, so no file is read and no module imported that the catalog does not name.
-            check_named(other, (), Path("/nonexistent"))
-            work = _comparison(viewer, other, policy["policy"])
-        except InputError as error:
-            wrong = str(error)
     lost = await viewer.get(1.0, "/v1/losses") if viewer.session.may_manage else None
     return viewer.page(
         "policy.html.j2", 200 if refused is None else refused.status, title="Policy", refused=refused, policy=policy,
-        projects=projects, names=sorted(rows()), live=False, other=other, work=work, wrong=wrong, words=WORDS,
-        losses=lost["losses"] if lost else [], age_s=viewer.web.works.age_s(work) if work else 0.0, given=given,
+        projects=projects, names=sorted(rows()), live=False, losses=lost["losses"] if lost else [], given=given,
     )  # fmt: skip
-
-
-def _comparison(viewer: Viewer, other: str, current: str) -> Work:
-    works, key = viewer.web.works, ("compare", current, other)
-
-    async def ask(note: Note) -> Any:
-        return {"state": await viewer.api.get("/v1/state"), "policy": other, "seconds": BUDGET_S}
-
-    found = works.find(key, KEPT_S)
-    return found or works.begin(key, "plait.dashboard.calculations.compare", ask, LIMIT_S)
 
 
 @shown
