@@ -31,6 +31,7 @@ from plait.core.errors import InputError, PlaitError
 from plait.core.jobs import JobBatch, Phase
 from plait.core.plan import Group, Groups
 from plait.core.words import counted
+from plait.goodput.fixed_batch import with_fixed_batches
 from plait.live.scheduler.records.track_record import ENOUGH, START_UP_S, STOP_S, Calibration, Said, TrackRecord
 from plait.sim.backend import Simulator
 from plait.sim.physics import StandardPhysics
@@ -158,7 +159,7 @@ class ResumedSimulator(Simulator):
         if len(truth) != n:
             raise InputError(f"the job store has {n} jobs, the assumptions {len(truth)}; give one row a job")
         columns = {name: column[:n] for name, column in job_store.columns.items()}
-        training = _as_said(columns, truth)
+        training = _as_said(columns, truth, int(controller.cluster.node_gpus.max()))
         super().__init__(truth, controller.cluster, replace(settings, overheads=Overheads(), training=training))
         if self.adaptive is not None:
             self.adaptive.trust(columns["goodput"])
@@ -180,11 +181,12 @@ class ResumedSimulator(Simulator):
         self.news_ms = self.now
 
 
-def _as_said(columns: Mapping[str, Any], truth: JobBatch) -> Training:
-    """Jobs that adapt their batch continue by their own reports, faster or slower where `truth` is."""
+def _as_said(columns: Mapping[str, Any], truth: JobBatch, per_node: int) -> Training:
+    """Jobs that adapt their batch, or are elastic, continue by their own reports, at the pace of `truth`."""
     slower = truth.iteration_s / columns["iteration_s"]
     reports = [[(0.0, row)] for row in columns["goodput"]]
-    return Training.reported(truth, reports, np.where(np.isfinite(slower), slower, 1.0))
+    slower = np.where(np.isfinite(slower), slower, 1.0)
+    return Training.reported(with_fixed_batches(truth), reports, per_node, slower)
 
 
 def running_now(controller: Controller) -> Groups:

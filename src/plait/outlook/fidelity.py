@@ -54,6 +54,7 @@ from plait.core.jobs import JobBatch, Phase
 from plait.core.plan import TURN, Gate, Group, Groups, Member
 from plait.core.policy import Policy
 from plait.core.resources import Resource
+from plait.goodput.fixed_batch import with_fixed_batches
 from plait.live.scheduler.records.groups import choose
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, Note, StopAsked
 from plait.live.scheduler.state import State
@@ -502,7 +503,8 @@ def _simulated_ends(
     )
     backend: list[LiveReplay] = []
     physics = TurnsPhysics(again.job_store.columns, lambda jobs: backend[0].awake(jobs))
-    training = Training.reported(truth, [seen.reports.get(job, []) for job in finished])
+    reports = [seen.reports.get(job, []) for job in finished]
+    training = Training.reported(with_fixed_batches(truth), reports, int(controller.cluster.node_gpus.max()))
     silent = [s - float(np.nan_to_num(seen.start_s(job))) for job, s in seen.silent_s.items() if s > 0]
     settings = SimulationSettings(
         physics=physics, overheads=Overheads(table), training=training,

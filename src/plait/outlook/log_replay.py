@@ -20,6 +20,7 @@ from plait.control.metrics import RunResult, measure
 from plait.control.outcomes import Isolated
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
+from plait.goodput.fixed_batch import with_fixed_batches
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.records.entries import Entry, entry_from_json
 from plait.live.scheduler.records.notes import Note
@@ -79,13 +80,14 @@ class LogReplay:
 def _isolated(controller: Controller) -> Isolated | None:
     """How long adaptive jobs would have taken alone, by their last reports."""
     job_store = controller.job_store
-    if not (job_store.columns["batch_size"][: job_store.count] > 0).any():
+    jobs = with_fixed_batches(JobBatch.of([job_store.spec(i) for i in range(job_store.count)]))
+    if not (jobs.column("batch_size") > 0).any():
         return None
-    jobs = JobBatch.of([job_store.spec(i) for i in range(job_store.count)])
     iterations = np.where(
         np.isnan(jobs.iterations), job_store.columns["iterations_done"][: job_store.count], jobs.iterations
     )
-    training = Training.reported(jobs, [[(0.0, row)] for row in job_store.columns["goodput"][: job_store.count]])
+    reports = [[(0.0, row)] for row in job_store.columns["goodput"][: job_store.count]]
+    training = Training.reported(jobs, reports, int(controller.cluster.node_gpus.max()))
     return partial(isolated_s, jobs.replace(iterations=iterations), training, controller.cluster)
 
 

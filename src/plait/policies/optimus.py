@@ -52,7 +52,7 @@ class Optimus(InRounds):
             return np.where(rate > 0, work[:, None] / rate, np.inf)
 
     def _rates(self, pool: Pool, view: View, gpus: IntArray) -> FloatArray:
-        """(J, K): iterations/s of jobs without a fit, in proportion to their GPUs."""
+        """(J, K): iterations/s of jobs of one size, or without a fit, in proportion to their GPUs."""
         one_s = view.jobs.iteration_s[pool.rows]
         one_s = np.where(np.isnan(one_s), 1.0, one_s)
         out: FloatArray = gpus / (one_s * view.jobs.gpus[pool.rows])[:, None]

@@ -9,11 +9,14 @@ import numpy as np
 
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError
+from plait.core.jobs import JobTable
 from plait.core.plan import Plan
 from plait.core.policy import View
+from plait.goodput.fixed_batch import elastic_fixed, fixed_s
 from plait.placement import Scheme, place
 from plait.placement.packing import Placement
 from plait.policies.compose import Ranking, sort
+from plait.policies.sizing.pools import goodput_jobs
 
 
 def fair_shares(
@@ -115,4 +118,21 @@ class Themis:
         if self.independent == "queue":
             return competitors * work * jobs.gpus / np.minimum(capacity, jobs.gpus)
         share = np.minimum(capacity / competitors, jobs.gpus)
-        return work * jobs.gpus / share
+        alone_s = work * jobs.gpus / share
+        elastic = elastic_fixed(jobs)
+        if elastic.any():
+            per_node = max(1, int(view.cluster.node_gpus.max()))
+            alone_s[elastic] = _on_share_s(jobs.subset(jobs.number[elastic]), work[elastic], share[elastic], per_node)
+        return alone_s
+
+
+def _on_share_s(jobs: JobTable, work_s: FloatArray, share: FloatArray, per_node: int) -> FloatArray:
+    """Seconds (J,) of elastic jobs with `work_s` at their requested size on `share` GPUs, whole ones at least.
+
+    A share below the minimum GPUs is those for a part of the time.
+    """
+    gpus = np.maximum(np.floor(share), jobs.min_gpus).astype(np.int64)
+    theta = goodput_jobs(jobs, per_node).theta
+    there, requested = (fixed_s(theta, -(-size // per_node), size) for size in (gpus, jobs.gpus))
+    seconds: FloatArray = work_s * there / requested * np.maximum(gpus / share, 1.0)
+    return seconds

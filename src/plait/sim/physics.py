@@ -85,8 +85,8 @@ class MeasuresUsage(Protocol):
 class StandardPhysics:
     """Solo iteration time x GPUs asked / GPUs held x spread slow-down x sharing / speed of the GPU kind.
 
-    Elastic jobs whose batch does not adapt are taken to speed up in proportion to their GPUs, as policies assume, too;
-    for those that adapt the simulator knows better (`adaptive.py`).
+    The simulator hands elastic jobs as jobs with a batch, and multiplies by the speed of their own model
+    (`training.py`): what follows concerns the others.
     `spread_slowdown` applies to gangs on more nodes than they need whose skew exceeds `skew_threshold` or is
     unknown (Tiresias, section 3); the size of the factor is an assumption, not a measurement. Members of a
     group slow each other down so that no resource is used more than all the time; with `Gate.BARRIER` they advance
@@ -229,9 +229,10 @@ def busy_part(stage_s: FloatArray, alone: FloatArray) -> FloatArray:
 
 
 def resized(truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:
-    """Seconds `alone` of each member, at the size asked for, on the GPUs that its group has: in inverse proportion.
+    """Seconds of computation of each member, `alone` on the GPUs requested, on those that its group has: each its part.
 
-    Jobs that adapt their batch keep theirs: their own throughput says what GPUs do for them.
+    What they exchange between nodes is the matter of the network. Jobs with a batch keep theirs: their own throughput
+    determines what GPUs do for them.
     """
     held, asked = groups.gpu_count(), truth.gpus[groups.jobs]
     if not groups.single:

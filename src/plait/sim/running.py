@@ -20,6 +20,7 @@ from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import Groups
+from plait.goodput.fixed_batch import with_fixed_batches
 from plait.sim.failures import time_to_failure_s
 from plait.sim.neighbours import Everyone, GpuFigures, GpuNeighbours
 from plait.sim.physics import Contends, MeasuresUsage
@@ -81,8 +82,10 @@ class JobsOnGpus:
         self.end_ms: FloatArray = np.full(n, math.inf)
         self.fail_ms: FloatArray = np.full(n, math.inf)
         self.stop_ms: FloatArray = np.full(n, math.inf)  # the earlier of the two
-        self.adaptive = adaptive_jobs(truth, settings)
-        self.moving = with_known_batches(truth, self.adaptive)  # what physics gets to see
+        # On links an elastic job with a fixed batch exchanges its gradients; elsewhere a model has all of its time.
+        sized = truth if isinstance(settings.physics, Contends) else with_fixed_batches(truth)
+        self.adaptive = adaptive_jobs(sized, settings, int(cluster.node_gpus.max()))
+        self.moving = with_known_batches(sized, self.adaptive)  # what physics gets to see
         self.solo = np.ones(n)  # part of its solo speed that a running job gets
         self.ripe_ms: FloatArray = np.full(n, math.inf)  # when a job will have measured what it runs in
         self.retune_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch again

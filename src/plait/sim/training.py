@@ -1,5 +1,8 @@
 """How adaptive jobs really train: true throughput and gradient noise, which neither policies nor jobs get to see.
 
+An elastic job with a fixed batch is one of them here: its batch never changes, and has no noise
+(`plait.goodput.fixed_batch`).
+
 Simulated jobs that adapt: each measures itself, fits its throughput and chooses its batch, as a real one would.
 
 A job knows of itself what it has measured on the configurations (nodes, GPUs, batch of a GPU) it has run in for
@@ -31,6 +34,7 @@ from plait.core.goodput import LEAST_S, THETA, Estimate
 from plait.core.jobs import JobBatch
 from plait.goodput.batch import best_batch, best_batch_each, goodput
 from plait.goodput.fit import Measurements, fit
+from plait.goodput.fixed_batch import fit_sizes, is_fixed, scaled_to, true_scaling, with_fixed_batches
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.shipped import shipped
 from plait.goodput.throughput import gain, grad_s, iteration_s, step_s
@@ -61,37 +65,47 @@ class Training:
         return known
 
     @classmethod
-    def shipped(cls, jobs: JobBatch) -> Training:
+    def shipped(cls, jobs: JobBatch, per_node: int) -> Training:
         """The shipped truth for the models of these jobs; jobs without batch limits or of other models do not adapt.
 
-        A job with more or fewer iterations than its model has goes through the same noise slower or faster.
+        A job with more or fewer iterations than its model has goes through the same noise slower or faster. Elastic
+        jobs with a fixed batch or an unknown model scale as their trace says, or as the prior does, from their time at
+        the requested size on nodes of `per_node` GPUs.
         """
-        known = shipped()
+        known, fixed, elastic = shipped(), is_fixed(jobs), jobs.column("min_gpus") < jobs.column("max_gpus")
         theta = np.full((len(jobs), THETA), np.nan)
         ends, noise = [_NONE] * len(jobs), [_NONE] * len(jobs)
         for j in np.flatnonzero(jobs.column("batch_size") > 0).tolist():
             model = known.get(str(jobs.column("model")[j]))
-            if model is not None:
+            if model is not None and not fixed[j]:
                 theta[j] = model.theta
                 ends[j] = model.epoch_ends * (jobs.iterations[j] / model.iterations)
                 noise[j] = model.noise.by_epoch(model.epochs)
+            elif elastic[j]:
+                theta[j], ends[j], noise[j] = true_scaling(jobs, j, per_node), _FOREVER, _NO_NOISE
         return cls(theta, tuple(ends), tuple(noise))
 
     @classmethod
     def reported(
-        cls, jobs: JobBatch, reports: Sequence[Sequence[Report]], slower: FloatArray | None = None
+        cls, jobs: JobBatch, reports: Sequence[Sequence[Report]], per_node: int, slower: FloatArray | None = None
     ) -> Training:
         """The truth as jobs have reported it: the last throughput, and all levels of gradient noise.
 
         `reports` has those of each job in order of its iterations done. A level of noise lasts until the next report,
-        the first from the beginning and the last to the end. Jobs without reports do not adapt. Iterations take
-        `slower` (J,) times as long as reported.
+        the first from the beginning and the last to the end. Jobs without reports do not adapt; elastic ones scale as
+        the prior does. Iterations take `slower` (J,) times as long as reported. `per_node`: GPUs of a
+        node.
         """
+        fixed, elastic = is_fixed(jobs), jobs.column("min_gpus") < jobs.column("max_gpus")
         theta = np.full((len(jobs), THETA), np.nan)
         ends, noise = [_NONE] * len(jobs), [_NONE] * len(jobs)
         for j in np.flatnonzero(jobs.column("batch_size") > 0).tolist():
             known = [(done, row) for done, row in reports[j] if np.isfinite(row[_USED]).all()]
-            if known:
+            if fixed[j] or (elastic[j] and not known):
+                theta[j], ends[j], noise[j] = true_scaling(jobs, j, per_node), _FOREVER, _NO_NOISE
+                if known:
+                    theta[j] = scaled_to(known[-1][1][:THETA], jobs.iteration_s[j], jobs.gpus[j], per_node)
+            elif known:
                 theta[j] = known[-1][1][:THETA]
                 theta[j, : Estimate.GAMMA] *= 1.0 if slower is None else slower[j]
                 ends[j] = np.array([*(done for done, _ in known[1:]), np.inf])
@@ -101,6 +115,7 @@ class Training:
 
 
 _NONE: FloatArray = np.zeros(0)
+_FOREVER, _NO_NOISE = np.array([np.inf]), np.zeros(1)
 _USED = [*range(THETA), Estimate.SQR, Estimate.VAR]
 
 
@@ -111,7 +126,7 @@ def isolated_s(jobs: JobBatch, training: Training, cluster: Cluster, share: Floa
     gives it those for a part of the time, one between two numbers of GPUs both in turn; GPUs that would slow it down
     stay idle.
     """
-    seconds = np.full(len(jobs), math.nan)
+    seconds, jobs = np.full(len(jobs), math.nan), with_fixed_batches(jobs)
     for job in np.flatnonzero(training.adapts & np.isfinite(share)).tolist():
         seconds[job] = _seconds(jobs, training, cluster, job, float(share[job]))
     return seconds
@@ -179,10 +194,21 @@ Key = tuple[int, int, int]
 class AdaptiveJobs:
     """All adaptive jobs of a simulation, by number: their truth, their knowledge, their configuration."""
 
-    def __init__(self, jobs: JobBatch, training: Training, *, noise: float = 0.0, seed: int = 0) -> None:
-        """No job has run. Measured times are off by a factor U[1 - noise, 1 + noise], one for each job and key."""
+    def __init__(
+        self, jobs: JobBatch, training: Training, *, per_node: int = 1, noise: float = 0.0, seed: int = 0
+    ) -> None:
+        """No job has run. Measured times are off by a factor U[1 - noise, 1 + noise], one for each job and key.
+
+        `per_node`: GPUs of a node.
+        """
+        self.per_node = per_node
         n = len(jobs)
-        self.training, self.adapts = training, training.adapts
+        self.training, self.adapts = training, training.adapts & (jobs.column("batch_size") > 0)
+        self.fixed = is_fixed(jobs)
+        self.requested = (
+            jobs.gpus,
+            jobs.iteration_s,
+        )  # known of a job with a fixed batch
         self.noise, self.seed = noise, seed
         self.estimates = np.full((n, len(Estimate)), np.nan)
         limits = (jobs.column(c) for c in ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch"))
@@ -273,7 +299,13 @@ class AdaptiveJobs:
         profile[key] = times
         columns = np.array([(*k, *v) for k, v in profile.items()]).T
         columns[3:] /= self.speed[job]
-        self.known.theta[job] = fit(Measurements(*columns), self.known.theta[job])
+        if self.fixed[job]:
+            gpus, seconds = (float(column[job]) for column in self.requested)
+            sizes = {(-(-int(gpus) // self.per_node), int(gpus)): seconds / self.speed[job]}
+            sizes |= {(int(n), int(k)): s for n, k, _, _, s in columns.T.tolist()}
+            self.known.theta[job] = fit_sizes(sizes)
+        else:
+            self.known.theta[job] = fit(Measurements(*columns), self.known.theta[job])
         self.estimates[job, :THETA] = self.known.theta[job]
         self.estimates[job, Estimate.PROFILED_GPUS] = max(gpus for _, gpus, _ in self.profiles[job])
         self._see_noise(job)

@@ -220,16 +220,19 @@ class SimulationSettings:
     profile_noise: float = 0.0
 
 
-def adaptive_jobs(truth: JobBatch, settings: SimulationSettings) -> AdaptiveJobs | None:
-    """The jobs that adapt their batch; None if none does, so the simulation can skip all of it."""
+def adaptive_jobs(truth: JobBatch, settings: SimulationSettings, per_node: int) -> AdaptiveJobs | None:
+    """The jobs whose speed is a model of their size; None if there are none, so the simulation can skip all of it.
+
+    `truth` has the fixed batches of elastic jobs too (`with_fixed_batches`); `per_node`: GPUs of the largest node.
+    """
     if not (truth.column("batch_size") > 0).any():
         return None
     from plait.sim.training import AdaptiveJobs, Training
 
-    training = Training.shipped(truth) if settings.training is None else settings.training
+    training = Training.shipped(truth, per_node) if settings.training is None else settings.training
     if not training.adapts.any():
         return None
-    return AdaptiveJobs(truth, training, noise=settings.profile_noise, seed=settings.seed)
+    return AdaptiveJobs(truth, training, per_node=per_node, noise=settings.profile_noise, seed=settings.seed)
 
 
 def with_known_batches(truth: JobBatch, adaptive: AdaptiveJobs | None) -> JobBatch:

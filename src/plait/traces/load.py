@@ -21,6 +21,7 @@ from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.jobs import Checkpoints, InaRequest, JobBatch, JobClass
 from plait.core.words import counted
+from plait.goodput.fixed_batch import fixed_s, parse_scaling, scaling_of
 from plait.goodput.shipped import measured_node, shipped
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
@@ -40,7 +41,7 @@ def no_larger_than(jobs: JobBatch, cluster: Cluster) -> JobBatch:
     """The same jobs; elastic ones request at most the largest gang of a kind they may use.
 
     Their iterations then take as long as on so many GPUs: by their model if they adapt their batch and plait knows it,
-    in inverse proportion otherwise, as in the simulator. Their cores and memory shrink with their GPUs.
+    as the prior of a fixed batch scales otherwise. Their cores and memory shrink with their GPUs.
     """
     most = _largest_gangs(jobs, cluster)
     large = (jobs.gpus > most) & (jobs.column("min_gpus") <= most)
@@ -49,8 +50,7 @@ def no_larger_than(jobs: JobBatch, cluster: Cluster) -> JobBatch:
     gpus = np.where(large, most, jobs.gpus)
     slower = np.ones(len(jobs))
     for j in np.flatnonzero(large).tolist():
-        adapts = jobs.column("batch_size")[j] > 0
-        slower[j] = _slower(str(jobs.column("model")[j]) if adapts else "", int(jobs.gpus[j]), int(gpus[j]))
+        slower[j] = _slower(jobs, j, int(gpus[j]), int(cluster.node_gpus.max()))
     return jobs.replace(
         stage_s=jobs.stage_s * slower[:, None],
         gpus=gpus,
@@ -68,12 +68,15 @@ def _largest_gangs(jobs: JobBatch, cluster: Cluster) -> IntArray:
     return np.array([cluster.largest_gang(kinds) for kinds in jobs.column("gpu_kinds").tolist()], dtype=np.int64)
 
 
-def _slower(name: str, asked: int, gpus: int) -> float:
-    """How many times as long an iteration takes on `gpus` as on the requested GPUs."""
-    model = shipped().get(name)
-    if model is None or asked > model.most_gpus:
-        return asked / gpus
-    return _iteration_s(name, gpus) / _iteration_s(name, asked)
+def _slower(jobs: JobBatch, job: int, gpus: int, per_node: int) -> float:
+    """How many times as long an iteration takes on `gpus` as on the requested GPUs, of nodes of `per_node`."""
+    requested, adapts = int(jobs.gpus[job]), jobs.column("batch_size")[job] > 0
+    model = shipped().get(str(jobs.column("model")[job])) if adapts else None
+    if model is None or requested > model.most_gpus:
+        sizes = np.array([gpus, requested])
+        seconds = fixed_s(scaling_of(jobs.column("scaling")[job], per_node), -(-sizes // per_node), sizes)
+        return float(seconds[0] / seconds[1])
+    return _iteration_s(model.name, gpus) / _iteration_s(model.name, requested)
 
 
 @cache
@@ -225,6 +228,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
     models = _texts(table["model"])
     classes = [_CLASSES[c] for c in table["job_class"].tolist()]
     share = model_skew()
+    least, most = (np.asarray(table[name], dtype=np.float64) for name in ("min_gpus", "max_gpus"))
     columns: dict[str, Any] = {
         "id": [str(i) for i in table["job_id"]],
         "submit_s": np.asarray(table["submit_s"], dtype=np.float64),
@@ -237,8 +241,9 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "like": _alike(table),
         "job_class": np.array([int(c) for c in classes], dtype=np.int64),
         "checkpoints": np.array([int(_CHECKPOINTS[c]) for c in table["checkpoints"].tolist()], dtype=np.int64),
-        "min_gpus": gpus,
-        "max_gpus": gpus,
+        "min_gpus": np.where(least >= 1, least, gpus).astype(np.int64),
+        "max_gpus": np.where(most >= 1, most, gpus).astype(np.int64),
+        "scaling": [parse_scaling(text) if text else () for text in table["scaling"].tolist()],
         "gpu_kinds": [tuple(k.split("|")) if isinstance(k, str) and k else None for k in table["gpu_kinds"]],
         "gpu_memory_bytes": np.nan_to_num(table["gpu_memory_bytes"].astype(np.float64)),
         "cpus": np.nan_to_num(table["cpu_milli"].astype(np.float64)) / 1000.0,
@@ -282,10 +287,6 @@ def _warnings(table: TraceTable) -> tuple[str, ...]:
         (
             lambda: bool((table["gpu_milli"].astype(np.float64) < 1000).any()),
             "jobs that ask for part of a GPU are given a whole one",
-        ),
-        (
-            lambda: bool((np.asarray(table["min_gpus"], dtype=np.float64) < table["gpus"]).any()),
-            "elastic jobs run at the size they ask for",
         ),
     )
     return tuple(text for holds, text in checks if holds())

@@ -113,6 +113,7 @@ JOB_COLUMNS: tuple[Column, ...] = (
     _count("nodes", "requested nodes", minimum=0),
     _count("min_gpus", "smallest size of an elastic job", minimum=1),
     _count("max_gpus", "largest size of an elastic job", minimum=1),
+    _text("scaling", "measured seconds of an iteration by GPUs of an elastic job, e.g. 1:0.52 2:0.29 4:0.17"),
     _text("job_class", "how the scheduler may treat it", enum=JOB_CLASSES),
     _text("checkpoints", "what of its work outlives a stop; null = on_stop", enum=CHECKPOINTS),
     _text("ina", "what it asks of in-network aggregation, e.g. require:memory=2048; null = auto"),

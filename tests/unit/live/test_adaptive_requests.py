@@ -15,6 +15,7 @@ from live_cases import Cluster
 from plait.cli.commands.explain import explanation_lines
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
+from plait.goodput.fixed_batch import fixed_s
 from plait.live.agent.pages import PageReader
 from plait.live.api import encoded
 from plait.live.api.explain import SizeOptions, StageTime
@@ -435,3 +436,52 @@ def test_waiting_for_gpus_is_no_cost_of_a_restart_and_neither_is_a_failure(clust
     c.nodes[0].report(0, held_s=1.5, first_step_s=1.5)
     c.pass_s(2.0)
     assert count(c, "Restarted") == 1
+
+
+def test_an_elastic_job_with_a_fixed_batch_is_measured_at_each_size_and_later_jobs_know_it(cluster: Make) -> None:
+    c = cluster((4, 4), policy="optimus:interval_s=60", progress_s=1.0)
+    request = {"model": "vgg", "gpus": 4, "min_gpus": 1, "max_gpus": 8, "iterations": 1e6}
+    (first,) = c.submit(request)
+    c.pass_s()
+    assert np.isnan(known(c, "goodput")).all()
+    lines = "\n".join(explanation_lines(c.engine.explain(first, c.now)))
+    assert "as models like the shipped ones, until it has been measured" in lines
+    live = c.engine.state.jobs[first].live
+    assert live is not None
+    held = len(live.gpus)
+    assert held == 8  # the prior: two nodes are faster than one
+    for steps in (1.0, 40.0):
+        c.nodes[0].report(first, steps=steps, step_s=2.0, held_s=20.0)
+        c.pass_s(12.0)
+    row = known(c, "goodput")
+    assert float(fixed_s(row[:7], 2, 8)) == pytest.approx(2.0, rel=0.02)
+    assert row[Estimate.PROFILED_GPUS] == 8
+    reports = count(c, "GoodputReported")
+    c.nodes[0].report(first, steps=90.0, step_s=2.05, held_s=40.0)
+    c.pass_s(12.0)
+    assert count(c, "GoodputReported") == reports, "hardly any change"
+    assert "as it measured itself" in "\n".join(explanation_lines(c.engine.explain(first, c.now)))
+    second, other, rigid = c.submit(request, {**request, "model": "bert"}, {"model": "vgg", "gpus": 4})
+    c.pass_s()
+    c.restart()
+    controller = c.engine.state.controller
+    assert controller is not None
+    goodput = controller.job_store.columns["goodput"]
+    np.testing.assert_array_equal(goodput[second][:10], row[:10])
+    assert np.isnan(goodput[[other, rigid]]).all()
+
+
+def test_a_new_job_of_a_model_begins_with_what_others_have_fitted(cluster: Make) -> None:
+    c = cluster((4,), policy="pollux", progress_s=1.0)
+    request = {"model": "net", "batch": BATCH, "gpus": 1, "max_gpus": 4}
+    c.submit(request)
+    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(), steps=4.0, step_s=0.5)
+    c.pass_s(2.0)
+    (second,) = c.submit(request)
+    c.pass_s()
+    controller = c.engine.state.controller
+    assert controller is not None
+    row = controller.job_store.columns["goodput"][second]
+    np.testing.assert_array_equal(row[[*range(7), Estimate.PROFILED_GPUS]], [*THETA, 2.0])
+    assert np.isnan(row[[Estimate.SQR, Estimate.VAR]]).all(), "its own gradients are not those of another job"

@@ -75,7 +75,7 @@ def test_fairness_of_a_simulated_run_takes_the_jobs_own_model():
     result = run_case(Case("two", jobs, "fifo", Cluster.parse("1x4"), make_world("ideal")))
     jct_s, rho = result.jobs["jct_s"], result.jobs["finish_time_fairness"]
     competitors = 1 + 100 / jct_s[0]  # the other job was there for 100 s
-    truth = Training.shipped(jobs)
+    truth = Training.shipped(jobs, 4)
     alone = isolated_s(jobs, truth, Cluster.parse("1x4"), np.array([4 / competitors, math.nan]))[0]
     assert rho[0] == pytest.approx(jct_s[0] / alone)
     assert rho[0] > 1.5 * jct_s[0] / result.jobs["duration_s"][0]  # it would have used four GPUs of its own
@@ -92,7 +92,7 @@ def test_slowdown_of_a_simulated_run_takes_the_jobs_own_model():
     jobs = JobBatch.of([adaptive, fixed])
     result = run_case(Case("two", jobs, "fifo", Cluster.parse("1x4"), make_world("ideal")))
     jct_s, slowdown = result.jobs["jct_s"], result.jobs["slowdown"]
-    alone = isolated_s(jobs, Training.shipped(jobs), Cluster.parse("1x4"), np.array([4.0, math.nan]))[0]
+    alone = isolated_s(jobs, Training.shipped(jobs, 4), Cluster.parse("1x4"), np.array([4.0, math.nan]))[0]
     linear = jct_s[0] / result.jobs["duration_s"][0]
     assert slowdown[0] == pytest.approx(jct_s[0] / alone)
     assert slowdown[0] != pytest.approx(linear, rel=0.05)

@@ -12,6 +12,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError, TraceError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
+from plait.goodput.fixed_batch import fixed_s, prior
 from plait.goodput.shipped import shipped
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
@@ -136,12 +137,14 @@ def test_an_iteration_takes_what_the_model_takes_at_that_size():
 
 
 @pytest.mark.parametrize("changes", [{}, {"model": "mine", "batch": CIFAR.batch}], ids=["fixed", "unknown model"])
-def test_what_is_not_known_takes_longer_in_proportion(changes: dict[str, object]):
+def test_what_is_not_known_takes_longer_as_the_prior_of_a_fixed_batch(changes: dict[str, object]):
     profile = StageProfile((0.1, 0.2, 0.4, 0.3), 1.0)
     got = capped(elastic(profile=profile, cpus=8.0, memory_bytes=80.0, **changes), "1x4")
-    assert (got.gpus, got.iteration_s, got.cpus, got.memory_bytes) == (4, 2.0, 4.0, 40.0)
+    slower = float(fixed_s(prior(), 1, 4) / fixed_s(prior(), 2, 8))
+    assert 1.5 < slower < 2.0, "half the GPUs, and no network between nodes"
+    assert (got.gpus, got.iteration_s, got.cpus, got.memory_bytes) == (4, slower, 4.0, 40.0)
     assert got.profile is not None
-    assert got.profile.stage_s == pytest.approx((0.2, 0.4, 0.8, 0.6))
+    assert got.profile.stage_s == pytest.approx(np.array((0.1, 0.2, 0.4, 0.3)) * slower)
 
 
 def test_who_cannot_do_with_fewer_asks_for_what_it_asked():

@@ -73,9 +73,12 @@ def batch_text(attempt: JobAttempt) -> str:
 def adaptive_lines(found: Explanation) -> list[str]:
     """Lines of `plait explain`: what it has, and what other sizes would bring by its own fit; what it had, if over."""
     adaptive, sizes = found.adaptive, found.sizes
+    held = len(found.gpus or ())
+    if sizes and not adaptive:
+        again = [] if sizes.next_s is None else [f"  sizes are chosen again in {duration(sizes.next_s)}"]
+        return _by_fit(sizes.at, held, sizes.profiled) + again
     if not adaptive or not sizes:
         return _had_lines(found.attempts or ())
-    held = len(found.gpus or ())
     lines = []
     if now := pace_text(adaptive):
         lines.append(f"  adapts: {_gpus(held)} of {adaptive.min_gpus} to {adaptive.max_gpus}, {now}")
@@ -121,15 +124,18 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count != 1)}"
 
 
-def _by_fit(at: Sequence[SizeOption], held: int) -> list[str]:
+def _by_fit(at: Sequence[SizeOption], held: int, profiled: int = 0) -> list[str]:
     own = next((row.goodput for row in at if row.gpus == held), None)
     if not at:
         return []
     texts = []
     for row in at:
         worth = f"{row.goodput / own:.2g} times" if own else _rate(row.goodput)
-        texts.append(f"{row.gpus}: {worth} (batch {row.batch_size:,})")
+        texts.append(f"{row.gpus}: {worth}" + (f" (batch {row.batch_size:,})" if row.batch_size else ""))
     against = f", against {_gpus(held)}" if own else ""
+    if not at[0].batch_size:
+        source = "as it measured itself" if profiled else "as models like the shipped ones, until it has been measured"
+        return [f"  GPUs and iterations a second with its fixed batch, {source}{against}: {', '.join(texts)}"]
     return [f"  by its own fit, GPUs and the most they give, each with its best batch{against}: {', '.join(texts)}"]
 
 

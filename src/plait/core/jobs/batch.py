@@ -56,6 +56,7 @@ _OBJECTS: dict[str, object] = {
     "gpu_kinds": None,
     "tensor_bytes": None,
     "ina": AUTO,
+    "scaling": (),
 }
 
 #: where each column lies in `JobBatch.floats`, `.whole` and `.texts`

@@ -77,6 +77,7 @@ class JobSpec:
     size of all gradients); None unknown. `retries`: restarts allowed after failures of its own. `ina`: its request for
     in-network aggregation. `batch`: the job adapts its batch size within these limits; then `iterations` are worth one
     at the initial batch each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is the time of one.
+    `scaling`: measured seconds of an iteration by GPUs of an elastic job with a fixed batch; () unknown.
     `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are assumed until a
     `StopCostReported`.
 
@@ -108,6 +109,7 @@ class JobSpec:
     retries: int = 3
     ina: InaRequest = AUTO
     batch: BatchLimits | None = None
+    scaling: tuple[tuple[int, float], ...] = ()
     checkpoints: Checkpoints = Checkpoints.ON_STOP
     restart_s: float | None = None
     # Last, as in logs: only where they differ.
@@ -141,6 +143,8 @@ class JobSpec:
         object.__setattr__(self, "max_gpus", self.max_gpus or self.gpus)
         elastic = 1 <= self.min_gpus <= self.gpus <= self.max_gpus
         self._require(elastic, "min_gpus, max_gpus", (self.min_gpus, self.max_gpus), "min <= gpus <= max")
+        measured = all(gpus >= 1 and 0 < seconds < math.inf for gpus, seconds in self.scaling)
+        self._require(measured, "scaling", self.scaling, "pairs of GPUs and positive seconds of an iteration")
         if self.batch is not None:
             fed = self.batch.most_gpus
             wanted = (

@@ -210,18 +210,18 @@ class StageTime(Answer, frozen=True):
 
 
 class SizeOption(Answer, frozen=True):
-    """Goodput of an adaptive job at another size."""
+    """Goodput of an adaptive or elastic job at another size."""
 
     nodes: int
     gpus: int
     batch_size: int
-    """Examples of a step, all GPUs together."""
+    """Examples of a step, all GPUs together; 0 if the job's batch is fixed."""
     goodput: float
-    """Examples per second, counted at the first batch size."""
+    """Examples per second, counted at the first batch size; iterations per second if the batch is fixed."""
 
 
 class SizeOptions(Answer, frozen=True):
-    """Sizes that an adaptive job may have."""
+    """Sizes that an adaptive or elastic job may have."""
 
     profiled: int
     """Most GPUs that it has measured itself on."""

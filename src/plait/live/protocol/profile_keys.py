@@ -10,17 +10,23 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.runtime.command_line import parse_script
 
-#: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}
+#: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}, or {"sizes", "fit"}
 LearnedProfiles = Mapping[str, Mapping[str, Any]]
 
 
 def profile_key(request: Mapping[str, Any], kind: str) -> str:
     """Common key of jobs that share a profile: model (or command and folder), processes, GPU kind."""
-    model = request.get("model")
-    if not model:
-        model = "command-" + _hash(request.get("workdir"), request["command"])
     per_gpu = processes_per_gpu(request)
-    return f"{model}|{request.get('gpus', 1)}{f'x{per_gpu}' if per_gpu > 1 else ''}|{kind}"
+    return f"{_model(request)}|{request.get('gpus', 1)}{f'x{per_gpu}' if per_gpu > 1 else ''}|{kind}"
+
+
+def fit_key(request: Mapping[str, Any], kind: str) -> str:
+    """Common key of jobs that share what they learn of other sizes: model (or command and folder), GPU kind."""
+    return f"sizes|{_model(request)}|{kind}"
+
+
+def _model(request: Mapping[str, Any]) -> str:
+    return str(request.get("model") or "command-" + _hash(request.get("workdir"), request["command"]))
 
 
 def processes_per_gpu(request: Mapping[str, Any]) -> int:

@@ -18,6 +18,7 @@ from plait.control.job_store import refusal
 from plait.control.messages import JobCancelled, JobFailed, JobHeld, JobSubmitted
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.scheduler.context import Context
+from plait.live.scheduler.measured import pass_on_fits
 from plait.live.scheduler.network.tell import due_s
 from plait.live.scheduler.records.attempts import JobRecord
 from plait.live.scheduler.records.obstacles import begin_s, obstacle, turn_of
@@ -56,6 +57,7 @@ def admit(ctx: Context) -> None:
         ctx.record(JobSubmitted(now_s, number, JobBatch.of(several), room))
         withhold(ctx, range(number, number + len(several)))
         number += len(several)
+    pass_on_fits(ctx, range(first, first + len(specs)))
     for number in range(first, first + len(specs)):
         job = state.jobs[number]
         if job.cancelled and state.phase(job) <= Phase.RUNNING:

@@ -22,7 +22,7 @@ in `track_record`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,11 +32,12 @@ from plait.control.controller import Controller
 from plait.control.messages import GoodputReported, JobKept, JobProfiled, ProgressReported, StopCostReported
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError
-from plait.core.goodput import BatchLimits, Estimate
+from plait.core.goodput import THETA, BatchLimits, Estimate
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.resources import Resource
+from plait.goodput.fixed_batch import fit_sizes
 from plait.goodput.throughput import efficiency, gain
-from plait.live.protocol.profile_keys import known_profile, like_keys, profile_key
+from plait.live.protocol.profile_keys import fit_key, known_profile, like_keys, profile_key
 from plait.live.protocol.requests import limits_of
 from plait.live.protocol.wire import RUNNING, Adaptive, Profile, Seen, sane_profile
 from plait.live.scheduler.context import Context
@@ -66,6 +67,7 @@ def report_measurements(ctx: Context, job: JobRecord, attempt: Attempt, seen: Se
         _protect(ctx, job, attempt, seen)
         _report_restart(ctx, job, seen)
         _report_estimate(ctx, job, seen)
+        _measure_size(ctx, job, attempt, seen)
     _report_stop_cost(ctx, job, attempt)
 
 
@@ -282,9 +284,97 @@ def _report_estimate(ctx: Context, job: JobRecord, seen: Seen) -> None:
     most = Estimate.PROFILED_GPUS
     new[most] = np.fmax(new[most], known[most])
     new[Estimate.RESTART_S] = known[Estimate.RESTART_S]  # measured here: a job cannot know what its end and start cost
+    passed_on = _shared_fit(ctx, job)
+    if passed_on is not None and not new[most] >= passed_on[most]:  # fitted to fewer GPUs; NaN: to none
+        new[[*range(THETA), most]] = passed_on[[*range(THETA), most]]
     if differs(new, known):
         job.estimated_s = ctx.now_s
         ctx.record(GoodputReported(ctx.now_s, np.array([job.number]), new.reshape(1, -1)))
+        if passed_on is None or new[most] > passed_on[most] or differs(new[:THETA], passed_on[:THETA]):
+            fit = [*new[:THETA].tolist(), float(new[most])]
+            if np.isfinite(fit).all():
+                ctx.record(ProfileRecorded(ctx.now_s, key=fit_key(job.request, _kind_of(ctx, job)), fit=fit))
+
+
+def _shared_fit(ctx: Context, job: JobRecord, kinds: Iterable[str] = ()) -> FloatArray | None:
+    """What jobs of its model or command have fitted on most GPUs, by `Estimate`; None before there is a fit.
+
+    On the kind of GPU where the job runs, or else on the first of `kinds` on which there is a fit. The noise of
+    gradients is not passed on: it changes as a job trains.
+    """
+    for kind in [_kind_of(ctx, job)] if job.live else kinds:
+        learnt = ctx.state.learnt.get(fit_key(job.request, kind), {})
+        if limits_of(job.request) is None and learnt.get("sizes"):
+            return _of_sizes(learnt["sizes"])
+        if limits_of(job.request) is not None and learnt.get("fit"):
+            row = _NOBODY.copy()
+            row[[*range(THETA), Estimate.PROFILED_GPUS]] = learnt["fit"]
+            return row
+    return None
+
+
+def _kind_of(ctx: Context, job: JobRecord) -> str:
+    """The kind of GPU that a running job has; "" while its node is not known."""
+    info = ctx.state.nodes[job.live.ranks[0].node].info if job.live else None
+    return info.gpu_kind if info else ""
+
+
+def _of_sizes(sizes: Mapping[str, float]) -> FloatArray:
+    """The row by `Estimate` of an elastic job with a fixed batch, from seconds by "NODESxGPUS"."""
+    measured = {(int(nodes), int(gpus)): s for size, s in sizes.items() for nodes, gpus in [size.split("x")]}
+    row = _NOBODY.copy()
+    row[:THETA] = fit_sizes(measured)
+    row[Estimate.PROFILED_GPUS] = max(gpus for _, gpus in measured)
+    return row
+
+
+def pass_on_fits(ctx: Context, numbers: Iterable[int]) -> None:
+    """Report for these new jobs what jobs of their model have fitted, so that they need not explore sizes again."""
+    controller = ctx.state.controller
+    if controller is None or not ctx.state.learnt:
+        return
+    found = {n: _shared_fit(ctx, ctx.state.jobs[n], controller.cluster.kinds) for n in numbers}
+    known = {n: row for n, row in found.items() if row is not None and _sizable(ctx.state.jobs[n])}
+    if known:
+        ctx.record(GoodputReported(ctx.now_s, np.array(list(known)), np.array(list(known.values()))))
+
+
+def _sizable(job: JobRecord) -> bool:
+    """Whether the job adapts its batch, or is elastic."""
+    requested = int(job.request.get("gpus") or 1)
+    bounds = [int(job.request.get(name) or requested) for name in ("min_gpus", "max_gpus")]
+    return limits_of(job.request) is not None or bounds[0] < bounds[1]
+
+
+def _measure_size(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen) -> None:
+    """Record how long an iteration of an elastic job with a fixed batch takes on its GPUs, if that is news.
+
+    Measured alone, over `FEWEST_ITERATIONS` of this attempt. Jobs of its model or command use it, too.
+    """
+    controller, learnt_s, now_s = ctx.state.controller, attempt.ranks[0].learnt_s, ctx.now_s
+    if controller is None or limits_of(job.request) is not None or not _sizable(job) or attempt.stop is not None:
+        return
+    group = ctx.state.groups.group_of(attempt)
+    began = learnt_s.setdefault("first_step", seen.steps)
+    alone = group is not None and len(group.members) == 1 and not _beside_guests(ctx, attempt)
+    if not alone or seen.state != RUNNING or not seen.step_s or seen.steps - began < FEWEST_ITERATIONS:
+        return
+    if now_s < learnt_s.get("size", -math.inf) + LEARN_S or ctx.state.phase(job) > Phase.RUNNING:
+        return
+    key = fit_key(job.request, _kind_of(ctx, job))
+    sizes = ctx.state.learnt.get(key, {}).get("sizes", {})
+    size = f"{len({rank.node for rank in attempt.ranks})}x{len(attempt.gpus)}"
+    learnt_s["size"] = now_s
+    if size not in sizes or abs(seen.step_s - sizes[size]) > PROFILE_DRIFT * sizes[size]:
+        sizes = {**sizes, size: float(seen.step_s)}
+        ctx.record(ProfileRecorded(now_s, key=key, sizes=sizes))
+    asked, alone_s = int(job.request.get("gpus") or 1), float(controller.job_store.columns["iteration_s"][job.number])
+    nodes = -(-asked // int(controller.cluster.node_gpus.max()))
+    given = {f"{nodes}x{asked}": alone_s} if alone_s > 0 else {}  # NaN unknown
+    known, new = row_of(ctx, job), _of_sizes({**given, **sizes})
+    new[Estimate.RESTART_S] = known[Estimate.RESTART_S]
+    if differs(new, known):
+        ctx.record(GoodputReported(now_s, np.array([job.number]), new.reshape(1, -1)))
 
 
 def _report_restart(ctx: Context, job: JobRecord, seen: Seen) -> None:

@@ -19,6 +19,7 @@ from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobClass, JobTable
 from plait.core.policy import View
 from plait.goodput.batch import best_batch
+from plait.goodput.fixed_batch import UNIT, elastic_fixed, prior, scaled_to
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import fair_share, replica_cap, restart_factor
 from plait.placement.packing import allowed_kinds, demands
@@ -63,7 +64,7 @@ class Pool:
     kept: FloatArray
     """(J,): what is left of a speed-up when the job has to restart."""
     jobs: GoodputJobs | None
-    """(J,): the jobs' own estimates; None if no job adapts."""
+    """(J,): the jobs' own estimates; None if no job adapts or is elastic."""
 
     def some(self, which: BoolArray) -> Pool:
         """The same nodes with only these of the jobs."""
@@ -138,8 +139,8 @@ class Pool:
     def goodput(self, nodes: IntArray, gpus: IntArray) -> FloatArray:
         """Useful examples/s of each job on each configuration, shapes (J, C) or what broadcasts to it.
 
-        Jobs whose batch does not adapt, and jobs that cannot run within their limits of the batch, are worth their
-        GPUs.
+        Elastic jobs with a fixed batch count batches of `UNIT` examples. Jobs of one size, without a fit, or that
+        cannot run within their limits of the batch are worth their GPUs.
         """
         if self.jobs is None and gpus.ndim == 2 and len(gpus) == len(self.rows):
             return gpus.astype(np.float64)
@@ -179,8 +180,9 @@ class Pool:
 
 
 def none_adapts(view: View) -> bool:
-    """Whether no job adapts its batch: otherwise the jobs' estimates may change sizes in any round."""
-    return not np.count_nonzero(view.jobs.batch_size)
+    """Whether no job adapts its batch or is elastic: otherwise its estimates may change sizes in any round."""
+    jobs = view.jobs
+    return not np.count_nonzero(jobs.batch_size) and not np.count_nonzero(jobs.min_gpus < jobs.max_gpus)
 
 
 def staying(view: View) -> BoolArray:
@@ -299,7 +301,7 @@ class _Columns:
                 np.add.at(self.taken_along, view.cluster.gpu_node[gpus], self.per_gpu[row])
         self._stand(restart_s)
         self.most = self.limit = np.maximum(jobs.max_gpus, jobs.min_gpus)
-        self.jobs = None if none_adapts(view) else goodput_jobs(jobs)
+        self.jobs = None if none_adapts(view) else goodput_jobs(jobs, max(1, int(view.cluster.node_gpus.max())))
         if self.jobs is not None:
             self._limit_by_batch(self.jobs)
 
@@ -314,13 +316,14 @@ class _Columns:
         self.kept = restart_factor(jobs.age_s, np.maximum(jobs.starts - 1, 0), delta, ran=jobs.starts > 0)
 
     def _limit_by_batch(self, known: GoodputJobs) -> None:
-        """Limit jobs that adapt to what their batch allows and to twice what they have explored."""
+        """Limit jobs that adapt to what their batch allows, and all to twice what they have explored."""
         jobs, adapts = self.view.jobs, self.view.jobs.batch_size > 0
         able = np.maximum(np.minimum(jobs.max_gpus, known.most_gpus), jobs.min_gpus)
         self.limit = np.where(adapts, able, self.limit)
         profiled = np.nan_to_num(jobs.goodput[:, Estimate.PROFILED_GPUS], nan=0.0).astype(np.int64)
         cap = replica_cap(profiled, known.most, known.least_local)
-        self.most = np.where(adapts, np.clip(cap, jobs.min_gpus, self.limit), self.limit)
+        cap = np.where(adapts, cap, 2 * np.maximum(profiled, jobs.gpus))  # a user has tried what is requested
+        self.most = np.clip(cap, jobs.min_gpus, self.limit)
 
     def pool(self, rows: IntArray, kind: int, held: IntArray, due: BoolArray) -> Pool:
         """These rows on the nodes of a kind; `held` and `due` are of all jobs and nodes."""
@@ -340,17 +343,29 @@ class _Columns:
         )  # fmt: skip
 
 
-def goodput_jobs(jobs: JobTable) -> GoodputJobs:
-    """All jobs for the models of goodput; jobs that do not adapt have no fit and a batch of one a GPU."""
-    known, adapts = jobs.goodput, jobs.batch_size > 0
-    if not adapts.any():
+def goodput_jobs(jobs: JobTable, per_node: int) -> GoodputJobs:
+    """All jobs for the models of goodput; jobs of one size have no fit and a batch of one a GPU.
+
+    Elastic jobs with a fixed batch have the fit of what they measured, and before that the prior, at the pace that they
+    have at the requested size on nodes of `per_node` GPUs.
+    """
+    known, adapts, fixed = jobs.goodput, jobs.batch_size > 0, elastic_fixed(jobs)
+    if not (adapts | fixed).any():
         return GoodputJobs.without_fit(jobs.max_gpus)
     noise = known[:, [Estimate.SQR, Estimate.VAR]]
     sqr, var = np.where(np.isnan(noise.sum(axis=1, keepdims=True)), (0.0, 1.0), noise).T
-    theta = np.where(adapts[:, None], known[:, :THETA], np.nan)
+    theta = np.where((adapts | fixed)[:, None], known[:, :THETA], np.nan)
+    if fixed.any():
+        guessed = fixed & np.isnan(theta.sum(axis=1))
+        one_s = np.where(np.isnan(jobs.iteration_s), 1.0, jobs.iteration_s)
+        theta[guessed] = scaled_to(prior(), one_s[guessed], jobs.gpus[guessed], per_node)
+        sqr, var = np.where(fixed, 1.0, sqr), np.where(fixed, 0.0, var)
     columns = (jobs.batch_size, jobs.max_batch_size, jobs.min_local_batch, jobs.max_local_batch)
-    initial, most, least_local, most_local = (np.where(adapts, column, 1) for column in columns)
-    most = np.where(adapts, most, jobs.max_gpus)
+    of_fixed = (UNIT, UNIT, 1, UNIT)
+    initial, most, least_local, most_local = (
+        np.where(adapts, column, np.where(fixed, value, 1)) for column, value in zip(columns, of_fixed, strict=True)
+    )
+    most = np.where(adapts | fixed, most, jobs.max_gpus)
     return GoodputJobs(theta, sqr, var, initial, most, least_local, most_local, jobs.accumulates != 0)
 
 
