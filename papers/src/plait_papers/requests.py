@@ -37,9 +37,15 @@ class PolluxRequest:
 
     data: Annotated[Path, typer.Option(help="Folder with the measurements: bert, cifar10, ...")]
     workload: Annotated[
-        list[Path] | None, typer.Option(help="Workload file; may be repeated. [default: DATA/workload-6.csv]")
+        list[Path] | None,
+        typer.Option(help="Workload file, or folder of them; may be repeated. [default: DATA/workload-6.csv]"),
     ] = None
-    study: Annotated[Text, typer.Option(metavar="STUDY,...", help="load, interval or interference.")] = None
+    study: Annotated[
+        Text, typer.Option(metavar="STUDY,...", help="load, interval, interference, p, exploration or untuned.")
+    ] = None
+    policy: Annotated[
+        Text, typer.Option(metavar="POLICY,...", help="Only these, e.g. tiresias,optimus,pollux. [default: all]")
+    ] = None
     seeds: Annotated[str, typer.Option(help="Seeds of the genetic search, N or N..M.")] = "0..2"
     report: Page = None
     json: Json = None

@@ -9,12 +9,14 @@ import pytest
 
 from plait.goodput.batch import best_batch
 from plait.goodput.throughput import Measurements, loss
+from plait.goodput.throughput import step_s as plain_step_s
 from plait_papers.pollux.clock import GPUS_PER_NODE, Shape, free_gpus, run
-from plait_papers.pollux.jobs import AdaptiveJob, table_of
-from plait_papers.pollux.pollux import FLOOR, Pollux, PolluxExact, PolluxSearch, Round
+from plait_papers.pollux.compare import Comparison, over_workloads
+from plait_papers.pollux.jobs import AdaptiveJob, KnownJob, table_of
+from plait_papers.pollux.pollux import FLOOR, Mean, Pollux, PolluxExact, PolluxSearch, Round
 from plait_papers.pollux.settings import make_rule, read_setting
 from plait_papers.pollux.workload import load
-from plait_papers.pollux.world import simulate
+from plait_papers.pollux.world import fairness, simulate
 from pollux_files import step_s, write_measurements, write_workload
 from sampling import THOROUGH
 
@@ -161,7 +163,7 @@ def test_bases(workload):
     """A fair share of more than one node is looked up as if it were on one, as released, or on as few as hold it."""
     w = workload((0, "cifar10", 1, 512), (0, "cifar10", 1, 512))
     for base, nodes in (("artifact", 1), ("corrected", 4)):
-        policy = Pollux(Shape(nodes=8), base=base)
+        policy = Pollux(Shape(nodes=8), Mean(base=base))
         now = rounds(w, policy, 0)
         fair = best_batch(table_of(now.jobs), nodes, 16, artifact=True).goodput[:, 0]
         one = best_batch(table_of(now.jobs), 1, 1, artifact=True).goodput[:, 0]
@@ -178,6 +180,7 @@ def test_bases(workload):
         ("pollux:floor=0", "floor must be a number from 1e-9 to 1, got '0'"),
         ("pollux-ga:seed=-1", "seed must be a whole number, got '-1'"),
         ("pollux-ga:base=fixed", "base must be one of artifact, corrected, got 'fixed'"),
+        ("pollux:p=99", "p must be a number from -50 to 50, got '99'"),
     ],
 )
 def test_settings_that_are_refused(text, message):
@@ -193,3 +196,53 @@ def test_settings_as_text():
     assert read_setting(text).text == "pollux-ga:interference=0.25,floor=0.001,seed=2,avoid=off"
     assert read_setting(read_setting(text).text) == read_setting(text)
     assert read_setting("pollux:exact=off").text == "pollux"
+
+
+def test_p_decides_how_much_the_slowest_job_counts(workload):
+    """Of three jobs on 4 GPUs p = 1 leaves one without; p = -10 leaves none."""
+    w = workload(*[(0, name, 1, batch) for name, batch in (("cifar10", 512), ("bert", 12), ("yolov3", 8))])
+    gpus = {}
+    for p in (1.0, -10.0):
+        policy = Pollux(Shape(nodes=1), Mean(p=p))
+        now = rounds(w, policy, 0)
+        speedup = np.where(policy.configs[:, 1] > 0, np.array([[4.0], [1.0], [1.0]]) * policy.configs[:, 1], 0.0)
+        gpus[p] = policy.choose(replace(now, speedup=speedup, factor=np.ones(3))).sum(axis=1).tolist()
+    assert gpus[1.0] == [4, 0, 0]
+    assert min(gpus[-10.0]) == 1
+
+
+def test_a_job_with_an_oracle_explores_nothing(workload):
+    w = workload((0, "cifar10", 1, 512))
+    measured = w.measured["cifar10"]
+    learns, knows = (kind(0, w.jobs[0], measured) for kind in (AdaptiveJob, KnownJob))
+    assert learns.most_gpus == 1
+    assert knows.most_gpus == 64
+    step_s, sync_s = measured.step((4,), 64)
+    assert float(plain_step_s(knows.theta, 1, 4, 64)) == pytest.approx(step_s, rel=0.2)
+    assert knows.state[0] == 0
+    knows.seen(step_s, sync_s, 1.0, 2.0)
+    assert knows.state == (1, 1.0, 2.0)
+    policies = ("pollux", "pollux:oracle=on")
+    ends = [simulate(w, read_setting(policy)).jct_s[0] for policy in policies]
+    assert ends[1] < ends[0], "exploring costs time"
+
+
+def test_fairness_compares_a_job_with_itself_on_its_share(workload):
+    """Alone, Tiresias gives a job all it asks for: 1; of two of 64 GPUs one waits for the other."""
+    for jobs, worst in (([(0, "cifar10", 8, 512)], 1.0), ([(0, "bert", 64, 384)] * 2, None)):
+        w = workload(*jobs)
+        done = simulate(w, read_setting("tiresias"))
+        found = fairness(w, done, read_setting("tiresias"))
+        if worst is not None:
+            assert found["worst_rho"] == pytest.approx(worst, abs=0.2)  # its start counts 60 s
+            assert found["rho_under_2"] == 1.0
+        else:
+            assert found["worst_rho"] > 1.0
+
+
+def test_the_mean_over_workloads_has_its_interval():
+    row = Comparison("a", "", "", "pollux", "Pollux", "avg_jct_s", 1.0, 1.0, 1.0, 1, 1.0, 0.0)
+    (mean,) = over_workloads([row, replace(row, workload="b", ours=3.0, published=3.0)])
+    assert (mean.workload, mean.ours, mean.published, mean.off) == ("mean of 2 workloads", 2.0, 2.0, 0.0)
+    assert (mean.low, mean.high) == pytest.approx((2.0 - 12.706, 2.0 + 12.706), abs=1e-3)  # t of one degree of freedom
+    assert not list(over_workloads([row]))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from rich.table import Table
@@ -19,9 +25,13 @@ from plait_papers.pollux.settings import read_setting
 STUDIES: Mapping[str, str] = {
     "load": "0.5, 1, 1.5 and 2 times as many jobs, evenly over the file, each copy at the time of its original",
     "interval": "30 s to 8 min between decisions",
+    "p": "exponent of the mean of speed-ups that is made largest",
+    "exploration": "jobs that measure themselves, and jobs that know their throughput from the start",
+    "untuned": "GPUs and batches as users request them, by the file of the same name in workloads-realistic",
     "interference": "distributed jobs share nodes and lose 0, 25 or 50 % of their speed there",
 }
-HEAD = ("ours", "lowest seed", "highest seed", "published", "off by")
+HEAD = ("ours", "low", "high", "published", "off by")
+INTERVALS, SLOWDOWNS, EXPONENTS = (30, 60, 120, 240, 480), (0.0, 0.25, 0.5), (-10.0, -1.0, 1.0)
 LOADS = (0.5, 1.0, 1.5, 2.0)
 LABELS: Mapping[str, str] = {
     "tiresias": "Tiresias + tuned",
@@ -36,9 +46,10 @@ LIKE = {"pollux:exact=on": "pollux", "pollux-ga": "pollux"}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of one policy at one point of a study; seconds (restarts: a number), over `seeds` runs.
+    """One figure of one policy at one point of a study; seconds (restarts, fairness: a number), over `seeds` runs.
 
-    `at` is the point as text, empty where nothing varies. `off` is ours over the published value, minus 1.
+    `low` and `high` are of runs with other seeds; over several workloads they are the 95 % interval of the mean. `at`
+    is the point as text, empty where nothing varies. `off` is ours over the published value, minus 1.
     """
 
     workload: str
@@ -76,17 +87,17 @@ class Point:
     published: Mapping[str, float]
 
 
-def chosen(text: str | None) -> tuple[str, ...]:
-    """The studies named, with commas; none by default.
+def chosen(text: str | None, known: Mapping[str, str], what: str) -> tuple[str, ...]:
+    """The names in a text, with commas, that are `known`, in their order there; none by default.
 
-    >>> chosen("load,interval")
+    >>> chosen("load,interval", STUDIES, "study")
     ('load', 'interval')
     """
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
-        if name not in STUDIES:
-            raise InputError(f"unknown study {name!r}; {suggest(name, STUDIES)}")
-    return tuple(name for name in STUDIES if name in names)
+        if name not in known:
+            raise InputError(f"unknown {what} {name!r}; {suggest(name, known)}")
+    return tuple(name for name in known if name in names)
 
 
 def points(
@@ -97,14 +108,14 @@ def points(
     `jobs` limits the workload. Published values are given only for the complete workload that they belong to.
     """
     known = jobs is None and is_published(workload)
+    user = data / "workloads-realistic" / workload.name
 
-    def point(
-        study: str, at: str, policy: str, settings: Sequence[str], value: float | None = None, **more: Any
-    ) -> Point:
-        cases = tuple(Case(str(workload), str(data), read_setting(text).text, jobs, **more) for text in settings)
-        metrics = ("avg_jct_s", "p99_jct_s", "avg_restarts") if study else tuple(METRICS)
-        published = {"avg_jct_s": value} if study else {m: reference(LIKE.get(policy, policy), m) for m in metrics}
-        found = {metric: v for metric, v in published.items() if known and v is not None}
+    def point(study: str, at: str, policy: str, settings: Sequence[str], file: Path = workload, **more: Any) -> Point:
+        cases = tuple(Case(str(file), str(data), read_setting(text).text, jobs, **more) for text in settings)
+        metrics = ("avg_jct_s", "p99_jct_s", "avg_restarts", *FAIRNESS) if study else tuple(METRICS)
+        like = LIKE.get(policy, policy)
+        published = {m: reference(like, m, study=study, at=at, workload=workload) for m in metrics} if known else {}
+        found = {metric: v for metric, v in published.items() if v is not None}
         return Point(workload.name, study, at, policy, cases, metrics, found)
 
     for policy in LABELS:
@@ -115,14 +126,23 @@ def points(
             for policy in ("tiresias", "optimus", "pollux"):
                 yield point("load", f"{times:g} x", policy, [policy], times=times)
     if "interval" in studies:
-        for every, value in INTERVALS.items():
+        for every in INTERVALS:
             for policy in pollux:
                 name = policy.split(":")[0]
-                yield point("interval", f"{every} s", name, [with_option(policy, f"interval={every}")], value)
+                yield point("interval", f"{every} s", name, [with_option(policy, f"interval={every}")])
     if "interference" in studies:
-        for share, value in SLOWDOWNS.items():
+        for share in SLOWDOWNS:
             setting = with_option(pollux[1], f"avoid=off,interference={share:g}")
-            yield point("interference", f"{share:.0%}", "pollux-ga", [setting], value)
+            yield point("interference", f"{share:.0%}", "pollux-ga", [setting])
+    if "p" in studies:
+        for p in EXPONENTS:
+            yield point("p", f"{p:g}", "pollux", [with_option("pollux", f"p={p:g}")])
+    if "exploration" in studies:
+        for name in ("off", "on"):
+            yield point("exploration", f"oracle {name}", "pollux", [with_option("pollux", f"oracle={name}")])
+    if "untuned" in studies:
+        for policy in ("tiresias", "optimus", "pollux"):
+            yield point("untuned", "as requested", policy, [policy], user)
 
 
 def with_seed(policy: str, seed: int) -> str:
@@ -154,6 +174,27 @@ def rows_of(point: Point, done: Mapping[Case, Done]) -> Iterator[Comparison]:
             )  # fmt: skip
 
 
+def over_workloads(rows: Sequence[Comparison]) -> Iterator[Comparison]:
+    """The mean of each figure over the workloads, with its 95 % interval by Student's t; nothing for one workload."""
+    from scipy.special import stdtrit
+
+    groups: dict[tuple[str, str, str, str], list[Comparison]] = defaultdict(list)
+    for row in rows:
+        groups[row.study, row.at, row.policy, row.metric].append(row)
+    for (study, at, policy, metric), some in groups.items():
+        if len(some) < 2:
+            continue
+        values = [row.ours for row in some]
+        ours, half = fmean(values), float(stdtrit(len(some) - 1, 0.975)) * stdev(values) / math.sqrt(len(some))
+        known = [row.published for row in some if row.published is not None]
+        theirs = fmean(known) if len(known) == len(some) else None
+        off = None if theirs is None else ours / theirs - 1
+        name = f"mean of {len(some)} workloads"
+        yield Comparison(
+            name, study, at, policy, some[0].label, metric, ours, ours - half, ours + half, len(some), theirs, off
+        )
+
+
 def tables(outcome: PolluxOutcome) -> Iterator[Table]:
     """For the terminal: a table of the policies and one of each study, a workload after the other."""
     for workload in dict.fromkeys(row.workload for row in outcome.rows):
@@ -168,14 +209,15 @@ def _table(workload: str, study: str, rows: Sequence[Comparison]) -> Table:
     grid = Table(title=title, title_justify="left", header_style="bold")
     for name in ("policy", study or "metric"):
         grid.add_column(name)
-    shown = [row for row in rows if not study or row.metric == "avg_jct_s"]
+    metrics = METRICS if not study else ("avg_jct_s", *(FAIRNESS if study == "p" else ()))
+    shown = [row for row in rows if row.metric in metrics]
     columns = filled(shown)
     for i in columns:
         grid.add_column(HEAD[i], justify="right")
     for i, row in enumerate(shown):
         last = i + 1 == len(shown) or shown[i + 1].policy != row.policy
-        grid.add_row(row.label, row.at if study else METRICS[row.metric], *(cells(row)[c] for c in columns),
-                     end_section=last and not study)  # fmt: skip
+        what = f"{row.at} {METRICS[row.metric]}" if study == "p" else row.at or METRICS[row.metric]
+        grid.add_row(row.label, what, *(cells(row)[c] for c in columns), end_section=last and not study)
     return grid
 
 
@@ -186,14 +228,13 @@ def filled(rows: Sequence[Comparison]) -> list[int]:
 
 def cells(row: Comparison) -> tuple[str, ...]:
     """Ours, the range over seeds, the published value and how far ours is off, as text."""
-    show: Callable[[float], str] = "{:,.2f}".format
+    show: Callable[[float], str] = ("{:.1%}" if row.metric == "rho_under_2" else "{:,.2f}").format
     span = (show(row.low), show(row.high)) if row.seeds > 1 else ("", "")
     theirs = "" if row.published is None else show(row.published)
     return show(row.ours), *span, theirs, "" if row.off is None else f"{row.off:+.2%}"
 
 
-WORKLOAD = "d6517c4d57c72e4f362f9e99f285e4f7fee0348913287033f11f02f5cb88f074"
-"""SHA-256 of the workload that the values are for; they apply to no other."""
+FAIRNESS = ("worst_rho", "rho_under_2")
 
 METRICS: Mapping[str, str] = {
     "avg_jct_s": "mean JCT",
@@ -207,35 +248,37 @@ METRICS: Mapping[str, str] = {
     "avg_jct_s_ncf": "mean JCT, ncf",
     "avg_jct_s_yolov3": "mean JCT, yolov3",
     "avg_restarts": "restarts a job",
+    "worst_rho": "largest finish-time fairness",
+    "rho_under_2": "share of jobs with a fairness under 2",
 }
 """Figures of a run that are compared, and what they are called."""
 
-_COLUMNS = tuple(METRICS)[:10]
-_RUNS: Mapping[str, tuple[float, ...]] = {
-    "tiresias": (3469.69375, 1247.5, 46335.52, 78609, 3761.0, 2470.418, 5521.625, 49761.0, 357.0, 15262.2),
-    "optimus": (5301.875, 2494, 44771.26, 66299, 9375.0, 3375.806, 13261.75, 48640.667, 105.889, 23533.6),
-    "pollux": (2446.13125, 981, 36393.89, 58642, 2890.3, 1269.9, 4857.3, 38835.7, 110.3, 12551.8),
-}
-
-INTERVALS: Mapping[int, float] = {30: 2463.9, 60: 2446.1, 120: 2510.9, 240: 2693.2, 480: 3126.9}
-"""Mean JCT in seconds by the seconds between decisions."""
-
-SLOWDOWNS: Mapping[float, float] = {0.0: 2442.0, 0.25: 2808.4, 0.5: 3457.0}
-"""Mean JCT in seconds without avoiding interference, by what it costs."""
-
-AUTHORS = "the authors' run of the released simulator"
+AUTHORS = "the authors' runs of the released simulator"
 
 
-def is_published(workload: Path) -> bool:
-    """Whether this is the workload that the published values are for."""
+@cache
+def _published() -> Mapping[tuple[str, str, str, str], Mapping[str, str]]:
+    """Rows of the published values by the hash of the workload, study, point and policy."""
+    with (resources.files("plait_papers.pollux") / "published.csv").open(encoding="utf-8") as file:
+        return {(row["sha256"], row["study"], row["at"], row["policy"]): row for row in csv.DictReader(file)}
+
+
+@cache
+def _hash(workload: Path) -> str:
     try:
-        return hashlib.sha256(workload.read_bytes()).hexdigest() == WORKLOAD
+        return hashlib.sha256(workload.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise InputError(f"cannot read {workload}: {error.strerror}; give --workload a file that is there") from error
 
 
-def reference(policy: str, metric: str) -> float | None:
-    """The published value of a policy (pollux: of its genetic search) on that workload; None if there is none."""
-    if policy not in _RUNS or metric not in _COLUMNS:
-        return None
-    return _RUNS[policy][_COLUMNS.index(metric)]
+def is_published(workload: Path) -> bool:
+    """Whether there are published values for this workload."""
+    return any(known[0] == _hash(workload) for known in _published())
+
+
+def reference(policy: str, metric: str, *, workload: Path, study: str = "", at: str = "") -> float | None:
+    """The published value of a policy (pollux: of its genetic search) on a workload; None if there is none."""
+    if study in ("load", "p") and at in ("1 x", "-1"):
+        study = at = ""  # as published
+    value = _published().get((_hash(workload), study, at, policy), {}).get(metric)
+    return float(value) if value else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -155,10 +156,14 @@ class AdaptiveJob(Job):
         return len(self.profile), self.sqr, self.var
 
     @property
+    def most_gpus_ever(self) -> int:
+        """The most GPUs that leave each its least batch, as far as they were measured."""
+        return min(self.model.most // self.model.least_local, self.model.most_gpus)
+
+    @property
     def most_gpus(self) -> int:
         """Twice the most it has measured itself on; never more than leave each GPU its least batch."""
-        model = self.model
-        return min(max(2 * self.profiled_gpus, 1), model.most // model.least_local, model.most_gpus)
+        return min(max(2 * self.profiled_gpus, 1), self.most_gpus_ever)
 
     def choose(self) -> tuple[int, int]:
         """The batch with the best predicted goodput; the least there is while nothing is measured."""
@@ -171,6 +176,35 @@ class AdaptiveJob(Job):
             local, passes = int(best.local[0, 0]), int(best.passes[0, 0])
             self._choice = key, (within(model, local, passes, self.gpus), passes)
         return self._choice[1]
+
+
+class KnownJob(AdaptiveJob):
+    """A job that knows its throughput from the start, by a fit of all that was measured of its model.
+
+    It needs no exploration, so that it may have any number of GPUs at once.
+    """
+
+    def __init__(self, number: int, submitted: Submitted, measured: Measured) -> None:
+        super().__init__(number, submitted, measured)
+        self.profiled_gpus = self.model.most_gpus
+        self._theta = offline_fit(measured)
+
+    def seen(self, step_s: float, sync_s: float, sqr: float, var: float) -> None:
+        """The noise of gradients is new; step times are not. One entry marks that batches may be chosen."""
+        self.sqr, self.var = sqr, var
+        self.profile = {(0, 0, 0): (0.0, 0.0)}
+
+    @property
+    def theta(self) -> FloatArray:
+        """The fit to all measurements of the model."""
+        return self._theta
+
+
+@cache
+def offline_fit(measured: Measured) -> FloatArray:
+    """The fit of all step times in the files of a model."""
+    nodes, gpus, local, step_s, sync_s = measured.every_step
+    return fit(Measurements(nodes, gpus, local, step_s - sync_s, step_s), artifact=True)
 
 
 def table_of(jobs: Sequence[AdaptiveJob]) -> GoodputJobs:

@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.goodput.batch import best_batch, goodput_table
-from plait.goodput.fitness import after_restart, column_of, every_size, fitness, ladder
+from plait.goodput.fitness import HARMONIC, after_restart, column_of, every_size, fitness, ladder
 from plait.goodput.genetic import Front, Search, evolve
 from plait.goodput.knapsack import best_sizes
 from plait.goodput.throughput import fair_share, restart_factor, speedup
@@ -29,6 +29,18 @@ Base = Literal["artifact", "corrected"]
 
 
 @dataclass(frozen=True)
+class Mean:
+    """The mean of speed-ups that is made largest: its exponent `p`, the value of a job without GPUs, the fair shares.
+
+    `base`: fair shares all on one node, as released, or on as few nodes as hold them.
+    """
+
+    p: float = HARMONIC
+    floor: float = FLOOR
+    base: Base = "artifact"
+
+
+@dataclass(frozen=True)
 class Round:
     """Input of a round: jobs by attained service, their speed-ups (J, C) on `configs`, and the running allocation."""
 
@@ -38,14 +50,16 @@ class Round:
     factor: FloatArray
 
 
+AS_PUBLISHED = Mean()
+
+
 class Pollux:
     """Sizes from the ladder, optimal among these, close to where the jobs are."""
 
     kind: type[Job] = AdaptiveJob
 
-    def __init__(self, shape: Shape, *, floor: float = FLOOR, base: Base = "artifact") -> None:
-        """`base`: fair shares all on one node, as released, or on as few nodes as hold them."""
-        self.nodes, self.floor, self.base = shape.nodes, floor, base
+    def __init__(self, shape: Shape, mean: Mean = AS_PUBLISHED) -> None:
+        self.nodes, self.mean = shape.nodes, mean
         self.capacity = np.full(shape.nodes, GPUS_PER_NODE)
         self.configs = self.sizes()
         self._rows: dict[int, tuple[object, FloatArray]] = {}
@@ -76,7 +90,7 @@ class Pollux:
         here = column_of(self.configs, (now.running > 0).sum(axis=1), now.running.sum(axis=1))
         worth = after_restart(now.speedup, now.factor, here)
         gpus = self.configs[:, 1]
-        sizes = gpus[best_sizes(worth, gpus, int(self.capacity.sum()), floor=self.floor)]
+        sizes = gpus[best_sizes(worth, gpus, int(self.capacity.sum()), self.mean.p, floor=self.mean.floor)]
         return place_sizes(sizes, now.running, self.capacity, smaller=gpus.tolist()).gpus
 
     # -- speed-ups -----------------------------------------------------------------------------------------------
@@ -94,7 +108,7 @@ class Pollux:
     def _base(self, jobs: Sequence[AdaptiveJob]) -> FloatArray:
         """Goodput of each job on its fair share of the cluster, (J,)."""
         total = min(self.nodes * GPUS_PER_NODE, len(jobs) * MOST_GPUS)
-        nodes, gpus = fair_share(total, len(jobs), GPUS_PER_NODE, one_node=self.base == "artifact")
+        nodes, gpus = fair_share(total, len(jobs), GPUS_PER_NODE, one_node=self.mean.base == "artifact")
         keys = {job.number: (job.state, nodes, gpus) for job in jobs}
         stale = [job for job in jobs if self._bases.get(job.number, (None,))[0] != keys[job.number]]
         if stale:
@@ -114,11 +128,12 @@ class PolluxExact(Pollux):
     def choose(self, now: Round) -> IntArray:
         """GPUs of each job on each node, (J, N); as now where moving jobs would cost more than it brings."""
         here = self._columns(now.running)
-        gpus = best_of_all(now.speedup, self.configs, now.running, self.capacity, now.factor, floor=self.floor).gpus
+        p, floor = self.mean.p, self.mean.floor
+        gpus = best_of_all(now.speedup, self.configs, now.running, self.capacity, now.factor, p, floor=floor).gpus
         rows = np.arange(len(now.jobs))
         stays = (gpus == now.running).all(axis=1)
         placed = now.speedup[rows, self._columns(gpus)] * np.where(stays, 1.0, now.factor)
-        if fitness(now.speedup[rows, here], floor=self.floor) >= fitness(placed, floor=self.floor):
+        if fitness(now.speedup[rows, here], p, floor=floor) >= fitness(placed, p, floor=floor):
             return now.running
         return gpus
 
@@ -129,11 +144,9 @@ class PolluxExact(Pollux):
 class PolluxSearch(Pollux):
     """Any size anywhere, by the published genetic search, which continues from the previous round's front."""
 
-    def __init__(
-        self, shape: Shape, *, floor: float = FLOOR, base: Base = "artifact", seed: int = 0, avoid: bool = True
-    ) -> None:
+    def __init__(self, shape: Shape, mean: Mean = AS_PUBLISHED, *, seed: int = 0, avoid: bool = True) -> None:
         """Without `avoid` distributed jobs may share nodes, and interfere."""
-        super().__init__(shape, floor=floor, base=base)
+        super().__init__(shape, mean)
         self.avoid, self.rng = avoid, np.random.default_rng(seed)
         self.front: Front | None = None
 
@@ -145,8 +158,8 @@ class PolluxSearch(Pollux):
         """GPUs of each job on each node, (J, N)."""
         most = np.array([job.most_gpus for job in now.jobs])
         search = Search(
-            now.speedup, self.configs, now.running, self.capacity, now.factor, most, floor=self.floor, artifact=True,
-            apart=self.avoid,
+            now.speedup, self.configs, now.running, self.capacity, now.factor, most, p=self.mean.p,
+            floor=self.mean.floor, artifact=True, apart=self.avoid,
         )  # fmt: skip
         numbers = np.array([job.number for job in now.jobs])
         found = evolve(search, numbers, np.arange(self.nodes), self.rng, self.front)

@@ -13,7 +13,7 @@ from plait.core.errors import InputError
 from plait_papers.evaluation import Ended, Evaluation, file_hash
 from plait_papers.pollux.settings import read_setting
 from plait_papers.pollux.workload import Submitted, Workload, load, read_jobs, used
-from plait_papers.pollux.world import figures, simulate
+from plait_papers.pollux.world import fairness, figures, simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
     begin = time.process_time()
     done = simulate(workload, read_setting(case.policy), ended)
     cpu_s = time.process_time() - begin
-    return Done(figures(workload.jobs, done), done.jct_s.tolist(), cpu_s)
+    found = figures(workload.jobs, done) | fairness(workload, done, read_setting(case.policy))
+    return Done(found, done.jct_s.tolist(), cpu_s)
 
 
 def _inputs(case: Case) -> dict[str, Any]:

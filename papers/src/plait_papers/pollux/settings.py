@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from plait.core.errors import InputError, suggest
+from plait.goodput.fitness import HARMONIC
 from plait.sim.published import split_options
 from plait_papers.pollux.baselines import Optimus, Tiresias
 from plait_papers.pollux.clock import INTERVAL_S, NODES, Rule, Shape
-from plait_papers.pollux.pollux import FLOOR, Base, Pollux, PolluxExact, PolluxSearch
+from plait_papers.pollux.jobs import KnownJob
+from plait_papers.pollux.pollux import FLOOR, Base, Mean, Pollux, PolluxExact, PolluxSearch
 from plait_papers.pollux.workload import Workload
 
 SUMMARIES: Mapping[str, str] = {
@@ -27,6 +29,8 @@ MEANINGS: Mapping[str, str] = {
     "base": "pollux, pollux-ga: fair shares all on one node (artifact) or on as few as hold them (corrected); "
     "default artifact",
     "exact": "pollux: on chooses among all sizes by an integer program; default off",
+    "p": f"pollux, pollux-ga: exponent of the mean of speed-ups, from -50 to 50; default {HARMONIC:g}, as published",
+    "oracle": "pollux, pollux-ga: on gives jobs the fit of all measurements of their model at once; default off",
     "seed": "pollux-ga: of its random numbers; default 0",
     "avoid": "pollux-ga: off lets several jobs that are on several nodes share a node; default on",
 }
@@ -34,8 +38,8 @@ EVERYWHERE = ("interval", "interference", "nodes")
 TAKES: Mapping[str, tuple[str, ...]] = {
     "tiresias": EVERYWHERE,
     "optimus": EVERYWHERE,
-    "pollux": (*EVERYWHERE, "floor", "base", "exact"),
-    "pollux-ga": (*EVERYWHERE, "floor", "base", "seed", "avoid"),
+    "pollux": (*EVERYWHERE, "floor", "base", "p", "oracle", "exact"),
+    "pollux-ga": (*EVERYWHERE, "floor", "base", "p", "oracle", "seed", "avoid"),
 }
 
 
@@ -49,6 +53,8 @@ class Setting:
     nodes: int = NODES
     floor: float = FLOOR
     base: Base = "artifact"
+    p: float = HARMONIC
+    oracle: bool = False
     exact: bool = False
     seed: int = 0
     avoid: bool = True
@@ -72,9 +78,14 @@ def make_rule(setting: Setting, workload: Workload) -> Rule:
         return Tiresias(workload, shape)
     if setting.policy == "optimus":
         return Optimus(shape)
+    mean = Mean(setting.p, setting.floor, setting.base)
     if setting.policy == "pollux-ga":
-        return PolluxSearch(shape, floor=setting.floor, base=setting.base, seed=setting.seed, avoid=setting.avoid)
-    return (PolluxExact if setting.exact else Pollux)(shape, floor=setting.floor, base=setting.base)
+        rule: Pollux = PolluxSearch(shape, mean, seed=setting.seed, avoid=setting.avoid)
+    else:
+        rule = (PolluxExact if setting.exact else Pollux)(shape, mean)
+    if setting.oracle:
+        rule.kind = KnownJob
+    return rule
 
 
 def read_setting(text: str) -> Setting:
@@ -133,6 +144,8 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "interference": _between(0.0, 0.99, "a share from 0 to 0.99"),
     "nodes": _whole(1, "a whole number, at least 1"),
     "floor": _between(1e-9, 1.0, "a number from 1e-9 to 1"),
+    "p": _between(-50.0, 50.0, "a number from -50 to 50"),
+    "oracle": _one_of(SWITCH),
     "base": _one_of({"artifact": "artifact", "corrected": "corrected"}),
     "exact": _one_of(SWITCH),
     "seed": _whole(0, "a whole number"),

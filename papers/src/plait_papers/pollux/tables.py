@@ -91,6 +91,11 @@ class Measured:
             )
         return found
 
+    @property
+    def every_step(self) -> FloatArray:
+        """(5, rows): nodes, GPUs, batch of a GPU, seconds of a step and of its synchronisation, of all files."""
+        return np.array([*self._means, *self._scaling]).T
+
     def _space(self, *point: float) -> FloatArray:
         result: FloatArray = self._interpolator(point).reshape(2)
         return result
@@ -102,8 +107,7 @@ class Measured:
             from scipy.interpolate import LinearNDInterpolator
         except ImportError as error:
             raise MissingExtra("SciPy", "sim", "the world pollux-artifact") from error
-        points = np.array([*self._means, *self._scaling])
-        return LinearNDInterpolator(points[:, :3], points[:, 3:])
+        return LinearNDInterpolator(self.every_step[:3].T, self.every_step[3:].T)
 
     # -- training runs -------------------------------------------------------------------------------------------
 

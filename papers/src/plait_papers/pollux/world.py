@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.version import __version__
 from plait.sim.published import PublishedRun
+from plait_papers.pollux.baselines import most_gpus, packed
 from plait_papers.pollux.clock import GPUS_PER_NODE, NODES, PolluxRun
 from plait_papers.pollux.clock import run as run_clock
+from plait_papers.pollux.jobs import AdaptiveJob
 from plait_papers.pollux.settings import MEANINGS, SUMMARIES, TAKES, Setting, make_rule, read_setting
 from plait_papers.pollux.workload import Submitted, Workload, load, read_jobs
 
@@ -110,6 +113,29 @@ def figures(jobs: tuple[Submitted, ...], done: PolluxRun) -> dict[str, Value]:
     names = np.array([job.application.name for job in jobs])
     means = {name: float(jct_s[names == name].mean()) for name in sorted(set(names.tolist()))}
     return found | {f"avg_jct_s_{name}": mean for name, mean in means.items()}
+
+
+def fairness(workload: Workload, done: PolluxRun, setting: Setting) -> dict[str, float]:
+    """The largest finish-time fairness rho (Themis), and the share of jobs with one under 2.
+
+    rho is the completion time over that of the job alone on 1/N of the GPUs, whole ones and at least one; N is the
+    mean number of jobs that were there during its life.
+    """
+    kind = make_rule(setting, workload).kind
+    rho = []
+    for i, submitted in enumerate(workload.jobs):
+        begin, end = done.submit_s[i], done.end_s[i]
+        there = np.minimum(done.end_s, end) - np.maximum(done.submit_s, begin)
+        others = float(np.maximum(there, 0.0).sum() / (end - begin))
+        job = kind(i, replace(submitted, submit_s=0.0), workload.measured[submitted.application.name])
+        most = job.most_gpus_ever if isinstance(job, AdaptiveJob) else most_gpus(job)
+        job.place(0.0, packed(max(1, min(most, int(setting.nodes * GPUS_PER_NODE / others)))))
+        now_s = 0.0
+        while not job.done:
+            job.advance(now_s, setting.interval, 0.0)
+            now_s += setting.interval
+        rho.append((end - begin) / job.end_s)
+    return {"worst_rho": max(rho), "rho_under_2": sum(value < 2 for value in rho) / len(rho)}
 
 
 def columns(jobs: tuple[Submitted, ...], done: PolluxRun) -> dict[str, Any]:
