@@ -1,6 +1,6 @@
 """Goodput by the laws of switch memory beside that by packets, and how much faster the laws are.
 
-python benchmarks/bench_memory_laws.py            # 183 points, six minutes
+python benchmarks/bench_memory_laws.py            # 192 points, six minutes
 python benchmarks/bench_memory_laws.py --quick    # three of each set
 """
 
@@ -14,7 +14,19 @@ from common import Figure
 
 from plait.network.fluid.exchanges import Adders, prepared
 from plait.network.fluid.memory import steady_rates
-from plait_papers.memory_laws import BURSTS, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
+from plait_papers.memory_laws import (
+    BURSTS,
+    CROWDS,
+    FRESH,
+    GRID,
+    MIXES,
+    NARROW,
+    PUBLISHED,
+    RACKS,
+    Point,
+    compared,
+    exchanges,
+)
 
 QUICK = "--quick" in sys.argv
 SETS = {
@@ -23,6 +35,7 @@ SETS = {
     "racks": RACKS,
     "narrow": NARROW,
     "bursts": BURSTS,
+    "crowds": CROWDS,
     "mixes": MIXES,
     "fresh": FRESH,
 }

@@ -2,8 +2,8 @@
 
 Goodput of every job by `steady_rates`, corrected by `Measured`, and by the packet simulator, while all jobs exchange.
 `PUBLISHED` are the points of the specification, `GRID`, `NARROW` and `MIXES` others, on which the laws were found,
-`RACKS` those over narrow links of racks, `BURSTS` those that are measured, and `FRESH` points that were simulated for
-the first time when the laws stood. Start at `compared`.
+`RACKS` those over narrow links of racks, `BURSTS` and `CROWDS` those that are measured, and `FRESH` points that were
+simulated for the first time when the laws stood. Start at `compared`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from plait.core.cluster import Cluster
 from plait.network.fluid.exchanges import Adders, Exchange, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import steady_rates
@@ -23,6 +24,7 @@ from plait.network.packets.run import flow
 from plait.network.packets.scenario import PacketJob, Scenario, one_switch, racks
 from plait.network.protocol.addressing import dedicated_window
 from plait.network.protocol.options import preset
+from plait.network.topology.read import networked
 
 #: Windows of the slowest job that are simulated, and those of them before rates are measured.
 WINDOWS, WARM_UP = 60, 10
@@ -33,7 +35,8 @@ class Point:
     """Jobs of one system with `workers` each on one switch or, with `per_rack`, in racks.
 
     `window` packets are under way; `delay_us` is that of each link; `levels` of aggregation, `oversubscription` and
-    `spines` of racks; `tree` as in `ina_request.TREES`, or that of the system.
+    `spines` of racks; `tree` as in `ina_request.TREES`, or that of the system. With `crowd` workers and servers are
+    drawn from so many nodes, which jobs share, in racks of `per_rack`.
     """
 
     aggregators: int
@@ -47,6 +50,7 @@ class Point:
     spines: int = 1
     gbps: float = 100.0
     tree: str = "auto"
+    crowd: int = 0
 
     @property
     def name(self) -> str:
@@ -58,6 +62,7 @@ class Point:
         more += [f"{self.delay_us:g} us"] if self.delay_us != 1 else []
         more += [f"{self.gbps:g} Gb/s"] if self.gbps != 100 else []
         more += [self.tree] if self.tree != "auto" else []
+        more += [f"on {self.crowd} nodes"] if self.crowd else []
         if self.per_rack:
             more += [f"{self.per_rack} a rack", f"{self.levels} level{'s' * (self.levels > 1)}"]
             more += [f"oversubscription {self.oversubscription:g}"] if self.oversubscription != 1 else []
@@ -69,12 +74,28 @@ class Point:
         options = preset(self.system, window=self.window, payload_bytes=248, tree=self.tree)
         memory = self.aggregators // len(self.workers) if self.system == "inalloc" else None
         jobs = [PacketJob(options, workers, (ENDLESS,), memory=memory) for workers in self.workers]
+        if self.crowd:
+            return self._crowded(jobs)
         if self.per_rack:
             return racks(
                 jobs, self.aggregators, self.per_rack, levels=self.levels, spines=self.spines,
                 oversubscription=self.oversubscription, gbps=self.gbps,
             )  # fmt: skip
         return one_switch(jobs, self.aggregators, delay_us=self.delay_us, gbps=self.gbps)
+
+    def _crowded(self, jobs: Sequence[PacketJob]) -> Scenario:
+        rng = random.Random(self.name)
+        drawn = (rng.sample(range(self.crowd), job.workers + 1) for job in jobs)
+        placed = [replace(job, nodes=tuple(nodes[1:]), server=nodes[0]) for job, nodes in zip(jobs, drawn, strict=True)]
+        text = f"aggregators={self.aggregators},payload=248,link_gbps={self.gbps!r}"
+        if not self.per_rack:
+            text = f"single-switch:{text}"
+        else:
+            text = (
+                f"leaf-spine:{text},levels={self.levels},spines={self.spines},oversubscription={self.oversubscription!r},"
+                "aggregating=all"
+            )
+        return Scenario(tuple(placed), networked(Cluster.parse(f"{self.crowd}x1@{self.per_rack or self.crowd}"), text))
 
 
 @dataclass(frozen=True)
@@ -168,6 +189,18 @@ BURSTS = tuple(
 )  # fmt: skip
 
 
+#: Jobs that share nodes: their workers and servers are next to those of others.
+CROWDS = tuple(
+    Point(a, workers, window, per_rack=rack, levels=levels, oversubscription=narrow, crowd=nodes)
+    for a, workers, window, rack, levels, narrow, nodes in (
+        (700, (4,) * 2, 245, 0, 1, 1.0, 8), (700, (4,) * 4, 200, 0, 1, 1.0, 8), (2000, (4, 6, 3), 200, 0, 1, 1.0, 9),
+        (20000, (4,) * 6, 245, 0, 1, 1.0, 12), (20000, (8,) * 3, 200, 0, 1, 1.0, 16),
+        (8000, (5,) * 8, 200, 4, 1, 4.0, 32), (20000, (5,) * 8, 200, 4, 2, 4.0, 32),
+        (1500, (4,) * 4, 245, 4, 2, 2.0, 16), (20000, (4,) * 8, 245, 4, 2, 1.0, 16),
+    )
+)  # fmt: skip
+
+
 def drawn(seed: int, count: int = 24) -> tuple[Point, ...]:
     """So many points at random: jobs of several widths, in racks or on one switch; narrow links; all systems."""
     rng, found = random.Random(seed), []
@@ -210,7 +243,7 @@ def compared(points: Iterable[Point], seeds: Sequence[int] = (1, 2), law: str = 
         parts = [prepared(scenario.graph, one) for one in given]
         adders = Adders.of(parts)
         fluid = steady_rates(scenario.graph, adders)
-        measured = Measured(scenario.cluster, scenario.graph)
+        measured = Measured(scenario.cluster, scenario.graph, "packets" if point.crowd else "law")
         factors = measured.factors(given, parts, fluid.bits_per_s, fluid.stalled)
         assert factors is not None
         window_s = float((adders.by_job[0] * adders.by_job[2] / fluid.bits_per_s).max())

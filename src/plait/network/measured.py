@@ -2,7 +2,8 @@
 
 The law (`fluid.memory`) holds while at most half a sum of a window stalls. Where more do, as of jobs that are spread
 unevenly over racks with little memory, workers wait for sums that are sent again and then send a burst; what bursts of
-several jobs make of each other follows from packets alone. Our design. Start at `Measured.factors`.
+several jobs make of each other follows from packets alone. On nodes that jobs share packets of one worker queue behind
+those of other jobs, which the law does not know. Our design. Start at `Measured.factors`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, SimulationError
 from plait.network.fluid.exchanges import Exchange, Prepared
+from plait.network.fluid.memory import SHARED_LAWS
 from plait.network.packets.run import flow
 from plait.network.packets.scenario import PacketJob, Scenario
 from plait.network.protocol.options import preset
@@ -33,12 +35,20 @@ ENDLESS = 1 << 36
 RING_WINDOW, RING_BYTES = 256, 1024
 
 
+#: Sources of the rates of jobs with shared memory: the law, and packets where more of a window stalls; packets alone.
+RATES = ("law", "packets")
+
+
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of exchanges on one cluster; each is made once, by one seed, so it is the same every time."""
+    """Measurements of exchanges on one cluster; each is made once, by one seed, so it is the same every time.
+
+    `rates`: one of `RATES`.
+    """
 
     cluster: Cluster
     graph: Graph
+    rates: str = "law"
     _known: dict[tuple[Exchange, ...], FloatArray | None] = field(default_factory=dict, repr=False)
 
     def factors(
@@ -46,15 +56,20 @@ class Measured:
     ) -> FloatArray | None:
         """The rate by packets over `bits_per_s`, that by the law, of exchanges that all go on all the time.
 
-        1 where the law holds for all of them, for rings, with one level, where the law alone was compared with packets,
-        and where jobs share nodes, for which packets were not compared with anything. `stalled`: sums of a window, by
-        the law. None where packets cannot be simulated: with more workers than a bitmap has bits, or regions that do
-        not fit beside each other.
+        1 where no memory is shared, for rings, and with rates by the law where that holds for all: at most
+        `MOST_STALLED` of the sums of a window are `stalled`, or there is one level, where the law alone was compared
+        with packets. None where rates by the law are doubtful: on nodes that jobs share, and where packets cannot be
+        simulated, with more workers than a bitmap has bits, or regions that do not fit beside each other.
         """
-        nodes = [node for one in exchanges for node in (*one.placed.workers, one.placed.server) if node is not None]
-        several = np.array([(part.parent >= 0).any() for part in parts])
-        if not (several & (stalled > MOST_STALLED)).any() or len(set(nodes)) < len(nodes):
+        if not any(one.law in SHARED_LAWS for one in exchanges):
             return np.ones(len(exchanges))
+        if self.rates == "law":
+            nodes = [node for one in exchanges for node in (*one.placed.workers, one.placed.server) if node is not None]
+            if len(set(nodes)) < len(nodes):
+                return None
+            several = np.array([(part.parent >= 0).any() for part in parts])
+            if not (several & (stalled > MOST_STALLED)).any():
+                return np.ones(len(exchanges))
         key = tuple(exchanges)
         if key not in self._known:
             try:

@@ -33,6 +33,7 @@ class NaivePackets:
         self.order = self.draws = 0
         self.log: list[list[int]] = []
         self.busy = [0] * len(self.graph.ends)
+        self.lines: dict[tuple[int, bool], list[int]] = {}  # when packets are ready, where both classes share a channel
         self.channel = {tuple(pair): c for c, pair in enumerate(self.graph.ends.tolist())}
         self.nodes = len(self.graph.nodes)
         self.switches = {s: self._switch(s) for s in range(len(self.net.fabric.switches))}
@@ -102,7 +103,20 @@ class NaivePackets:
         self.draws += 1
         return int(mix(self.scenario.seed, self.draws)) & 0x3FFFFFFF
 
-    def transmit(self, a: int, b: int, packet: Packet, ready: int, up: bool) -> None:
+    def transmit(self, a: int, b: int, packet: Packet, ready: int, up: bool, now: int) -> None:
+        c = self.channel[a, b]
+        line = self.lines.setdefault((c, up), [])
+        if self.net.links.queues["line"][2 * c] < 0 or ready <= now:
+            self.put_on_link(a, b, packet, ready, up)
+            return
+        line.append(max([ready, *line]))
+        self.at(line[-1], self.leave_line, a, b, deepcopy(packet), up)
+
+    def leave_line(self, a: int, b: int, packet: Packet, up: bool, now: int) -> None:
+        self.lines[self.channel[a, b], up].remove(now)
+        self.put_on_link(a, b, packet, now, up)
+
+    def put_on_link(self, a: int, b: int, packet: Packet, ready: int, up: bool) -> None:
         c = self.channel[a, b]
         row = self.net.links.channels[c]
         begin = max(ready, self.busy[c])
@@ -129,7 +143,7 @@ class NaivePackets:
         elif up:
             result = self.servers[p["job"]].step(p, now // 1000)
             if result:
-                self.transmit(node, self.graph.leaf(node), result, now + ps(self.scenario.server_s), False)
+                self.transmit(node, self.graph.leaf(node), result, now + ps(self.scenario.server_s), False, now)
         else:
             w = int(self.net.ends.worker_at[node, p["job"]])
             worker = self.workers[w]
@@ -149,9 +163,9 @@ class NaivePackets:
             if where in ("all", "asker"):
                 for to, ranks in self.downs[out["job"], node]:
                     if not self.scenario.jobs[out["job"]].dedicated or ranks & out["workers"]:
-                        self.transmit(node, to, out, ready, False)
+                        self.transmit(node, to, out, ready, False, now)
             elif (out["job"], node) in self.ups:
-                self.transmit(node, self.ups[out["job"], node], out, ready, True)
+                self.transmit(node, self.ups[out["job"], node], out, ready, True, now)
 
     def index(self, worker: NaiveWorker, seq: int) -> int:
         if worker.slots:
@@ -169,7 +183,7 @@ class NaivePackets:
             if worker.dedicated:
                 self.due[w] = min(self.due[w], worker.waits[packet["seq"]])
             ready = now + (self.draw() * ps(self.scenario.jitter_s) >> 30 if self.scenario.jitter_s else 0)
-            self.transmit(node, self.graph.leaf(node), packet, ready, True)
+            self.transmit(node, self.graph.leaf(node), packet, ready, True, now)
 
     def start(self, w: int, now: int) -> None:
         worker = self.workers[w]
@@ -218,10 +232,10 @@ class NaivePackets:
         sw, max_age = self.switches[s], int(self.net.fabric.switches[s]["max_age"])
         for packet in sw.sweep(now // 1000, max_age):
             ready = now + int(self.net.fabric.switches[s]["latency"])
-            self.transmit(s + self.nodes, self.ups[packet["job"], s + self.nodes], packet, ready, True)
+            self.transmit(s + self.nodes, self.ups[packet["job"], s + self.nodes], packet, ready, True, now)
         tensors = [len(job.tensors) * job.iterations for job in self.scenario.jobs]
         active = any(k < tensors[worker.job] for k, worker in zip(self.tensor, self.workers, strict=True))
-        if active or sw.held or any(what == self.arrive for _, _, what, _ in self.heap):
+        if active or sw.held or any(what in (self.arrive, self.leave_line) for _, _, what, _ in self.heap):
             self.at(now + 1000 * max(1, max_age // 2), self.tidy, s)
 
     def run(self) -> list[list[int]]:

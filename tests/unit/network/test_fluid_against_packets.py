@@ -19,7 +19,19 @@ from plait.network.measured import Measured
 from plait.network.packets.run import flow
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
-from plait_papers.memory_laws import BURSTS, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
+from plait_papers.memory_laws import (
+    BURSTS,
+    CROWDS,
+    FRESH,
+    GRID,
+    MIXES,
+    NARROW,
+    PUBLISHED,
+    RACKS,
+    Point,
+    compared,
+    exchanges,
+)
 from sampling import sample
 
 
@@ -31,6 +43,7 @@ from sampling import sample
         pytest.param(sample(RACKS[2::7], RACKS), 0.15, 0.05, 0.07, id="racks"),
         pytest.param(sample(NARROW[8:9], NARROW), 0.15, 0.05, 0.07, id="narrow"),
         pytest.param(sample(BURSTS[8:9], BURSTS), 0.15, 0.05, 0.08, id="bursts"),
+        pytest.param(sample(CROWDS[7:8], CROWDS), 0.40, 0.10, 0.20, id="crowds"),
         pytest.param(sample(MIXES[:1], MIXES), 0.20, 0.05, 0.08, id="mixes"),
         pytest.param(sample(FRESH[:1], FRESH), 0.20, 0.05, 0.08, id="fresh"),
     ],
@@ -69,14 +82,23 @@ def test_packets_are_followed_once_and_only_where_sums_stall(monkeypatch: pytest
     assert len(runs) == 1
 
 
-def test_jobs_that_share_nodes_keep_the_law_and_what_no_packets_can_be_has_none() -> None:
+def test_rates_are_doubtful_on_shared_nodes_and_where_packets_cannot_be_followed() -> None:
     graph = Graph.of(made := networked(Cluster.parse("70x1@35"), "leaf-spine:aggregators=300,aggregating=all,levels=2"))
     beside = Exchange(PlacedJob((0, 1, 2, 35), 0), "hash", window=200)
     wide = Exchange(PlacedJob(tuple(range(66)), 69), "hash", window=200)
-    for one, found in ((beside, [1.0]), (wide, None)):
-        parts = [prepared(graph, one)]
-        factors = Measured(made, graph).factors([one], parts, np.array([20e9]), np.array([2.0]))
-        assert (None if factors is None else factors.tolist()) == found
+    own = Exchange(PlacedJob((0, 1, 2, 35), 0), "region", 200)
+    for one, rates, doubtful in ((beside, "law", True), (wide, "packets", True), (own, "packets", False)):
+        factors = Measured(made, graph, rates).factors([one], [prepared(graph, one)], np.array([20e9]), np.array([2.0]))
+        assert (factors is None) is doubtful
+
+
+def test_a_server_next_to_a_worker_of_another_job_stalls_its_sums() -> None:
+    """The law does not know that packets of one worker queue behind results; packets, and rates by them, do."""
+    point = CROWDS[0]
+    assert abs(next(iter(compared([point], (1,)))).worst) < 0.3
+    _, _, _, law = _measured(point)
+    scenario = point.scenario()
+    assert law.bits_per_s[0] > 2 * flow(scenario, 2e-4, 2e-3).bits_per_s[0]
 
 
 def test_hash_is_the_law_that_fits_shared_hash_addressing() -> None:

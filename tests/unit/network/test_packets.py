@@ -67,6 +67,38 @@ def test_the_naive_simulator_agrees_where_systems_meet_on_a_switch(systems: tupl
         simulate(replace(scenario, elements=2, log=0))  # raises for a wrong sum
 
 
+@pytest.mark.parametrize("protocol", ["atp", "a2tp", "esa", "inalloc"])
+def test_the_naive_simulator_agrees_where_servers_are_next_to_workers(protocol: str) -> None:
+    """Both classes of packets share links: what is ready leaves at once, whatever else waits on its host or switch."""
+    jobs = jobs_of(protocol, window=12)
+    first = one_switch(jobs, 90).placement
+    shared = [
+        replace(job, nodes=nodes, server=first[j - 1][0][0])
+        for j, (job, (nodes, _)) in enumerate(zip(jobs, first, strict=True))
+    ]
+    for more in ({"seed": 3}, {"jitter_s": 0.0, "loss_up": 0.02, "loss_down": 0.01}):
+        agree(replace(one_switch(jobs, 90, log=10**6, **more), jobs=tuple(shared)))
+    cluster = networked(
+        Cluster.parse("12x1@4"), "leaf-spine:aggregators=60,levels=2,spines=1,aggregating=all,oversubscription=2"
+    )
+    spread = [
+        replace(job, nodes=tuple((j + 3 * k) % 12 for k in range(job.workers)), server=(j + 1) % 12)
+        for j, job in enumerate(jobs)
+    ]
+    agree(Scenario(tuple(spread), cluster, log=10**6, seed=5))
+
+
+def test_a_result_that_is_not_ready_does_not_hold_its_link() -> None:
+    """A worker sends while the result of a slow server on its node is not ready."""
+    options = preset("atp", window=8)
+    late = PacketJob(options, 2, (248,), start_s=10e-6, nodes=(2, 3), server=4)
+    took = []
+    for where in (3, 5):
+        job = PacketJob(options, 2, (248,), nodes=(0, 1), server=where)
+        took.append(simulate(one_switch([job, late], 64, server_s=20e-6)).jobs[1].exchanges_s[0, 1])
+    assert took[0] == pytest.approx(took[1], abs=0.3e-6)  # of jitter and a packet on the link
+
+
 def test_jobs_with_dedicated_slots_end_where_others_only_pass() -> None:
     # The spine answers job 0; packets of jobs 1 and 2 pass there, and job 3 with slots of its own ends at a leaf.
     names = ("switchml", "atp", "esa", "switchml")

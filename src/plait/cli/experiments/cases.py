@@ -249,24 +249,26 @@ def asked_physics(world: World, request: Request) -> StandardPhysics:
 def networked_world(world: World, request: Request) -> World:
     """The world for a cluster with a network: jobs share its links. Raises `InputError` for options out of range."""
     from plait.network.fluid.iterations import PHASES
+    from plait.network.measured import RATES
     from plait.sim.contention.network import NetworkPhysics
 
-    overlap, phases = request.overlap or 0.0, request.phases or PHASES[0]
+    overlap, phases, rates = request.overlap or 0.0, request.phases or PHASES[0], request.rates or RATES[0]
     if not 0 <= overlap <= 1:
         raise InputError(f"--overlap must be a part of the computation from 0 to 1, got {overlap:g}")
-    if phases not in PHASES:
-        raise InputError(f"--phases {phases!r} is unknown; {suggest(phases, PHASES)}")
+    for name, value, known in (("phases", phases, PHASES), ("rates", rates, RATES)):
+        if value not in known:
+            raise InputError(f"--{name} {value!r} is unknown; {suggest(value, known)}")
     if type(world.physics) is not StandardPhysics:
         raise InputError(
             f"world {world.name} measures GPUs that guests share, and cannot have a network at the same time; "
             "leave out --guest-models or --network"
         )
-    return replace(world, physics=NetworkPhysics(world.physics, overlap, phases))
+    return replace(world, physics=NetworkPhysics(world.physics, overlap, phases, rates))
 
 
 def refuse_network_options(request: Request) -> None:
     """Raise `InputError` for options that only a network has."""
-    given = ("overlap", "phases", "switch_mtbf", "switch_mttr")
+    given = ("overlap", "phases", "rates", "switch_mtbf", "switch_mttr")
     for name, value in ((f"--{name.replace('_', '-')}", getattr(request, name)) for name in given):
         if value is not None:
             raise InputError(f"{name} is for clusters with a network; give --network, e.g. --network leaf-spine")
@@ -294,7 +296,7 @@ def settings(world: World, request: Request) -> dict[str, Value]:
         from plait.sim.contention.network import NetworkPhysics
 
         assert isinstance(physics, NetworkPhysics), "no other physics has a network here"
-        network = {"overlap": physics.overlap, "phases": physics.phases}
+        network = {"overlap": physics.overlap, "phases": physics.phases, "rates": physics.rates}
         if world.switch_mtbf_s < math.inf:
             network |= {"switch_mtbf_s": world.switch_mtbf_s, "switch_mttr_s": world.switch_mttr_s}
         physics = physics.inner

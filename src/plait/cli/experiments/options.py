@@ -169,6 +169,13 @@ class Request:
             "[default: random]"
         ),
     ] = None
+    rates: Annotated[
+        Text,
+        typer.Option(
+            help="With a network: rates of jobs that share memory of switches: by the `law`, or by `packets`, which "
+            "takes up to two CPU seconds for each set of exchanges. [default: law]"
+        ),
+    ] = None
     guest_models: Annotated[
         Text, typer.Option(help="CSV of models on shared GPUs: quanta, gaps, memory, curves, bursts.")
     ] = None

@@ -147,7 +147,7 @@ def _queues(scenario: Scenario, trees: list[Wiring], peer_room: IntArray) -> tup
     room[DOWN::2] += peer_room
     for job, made in zip(scenario.jobs, trees, strict=True):
         window = WINDOWS * job.options.window + 64
-        for channel in made.first:
+        for channel in () if job.collective else made.first:
             room[2 * channel + UP] += window
         for at, channel in made.up.items():
             room[2 * channel + UP] += window * sum(bin(bits & (2**64 - 1)).count("1") for _, bits in made.kids[at])
@@ -156,7 +156,11 @@ def _queues(scenario: Scenario, trees: list[Wiring], peer_room: IntArray) -> tup
                 room[2 * channel + DOWN] += window * bin(bits & (2**64 - 1)).count("1")
         if 0 <= made.root < len(graph.nodes):
             room[2 * _server_channel(scenario, made) + DOWN] += window * job.workers
+    both = np.repeat((room[UP::2] > 0) & (room[DOWN::2] > 0), 2)
+    room = np.concatenate([room, np.where(both, room, 0)])
     queues = np.zeros(len(room), dtype=state.QUEUE)
+    queues["line"] = -1
+    queues["line"][: len(both)][both] = len(both) + np.flatnonzero(both)
     sizes = np.where(room > 0, 2 ** np.ceil(np.log2(np.maximum(1, room))).astype(np.int64), 1)
     queues["first"], queues["mask"] = np.cumsum(sizes) - sizes, sizes - 1
     for c, (_, to) in enumerate(graph.ends.tolist()):

@@ -17,6 +17,7 @@ from plait.network.packets.state import (
     FULL_QUEUE,
     FULL_ROWS,
     HEAP,
+    NOW,
     ORDER,
     ROWS,
     SEED,
@@ -26,7 +27,7 @@ from plait.network.packets.state import (
 from plait.network.protocol.addressing import mix
 from plait.network.protocol.header import ECN, int64
 
-__all__ = ["ENTRY", "copied", "draw", "new_row", "schedule", "settle", "take", "transmit"]
+__all__ = ["ENTRY", "copied", "draw", "new_row", "put_on_link", "schedule", "settle", "take", "transmit"]
 
 
 @lean_part
@@ -105,9 +106,25 @@ def _pause(links: Links, c: int, begin: int, until: int) -> None:
 
 @lean_part
 def transmit(links: Links, c: int, kind: int, row: int, ready: int, came: int) -> None:
-    """Send a packet of class `kind` through a channel, not before `ready`; it may be marked, dropped or lost.
+    """Send a packet of class `kind` through a channel, not before `ready`, after those of its class that wait as well.
 
     `came`: the channel over which it came to the switch, -1 for none; it stops where queues that are full pause links.
+    """
+    line = links.queues[2 * c + kind]["line"]
+    if line < 0 or ready <= links.info[NOW]:
+        put_on_link(links, c, kind, row, ready, came)
+        return
+    queue = links.queues[line]
+    if queue["count"] > 0:
+        last = queue["first"] + ((queue["head"] + queue["count"] - 1) & queue["mask"])
+        ready = max(ready, links.entries[last]["time"])
+    _append(links, line, row, ready, came)
+
+
+@lean_part
+def put_on_link(links: Links, c: int, kind: int, row: int, ready: int, came: int) -> None:
+    """Send a packet as soon as the channel has sent all before it; it may be marked, dropped or lost.
+
     A packet that is lost takes its time on the link all the same, one that is dropped takes none.
     """
     channel = links.channels[c]
@@ -130,16 +147,20 @@ def transmit(links: Links, c: int, kind: int, row: int, ready: int, came: int) -
         channel["marked"] += 1
         row = copied(links, row) if kind == DOWN else row  # a result may be on its way to others
         links.packets[row]["flags"] |= ECN
-    q = 2 * c + kind
+    _append(links, 2 * c + kind, row, end + links.queues[2 * c + kind]["delay"], came)
+
+
+@lean_part
+def _append(links: Links, q: int, row: int, time: int, came: int) -> None:
+    """Put a packet at the end of a queue, and the event of the queue into the heap if it is the only one."""
     queue = links.queues[q]
     if queue["count"] > queue["mask"]:
         links.info[FAULT] = FULL_QUEUE
         links.info[FAULT_AT] = q
         return
-    time = end + queue["delay"]
     entry = links.entries[queue["first"] + ((queue["head"] + queue["count"]) & queue["mask"])]
     order = links.info[ORDER]
-    entry["time"], entry["order"], entry["row"] = time, order, row
+    entry["time"], entry["order"], entry["row"], entry["came"] = time, order, row, came
     links.refs[row] += 1
     if queue["count"] == 0:
         schedule(links, time, q)
@@ -149,10 +170,14 @@ def transmit(links: Links, c: int, kind: int, row: int, ready: int, came: int) -
 
 
 @lean_part
-def take(links: Links, q: int) -> int:
-    """The row of the packet at the head of a queue, whose event is the first of the heap; the next one follows it."""
+def take(links: Links, q: int) -> tuple[int, int]:
+    """The row of the packet at the head of a queue, whose event is the first of the heap, and the channel it came over.
+
+    The next one follows it.
+    """
     queue = links.queues[q]
-    row: int = links.entries[queue["first"] + queue["head"]]["row"]
+    head = links.entries[queue["first"] + queue["head"]]
+    row, came = int64(head["row"]), int64(head["came"])
     queue["head"] = (queue["head"] + 1) & queue["mask"]
     queue["count"] -= 1
     if queue["count"] > 0:
@@ -162,4 +187,4 @@ def take(links: Links, q: int) -> int:
         links.info[HEAP] -= 1
         heap.remove_first(links.heap, links.info[HEAP] + 1)
     links.refs[row] -= 1
-    return row
+    return row, came

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plait.core.jit import linked
 from plait.network.packets import heap, links, measure, peers, state, steps
 from plait.network.packets.heap import remove_first, replace_first
-from plait.network.packets.links import settle, take
+from plait.network.packets.links import put_on_link, settle, take
 from plait.network.packets.measure import note_packet, widen
 from plait.network.packets.peers import at_peer, ended, flow, passing
 from plait.network.packets.state import BINS, EVENTS, FAULT, FINE, HEAP, NOW, ORDER, PEER, TOO_LATE, UP, WIDTH, Net
@@ -36,6 +36,7 @@ def run(net: Net, until: int) -> int:
     """
     lines, ends, info, held = net.links, net.ends, net.links.info, net.fabric.switch_info
     nodes, workers, timers = len(ends.worker_at), len(ends.hosts), len(lines.queues)
+    lined = 2 * len(lines.channels)
     sweeps, reminders = 2 * workers, 2 * workers + len(net.fabric.switches)
     jobs = ends.worker_at.shape[1]
     while info[HEAP] > 0 and info[FAULT] == FINE:
@@ -56,8 +57,12 @@ def run(net: Net, until: int) -> int:
         # Timers may come long after the last packet; only what may be measured needs a bin.
         if now >= BINS * info[WIDTH] and (w < 0 or (sweeps <= w < reminders and held[w - sweeps, HELD] > 0)):
             widen(info, net.fabric.held, ends.delivered, now)
-        if source < timers:
-            row = take(lines, source)
+        if lined <= source < timers:
+            row, came = take(lines, source)
+            put_on_link(lines, (source - lined) >> 1, source & 1, row, now, came)
+            settle(lines, row)
+        elif source < timers:
+            row, _ = take(lines, source)
             node, kind = lines.channels[source >> 1]["to"], source & 1
             note_packet(lines, net.log, row, node, now)
             if lines.packets[row]["type"] == PEER:

@@ -84,7 +84,7 @@ def _why(net: Net, scenario: Scenario, fault: int) -> str:
     if fault == FULL_QUEUE:
         q = int(net.links.info[FAULT_AT])
         room = int(net.links.queues[q]["mask"]) + 1
-        channel = scenario.graph.channel_name(q // 2)
+        channel = scenario.graph.channel_name(q // 2 % len(net.links.channels))
         return f"link {channel} has more than the {room:,} packets under way for which there is room, {at}"
     if fault == FULL_ROWS:
         return f"more than {len(net.links.packets):,} packets are under way, for which there is no room, {at}"

@@ -19,7 +19,8 @@ from plait.network.protocol.worker import Workers
 
 PS = 1000  # picoseconds of a nanosecond
 
-#: Two classes of packets: to servers, and from them. Queue 2 c + class is that of channel c.
+#: Two classes of packets: to servers, and from them. Queue 2 c + class is that of channel c; after all of these come
+#: the lines of channels that both classes use, in the same order.
 UP, DOWN = 0, 1
 
 #: One direction of a link. `to`: the node, or the number of nodes plus the switch, that it leads to; `mark_ps`: backlog
@@ -48,10 +49,12 @@ CHANNEL = np.dtype(
     ]
 )
 #: Packets of a class on their way through a channel, a ring of `mask` + 1 entries from `first` on. `delay`: from the
-#: end of a packet's transmission to its event at the other end.
-QUEUE = np.dtype([("first", "i8"), ("mask", "i8"), ("head", "i8"), ("count", "i8"), ("delay", "i8")])
-#: An entry of a ring: when the packet arrives, its insertion number, and its row.
-ENTRY = np.dtype([("time", "i8"), ("order", "i8"), ("row", "i8")])
+#: end of a packet's transmission to its event at the other end. `line`: that of packets of a class which are not ready
+#: to be sent, -1 where only one class uses the channel: what is ready of the other class does not wait for them.
+QUEUE = np.dtype([("first", "i8"), ("mask", "i8"), ("head", "i8"), ("count", "i8"), ("delay", "i8"), ("line", "i8")])
+#: An entry of a ring: when the packet arrives or is ready, its insertion number, its row, and the channel over which it
+#: came to the switch, for packets that are not ready.
+ENTRY = np.dtype([("time", "i8"), ("order", "i8"), ("row", "i8"), ("came", "i8")])
 #: A job at a switch: the channel to its server, -1 for none; its children from `first_kid` on; and how many aggregators
 #: it has held there since when, how many it has claimed.
 ROUTE = np.dtype(

@@ -25,7 +25,7 @@ from plait.network.fluid.iterations import PHASES, Iterations, exposed_s, iterat
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import SteadyRates
 from plait.network.gradients import MOST_EXCHANGE, gradient_bytes
-from plait.network.measured import Measured
+from plait.network.measured import RATES, Measured
 from plait.network.topology.paths import Graph
 from plait.sim.physics import Granted, StandardPhysics
 
@@ -55,14 +55,16 @@ class NetworkPhysics:
     Our design. Computation takes what an iteration alone leaves beside its exchange, which is the network stage of its
     profile, or follows from its gradient bytes; then it takes at most the part `MOST_EXCHANGE` of an iteration, and
     sizes of gradients are cut to that (`cut_jobs`). `overlap` (0 to 1) is the part of the computation beside which a
-    job exchanges; `phases` says how exchanges of different groups meet (`network.fluid.iterations`). Members that take
-    turns at a barrier never exchange at the same time. Jobs that adapt their batch exchange as their own throughput
-    says, and use no links. The spread slow-down of `inner` is not used: distance costs what links do.
+    job exchanges; `phases` says how exchanges of different groups meet (`network.fluid.iterations`), `rates` where the
+    rates of jobs with shared memory come from (`network.measured`). Members that take turns at a barrier never exchange
+    at the same time. Jobs that adapt their batch exchange as their own throughput says, and use no links. The spread
+    slow-down of `inner` is not used: distance costs what links do.
     """
 
     inner: StandardPhysics = field(default_factory=StandardPhysics)
     overlap: float = 0.0
     phases: str = "random"
+    rates: str = "law"
     _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
     _measured: dict[tuple[Exchange, ...], FloatArray | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -70,6 +72,7 @@ class NetworkPhysics:
         """Check the options; the command line words them."""
         assert 0 <= self.overlap <= 1
         assert self.phases in PHASES
+        assert self.rates in RATES
         object.__setattr__(self, "inner", replace(self.inner, spread_slowdown=1.0))
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
@@ -157,7 +160,7 @@ class NetworkPhysics:
         if not isinstance(found, Iterations):
             if len(self._known) > MOST_KNOWN:
                 self._known.clear()
-            measured = Measured(cluster, graph, self._measured)
+            measured = Measured(cluster, graph, self.rates, self._measured)
             exchanges = [_exchange(graph, way) for way in ways]
 
             def corrected(rows: Sequence[int], law: SteadyRates) -> FloatArray:
@@ -222,8 +225,8 @@ def _alone(truth: JobBatch, jobs: IntArray, graph: Graph, cluster: Cluster) -> t
 LEAST_COMPUTE = 1e-6
 #: Warning about rates that neither the law of memory nor packets give.
 DOUBTFUL = (
-    "plait: so many sums stall in switches with little memory that rates by the law may be wrong by half, and packets "
-    "of these jobs cannot be followed; see docs/explanation/network.md"
+    "plait: rates of jobs that share nodes, or little memory of switches, may be wrong by more than half: they are by "
+    "the law, not by packets (--rates packets: slow); see docs/explanation/network.md"
 )
 #: Solutions and paths that are kept.
 MOST_KNOWN = 20_000
