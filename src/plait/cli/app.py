@@ -39,7 +39,6 @@ ENTRIES = {
     "up": Entry(CLUSTER, "cluster:up", "Start the service and its nodes, here or on a cluster."),
     "down": Entry(CLUSTER, "cluster:down", "Stop the service and its nodes."),
     "status": Entry(CLUSTER, "status:status", "Show the service: address, policy, nodes and jobs."),
-    "top": Entry(CLUSTER, "status:top", "Watch nodes and jobs; Ctrl-C quits."),
     "doctor": Entry(CLUSTER, "doctor:doctor", "Check the set-up and suggest repairs."),
     "demo": Entry(CLUSTER, "demo:demo", "Train four models apart, then interleaved, and compare."),
     "web": Entry(CLUSTER, "cluster:web", "Open the web page of the service, logged in."),
@@ -65,7 +64,7 @@ ENTRIES = {
     "advise": Entry(SIMULATE, "advise:advise", "Show what other choices would have changed in a history.", BARE),
     "tune": Entry(SIMULATE, "tune:tune", "Fit a policy to half of a trace, and judge it on the rest.", BARE),
     "network": Entry(
-        SIMULATE, "plait.cli.commands.network.commands:app", "Networks of clusters: switches, links, and rates of jobs."
+        SIMULATE, "plait.cli.commands.network.commands:app", "Networks of clusters: switches, links, and packets."
     ),
     "policies": Entry(LIBRARY, "catalog:policies", "List policies, what they know, and their options."),
     "cite": Entry(LIBRARY, "catalog:cite", "Print the BibTeX entries of the papers behind a policy."),

@@ -117,8 +117,8 @@ OPTIONS: Mapping[str, str] = {
 def near(name: str, known: Iterable[str]) -> list[str]:
     """The known names that a name was most likely meant to be: similar ones, otherwise those that begin with it.
 
-    >>> near("sumbit", ["submit", "status"]), near("sim", ["simulate"]), near("tpo", ["top"])
-    (['submit'], ['simulate'], ['top'])
+    >>> near("sumbit", ["submit", "status"]), near("sim", ["simulate"]), near("lss", ["ls"])
+    (['submit'], ['simulate'], ['ls'])
     >>> near("hold", ["worlds"]), near("nice", ["cancel"])
     ([], [])
     """

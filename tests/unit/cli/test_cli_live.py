@@ -17,7 +17,6 @@ from fake_service import TOKEN, Fake, serve
 from plait.cli.commands.doctor import account
 from plait.cli.commands.explain import check_lines, checked_by, explanation_lines
 from plait.cli.commands.jobs import ALIVE
-from plait.cli.commands.status import _shown_jobs
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
@@ -754,31 +753,17 @@ def test_a_policy_that_is_misspelt_is_not_sent(plait, fake):
     assert fake.asked == []
 
 
-def test_status_nodes_top(plait, fake):
+def test_status_and_nodes(plait, fake):
     fake.answers["GET", "/v1/status"] = {**STATUS, "policy_error": "no such GPU"}
     usage = {"cpu": 0.5, "memory_bytes": 2e9, "gpus": []}
     node = {"id": "n0", "state": "ready", "gpus": 3, "gpu_kind": "cpu", "silent_s": 0.2, "usage": usage}
     fake.answers["GET", "/v1/nodes"] = [{**node, "gpus_used": 2, "jobs": ["j-3"]}]
-    fake.answers["GET", "/v1/jobs"] = [JOB]
     out = plait("status").out
     assert "2 running" in out
     assert "2 of 4 held" in out
     assert "no such GPU" in out
     out = plait("nodes").out
     assert out.splitlines()[1].split() == ["n0", "ready", "3", "2", "0.2", "s", "ago", "cpu", "50%", "2.0", "GB", "j-3"]
-    assert "mnist" in plait("top", "--once").out
-
-
-def test_top_shows_the_jobs_that_run_first_however_many_newer_ones_wait():
-    ids = [sample(JobRow, id=f"j-{i}", state="waiting" if i > 5 else "running") for i in range(400, 0, -1)]
-
-    class Service:
-        def jobs(self, *, state, limit, arrays=False):
-            return [job for job in ids if job.state in state.split(",")][:limit]
-
-    shown = _shown_jobs(Service(), 40)
-    assert [job.id for job in shown[:5]] == ["j-5", "j-4", "j-3", "j-2", "j-1"]
-    assert len(shown) == 40
 
 
 def test_nodes_show_what_is_still_there_and_what_to_do_about_gone_ones(plait, fake):
@@ -1192,7 +1177,7 @@ def test_no_service_says_how_to_start_one(plait, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(calling, "PAUSES_S", (0.0,))
     monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
-    for command in (["ls"], ["status"], ["submit", "--", "a"], ["top"], ["nodes"], ["explain", "j-1"], ["fidelity"]):
+    for command in (["ls"], ["status"], ["submit", "--", "a"], ["nodes"], ["explain", "j-1"], ["fidelity"]):
         answer = plait(*command)
         assert answer.code == 2
         assert answer.err == f"plait: error: no service runs in {tmp_path}; start it with: plait up\n"

@@ -66,56 +66,6 @@ def test_wrong_options(plait, tmp_path, options, words):
     assert (answer.code, words in answer.err) == (2, True), answer.err
 
 
-def test_rates_of_jobs_that_share_an_uplink(plait):
-    options = ("-c", "8x8@4", "-n", "leaf-spine:oversubscription=4,spines=1", "--gradient-mb", "250")
-    answer = plait("network", "rates", "n0,n1", "n2,n6", "n3>n7", "n5>n5", *options, "--json")
-    rows = json.loads(answer.out)
-    assert [row["gbps"] for row in rows] == [pytest.approx(100), pytest.approx(50), pytest.approx(50), None]
-    assert [row["exchange_s"] for row in rows] == [pytest.approx(0.02), pytest.approx(0.04), pytest.approx(0.04), 0]
-    assert [row["exchange"] for row in rows] == ["ring", "ring", "parameter server", "parameter server"]
-    assert rows[1]["bottleneck"] in ("leaf0->spine0", "spine0->leaf1", "leaf1->spine0", "spine0->leaf0")
-    table = plait("network", "rates", "n0..n3", *options).out
-    assert "66.667" in table
-
-
-def test_rates_with_aggregation_in_the_switch(plait):
-    jobs = [f"n{9 * j}..n{9 * j + 7}>n{9 * j + 8}" for j in range(8)]
-    options = ("-c", "72x8", "-n", "single-switch:aggregators=1024", "--memory-law", "hash", "--window", "245")
-    rows = json.loads(plait("network", "rates", *jobs, *options, "--json").out)
-    assert [round(row["gbps"], 1) for row in rows] == [14.7] * 8
-    assert rows[0]["exchange"] == "aggregated (hash)"
-    assert rows[0]["server_packets"] == pytest.approx(1 + 7 * (1 - rows[0]["aggregated"]))
-    assert "share aggregated" in plait("network", "rates", *jobs, *options).out
-    for aggregators, doubtful in ((256, True), (16_384, False)):
-        more = ("-c", "72x8", "-n", f"single-switch:aggregators={aggregators}", "--memory-law", "hash")
-        assert ("The law may be far off for n0..n7>n8," in plait("network", "rates", *jobs, *more).out) == doubtful
-
-
-@pytest.mark.parametrize(
-    ("jobs", "words"),
-    [
-        (["n0,n99"], "job 'n0,n99': no node 'n99'"),
-        (["n0,n0"], "job 'n0,n0': workers on nodes (0, 0): needs one or more, each on a node of its own; write e.g."),
-        (["n3..n1"], "job 'n3..n1': n3 comes after n1"),
-        (["n0>"], "job 'n0>': no node ''"),
-        (["n0,n1", "--memory-law", "hash"], "job 'n0,n1' has no parameter server, which --memory-law needs"),
-        (["n0,n1>n2", "--memory-law", "hash"], "no switch of the network aggregates; give aggregators, e.g."),
-        (
-            ["n0,n1>n2", "--memory-law", "hsh", "-n", "single-switch:aggregators=9"],
-            "memory law 'hsh' is unknown; did you mean 'hash'?",
-        ),
-        (
-            ["n0,n1>n2", "--memory-law", "hash", "-n", "single-switch:aggregators=9", "--window", "0"],
-            "a window of 0 packets; needs at least 1",
-        ),
-        (["n0,n1", "--gradient-mb", "nan"], "--gradient-mb must be over 0, got nan"),
-    ],
-)
-def test_wrong_jobs(plait, jobs, words):
-    answer = plait("network", "rates", *jobs)
-    assert (answer.code, words in answer.err) == (2, True), answer.err
-
-
 #: Two jobs on two nodes each, which exchange for a tenth of a second of a link in each iteration.
 WIDE = """job_id,submit_s,gpus,duration_s,iteration_s,gradient_bytes
 a,0,8,400,0.4,1e9
@@ -173,45 +123,6 @@ def test_a_policy_that_grants_memory_says_that_there_is_none(plait, tmp_path):
     empty = plait(*words, "leaf-spine:aggregators=100,reserved=100")
     assert (empty.code, "so fifo:ina=switchml grants none" in empty.err) == (0, True), empty.err
     assert "grants none" not in plait(*words, "leaf-spine:aggregators=100").err
-
-
-# `plait network turns`: the figures of one group, and what is refused.
-
-WHERE = ("-c", "8x4@2", "-n", "leaf-spine:oversubscription=4,link_gbps=10")
-
-
-def test_a_job_alone_is_as_its_profile_says_and_turns_never_exchange_together(plait):
-    rows = json.loads(plait("network", "turns", *WHERE, "--json", "vgg16@n0,n1", "bert@n0,n1", "gpt2@n2,n3").out)
-    alone = plait("network", "turns", *WHERE, "--json", "vgg16@n0,n1")
-    assert json.loads(alone.out)[0]["alone_s"] == pytest.approx(0.214)
-    for row in rows:  # every group has a rack: links between them are idle
-        assert row["in_turns_s"] == pytest.approx(row["turns_alone_s"])
-        assert row["exchange_in_turns_s"] == pytest.approx(row["exchange_alone_s"])
-        assert row["in_turns_s"] >= row["alone_s"] * (1 - 1e-9)
-    assert rows[2]["in_turns_s"] == pytest.approx(rows[2]["alone_s"])
-
-
-def test_groups_between_racks_slow_each_other_down_and_the_table_says_what_turns_are_worth(plait):
-    jobs = ("vgg16@n0,n2", "bert@n0,n2", "vgg19@n1,n3", "gpt2@n1,n3")
-    rows = json.loads(plait("network", "turns", *WHERE, "--json", *jobs).out)
-    assert all(row["exchange_in_turns_s"] > 1.1 * row["exchange_alone_s"] for row in rows)
-    assert all(row["in_turns_s"] > row["turns_alone_s"] for row in rows)
-    table = plait("network", "turns", *WHERE, *jobs).out
-    assert "iterations of all jobs together" in table
-
-
-@pytest.mark.parametrize(
-    ("jobs", "words"),
-    [
-        (["vgg16"], "job 'vgg16': write MODEL@NODES, e.g. vgg16@n0..n1; models: "),
-        (["vgg@n0"], "vgg"),
-        (["vgg16@n0,n1>n2"], "exchanges in a ring; leave out > and the server"),
-        (["vgg16@n0,n1", "bert@n1,n2"], "two groups share some of their nodes"),
-    ],
-)
-def test_wrong_jobs_are_named(plait, jobs, words):
-    answer = plait("network", "turns", *WHERE, *jobs)
-    assert (answer.code, words in answer.err) == (2, True), answer.err
 
 
 # `plait network bench`: medians of what ranks printed, and a whole measurement.

@@ -23,7 +23,6 @@ project = typer.Typer(help="Projects: quotas, shares and time limits.", no_args_
 
 
 @token.command("new", no_args_is_help=True)
-@token.command("create", no_args_is_help=True, hidden=True)
 def create_token(
     user: Annotated[str, typer.Argument(help="User of the token.")],
     role: Annotated[str, typer.Option(help="`admin`, `user` (own jobs) or `viewer` (read only).")] = "user",

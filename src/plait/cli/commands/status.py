@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
+from plait.cli.commands.jobs import stop_text
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, seconds
 from plait.cli.render.job_views import cost_text, note_unpriced
 from plait.cli.render.tables import plain
@@ -19,10 +19,7 @@ from plait.live.protocol.not_current import sentence
 from plait.live.scheduler.records.event_words import step_in_words, telling
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from plait.live.api.cluster import ClusterStatus, Gpus, LostWork, NodeRow, WantedGpus
-    from plait.live.api.jobs import JobRow
     from plait.live.client.client import Client
 
 #: Of the list of nodes.
@@ -265,80 +262,6 @@ def forget(
         print_json(answer)
         return
     typer.echo(f"{node} is forgotten")
-
-
-def top(
-    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between updates.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-    home: HomeOption = None,
-) -> None:
-    """Watch nodes and jobs; Ctrl-C quits."""
-    import sys
-
-    from plait.live.client.client import NotRunning
-
-    with client(home, notices=False) as service:
-        if once or not sys.stdout.isatty():
-            for line in status_lines(service.url, service.status()):
-                typer.echo(line)
-            typer.echo("")
-            print_jobs(_shown_jobs(service, 30), "no job waits or runs, and none has ended")
-            return
-        from shutil import get_terminal_size
-
-        from rich.live import Live
-
-        def look() -> RenderableType:
-            return _screen(service, get_terminal_size().columns)
-
-        with Live(look(), screen=True, auto_refresh=False) as live:
-            try:
-                while True:
-                    time.sleep(every)
-                    try:
-                        live.update(look(), refresh=True)
-                    except NotRunning:
-                        from rich.text import Text
-
-                        live.update(Text("the service is away; jobs go on. Waiting for it ..."), refresh=True)
-            except KeyboardInterrupt:
-                return
-
-
-def _screen(service: Client, width: int) -> RenderableType:
-    """Everything `plait top` shows: a line per node and job, `width` columns wide."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from plait.cli.render.tables import table
-
-    lines = Text("\n".join(status_lines(service.url, service.status())) + "\n")
-    seen = [_node_row(node) for node in service.nodes()]
-    heads = ("node", "state", "??>GPUs", "??>used", "??>heard of", "?>CPU", "?>memory", "~jobs")
-    machines = table(heads, ([*row[:5], *row[6:]] for row in seen), width, most_lines=1)
-    found = _shown_jobs(service, 40)
-    jobs = table(JOB_COLUMNS, (job_row(job) for job in found), width, most_lines=2)
-    for row, job in zip(jobs.rows, found, strict=True):
-        row.style = {0: "green", 1: "yellow", 3: "dim"}.get(_ORDER.get(job.state, 3), "")
-    return Group(lines, machines, Text(), jobs)
-
-
-#: Jobs of `plait top`: running jobs, then waiting jobs, then the newest ended jobs.
-_ORDER = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting": 2}
-_ACTIVE = ",".join(state for state in _ORDER if state != "waiting")
-
-
-def _shown_jobs(service: Client, most: int) -> list[JobRow]:
-    """At most so many jobs, running jobs first; ended jobs fill the remaining rows."""
-    from plait.live.client.client import FINAL
-
-    found: list[JobRow] = []
-    for states in (_ACTIVE, "waiting"):  # not in one request: newer waiting jobs would hide running ones
-        if len(found) < most:
-            found += service.jobs(state=states, arrays=True, limit=most - len(found))
-    if len(found) < most:
-        found += service.jobs(state=",".join(FINAL), limit=min(most - len(found), 10))
-    return sorted(found, key=lambda job: _ORDER.get(job.state, 3))[:most]
 
 
 def events(

@@ -24,7 +24,6 @@ from plait.cli.experiments.options import (
 )
 
 if TYPE_CHECKING:
-    from plait.live.client.client import Client
     from plait.traces.table import TraceTable
 
 app = typer.Typer(help="Convert, inspect and generate traces; export a live run.", no_args_is_help=True)
@@ -187,48 +186,32 @@ def formats() -> None:
 @app.command()
 def export(
     target: Annotated[Path | None, typer.Argument(metavar="OUT", help="Timeline to write, e.g. run.json.")] = None,
-    job: Annotated[list[str] | None, typer.Option("--job", help="Only this job; may be repeated.")] = None,
     log: Annotated[Path | None, typer.Option(help="JSON file of saved events, instead of the service's log.")] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Export what ran on a live cluster as a timeline for Perfetto.
 
-    Open the file in ui.perfetto.dev or chrome://tracing: attempts on GPUs, waits in the queue, stops with their
-    reasons, GPUs held and waiting jobs. Users without the right to read the whole log get their own jobs.
+    Open the file in ui.perfetto.dev or chrome://tracing: jobs on GPUs and waiting jobs. For those who may read the
+    whole log.
     """
     from plait.cli.commands.explain import saved_events
-    from plait.cli.render.trace_events import write_trace
     from plait.core.errors import InputError
+    from plait.outlook.log_replay import read_rows, replay
+    from plait.report.charts import write_chrome_trace
 
     if target is None:
         raise InputError("name the file to write: plait trace export run.json")
-    now_s = None
     if log is not None:
-        if job:
-            raise InputError("--job and --log exclude each other: jobs are chosen among jobs of a running service")
         entries = saved_events(log)
     else:
         with client(home) as service:
-            now_s = service.status().now_s
-            entries = _entries(service, job or [])
-    events = write_trace(entries, target, now_s)
+            entries = list(service.all_events())
+    write_chrome_trace(replay(read_rows(entries), compare=False).result(), target)
     if as_json:
-        print_json({"file": str(target), "entries": len(entries), "events": events})
+        print_json({"file": str(target), "entries": len(entries)})
         return
-    typer.echo(f"{target}: {events:,} events of {len(entries):,} entries of the log; open it in ui.perfetto.dev")
-
-
-def _entries(service: Client, jobs: list[str]) -> list[dict[str, Any]]:
-    """Entries of the log in order: of these jobs; otherwise of all, or of the user's jobs."""
-    if not jobs:
-        me = service.me()
-        if me.role != "user":
-            return list(service.all_events())
-        while page := service.jobs(user=me.user, limit=500, offset=len(jobs)):
-            jobs += [one.id for one in page]
-    found = {entry["seq"]: entry for one in jobs for entry in service.job_events(one)}
-    return [found[seq] for seq in sorted(found)]
+    typer.echo(f"{target}: the jobs of {len(entries):,} entries of the log; open it in ui.perfetto.dev")
 
 
 def _assigned(

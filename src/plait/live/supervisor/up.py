@@ -290,7 +290,7 @@ def welcome(service: Client, layout: Layout, home: str | None, took_s: float) ->
             f"remove it: plait nodes forget {gone[0]}{with_home}"
         )
     lines.append(f"next: plait submit{with_home} -- python train.py")
-    lines.append(f"then: plait top{with_home}; at the end: plait down{with_home}")
+    lines.append(f"then: plait ls{with_home}; at the end: plait down{with_home}")
     return lines
 
 

@@ -15,7 +15,7 @@ from plait.live.dataplane.options import ServerOptions, SwitchOptions
 if TYPE_CHECKING:
     from plait.core.cluster import Cluster
 
-app = typer.Typer(help="Networks of clusters: switches, links, and rates of jobs.", no_args_is_help=True)
+app = typer.Typer(help="Networks of clusters: switches, links, and packets.", no_args_is_help=True)
 
 ClusterOption = Annotated[
     str, typer.Option("--cluster", "-c", help="NODESxGPUS[@NODES_PER_RACK], e.g. 16x8@4, or a cluster file (.toml).")
@@ -45,7 +45,7 @@ def show(
     plait network show --cluster 16x8@4 --network leaf-spine:oversubscription=2,aggregators=20000
     plait network show --cluster cluster.toml --path n0,n9
     """
-    from plait.cli.commands.network.rates import described, paths_between, show_network
+    from plait.cli.commands.network.drawing import described, paths_between, show_network
 
     made = _cluster(cluster, network)
     found = None if path is None else paths_between(made, path)
@@ -53,48 +53,6 @@ def show(
         print_json(described(made) | ({} if found is None else {"paths": found}))
     else:
         show_network(made, found)
-
-
-@app.command()
-def rates(
-    jobs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="JOB...",
-            help="Nodes of the workers of each job, n0,n1,n5 or n0..n3; with >NODE a parameter server.",
-        ),
-    ],
-    cluster: ClusterOption = "16x8@4",
-    network: NetworkOption = None,
-    gradient_mb: Annotated[float, typer.Option(help="Size of a gradient, MB (10^6 bytes).")] = 100.0,
-    law: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-law",
-            help="Leaf switches aggregate, and share their memory by this law: hash, cycle or hard. "
-            "[default: switches do not aggregate]",
-        ),
-    ] = None,
-    window: Annotated[int, typer.Option(help="With --memory-law: packets of a worker that are under way.")] = 300,
-    as_json: JsonFlag = False,
-) -> None:
-    """Show the rates of jobs that exchange gradients at once.
-
-    Without a parameter server a job is a ring all-reduce. With --memory-law every job needs one, rates count payload
-    without headers, and the table has the share of sequence numbers that leaf switches add up in full.
-
-    \b
-    plait network rates -c 16x8@4 -n leaf-spine:oversubscription=4 n0,n4,n8 'n1..n3>n12'
-    plait network rates -c 16x8 -n single-switch:aggregators=1024 --memory-law hash 'n0..n6>n7' 'n8..n14>n15'
-    """
-    from plait.cli.commands.network.rates import aggregated_rows, rows_of, show_rates
-
-    made = _cluster(cluster, network)
-    rows = rows_of(made, jobs, gradient_mb) if law is None else aggregated_rows(made, jobs, gradient_mb, law, window)
-    if as_json:
-        print_json(rows)
-    else:
-        show_rates(rows)
 
 
 def _simulate(request: PacketsRequest) -> None:
@@ -205,36 +163,9 @@ def bench() -> None:
 
 
 @app.command()
-def turns(
-    jobs: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL@NODES...", help="Jobs, e.g. vgg16@n0..n1; jobs on the same nodes are one group."),
-    ],
-    cluster: ClusterOption = "16x8@4",
-    network: NetworkOption = None,
-    overlap: Annotated[
-        float, typer.Option(help="Part of the computation during which gradients are exchanged.", min=0, max=1)
-    ] = 0.0,
-    as_json: JsonFlag = False,
-) -> None:
-    """Show what turns are worth on a shared network.
-
-    \b
-    plait network turns -c 8x4@2 -n leaf-spine:oversubscription=4 vgg16@n0,n2 resnet18@n0,n2 bert@n1,n3
-    """
-    from plait.cli.commands.network.rates import show_turns, turn_rows
-
-    rows = turn_rows(_cluster(cluster, network), jobs, overlap)
-    if as_json:
-        print_json(rows)
-    else:
-        show_turns(rows)
-
-
-@app.command()
 def topologies() -> None:
     """List topologies and their options."""
-    from plait.cli.commands.network.rates import show_topologies
+    from plait.cli.commands.network.drawing import show_topologies
 
     show_topologies()
 
