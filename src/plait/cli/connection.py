@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from plait.live.api.jobs import JobRow
     from plait.live.client.client import Client
 
+# Importing httpx brings its own command line along, and with it half of the time of `plait ls`.
+sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+
 HomeOption = Annotated[
     str | None, typer.Option("--home", help="Folder of the service; default: PLAIT_HOME, else ~/.plait.")
 ]
@@ -31,8 +34,6 @@ def client(home: str | None, *, notices: bool = True) -> Client:
 
     `notices`: print, once, that what the service shows is not current.
     """
-    # Importing httpx brings its own command line along, and with it half of the time of `plait ls`.
-    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     from plait.live.client.client import Client
     from plait.live.notes import note
 

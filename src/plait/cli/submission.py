@@ -22,6 +22,8 @@ from plait.live.agent.processes.node_environment import node_environment
 from plait.live.protocol.arrays import members, parse_matrix
 from plait.live.protocol.job import Batch, Job, JobField, key_of
 from plait.live.protocol.job_file import check, ina_fields, parse_seconds, read_jobs, read_text
+from plait.live.protocol.requests import check_sizes
+from plait.live.protocol.runnable import missing
 
 #: The group of options that are bounds of the batch of a job.
 _BATCH = "batch"
@@ -176,8 +178,6 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
 
     `here`: the jobs run on this machine, so folders, programs and scripts are checked before submission.
     """
-    from plait.live.protocol.requests import check_sizes  # it needs NumPy, and the help of the command does not
-
     given = asked.given
     if asked.workdir is not None:
         given["workdir"] = str(asked.workdir.expanduser().resolve())
@@ -211,8 +211,6 @@ def as_submitted_here(job: Mapping[str, Any], where: str, environ: Mapping[str, 
 
     `where` begins the error of an invalid one, `here` as in `requests_of`. Raises `InputError`.
     """
-    from plait.live.protocol.requests import check_sizes
-
     ready = check(dict(job), where)
     asked = Asked(command=ready["command"])
     _find_folder(ready)
@@ -339,8 +337,6 @@ def runs_here(home: str | None, environ: Mapping[str, str]) -> bool:
 
 def check_runnable(job: Mapping[str, Any], where: str) -> None:
     """Raise `InputError` for a job whose folder, program or script is not there."""
-    from plait.live.protocol.runnable import missing  # it needs NumPy, too
-
     if (found := missing(job, node_environment({})["PATH"])) is not None:
         raise InputError(f"{where}: {found.reason}")
 

@@ -1274,15 +1274,17 @@ def test_the_help_has_panels_and_loads_nothing_heavy(plait):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_list_in_a_pipe_loads_neither_rich_nor_pydantic(fake, tmp_path):
+@pytest.mark.parametrize(("words", "lines"), [(["ls"], ["job", "j-3", "j-2"]), (["submit", "--", "true"], ["j-1"])])
+def test_in_a_pipe_lists_and_submissions_load_neither_rich_nor_pydantic_nor_numpy(fake, words, lines):
     fake.answers["GET", "/v1/jobs"] = [JOB, DONE]
+    fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1}
     code = (
         "import sys; from plait.cli import main\n"
-        "try: main(['ls'])\n"
+        f"try: main({words!r})\n"
         "except SystemExit: print(sorted(m for m in ('rich.console', 'pydantic', 'numpy') if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["job", "j-3", "j-2", "[]"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [*lines, "[]"]
 
 
 def test_reading_jobs_of_a_file(tmp_path):

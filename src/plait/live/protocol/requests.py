@@ -9,17 +9,20 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import InputError, suggest
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
-from plait.core.jobs import Checkpoints, InaRequest, JobClass, JobSpec
+from plait.core.ina_request import InaRequest
 from plait.core.options import declared
 from plait.core.resources import CPU_KIND, Resource, StageProfile
 from plait.live.layout import job_name, job_number
 from plait.live.protocol.job import Batch
 from plait.live.protocol.profile_keys import LearnedProfiles, known_profile, processes_per_gpu, run_keys
 from plait.runtime.command_line import parse_script
+
+if TYPE_CHECKING:
+    from plait.core.jobs import JobSpec
 
 #: Events of a job that notifications tell.
 EVENTS = ("started", "finished", "failed", "cancelled", "preempted", "hung", "time-limit")
@@ -275,6 +278,8 @@ def spec_of(
 
     Raises `InputError` for a job that cannot run anywhere.
     """
+    from plait.core.jobs import Checkpoints, JobClass, JobSpec  # they need NumPy, and checks by a client do not
+
     for field in _NEED_GPUS if needs_no_gpu(request) else ():
         if request.get(field):
             raise InputError(f"gpus is 0, and {field} is for jobs with GPUs; leave one of them out")

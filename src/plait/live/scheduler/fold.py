@@ -368,7 +368,7 @@ def _learnt(state: State, note: ProfileRecorded) -> None:
         assert note.job is not None
         state.jobs[note.job].measured_beside = True
         return
-    taught = {"stage_s": note.stage_s, "iteration_s": note.iteration_s, "skew": note.skew}
+    taught: dict[str, object] = {"stage_s": note.stage_s, "iteration_s": note.iteration_s, "skew": note.skew}
     taught |= {"sizes": note.sizes, "fit": note.fit}
     new = {name: value for name, value in taught.items() if value is not None}
     for key in (*note.like, note.key):
